@@ -1,1 +1,39 @@
+"""Encoders and the heads on them: what a federation trains."""
 
+from atoll.models.cnn import ConvDecoder, build_decoder
+from atoll.models.encoder import Encoder
+from atoll.models.files import load_encoder, load_weights, save_encoder
+from atoll.models.heads import build_predictor, build_projector, embedding_dim, mlp
+from atoll.models.options import (
+    ENCODERS,
+    ModelOptions,
+    build_encoder,
+    build_mae_decoder,
+    rebuild_encoder,
+)
+from atoll.models.resnet import ResNet
+from atoll.models.vit import MAEDecoder, ViT, patchify, random_masking, unpatchify
+
+__all__ = [
+    "ENCODERS",
+    "ConvDecoder",
+    "Encoder",
+    "MAEDecoder",
+    "ModelOptions",
+    "ResNet",
+    "ViT",
+    "build_decoder",
+    "build_encoder",
+    "build_mae_decoder",
+    "build_predictor",
+    "build_projector",
+    "embedding_dim",
+    "load_encoder",
+    "load_weights",
+    "mlp",
+    "patchify",
+    "random_masking",
+    "rebuild_encoder",
+    "save_encoder",
+    "unpatchify",
+]

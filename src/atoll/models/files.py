@@ -1,0 +1,149 @@
+"""Encoders on disk: one safetensors file that says how to rebuild it; equal weights give equal bytes."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import safetensors.torch
+import torch
+from safetensors import SafetensorError
+from torch import Tensor
+
+from atoll.errors import UserError
+from atoll.models.encoder import Encoder, graft
+from atoll.models.options import rebuild_encoder
+
+FORMAT = 1
+
+
+def save_encoder(path: str | os.PathLike[str], encoder: Encoder, metadata: dict[str, Any]) -> None:
+    """Writes an encoder to a safetensors file, whole or not at all.
+
+    Equal weights and metadata give equal bytes, in any process.
+
+    Args:
+        path: The file to write or replace.
+        encoder: The encoder, on any device.
+        metadata: JSON values to keep beside the weights, such as the normalisation of the inputs.
+
+    Raises:
+        UserError: The file cannot be written; an older one stays as it was.
+    """
+    if not encoder.spec:
+        raise UserError("An encoder can be read back only if build_encoder made it; this one has no spec.")
+    about = {"format": FORMAT, "spec": encoder.spec, "metadata": metadata}
+    tensors = {
+        name: tensor.detach().cpu().contiguous() for name, tensor in sorted(encoder.state_dict().items())
+    }
+    # safetensors keeps its metadata in a hash map of random order, so everything goes under a single key.
+    data = safetensors.torch.save(tensors, {"atoll": json.dumps(about, sort_keys=True)})
+    _write_whole(Path(path), data)
+
+
+def load_encoder(path: str | os.PathLike[str]) -> Encoder:
+    """Reads an encoder that `save_encoder` wrote, in evaluation mode; ``metadata`` is an attribute of it.
+
+    Raises:
+        UserError: There is no such file, it is damaged, or it is not an encoder of ours.
+    """
+    path = Path(path)
+    tensors, about = _read_safetensors(path)
+    if about is None:
+        raise UserError(
+            f"{path} is a safetensors file but holds no encoder saved by atoll; "
+            "to start from another library's weights, build an encoder and use load_weights."
+        )
+    if about.get("format") != FORMAT:
+        raise UserError(
+            f"{path} has format {about.get('format')}, and this version of atoll reads {FORMAT}; upgrade."
+        )
+    # The random weights that loading replaces must not move the caller's generator.
+    with torch.random.fork_rng(devices=[]):
+        try:
+            encoder = rebuild_encoder(about["spec"])
+            encoder.load_state_dict(tensors)
+            encoder.metadata = dict(about["metadata"])
+        except (AttributeError, KeyError, TypeError, RuntimeError, ValueError) as error:
+            raise UserError(
+                f"{path} is damaged: its description does not fit its weights "
+                f"({str(error).splitlines()[0]}); save the encoder again."
+            ) from error
+    return encoder.eval()
+
+
+def load_weights(encoder: Encoder, path: str | os.PathLike[str]) -> str:
+    """Warms an encoder up, in place, from a file of weights: ours, torchvision's, or any safetensors file.
+
+    A tensor is taken where name and shape agree: a ResNet with the CIFAR stem takes all of torchvision's
+    but the first convolution.
+
+    Returns:
+        One sentence: how many tensors were taken, and which did not match.
+
+    Raises:
+        UserError: The file is missing, damaged or pickled, or nothing in it fits.
+    """
+    path = Path(path)
+    tensors = _read_safetensors(path)[0] if path.suffix == ".safetensors" else _read_pth(path)
+    return graft(encoder, tensors, str(path))
+
+
+def _read_safetensors(path: Path) -> tuple[dict[str, Tensor], dict[str, Any] | None]:
+    """The tensors, and what `save_encoder` wrote about them, if it did."""
+    _check_file(path)
+    try:
+        with safetensors.safe_open(path, framework="pt") as file:
+            about = (file.metadata() or {}).get("atoll")
+            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (not a dict)
+        return tensors, None if about is None else dict(json.loads(about))
+    except (SafetensorError, OSError, ValueError, TypeError) as error:
+        raise UserError(
+            f"{path} is damaged or not a safetensors file ({error}); save or fetch it again."
+        ) from error
+
+
+def _read_pth(path: Path) -> dict[str, Tensor]:
+    _check_file(path)
+    try:
+        state = torch.load(path, map_location="cpu", weights_only=True)
+    except Exception as error:  # torch's unpickler raises whatever the bytes lead it to
+        raise UserError(
+            f"{path} is not a file of plain weights that torch can read safely; "
+            "save a state dict with torch.save, or use safetensors."
+        ) from error
+    if isinstance(state, dict) and isinstance(state.get("state_dict"), dict):
+        state = state["state_dict"]
+    if not isinstance(state, dict) or not all(isinstance(value, Tensor) for value in state.values()):
+        raise UserError(
+            f"{path} holds no state dict; save model.state_dict(), and nothing else, with torch.save."
+        )
+    return state
+
+
+def _check_file(path: Path) -> None:
+    if path.is_dir():
+        raise UserError(f"{path} is a folder; name the file in it, such as {path / 'encoder.safetensors'}.")
+    if not path.exists():
+        raise UserError(f"There is no file {path}; check the path.")
+
+
+def _write_whole(path: Path, data: bytes) -> None:
+    """Writes beside the target and renames, so that a reader or a crash never sees half a file."""
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    try:
+        with temporary.open("wb") as file:
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+        temporary.replace(path)
+    except OSError as error:
+        raise UserError(
+            f"{path} could not be written ({error.strerror}); make room or choose another place."
+        ) from error
+    finally:
+        with contextlib.suppress(OSError):  # after the rename there is nothing left to remove
+            temporary.unlink()

@@ -1,0 +1,198 @@
+"""The recipe's ``[model]`` section, and the encoders that it can name."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, fields
+from typing import Any
+
+from atoll.errors import UserError, did_you_mean
+from atoll.models.cnn import FedCACNN, FedQuadCNN
+from atoll.models.encoder import Encoder
+from atoll.models.resnet import STEMS, narrow_resnet, torchvision_resnet
+from atoll.models.vit import HEAD_WIDTH, MAEDecoder, ViT
+
+FINAL_NORMS = ("none", "affine", "plain")
+
+
+@dataclass(frozen=True)
+class ModelOptions:
+    """Which encoder, and which heads stand on it.
+
+    The papers' heads, ``hidden`` → ``dim``, BatchNorm before each ReLU unless the table says otherwise:
+
+    ========================  ==========================================================================
+    SSD, FedU²                projector (2048,) → 512
+    SimCLR of Dec-SSL         projector (512,) → 512
+    SimCLR of L-DAWA, Barlow  projector () → 128, one linear layer
+    Barlow Twins              projector (8192, 8192) → 8192, no bias
+    BYOL, SimSiam of EasyFL   projector (4096,) → 2048; predictor (4096,)
+    SimSiam of Dec-SSL        projector (2048, 2048) → 512, final norm plain; predictor (512,)
+    MoCo v1; v2               projector () → 128; (512,) → 128, no norm
+    FedX                      projector (256,) → 256, predictor (256,), both without norm
+    Orchestra                 projector (512,) → 512, no bias, final norm plain
+    MOON                      projector (512,) → 256, no norm
+    SSD, Table 4              no projector
+    ========================  ==========================================================================
+
+    Attributes:
+        encoder: A name in `ENCODERS`.
+        stem: A ResNet's first layer: ``"cifar"`` (3×3, stride 1), ``"strided"`` (3×3, stride 2: four times as
+            fast) or ``"standard"`` (7×7, stride 2, then a max-pool).
+        width: Channels of the narrow ResNet's first stage, or width of the ViT's tokens.
+            None: the encoder's own (16 and 192).
+        depth: Blocks of the ViT. None: 12.
+        patch: Side of the ViT's patches. None: 2.
+        decoder_depth: Blocks of the masked autoencoder's decoder. None: 4.
+        init: ``"random"``, or ``"torchvision"`` to start a ResNet-18, -34 or -50 from its ImageNet weights.
+        projector: ``"mlp"``, or ``"none"`` to use the representation itself.
+        projector_hidden: Widths of the hidden layers.
+        projector_dim: Width of the embedding. None: the encoder's.
+        projector_norm: Whether BatchNorm stands before every ReLU.
+        projector_final_norm: BatchNorm at the end: ``"none"``, ``"affine"`` or ``"plain"`` (no γ, β).
+        projector_bias: Whether linear layers have a bias.
+        predictor_hidden: Widths of the predictor's hidden layers; its output is as wide as the embedding.
+        predictor_norm: Whether BatchNorm stands before every ReLU of the predictor.
+
+    Raises:
+        UserError: A value that is not known, or an option that the chosen encoder does not have.
+    """
+
+    encoder: str = "resnet18"
+    stem: str = "cifar"
+    width: int | None = None
+    depth: int | None = None
+    patch: int | None = None
+    decoder_depth: int | None = None
+    init: str = "random"
+    projector: str = "mlp"
+    projector_hidden: tuple[int, ...] = (2048,)
+    projector_dim: int | None = None
+    projector_norm: bool = True
+    projector_final_norm: str = "none"
+    projector_bias: bool = True
+    predictor_hidden: tuple[int, ...] = (512,)
+    predictor_norm: bool = True
+
+    def __post_init__(self) -> None:
+        _one_of("encoder", self.encoder, ENCODERS)
+        _one_of("stem", self.stem, STEMS)
+        _one_of("init", self.init, ("random", "torchvision"))
+        _one_of("projector", self.projector, ("mlp", "none"))
+        _one_of("projector_final_norm", self.projector_final_norm, FINAL_NORMS)
+        for name in ("width", "depth", "patch", "decoder_depth", "projector_dim"):
+            value = getattr(self, name)
+            if value is not None and value < 1:
+                raise UserError(f"model.{name} is {value}; give a whole number of at least 1.")
+        for name in ("projector_hidden", "predictor_hidden"):
+            if any(width < 1 for width in getattr(self, name)):
+                raise UserError(
+                    f"model.{name} is {list(getattr(self, name))}; give whole numbers of at least 1."
+                )
+        reads = ENCODERS[self.encoder].reads
+        for field in fields(self):
+            if field.name in ENCODER_OPTIONS - reads and getattr(self, field.name) != field.default:
+                having = sorted(name for name, kind in ENCODERS.items() if field.name in kind.reads)
+                raise UserError(
+                    f"model.{field.name} says nothing about {self.encoder!r}; "
+                    f"remove it or choose model.encoder from {', '.join(having)}."
+                )
+        if self.encoder == "vit-tiny" and self.width is not None and self.width % HEAD_WIDTH:
+            raise UserError(
+                f"model.width is {self.width}; a ViT's is a multiple of {HEAD_WIDTH}, one for each head."
+            )
+
+
+def _one_of(field: str, value: str, known: Any) -> None:
+    if value not in known:
+        raise UserError(f"model.{field} is {value!r}, which is not known; {did_you_mean(str(value), known)}")
+
+
+@dataclass(frozen=True)
+class EncoderKind:
+    """How to build one kind of encoder, and which options it reads.
+
+    Attributes:
+        build: From options, channels and image size to a freshly initialised encoder.
+        reads: Names of the options that shape it; any other encoder option is refused.
+        smallest: Least side of the images, in pixels.
+    """
+
+    build: Callable[[ModelOptions, int, int], Encoder]
+    reads: frozenset[str]
+    smallest: int = 4
+
+
+def _torchvision(options: ModelOptions, channels: int, image_size: int) -> Encoder:
+    return torchvision_resnet(options.encoder, options.stem, channels, options.init)
+
+
+def _narrow(options: ModelOptions, channels: int, image_size: int) -> Encoder:
+    return narrow_resnet(options.stem, options.width or 16, channels)
+
+
+def _vit(options: ModelOptions, channels: int, image_size: int) -> Encoder:
+    return ViT(channels, image_size, options.patch or 2, options.width or 192, options.depth or 12)
+
+
+_RESNET = EncoderKind(_torchvision, frozenset({"stem", "init"}))
+ENCODERS = {
+    "resnet18": _RESNET,
+    "resnet34": _RESNET,
+    "resnet50": _RESNET,
+    "resnet-narrow": EncoderKind(_narrow, frozenset({"stem", "width"})),
+    "fedquad-cnn": EncoderKind(lambda options, channels, image_size: FedQuadCNN(channels), frozenset()),
+    "fedca-cnn": EncoderKind(
+        lambda options, channels, image_size: FedCACNN(channels), frozenset(), smallest=16
+    ),
+    "vit-tiny": EncoderKind(_vit, frozenset({"width", "depth", "patch", "decoder_depth"})),
+}
+ENCODER_OPTIONS = frozenset[str]().union(*(kind.reads for kind in ENCODERS.values()))
+
+
+def build_encoder(options: ModelOptions, channels: int, image_size: int) -> Encoder:
+    """A freshly initialised encoder, drawn from torch's default generator, which the caller seeds.
+
+    Args:
+        options: The recipe's ``[model]`` section.
+        channels: Channels of the images.
+        image_size: Their side in pixels.
+
+    Raises:
+        UserError: The images do not suit the encoder, or torchvision's weights cannot be had.
+    """
+    kind = ENCODERS[options.encoder]
+    if image_size < kind.smallest:
+        raise UserError(
+            f"{options.encoder!r} needs images of side {kind.smallest} or more, and these have {image_size}; "
+            "enlarge them or choose another model.encoder."
+        )
+    encoder = kind.build(options, channels, image_size)
+    # The initial weights and the decoder leave no trace in the finished encoder's architecture.
+    shaping = kind.reads - {"init", "decoder_depth"}
+    encoder.spec = {
+        "encoder": options.encoder,
+        "channels": channels,
+        "image_size": image_size,
+        **{name: getattr(options, name) for name in sorted(shaping)},
+    }
+    return encoder
+
+
+def rebuild_encoder(spec: dict[str, Any]) -> Encoder:
+    """The architecture that an encoder's ``spec`` describes, freshly initialised."""
+    options = {name: value for name, value in spec.items() if name not in ("channels", "image_size")}
+    return build_encoder(ModelOptions(**options), spec["channels"], spec["image_size"])
+
+
+def build_mae_decoder(options: ModelOptions, encoder: Encoder) -> MAEDecoder:
+    """The masked autoencoder's decoder for this encoder.
+
+    Raises:
+        UserError: The encoder is not a vision transformer, so there are no patches to mask.
+    """
+    if not isinstance(encoder, ViT):
+        raise UserError(
+            f"A masked autoencoder needs model.encoder = 'vit-tiny', and here it is {options.encoder!r}."
+        )
+    return MAEDecoder(encoder, options.decoder_depth or 4)

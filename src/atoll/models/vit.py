@@ -1,0 +1,164 @@
+"""ViT-Tiny as a masked autoencoder for small images.
+
+References:
+    He et al., "Masked Autoencoders Are Scalable Vision Learners", CVPR 2022, https://arxiv.org/abs/2111.06377.
+    Wang et al., "Does Decentralized Learning with Non-IID Unlabeled Data Benefit from Self Supervision?"
+    (Dec-SSL), ICLR 2023, https://arxiv.org/abs/2210.10947: the sizes used here.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+from torchvision.models.vision_transformer import EncoderBlock
+
+from atoll.errors import UserError
+from atoll.models.encoder import Encoder
+
+HEAD_WIDTH = 64  # 192 / 3 heads in ViT-Tiny; other widths keep the heads as wide
+
+
+def patchify(images: Tensor, patch: int) -> Tensor:
+    """Cuts images into square patches, row by row, each flattened as (channel, row, column).
+
+    Shape:
+        - Input: (N, C, H, W), H and W multiples of ``patch``
+        - Output: (N, H·W / patch², C · patch²)
+    """
+    return nn.functional.unfold(images, patch, stride=patch).transpose(1, 2)
+
+
+def unpatchify(patches: Tensor, patch: int, image_size: int) -> Tensor:
+    """The inverse of `patchify` for square images.
+
+    Shape:
+        - Input: (N, image_size² / patch², C · patch²)
+        - Output: (N, C, image_size, image_size)
+    """
+    return nn.functional.fold(patches.transpose(1, 2), image_size, patch, stride=patch)
+
+
+def random_masking(
+    n: int, patches: int, generator: torch.Generator, ratio: float = 0.75
+) -> tuple[Tensor, Tensor]:
+    """For each of ``n`` images, an independent choice of the patches that stay visible.
+
+    Args:
+        n: How many images.
+        patches: How many patches an image has.
+        generator: Where the draw comes from; on the CPU, whatever device the model is on.
+        ratio: Share of the patches to mask.
+
+    Returns:
+        ``keep``, the visible patches' indices, and ``mask``, 1 where a patch is masked, both on the CPU.
+
+    Shape:
+        - keep: (n, visible) integers, visible = patches − round(ratio · patches)
+        - mask: (n, patches)
+    """
+    visible = patches - round(ratio * patches)
+    if not 0 < visible < patches:
+        raise UserError(
+            f"A mask ratio of {ratio} over {patches} patches leaves {visible} visible; change it."
+        )
+    order = torch.rand(n, patches, generator=generator).argsort(dim=1, stable=True)
+    keep = order[:, :visible]
+    return keep, torch.ones(n, patches).scatter_(1, keep, 0.0)
+
+
+def _blocks(width: int, depth: int) -> nn.Sequential:
+    # Not nn.TransformerEncoder: it copies one block, so that all of them would start with the same weights.
+    return nn.Sequential(
+        *(
+            EncoderBlock(width // HEAD_WIDTH, width, 4 * width, dropout=0.0, attention_dropout=0.0)
+            for _ in range(depth)
+        )
+    )
+
+
+def _embedding(*shape: int) -> nn.Parameter:
+    return nn.Parameter(nn.init.trunc_normal_(torch.empty(shape), std=0.02))
+
+
+class ViT(Encoder):
+    """A vision transformer; the representation is the class token after the last norm.
+
+    Args:
+        channels: Channels of the images.
+        image_size: Their side, a multiple of ``patch``.
+        patch: Side of a patch.
+        width: Width of a token, a multiple of 64; there is one attention head for each 64.
+        depth: Number of blocks.
+    """
+
+    def __init__(
+        self, channels: int, image_size: int, patch: int = 2, width: int = 192, depth: int = 12
+    ) -> None:
+        super().__init__(dim=width)
+        if image_size % patch:
+            raise UserError(
+                f"Images of side {image_size} do not divide into patches of side {patch}; change model.patch."
+            )
+        self.patch = patch
+        self.patches = (image_size // patch) ** 2
+        self.embed = nn.Linear(channels * patch**2, width)
+        self.cls_token = _embedding(1, 1, width)
+        self.positions = _embedding(1, 1 + self.patches, width)
+        self.blocks = _blocks(width, depth)
+        self.norm = nn.LayerNorm(width)
+
+    def tokens(self, images: Tensor, keep: Tensor | None = None) -> Tensor:
+        """The class token and the patches' tokens after the last norm, of all patches or of those to keep.
+
+        Args:
+            images: A batch of images.
+            keep: Indices of the visible patches of each image; all by default.
+
+        Shape:
+            - images: (N, channels, image_size, image_size)
+            - keep: (N, V) integers
+            - Output: (N, 1 + V, width), V = all patches by default
+        """
+        x = self.embed(patchify(images, self.patch)) + self.positions[:, 1:]
+        if keep is not None:
+            x = x.gather(1, keep.unsqueeze(-1).expand(-1, -1, self.dim))
+        first = (self.cls_token + self.positions[:, :1]).expand(len(x), -1, -1)
+        out: Tensor = self.norm(self.blocks(torch.cat([first, x], dim=1)))
+        return out
+
+    def forward(self, images: Tensor) -> Tensor:
+        """The class token, no patch masked."""
+        return self.tokens(images)[:, 0]
+
+    def forward_masked(self, images: Tensor, keep: Tensor) -> Tensor:
+        """The visible patches' tokens, which `MAEDecoder` takes; see `tokens`."""
+        return self.tokens(images, keep)
+
+
+class MAEDecoder(nn.Module):
+    """Fills mask tokens in where patches were hidden, and predicts every patch's pixels.
+
+    Args:
+        encoder: The encoder whose tokens it decodes; width, patches and channels are taken from it.
+        depth: Number of blocks.
+
+    Shape:
+        - tokens: (N, 1 + V, width), from `ViT.forward_masked`
+        - keep: (N, V) integers, as given there
+        - Output: (N, patches, channels · patch²), to compare with `patchify`
+    """
+
+    def __init__(self, encoder: ViT, depth: int = 4) -> None:
+        super().__init__()
+        self.mask_token = _embedding(1, 1, encoder.dim)
+        self.positions = _embedding(1, 1 + encoder.patches, encoder.dim)
+        self.blocks = _blocks(encoder.dim, depth)
+        self.head = nn.Linear(encoder.dim, encoder.embed.in_features)
+
+    def forward(self, tokens: Tensor, keep: Tensor) -> Tensor:
+        """Predicted pixels, patch by patch."""
+        n, patches = len(tokens), self.positions.shape[1] - 1
+        hidden = self.mask_token.expand(n, patches, -1).to(tokens.dtype)
+        x = hidden.scatter(1, keep.unsqueeze(-1).expand(-1, -1, tokens.shape[-1]), tokens[:, 1:])
+        out: Tensor = self.head(self.blocks(torch.cat([tokens[:, :1], x], dim=1) + self.positions)[:, 1:])
+        return out

@@ -1,0 +1,181 @@
+import hashlib
+import subprocess
+import sys
+
+import pytest
+import safetensors.torch
+import torch
+import torchvision
+
+from atoll.errors import UserError
+from atoll.models import ModelOptions, build_encoder, load_encoder, load_weights, save_encoder
+
+METADATA = {"normalisation": {"mean": [0.5], "std": [0.25]}, "method": "ssd", "b": 1, "a": None}
+
+
+def narrow(seed=0, **options):
+    torch.manual_seed(seed)
+    return build_encoder(ModelOptions(encoder="resnet-narrow", width=8, stem="strided", **options), 1, 16)
+
+
+@pytest.mark.parametrize("name", ["resnet-narrow", "fedquad-cnn", "fedca-cnn", "vit-tiny"])
+def test_round_trip_gives_the_same_encoder(name, tmp_path):
+    torch.manual_seed(0)
+    options = {"vit-tiny": {"width": 64, "depth": 2, "patch": 4}}.get(name, {})
+    encoder = build_encoder(ModelOptions(encoder=name, **options), 1, 16)
+    images = torch.rand(4, 1, 16, 16)
+    encoder(images)  # moves the norms' buffers
+    save_encoder(tmp_path / "e.safetensors", encoder, METADATA)
+    loaded = load_encoder(str(tmp_path / "e.safetensors"))
+    assert not loaded.training
+    assert (loaded.dim, loaded.spec, loaded.metadata) == (encoder.dim, encoder.spec, METADATA)
+    assert torch.equal(loaded(images), encoder.eval()(images))
+    state = loaded.state_dict()
+    assert all(torch.equal(value, state[key]) for key, value in encoder.state_dict().items())
+    assert {value.dtype for value in state.values()} == {
+        value.dtype for value in encoder.state_dict().values()
+    }
+
+
+SAVE = """
+import sys, torch
+from atoll.models import ModelOptions, build_encoder, save_encoder
+torch.manual_seed(0)
+encoder = build_encoder(ModelOptions(encoder="resnet-narrow", width=8, stem="strided"), 1, 16)
+if sys.argv[2] == "channels_last":
+    encoder = encoder.to(memory_format=torch.channels_last)
+save_encoder(sys.argv[1], encoder, dict(eval(sys.argv[3])))
+"""
+
+
+def test_equal_weights_give_equal_bytes_across_processes(tmp_path):
+    digests = set()
+    for layout, metadata in [("contiguous", METADATA), ("channels_last", dict(reversed(METADATA.items())))]:
+        path = tmp_path / f"{layout}.safetensors"
+        subprocess.run([sys.executable, "-c", SAVE, str(path), layout, repr(metadata)], check=True)
+        digests.add(hashlib.sha256(path.read_bytes()).hexdigest())
+    assert len(digests) == 1
+    save_encoder(tmp_path / "here.safetensors", narrow(), METADATA)
+    assert hashlib.sha256((tmp_path / "here.safetensors").read_bytes()).hexdigest() in digests
+
+
+def test_saving_and_loading_leave_the_random_state_alone(tmp_path):
+    encoder = narrow()
+    before = torch.get_rng_state()
+    save_encoder(tmp_path / "e.safetensors", encoder, {})
+    load_encoder(tmp_path / "e.safetensors")
+    assert torch.equal(torch.get_rng_state(), before)
+
+
+def test_a_failed_write_leaves_the_older_file_and_no_rubbish(tmp_path, monkeypatch):
+    path = tmp_path / "e.safetensors"
+    save_encoder(path, narrow(), {})
+    before = path.read_bytes()
+
+    def full(descriptor):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("os.fsync", full)
+    with pytest.raises(UserError, match=r"e.safetensors could not be written \(No space left on device\)"):
+        save_encoder(path, narrow(1), {})
+    assert path.read_bytes() == before
+    assert list(tmp_path.iterdir()) == [path]
+
+
+def test_a_missing_folder_gets_a_sentence(tmp_path):
+    with pytest.raises(UserError, match="could not be written"):
+        save_encoder(tmp_path / "no" / "e.safetensors", narrow(), {})
+
+
+def test_an_encoder_made_by_hand_cannot_be_saved(tmp_path):
+    encoder = narrow()
+    encoder.spec = {}
+    with pytest.raises(UserError, match="has no spec"):
+        save_encoder(tmp_path / "e.safetensors", encoder, {})
+
+
+def damaged_files(path):
+    """Pairs of a spoiled file's bytes and the sentence that it should get."""
+    whole = path.read_bytes()
+    return [
+        (b"just a text file", "damaged or not a safetensors file"),
+        (b"", "damaged or not a safetensors file"),
+        (whole[: len(whole) // 2], "damaged or not a safetensors file"),
+        (safetensors.torch.save({"w": torch.ones(2)}), "holds no encoder saved by atoll"),
+        (safetensors.torch.save({"w": torch.ones(2)}, {"atoll": "3"}), "damaged or not a safetensors file"),
+        (safetensors.torch.save({"w": torch.ones(2)}, {"atoll": '{"format": 99}'}), "has format 99"),
+        (
+            safetensors.torch.save({"w": torch.ones(2)}, {"atoll": '{"format": 1}'}),
+            "does not fit its weights",
+        ),
+        (whole.replace(b"resnet-narrow", b"resnet-norrow"), "does not fit its weights"),
+        (whole.replace(b'width\\": 8', b'width\\": 4'), "does not fit its weights"),
+    ]
+
+
+def test_files_that_are_not_ours_get_one_sentence(tmp_path):
+    good, bad = tmp_path / "good.safetensors", tmp_path / "bad.safetensors"
+    save_encoder(good, narrow(), {})
+    for data, sentence in damaged_files(good):
+        assert data != good.read_bytes()
+        bad.write_bytes(data)
+        with pytest.raises(UserError, match=sentence) as error:
+            load_encoder(bad)
+        assert "\n" not in str(error.value)
+        assert str(bad) in str(error.value)
+    with pytest.raises(UserError, match="There is no file"):
+        load_encoder(tmp_path / "absent.safetensors")
+    with pytest.raises(UserError, match="is a folder"):
+        load_encoder(tmp_path)
+
+
+@pytest.mark.parametrize("suffix", [".pth", ".safetensors"])
+def test_torchvision_weights_warm_up_everything_but_the_stem(tmp_path, suffix):
+    torch.manual_seed(3)
+    published = torchvision.models.resnet18(weights=None).state_dict()
+    path = tmp_path / f"resnet18{suffix}"
+    if suffix == ".pth":
+        torch.save({"state_dict": published}, path)
+    else:
+        safetensors.torch.save_file(published, path)
+    encoder = build_encoder(ModelOptions(), 3, 32)
+    stem = encoder.conv1.weight.clone()
+    sentence = load_weights(encoder, path)
+    assert torch.equal(encoder.conv1.weight, stem)
+    own = encoder.state_dict()
+    assert all(torch.equal(own[k], published[k]) for k in own if k != "conv1.weight")
+    assert sentence == (
+        f"119 of the encoder's 120 tensors came from {path}; missing there or of another shape, "
+        "so kept as they were: conv1.weight; there but not used: fc.bias, fc.weight."
+    )
+
+
+def test_our_own_file_warms_up_whole(tmp_path):
+    save_encoder(tmp_path / "e.safetensors", narrow(0), {})
+    encoder = narrow(1)
+    sentence = load_weights(encoder, tmp_path / "e.safetensors")
+    assert sentence.endswith("e.safetensors.")
+    assert torch.equal(encoder.conv1.weight, narrow(0).conv1.weight)
+
+
+class Pickled:
+    pass
+
+
+def test_weights_that_cannot_be_used_get_one_sentence(tmp_path):
+    path = tmp_path / "w.pth"
+    for content, sentence in [
+        ({"other": torch.ones(1)}, "no tensor that fits this encoder.*it has other"),
+        ([1, 2], "holds no state dict"),
+        ({"epoch": 3}, "holds no state dict"),
+        (Pickled(), "not a file of plain weights"),
+    ]:
+        torch.save(content, path)
+        with pytest.raises(UserError, match=sentence) as error:
+            load_weights(narrow(), path)
+        assert "\n" not in str(error.value)
+    path.write_bytes(b"text")
+    with pytest.raises(UserError, match="not a file of plain weights"):
+        load_weights(narrow(), path)
+    with pytest.raises(UserError, match="There is no file"):
+        load_weights(narrow(), tmp_path / "absent.pth")
