@@ -1,4 +1,5 @@
 import hashlib
+import json
 import subprocess
 import sys
 
@@ -82,6 +83,16 @@ def test_a_failed_write_leaves_the_older_file_and_no_rubbish(tmp_path, monkeypat
     assert list(tmp_path.iterdir()) == [path]
 
 
+def test_an_older_file_is_replaced_and_never_overwritten(tmp_path):
+    path = tmp_path / "e.safetensors"
+    save_encoder(path, narrow(), {})
+    with path.open("rb") as reader:  # a reader of the older file sees all of it, whatever happens to the name
+        before = path.read_bytes()
+        save_encoder(path, narrow(1), {})
+        assert reader.read() == before
+    assert path.read_bytes() != before
+
+
 def test_a_missing_folder_gets_a_sentence(tmp_path):
     with pytest.raises(UserError, match="could not be written"):
         save_encoder(tmp_path / "no" / "e.safetensors", narrow(), {})
@@ -97,6 +108,9 @@ def test_an_encoder_made_by_hand_cannot_be_saved(tmp_path):
 def damaged_files(path):
     """Pairs of a spoiled file's bytes and the sentence that it should get."""
     whole = path.read_bytes()
+    tensors = safetensors.torch.load(whole)
+    del tensors["bn1.bias"]
+    about = {"format": 1, "spec": narrow().spec, "metadata": {}}
     return [
         (b"just a text file", "damaged or not a safetensors file"),
         (b"", "damaged or not a safetensors file"),
@@ -108,6 +122,7 @@ def damaged_files(path):
             safetensors.torch.save({"w": torch.ones(2)}, {"atoll": '{"format": 1}'}),
             "does not fit its weights",
         ),
+        (safetensors.torch.save(tensors, {"atoll": json.dumps(about)}), "does not fit its weights"),
         (whole.replace(b"resnet-narrow", b"resnet-norrow"), "does not fit its weights"),
         (whole.replace(b'width\\": 8', b'width\\": 4'), "does not fit its weights"),
     ]

@@ -19,7 +19,11 @@ def generator(seed=0):
     return torch.Generator().manual_seed(seed)
 
 
-@pytest.fixture()
+def parameters(module):
+    return sum(p.numel() for p in module.parameters())
+
+
+@pytest.fixture
 def small():
     torch.manual_seed(0)
     return ViT(channels=3, image_size=8, patch=2, width=64, depth=2).eval()
@@ -29,15 +33,12 @@ def test_vit_tiny_has_the_sizes_of_dec_ssl():
     options = ModelOptions(encoder="vit-tiny")
     encoder = build_encoder(options, 3, 32)
     decoder = build_mae_decoder(options, encoder)
-    block = (
-        3 * 192 * 193 + 192 * 193 + 192 * 769 - 192 + 768 + 192 + 4 * 192
-    )  # attention, 192→768→192, two norms
-    block = (3 * 192 * 193) + (192 * 193) + (192 * 768 + 768) + (768 * 192 + 192) + 4 * 192
+    attention, perceptron = 4 * (192 * 192 + 192), (192 * 768 + 768) + (768 * 192 + 192)
+    block = attention + perceptron + 4 * 192  # and two norms
     embedding = 12 * 192 + 192
-    count = lambda module: sum(p.numel() for p in module.parameters())  # noqa: E731
     assert encoder.patches == 256
-    assert count(encoder) == embedding + 192 + 257 * 192 + 12 * block + 2 * 192
-    assert count(decoder) == 192 + 257 * 192 + 4 * block + 192 * 12 + 12
+    assert parameters(encoder) == embedding + 192 + 257 * 192 + 12 * block + 2 * 192
+    assert parameters(decoder) == 192 + 257 * 192 + 4 * block + 192 * 12 + 12
     assert encoder.blocks[0].num_heads == 3
     assert encoder.dim == 192
 
@@ -78,7 +79,7 @@ def test_images_are_masked_independently_and_by_the_generator_alone():
 
 
 def test_masking_nothing_or_everything_is_refused():
-    with pytest.raises(UserError, match="ratio of 0.01"):
+    with pytest.raises(UserError, match=r"ratio of 0.01"):
         random_masking(1, 16, generator(), 0.01)
     with pytest.raises(UserError, match="leaves 0 visible"):
         random_masking(1, 16, generator(), 0.99)
@@ -89,6 +90,13 @@ def test_all_patches_kept_in_any_order_is_the_plain_forward(small):
     keep = torch.stack([torch.randperm(16, generator=generator(i)) for i in range(2)])
     with torch.no_grad():
         torch.testing.assert_close(small.forward_masked(images, keep)[:, 0], small(images))
+
+
+def test_the_place_of_a_patch_matters(small):
+    patches = patchify(torch.rand(2, 3, 8, 8), 2)
+    with torch.no_grad():
+        upright, reversed_ = (small(unpatchify(p, 2, 8)) for p in (patches, patches.flip(1)))
+    assert (upright - reversed_).abs().max() > 1e-3  # without positions only rounding would differ
 
 
 def test_masked_pixels_do_not_reach_the_encoder(small):
@@ -132,5 +140,5 @@ def test_patches_that_do_not_fit_and_encoders_without_patches_are_refused():
     with pytest.raises(UserError, match="side 9 do not divide into patches of side 2"):
         build_encoder(ModelOptions(encoder="vit-tiny"), 3, 9)
     options = ModelOptions(encoder="resnet-narrow")
-    with pytest.raises(UserError, match="needs model.encoder = 'vit-tiny'"):
+    with pytest.raises(UserError, match=r"needs model.encoder = 'vit-tiny'"):
         build_mae_decoder(options, build_encoder(options, 3, 32))
