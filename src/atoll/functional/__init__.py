@@ -1,1 +1,69 @@
+"""The equations: pure functions of tensors, one equation each.
 
+Losses and metrics take float tensors (N, d) unless they say otherwise, compute in float32 at least, and raise
+a ValueError that names the shapes when these do not fit. Rows that are zero have no direction: they normalise
+to zero, with gradient zero.
+"""
+
+from atoll.functional.aggregation import angular_divergence, metropolis_weights, min_norm_weights
+from atoll.functional.agreement import alignment, byol, masked_reconstruction, simsiam
+from atoll.functional.clustering import sinkhorn_assignments
+from atoll.functional.contrastive import (
+    dictionary_contrast,
+    model_contrast,
+    nt_xent,
+    one_sided_nt_xent,
+    queue_contrast,
+    relational,
+    supcon,
+)
+from atoll.functional.geometry import (
+    effective_rank,
+    label_distance,
+    representability,
+    representation_angle,
+    weight_distance,
+)
+from atoll.functional.metric_learning import fedquad, quadruplet, triplet
+from atoll.functional.redundancy import barlow_twins, decorrelation
+from atoll.functional.separation import dimension_scaling, projector_distillation
+from atoll.functional.sphere import (
+    UniformityDecomposition,
+    sphere_sliced_uniformity,
+    uniformity,
+    uniformity_decomposition,
+)
+
+__all__ = [
+    "UniformityDecomposition",
+    "alignment",
+    "angular_divergence",
+    "barlow_twins",
+    "byol",
+    "decorrelation",
+    "dictionary_contrast",
+    "dimension_scaling",
+    "effective_rank",
+    "fedquad",
+    "label_distance",
+    "masked_reconstruction",
+    "metropolis_weights",
+    "min_norm_weights",
+    "model_contrast",
+    "nt_xent",
+    "one_sided_nt_xent",
+    "projector_distillation",
+    "quadruplet",
+    "queue_contrast",
+    "relational",
+    "representability",
+    "representation_angle",
+    "simsiam",
+    "sinkhorn_assignments",
+    "sphere_sliced_uniformity",
+    "supcon",
+    "triplet",
+    "uniformity",
+    "uniformity_decomposition",
+    "weight_distance",
+]

@@ -1,0 +1,170 @@
+"""The numbers by which models are mixed."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor
+
+from atoll.functional._tensors import shapes
+
+# Entries of the directions that are in float64 at once (64 MiB); all of 100 ResNet-18 would not fit.
+BLOCK = 2**23
+
+
+@torch.no_grad()
+def angular_divergence(
+    global_weights: Mapping[str, Tensor], client_weights: Mapping[str, Tensor]
+) -> dict[str, Tensor]:
+    """Cosine between the global model's tensor and a client's, for each layer.
+
+    δ^(l) = ⟨w_g, w_k⟩ / (‖w_g‖‖w_k‖), the tensors taken as vectors; 1 where either is all zero, since no
+    angle is defined there (BatchNorm's β and running mean start as zeros). Equal tensors give exactly 1. A
+    floating tensor without dimensions is a vector of length one, so its cosine is the product of the signs.
+    Integer tensors are counters, have no direction, and are left out. For one δ over the whole model pass it
+    as one concatenated vector.
+
+    Args:
+        global_weights: the global model's tensors by name.
+        client_weights: the client's, with the same names and shapes.
+
+    Shape:
+        Output: a scalar in [−1, 1] for the name of every floating tensor.
+
+    Raises:
+        ValueError: if names or shapes differ.
+
+    Reference:
+        Rehman et al., L-DAWA, 2023, Eq. 2 and 4.
+    """
+    if global_weights.keys() != client_weights.keys():
+        odd = sorted(global_weights.keys() ^ client_weights.keys())
+        raise ValueError(f"the models differ in these tensors: {odd}")
+    cosines = {}
+    for name, w in global_weights.items():
+        other = client_weights[name]
+        if w.shape != other.shape:
+            raise ValueError(f"the shapes of {name!r} differ: {shapes(**{'global': w, 'client': other})}")
+        if w.is_floating_point():
+            cosines[name] = _cosine(w, other)
+    return cosines
+
+
+def _cosine(w: Tensor, other: Tensor) -> Tensor:
+    dtype = torch.promote_types(w.dtype, torch.float32)
+    x, y = w.to(dtype).flatten(), other.to(dtype).flatten()
+    # With the three products taken alike, and the root of a square being exact, x = y gives exactly 1.
+    xy, scale = x.dot(y).double(), (x.dot(x).double() * y.dot(y).double()).sqrt()
+    ratio = xy / torch.where(scale > 0, scale, 1.0)
+    return torch.where(scale > 0, ratio.clamp(-1.0, 1.0), 1.0).to(dtype)
+
+
+@torch.no_grad()
+def min_norm_weights(directions: Tensor) -> Tensor:
+    """Weights of the shortest vector in the convex hull: argmin over the simplex of ‖Σ_k α_k u_k‖².
+
+    Solved exactly by an active set on the Gram matrix in float64, always in the same order. The minimiser is
+    scaled from min_{x ≥ 0} ‖Σ x_k u_k‖² + (1 − Σ x_k)²: for x = sα the best s leaves v/(1 + v), v = ‖Σ α_k
+    u_k‖², which grows with v. Where uniform weights are optimal already (equal or orthogonal clients, all
+    zero) they are returned; other ties are broken towards few clients. The directions are taken as they are:
+    FedU² normalises them first.
+
+    Args:
+        directions: one flattened update a row.
+
+    Shape:
+        directions: (K, D). Output: (K,), non-negative, of sum 1.
+
+    Raises:
+        ValueError: if `directions` is not a float (K, D), or not finite.
+
+    Reference:
+        Désidéri, Multiple-Gradient Descent Algorithm, 2012; Lawson and Hanson, Solving Least Squares
+        Problems, 1974, Chapter 23.
+    """
+    if directions.ndim != 2 or 0 in directions.shape or not directions.is_floating_point():
+        raise ValueError(f"expected float directions (K, D), got {shapes(directions=directions)}")
+    k = len(directions)
+    gram = torch.zeros(k, k, dtype=torch.float64, device=directions.device)
+    step = max(1, BLOCK // k)
+    for start in range(0, directions.shape[1], step):
+        part = directions[:, start : start + step].double()
+        gram += part @ part.T
+    gram = gram.cpu()
+    if not gram.isfinite().all():
+        raise ValueError(f"directions must be finite, got {shapes(directions=directions)} with other values")
+    return _shortest_in_hull(gram).to(directions.device, torch.promote_types(directions.dtype, torch.float32))
+
+
+def _shortest_in_hull(gram: Tensor) -> Tensor:
+    k = len(gram)
+    lengths = gram.diagonal().sqrt()
+    if bool((lengths == 0).any()):  # zero is in the hull, and is shortest
+        zero = (lengths == 0).double()
+        return zero / zero.sum()
+    # In unit directions, with y_k = x_k·length_k / shortest, all numbers are near one whatever the lengths.
+    gram = gram / lengths[:, None] / lengths[None, :]
+    share = lengths.min() / lengths
+    rounding = 1e-12
+
+    uniform = 1.0 / (k * share)
+    slope = gram @ uniform
+    square = uniform @ slope
+    if bool((square * share - slope <= rounding * square.clamp_min(1.0).sqrt()).all()):
+        return torch.full_like(uniform, 1.0 / k)
+
+    h = gram + share[:, None] * share[None, :]
+    y = torch.zeros_like(share)
+    active = torch.zeros(k, dtype=torch.bool)
+    for _ in range(10 * k):  # far more than are needed; a bound in case rounding makes an index come and go
+        gain = (share - h @ y).masked_fill(active, -torch.inf)
+        if float(gain.max()) <= rounding:
+            break
+        active[gain.argmax()] = True
+        while True:
+            trial = torch.zeros_like(y)
+            system, goal = h[active][:, active], share[active][:, None]
+            trial[active] = torch.linalg.lstsq(system, goal, driver="gelsd").solution[:, 0]
+            blocked = active & (trial <= 0)
+            if not bool(blocked.any()):
+                break
+            # Walk towards the unconstrained optimum until the first weight is used up, and drop it.
+            step = (y[blocked] / (y[blocked] - trial[blocked]).clamp_min(torch.finfo(y.dtype).tiny)).min()
+            y = y + step * (trial - y)
+            active &= y > 1e-15
+            y = y * active
+        y = trial
+    x = y * share
+    return x / x.sum()
+
+
+@torch.no_grad()
+def metropolis_weights(adjacency: Tensor) -> Tensor:
+    """Metropolis-Hastings mixing weights of an undirected graph.
+
+    W_ij = 1/(1 + max(deg_i, deg_j)) on edges, W_ii = 1 − Σ_j W_ij: symmetric and doubly stochastic, so gossip
+    with W keeps the models' mean.
+
+    Args:
+        adjacency: non-zero where two clients talk; the diagonal is ignored.
+
+    Shape:
+        adjacency: (K, K), symmetric, of any dtype. Output: (K, K), in the adjacency's floating dtype or else
+        the default one.
+
+    Raises:
+        ValueError: if the adjacency is not square or not symmetric.
+
+    Reference:
+        Xiao, Boyd and Lall, A Scheme for Robust Distributed Sensor Fusion Based on Average Consensus, 2005.
+    """
+    square = adjacency.ndim == 2 and adjacency.shape[0] == adjacency.shape[1] > 0
+    edges = adjacency != 0
+    if not square or not torch.equal(edges, edges.T):
+        raise ValueError(f"expected a symmetric adjacency (K, K), got {shapes(adjacency=adjacency)}")
+    edges = edges.clone().fill_diagonal_(False)
+    dtype = adjacency.dtype if adjacency.is_floating_point() else torch.get_default_dtype()
+    degree = edges.sum(dim=1)
+    weights = edges.to(dtype) / (1 + torch.maximum(degree[:, None], degree[None, :]))
+    return weights + torch.diag(1.0 - weights.sum(dim=1))

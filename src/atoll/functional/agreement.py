@@ -1,0 +1,107 @@
+"""Losses that pull two things together: two views, two networks, a picture and its rebuilding."""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+from atoll.functional._tensors import check_rows, cosine, full_precision, shapes, unit
+
+
+@full_precision
+def alignment(z1: Tensor, z2: Tensor) -> Tensor:
+    """Mean squared distance between the normalised embeddings of two views.
+
+    L = (1/N) Σ_i ‖ẑ1_i − ẑ2_i‖², in [0, 4].
+
+    Shape:
+        z1, z2: (N, d). Output: scalar.
+
+    Raises:
+        ValueError: if the shapes differ.
+
+    Reference:
+        Wang and Isola, Understanding Contrastive Representation Learning through Alignment and Uniformity on
+        the Hypersphere, 2020, with exponent 2.
+    """
+    check_rows(z1=z1, z2=z2)
+    return (unit(z1) - unit(z2)).square().sum(dim=1).mean()
+
+
+@full_precision
+def byol(q: Tensor, z_target: Tensor) -> Tensor:
+    """BYOL's loss in one direction: a prediction against the target network's embedding of the other view.
+
+    L = (1/N) Σ_i (2 − 2 cos(q_i, sg z_i)), in [0, 4]. The full loss adds the other direction.
+
+    Args:
+        q: predictions of the online network.
+        z_target: embeddings of the target network; no gradient flows to them.
+
+    Shape:
+        q, z_target: (N, d). Output: scalar.
+
+    Raises:
+        ValueError: if the shapes differ.
+
+    Reference:
+        Grill et al., Bootstrap Your Own Latent, 2020, Eq. 2.
+    """
+    check_rows(q=q, z_target=z_target)
+    return 2.0 - 2.0 * cosine(q, z_target.detach()).mean()
+
+
+@full_precision
+def simsiam(q: Tensor, z: Tensor) -> Tensor:
+    """SimSiam's loss in one direction: L = −(1/N) Σ_i cos(q_i, sg z_i), in [−1, 1].
+
+    The full loss is the mean of both directions.
+
+    Args:
+        q: predictions for one view.
+        z: projections of the other view; no gradient flows to them.
+
+    Shape:
+        q, z: (N, d). Output: scalar.
+
+    Raises:
+        ValueError: if the shapes differ.
+
+    Reference:
+        Chen and He, Exploring Simple Siamese Representation Learning, 2021, Eq. 1 and 3.
+    """
+    check_rows(q=q, z=z)
+    return -cosine(q, z.detach()).mean()
+
+
+@full_precision
+def masked_reconstruction(prediction: Tensor, target: Tensor, mask: Tensor) -> Tensor:
+    """Mean squared error over the masked entries alone, as masked autoencoders train on it.
+
+    What is predicted for visible entries does not matter. With nothing masked the loss is 0.
+
+    Args:
+        prediction: what the decoder rebuilt.
+        target: what was there.
+        mask: 1 (or True) where masked. It may have fewer dimensions than `prediction`: a mask (N, P) covers
+            the whole patch of a prediction (N, P, v). Dimensions of size one are expanded.
+
+    Shape:
+        prediction, target: one shape, any number of dimensions. mask: its leading dimensions. Output: scalar.
+
+    Raises:
+        ValueError: if the shapes do not fit.
+
+    Reference:
+        He et al., Masked Autoencoders Are Scalable Vision Learners, 2022, Section 3.
+    """
+    fits = prediction.shape == target.shape and prediction.is_floating_point() and prediction.numel() > 0
+    fits = fits and mask.ndim <= prediction.ndim
+    fits = fits and all(m in (1, n) for m, n in zip(mask.shape, prediction.shape, strict=False))
+    if not fits:
+        got = shapes(prediction=prediction, target=target, mask=mask)
+        raise ValueError(
+            f"expected a prediction shaped as its target and a mask of leading dimensions, got {got}"
+        )
+    trailing = (1,) * (prediction.ndim - mask.ndim)
+    masked = mask.reshape(*mask.shape, *trailing).to(prediction.dtype).expand_as(prediction)
+    return ((prediction - target).square() * masked).sum() / masked.sum().clamp_min(1.0)

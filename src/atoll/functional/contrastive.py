@@ -1,0 +1,237 @@
+"""Losses that tell a positive from negatives by a softmax over cosine similarities."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from atoll.functional._tensors import (
+    check_positive,
+    check_rows,
+    check_width,
+    cosine,
+    full_precision,
+    shapes,
+    unit,
+)
+
+
+@full_precision
+def nt_xent(z1: Tensor, z2: Tensor, temperature: float = 0.5) -> Tensor:
+    """Normalised temperature-scaled cross entropy over both views.
+
+    With u the 2N normalised embeddings and π(a) the other view of a,
+    L = (1/2N) Σ_a [−u_a·u_π(a)/τ + log Σ_{b≠a} exp(u_a·u_b/τ)]. It is log(2N − 1) when all rows are equal.
+
+    Args:
+        z1: embeddings of the first view.
+        z2: embeddings of the second view, row by row of the same images.
+        temperature: τ.
+
+    Shape:
+        z1, z2: (N, d). Output: scalar.
+
+    Raises:
+        ValueError: if the shapes differ or the temperature is not positive.
+
+    Reference:
+        Chen et al., A Simple Framework for Contrastive Learning of Visual Representations, 2020, Eq. 1.
+    """
+    check_rows(z1=z1, z2=z2)
+    check_positive(temperature=temperature)
+    u = unit(torch.cat([z1, z2]))
+    logits = (u @ u.T / temperature).fill_diagonal_(-torch.inf)
+    partner = torch.arange(len(u), device=u.device).roll(len(z1))
+    return F.cross_entropy(logits, partner)
+
+
+@full_precision
+def one_sided_nt_xent(z1: Tensor, z2: Tensor, temperature: float = 0.07) -> Tensor:
+    """NT-Xent with queries of the first view only, and with the self-similarity kept in the denominator.
+
+    L = −(1/N) Σ_i [ẑ1_i·ẑ2_i/τ − log Σ_{v ∈ [ẑ1; ẑ2]} exp(ẑ1_i·v/τ)]. This is what L-DAWA's released code
+    trains; the term exp(1/τ) of a row with itself weakens every negative.
+
+    Args:
+        z1: embeddings of the view that queries.
+        z2: embeddings of the other view.
+        temperature: τ.
+
+    Shape:
+        z1, z2: (N, d). Output: scalar.
+
+    Raises:
+        ValueError: if the shapes differ or the temperature is not positive.
+
+    Reference:
+        Rehman et al., L-DAWA, 2023 (released code).
+    """
+    check_rows(z1=z1, z2=z2)
+    check_positive(temperature=temperature)
+    u1, u2 = unit(z1), unit(z2)
+    logits = u1 @ torch.cat([u2, u1]).T / temperature
+    return F.cross_entropy(logits, torch.arange(len(u1), device=u1.device))
+
+
+@full_precision
+def queue_contrast(q: Tensor, k: Tensor, queue: Tensor, temperature: float) -> Tensor:
+    """MoCo's loss: a query against its key and a queue of earlier keys.
+
+    L = CE([q̂·k̂, q̂Qᵀ]/τ, 0). Keys and queue are constants.
+
+    Args:
+        q: queries of the trained encoder.
+        k: keys of the momentum encoder, row by row of the same images; no gradient flows to them.
+        queue: earlier keys with normalised rows, taken as they are. With an empty queue the loss is 0.
+        temperature: τ.
+
+    Shape:
+        q, k: (N, d). queue: (M, d), M >= 0. Output: scalar.
+
+    Raises:
+        ValueError: if the shapes do not fit or the temperature is not positive.
+
+    Reference:
+        He et al., Momentum Contrast for Unsupervised Visual Representation Learning, 2020, Eq. 1.
+    """
+    check_rows(q=q, k=k)
+    check_width(q, queue=queue)
+    check_positive(temperature=temperature)
+    query = unit(q)
+    positive = (query * unit(k.detach())).sum(dim=1, keepdim=True)
+    logits = torch.cat([positive, query @ queue.detach().T], dim=1) / temperature
+    return F.cross_entropy(logits, torch.zeros(len(q), dtype=torch.long, device=q.device))
+
+
+@full_precision
+def dictionary_contrast(z1: Tensor, z2: Tensor, dictionary: Tensor, temperature: float = 0.5) -> Tensor:
+    """FedCA's loss: the first view against the second view's batch and the clients' shared dictionary.
+
+    L = CE([ẑ1ẑ2ᵀ, ẑ1Dᵀ]/τ, (0, …, N−1)). The keys are the other view, so no self-similarity appears.
+    The dictionary is a constant.
+
+    Args:
+        z1: embeddings of the view that queries.
+        z2: embeddings of the other view; gradient flows to it too.
+        dictionary: projections with normalised rows, taken as they are; empty in the first round.
+        temperature: τ; the paper does not give it.
+
+    Shape:
+        z1, z2: (N, d). dictionary: (M, d), M >= 0. Output: scalar.
+
+    Raises:
+        ValueError: if the shapes do not fit or the temperature is not positive.
+
+    Reference:
+        Zhang et al., Federated Unsupervised Representation Learning, 2023, Eq. 4 to 8.
+    """
+    check_rows(z1=z1, z2=z2)
+    check_width(z1, dictionary=dictionary)
+    check_positive(temperature=temperature)
+    logits = unit(z1) @ torch.cat([unit(z2), dictionary.detach()]).T / temperature
+    return F.cross_entropy(logits, torch.arange(len(z1), device=z1.device))
+
+
+@full_precision
+def model_contrast(z: Tensor, z_global: Tensor, z_previous: Tensor, temperature: float = 0.5) -> Tensor:
+    """MOON's term: be closer to the global model than to one's own previous model.
+
+    L = −log e^{cos(z, z_g)/τ} / (e^{cos(z, z_g)/τ} + e^{cos(z, z_p)/τ}); ln 2 when the two agree.
+
+    Args:
+        z: projections of the trained model.
+        z_global: projections of the downloaded global model; a constant.
+        z_previous: projections of this client's model of its last round; a constant.
+        temperature: τ.
+
+    Shape:
+        z, z_global, z_previous: (N, d). Output: scalar.
+
+    Raises:
+        ValueError: if the shapes differ or the temperature is not positive.
+
+    Reference:
+        Li et al., Model-Contrastive Federated Learning, 2021, Eq. 3.
+    """
+    check_rows(z=z, z_global=z_global, z_previous=z_previous)
+    check_positive(temperature=temperature)
+    nearer = cosine(z, z_global.detach()) - cosine(z, z_previous.detach())
+    return F.softplus(-nearer / temperature).mean()
+
+
+@full_precision
+def supcon(z: Tensor, labels: Tensor, temperature: float = 0.07, base_temperature: float = 0.07) -> Tensor:
+    """Supervised contrastive loss: every row of one's own class is a positive.
+
+    L = −(τ/τ_b) · mean_a (1/|P(a)|) Σ_{p∈P(a)} log softmax_{b≠a}(ẑ_a·ẑ_b/τ)_p, where P(a) are the other rows
+    with a's label. An anchor with no positive contributes 0 to the mean, so one row alone gives 0.
+
+    Args:
+        z: embeddings; for two views stack them, and repeat the labels.
+        labels: a class for every row.
+        temperature: τ.
+        base_temperature: τ_b, a fixed scale of the loss.
+
+    Shape:
+        z: (N, d). labels: (N,) of integers. Output: scalar.
+
+    Raises:
+        ValueError: if the shapes do not fit, labels are not integers, or a temperature is not positive.
+
+    Reference:
+        Khosla et al., Supervised Contrastive Learning, 2020, Eq. 2.
+    """
+    check_rows(z=z)
+    check_positive(temperature=temperature, base_temperature=base_temperature)
+    if labels.shape != z.shape[:1] or labels.is_floating_point():
+        raise ValueError(f"expected an integer label for each row, got {shapes(z=z, labels=labels)}")
+    u = unit(z)
+    itself = torch.eye(len(z), dtype=torch.bool, device=z.device)
+    # The lowest finite number, not −∞: a single row would have no other entry, and NaN on its way to 0.
+    logits = (u @ u.T / temperature).masked_fill(itself, torch.finfo(z.dtype).min)
+    log_p = logits.log_softmax(dim=1)
+    positive = (labels[:, None] == labels[None, :]) & ~itself
+    anchors = log_p.masked_fill(~positive, 0.0).sum(dim=1) / positive.sum(dim=1).clamp_min(1)
+    return -(temperature / base_temperature) * anchors.mean()
+
+
+@full_precision
+def relational(
+    a: Tensor, b: Tensor, references: Tensor, temperature: float = 0.1, target_temperature: float = 0.1
+) -> Tensor:
+    """FedX's relational loss: two views relate alike to a set of other images.
+
+    With s_x = softmax(x̂r̂ᵀ/τ) and m = ½[softmax(âr̂ᵀ/τ') + softmax(b̂r̂ᵀ/τ')], J = ½[KL(m‖s_a) + KL(m‖s_b)],
+    averaged over the batch. Gradient flows through m as well. The paper calls it Jensen-Shannon, which it is
+    when τ = τ' and the arguments are swapped.
+
+    Args:
+        a: embeddings of the first view.
+        b: embeddings of the second view.
+        references: embeddings of other images.
+        temperature: τ.
+        target_temperature: τ', of the mixture.
+
+    Shape:
+        a, b: (N, d). references: (M, d), M >= 1. Output: scalar, >= 0.
+
+    Raises:
+        ValueError: if the shapes do not fit, there is no reference, or a temperature is not positive.
+
+    Reference:
+        Han et al., FedX: Unsupervised Federated Learning with Cross Knowledge Distillation, 2022.
+    """
+    check_rows(a=a, b=b)
+    check_width(a, least=1, references=references)
+    check_positive(temperature=temperature, target_temperature=target_temperature)
+    reference = unit(references).T
+    similar_a, similar_b = unit(a) @ reference, unit(b) @ reference
+    log_a = (similar_a / temperature).log_softmax(dim=1)
+    log_b = (similar_b / temperature).log_softmax(dim=1)
+    target_a = (similar_a / target_temperature).log_softmax(dim=1)
+    target_b = (similar_b / target_temperature).log_softmax(dim=1)
+    log_m = torch.logaddexp(target_a, target_b) - math.log(2.0)
+    return (log_m.exp() * (log_m - (log_a + log_b) / 2)).sum(dim=1).mean()

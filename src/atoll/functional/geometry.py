@@ -1,0 +1,156 @@
+"""What a representation, two of them, or a split of the data look like."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor
+
+from atoll.functional._tensors import check_rows, full_precision, nothing, shapes, unit
+
+
+@full_precision
+def effective_rank(h: Tensor) -> Tensor:
+    """Exponential of the entropy of the normalised singular values, without centring.
+
+    p_i = σ_i / Σσ, erank = exp(−Σ p_i log p_i), in [1, min(N, d)]. Singular values at rounding level count as
+    zero, and a matrix of zeros has effective rank 0.
+
+    Shape:
+        h: (N, d). Output: scalar.
+
+    Raises:
+        ValueError: if `h` is not (N, d).
+
+    Reference:
+        Roy and Vetterli, The Effective Rank, 2007; Fang et al., Soft Separation and Distillation, 2025, Eq.
+        11.
+    """
+    check_rows(h=h)
+    sigma = torch.linalg.svdvals(h)
+    sigma = sigma[sigma > sigma.max() * max(h.shape) * torch.finfo(h.dtype).eps]
+    if sigma.numel() == 0:
+        return nothing(h)
+    p = sigma / sigma.sum()
+    return torch.exp(-(p * p.log()).sum())
+
+
+@full_precision
+def representation_angle(h1: Tensor, h2: Tensor) -> Tensor:
+    """Angle in degrees between two models' representations of each image: arccos(ĥ1·ĥ2).
+
+    Computed as 2·atan2(‖ĥ1 − ĥ2‖, ‖ĥ1 + ĥ2‖), which keeps small angles that an arccos would round away, and
+    has a gradient everywhere. A row of zeros is at 90° to everything.
+
+    Shape:
+        h1, h2: (N, d). Output: (N,).
+
+    Raises:
+        ValueError: if the shapes differ.
+
+    Reference:
+        Zhang et al., Federated Unsupervised Representation Learning, 2023, Figure 4; Kahan, How Futile are
+        Mindless Assessments of Roundoff, 2006, Section 12.
+    """
+    check_rows(h1=h1, h2=h2)
+    u1, u2 = unit(h1), unit(h2)
+    apart, together = (u1 - u2).square().sum(dim=1), (u1 + u2).square().sum(dim=1)
+    blank = apart + together == 0
+    apart, together = torch.where(blank, 1.0, apart), torch.where(blank, 1.0, together)
+    return torch.rad2deg(2.0 * torch.atan2(_root(apart), _root(together)))
+
+
+def _root(square: Tensor) -> Tensor:
+    """Square root with gradient zero, not infinity, at zero."""
+    zero = square == 0
+    return torch.where(zero, 0.0, torch.where(zero, 1.0, square).sqrt())
+
+
+def weight_distance(w1: Mapping[str, Tensor], w2: Mapping[str, Tensor]) -> Tensor:
+    """Distance of two models: Σ_l ‖w1^(l) − w2^(l)‖₂ over their tensors.
+
+    Integer tensors are counters, not weights, and are left out.
+
+    Args:
+        w1: a model's tensors by name.
+        w2: another's, with the same names and shapes.
+
+    Shape:
+        Output: scalar.
+
+    Raises:
+        ValueError: if names or shapes differ, or no tensor is floating.
+
+    Reference:
+        Wang et al., Does Learning from Decentralized Non-IID Unlabeled Data Benefit from Self Supervision?,
+        2023.
+    """
+    if w1.keys() != w2.keys():
+        raise ValueError(f"the models differ in these tensors: {sorted(w1.keys() ^ w2.keys())}")
+    distances = []
+    for name, a in w1.items():
+        if a.shape != w2[name].shape:
+            raise ValueError(f"the shapes of {name!r} differ: {shapes(w1=a, w2=w2[name])}")
+        if a.is_floating_point():
+            dtype = torch.promote_types(a.dtype, torch.float32)
+            distances.append(torch.linalg.vector_norm(a.to(dtype) - w2[name].to(dtype)))
+    if not distances:
+        raise ValueError(f"expected models with floating tensors, got {shapes(**w1) or 'no tensor'}")
+    return torch.stack(distances).sum()
+
+
+@full_precision
+@torch.no_grad()
+def representability(w: Tensor) -> Tensor:
+    """How much of each input axis a linear map keeps: r_i = ‖Π_S e_i‖², S the row space of w.
+
+    r = diag(VVᵀ) for an orthonormal basis V of the row space, each r_i in [0, 1], Σ r_i = rank(w). A metric:
+    no gradient flows.
+
+    Shape:
+        w: (m, d). Output: (d,).
+
+    Raises:
+        ValueError: if `w` is not (m, d).
+
+    Reference:
+        Wang et al., Does Learning from Decentralized Non-IID Unlabeled Data Benefit from Self Supervision?,
+        2023, Definition 3.1.
+    """
+    check_rows(w=w)
+    _, sigma, vh = torch.linalg.svd(w, full_matrices=False)
+    spanning: Tensor = vh[sigma > sigma.max() * max(w.shape) * torch.finfo(w.dtype).eps]
+    return spanning.square().sum(dim=0)
+
+
+@full_precision
+@torch.no_grad()
+def label_distance(counts: Tensor) -> Tensor:
+    """How far clients' label distributions are from the overall one.
+
+    (1/K) Σ_k Σ_c |p_k(c) − p(c)|, in [0, 2], where p is the distribution of all samples together. The papers
+    call it EMD, but it is an L1 distance. A client without samples has no label distribution and is left out
+    of the mean.
+
+    Args:
+        counts: number of samples of each class at each client.
+
+    Shape:
+        counts: (K, C), of any real dtype. Output: scalar.
+
+    Raises:
+        ValueError: if `counts` is not (K, C), has a negative entry, or is all zero.
+
+    Reference:
+        Wang et al., Does Learning from Decentralized Non-IID Unlabeled Data Benefit from Self Supervision?,
+        2023, Figure 17.
+    """
+    if counts.ndim != 2 or 0 in counts.shape or bool((counts < 0).any()) or not bool((counts > 0).any()):
+        raise ValueError(f"expected counts (K, C), none negative and not all 0, got {shapes(counts=counts)}")
+    dtype = counts.dtype if counts.is_floating_point() else torch.get_default_dtype()
+    n = counts.double()
+    held = n[n.sum(dim=1) > 0]
+    local = held / held.sum(dim=1, keepdim=True)
+    overall = n.sum(dim=0) / n.sum()
+    return (local - overall).abs().sum(dim=1).mean().to(dtype)

@@ -1,0 +1,107 @@
+"""The two terms of Soft Separation and Distillation (SSD)."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from atoll.functional._tensors import check_positive, check_rows, full_precision, nothing, shapes, unit
+
+
+@full_precision
+def dimension_scaling(
+    z: Tensor,
+    scales: Tensor,
+    basis: Tensor | None = None,
+    reduction: Literal["fro_over_n", "mean_sq"] = "fro_over_n",
+    renormalise: bool = True,
+) -> Tensor:
+    """Dimension-scaled regularisation: drift towards the directions that are this client's.
+
+    With P = Q diag(scales) Qᵀ, the target of each normalised row is t = sg(Pẑ/‖Pẑ‖). The released code's
+    reduction is ‖Ẑ − T‖_F / N, which made the published numbers; Eq. 7's is (1/N)‖Ẑ − T‖_F², about 20 times
+    stronger for a usual batch. Equal scales give exactly zero with zero gradient; under the Frobenius norm
+    rounding alone would otherwise make a gradient of full strength. Scales of 0 and 1 project: hard
+    separation.
+
+    Args:
+        z: projector embeddings of one view.
+        scales: α in this client's dimensions and 1 elsewhere.
+        basis: Q, orthonormal, the dimensions being its columns; the coordinate axes if None.
+        reduction: "fro_over_n" or "mean_sq".
+        renormalise: False takes Eq. 7 literally, with t = sg(Pz) for z as it is. It has no fixed point:
+            its gradient makes the client's dimensions grow for ever.
+
+    Shape:
+        z: (N, d). scales: (d,). basis: (d, d). Output: scalar.
+
+    Raises:
+        ValueError: if the shapes do not fit or the reduction is unknown.
+
+    Reference:
+        Fang et al., Soft Separation and Distillation, 2025, Eq. 6 and 7 (released code).
+    """
+    check_rows(z=z)
+    d = z.shape[1]
+    if scales.shape != (d,) or (basis is not None and basis.shape != (d, d)):
+        given = {"z": z, "scales": scales} | ({} if basis is None else {"basis": basis})
+        raise ValueError(f"expected scales ({d},) and a basis ({d}, {d}), got {shapes(**given)}")
+    if reduction not in ("fro_over_n", "mean_sq"):
+        raise ValueError(f"reduction must be 'fro_over_n' or 'mean_sq', got {reduction!r}")
+    scales = scales.to(z.dtype)
+    unchanged = scales[0] if renormalise else torch.ones_like(scales[0])
+    if unchanged > 0 and bool((scales == unchanged).all()):
+        return nothing(z)
+    u = unit(z) if renormalise else z
+    target = u.detach() * scales if basis is None else (u.detach() @ basis * scales) @ basis.T
+    difference = u - (unit(target) if renormalise else target)
+    if reduction == "mean_sq":
+        return difference.square().sum() / len(z)
+    frobenius: Tensor = torch.linalg.vector_norm(difference)
+    return frobenius / len(z)
+
+
+@full_precision
+def projector_distillation(
+    h: Tensor,
+    z: Tensor,
+    kind: Literal["kl", "mse"] = "kl",
+    direction: Literal["zh", "hz"] = "zh",
+    temperature: float = 0.5,
+) -> Tensor:
+    """Projector distillation: what the projector learnt should reach the representation.
+
+    "kl" with "zh" is KL(σ(z/τ)‖σ(h/τ)), as released; "hz" is KL(σ(h/τ)‖σ(z/τ)), as printed. Both average over
+    the rows, normalise nothing, and send gradient to both sides. It is 0 iff h − z is constant in each row.
+    "mse" is the mean of (h − z)² over all entries, and knows neither direction nor temperature.
+
+    Args:
+        h: representations of the encoder.
+        z: embeddings of the projector.
+        kind: "kl" or "mse".
+        direction: "zh" or "hz".
+        temperature: τ.
+
+    Shape:
+        h, z: (N, d). Output: scalar.
+
+    Raises:
+        ValueError: if the shapes differ, a name is unknown, or the temperature is not positive.
+
+    Reference:
+        Fang et al., Soft Separation and Distillation, 2025, Eq. 9 (released code).
+    """
+    check_rows(h=h, z=z)
+    check_positive(temperature=temperature)
+    if kind not in ("kl", "mse") or direction not in ("zh", "hz"):
+        raise ValueError(
+            f"kind must be 'kl' or 'mse' and direction 'zh' or 'hz', got {kind!r} and {direction!r}"
+        )
+    if kind == "mse":
+        return F.mse_loss(h, z)
+    log_h, log_z = (h / temperature).log_softmax(dim=1), (z / temperature).log_softmax(dim=1)
+    log_p, log_q = (log_z, log_h) if direction == "zh" else (log_h, log_z)
+    return F.kl_div(log_q, log_p, reduction="batchmean", log_target=True)

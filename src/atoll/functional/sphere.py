@@ -1,0 +1,185 @@
+"""How evenly embeddings cover the sphere: the loss, its split by client, and FedU²'s transport."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from atoll.functional._tensors import check_positive, check_rows, full_precision, shapes, unit
+
+# Entries of the largest block of pairwise distances held at once: 16 MiB in float32. A training batch of up
+# to 2,048 rows is one block; 10,000 test features take a few dozen.
+BLOCK = 2**22
+
+
+def _pair_blocks(u: Tensor, t: float) -> Iterator[tuple[slice, slice, Tensor]]:
+    """Blocks of −t‖u_i − u_j‖² that together hold each pair i < j once, and −∞ elsewhere.
+
+    The last row begins no pair, so every block holds at least one and its logsumexp has a gradient. The
+    squared distance comes from a Gram matrix and no root is taken, so identical rows have a gradient (zero)
+    as well.
+    """
+    n = len(u)
+    square = u.square().sum(dim=1)
+    step = max(1, BLOCK // n)
+    for start in range(0, n - 1, step):
+        rows, columns = slice(start, min(start + step, n - 1)), slice(start, n)
+        exponent = (u[rows] @ u[columns].T) * (2.0 * t) - t * (square[rows, None] + square[None, columns])
+        above = torch.ones_like(exponent, dtype=torch.bool).triu_(1)
+        yield rows, columns, exponent.masked_fill(~above, -torch.inf)
+
+
+@full_precision
+def uniformity(z: Tensor, t: float = 2.0) -> Tensor:
+    """Log of the mean Gaussian potential over pairs; lower is more uniform.
+
+    L = log[2/(N(N−1)) Σ_{i<j} exp(−t‖ẑ_i − ẑ_j‖²)], at most 0, which is collapse. SSD's Eq. 4 prints −log,
+    and tables report −L: the minimised quantity is this one.
+
+    Args:
+        z: embeddings of one view.
+        t: the kernel's inverse width.
+
+    Shape:
+        z: (N, d), N >= 2. Output: scalar.
+
+    Raises:
+        ValueError: if there are fewer than two rows (and so no pair), or t is not positive.
+
+    Reference:
+        Wang and Isola, Understanding Contrastive Representation Learning through Alignment and Uniformity on
+        the Hypersphere, 2020.
+    """
+    check_rows(least=2, z=z)
+    check_positive(t=t)
+    sums = torch.stack([block.flatten().logsumexp(dim=0) for _, _, block in _pair_blocks(unit(z), t)])
+    return sums.logsumexp(dim=0) - math.log(len(z) * (len(z) - 1) / 2)
+
+
+class UniformityDecomposition(NamedTuple):
+    """Logs of the mean potential over all pairs, over those within a client, and over those across."""
+
+    total: Tensor
+    intra: Tensor
+    inter: Tensor
+
+
+@full_precision
+@torch.no_grad()
+def uniformity_decomposition(h: Tensor, client_ids: Tensor, t: float = 2.0) -> UniformityDecomposition:
+    """Uniformity, split exactly into its parts within and across clients.
+
+    With G the potential of `uniformity`, intra = log mean G over the pairs i < j of one client, inter = log
+    mean G over those of two clients, and with the numbers of such pairs (n_intra·e^intra + n_inter·e^inter) /
+    (n_intra + n_inter) = e^total, where total is `uniformity(h, t)`. SSD's Eq. 5 leaves these mixture weights
+    out. A metric: no gradient flows, and memory is bounded by blocks.
+
+    Args:
+        h: representations of all clients' samples.
+        client_ids: whose sample each row is.
+        t: the kernel's inverse width.
+
+    Shape:
+        h: (N, d), N >= 2. client_ids: (N,) of integers. Output: three scalars.
+
+    Raises:
+        ValueError: if the shapes do not fit, t is not positive, or a part has no pairs (a single client, or
+            one row a client).
+
+    Reference:
+        Fang et al., Soft Separation and Distillation, 2025, Eq. 5, with the mixture's weights.
+    """
+    check_rows(least=2, h=h)
+    check_positive(t=t)
+    if client_ids.shape != h.shape[:1] or client_ids.is_floating_point():
+        raise ValueError(
+            f"expected an integer client id for each row, got {shapes(h=h, client_ids=client_ids)}"
+        )
+    n = len(h)
+    sizes = [int(size) for size in torch.unique(client_ids, return_counts=True)[1]]
+    pairs = n * (n - 1) // 2
+    pairs_intra = sum(size * (size - 1) // 2 for size in sizes)
+    if not 0 < pairs_intra < pairs:
+        got = shapes(h=h, client_ids=client_ids)
+        raise ValueError(f"a split needs two clients, one of them with two rows: got sizes {sizes} in {got}")
+    intra, inter = [], []
+    for rows, columns, block in _pair_blocks(unit(h), t):
+        same = client_ids[rows, None] == client_ids[None, columns]
+        intra.append(block.masked_fill(~same, -torch.inf).flatten().logsumexp(dim=0))
+        inter.append(block.masked_fill_(same, -torch.inf).flatten().logsumexp(dim=0))
+    log_intra = torch.stack(intra).logsumexp(dim=0)
+    log_inter = torch.stack(inter).logsumexp(dim=0)
+    return UniformityDecomposition(
+        torch.logaddexp(log_intra, log_inter) - math.log(pairs),
+        log_intra - math.log(pairs_intra),
+        log_inter - math.log(pairs - pairs_intra),
+    )
+
+
+def _tangent_coordinates(points: Tensor, tangents: Tensor, directions: Tensor) -> Tensor:
+    """Coordinates ⟨p, Log_c(x)⟩ of the sphere's logarithm at each c, along each p.
+
+    Log_c(x) = (θ/sin θ)(x − cos θ·c) with cos θ = ⟨c, x⟩, so its coordinates need only inner products and no
+    tangent vector is ever built. Near x = ±c, where arccos has no derivative, cos θ is held and passes no
+    gradient.
+
+    Shape:
+        points: (N, d). tangents: (M, d). directions: (M, P, d). Output: (M, P, N).
+    """
+    cos = (tangents @ points.T).clamp(-1.0 + 1e-6, 1.0 - 1e-6)
+    stretch = cos.arccos() / (1.0 - cos.square()).sqrt()
+    along = directions @ points.T
+    radial = (directions * tangents[:, None, :]).sum(dim=2)
+    return stretch[:, None, :] * (along - cos[:, None, :] * radial[:, :, None])
+
+
+def _squared_wasserstein(a: Tensor, b: Tensor) -> Tensor:
+    """W₂² of equally many points on a line: the mean squared difference in order. Shape: (…, N) to (…)."""
+    return (a.sort(dim=-1).values - b.sort(dim=-1).values).square().mean(dim=-1)
+
+
+@full_precision
+def sphere_sliced_uniformity(
+    z: Tensor, generator: torch.Generator | None = None, projections: int = 6
+) -> Tensor:
+    """FedU²'s flexible uniform regulariser as released: sliced transport from a batch to the uniform sphere.
+
+    N points y are drawn uniformly on the sphere, and N tangent points c. At each c, Log_c(ẑ) and Log_c(y) are
+    projected on Gaussian directions (not normalised) and compared by W₂². The result is the sum over tangent
+    points of the mean over directions, divided by 6: the released code divides by that constant and loops
+    over N points. The unbalanced transport of the paper is not available; its code does not use it.
+
+    Args:
+        z: projector embeddings of one view.
+        generator: where the draws come from, on the CPU whatever `z` is on; torch's own if None.
+        projections: directions at each tangent point.
+
+    Shape:
+        z: (N, d). Output: scalar, >= 0.
+
+    Raises:
+        ValueError: if `z` is not (N, d) or there is no projection.
+
+    Reference:
+        Liao et al., Rethinking the Representation in Federated Unsupervised Learning with Non-IID Data, 2024
+        (released code).
+    """
+    check_rows(z=z)
+    check_positive(projections=projections)
+    n, d = z.shape
+    tangents = unit(torch.randn(n, d, generator=generator).to(z))
+    samples = unit(torch.randn(n, d, generator=generator).to(z))
+    directions = torch.randn(n, projections, d, generator=generator).to(z)
+    return _sliced_distance(unit(z), samples, tangents, directions)
+
+
+def _sliced_distance(u: Tensor, samples: Tensor, tangents: Tensor, directions: Tensor) -> Tensor:
+    """`sphere_sliced_uniformity` with its draws given."""
+    distance = _squared_wasserstein(
+        _tangent_coordinates(u, tangents, directions), _tangent_coordinates(samples, tangents, directions)
+    )
+    return distance.mean(dim=1).sum() / 6.0

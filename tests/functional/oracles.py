@@ -1,0 +1,188 @@
+"""Slow float64 loops, written from the equations one sum at a time; no code is shared with the package."""
+
+import math
+
+import torch
+
+
+def normalised(row):
+    norm = math.sqrt(sum(v * v for v in row))
+    return [v / norm for v in row] if norm > 1e-12 else [0.0 for _ in row]
+
+
+def dot(a, b):
+    return sum(x * y for x, y in zip(a, b, strict=True))
+
+
+def squared(a, b):
+    return sum((x - y) ** 2 for x, y in zip(a, b, strict=True))
+
+
+def units(z):
+    return [normalised(row) for row in z.tolist()]
+
+
+def log_softmax(scores):
+    top = max(scores)
+    total = math.log(sum(math.exp(s - top) for s in scores)) + top
+    return [s - total for s in scores]
+
+
+def nt_xent(z1, z2, temperature):
+    u, n = units(z1) + units(z2), len(z1)
+    loss = 0.0
+    for a in range(2 * n):
+        partner = (a + n) % (2 * n)
+        denominator = sum(math.exp(dot(u[a], u[b]) / temperature) for b in range(2 * n) if b != a)
+        loss += -dot(u[a], u[partner]) / temperature + math.log(denominator)
+    return loss / (2 * n)
+
+
+def one_sided_nt_xent(z1, z2, temperature):
+    u1, u2 = units(z1), units(z2)
+    loss = 0.0
+    for a, b in zip(u1, u2, strict=True):
+        loss -= dot(a, b) / temperature - math.log(sum(math.exp(dot(a, v) / temperature) for v in u1 + u2))
+    return loss / len(u1)
+
+
+def queue_contrast(q, k, queue, temperature):
+    loss = 0.0
+    for a, b in zip(units(q), units(k), strict=True):
+        scores = [dot(a, b) / temperature] + [dot(a, row) / temperature for row in queue.tolist()]
+        loss -= log_softmax(scores)[0]
+    return loss / len(q)
+
+
+def dictionary_contrast(z1, z2, dictionary, temperature):
+    u1, u2 = units(z1), units(z2)
+    loss = 0.0
+    for i, a in enumerate(u1):
+        loss -= log_softmax([dot(a, v) / temperature for v in u2 + dictionary.tolist()])[i]
+    return loss / len(u1)
+
+
+def model_contrast(z, z_global, z_previous, temperature):
+    loss = 0.0
+    for a, g, p in zip(units(z), units(z_global), units(z_previous), strict=True):
+        near, far = math.exp(dot(a, g) / temperature), math.exp(dot(a, p) / temperature)
+        loss -= math.log(near / (near + far))
+    return loss / len(z)
+
+
+def supcon(z, labels, temperature, base_temperature):
+    u, y = units(z), labels.tolist()
+    loss = 0.0
+    for a in range(len(u)):
+        others = [b for b in range(len(u)) if b != a]
+        positives = [p for p in others if y[p] == y[a]]
+        if positives:
+            total = math.log(sum(math.exp(dot(u[a], u[b]) / temperature) for b in others))
+            loss += sum(dot(u[a], u[p]) / temperature - total for p in positives) / len(positives)
+    return -temperature / base_temperature * loss / len(u)
+
+
+def relational(a, b, references, temperature, target_temperature):
+    def probabilities(row, tau):
+        return [math.exp(s) for s in log_softmax([dot(row, r) / tau for r in units(references)])]
+
+    loss = 0.0
+    for x, y in zip(units(a), units(b), strict=True):
+        s_x, s_y = probabilities(x, temperature), probabilities(y, temperature)
+        t_x, t_y = probabilities(x, target_temperature), probabilities(y, target_temperature)
+        for i in range(len(s_x)):
+            m = (t_x[i] + t_y[i]) / 2
+            loss += 0.5 * m * (math.log(m / s_x[i]) + math.log(m / s_y[i]))
+    return loss / len(a)
+
+
+def alignment(z1, z2):
+    return sum(squared(a, b) for a, b in zip(units(z1), units(z2), strict=True)) / len(z1)
+
+
+def potentials(z, t):
+    """Gaussian potential of every pair i < j, by pair."""
+    u = units(z)
+    return {(i, j): math.exp(-t * squared(u[i], u[j])) for i in range(len(u)) for j in range(i + 1, len(u))}
+
+
+def uniformity(z, t):
+    values = potentials(z, t).values()
+    return math.log(sum(values) / len(values))
+
+
+def columns(z, unbiased, eps=0.0):
+    """Standardised columns."""
+    result = []
+    for column in z.T.tolist():
+        mean = sum(column) / len(column)
+        variance = sum((v - mean) ** 2 for v in column) / (len(column) - unbiased)
+        result.append([(v - mean) / math.sqrt(variance + eps) for v in column])
+    return result
+
+
+def barlow_twins(z1, z2, lambd, unbiased):
+    loss = 0.0
+    for i, a in enumerate(columns(z1, unbiased)):
+        for j, b in enumerate(columns(z2, unbiased)):
+            c = dot(a, b) / len(z1)
+            loss += (1 - c) ** 2 if i == j else lambd * c**2
+    return loss
+
+
+def decorrelation(h):
+    x = columns(h, True, 1e-8)
+    d = len(x)
+    entries = [dot(x[i], x[j]) ** 2 for i in range(d) for j in range(d) if i != j]
+    return sum(entries) / len(entries) / len(h)
+
+
+def dimension_scaling(z, scales, basis, reduction):
+    q, d = basis.tolist(), len(scales)
+    total = 0.0
+    for u in units(z):
+        inner = [sum(q[i][m] * u[i] for i in range(d)) * float(scales[m]) for m in range(d)]
+        target = normalised([sum(q[i][m] * inner[m] for m in range(d)) for i in range(d)])
+        total += squared(u, target)
+    return total / len(z) if reduction == "mean_sq" else math.sqrt(total) / len(z)
+
+
+def projector_distillation(h, z, direction, temperature):
+    loss = 0.0
+    for a, b in zip(h.tolist(), z.tolist(), strict=True):
+        log_h, log_z = log_softmax([v / temperature for v in a]), log_softmax([v / temperature for v in b])
+        p, q = (log_z, log_h) if direction == "zh" else (log_h, log_z)
+        loss += sum(math.exp(x) * (x - y) for x, y in zip(p, q, strict=True))
+    return loss / len(h)
+
+
+def hinges(a, p, pairs, margins, power):
+    """Mean over rows of Σ_m [d(a, p)^k − d(pair_m)^k + margin_m]₊."""
+    loss = 0.0
+    for i in range(len(a)):
+        positive = squared(a[i].tolist(), p[i].tolist()) ** (power / 2)
+        for (x, y), margin in zip(pairs, margins, strict=True):
+            loss += max(0.0, positive - squared(x[i].tolist(), y[i].tolist()) ** (power / 2) + margin)
+    return loss / len(a)
+
+
+def tangent_transport(u, samples, tangents, directions):
+    """FedU²'s released regulariser with explicit logarithms, one tangent point at a time."""
+
+    def log_map(c, x):
+        theta = math.acos(max(-1.0, min(1.0, dot(c, x))))
+        return [theta / math.sin(theta) * (a - math.cos(theta) * b) for a, b in zip(x, c, strict=True)]
+
+    total = 0.0
+    for m, c in enumerate(tangents.tolist()):
+        for p in directions[m].tolist():
+            ours = sorted(dot(log_map(c, x), p) for x in u.tolist())
+            theirs = sorted(dot(log_map(c, x), p) for x in samples.tolist())
+            total += squared(ours, theirs) / len(ours) / len(directions[m])
+    return total / 6
+
+
+def rows(n, d, seed=0, **options):
+    """Gaussian rows in float64."""
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randn(n, d, generator=generator, dtype=torch.float64, **options)

@@ -1,0 +1,91 @@
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch.autograd import gradcheck
+
+from atoll.functional import barlow_twins, decorrelation
+
+from . import oracles
+from .oracles import rows
+
+Z1 = torch.tensor([[1.0, 2.0], [3.0, 1.0], [2.0, 6.0], [6.0, 3.0]], dtype=torch.float64)
+Z2 = torch.tensor([[1.0, 1.0], [2.0, 2.0], [3.0, 5.0], [7.0, 4.0]], dtype=torch.float64)
+
+
+def test_barlow_twins_known():
+    assert float(barlow_twins(Z1, Z2)) == pytest.approx(0.02892118, abs=5e-9)
+    assert float(barlow_twins(Z1, Z2, lambd=0.005, unbiased=True)) == pytest.approx(0.22229339, abs=5e-9)
+
+
+def test_barlow_twins_of_equal_views():
+    assert float(barlow_twins(Z1, Z1, lambd=0.0)) == pytest.approx(0.0, abs=1e-12)
+    assert float(barlow_twins(Z1, Z1, lambd=0.0, unbiased=True)) == pytest.approx(2 * 0.25**2, rel=1e-12)
+
+
+def test_decorrelation_known():
+    assert float(decorrelation(Z1)) == pytest.approx(0.011479592, abs=5e-10)
+    with_sum = torch.cat([Z1, Z1.sum(dim=1, keepdim=True)], dim=1)
+    assert float(decorrelation(with_sum)) == pytest.approx(0.70025510, abs=5e-9)
+
+
+def test_decorrelation_of_decorrelated_columns_is_zero():
+    h = torch.tensor([[1.0, 1.0], [1.0, -1.0], [-1.0, 1.0], [-1.0, -1.0]])
+    assert float(decorrelation(h)) == pytest.approx(0.0, abs=1e-12)
+
+
+@settings(max_examples=20, deadline=None)
+@given(n=st.integers(2, 7), d=st.integers(1, 5), seed=st.integers(0, 99), unbiased=st.booleans())
+def test_against_loops(n, d, seed, unbiased):
+    z1, z2 = rows(n, d, seed), rows(n, d, seed + 1)
+    expected = oracles.barlow_twins(z1, z2, 0.02, unbiased)
+    assert float(barlow_twins(z1, z2, 0.02, unbiased)) == pytest.approx(expected, rel=1e-9)
+    if d > 1:
+        assert float(decorrelation(z1)) == pytest.approx(oracles.decorrelation(z1), rel=1e-9)
+
+
+def test_barlow_twins_is_invariant_to_affine_maps_of_each_dimension():
+    scale, shift = torch.tensor([0.3, 20.0]).double(), torch.tensor([5.0, -7.0]).double()
+    torch.testing.assert_close(barlow_twins(Z1 * scale + shift, Z2 / scale - shift), barlow_twins(Z1, Z2))
+
+
+def test_gradients():
+    z1, z2 = rows(5, 3).requires_grad_(), rows(5, 3, 1).requires_grad_()
+    assert gradcheck(barlow_twins, (z1, z2))
+    assert gradcheck(lambda a, b: barlow_twins(a, b, 0.1, True), (z1, z2))
+    assert gradcheck(decorrelation, (z1,))
+
+
+@pytest.mark.parametrize("value", [0.0, 0.1, 1e6])
+@pytest.mark.parametrize(
+    "loss", [lambda z: barlow_twins(z, z), lambda z: barlow_twins(z, z, 1.0, True), decorrelation]
+)
+def test_equal_rows_are_finite(loss, value):
+    """A mean of many 0.1 is not 0.1 in float32: the rounding must not be taken for a signal."""
+    z = torch.full((100, 3), value).requires_grad_()
+    result = loss(z)
+    result.backward()
+    assert result.item() in (0.0, 3.0)
+    assert float(z.grad.abs().max()) == 0.0
+
+
+def test_one_dimension_constant_leaves_the_others_alone():
+    constant = torch.full((4, 1), 0.1, dtype=torch.float64)
+    with_constant = barlow_twins(torch.cat([Z1, constant], dim=1), torch.cat([Z2, constant], dim=1))
+    torch.testing.assert_close(with_constant, barlow_twins(Z1, Z2) + 1.0)
+
+
+def test_single_row():
+    z = torch.ones(1, 3, requires_grad=True)
+    loss = decorrelation(z)
+    loss.backward()
+    assert loss.item() == float(z.grad.abs().max()) == 0.0
+    with pytest.raises(ValueError, match=r"N >= 2, got z1 \(1, 3\)"):
+        barlow_twins(z, z)
+
+
+def test_bad_shapes_are_named():
+    with pytest.raises(ValueError, match=r"got z1 \(2, 3\) float32, z2 \(2, 4\) float32"):
+        barlow_twins(torch.ones(2, 3), torch.ones(2, 4))
+    with pytest.raises(ValueError, match=r"got h \(2,\)"):
+        decorrelation(torch.ones(2))
