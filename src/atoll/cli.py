@@ -1,0 +1,150 @@
+"""The ``atoll`` command: parse, call, print."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from rich.table import Table
+
+from atoll import __version__
+from atoll.errors import UserError
+
+Command = Callable[[argparse.Namespace], int]
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run a command.
+
+    Returns:
+        0 done, 1 our fault, 2 the user's mistake, 130 interrupted.
+    """
+    options = _parser().parse_args(arguments)
+    try:
+        command: Command = options.command
+        return command(options)
+    except UserError as error:
+        print(f"atoll: {error}", file=sys.stderr)  # noqa: T201
+        return 2
+    except KeyboardInterrupt:
+        print(f"atoll: interrupted{_resumable(options)}", file=sys.stderr)  # noqa: T201
+        return 130
+    except RuntimeError as error:
+        print(f"atoll: {error}", file=sys.stderr)  # noqa: T201
+        return 1
+
+
+def _resumable(options: argparse.Namespace) -> str:
+    return "; the same command with --resume goes on from the last complete round" if "resume" in options else ""
+
+
+def _run(options: argparse.Namespace) -> int:
+    from atoll.compare import comparison_table
+    from atoll.console import Bar, make_console
+    from atoll.launch import launch
+    from atoll.recipe import load_recipe
+    from atoll.report import write_report
+
+    console = make_console()
+    recipe = load_recipe(options.recipe, options.set)
+    bar = Bar(console, recipe.composed.title or recipe.name)
+    try:
+        run = launch(recipe, options.out, options.resume, bar)
+    finally:
+        bar.stop()
+    report = write_report([run.folder], run.folder / "report.html")
+    console.print(comparison_table([run]))
+    console.print(f"run:    {run.folder}\nreport: {report}", highlight=False)
+    return 0
+
+
+def _compare(options: argparse.Namespace) -> int:
+    from atoll.compare import compare, comparison_table
+    from atoll.console import Bar, make_console
+    from atoll.recipe import load_recipe
+    from atoll.report import write_report
+
+    console = make_console()
+    recipes = [load_recipe(name, options.set) for name in options.recipes]
+    runs = compare(recipes, options.seeds, options.out, lambda title: Bar(console, title))
+    report = write_report([run.folder for run in runs], options.out / "report.html")
+    console.print(comparison_table(runs))
+    console.print(f"runs:   {options.out}\nreport: {report}", highlight=False)
+    return 0
+
+
+def _demo(options: argparse.Namespace) -> int:
+    from atoll.compare import DEMO
+
+    options.recipes, options.set, options.seeds = list(DEMO), options.set, 1
+    return _compare(options)
+
+
+def _methods(options: argparse.Namespace) -> int:
+    from atoll.console import make_console
+    from atoll.methods.listing import list_methods
+
+    listing = list_methods()
+    if options.json:
+        print(json.dumps(listing, indent=2))  # noqa: T201
+        return 0
+    console = make_console()
+    for family, methods in listing.items():
+        table = Table(title=family, title_justify="left", show_edge=False, pad_edge=False)
+        for heading in ("name", "method", "paper", "leaves the client beyond weights", "the client keeps"):
+            table.add_column(heading, overflow="fold")
+        for method in methods:
+            cells = ["name", "title", "paper", "egress", "keeps"]
+            table.add_row(*(_cell(method[cell]) for cell in cells))
+        console.print(table, "")
+    return 0
+
+
+def _cell(value: Any) -> str:
+    return "; ".join(value) if isinstance(value, list) else str(value)
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="atoll", description="Federated self-supervised representation learning."
+    )
+    parser.add_argument("--version", action="version", version=f"atoll {__version__}")
+    commands = parser.add_subparsers(required=True, metavar="COMMAND")
+
+    def command(name: str, call: Command, help: str) -> argparse.ArgumentParser:
+        sub = commands.add_parser(name, help=help, description=help)
+        sub.set_defaults(command=call)
+        return sub
+
+    def settings(sub: argparse.ArgumentParser) -> None:
+        sub.add_argument(
+            "--set", nargs="+", action="extend", default=[], metavar="KEY=VALUE", help="train.rounds=20 …"
+        )
+
+    run = command("run", _run, "Run a recipe: a preset's name or a TOML file.")
+    run.add_argument("recipe", metavar="RECIPE")
+    run.add_argument("--out", type=Path, help="the run's folder (default: runs/NAME-seedN)")
+    run.add_argument("--resume", action="store_true", help="go on with the run in that folder")
+    settings(run)
+
+    demo = command("demo", _demo, "Train three methods on the same federated digits; takes minutes.")
+    demo.add_argument("--out", type=Path, default=Path("runs/demo"))
+    settings(demo)
+
+    compare = command("compare", _compare, "Run several recipes over several seeds; resumes by itself.")
+    compare.add_argument("recipes", nargs="+", metavar="RECIPE")
+    compare.add_argument("--seeds", type=int, default=1, help="seeds a recipe (default: 1)")
+    compare.add_argument("--out", type=Path, default=Path("runs/compare"))
+    settings(compare)
+
+    methods = command("methods", _methods, "List methods: paper, what leaves a client, what it keeps.")
+    methods.add_argument("--json", action="store_true")
+    return parser
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,84 @@
+"""What the command shows while it works: a bar with rate and time left, a line for each evaluation."""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+
+from atoll.engines.federation import Federation
+from atoll.engines.server import Record, Server
+
+
+class Bar:
+    """A progress bar over a run's images; plain lines where there is no terminal."""
+
+    def __init__(self, console: Console, title: str) -> None:
+        self.console = console
+        self._title = title
+        self._progress: Progress | None = None
+
+    def begin(self, federation: Federation, server: Server) -> None:
+        """Before the first round that is played now."""
+        setting, train = federation.setting, federation.plan.train
+        clients = len(server.cohort(1)) / setting.num_clients
+        self._per_round = int(sum(setting.sizes) * clients * train.epochs) or 1
+        self._rounds = train.rounds
+        if not self.console.is_terminal or server.round >= train.rounds:
+            return
+        self._progress = Progress(
+            TextColumn("{task.description}"),
+            BarColumn(bar_width=30),
+            TextColumn("{task.fields[facts]}"),
+            TimeElapsedColumn(),
+            TextColumn("left"),
+            TimeRemainingColumn(),
+            console=self.console,
+            transient=True,
+        )
+        self._task: TaskID = self._progress.add_task(
+            self._title,
+            total=train.rounds * self._per_round,
+            completed=server.round * self._per_round,
+            facts=f"round {server.round + 1}/{train.rounds}",
+        )
+        self._progress.start()
+
+    def step(self, images: int) -> None:
+        """Some client trained on so many images."""
+        if self._progress:
+            self._progress.advance(self._task, images)
+
+    def round(self, record: Record, line: dict[str, Any]) -> None:
+        """A round is complete."""
+        facts = f"round {record.round}/{self._rounds}"
+        loss = record.losses.get("loss")
+        if loss is not None:
+            facts += f"  loss {loss:.3f}"
+        if record.seconds > 0:
+            facts += f"  {self._per_round / record.seconds:,.0f} images/s"
+        for client, reason in record.refused.items():
+            self.console.print(f"round {record.round}: client {client} refused: {reason}", style="yellow")
+        if self._progress:
+            self._progress.update(self._task, completed=record.round * self._per_round, facts=facts)
+            if record.round == self._rounds:
+                self._progress.stop()
+        elif "evaluation" in line or record.round == self._rounds:
+            self.console.print(f"{self._title}: {facts}{_knn(line)}", highlight=False)
+
+    def stop(self) -> None:
+        """Leave the terminal as it was."""
+        if self._progress:
+            self._progress.stop()
+
+
+def _knn(line: dict[str, Any]) -> str:
+    accuracy = line.get("evaluation", {}).get("knn/accuracy")
+    return "" if accuracy is None else f"  kNN {100 * accuracy:.1f} %"
+
+
+def make_console() -> Console:
+    """Where progress and tables go."""
+    return Console(file=sys.stdout, width=None if sys.stdout.isatty() else 120)

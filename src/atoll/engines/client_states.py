@@ -1,0 +1,42 @@
+"""What clients keep, on disk: one file a client and round, so that a round counts only once it is complete."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Mapping
+from pathlib import Path
+
+from atoll.tree import Tree, load, save
+
+
+class ClientStates:
+    """A folder of client states.
+
+    A state is written under the round that made it. Which round's state is a client's valid one is the server's
+    to say, after it has accepted the update: a state of a round that was lost, or refused, is never read.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+
+    def load(self, client: int, round: int) -> Tree:
+        """The state that the client kept after ``round``; None after round 0."""
+        return load(self._path(client, round)) if round else None
+
+    def save(self, client: int, round: int, own: Tree) -> None:
+        """Keep a state, whole or not at all."""
+        save(self._path(client, round), own)
+
+    def prune(self, valid: Mapping[int, int]) -> None:
+        """Delete the states that are older than each client's valid one."""
+        for client, round in valid.items():
+            for path in self._path(client, 0).parent.glob("*.safetensors"):
+                if int(path.stem) < round:
+                    path.unlink(missing_ok=True)
+
+    def clear(self) -> None:
+        """Delete all."""
+        shutil.rmtree(self.folder, ignore_errors=True)
+
+    def _path(self, client: int, round: int) -> Path:
+        return self.folder / f"{client:06d}" / f"{round:06d}.safetensors"

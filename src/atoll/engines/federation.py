@@ -1,0 +1,145 @@
+"""A federation in one process's eyes: images, who holds which, networks, and the method that runs over them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+
+import torch
+from torch import Tensor, nn
+
+from atoll.data.client import FederatedClient
+from atoll.data.partitions import Partition, PartitionOptions, partition_images
+from atoll.data.options import DataOptions
+from atoll.data.sources import Splits, load_data
+from atoll.data.view_options import ViewOptions
+from atoll.data.views import Views, make_views
+from atoll.engines.options import EngineOptions
+from atoll.errors import UserError
+from atoll.evaluation import EvaluationOptions
+from atoll.methods.method import Client, Method, update_names
+from atoll.models import ModelOptions, build_encoder, build_projector
+from atoll.parts import Setting, init_seed, seeded
+from atoll.training import TrainOptions
+from atoll.tree import Tree, Weights
+
+
+@dataclass(frozen=True)
+class Plan:
+    """A run as objects: what an engine needs, and all that a worker process is given.
+
+    Attributes:
+        method: to run.
+        seed: every random stream comes from it.
+        data: where the images come from.
+        partition: which client holds which.
+        views: augmentation.
+        model: encoder and heads.
+        train: how clients train.
+        evaluation: what is measured, and when.
+        engine: where it runs.
+    """
+
+    method: Method
+    seed: int = 0
+    data: DataOptions = field(default_factory=DataOptions)
+    partition: PartitionOptions = field(default_factory=PartitionOptions)
+    views: ViewOptions = field(default_factory=ViewOptions)
+    model: ModelOptions = field(default_factory=ModelOptions)
+    train: TrainOptions = field(default_factory=TrainOptions)
+    evaluation: EvaluationOptions = field(default_factory=EvaluationOptions)
+    engine: EngineOptions = field(default_factory=EngineOptions)
+
+
+class Federation:
+    """The loaded images, their partition, and what is built on them.
+
+    Args:
+        plan: of the run.
+        splits: images already loaded; None: load them.
+
+    Raises:
+        UserError: data, partition, model and method do not fit together.
+    """
+
+    def __init__(self, plan: Plan, splits: Splits | None = None) -> None:
+        self.plan = plan
+        self.splits = splits or load_data(plan.data, plan.seed)
+        train = self.splits.train
+        self.partition: Partition = partition_images(train, plan.partition, plan.seed)
+        small = [k for k, indices in enumerate(self.partition.clients) if len(indices) < 2]
+        if small:
+            raise UserError(
+                f"client {small[0]} has {len(self.partition.clients[small[0]])} sample(s), and training needs at "
+                "least 2 in a batch; use fewer clients, more samples or a larger partition.min_size"
+            )
+        channels, size = plan.data.channels, plan.data.image_size
+        self.views: Views = make_views(plan.views, size, channels)
+        self.setting, encoder, projector = _dimensions(plan, len(self.partition.clients), train.classes)
+        self.setting = replace(self.setting, sizes=tuple(len(indices) for indices in self.partition.clients))
+        reason = plan.method.refuse(self.setting)
+        if reason:
+            raise UserError(reason)
+        self.device = plan.engine.find_device()
+        self.networks = _assemble(plan, self.setting, encoder, projector).to(self.device)
+        if plan.engine.channels_last:
+            self.networks.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+
+    def initial_weights(self) -> Weights:
+        """The one initial model that server and clients share; call before anything trains."""
+        return {name: value.detach().cpu().clone() for name, value in self.networks.state_dict().items()}
+
+    def update_names(self) -> set[str]:
+        """Names of the weights that an update must hold."""
+        return update_names(self.plan.method, self.plan.train, self.networks)
+
+    def client_side(self, constants: Tree) -> Client:
+        """The client's side of the method, on this process's networks."""
+        return Client(self.plan.method, self.setting, self.networks, constants)
+
+    def client_data(self, client: int) -> FederatedClient:
+        """A client's samples."""
+        train = self.plan.train
+        return FederatedClient(
+            self.splits.train, self.partition.clients[client], client, self.views, self.plan.seed,
+            train.batch_size, train.drop_last, self.device, self.plan.engine.channels_last,
+        )  # fmt: skip
+
+    def client_ids(self) -> Tensor:
+        """(N,) the client of each training sample; −1 for samples that no client holds."""
+        ids = torch.full((len(self.splits.train),), -1, dtype=torch.int64)
+        for client, indices in enumerate(self.partition.clients):
+            ids[indices] = client
+        return ids
+
+
+def _dimensions(plan: Plan, clients: int, classes: list[str]) -> tuple[Setting, nn.Module, nn.Module]:
+    channels, size = plan.data.channels, plan.views.size or plan.data.image_size
+    encoder = seeded(
+        init_seed(plan.seed, "encoder"), lambda: build_encoder(plan.model, channels, size)
+    )
+    projector = seeded(
+        init_seed(plan.seed, "projector"), lambda: build_projector(plan.model, encoder.dim)
+    ).eval()
+    with torch.no_grad():
+        embedding_dim = projector(torch.zeros(1, encoder.dim)).shape[1]
+    setting = Setting(
+        seed=plan.seed,
+        num_clients=clients,
+        image_shape=(channels, size, size),
+        num_classes=len(classes),
+        encoder_dim=encoder.dim,
+        embedding_dim=embedding_dim,
+        train=plan.train,
+        model=plan.model,
+    )
+    return setting, encoder, projector
+
+
+def _assemble(plan: Plan, setting: Setting, encoder: nn.Module, projector: nn.Module) -> nn.ModuleDict:
+    networks = nn.ModuleDict({"encoder": encoder, "projector": projector.train()})
+    for part in plan.method.parts:
+        heads = seeded(init_seed(plan.seed, part.name), lambda part=part: part.heads(setting))
+        for name, head in heads.items():
+            if name not in networks:
+                networks[name] = head
+    return networks

@@ -1,0 +1,221 @@
+"""The server's side of every engine: whom it asks, what it sends, what it accepts, and what it must remember."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Generator, Sequence
+from contextlib import closing
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+import torch
+
+from atoll.engines.door import Door
+from atoll.engines.federation import Plan
+from atoll.parts import Deployment, Setting
+from atoll.rng import stream
+from atoll.tree import Tree, Weights, num_bytes
+
+
+class TooFewUpdatesError(RuntimeError):
+    """A round ended with fewer usable updates than the recipe asks for; the model was left as it was."""
+
+
+@dataclass(frozen=True)
+class Job:
+    """One client's task in a round.
+
+    Attributes:
+        client: id.
+        round: from 1.
+        message: from `Method.send`, with ``"kept"``, the round whose client state is the valid one (0: none).
+    """
+
+    client: int
+    round: int
+    message: Tree
+
+
+@dataclass(frozen=True)
+class Result:
+    """What came of a job.
+
+    Attributes:
+        client: id.
+        update: its update, or None.
+        lost: why there is none.
+    """
+
+    client: int
+    update: Tree = None
+    lost: str = ""
+
+
+class Executor(Protocol):
+    """Runs jobs somewhere."""
+
+    def start(self, constants: Tree) -> None:
+        """Get ready; ``constants`` are for every client, once."""
+        ...
+
+    def run(self, jobs: Sequence[Job], progress: Callable[[int], None] | None) -> Generator[Result, None, None]:
+        """Results in the order of the jobs. An update may be reused once the next one is asked for."""
+        ...
+
+    def close(self) -> None:
+        """Stop all that `start` began."""
+        ...
+
+
+@dataclass
+class Record:
+    """What a round did, as `metrics.jsonl` keeps it."""
+
+    round: int
+    clients: int = 0
+    samples_seen: int = 0
+    bytes_down: int = 0
+    bytes_up: int = 0
+    seconds: float = 0.0
+
+    def __post_init__(self) -> None:
+        self.losses: dict[str, float] = {}
+        self.refused: dict[str, str] = {}
+        self.lost: dict[str, str] = {}
+
+    def to_dict(self) -> dict[str, Any]:
+        """One line of metrics."""
+        line: dict[str, Any] = {"round": self.round, "loss": self.losses.get("loss"), "losses": self.losses}
+        line |= {"clients": self.clients, "bytes_down": self.bytes_down, "bytes_up": self.bytes_up}
+        line |= {"seconds": round(self.seconds, 3)}
+        if self.refused:
+            line["refused"] = self.refused
+        if self.lost:
+            line["lost"] = self.lost
+        return line
+
+
+class Server:
+    """State of the server between rounds, and one round at a time.
+
+    Args:
+        plan: of the run.
+        setting: of the run.
+        start: the one initial model.
+        prerequisites: weights of the runs that the method needed first.
+        scratch: a folder for updates that do not fit in memory.
+    """
+
+    def __init__(
+        self,
+        plan: Plan,
+        setting: Setting,
+        start: Weights,
+        prerequisites: dict[str, Weights] | None = None,
+        scratch: Path | None = None,
+    ) -> None:
+        self.plan = plan
+        self.setting = setting
+        self.round = 0
+        self.valid: dict[int, int] = {}
+        self.constants = plan.method.constants(setting, prerequisites or {})
+        self.state = plan.method.init(setting, start)
+        self.door = Door(plan.method, setting, frozenset())
+        self._constants_sent: set[int] = set()
+        self._scratch = scratch
+
+    def cohort(self, round: int) -> list[int]:
+        """The clients of a round, in the order in which they were drawn."""
+        clients = self.setting.num_clients
+        count = max(1, round_half_up(self.plan.train.participation * clients))
+        drawn = torch.randperm(clients, generator=stream(self.plan.seed, "cohort", round))
+        return [int(client) for client in drawn[:count]]
+
+    def jobs(self, round: int) -> list[Job]:
+        """A round's tasks, in client-id order, which is the order of the fold."""
+        cohort = self.cohort(round)
+        method = self.plan.method
+        jobs = []
+        for client in sorted(cohort):
+            message = method.send(self.state, self.setting, client, cohort, round)
+            jobs.append(Job(client, round, {**message, "kept": self.valid.get(client, 0)}))
+        return jobs
+
+    def play(self, executor: Executor, progress: Callable[[int], None] | None = None) -> Record:
+        """Play the next round.
+
+        Raises:
+            TooFewUpdatesError: too few updates could be used; the state is as before.
+        """
+        began = time.perf_counter()
+        record = Record(self.round + 1)
+        jobs = self.jobs(record.round)
+        fold = self.plan.method.open(self.state, self.setting, record.round, self._scratch)
+        accepted: list[int] = []
+        with closing(executor.run(jobs, progress)) as results:
+            for job, result in zip(jobs, results, strict=True):
+                record.bytes_down += num_bytes(job.message)
+                if job.client not in self._constants_sent:
+                    record.bytes_down += num_bytes(self.constants)
+                    self._constants_sent.add(job.client)
+                if result.lost:
+                    record.lost[str(job.client)] = result.lost
+                    continue
+                record.bytes_up += num_bytes(result.update)
+                reason = self.door.refuse(result.update, self.state["models"])
+                if reason:
+                    record.refused[str(job.client)] = reason
+                    continue
+                fold.add(job.client, result.update)
+                accepted.append(job.client)
+                _average(record.losses, result.update.get("losses", {}), len(accepted))
+        if len(accepted) < self.plan.train.min_accepted * len(jobs) or not accepted:
+            raise TooFewUpdatesError(_too_few(record, len(accepted), len(jobs), self.plan.train.min_accepted))
+        self.state = fold.close()
+        self.door.close_round()
+        self.valid.update(dict.fromkeys(accepted, record.round))
+        self.round = record.round
+        record.clients = len(accepted)
+        record.seconds = time.perf_counter() - began
+        return record
+
+    def deploy(self) -> Deployment:
+        """The models that result so far."""
+        return self.plan.method.deploy(self.state)
+
+    def checkpoint(self) -> Tree:
+        """All that a resumed server needs."""
+        return {
+            "round": self.round,
+            "state": self.state,
+            "valid": {str(client): round for client, round in self.valid.items()},
+            "norms": self.door.norms,
+            "constants_sent": sorted(self._constants_sent),
+        }
+
+    def restore(self, checkpoint: Tree) -> None:
+        """Go on from a checkpoint."""
+        self.round = checkpoint["round"]
+        self.state = checkpoint["state"]
+        self.valid = {int(client): round for client, round in checkpoint["valid"].items()}
+        self.door.norms = list(checkpoint["norms"])
+        self._constants_sent = set(checkpoint["constants_sent"])
+
+
+def round_half_up(value: float) -> int:
+    """The nearest whole number; halves go up, as a user expects of ``participation`` × clients."""
+    return int(value + 0.5)
+
+
+def _average(means: dict[str, float], values: dict[str, float], count: int) -> None:
+    for name, value in values.items():
+        means[name] = means.get(name, 0.0) + (value - means.get(name, 0.0)) / count
+
+
+def _too_few(record: Record, accepted: int, asked: int, least: float) -> str:
+    reasons = [f"client {client}: {reason}" for client, reason in {**record.refused, **record.lost}.items()]
+    return (
+        f"round {record.round} failed: {accepted} of {asked} updates were usable and train.min_accepted asks for "
+        f"{least:.0%}; {'; '.join(reasons[:3])}{' …' if len(reasons) > 3 else ''}"
+    )

@@ -1,0 +1,191 @@
+"""From a recipe to a finished run: load, simulate, evaluate, save."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from atoll.data.images import ImageSet
+from atoll.engines.client_states import ClientStates
+from atoll.engines.federation import Federation
+from atoll.engines.server import Server
+from atoll.engines.simulation import Watcher, simulate, threads
+from atoll.errors import UserError
+from atoll.evaluation import evaluate
+from atoll.models import Encoder, save_encoder
+from atoll.options import describe
+from atoll.recipe import Recipe, load_recipe
+from atoll.report.artifacts import save_artifacts
+from atoll.runs import Run, default_folder
+from atoll.tree import Weights
+
+LENGTH = {"train.rounds", "engine.workers", "name", "title"}  # what a resumed recipe may say otherwise
+
+
+def launch(
+    recipe: Recipe | str | Path,
+    out: Path | str | None = None,
+    resume: bool = False,
+    watcher: Watcher | None = None,
+) -> Run:
+    """Run a recipe, or go on with one that was interrupted or is to be longer.
+
+    Args:
+        recipe: a recipe, a preset's name or a TOML file.
+        out: the run's folder; None: ``runs/NAME-seedN``.
+        resume: go on with what the folder holds.
+        watcher: is told of progress.
+
+    Returns:
+        The finished run.
+
+    Raises:
+        UserError: a mistake in the recipe, the data or the folder.
+        TooFewUpdatesError: a round got too few usable updates.
+    """
+    if not isinstance(recipe, Recipe):
+        recipe = load_recipe(recipe)
+    run = Run(out or default_folder(recipe.name, recipe.seed))
+    _check_folder(run, recipe, resume)
+    federation = Federation(recipe.plan())  # before anything is written: most mistakes show here
+    with run.locked():
+        if not resume:
+            run.clear()
+        run.write("recipe.toml", recipe.to_toml())
+        if not run.partition_path.is_file():
+            run.write("partition.json", federation.partition.to_json())
+        server, states = simulate(federation, run, watcher, _evaluate_all)
+        _finish(run, federation, server, states)
+    return run
+
+
+def _check_folder(run: Run, recipe: Recipe, resume: bool) -> None:
+    if not run.exists():
+        return
+    if not resume:
+        raise UserError(
+            f"{run.folder} already holds a run; add --resume to go on with it, or choose another --out"
+        )
+    before, now = _flat(describe(load_recipe(run.recipe_path).completed())), _flat(describe(recipe.completed()))
+    changed = [key for key in sorted(before | now) if before.get(key) != now.get(key) and key not in LENGTH]
+    if changed:
+        key = changed[0]
+        raise UserError(
+            f"{run.folder} was begun with {key} = {before.get(key)!r}, and the recipe now says {now.get(key)!r}; a "
+            "resumed run may differ in train.rounds and engine.workers only: choose another --out"
+        )
+    done = before["train.rounds"]
+    if now["train.rounds"] < done and run.finished:
+        raise UserError(f"{run.folder} has finished {done} rounds already; train.rounds can only be raised")
+
+
+def _flat(table: dict[str, Any], prefix: str = "") -> dict[str, Any]:
+    flat = {}
+    for key, value in table.items():
+        flat |= _flat(value, f"{prefix}{key}.") if isinstance(value, dict) else {f"{prefix}{key}": value}
+    return flat
+
+
+def deployed(federation: Federation, server: Server, states: ClientStates) -> dict[str, tuple[Weights, list[int]]]:
+    """The finished models by name, each with the clients that use it."""
+    method, clients = federation.plan.method, range(federation.setting.num_clients)
+    deployment = server.deploy()
+    if method.personalises(federation.plan.train):
+        models = {}
+        for client in clients:
+            own = states.load(client, server.valid.get(client, 0))
+            if own is not None or deployment.models:
+                models[f"client-{client}"] = (method.personal(deployment, client, own), [client])
+        return models
+    first = next(iter(deployment.models))
+    users = {name: [c for c in clients if deployment.choice.get(c, first) == name] for name in deployment.models}
+    return {name: (weights, users[name]) for name, weights in deployment.models.items()}
+
+
+def load_networks(federation: Federation, weights: Weights) -> Encoder:
+    """The encoder with these weights; names that they lack stay as the networks have them."""
+    federation.networks.load_state_dict({**federation.networks.state_dict(), **weights})
+    encoder = federation.networks["encoder"]
+    assert isinstance(encoder, Encoder)  # noqa: S101
+    return encoder
+
+
+def held_out(federation: Federation) -> tuple[str, ImageSet]:
+    """The images that measure the encoder: for tuning the validation split, else the test set, else all."""
+    splits = federation.splits
+    if splits.validation is not None:
+        return "validation", splits.validation
+    return ("test", splits.test) if splits.test is not None else ("train", splits.train)
+
+
+def _evaluate_all(
+    federation: Federation, server: Server, states: ClientStates, final: bool = False
+) -> dict[str, Any]:
+    """Numbers of the deployed models; of several, the mean over the clients that use them, and each one's."""
+    plan = federation.plan
+    split, images = held_out(federation)
+    by_model: dict[str, dict[str, Any]] = {}
+    users: dict[str, int] = {}
+    for name, (weights, clients) in deployed(federation, server, states).items():
+        users[name] = len(clients)
+        by_model[name] = dict(
+            evaluate(
+                load_networks(federation, weights),
+                federation.splits.train,
+                images,
+                federation.views,
+                plan.evaluation,
+                seed=plan.seed,
+                protocols=plan.evaluation.at_end if final else plan.evaluation.during,
+                client_ids=federation.client_ids(),
+            )
+        )
+    results = next(iter(by_model.values()))
+    if len(by_model) > 1:
+        mean = _weighted_mean(list(by_model.values()), list(users.values()))
+        results = {**mean, "by_model": by_model, "clients_by_model": users}
+    return {"split": split, **results}
+
+
+def _weighted_mean(results: list[dict[str, Any]], weights: list[int]) -> dict[str, Any]:
+    if not sum(weights):
+        weights = [1] * len(results)
+    mean: dict[str, Any] = {}
+    for key, value in results[0].items():
+        if isinstance(value, int | float) and not isinstance(value, bool):
+            mean[key] = sum(w * r[key] for w, r in zip(weights, results, strict=True)) / sum(weights)
+        else:
+            mean[key] = value
+    return mean
+
+
+def _finish(run: Run, federation: Federation, server: Server, states: ClientStates) -> None:
+    """Save the encoders and say what they are worth."""
+    plan = federation.plan
+    with threads(plan.engine.threads):
+        models = deployed(federation, server, states)
+        largest = max(models, key=lambda name: sum(federation.setting.sizes[c] for c in models[name][1]))
+        metadata = _about(federation)
+        for name in models:
+            if len(models) > 1:
+                encoder = load_networks(federation, models[name][0])
+                save_encoder(run.folder / f"encoder-{name}.safetensors", encoder, metadata)
+        results = _evaluate_all(federation, server, states, final=True)
+        encoder = load_networks(federation, models[largest][0])
+        save_encoder(run.encoder_path, encoder, metadata)
+        save_artifacts(run.folder, encoder, held_out(federation)[1], federation.views, plan.seed)
+    run.write("evaluation.json", json.dumps({"round": server.round, "model": largest, **results}) + "\n")
+
+
+def _about(federation: Federation) -> dict[str, Any]:
+    settings = federation.views.settings
+    return {
+        "classes": list(federation.splits.train.classes),
+        "image_size": federation.views.size,
+        "channels": federation.views.channels,
+        "mean": list(settings.mean),
+        "std": list(settings.std),
+    }
+
+

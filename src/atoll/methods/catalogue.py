@@ -1,0 +1,139 @@
+"""All parts and methods by the names that recipes use, and how a recipe's words become a `Method`."""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib
+import os
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+from atoll.aggregation.fedavg import FedAvg
+from atoll.errors import UserError, did_you_mean
+from atoll.methods import fedavg_ssl, ssd
+from atoll.methods.merge import Replace
+from atoll.methods.method import Method
+from atoll.methods.server import Direct
+from atoll.objectives.align_uniform import AlignUniform
+from atoll.objectives.simclr import SimCLR
+from atoll.options import build, describe
+from atoll.parts import Aggregation, Merge, Objective, Part, ServerStep, Term
+
+P = TypeVar("P", bound=Part)
+
+
+def by_name(*parts: type[P]) -> dict[str, type[P]]:
+    """Parts under the names that they carry."""
+    return {part.name: part for part in parts}
+
+
+OBJECTIVES: dict[str, type[Objective]] = by_name(AlignUniform, SimCLR)
+TERMS: dict[str, type[Term]] = by_name(ssd.DSR, ssd.HSD, ssd.PD)
+MERGES: dict[str, type[Merge]] = by_name(Replace)
+AGGREGATIONS: dict[str, type[Aggregation]] = by_name(FedAvg)
+SERVER_STEPS: dict[str, type[ServerStep]] = by_name(Direct)
+
+METHODS: dict[str, Method] = {
+    "fed_align_uniform": fedavg_ssl.FED_ALIGN_UNIFORM,
+    "fed_simclr": fedavg_ssl.FED_SIMCLR,
+    "ssd": ssd.METHOD,
+}
+
+
+@dataclass(frozen=True)
+class MethodOptions:
+    """The recipe's ``[method]`` section: a method by name, and any axis chosen otherwise.
+
+    Attributes:
+        name: of a method (``atoll methods`` lists them) or ``module:attribute``.
+        objective: a part's name or ``module:attribute``; None: the method's own.
+        terms: as above, in order.
+        merge: as above.
+        aggregation: as above.
+        server: as above.
+    """
+
+    name: str = "ssd"
+    objective: str | None = None
+    terms: tuple[str, ...] | None = None
+    merge: str | None = None
+    aggregation: str | None = None
+    server: str | None = None
+
+
+def find(name: str, known: Mapping[str, Any], what: str) -> Any:
+    """A known thing, or the attribute of a user's module that ``module:attribute`` names."""
+    if ":" not in name:
+        if name not in known:
+            raise UserError(f"unknown {what} {name!r}; {did_you_mean(name, known)}")
+        return known[name]
+    module, _, attribute = name.partition(":")
+    if os.getcwd() not in sys.path:
+        sys.path.insert(0, os.getcwd())
+    try:
+        return getattr(importlib.import_module(module), attribute)
+    except ModuleNotFoundError as error:
+        raise UserError(
+            f"{what} {name!r}: no module {error.name!r} in this folder or the environment"
+        ) from None
+    except AttributeError:
+        raise UserError(f"{what} {name!r}: module {module!r} has no {attribute!r}") from None
+
+
+def make_method(chosen: MethodOptions, options: Mapping[str, Mapping[str, Any]]) -> Method:
+    """Compose a method: a preset, its axes replaced where the recipe says so, its parts' options set.
+
+    Args:
+        chosen: the ``[method]`` section.
+        options: the ``[options.PART]`` tables.
+
+    Raises:
+        UserError: an unknown method, part or option.
+    """
+    method = find(chosen.name, METHODS, "method")
+    if isinstance(method, type) and issubclass(method, Objective):
+        method = Method(objective=method(), title=chosen.name)
+    if not isinstance(method, Method):
+        raise UserError(f"method {chosen.name!r} is no atoll Method or Objective but a {type(method).__name__}")
+    used: set[str] = set()
+
+    def part(name: str | None, own: Any, known: Mapping[str, type[Part]], what: str) -> Any:
+        made = own if name is None or (own is not None and name == own.name) else find(name, known, what)
+        if isinstance(made, type):
+            made = made()
+        if not isinstance(made, Part):
+            raise UserError(f"{what} {name!r} is no atoll part but a {type(made).__name__}")
+        used.add(made.name)
+        table = {**describe(made), **options.get(made.name, {})}
+        return build(type(made), table, f"options.{made.name}")
+
+    own_terms = {term.name: term for term in method.terms}
+    names = list(own_terms) if chosen.terms is None else list(chosen.terms)
+    composed = dataclasses.replace(
+        method,
+        objective=part(chosen.objective, method.objective, OBJECTIVES, "objective"),
+        terms=tuple(part(name, own_terms.get(name), TERMS, "term") for name in names),
+        merge=part(chosen.merge, method.merge, MERGES, "merge"),
+        aggregation=part(chosen.aggregation, method.aggregation, AGGREGATIONS, "aggregation"),
+        server=part(chosen.server, method.server, SERVER_STEPS, "server step"),
+    )
+    unused = sorted(set(options) - used)
+    if unused:
+        raise UserError(f"options.{unused[0]} belongs to no part of this method; {did_you_mean(unused[0], used)}")
+    return composed
+
+
+def complete(chosen: MethodOptions, method: Method) -> tuple[MethodOptions, dict[str, dict[str, Any]]]:
+    """The same choice with nothing left to defaults, as it stands in a run's ``recipe.toml``."""
+    filled = MethodOptions(
+        name=chosen.name,
+        objective=chosen.objective or method.objective.name,
+        terms=chosen.terms if chosen.terms is not None else tuple(term.name for term in method.terms),
+        merge=chosen.merge or method.merge.name,
+        aggregation=chosen.aggregation or method.aggregation.name,
+        server=chosen.server or method.server.name,
+    )
+    parts = (method.objective, *method.terms, method.merge, method.aggregation, method.server)
+    return filled, {part.name: table for part in parts if (table := describe(part))}

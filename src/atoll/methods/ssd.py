@@ -1,0 +1,190 @@
+"""SSD: soft separation and distillation (Fang et al., ICCV 2025).
+
+    L_k = L_align + β L_uniform + γ L_DSR + δ L_PD                                             (Eq. 10)
+
+The server gives each client its own dimensions S_k of the embedding space (Eq. 6). Dimension-scaled
+regularisation draws the client's embeddings towards them (Eq. 7), so that clients spread over the sphere;
+projector distillation carries what the embedding learns over to the representation (Eq. 9). Only weights
+leave a client, and FedAvg averages them. Hard separation (Fig. 6b) is the limit in which a client keeps to S_k.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from atoll.aggregation.fedavg import FedAvg
+from atoll.errors import UserError, did_you_mean
+from atoll.functional import dimension_scaling, projector_distillation
+from atoll.methods.method import Method
+from atoll.objectives.align_uniform import VIEWS, AlignUniform
+from atoll.parts import Batch, Forward, Local, Passes, Setting, Term
+from atoll.rng import stream
+from atoll.tree import Tree, Weights
+
+
+@dataclass(frozen=True)
+class Separation(Term):
+    """What soft and hard separation share: a client's own dimensions S_k, |S_k| = ⌊d/K⌋, disjoint over clients.
+
+    Attributes:
+        basis: ``"axes"`` takes S_k from the coordinates (Eq. 6); ``"random"`` from the columns of one random
+            orthonormal matrix Q that all share (the official code).
+        index_by: S_k belongs to a ``"client"``, or to a ``"slot"`` of the round's cohort (the official code).
+    """
+
+    basis: str = "axes"
+    index_by: str = "client"
+
+    def __post_init__(self) -> None:
+        for option, known in (("basis", ("axes", "random")), ("index_by", ("client", "slot"))):
+            value = getattr(self, option)
+            if value not in known:
+                raise UserError(f"{self.name}.{option} is {value!r}; {did_you_mean(value, known)}")
+
+    def refuse(self, setting: Setting) -> str | None:
+        """With more clients than dimensions, some would have none of their own."""
+        if setting.num_clients > setting.embedding_dim:
+            return (
+                f"{self.name!r} gives each client its own embedding dimensions, and {setting.num_clients} clients "
+                f"do not fit into {setting.embedding_dim}; set model.projector_dim higher"
+            )
+        return None
+
+    def constants(self, setting: Setting, prerequisites: dict[str, Weights]) -> Tree:
+        """Q, from the QR decomposition of a Gaussian matrix."""
+        if self.basis == "axes":
+            return None
+        d = setting.embedding_dim
+        gaussian = torch.randn(d, d, generator=stream(setting.seed, "ssd-basis"), dtype=torch.float64)
+        return torch.linalg.qr(gaussian).Q.float()
+
+    def send(self, state: Tree, client: int, cohort: Sequence[int], round: int) -> Tree:
+        """Which S_k is the client's."""
+        return client if self.index_by == "client" else cohort.index(client)
+
+    def forwards(self) -> Sequence[Forward]:
+        """Both views through the local networks."""
+        return VIEWS
+
+    def start(self, local: Local) -> None:
+        """Where S_k lies, as a 0/1 vector."""
+        mine = local.of(self)
+        size = local.setting.embedding_dim // local.setting.num_clients
+        mine.inside = torch.zeros(local.setting.embedding_dim, device=local.device)
+        mine.inside[mine.message * size : (mine.message + 1) * size] = 1
+        mine.basis = None if mine.constants is None else mine.constants.to(local.device)
+
+
+@dataclass(frozen=True)
+class DSR(Separation):
+    """Dimension-scaled regularisation: draw ẑ towards its copy scaled by α along S_k (Eqs. 6 and 7).
+
+    Attributes:
+        scale: α.
+        reduction: ``"fro_over_n"`` (the official code's, which made the paper's tables) or ``"mean_sq"`` (Eq. 7).
+    """
+
+    name: ClassVar[str] = "dsr"
+    source: ClassVar[str] = "SSD Eqs. 6-7"
+    scale: float = 10.0
+    reduction: str = "fro_over_n"
+
+    def loss(self, local: Local, batch: Batch, passes: Passes) -> Tensor:
+        """The mean of both views' distance to their scaled copies."""
+        mine = local.of(self)
+        d_k = 1 + (self.scale - 1) * mine.inside
+        losses = [dimension_scaling(passes[view].z, d_k, mine.basis, self.reduction) for view in VIEWS]
+        return torch.stack(losses).mean()
+
+
+@dataclass(frozen=True)
+class HSD(Separation):
+    """Hard separation: a client keeps to S_k alone (Fig. 6b; the paper gives no equation).
+
+    Attributes:
+        kind: ``"target"`` draws ẑ towards its projection on S_k, the limit α → ∞ of `DSR`; ``"mask"`` sets the
+            embedding to zero outside S_k before any loss sees it.
+        reduction: as for `DSR`, for ``"target"``.
+    """
+
+    name: ClassVar[str] = "hsd"
+    source: ClassVar[str] = "SSD Fig. 6b (our reading)"
+    kind: str = "target"
+    reduction: str = "fro_over_n"
+
+    def start(self, local: Local) -> None:
+        """For ``"mask"``: put the projection behind the projector until the round ends."""
+        super().start(local)
+        mine = local.of(self)
+        if self.kind == "mask":
+            q = mine.basis if mine.basis is not None else torch.eye(len(mine.inside), device=local.device)
+            projection = (q * mine.inside) @ q.T
+            projector = local.networks["projector"]
+            mine.hook = projector.register_forward_hook(lambda _, __, z: z @ projection.to(z.dtype))
+
+    def loss(self, local: Local, batch: Batch, passes: Passes) -> Tensor:
+        """The mean of both views' distance to their projections (0 for ``"mask"``: nothing is left to draw)."""
+        mine = local.of(self)
+        if self.kind == "mask":
+            return passes[VIEWS[0]].z.new_zeros(())
+        losses = [dimension_scaling(passes[view].z, mine.inside, mine.basis, self.reduction) for view in VIEWS]
+        return torch.stack(losses).mean()
+
+    def finish(self, local: Local) -> Tree:
+        """Take the projection away again."""
+        if self.kind == "mask":
+            local.of(self).hook.remove()
+
+
+@dataclass(frozen=True)
+class PD(Term):
+    """Projector distillation between the representation h and the embedding z (Eq. 9).
+
+    Attributes:
+        kind: ``"kl"`` or ``"mse"``.
+        direction: ``"zh"``: KL(σ(z/τ) ‖ σ(h/τ)), the official code; ``"hz"``: KL(σ(h/τ) ‖ σ(z/τ)), Eq. 9.
+        temperature: τ; the paper has none (1), the code 0.5.
+    """
+
+    name: ClassVar[str] = "pd"
+    source: ClassVar[str] = "SSD Eq. 9"
+    weight: float = 0.1
+    kind: str = "kl"
+    direction: str = "zh"
+    temperature: float = 0.5
+
+    def refuse(self, setting: Setting) -> str | None:
+        """h and z must have one size."""
+        if setting.encoder_dim != setting.embedding_dim:
+            return (
+                f"'pd' compares representations ({setting.encoder_dim} wide) with embeddings "
+                f"({setting.embedding_dim} wide); set model.projector_dim = {setting.encoder_dim}"
+            )
+        return None
+
+    def forwards(self) -> Sequence[Forward]:
+        """Both views through the local networks."""
+        return VIEWS
+
+    def loss(self, local: Local, batch: Batch, passes: Passes) -> Tensor:
+        """The mean over both views."""
+        losses = [
+            projector_distillation(passes[view].h, passes[view].z, self.kind, self.direction, self.temperature)
+            for view in VIEWS
+        ]
+        return torch.stack(losses).mean()
+
+
+METHOD = Method(
+    objective=AlignUniform(),
+    terms=(DSR(), PD()),
+    aggregation=FedAvg(),
+    title="SSD",
+    paper="Fang et al., Soft Separation and Distillation, ICCV 2025",
+    family="Federated self-supervised methods",
+)

@@ -1,0 +1,39 @@
+"""AlignUniform: alignment and uniformity on the hypersphere (Wang and Isola 2020)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import ClassVar
+
+from torch import Tensor
+
+from atoll.functional import alignment, uniformity
+from atoll.parts import Batch, Forward, Local, Objective, Passes
+
+VIEWS = (Forward("view1"), Forward("view2"))
+
+
+@dataclass(frozen=True)
+class AlignUniform(Objective):
+    """L = L_align(z, z⁺) + β · ½ (L_unif(z) + L_unif(z⁺)), the base loss of SSD (Eqs. 3 and 4).
+
+    Attributes:
+        beta: weight of uniformity.
+        t: temperature of its Gaussian potential.
+    """
+
+    name: ClassVar[str] = "align_uniform"
+    source: ClassVar[str] = "Wang and Isola 2020; SSD Eqs. 3-4"
+    beta: float = 1.0
+    t: float = 2.0
+
+    def forwards(self) -> Sequence[Forward]:
+        """Both views through the local networks."""
+        return VIEWS
+
+    def loss(self, local: Local, batch: Batch, passes: Passes) -> Tensor:
+        """The two parts' sum."""
+        z1, z2 = (passes[view].z for view in VIEWS)
+        uniform = 0.5 * (uniformity(z1, self.t) + uniformity(z2, self.t))
+        return alignment(z1, z2) + self.beta * uniform

@@ -1,0 +1,82 @@
+"""Options: frozen dataclasses built from a recipe's tables, with a sentence for every mistake."""
+
+from __future__ import annotations
+
+import dataclasses
+import types
+import typing
+from collections.abc import Mapping
+from typing import Any, TypeVar
+
+from atoll.errors import UserError, did_you_mean
+
+T = TypeVar("T")
+
+
+def build(cls: type[T], table: Mapping[str, Any], where: str = "") -> T:
+    """A dataclass from a table of its fields; nested dataclasses from nested tables.
+
+    Args:
+        cls: a dataclass whose fields are strings, numbers, booleans, tuples, dicts, dataclasses or None.
+        table: values by field name.
+        where: the table's place in the recipe, for messages.
+
+    Raises:
+        UserError: an unknown key (the nearest known one is named) or a value of the wrong type.
+    """
+    hints = typing.get_type_hints(cls)
+    known = {field.name: hints[field.name] for field in dataclasses.fields(cls) if field.init}  # type: ignore[arg-type]
+    values = {}
+    for key, value in table.items():
+        place = f"{where}.{key}" if where else key
+        if key not in known:
+            raise UserError(f"unknown recipe key {place!r}; {did_you_mean(key, known)}")
+        values[key] = _convert(known[key], value, place)
+    return cls(**values)
+
+
+def describe(options: Any) -> dict[str, Any]:
+    """The table that `build` would make these options from; fields that are None are left out."""
+    table = {}
+    for field in dataclasses.fields(options):
+        value = getattr(options, field.name)
+        if dataclasses.is_dataclass(value):
+            table[field.name] = describe(value)
+        elif isinstance(value, tuple):
+            table[field.name] = list(value)
+        elif value is not None:
+            table[field.name] = value
+    return table
+
+
+def _convert(hint: Any, value: Any, place: str) -> Any:
+    if typing.get_origin(hint) in (typing.Union, types.UnionType):
+        if value is None and type(None) in typing.get_args(hint):
+            return None
+        choices = [one for one in typing.get_args(hint) if one is not type(None)]
+        for choice in choices[:-1]:
+            try:
+                return _convert(choice, value, place)
+            except UserError:
+                continue
+        return _convert(choices[-1], value, place)
+    if dataclasses.is_dataclass(hint) and isinstance(value, Mapping):
+        return build(hint, value, place)  # type: ignore[arg-type]
+    if typing.get_origin(hint) is dict and isinstance(value, Mapping):
+        inner = typing.get_args(hint)[1]
+        return {str(key): _convert(inner, one, f"{place}.{key}") for key, one in value.items()}
+    if typing.get_origin(hint) is tuple and isinstance(value, list | tuple):
+        inner, *rest = typing.get_args(hint)
+        if rest and rest != [Ellipsis] and len(value) != 1 + len(rest):
+            raise UserError(f"{place} needs {1 + len(rest)} values, and {value!r} has {len(value)}")
+        return tuple(_convert(inner, one, place) for one in value)
+    if hint is Any:
+        return value
+    if hint is float and isinstance(value, int) and not isinstance(value, bool):
+        return float(value)
+    if isinstance(hint, type) and isinstance(value, hint) and (hint is bool or not isinstance(value, bool)):
+        return value
+    raise UserError(f"{place} = {value!r} is not {_WORDS.get(hint, 'what this key takes')}")
+
+
+_WORDS = {int: "a whole number", float: "a number", str: "a text", bool: "true or false"}

@@ -1,0 +1,42 @@
+"""What a report needs of a finished run beyond its numbers, so that a page can be made from folders alone."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import torch
+
+from atoll.data.images import ImageSet
+from atoll.data.views import Views
+from atoll.evaluation import embed, embedding_map, map_rows
+from atoll.models import Encoder
+from atoll.tree import save
+
+FILE = "map.safetensors"
+MAX_POINTS = 1000
+THUMBNAIL = 32  # pixels
+
+
+def save_artifacts(folder: Path, encoder: Encoder, images: ImageSet, views: Views, seed: int) -> None:
+    """Write the 2-D map of (at most 1,000) test images: points, labels and thumbnails.
+
+    Args:
+        folder: the run's.
+        encoder: the finished encoder.
+        images: to show.
+        views: makes the encoder's inputs.
+        seed: of the run.
+    """
+    shown = images.subset(map_rows(len(images), seed, MAX_POINTS))
+    h = embed(encoder, views.plain, shown.images)
+    pixels = shown.images.gather(torch.arange(len(shown)))
+    if pixels.shape[-1] > THUMBNAIL:
+        small = torch.nn.functional.interpolate(pixels.float(), size=THUMBNAIL, mode="area")
+        pixels = small.round().to(torch.uint8)
+    tree = {
+        "points": torch.from_numpy(embedding_map(h.cpu(), seed, MAX_POINTS)),
+        "thumbnails": pixels,
+        "labels": shown.labels,
+        "classes": list(shown.classes),
+    }
+    save(folder / FILE, tree)

@@ -1,0 +1,172 @@
+"""A run on disk: recipe, metrics, checkpoints, the finished encoder; and how to go on with one.
+
+``recipe.toml``          complete, defaults filled in
+``metrics.jsonl``        one object a line, with ``round`` in each; round 0 is the untrained encoder
+``partition.json``       which client holds which sample
+``checkpoints/``         the newest complete rounds, and what clients keep
+``encoder.safetensors``  the finished encoder; ``encoder-NAME.safetensors`` where there are several models
+``evaluation.json``      what the finished encoder is worth, with the constants of the protocols
+``report.html``          one page
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from atoll.errors import UserError
+from atoll.tree import Tree, disk_sentence, load, pack, write_whole
+
+KEPT = 2  # complete rounds that a run keeps: should the newest be damaged by a crash of the machine
+
+
+class Run:
+    """A run's folder."""
+
+    def __init__(self, folder: Path | str) -> None:
+        self.folder = Path(folder)
+
+    @property
+    def name(self) -> str:
+        """The folder's own name."""
+        return self.folder.name
+
+    @property
+    def recipe_path(self) -> Path:
+        """The complete recipe."""
+        return self.folder / "recipe.toml"
+
+    @property
+    def encoder_path(self) -> Path:
+        """The finished encoder."""
+        return self.folder / "encoder.safetensors"
+
+    @property
+    def partition_path(self) -> Path:
+        """Which client holds which sample."""
+        return self.folder / "partition.json"
+
+    @property
+    def checkpoints(self) -> Path:
+        """Complete rounds and what clients keep."""
+        return self.folder / "checkpoints"
+
+    @property
+    def finished(self) -> bool:
+        """Whether the run ended."""
+        return (self.folder / "evaluation.json").is_file()
+
+    def exists(self) -> bool:
+        """Whether there is a run here."""
+        return self.recipe_path.is_file()
+
+    def require(self) -> Run:
+        """This run, if there is one.
+
+        Raises:
+            UserError: there is none.
+        """
+        if not self.exists():
+            raise UserError(f"{self.folder} holds no run (no recipe.toml in it); give the folder of an Atoll run")
+        return self
+
+    @contextmanager
+    def locked(self) -> Iterator[None]:
+        """Hold the folder against a second process.
+
+        Raises:
+            UserError: another process is at work in it, or the folder cannot be made.
+        """
+        try:
+            self.folder.mkdir(parents=True, exist_ok=True)
+            lock = (self.folder / ".lock").open("w")
+        except OSError as error:
+            raise UserError(disk_sentence(self.folder, error)) from None
+        with lock:
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except OSError:
+                raise UserError(
+                    f"another process is at work on {self.folder}; wait for it, or choose another --out"
+                ) from None
+            yield
+
+    def write(self, name: str, text: str) -> None:
+        """Write one of the run's files, whole or not at all."""
+        write_whole(self.folder / name, text.encode())
+
+    def read_json(self, name: str) -> Any:
+        """One of the run's JSON files; None if it is not there."""
+        path = self.folder / name
+        return json.loads(path.read_text()) if path.is_file() else None
+
+    # Metrics.
+
+    def log(self, line: dict[str, Any]) -> None:
+        """Add a line to the metrics."""
+        path = self.folder / "metrics.jsonl"
+        try:
+            with path.open("a") as file:
+                file.write(json.dumps(line) + "\n")
+        except OSError as error:
+            raise UserError(disk_sentence(path, error)) from None
+
+    def metrics(self) -> list[dict[str, Any]]:
+        """All complete lines."""
+        path = self.folder / "metrics.jsonl"
+        lines = path.read_text().splitlines() if path.is_file() else []
+        parsed = []
+        for line in lines:
+            try:
+                parsed.append(json.loads(line))
+            except json.JSONDecodeError:
+                break  # a kill in mid-line; the round is played again
+        return parsed
+
+    def rewind(self, round: int) -> None:
+        """Forget metrics beyond a round: they are made again."""
+        kept = [line for line in self.metrics() if line["round"] <= round]
+        self.write("metrics.jsonl", "".join(json.dumps(line) + "\n" for line in kept))
+
+    # Checkpoints.
+
+    def checkpoint(self, round: int, tree: Tree) -> None:
+        """Keep a complete round, and drop the ones that it makes needless."""
+        write_whole(self.checkpoints / f"round-{round:06d}.safetensors", pack(tree))
+        for path in self._complete()[KEPT:]:
+            path.unlink(missing_ok=True)
+
+    def latest(self) -> Tree | None:
+        """The newest complete round that can be read; None if there is none."""
+        for path in self._complete():
+            try:
+                return load(path)
+            except UserError:
+                continue
+        return None
+
+    def oldest_kept(self) -> Tree | None:
+        """The oldest round that the run could go back to."""
+        complete = self._complete()
+        return load(complete[-1]) if complete else None
+
+    def clear(self) -> None:
+        """Delete what an earlier run left in this folder."""
+        for path in (*self.folder.glob("encoder*.safetensors"), *self.folder.glob("*.json*")):
+            path.unlink()
+        (self.folder / "report.html").unlink(missing_ok=True)
+        shutil.rmtree(self.checkpoints, ignore_errors=True)
+
+    def _complete(self) -> list[Path]:
+        return sorted(self.checkpoints.glob("round-*.safetensors"), reverse=True)
+
+
+def default_folder(name: str, seed: int) -> Path:
+    """Where a run goes when no ``--out`` is given: under ``$ATOLL_RUNS``, or ``runs`` in this folder."""
+    return Path(os.environ.get("ATOLL_RUNS", "runs")) / f"{name}-seed{seed}"

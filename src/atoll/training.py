@@ -1,0 +1,108 @@
+"""How a client trains: the recipe's ``[train]`` section, its optimiser and its learning rate by round."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+import torch
+from torch import nn
+
+from atoll.errors import UserError, did_you_mean
+
+OPTIMIZERS = ("adam", "adamw", "sgd")
+SCHEDULES = ("constant", "cosine", "step")
+BUFFER_POLICIES = ("average", "leave", "local")
+
+
+@dataclass(frozen=True)
+class TrainOptions:
+    """The recipe's ``[train]`` section.
+
+    Attributes:
+        rounds: communication rounds R.
+        epochs: local epochs E of a selected client in one round.
+        batch_size: images in a local batch.
+        drop_last: leave out a client's last, smaller batch (never its only one).
+        participation: share of the clients that train in a round, drawn without replacement.
+        optimizer: ``"sgd"``, ``"adam"`` or ``"adamw"``; rebuilt each round unless ``keep_optimizer``.
+        lr: learning rate of the first round.
+        momentum: of SGD; also Adam's first beta.
+        weight_decay: L2 penalty (decoupled for AdamW).
+        schedule: ``"constant"``, ``"cosine"`` to 0 over all rounds, or ``"step"``.
+        milestones: shares of the rounds after which ``"step"`` multiplies the rate by ``decay``.
+        decay: see ``milestones``.
+        keep_optimizer: a client keeps its optimiser's state across rounds (centralised runs).
+        views_batch: whether two views pass the networks as ``"separate"`` batches or one ``"joint"`` batch,
+            which BatchNorm can tell apart.
+        bn_buffers: BatchNorm's running statistics are averaged like weights (``"average"``), stay with each
+            client (``"local"``), or are left at the server's first values (``"leave"``).
+        amp: mixed precision on a GPU.
+        norm_factor: an update farther from the model that the client got than this times the running median
+            of accepted distances is refused.
+        first_norm: the bound on that distance in the first round.
+        min_accepted: the least share of a cohort's updates with which a round may end.
+    """
+
+    rounds: int = 100
+    epochs: int = 5
+    batch_size: int = 128
+    drop_last: bool = False
+    participation: float = 1.0
+    optimizer: str = "sgd"
+    lr: float = 0.1
+    momentum: float = 0.9
+    weight_decay: float = 1e-4
+    schedule: str = "constant"
+    milestones: tuple[float, ...] = (0.6, 0.8)
+    decay: float = 0.1
+    keep_optimizer: bool = False
+    views_batch: str = "separate"
+    bn_buffers: str = "average"
+    amp: bool = False
+    norm_factor: float = 10.0
+    first_norm: float = 1000.0
+    min_accepted: float = 0.5
+
+    def __post_init__(self) -> None:
+        for name, least in (("rounds", 0), ("epochs", 0), ("batch_size", 2)):
+            if getattr(self, name) < least:
+                raise UserError(f"train.{name} is {getattr(self, name)}; it must be at least {least}")
+        for name in ("lr", "norm_factor", "first_norm"):
+            if not getattr(self, name) > 0:
+                raise UserError(f"train.{name} is {getattr(self, name)}; it must be above 0")
+        for name in ("participation", "min_accepted"):
+            if not 0 < getattr(self, name) <= 1:
+                raise UserError(f"train.{name} is {getattr(self, name)}; it must be above 0 and at most 1")
+        choices = {
+            "optimizer": OPTIMIZERS,
+            "schedule": SCHEDULES,
+            "views_batch": ("joint", "separate"),
+            "bn_buffers": BUFFER_POLICIES,
+        }
+        for name, known in choices.items():
+            if getattr(self, name) not in known:
+                raise UserError(
+                    f"train.{name} is {getattr(self, name)!r}; {did_you_mean(str(getattr(self, name)), known)}"
+                )
+
+
+def learning_rate(train: TrainOptions, round: int) -> float:
+    """The rate of a round (counted from 1)."""
+    done = (round - 1) / max(train.rounds, 1)
+    if train.schedule == "cosine":
+        return 0.5 * train.lr * (1 + math.cos(math.pi * done))
+    if train.schedule == "step":
+        return train.lr * train.decay ** sum(done >= milestone for milestone in train.milestones)
+    return train.lr
+
+
+def make_optimizer(train: TrainOptions, parameters: Iterable[nn.Parameter]) -> torch.optim.Optimizer:
+    """The recipe's optimiser; the rate is set by the round."""
+    if train.optimizer == "sgd":
+        return torch.optim.SGD(
+            parameters, lr=train.lr, momentum=train.momentum, weight_decay=train.weight_decay
+        )
+    kind = {"adam": torch.optim.Adam, "adamw": torch.optim.AdamW}[train.optimizer]
+    return kind(parameters, lr=train.lr, betas=(train.momentum, 0.999), weight_decay=train.weight_decay)
