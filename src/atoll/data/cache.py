@@ -1,0 +1,158 @@
+"""The cache of decoded images: each source is decoded once, and all processes map the same file.
+
+``$ATOLL_CACHE`` (by default ``~/.cache/atoll``) holds, for every fingerprint, the pixels as ``.npy`` and
+beside them a ``.json`` with their checksum and the images that could not be decoded. Both are written whole
+or not at all. Everything in the folder can be deleted at any time; what is missing or damaged is made again.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import zlib
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import numpy as np
+from torch import Tensor, from_numpy
+
+from atoll.data.decode import Decoding, decode_batch
+from atoll.data.files import cache_folder, hash_bytes, whole_file, write_text
+from atoll.data.images import Pixels, Shape, StoredPixels
+from atoll.data.records import Records
+from atoll.errors import UserError
+
+Progress = Callable[[int, int], None]
+
+_BATCH = 512  # images in hand while decoding
+_FORMAT = 1  # part of every fingerprint: raise it when decoding changes pixels
+
+
+@dataclass(frozen=True)
+class Opened:
+    """Decoded images of some records.
+
+    Attributes:
+        pixels: One image a record; all zeros where it is corrupt.
+        corrupt: Why an image cannot be decoded, by row.
+        fingerprint: Of content and decoding.
+    """
+
+    pixels: Pixels
+    corrupt: dict[int, str]
+    fingerprint: str
+
+
+@dataclass(frozen=True)
+class _Notes:
+    """What lies beside the pixels: their checksum (None where they stream) and the corrupt rows."""
+
+    checksum: int | None
+    corrupt: dict[int, str]
+
+
+@dataclass(frozen=True)
+class StreamedPixels:
+    """Pixels that are decoded when they are asked for; a batch at a time is all that is in memory."""
+
+    records: Records
+    how: Decoding
+
+    @property
+    def shape(self) -> Shape:
+        """(N, C, H, W)."""
+        return (len(self.records), *self.how.shape)
+
+    def __len__(self) -> int:
+        return len(self.records)
+
+    def gather(self, indices: Tensor) -> Tensor:
+        """See `atoll.data.images.Pixels.gather`.
+
+        Raises:
+            UserError: An image can no longer be decoded: the source changed under the run.
+        """
+        rows = indices.numpy().astype(np.int64)
+        if ((rows < 0) | (rows >= len(self))).any():
+            raise IndexError(f"indices must lie in 0..{len(self) - 1}")
+        images = np.empty((len(rows), *self.how.shape), dtype=np.uint8)
+        for start in range(0, len(rows), _BATCH):
+            batch = rows[start : start + _BATCH]
+            images[start : start + len(batch)], reasons = decode_batch(self.records.read(batch), self.how)
+            # Images known to be corrupt are not asked for: this one was whole when the source was opened.
+            for position, reason in reasons.items():
+                name = self.records.describe(int(batch[position]))
+                raise UserError(f"{name} cannot be decoded any more ({reason}); has the source changed?")
+        return from_numpy(images)
+
+
+def open_records(
+    records: Records, how: Decoding, memory_bytes: int, progress: Progress | None = None
+) -> Opened:
+    """Decodes records into the cache, or opens what is there; too large for `memory_bytes` streams instead.
+
+    Every image is decoded once either way, so that corrupt ones are known before the first round.
+
+    Raises:
+        UserError: A source file cannot be read, or the cache cannot be written.
+    """
+    fingerprint = hash_bytes(json.dumps([_FORMAT, records.digest(), asdict(how)]).encode())
+    shape = (len(records), *how.shape)
+    stored, notes = cache_folder() / f"{fingerprint}.npy", cache_folder() / f"{fingerprint}.json"
+    known = _read_notes(notes)
+    if math.prod(shape) > memory_bytes:
+        if known is None:
+            corrupt: dict[int, str] = {}
+            for _ in _decoded(records, how, corrupt, progress):
+                pass
+            known = _Notes(None, corrupt)
+            write_text(notes, json.dumps(asdict(known)))
+        return Opened(StreamedPixels(records, how), known.corrupt, fingerprint)
+    if known is None or not _intact(stored, shape, known.checksum):
+        known = _build(stored, records, how, shape, progress)
+        write_text(notes, json.dumps(asdict(known)))
+    return Opened(StoredPixels.open(stored), known.corrupt, fingerprint)
+
+
+def _decoded(
+    records: Records, how: Decoding, corrupt: dict[int, str], progress: Progress | None
+) -> Iterator[np.ndarray[tuple[int, ...], np.dtype[np.uint8]]]:
+    for start in range(0, len(records), _BATCH):
+        rows = np.arange(start, min(start + _BATCH, len(records)))
+        pixels, reasons = decode_batch(records.read(rows), how)
+        corrupt.update({start + position: reason for position, reason in reasons.items()})
+        yield pixels
+        if progress is not None:
+            progress(int(rows[-1]) + 1, len(records))
+
+
+def _build(path: Path, records: Records, how: Decoding, shape: Shape, progress: Progress | None) -> _Notes:
+    corrupt: dict[int, str] = {}
+    checksum = 0
+    with whole_file(path) as file:
+        header = {"descr": "|u1", "fortran_order": False, "shape": shape}
+        np.lib.format.write_array_header_1_0(file, header)
+        for pixels in _decoded(records, how, corrupt, progress):
+            # Written, not mapped: a full disk is then an error here and not a bus error later.
+            data = pixels.tobytes()
+            file.write(data)
+            checksum = zlib.crc32(data, checksum)
+    return _Notes(checksum, corrupt)
+
+
+def _intact(path: Path, shape: Shape, checksum: int | None) -> bool:
+    """Whether the file is all there. Reads it whole, which training would do next anyway."""
+    try:
+        pixels = np.load(path, mmap_mode="r")
+    except (OSError, ValueError, EOFError):
+        return False
+    return pixels.shape == shape and pixels.dtype == np.uint8 and zlib.crc32(pixels) == checksum
+
+
+def _read_notes(path: Path) -> _Notes | None:
+    try:
+        notes = json.loads(path.read_text())
+        return _Notes(notes["checksum"], {int(row): str(why) for row, why in notes["corrupt"].items()})
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        return None  # absent or damaged: made again

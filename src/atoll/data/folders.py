@@ -1,0 +1,126 @@
+"""Folders of image files: by class, by client, or plain.
+
+Files are taken in the order of their names, whatever order the disk lists them in. Hidden files and files
+that are not images by their name are passed over.
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from atoll.data.options import DataOptions
+from atoll.data.records import FileRecords, Listing, encode
+from atoll.errors import UserError
+
+IMAGE_SUFFIXES = {
+    *(".png", ".jpg", ".jpeg", ".jpe", ".bmp", ".tif", ".tiff", ".webp", ".gif"),
+    *(".pgm", ".ppm", ".pbm", ".pnm", ".jp2"),
+}
+
+
+def read_class_folders(options: DataOptions, root: Path) -> tuple[Listing, Listing | None]:
+    """``root/class/image``, or ``root/train/class/image`` beside ``root/test``."""
+    train, test = _splits(root, options)
+    return _by_class(train), None if test is None else _by_class(test)
+
+
+def read_client_folders(options: DataOptions, root: Path) -> tuple[Listing, Listing | None]:
+    """``root/client/image`` or ``root/client/class/image``, or so below ``root/train`` and ``root/test``."""
+    train, test = _splits(root, options)
+    return _by_client(train, options.labels), None if test is None else _by_client(test, options.labels)
+
+
+def read_plain_folder(options: DataOptions, root: Path) -> tuple[Listing, Listing | None]:
+    """Any images below ``root``, or below ``root/train`` and ``root/test``; no labels."""
+    train, test = _splits(root, options, nested=False)
+    return _plain(train), None if test is None else _plain(test)
+
+
+def _splits(root: Path, options: DataOptions, nested: bool = True) -> tuple[Path, Path | None]:
+    """The folders of the splits; `root` itself where it is not divided.
+
+    A class may be called "train", so with `nested` a split is a folder of folders.
+    """
+
+    def is_split(folder: Path) -> bool:
+        return folder.is_dir() and (not nested or bool(_folders(folder)))
+
+    if not is_split(root / options.train_split):
+        if options.test_split is not None:
+            raise UserError(
+                f"{root} holds no folder {options.train_split!r}, so it has no split {options.test_split!r}"
+            )
+        return root, None
+    names = ("test", "val") if options.test_split is None else (options.test_split,)
+    test = next((root / name for name in names if is_split(root / name)), None)
+    if test is None and options.test_split is not None:
+        raise UserError(f"{root} holds no folder of the split {options.test_split!r}; set data.test_split")
+    return root / options.train_split, test
+
+
+def _by_class(folder: Path) -> Listing:
+    names: list[str] = []
+    labels: list[str] = []
+    for class_folder in _folders(
+        folder, f"{folder} holds no class folders; use data.source = 'images' for plain folders"
+    ):
+        files = _images(class_folder, folder)
+        if not files:
+            raise UserError(f"the class folder {class_folder} holds no images; fill or remove it")
+        names += files
+        labels += [class_folder.name] * len(files)
+    codes, classes = encode(labels)
+    return Listing(FileRecords(folder, tuple(names)), codes, classes)
+
+
+def _by_client(folder: Path, labelled: bool) -> Listing:
+    names: list[str] = []
+    owners: list[str] = []
+    labels: list[str] = []
+    for client in _folders(folder, f"{folder} holds no client folders"):
+        files = _images(client, folder)
+        if not files:
+            raise UserError(f"the client folder {client} holds no images; fill or remove it")
+        names += files
+        owners += [client.name] * len(files)
+        labels += [name.split("/")[1] for name in files if name.count("/") > 1]
+    if labelled and labels and len(labels) < len(names):
+        loose = next(name for name in names if name.count("/") == 1)
+        raise UserError(
+            f"{folder}: some images lie in class folders and others, such as {loose}, do not; "
+            "sort all of them into classes or set data.labels = false"
+        )
+    clients, client_names = encode(owners)
+    codes, classes = encode(labels) if labelled and labels else (None, [])
+    return Listing(
+        FileRecords(folder, tuple(names)), codes, classes, {"client": clients}, {"client": client_names}
+    )
+
+
+def _plain(folder: Path) -> Listing:
+    names = _images(folder, folder)
+    if not names:
+        raise UserError(f"{folder} holds no images ({', '.join(sorted(IMAGE_SUFFIXES))})")
+    return Listing(FileRecords(folder, tuple(names)))
+
+
+def _folders(folder: Path, otherwise: str | None = None) -> list[Path]:
+    """The folders in a folder by name; `otherwise` is what is wrong if there are none."""
+    found = sorted(entry for entry in folder.iterdir() if entry.is_dir() and not entry.name.startswith("."))
+    if not found and otherwise is not None:
+        raise UserError(otherwise)
+    return found
+
+
+def _images(folder: Path, root: Path) -> list[str]:
+    """Image files at any depth, as sorted POSIX paths relative to `root`."""
+    found = []
+    for place, folders, files in os.walk(folder):
+        folders[:] = [name for name in folders if not name.startswith(".")]
+        found += [
+            (Path(place) / name).relative_to(root).as_posix()
+            for name in files
+            if not name.startswith(".") and Path(name).suffix.lower() in IMAGE_SUFFIXES
+        ]
+    return sorted(found)

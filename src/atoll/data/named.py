@@ -1,0 +1,170 @@
+"""Datasets that go by a name: scikit-learn's digits, Hugging Face's hub, torchvision's."""
+
+from __future__ import annotations
+
+import hashlib
+import inspect
+import os
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from PIL import Image
+
+from atoll.data.decode import Encoded
+from atoll.data.files import cache_folder
+from atoll.data.options import DataOptions
+from atoll.data.parquet import choose_columns, encoded, table_listing
+from atoll.data.records import ItemRecords, Listing, Rows, encode, reason
+from atoll.errors import UserError, did_you_mean
+
+
+def read_digits() -> Listing:
+    """1,797 handwritten digits, 8×8 grey of 17 levels, scaled to 0..255.
+
+    Reference:
+        Alpaydin and Kaynak, "Optical Recognition of Handwritten Digits", UCI repository, 1998 (test part).
+    """
+    from sklearn.datasets import load_digits
+
+    digits = load_digits()
+    levels = np.rint(digits.images * (255 / 16)).astype(np.uint8)
+    labels = digits.target.astype(np.int64)
+    content = hashlib.blake2b(levels.tobytes() + labels.astype("<i8").tobytes(), digest_size=16).hexdigest()
+    records = ItemRecords(len(levels), _Opened(levels), "digits", content)
+    return Listing(records, labels, [str(name) for name in digits.target_names])
+
+
+class _Opened:
+    """Arrays as images; a class, because worker processes get a copy and closures do not travel."""
+
+    def __init__(self, arrays: np.ndarray[Any, np.dtype[np.uint8]]) -> None:
+        self.arrays = arrays
+
+    def __call__(self, row: int) -> Encoded:
+        return Image.fromarray(self.arrays[row])
+
+
+def read_hub(options: DataOptions) -> tuple[Listing, Listing | None]:
+    """A dataset of Hugging Face's hub, by the ``datasets`` library."""
+    try:
+        import datasets
+    except ImportError as error:
+        raise UserError("data.source = 'hub' needs the datasets library; install atoll[hub]") from error
+    try:
+        splits = datasets.load_dataset(options.path, options.hub_config)
+    except Exception as error:  # the library raises a dozen kinds, from its own to the network's
+        raise UserError(
+            f"cannot load the hub dataset {options.path!r}: {reason(error)}; "
+            "check its name and, unless it was downloaded before, the network"
+        ) from error
+    test_split = options.test_split or next((name for name in ("test", "val") if name in splits), None)
+    for name in (options.train_split, test_split):
+        if name is not None and name not in splits:
+            raise UserError(
+                f"the hub dataset {options.path!r} has no split {name!r}; {did_you_mean(name, splits)}"
+            )
+    train = _hub_listing(splits[options.train_split], options.train_split, options)
+    return train, None if test_split is None else _hub_listing(splits[test_split], test_split, options)
+
+
+def _hub_listing(dataset: Any, split: str, options: DataOptions) -> Listing:
+    table = dataset.data.table
+    where = f"{options.path}:{split}"
+    image, others = choose_columns(table.schema, options, where)
+    item = _TableImage(dataset.data, image)
+    digest = hashlib.blake2b(digest_size=16)
+    for row in range(table.num_rows):
+        data = item(row)
+        digest.update(len(data).to_bytes(8, "little") + data)
+    return table_listing(
+        ItemRecords(table.num_rows, item, where, digest.hexdigest()), table.select(others), options, where
+    )
+
+
+class _TableImage:
+    """Images in a column of the library's table, which is mapped from its cache and travels as a path."""
+
+    def __init__(self, table: Any, column: str) -> None:
+        self.table = table
+        self.column = column
+
+    def __call__(self, row: int) -> bytes:
+        return encoded(self.table.column(self.column)[row].as_py(), Path())
+
+
+def read_torchvision(options: DataOptions) -> tuple[Listing, Listing | None]:
+    """A class of ``torchvision.datasets``: from ``ATOLL_DATA`` if there, else downloaded into the cache."""
+    import torchvision.datasets
+
+    offered = {name: getattr(torchvision.datasets, name) for name in torchvision.datasets.__all__}
+    base = torchvision.datasets.VisionDataset
+    known = {name: kind for name, kind in offered.items() if inspect.isclass(kind) and issubclass(kind, base)}
+    if options.path not in known:
+        raise UserError(
+            f"torchvision has no dataset {options.path!r}; {did_you_mean(str(options.path), known)}"
+        )
+    kind = known[options.path]
+    parameters = inspect.signature(kind).parameters
+    if "train" in parameters:
+        return _torchvision(kind, {"train": True}), _torchvision(kind, {"train": False})
+    if "split" in parameters:
+        test = _torchvision(kind, {"split": options.test_split or "test"})
+        return _torchvision(kind, {"split": options.train_split}), test
+    return _torchvision(kind, {}), None
+
+
+def _torchvision(kind: Callable[..., Any], split: dict[str, Any]) -> Listing:
+    parameters = inspect.signature(kind).parameters
+    places: list[dict[str, Any]] = [{"root": cache_folder() / "torchvision", "download": True}]
+    if os.environ.get("ATOLL_DATA"):
+        places.insert(0, {"root": Path(os.environ["ATOLL_DATA"]), "download": False})
+    failure: Exception | None = None
+    for place in places:
+        try:
+            dataset = kind(**split, **{name: value for name, value in place.items() if name in parameters})
+            break
+        except (OSError, RuntimeError, ValueError, ImportError, TypeError) as error:
+            failure = error
+    else:
+        raise UserError(
+            f"cannot load torchvision's {kind.__name__}: {reason(failure)}; "
+            "it is downloaded on first use, so check the network, or put a copy under ATOLL_DATA"
+        ) from failure
+    name = " ".join([kind.__name__, *(f"{key}={value}" for key, value in split.items())])
+    targets = _targets(dataset)
+    labels, classes = encode(targets)
+    if hasattr(dataset, "classes") and targets.min(initial=0) >= 0:
+        labels, classes = targets, [str(c) for c in dataset.classes]
+    # Torchvision checks its archives' hashes itself, so the name stands for the pixels.
+    content = hashlib.blake2b(
+        f"{name}\0{len(dataset)}\0".encode() + labels.astype("<i8").tobytes(), digest_size=16
+    )
+    records = ItemRecords(len(dataset), _First(dataset), name, content.hexdigest())
+    if (targets < 0).all():  # STL10's way of saying unlabelled
+        return Listing(records)
+    return Listing(records, labels, classes)
+
+
+class _First:
+    """The image of an (image, label) pair."""
+
+    def __init__(self, dataset: Any) -> None:
+        self.dataset = dataset
+
+    def __call__(self, row: int) -> Encoded:
+        image: Image.Image = self.dataset[row][0]
+        return image
+
+
+def _targets(dataset: Any) -> Rows:
+    """All labels: from the attribute that most datasets keep, otherwise one image at a time."""
+    kept: Sequence[Any] | None = next(
+        (getattr(dataset, name) for name in ("targets", "labels", "_labels") if hasattr(dataset, name)), None
+    )
+    try:
+        values = np.asarray([dataset[row][1] for row in range(len(dataset))] if kept is None else kept)
+        return values.astype(np.int64).reshape(len(dataset))
+    except (TypeError, ValueError, IndexError) as error:
+        raise UserError(f"torchvision's {type(dataset).__name__} is no classification dataset") from error

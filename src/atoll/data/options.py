@@ -1,0 +1,176 @@
+"""The recipe's ``[data]`` and ``[partition]`` sections."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from atoll.data.decode import WINDOWS, Decoding
+from atoll.data.dirichlet import VARIANTS
+from atoll.errors import UserError, did_you_mean
+
+SOURCES = ("digits", "parquet", "folder", "clients", "images", "hub", "torchvision")
+KINDS = ("iid", "dirichlet", "skew", "shards", "single-class", "natural", "centralised")
+ON_CORRUPT = ("refuse", "skip")
+
+
+@dataclass(frozen=True)
+class DataOptions:
+    """Where images come from and how they are read.
+
+    Attributes:
+        source: ``"digits"`` (scikit-learn's handwritten digits), ``"parquet"`` (Hugging Face image
+            convention), ``"folder"`` (a folder for each class), ``"clients"`` (a folder for each client, with
+            images or class folders inside), ``"images"`` (any folder of images, no labels), ``"hub"`` (a
+            Hugging Face dataset) or ``"torchvision"`` (one of its datasets).
+        path: File, folder, hub name or torchvision class; not read by ``"digits"``. A folder may hold the
+            splits (``train.parquet``, ``train-00000-of-00002.parquet``, ``train/``). A relative path that is
+            not here is looked for under the environment variable ``ATOLL_DATA``.
+        hub_config: Configuration of a hub dataset that has several.
+        train_split: Name of the training split.
+        test_split: Name of the test split; by default ``test``, or ``val`` where there is no ``test``.
+        test_fraction: Share held out for testing where the source has no test split: stratified, and the same
+            whatever the recipe's seed. 0 holds out nothing.
+        validation_fraction: Share of the training images set aside for tuning, stratified, drawn by the
+            recipe's seed.
+        limit: At most so many training images, drawn at random but the same whatever the seed; a smaller
+            limit's images are among a larger one's.
+        image_size: Side of the square images: the shorter side is resized to it and the centre cut out.
+        channels: 3 (colour) or 1 (grey).
+        image_column: Parquet and hub: the column of images; by default the first that holds images.
+        label_column: Parquet and hub: the column of classes; by default ``label`` where there is one.
+        natural_column: Parquet and hub: a text column to keep for the natural partition (integer columns
+            always are).
+        labels: Whether labels are read at all.
+        on_corrupt: An image that cannot be decoded is a reason to ``"refuse"`` the source, or is
+            ``"skip"``-ped.
+        window: How more than 8 bits become 8: ``"fixed"`` maps window_low..window_high to 0..255,
+            ``"per-image"`` each image's own darkest and brightest value.
+        window_low: The value that becomes black.
+        window_high: The value that becomes white; 4095 for 12-bit scanners.
+        memory_gib: A split that would be larger than this when decoded streams from its source instead of the
+            cache.
+    """
+
+    source: str = "digits"
+    path: str | None = None
+    hub_config: str | None = None
+    train_split: str = "train"
+    test_split: str | None = None
+    test_fraction: float = 0.2
+    validation_fraction: float = 0.0
+    limit: int | None = None
+    image_size: int = 32
+    channels: int = 3
+    image_column: str | None = None
+    label_column: str | None = None
+    natural_column: str | None = None
+    labels: bool = True
+    on_corrupt: str = "refuse"
+    window: str = "fixed"
+    window_low: float = 0.0
+    window_high: float = 65535.0
+    memory_gib: float = 8.0
+
+    def __post_init__(self) -> None:
+        for name, known in (("source", SOURCES), ("on_corrupt", ON_CORRUPT), ("window", WINDOWS)):
+            value = getattr(self, name)
+            if value not in known:
+                raise UserError(f"data.{name} = {value!r} is unknown; {did_you_mean(value, known)}")
+        if self.source != "digits" and not self.path:
+            raise UserError(f"data.source = {self.source!r} needs data.path")
+        for name in ("test_fraction", "validation_fraction"):
+            if not 0 <= getattr(self, name) < 1:
+                raise UserError(f"data.{name} must lie in [0, 1), not {getattr(self, name)}")
+        if self.limit is not None and self.limit < 1:
+            raise UserError(f"data.limit must be at least 1, not {self.limit}")
+        if self.image_size < 1:
+            raise UserError(f"data.image_size must be at least 1, not {self.image_size}")
+        if self.channels not in (1, 3):
+            raise UserError(f"data.channels must be 1 (grey) or 3 (colour), not {self.channels}")
+        if not self.window_low < self.window_high:
+            raise UserError(
+                f"data.window_low = {self.window_low} must be below data.window_high = {self.window_high}"
+            )
+        if not self.memory_gib > 0:
+            raise UserError(f"data.memory_gib must be above 0, not {self.memory_gib}")
+
+    @property
+    def decoding(self) -> Decoding:
+        """What decides the pixels."""
+        return Decoding(self.image_size, self.channels, self.window, self.window_low, self.window_high)
+
+    @property
+    def memory_bytes(self) -> int:
+        """The memory budget."""
+        return int(self.memory_gib * 2**30)
+
+
+@dataclass(frozen=True)
+class PartitionOptions:
+    """How the training images are dealt to clients: a recipe's ``[partition]`` section.
+
+    Attributes:
+        kind: ``"iid"`` (equal random parts), ``"dirichlet"`` (label proportions drawn from Dir(α)),
+            ``"skew"`` (β-skewness), ``"shards"`` (a fixed number of classes at each client),
+            ``"single-class"`` (one class, one client), ``"natural"`` (one client for each value of a column)
+            or ``"centralised"`` (one client holds all).
+        clients: The number of clients K; ``"natural"`` and ``"centralised"`` know theirs and do not read it.
+        alpha: α of the Dirichlet distribution: small is skewed, large is near IID.
+        variant: Whose Dirichlet split: ``"moon"`` (variant A: MOON, FedX, FedDecorr, FedQuad), ``"fedu2"``
+            (B: FedU², SSD), ``"dec-ssl"`` (C: Dec-SSL) or ``"l-dawa"`` (D: L-DAWA, Orchestra). They give
+            different client sizes.
+        balanced: Orchestra's balancing, for the ``"l-dawa"`` variant: 100 Sinkhorn scalings even out the
+            clients.
+        beta: β of the skewness split: 1 is IID, 0 gives each client its own classes.
+        classes_per_client: For ``"shards"``. Classes × clients equal to the number of classes gives FedCA's
+            disjoint classes; more than that shares classes, as EasyFL does.
+        clients_per_value: For ``"natural"``: each value's images are split at random among this many clients.
+        min_size: The fewest images that a client may hold; by default 10 for ``"moon"`` and 1 otherwise.
+        retries: How many Dirichlet draws may fail before giving up.
+        column: The column to read in the labels' place: the clients of ``"natural"`` (by default ``client``,
+            or the only column), or cluster ids for ``"dirichlet"``, ``"skew"``, ``"shards"`` and
+            ``"single-class"``.
+    """
+
+    kind: str = "dirichlet"
+    clients: int = 10
+    alpha: float = 0.1
+    variant: str = "moon"
+    balanced: bool = False
+    beta: float = 0.0
+    classes_per_client: int = 2
+    clients_per_value: int = 1
+    min_size: int | None = None
+    retries: int = 1000
+    column: str | None = None
+
+    def __post_init__(self) -> None:
+        if self.kind not in KINDS:
+            raise UserError(f"partition.kind = {self.kind!r} is unknown; {did_you_mean(self.kind, KINDS)}")
+        if self.variant not in VARIANTS:
+            raise UserError(
+                f"partition.variant = {self.variant!r} is unknown; {did_you_mean(self.variant, VARIANTS)}"
+            )
+        if not 0 < self.alpha < float("inf"):
+            raise UserError(f"partition.alpha must be a number above 0, not {self.alpha}")
+        if not 0 <= self.beta <= 1:
+            raise UserError(f"partition.beta must lie between 0 (own classes) and 1 (IID), not {self.beta}")
+        for name in ("clients", "classes_per_client", "clients_per_value", "retries"):
+            if getattr(self, name) < 1:
+                raise UserError(f"partition.{name} must be at least 1, not {getattr(self, name)}")
+        if self.min_size is not None and self.min_size < 1:
+            raise UserError(
+                f"partition.min_size must be at least 1 (no client may be empty), not {self.min_size}"
+            )
+        if self.balanced and self.variant != "l-dawa":
+            raise UserError(
+                f"partition.balanced belongs to variant 'l-dawa' and has no meaning for {self.variant!r}; "
+                "set partition.variant = 'l-dawa' or partition.balanced = false"
+            )
+
+    @property
+    def smallest_client(self) -> int:
+        """The fewest images that a client may hold."""
+        if self.min_size is not None:
+            return self.min_size
+        return VARIANTS[self.variant].min_size if self.kind == "dirichlet" else 1

@@ -1,0 +1,247 @@
+"""Parquet files in the Hugging Face image convention, and tables of that form.
+
+An image column is ``struct<bytes: binary, path: string>`` (or plain binary) holding encoded image files; the
+schema's ``huggingface`` metadata names the classes.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import OrderedDict
+from collections.abc import Sequence
+from itertools import groupby
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from atoll.data.decode import Encoded
+from atoll.data.files import content_digest
+from atoll.data.options import DataOptions
+from atoll.data.records import Listing, Records, Rows, encode, reason
+from atoll.errors import UserError, did_you_mean
+
+_HELD_BYTES = 2**28  # encoded row groups that a process keeps at hand
+
+
+class ParquetRecords:
+    """Images in Parquet files, read a row group at a time.
+
+    The last row groups used stay in memory, up to `_HELD_BYTES`, so that random batches need not read one for
+    every image.
+    """
+
+    def __init__(self, files: Sequence[Path], column: str) -> None:
+        self.files = list(files)
+        self.column = column
+        sizes = [
+            (file, group, metadata.row_group(group).num_rows)
+            for file, metadata in enumerate(open_parquet(path).metadata for path in self.files)
+            for group in range(metadata.num_row_groups)
+        ]
+        self._groups = [(file, group) for file, group, _ in sizes]
+        self._starts = np.cumsum([0, *(rows for _, _, rows in sizes)])
+        self._readers: dict[int, pq.ParquetFile] = {}
+        self._held: OrderedDict[int, pa.ChunkedArray] = OrderedDict()
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_readers": {}, "_held": OrderedDict()}
+
+    def __len__(self) -> int:
+        return int(self._starts[-1])
+
+    def read(self, rows: Rows) -> list[Encoded]:
+        """See `atoll.data.records.Records.read`."""
+        groups = np.searchsorted(self._starts, rows, side="right") - 1
+        images: list[Encoded] = [b""] * len(rows)
+        for group, positions in groupby(
+            np.argsort(groups, kind="stable").tolist(), key=lambda i: int(groups[i])
+        ):
+            column = self._group(group)
+            for i in positions:
+                images[i] = encoded(column[int(rows[i] - self._starts[group])].as_py(), self.files[0].parent)
+        return images
+
+    def _group(self, group: int) -> pa.ChunkedArray:
+        if group in self._held:
+            self._held.move_to_end(group)
+            return self._held[group]
+        file, number = self._groups[group]
+        if file not in self._readers:
+            self._readers[file] = open_parquet(self.files[file])
+        try:
+            # One thread: Arrow's pool does not survive a fork.
+            table = self._readers[file].read_row_group(number, columns=[self.column], use_threads=False)
+        except (OSError, pa.ArrowException) as error:
+            raise UserError(
+                f"{self.files[file]} is damaged in row group {number}: {reason(error)}"
+            ) from error
+        self._held[group] = table.column(self.column)
+        while len(self._held) > 1 and sum(held.nbytes for held in self._held.values()) > _HELD_BYTES:
+            self._held.popitem(last=False)
+        return self._held[group]
+
+    def describe(self, row: int) -> str:
+        """The row of its file, counted from 0."""
+        group = int(np.searchsorted(self._starts, row, side="right")) - 1
+        file = self._groups[group][0]
+        first = next(int(self._starts[i]) for i, (owner, _) in enumerate(self._groups) if owner == file)
+        return f"row {row - first} of {self.files[file].name}"
+
+    def digest(self) -> str:
+        """Of the files' bytes."""
+        return content_digest([("", path) for path in self.files])
+
+
+def encoded(value: Any, folder: Path) -> bytes:
+    """The image file in a cell: bytes, or a struct of bytes or of a path; empty if there is none."""
+    if isinstance(value, dict):
+        path = value.get("path")
+        value = value.get("bytes")
+        if value is None and path and Path(folder, path).is_file():
+            return Path(folder, path).read_bytes()
+    return bytes(value or b"")
+
+
+def open_parquet(path: Path) -> pq.ParquetFile:
+    """Opens a Parquet file, or says in a sentence why it is none."""
+    try:
+        return pq.ParquetFile(path, memory_map=True)
+    except (OSError, pa.ArrowException) as error:
+        raise UserError(f"{path} is not a readable Parquet file: {reason(error)}") from error
+
+
+def read_parquet(options: DataOptions, root: Path) -> tuple[Listing, Listing | None]:
+    """The training and test splits at `root`: a file, or a folder of files named by split."""
+    if root.is_file():
+        if options.test_split is not None:
+            raise UserError(
+                f"{root} is one file and holds no split {options.test_split!r}; give the folder in data.path"
+            )
+        return _listing([root], options), None
+    train = _split_files(root, options.train_split)
+    if not train:
+        held = ", ".join(sorted(path.name for path in root.glob("*.parquet"))) or "none"
+        raise UserError(
+            f"{root} holds no Parquet file of the split {options.train_split!r} (files there: {held})"
+        )
+    if options.test_split is None:
+        test = _split_files(root, "test") or _split_files(root, "val")
+    elif not (test := _split_files(root, options.test_split)):
+        raise UserError(
+            f"{root} holds no Parquet file of the split {options.test_split!r}; set data.test_split"
+        )
+    return _listing(train, options), _listing(test, options) if test else None
+
+
+def _split_files(root: Path, split: str) -> list[Path]:
+    for pattern in (
+        f"{split}.parquet",
+        f"{split}-*.parquet",
+        f"data/{split}-*.parquet",
+        f"{split}/*.parquet",
+    ):
+        if files := sorted(root.glob(pattern)):
+            return files
+    return []
+
+
+def _listing(files: list[Path], options: DataOptions) -> Listing:
+    schemas = [open_parquet(path).schema_arrow for path in files]
+    for path, schema in zip(files, schemas, strict=True):
+        if schema.names != schemas[0].names:
+            raise UserError(f"{path} has other columns than {files[0].name}; the files of a split must agree")
+    image, others = choose_columns(schemas[0], options, str(files[0]))
+    table = pa.concat_tables([open_parquet(path).read(columns=others, use_threads=False) for path in files])
+    return table_listing(ParquetRecords(files, image), table, options, str(files[0]))
+
+
+def choose_columns(schema: pa.Schema, options: DataOptions, where: str) -> tuple[str, list[str]]:
+    """The column of images, and the columns that say something about each.
+
+    Raises:
+        UserError: A named column is missing, or no column holds images.
+    """
+    for option in ("image_column", "label_column", "natural_column"):
+        name = getattr(options, option)
+        if name is not None and name not in schema.names:
+            raise UserError(
+                f"{where} has no column {name!r} (data.{option}); {did_you_mean(name, schema.names)}"
+            )
+    images = [f.name for f in schema if _holds_images(f.type)]
+    image = options.image_column or next(iter(images), None)
+    if image is None or image not in images:
+        raise UserError(
+            f"{where}: column {image!r} does not hold images (bytes of image files)"
+            if image
+            else f"{where} has no column of images (bytes of image files) among {', '.join(schema.names)}"
+        )
+    label = options.label_column or ("label" if "label" in schema.names else None)
+    wanted = {label, options.natural_column} - {None}
+    others = [
+        f.name
+        for f in schema
+        if f.name in wanted or pa.types.is_integer(f.type) or pa.types.is_boolean(f.type)
+    ]
+    return image, others
+
+
+def _holds_images(kind: pa.DataType) -> bool:
+    if pa.types.is_struct(kind):
+        return any(kind.field(i).name == "bytes" for i in range(kind.num_fields))
+    return bool(pa.types.is_binary(kind) or pa.types.is_large_binary(kind))
+
+
+def table_listing(records: Records, table: pa.Table, options: DataOptions, where: str) -> Listing:
+    """The listing of records whose labels and columns are in a table.
+
+    Raises:
+        UserError: Labels are missing, out of range, or neither integers nor text.
+    """
+    label = options.label_column or ("label" if "label" in table.column_names else None)
+    required = {label, options.natural_column}
+    labels: Rows | None = None
+    classes: list[str] = []
+    columns: dict[str, Rows] = {}
+    column_values: dict[str, list[str]] = {}
+    for name in table.column_names:
+        if table.column(name).null_count and name not in required:
+            continue  # a column that is not known of every image says nothing of the set
+        codes, names = _codes(name, table.column(name), _class_names(table.schema, name), where)
+        if name == label:
+            labels, classes = (codes, names) if names else encode(codes)
+        else:
+            columns[name] = codes
+            if names:
+                column_values[name] = names
+    return Listing(records, labels, classes, columns, column_values)
+
+
+def _codes(name: str, column: pa.ChunkedArray, names: list[str], where: str) -> tuple[Rows, list[str]]:
+    if column.null_count:
+        row = int(np.flatnonzero(column.is_null().to_numpy())[0])
+        raise UserError(f"{where}: column {name!r} is empty in row {row}")
+    if pa.types.is_string(column.type) or pa.types.is_large_string(column.type):
+        return encode(column.to_pylist())
+    if not (pa.types.is_integer(column.type) or pa.types.is_boolean(column.type)):
+        raise UserError(f"{where}: column {name!r} holds {column.type}; labels must be integers or text")
+    codes = np.array(column.to_numpy(), dtype=np.int64)
+    outside = (codes < 0) | (codes >= len(names))
+    if names and outside.any():
+        row = int(outside.argmax())
+        raise UserError(
+            f"{where}: column {name!r} is {codes[row]} in row {row}, outside 0 to {len(names) - 1}; "
+            "set data.labels = false if this split is not labelled"
+        )
+    return codes, names
+
+
+def _class_names(schema: pa.Schema, column: str) -> list[str]:
+    """Class names from the ``huggingface`` metadata, [] where there are none."""
+    try:
+        info = json.loads((schema.metadata or {})[b"huggingface"])
+        return [str(name) for name in info["info"]["features"][column]["names"]]
+    except (KeyError, TypeError, ValueError):
+        return []

@@ -1,0 +1,171 @@
+"""From the recipe's ``[data]`` section to training, validation and test images."""
+
+from __future__ import annotations
+
+import os
+import warnings
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from atoll.data.cache import Opened, Progress, open_records
+from atoll.data.folders import read_class_folders, read_client_folders, read_plain_folder
+from atoll.data.images import ImageSet
+from atoll.data.named import read_digits, read_hub, read_torchvision
+from atoll.data.options import DataOptions
+from atoll.data.parquet import read_parquet
+from atoll.data.records import Listing, Records, Rows
+from atoll.errors import UserError
+from atoll.rng import numpy_stream
+
+__all__ = ["DataOptions", "ImageSet", "Splits", "load_data"]
+
+_DATA_SEED = 0  # choices that belong to the data and not to a run
+
+
+@dataclass
+class Splits:
+    """A source's images.
+
+    Attributes:
+        train: What clients learn from.
+        test: What the finished encoder is measured on, where there is any.
+        validation: Part of the source's training images, set aside for tuning.
+    """
+
+    train: ImageSet
+    test: ImageSet | None = None
+    validation: ImageSet | None = None
+
+
+_Read = tuple[Listing, Listing | None]
+_READERS: dict[str, Callable[[DataOptions], _Read]] = {
+    "digits": lambda options: (read_digits(), None),
+    "parquet": lambda options: read_parquet(options, _locate(options)),
+    "folder": lambda options: read_class_folders(options, _locate_folder(options)),
+    "clients": lambda options: read_client_folders(options, _locate_folder(options)),
+    "images": lambda options: read_plain_folder(options, _locate_folder(options)),
+    "hub": read_hub,
+    "torchvision": read_torchvision,
+}
+
+
+def load_data(options: DataOptions, seed: int, progress: Progress | None = None) -> Splits:
+    """Finds, decodes (once, into the cache) and splits a source's images.
+
+    Only the validation split depends on the seed. A test part that has to be held out and the choice of
+    `limit` images belong to the data, so that runs of different seeds learn from and are measured on the same
+    images.
+
+    Args:
+        options: The source and how to read it.
+        seed: The run's seed.
+        progress: Called with (done, all) while images are decoded for the first time.
+
+    Raises:
+        UserError: The source is missing, unreadable or empty, or holds a corrupt image that may not be
+            skipped.
+    """
+    train, test = _READERS[options.source](options)
+    for listing in (train, test):
+        if listing is not None and len(listing) == 0:
+            raise UserError(
+                f"a split of data.source = {options.source!r} (path {options.path!r}) holds no images"
+            )
+    if test is None and options.test_fraction:
+        strata = [*([] if train.labels is None else [train.labels]), *train.columns.values()]
+        kept, held = _hold_out(
+            len(train), strata, options.test_fraction, numpy_stream(_DATA_SEED, "test split")
+        )
+        train, test = train.select(kept), train.select(held)
+    if test is not None:
+        test = test.renamed(train)
+    if options.limit is not None and options.limit < len(train):
+        chosen = numpy_stream(_DATA_SEED, "limit").permutation(len(train))[: options.limit]
+        train = train.select(np.sort(chosen))
+    images = _load(train, options, progress)
+    splits = Splits(images, None if test is None else _load(test, options, progress))
+    if options.validation_fraction:
+        known = [*([] if images.labels is None else [images.labels]), *images.columns.values()]
+        strata, rng = [values.numpy() for values in known], numpy_stream(seed, "validation split")
+        kept, held = _hold_out(len(images), strata, options.validation_fraction, rng)
+        splits.train, splits.validation = (
+            images.subset(torch.from_numpy(kept)),
+            images.subset(torch.from_numpy(held)),
+        )
+    return splits
+
+
+def _hold_out(size: int, strata: list[Rows], fraction: float, rng: np.random.Generator) -> tuple[Rows, Rows]:
+    """Rows to keep and rows to hold out, both sorted.
+
+    Samples are lined up by the strata (labels first) and at random within, and every 1/fraction-th is taken:
+    each class gives its share up to one image, however many strata there are.
+    """
+    held_size = round(fraction * size)
+    if not 0 < held_size < size:
+        raise UserError(
+            f"a fraction of {fraction} cannot be held out of {size} images; set it to 0 or load more images"
+        )
+    line = np.lexsort([rng.permutation(size), *reversed(strata)])
+    held = np.sort(line[((np.arange(held_size) + 0.5) * size / held_size).astype(np.int64)])
+    return np.setdiff1d(np.arange(size), held), held
+
+
+def _load(listing: Listing, options: DataOptions, progress: Progress | None) -> ImageSet:
+    """The decoded images of a listing, less corrupt ones."""
+    opened = open_records(listing.records, options.decoding, options.memory_bytes, progress)
+    read = listing if options.labels else replace(listing, labels=None, classes=[])
+    images = ImageSet(
+        images=opened.pixels,
+        labels=None if read.labels is None else torch.from_numpy(read.labels),
+        classes=read.classes,
+        columns={name: torch.from_numpy(values) for name, values in read.columns.items()},
+        column_values=read.column_values,
+        fingerprint=opened.fingerprint,
+    )
+    if not opened.corrupt:
+        return images
+    _judge(opened, listing.records, options)
+    whole = np.setdiff1d(np.arange(len(images)), list(opened.corrupt))
+    return images.subset(torch.from_numpy(whole))
+
+
+def _judge(opened: Opened, records: Records, options: DataOptions) -> None:
+    """Refuses corrupt images, or warns that they are skipped."""
+    named = [f"{records.describe(row)} ({why})" for row, why in opened.corrupt.items()]
+    some = ", ".join(named[:3]) + (f" and {len(named) - 3} more" if len(named) > 3 else "")
+    count = f"{len(named)} of {len(records)} images cannot be decoded: {some}"
+    if options.on_corrupt == "refuse":
+        raise UserError(f"{count}; mend or remove them, or set data.on_corrupt = 'skip'")
+    if len(named) == len(records):
+        raise UserError(f"{count}; none is left")
+    warnings.warn(f"skipped {count}", stacklevel=4)
+
+
+def _locate(options: DataOptions) -> Path:
+    """`options.path` as it is, or under ``ATOLL_DATA``."""
+    path = Path(options.path or "").expanduser()
+    if path.exists():
+        return path
+    shared = os.environ.get("ATOLL_DATA")
+    if shared and (Path(shared) / path).exists():
+        return Path(shared) / path
+    also = (
+        f"nor under ATOLL_DATA ({shared})"
+        if shared
+        else "and ATOLL_DATA, where it would be looked for next, is not set"
+    )
+    raise UserError(f"data.path: there is no file or folder {options.path!r} here, {also}")
+
+
+def _locate_folder(options: DataOptions) -> Path:
+    path = _locate(options)
+    if not path.is_dir():
+        raise UserError(
+            f"data.source = {options.source!r} reads a folder, but data.path = {options.path!r} is a file"
+        )
+    return path

@@ -1,0 +1,167 @@
+"""Folders by class, by client, and plain; torchvision's ImageFolder is the oracle for the first."""
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from torchvision.datasets import ImageFolder
+
+from atoll.data.options import DataOptions
+from atoll.data.partitions import PartitionOptions, partition_images
+from atoll.data.sources import load_data
+from atoll.errors import UserError
+
+
+def load(source, path, **options):
+    options = {"test_fraction": 0.0, "image_size": 8, "channels": 1, **options}
+    return load_data(DataOptions(source, str(path), **options), seed=0)
+
+
+def pixels_of(images):
+    return images.images.gather(torch.arange(len(images))).numpy()[:, 0]
+
+
+@pytest.fixture
+def place(digits, encode_png):
+    """Puts digits number `first`, … at the given paths."""
+
+    def put(root, *names, first=0):
+        for i, name in enumerate(names):
+            (root / name).parent.mkdir(parents=True, exist_ok=True)
+            (root / name).write_bytes(encode_png(digits[0][first + i]))
+
+    return put
+
+
+def test_class_folders_follow_torchvision(tmp_path, place):
+    place(tmp_path, "cat/b.png", "cat/a.PNG", "ant/z.png", "dog/deep/er/c.png", "dog/x.png")
+    (tmp_path / "cat" / "notes.txt").write_text("not an image")
+    (tmp_path / "cat" / ".hidden.png").write_text("not for us")
+    (tmp_path / ".git").mkdir()
+    (tmp_path / "cat" / ".hidden.png").unlink()
+    (tmp_path / ".git").rmdir()
+    expected = ImageFolder(str(tmp_path))
+    images = load("folder", tmp_path).train
+    assert images.classes == expected.classes
+    assert images.labels.tolist() == expected.targets
+    grey = [np.asarray(Image.open(path).convert("L")) for path, _ in expected.samples]
+    assert sorted(map(bytes, pixels_of(images))) == sorted(map(bytes, grey))
+    for label in range(3):
+        assert {bytes(pixels) for pixels in pixels_of(images)[images.labels.numpy() == label]} == {
+            bytes(pixels) for pixels, target in zip(grey, expected.targets, strict=True) if target == label
+        }
+
+
+def test_hidden_files_are_passed_over(tmp_path, place):
+    place(tmp_path, "cat/a.png", "cat/.b.png", ".trash/c.png", "cat/.cache/d.png", "dog/e.png")
+    images = load("folder", tmp_path).train
+    assert (len(images), images.classes) == (2, ["cat", "dog"])
+
+
+def test_splits_agree_on_classes_where_one_lacks_some(tmp_path, place):
+    place(
+        tmp_path, "train/ant/a.png", "train/cat/b.png", "train/dog/c.png", "test/cat/d.png", "test/eel/e.png"
+    )
+    splits = load("folder", tmp_path)
+    assert splits.train.classes == ["ant", "cat", "dog"]
+    assert splits.test.classes == ["ant", "cat", "dog", "eel"]
+    assert splits.test.labels.tolist() == [1, 3]
+
+
+def test_a_class_may_be_called_train(tmp_path, place):
+    place(tmp_path, "train/a.png", "bus/b.png", "test/c.png")
+    assert load("folder", tmp_path).train.classes == ["bus", "test", "train"]
+
+
+def test_a_named_split_must_be_there(tmp_path, place):
+    place(tmp_path, "train/cat/a.png", "train/dog/b.png")
+    assert load("folder", tmp_path).test is None
+    for options in ({"test_split": "holdout"}, {"train_split": "fit", "test_split": "test"}):
+        with pytest.raises(UserError, match="split"):
+            load("folder", tmp_path, **options)
+
+
+def test_clients_without_labels(tmp_path, place, digits):
+    place(tmp_path, "north/a.png", "north/b.png", "south/c.png")
+    images = load("clients", tmp_path).train
+    assert images.labels is None
+    assert images.columns["client"].tolist() == [0, 0, 1]
+    assert images.column_values == {"client": ["north", "south"]}
+    assert np.array_equal(pixels_of(images), digits[0][:3])
+    partition = partition_images(images, PartitionOptions("natural"), seed=0)
+    assert (partition.names, partition.sizes) == (["north", "south"], [2, 1])
+
+
+def test_clients_with_class_folders_that_not_all_of_them_have(tmp_path, place):
+    place(tmp_path, "north/cat/a.png", "north/dog/b.png", "south/dog/c.png", "south/dog/left/d.png")
+    images = load("clients", tmp_path).train
+    assert images.classes == ["cat", "dog"]
+    assert images.labels.tolist() == [0, 1, 1, 1]
+    assert images.columns["client"].tolist() == [0, 0, 1, 1]
+    unlabelled = load("clients", tmp_path, labels=False).train
+    assert (unlabelled.labels, len(unlabelled)) == (None, 4)
+
+
+def test_clients_in_two_splits(tmp_path, place):
+    place(tmp_path, "train/n/a.png", "train/s/b.png", "test/s/c.png")
+    splits = load("clients", tmp_path)
+    assert splits.test.columns["client"].tolist() == [1]
+    assert splits.test.column_values["client"] == ["n", "s"]
+
+
+def test_clients_share_the_held_out_part(tmp_path, place):
+    place(tmp_path, *(f"{client}/{i:02}.png" for client in "ab" for i in range(20)))
+    splits = load("clients", tmp_path, test_fraction=0.2)
+    assert torch.bincount(splits.test.columns["client"]).tolist() == [4, 4]
+
+
+def test_half_sorted_clients_are_refused(tmp_path, place):
+    place(tmp_path, "north/cat/a.png", "south/b.png")
+    with pytest.raises(UserError, match=r"south/b\.png, do not"):
+        load("clients", tmp_path)
+    assert len(load("clients", tmp_path, labels=False).train) == 2
+
+
+def test_plain_folders_at_any_depth_in_the_order_of_names(tmp_path, place, digits):
+    place(tmp_path, "2020/a.png", "2020/b/c.png", "2021/a.png", "z.png")
+    images = load("images", tmp_path).train
+    assert images.labels is None
+    assert np.array_equal(pixels_of(images), digits[0][:4])
+
+
+def test_plain_folders_with_splits(tmp_path, place):
+    place(tmp_path, "train/a.png", "train/b.png", "val/c.png")
+    splits = load("images", tmp_path)
+    assert (len(splits.train), len(splits.test)) == (2, 1)
+
+
+def test_sixteen_bit_scans(tmp_path):
+    values = np.arange(64, dtype=np.uint16).reshape(8, 8) * 65
+    Image.fromarray(values).save(tmp_path / "scan.tiff")
+    images = load("images", tmp_path, window_high=4095.0).train
+    assert np.array_equal(pixels_of(images)[0], np.rint(values * (255 / 4095)))
+
+
+def test_the_fingerprint_carries_the_names(tmp_path, place):
+    place(tmp_path / "one", "cat/a.png", "dog/b.png")
+    place(tmp_path / "two", "cat/a.png", "dog/b.png")
+    place(tmp_path / "three", "cat/a.png", "eel/b.png")
+    prints = [load("folder", tmp_path / name).train.fingerprint for name in ("one", "two", "three")]
+    assert prints[0] == prints[1] != prints[2]
+
+
+@pytest.mark.parametrize(
+    ("source", "sentence"),
+    [("folder", "no class folders"), ("clients", "no client folders"), ("images", "holds no images")],
+)
+def test_an_empty_folder_gets_a_sentence(tmp_path, source, sentence):
+    with pytest.raises(UserError, match=sentence):
+        load(source, tmp_path)
+
+
+@pytest.mark.parametrize(("source", "kind"), [("folder", "class"), ("clients", "client")])
+def test_an_empty_class_or_client_is_named(tmp_path, place, source, kind):
+    place(tmp_path, "full/a.png")
+    (tmp_path / "hollow").mkdir()
+    with pytest.raises(UserError, match=rf"the {kind} folder .*hollow holds no images"):
+        load(source, tmp_path)

@@ -1,0 +1,266 @@
+"""Sources end to end: splits are what they claim, names find data, mistakes get sentences."""
+
+import sys
+import types
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pytest
+import torch
+import torchvision.datasets
+from PIL import Image
+from sklearn.datasets import load_digits
+
+from atoll.data.options import DataOptions
+from atoll.data.sources import load_data
+from atoll.errors import UserError
+
+HOW = {"image_size": 8, "channels": 1}
+
+
+def pixels_of(images):
+    return images.images.gather(torch.arange(len(images))).numpy()[:, 0]
+
+
+def load(source, path=None, seed=0, **options):
+    return load_data(DataOptions(source, None if path is None else str(path), **{**HOW, **options}), seed)
+
+
+# Digits
+
+
+def test_digits_are_scikit_learns_split_in_a_stratified_way():
+    splits = load("digits")
+    data = load_digits()
+    assert (len(splits.train), len(splits.test)) == (1438, 359)
+    shares = torch.bincount(splits.test.labels) / torch.tensor(np.bincount(data.target))
+    assert shares.numpy() == pytest.approx(0.2, abs=0.006)
+    assert splits.train.classes == [str(digit) for digit in range(10)]
+    both = np.concatenate([pixels_of(splits.train), pixels_of(splits.test)]).reshape(1797, -1)
+    original = np.rint(data.images * (255 / 16)).astype(np.uint8).reshape(1797, -1)
+    assert sorted(map(bytes, both)) == sorted(map(bytes, original))
+
+
+def test_digits_test_set_is_the_same_for_every_seed():
+    assert load("digits", seed=1).test.fingerprint == load("digits", seed=2).test.fingerprint
+
+
+def test_digits_are_enlarged_bilinearly_and_repeated_over_channels():
+    images = load("digits", image_size=16, channels=3).train
+    assert images.images.shape == (1438, 3, 16, 16)
+    batch = images.images.gather(torch.arange(5))
+    assert torch.equal(batch[:, 0], batch[:, 2])
+    small = torch.from_numpy(pixels_of(load("digits").train)[:5, None].astype(np.float32))
+    smooth = torch.nn.functional.interpolate(small, scale_factor=2, mode="bilinear")
+    assert (batch[:, :1] - smooth).abs().max() <= 0.51  # rounded to bytes
+
+
+# Splits
+
+
+def test_validation_is_held_out_of_train_by_seed_and_leaves_test_alone():
+    plain = load("digits")
+    first, again, other = (load("digits", seed=seed, validation_fraction=0.1) for seed in (1, 1, 2))
+    assert (len(first.train), len(first.validation)) == (1294, 144)
+    together = np.concatenate([pixels_of(first.train), pixels_of(first.validation)]).reshape(1438, -1)
+    assert sorted(map(bytes, together)) == sorted(map(bytes, pixels_of(plain.train).reshape(1438, -1)))
+    assert first.validation.fingerprint == again.validation.fingerprint != other.validation.fingerprint
+    assert first.test.fingerprint == plain.test.fingerprint
+    assert torch.bincount(first.validation.labels).tolist() == pytest.approx([14.4] * 10, abs=1.1)
+
+
+def test_limits_are_nested_random_and_free_of_the_seed():
+    small, large = load("digits", limit=50), load("digits", limit=200)
+    assert (len(small.train), len(small.test)) == (50, 359)
+    contained = set(map(bytes, pixels_of(large.train).reshape(200, -1)))
+    assert contained.issuperset(map(bytes, pixels_of(small.train).reshape(50, -1)))
+    assert len(small.train.labels.unique()) == 10
+    assert load("digits", limit=50, seed=9).train.fingerprint == small.train.fingerprint
+    assert load("digits", limit=10**6).train.fingerprint == load("digits").train.fingerprint
+
+
+def test_a_fraction_of_nothing_is_refused(write_parquet, tmp_path, encode_png, digits):
+    path = write_parquet(tmp_path / "two.parquet", [encode_png(image) for image in digits[0][:2]])
+    with pytest.raises(UserError, match="cannot be held out of 2 images"):
+        load("parquet", path)
+    whole = load("parquet", path, test_fraction=0.0)
+    assert (len(whole.train), whole.test) == (2, None)
+
+
+def test_labels_can_be_left_unread():
+    splits = load("digits", labels=False)
+    assert splits.train.labels is None
+    assert splits.train.classes == []
+    assert len(splits.test) == 359
+
+
+def test_the_memory_budget_decides_how_but_not_what():
+    stored, streamed = load("digits"), load("digits", memory_gib=1e-6)
+    assert type(stored.train.images) is not type(streamed.train.images)
+    assert np.array_equal(pixels_of(stored.train), pixels_of(streamed.train))
+    assert stored.train.fingerprint == streamed.train.fingerprint
+
+
+# Corrupt images, whichever source they are in
+
+
+@pytest.fixture
+def damaged(tmp_path, digits, encode_png):
+    root = tmp_path / "scans"
+    root.mkdir()
+    for i, image in enumerate(digits[0][:20]):
+        (root / f"{i:02}.png").write_bytes(encode_png(image) if i not in (4, 11) else b"no image")
+    return root
+
+
+def test_corrupt_images_are_refused_by_name(damaged):
+    with pytest.raises(UserError, match=r"2 of 20 images .*04\.png .*11\.png .*on_corrupt = 'skip'"):
+        load("images", damaged, test_fraction=0.0)
+
+
+@pytest.mark.parametrize("memory_gib", [1.0, 1e-6])
+def test_corrupt_images_are_skipped_with_a_warning(damaged, digits, memory_gib):
+    options = {"test_fraction": 0.0, "on_corrupt": "skip", "memory_gib": memory_gib}
+    with pytest.warns(UserWarning, match=r"skipped 2 of 20 images .*04\.png"):
+        images = load("images", damaged, **options).train
+    assert np.array_equal(pixels_of(images), np.delete(digits[0][:20], [4, 11], axis=0))
+    with pytest.raises(UserError, match="2 of 20"):  # having been skipped before excuses nothing
+        load("images", damaged, **{**options, "on_corrupt": "refuse"})
+
+
+def test_skipping_needs_something_left(damaged):
+    for path in damaged.iterdir():
+        path.write_bytes(b"")
+    with pytest.raises(UserError, match="none is left"):
+        load("images", damaged, test_fraction=0.0, on_corrupt="skip")
+
+
+# Paths and options
+
+
+def test_a_relative_path_is_looked_for_under_atoll_data(damaged, monkeypatch):
+    with pytest.raises(UserError, match=r"no file or folder 'scans' .*ATOLL_DATA"):
+        load("images", "scans")
+    monkeypatch.setenv("ATOLL_DATA", str(damaged.parent))
+    with pytest.raises(UserError, match="cannot be decoded"):
+        load("images", "scans")
+    with pytest.raises(UserError, match="no file or folder 'scams'"):
+        load("images", "scams")
+
+
+@pytest.mark.parametrize("source", ["folder", "clients", "images"])
+def test_a_file_is_no_folder(tmp_path, source):
+    (tmp_path / "file.png").write_text("")
+    with pytest.raises(UserError, match="reads a folder"):
+        load(source, tmp_path / "file.png")
+
+
+@pytest.mark.parametrize(
+    ("options", "sentence"),
+    [
+        ({"source": "digit"}, "did you mean 'digits'"),
+        ({"source": "parquet"}, "needs data.path"),
+        ({"channels": 2}, "channels"),
+        ({"image_size": 0}, "image_size"),
+        ({"limit": 0}, "limit"),
+        ({"test_fraction": 1.0}, "test_fraction"),
+        ({"validation_fraction": -0.1}, "validation_fraction"),
+        ({"on_corrupt": "ignore"}, "on_corrupt"),
+        ({"window": "auto"}, "window"),
+        ({"window_low": 5.0, "window_high": 5.0}, "window_low"),
+        ({"memory_gib": 0.0}, "memory_gib"),
+    ],
+)
+def test_wrong_options_get_a_sentence(options, sentence):
+    with pytest.raises(UserError, match=sentence):
+        DataOptions(**options)
+
+
+# Names: the hub and torchvision
+
+
+class Letters(torchvision.datasets.VisionDataset):
+    """A data set in torchvision's manner: digits, of which the test split has the last ten."""
+
+    classes = tuple("abcdefghij")
+
+    def __init__(self, root, train=True, transform=None, target_transform=None, download=False):
+        super().__init__(root, transform=transform, target_transform=target_transform)
+        if not (download or (Path(root) / "letters").exists()):
+            raise RuntimeError("Dataset not found. You can use download=True to download it")
+        self.root, self.rows = root, range(30) if train else range(50, 60)
+
+    def __len__(self):
+        return len(self.rows)
+
+    def __getitem__(self, i):
+        data = load_digits()
+        pixels = np.rint(data.images[self.rows[i]] * (255 / 16)).astype(np.uint8)
+        return Image.fromarray(pixels), int(data.target[self.rows[i]])
+
+
+def test_torchvision_by_name(monkeypatch, digits, tmp_path):
+    monkeypatch.setattr(torchvision.datasets, "Letters", Letters, raising=False)
+    monkeypatch.setattr(torchvision.datasets, "__all__", (*torchvision.datasets.__all__, "Letters"))
+    splits = load("torchvision", "Letters")
+    assert np.array_equal(pixels_of(splits.train), digits[0][:30])
+    assert splits.test.labels.tolist() == digits[1][50:].tolist()
+    assert splits.train.classes == list("abcdefghij")
+    (tmp_path / "letters").touch()
+    monkeypatch.setenv("ATOLL_DATA", str(tmp_path))  # found there: nothing is downloaded
+    assert load("torchvision", "Letters").train.fingerprint == splits.train.fingerprint
+
+
+def test_torchvision_names_are_checked():
+    with pytest.raises(UserError, match="did you mean 'CIFAR10'"):
+        load("torchvision", "CIFAR11")
+
+
+def test_torchvision_offline_gets_a_sentence(monkeypatch):
+    def offline(*args, **kwargs):
+        raise OSError("Name or service not known")
+
+    monkeypatch.setattr(torchvision.datasets.mnist, "download_and_extract_archive", offline)
+    with pytest.raises(UserError, match=r"cannot load torchvision's MNIST: .*network"):
+        load("torchvision", "MNIST")
+
+
+def test_the_hub_needs_its_library(monkeypatch):
+    monkeypatch.setitem(sys.modules, "datasets", None)
+    with pytest.raises(UserError, match=r"atoll\[hub\]"):
+        load("hub", "someone/something")
+
+
+def fake_hub(monkeypatch, splits):
+    library = types.ModuleType("datasets")
+    library.load_dataset = splits
+    monkeypatch.setitem(sys.modules, "datasets", library)
+
+
+def test_the_hub_offline_gets_a_sentence(monkeypatch):
+    def offline(path, config):
+        raise ConnectionError(f"Couldn't reach '{path}' on the Hub\nand more")
+
+    fake_hub(monkeypatch, offline)
+    with pytest.raises(UserError, match=r"cannot load the hub dataset 'someone/something': Couldn't reach"):
+        load("hub", "someone/something")
+
+
+def test_the_hub_gives_tables(monkeypatch, digits, encode_png, write_parquet, tmp_path):
+    images, labels = [encode_png(image) for image in digits[0]], digits[1]
+    path = write_parquet(tmp_path / "t.parquet", images, {"label": list("abcdefghij")}, label=labels)
+    table = pa.parquet.read_table(path)
+
+    def dataset(rows):
+        return types.SimpleNamespace(data=types.SimpleNamespace(table=rows, column=rows.column))
+
+    fake_hub(monkeypatch, lambda path, config: {"train": dataset(table[:40]), "test": dataset(table[40:])})
+    splits = load("hub", "someone/something")
+    assert np.array_equal(pixels_of(splits.train), digits[0][:40])
+    assert splits.test.labels.tolist() == labels[40:].tolist()
+    assert splits.test.classes == list("abcdefghij")
+    with pytest.raises(UserError, match="no split 'tset'; did you mean 'test'"):
+        load("hub", "someone/something", test_split="tset")
+    with pytest.raises(UserError, match="no column 'img'"):
+        load("hub", "someone/something", image_column="img")
