@@ -185,6 +185,7 @@ def test_supcon_without_any_positive_is_zero():
     assert float(z.grad.abs().max()) == 0.0
 
 
+@pytest.mark.filterwarnings("ignore:Anomaly Detection")
 def test_supcon_of_one_row_meets_no_nan_on_its_way():
     z = rows(1, 4).requires_grad_()
     with torch.autograd.detect_anomaly(check_nan=True):

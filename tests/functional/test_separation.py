@@ -60,6 +60,8 @@ def test_dimension_scaling_gradient_leaves_the_target_fixed(reduction):
     (ours,) = torch.autograd.grad(dimension_scaling(z, SCALES, basis, reduction), z)
     (theirs,) = torch.autograd.grad(fixed(z), z)
     torch.testing.assert_close(ours, theirs)
+    (ours,) = torch.autograd.grad(dimension_scaling(z @ basis, SCALES, None, reduction), z)
+    torch.testing.assert_close(ours, theirs)
 
 
 @pytest.mark.parametrize("reduction", ["fro_over_n", "mean_sq"])

@@ -56,7 +56,8 @@ def dimension_scaling(
     if unchanged > 0 and bool((scales == unchanged).all()):
         return nothing(z)
     u = unit(z) if renormalise else z
-    target = u.detach() * scales if basis is None else (u.detach() @ basis * scales) @ basis.T
+    fixed = u.detach()
+    target = fixed * scales if basis is None else (fixed @ basis * scales) @ basis.T
     difference = u - (unit(target) if renormalise else target)
     if reduction == "mean_sq":
         return difference.square().sum() / len(z)
