@@ -1,0 +1,46 @@
+"""Small federations on real digits, for tests of whole runs."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import torch
+
+from atoll.launch import launch
+from atoll.recipe import Recipe, load_recipe
+from atoll.runs import Run
+from atoll.tree import Weights, load
+
+TINY = (
+    "data.limit=160",
+    "data.image_size=8",
+    "partition.clients=4",
+    "partition.kind=iid",
+    "model.width=4",
+    "model.stem=strided",
+    "model.projector_hidden=[16]",
+    "train.rounds=2",
+    "train.epochs=1",
+    "train.batch_size=20",
+    "evaluation.every=0",
+    "evaluation.at_end=['knn']",
+    "engine.workers=1",
+)
+
+
+def tiny(*settings: str) -> Recipe:
+    """The digits preset cut down to a second's work, with settings laid over it."""
+    return load_recipe("digits", [*TINY, *settings])
+
+
+def run_tiny(folder: Path, *settings: str, resume: bool = False) -> Run:
+    """Run it."""
+    torch.set_num_threads(1)
+    return launch(tiny(*settings), folder, resume=resume)
+
+
+def final_models(run: Run) -> dict[str, Weights]:
+    """The server's models after the last round."""
+    newest = max((run.folder / "checkpoints").glob("round-*.safetensors"))
+    models: dict[str, Weights] = load(newest)["state"]["models"]
+    return models
