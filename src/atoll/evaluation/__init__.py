@@ -1,1 +1,34 @@
+"""What an encoder is worth: kNN, linear probes, fine-tuning with few labels, and its features' geometry."""
 
+from atoll.evaluation.embed import embed, sample
+from atoll.evaluation.embedding_map import embedding_map, map_rows
+from atoll.evaluation.finetune import FineTuneResult, finetune, label_subset
+from atoll.evaluation.geometry import geometry
+from atoll.evaluation.knn import knn_accuracy
+from atoll.evaluation.options import PROTOCOLS, EvaluationOptions
+from atoll.evaluation.probe import ProbeResult, linear_probe
+from atoll.evaluation.protocols import FINE_TUNES, PROBES, FineTuneProtocol, ProbeProtocol, find_probe
+from atoll.evaluation.suite import Results, evaluate
+
+__all__ = [
+    "FINE_TUNES",
+    "PROBES",
+    "PROTOCOLS",
+    "EvaluationOptions",
+    "FineTuneProtocol",
+    "FineTuneResult",
+    "ProbeProtocol",
+    "ProbeResult",
+    "Results",
+    "embed",
+    "embedding_map",
+    "evaluate",
+    "find_probe",
+    "finetune",
+    "geometry",
+    "knn_accuracy",
+    "label_subset",
+    "linear_probe",
+    "map_rows",
+    "sample",
+]

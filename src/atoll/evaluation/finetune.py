@@ -1,0 +1,122 @@
+"""Fine-tuning with few labels: the whole encoder and a linear head, on one label in ten or in a hundred."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from atoll.data.images import ImageSet, Pixels
+from atoll.evaluation.embed import device_of, embed
+from atoll.evaluation.probe import first_weights
+from atoll.evaluation.protocols import FineTuneProtocol
+
+
+@dataclass(frozen=True)
+class FineTuneResult:
+    """What fine-tuning found.
+
+    Attributes:
+        accuracy: share of the test set, in [0, 1], at the epoch that the protocol selects.
+        epoch: that epoch, from 1.
+        last_accuracy: after the last epoch, whatever is selected.
+        labels: how many labels were used.
+        protocol: the constants.
+    """
+
+    accuracy: float
+    epoch: int
+    last_accuracy: float
+    labels: int
+    protocol: FineTuneProtocol
+
+
+def label_subset(labels: Tensor, fraction: float, generator: torch.Generator) -> Tensor:
+    """A stratified share of the labels: of each class the nearest whole number, and at least one.
+
+    Shape:
+        - labels: (N,) int
+        - Output: (n,) int64, the places of the chosen ones, ascending
+    """
+    chosen = []
+    for label in labels.bincount().nonzero():
+        places = (labels == label).nonzero().squeeze(1)
+        count = max(1, round(fraction * len(places)))
+        chosen.append(places[torch.randperm(len(places), generator=generator)[:count]])
+    return torch.cat(chosen).sort().values
+
+
+def finetune(
+    encoder: nn.Module,
+    train: ImageSet,
+    test: ImageSet,
+    protocol: FineTuneProtocol,
+    generator: torch.Generator,
+    *,
+    augment: Callable[[Tensor, torch.Generator], Tensor],
+    pixels_to_float: Callable[[Tensor], Tensor],
+    device: torch.device | str | None = None,
+) -> FineTuneResult:
+    """Trains a copy of the encoder with a linear head on a few labels; the encoder itself stays as it is.
+
+    Args:
+        encoder: where fine-tuning starts.
+        train: labelled images, of which the protocol's fraction is used.
+        test: labelled images.
+        protocol: the constants.
+        generator: on the CPU; draws the labels, the head's first weights, the order and the views.
+        augment: makes of a uint8 batch, with random draws from a generator, what the encoder trains on.
+        pixels_to_float: makes of a uint8 batch what the encoder reads in the test.
+        device: where to compute; None for the encoder's own.
+
+    Raises:
+        ValueError: a set has no labels, or labels that are no class.
+
+    Reference:
+        SSD's released code, semi_eval.py.
+    """
+    if train.labels is None or test.labels is None:
+        raise ValueError("fine-tuning needs labels for the training images and for the test's")
+    device = torch.device(device) if device is not None else device_of(encoder)
+    chosen = label_subset(train.labels, protocol.fraction, generator)
+    labels, truth = train.labels.to(device), test.labels.to(device)
+    model = copy.deepcopy(encoder).to(device).requires_grad_(True)
+
+    def features(images: Pixels) -> Tensor:
+        return embed(model, pixels_to_float, images, batch_size=protocol.batch_size, device=device)
+
+    width = features(test.subset(torch.arange(1)).images).shape[1]
+    classes = 1 + int(max(labels.max(), truth.max()))
+    weight, bias = first_weights(width, classes, generator, device)
+    optimizer = torch.optim.SGD(
+        [
+            {"params": model.parameters(), "lr": protocol.encoder_lr},
+            {"params": [weight, bias], "lr": protocol.head_lr},
+        ],
+        momentum=protocol.momentum,
+    )
+    accuracy, best, best_epoch = 0.0, -1.0, 0
+    for epoch in range(1, protocol.epochs + 1):
+        model.train()
+        order = chosen[torch.randperm(len(chosen), generator=generator)]
+        for start in range(0, len(order), protocol.batch_size):
+            rows = order[start : start + protocol.batch_size]
+            if len(rows) < 2:  # BatchNorm cannot normalise one image
+                continue
+            x = augment(train.images.gather(rows).to(device), generator)
+            with torch.enable_grad():
+                loss = F.cross_entropy(F.linear(model(x), weight, bias), labels[rows.to(device)])
+                optimizer.zero_grad()
+                torch.autograd.backward(loss)
+            optimizer.step()
+        last = epoch == protocol.epochs
+        if last or (protocol.select == "best" and epoch % protocol.every == 0):
+            logits = F.linear(features(test.images), weight.detach(), bias.detach())
+            accuracy = int((logits.argmax(1) == truth).sum()) / len(truth)
+            if accuracy > best:
+                best, best_epoch = accuracy, epoch
+    return FineTuneResult(best, best_epoch, accuracy, len(chosen), protocol)

@@ -1,0 +1,64 @@
+"""The shape of a representation, which needs no labels: alignment, uniformity, rank."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from atoll import functional
+
+
+def geometry(
+    h: Tensor,
+    *,
+    views: tuple[Tensor, Tensor] | None = None,
+    clients: tuple[Tensor, Tensor] | None = None,
+    t: float = 2.0,
+) -> dict[str, float | list[float]]:
+    """What a set of representations looks like on the sphere, and how many dimensions it fills.
+
+    Uniformity is the logarithm of the mean over pairs, as in `atoll.functional`: lower is more uniform, and
+    the papers' tables print its negative. Alignment and uniformity are of L2-normalised rows; the effective
+    rank and the singular values are of the rows as they are, not centred.
+
+    Args:
+        h: representations of one set of images, usually the test's.
+        views: representations of two views of the same images, row by row; alignment needs them.
+        clients: representations of images that clients hold, and which client holds each. Without at least
+            two clients, one of which holds two of the images, there is no decomposition.
+        t: scale of uniformity's Gaussian kernel.
+
+    Shape:
+        - h: (N, d), N at least 2
+        - views: (M, d) twice
+        - clients: (L, d) and (L,) int
+
+    Returns:
+        ``uniformity``, ``effective_rank`` and ``singular_values`` (largest first); with views ``alignment``;
+        with clients ``clients_uniformity`` and its parts ``_intra`` and ``_inter``, the logarithms of the
+        mean over pairs within one client and across two.
+
+    Raises:
+        ValueError: shapes that do not fit.
+
+    Reference:
+        Wang and Isola, ICML 2020, https://arxiv.org/abs/2005.10242 (alignment, uniformity); SSD, Eq. 5, with
+        the mixture weights that it leaves out (decomposition); Roy and Vetterli, 2007 (effective rank).
+    """
+    # R of a QR decomposition has the singular values of h in a matrix of at most d × d.
+    small = torch.linalg.qr(h.double(), mode="r").R
+    found: dict[str, float | list[float]] = {
+        "uniformity": float(functional.uniformity(h, t)),
+        "effective_rank": float(functional.effective_rank(small)),
+        "singular_values": torch.linalg.svdvals(small).tolist(),
+    }
+    if views is not None:
+        found["alignment"] = float(functional.alignment(*views))
+    if clients is not None:
+        client_h, ids = clients
+        held = ids.bincount(minlength=1)
+        if int((held > 0).sum()) > 1 and int(held.max()) > 1:
+            parts = functional.uniformity_decomposition(client_h, ids, t)
+            for name, part in zip(("", "_intra", "_inter"), parts, strict=True):
+                found[f"clients_uniformity{name}"] = float(part)
+    return found

@@ -1,0 +1,94 @@
+"""The weighted k-nearest-neighbour classifier: what a representation is worth with nothing trained on it."""
+
+from __future__ import annotations
+
+import warnings
+
+from torch import Tensor
+from torch.nn import functional as F
+
+SIMILARITIES_AT_ONCE = 1 << 24  # 64 MiB of float32
+
+
+def knn_accuracy(
+    train_h: Tensor,
+    train_y: Tensor,
+    test_h: Tensor,
+    test_y: Tensor,
+    k: int = 200,
+    temperature: float = 0.1,
+    num_classes: int | None = None,
+) -> float:
+    """Share of test samples whose class the k nearest training samples elect.
+
+    Near is by cosine, and a neighbour's vote weighs exp(cosine / temperature). Of equally near neighbours the
+    first ones vote, and of classes with equally many votes the lowest wins. Where there are fewer than k
+    training samples all of them vote, with a warning.
+
+    Shape:
+        - train_h: (N, d); train_y: (N,) int
+        - test_h: (M, d); test_y: (M,) int
+
+    Raises:
+        ValueError: shapes that do not fit, labels that are no class, or k or temperature not positive.
+
+    Reference:
+        Wu et al., "Unsupervised Feature Learning via Non-Parametric Instance Discrimination", CVPR 2018,
+        section 3.4, https://arxiv.org/abs/1805.01978.
+    """
+    classes = check_labelled(train_h, train_y, test_h, test_y)
+    num_classes = classes if num_classes is None else num_classes
+    if classes > num_classes:
+        raise ValueError(f"labels go up to {classes - 1}, and num_classes is {num_classes}")
+    if k < 1 or not temperature > 0:
+        raise ValueError(f"k ({k}) and temperature ({temperature}) must be positive")
+    if k > len(train_h):
+        warnings.warn(
+            f"kNN asks for {k} neighbours and there are {len(train_h)} training samples; all of them vote",
+            stacklevel=2,
+        )
+    bank = F.normalize(train_h.float(), dim=1).T.contiguous()
+    queries = F.normalize(test_h.float(), dim=1)
+    labels, truth = train_y.to(bank.device), test_y.to(bank.device)
+    correct = 0
+    rows = max(1, SIMILARITIES_AT_ONCE // len(labels))
+    for start in range(0, len(queries), rows):
+        query, target = queries[start : start + rows], truth[start : start + rows]
+        similarity, neighbours = _nearest(query @ bank, k)
+        # Relative to the nearest, so that no temperature overflows; a common factor changes no election.
+        weight = ((similarity - similarity[:, :1]) / temperature).exp()
+        votes = weight.new_zeros(len(query), num_classes).scatter_add_(1, labels[neighbours], weight)
+        correct += int((votes.argmax(1) == target).sum())
+    return correct / len(truth)
+
+
+def check_labelled(train_h: Tensor, train_y: Tensor, test_h: Tensor, test_y: Tensor) -> int:
+    """The number of classes in two labelled feature sets that fit each other.
+
+    Raises:
+        ValueError: they do not fit, a set is empty, or a label is no class.
+    """
+    shapes = [tuple(each.shape) for each in (train_h, train_y, test_h, test_y)]
+    expected = [
+        (len(train_y), train_h.shape[-1]),
+        (len(train_h),),
+        (len(test_y), train_h.shape[-1]),
+        (len(test_h),),
+    ]
+    if shapes != expected or not len(train_h) or not len(test_h):
+        raise ValueError(
+            "labelled features are (N, d) and (N,) for training, (M, d) and (M,) for the test, none of them "
+            f"empty; got {shapes[0]} and {shapes[1]}, {shapes[2]} and {shapes[3]}"
+        )
+    if any(y.is_floating_point() or int(y.min()) < 0 for y in (train_y, test_y)):
+        raise ValueError("labels must be integers from 0 up")
+    return 1 + max(int(train_y.max()), int(test_y.max()))
+
+
+def _nearest(similarity: Tensor, k: int) -> tuple[Tensor, Tensor]:
+    """The k largest of each row (all, if there are fewer), in order; of equals at the border, the first."""
+    values, places = similarity.topk(min(k + 1, similarity.shape[1]), dim=1)
+    if values.shape[1] > k:
+        tied = (values[:, k - 1] == values[:, k]).nonzero().squeeze(1)
+        places[tied, :k] = similarity[tied].argsort(dim=1, descending=True, stable=True)[:, :k]
+    return values[:, :k], places[:, :k]

@@ -1,0 +1,89 @@
+"""What a recipe says about evaluation."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from atoll.errors import UserError, did_you_mean
+from atoll.evaluation.protocols import FINE_TUNES, PROBES, ProbeProtocol, find_probe
+
+PROTOCOLS = ("geometry", "knn", "probe", *(f"probe-{name}" for name in PROBES), *FINE_TUNES)
+
+
+@dataclass(frozen=True)
+class EvaluationOptions:
+    """The recipe's ``[evaluation]`` section.
+
+    Protocols are ``"knn"``, ``"geometry"``, ``"probe"`` (the probe that this section describes),
+    ``"probe-NAME"`` (a paper's, untouched by this section), and ``"finetune-1"`` and ``"finetune-10"`` (per
+    cent of the labels).
+
+    Attributes:
+        every: rounds between evaluations during training; 0 evaluates only at the end.
+        during: protocols of an evaluation during training.
+        at_end: protocols of the last evaluation.
+        batch_size: images embedded at a time.
+        knn_k: neighbours that vote; fewer, with a warning, where there are fewer training images.
+        knn_temperature: temperature of their weights.
+        probe: name of a probe protocol.
+        probe_epochs: instead of the protocol's own; None keeps that, here and below.
+        probe_lr: learning rate.
+        probe_batch_size: features in a step.
+        probe_standardise: features to mean 0 and standard deviation 1 first.
+        probe_select: accuracy of the ``"last"`` epoch, or the ``"best"`` on the test set.
+        geometry_samples: images that the geometry is measured on, drawn by the seed where there are more.
+    """
+
+    every: int = 0
+    during: tuple[str, ...] = ("knn", "geometry")
+    at_end: tuple[str, ...] = ("knn", "probe", "geometry")
+    batch_size: int = 512
+    knn_k: int = 200
+    knn_temperature: float = 0.1
+    probe: str = "ssd"
+    probe_epochs: int | None = None
+    probe_lr: float | None = None
+    probe_batch_size: int | None = None
+    probe_standardise: bool | None = None
+    probe_select: str | None = None
+    geometry_samples: int = 10_000
+
+    def __post_init__(self) -> None:
+        """Refuse what means nothing, before anything is trained.
+
+        Raises:
+            UserError: naming the field and what it may be.
+        """
+        for name, least in (("every", 0), ("batch_size", 1), ("knn_k", 1), ("geometry_samples", 2)):
+            if getattr(self, name) < least:
+                raise UserError(f"evaluation.{name} is {getattr(self, name)}; it must be at least {least}")
+        if not self.knn_temperature > 0:
+            raise UserError(f"evaluation.knn_temperature is {self.knn_temperature}; it must be above 0")
+        for name in ("during", "at_end"):
+            object.__setattr__(
+                self, name, tuple(getattr(self, name))
+            )  # TOML has lists where these are tuples
+            check_protocols(getattr(self, name), f"evaluation.{name}")
+        self.probe_protocol()
+
+    def probe_protocol(self) -> ProbeProtocol:
+        """The named probe with this section's changes."""
+        return find_probe(
+            self.probe,
+            epochs=self.probe_epochs,
+            lr=self.probe_lr,
+            batch_size=self.probe_batch_size,
+            standardise=self.probe_standardise,
+            select=self.probe_select,
+        )
+
+
+def check_protocols(names: tuple[str, ...], where: str) -> None:
+    """Each is the name of a protocol.
+
+    Raises:
+        UserError: one is not.
+    """
+    for name in names:
+        if name not in PROTOCOLS:
+            raise UserError(f"{where} names the protocol {name!r}; {did_you_mean(name, PROTOCOLS)}")

@@ -1,0 +1,144 @@
+"""The linear probe: how well a linear classifier reads the classes off frozen features."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from atoll.errors import UserError
+from atoll.evaluation.embed import one_thread
+from atoll.evaluation.knn import check_labelled
+from atoll.evaluation.protocols import ProbeProtocol
+
+
+@dataclass(frozen=True)
+class ProbeResult:
+    """What a probe found.
+
+    Attributes:
+        accuracy: share of the test set, in [0, 1], at the epoch that the protocol selects.
+        epoch: that epoch, from 1.
+        last_accuracy: after the last epoch, whatever is selected.
+        protocol: the constants.
+    """
+
+    accuracy: float
+    epoch: int
+    last_accuracy: float
+    protocol: ProbeProtocol
+
+
+def linear_probe(
+    train_h: Tensor,
+    train_y: Tensor,
+    test_h: Tensor,
+    test_y: Tensor,
+    protocol: ProbeProtocol,
+    generator: torch.Generator,
+) -> ProbeResult:
+    """Trains a linear classifier on features and counts what it gets right on the test's.
+
+    The features are fixed, so an epoch is a pass over a matrix. On the CPU this takes one thread, and depends
+    on the features and the generator alone.
+
+    Args:
+        train_h: features to train on.
+        train_y: their classes.
+        test_h: features to be classified.
+        test_y: their classes.
+        protocol: the constants.
+        generator: on the CPU; draws the first weights and the order of every epoch.
+
+    Shape:
+        - train_h: (N, d); train_y: (N,) int
+        - test_h: (M, d); test_y: (M,) int
+
+    Raises:
+        ValueError: shapes that do not fit, or labels that are no class.
+        UserError: the classifier diverged.
+    """
+    classes = check_labelled(train_h, train_y, test_h, test_y)
+    train_h, test_h = train_h.detach().float(), test_h.detach().float()
+    train_y, test_y = train_y.to(train_h.device, torch.long), test_y.to(test_h.device, torch.long)
+    if protocol.standardise:
+        mean, std = train_h.mean(0), train_h.std(0, correction=0).clamp(min=1e-8)
+        train_h, test_h = (train_h - mean) / std, (test_h - mean) / std
+    accuracy, best, best_epoch = 0.0, -1.0, 0
+    with one_thread(train_h.device):
+        for epoch, (weight, bias) in enumerate(
+            train_linear(train_h, train_y, classes, protocol, generator), start=1
+        ):
+            if epoch == protocol.epochs or protocol.select == "best":
+                accuracy = int((F.linear(test_h, weight, bias).argmax(1) == test_y).sum()) / len(test_y)
+                if accuracy > best:
+                    best, best_epoch = accuracy, epoch
+        if not (weight.isfinite().all() and bias.isfinite().all()):
+            raise UserError(
+                f"the linear probe {protocol.name!r} diverged at learning rate {protocol.lr}; "
+                "set evaluation.probe_standardise = true or a lower evaluation.probe_lr"
+            )
+    return ProbeResult(best, best_epoch, accuracy, protocol)
+
+
+def train_linear(
+    h: Tensor, y: Tensor, classes: int, protocol: ProbeProtocol, generator: torch.Generator
+) -> Iterator[tuple[Tensor, Tensor]]:
+    """Weight and bias of a linear classifier after every epoch; the next epoch changes them in place.
+
+    Shape:
+        - h: (N, d); y: (N,) int64
+        - Each item: (classes, d) and (classes,)
+    """
+    weight, bias = first_weights(h.shape[1], classes, generator, h.device)
+    optimizer = _optimizer(protocol, [weight, bias])
+    batch = torch.empty(min(protocol.batch_size, len(h)), h.shape[1], device=h.device)
+    for epoch in range(protocol.epochs):
+        order = torch.randperm(len(h), generator=generator) if protocol.shuffle else torch.arange(len(h))
+        order = order.to(h.device)
+        for start in range(0, len(h), protocol.batch_size):
+            optimizer.param_groups[0]["lr"] = learning_rate(protocol, epoch, start / len(h))
+            rows = order[start : start + protocol.batch_size]
+            # One buffer for every batch: fresh megabytes each step would cost more than the step.
+            x = torch.index_select(h, 0, rows, out=batch[: len(rows)])
+            with torch.enable_grad():
+                loss = F.cross_entropy(F.linear(x, weight, bias), y[rows])
+                weight.grad, bias.grad = torch.autograd.grad(loss, (weight, bias))
+            optimizer.step()
+        yield weight.detach(), bias.detach()
+
+
+def learning_rate(protocol: ProbeProtocol, epoch: int, part: float) -> float:
+    """The rate in an epoch, counted from 0, of which a part is done."""
+    if protocol.schedule == "cosine":
+        return 0.5 * protocol.lr * (1 + math.cos(math.pi * (epoch + part) / protocol.epochs))
+    if protocol.schedule == "step":
+        return protocol.lr * protocol.decay ** sum(epoch >= milestone for milestone in protocol.milestones)
+    return protocol.lr
+
+
+def first_weights(
+    width: int, classes: int, generator: torch.Generator, device: torch.device
+) -> tuple[nn.Parameter, nn.Parameter]:
+    """Weight and bias of a linear layer as PyTorch begins one, uniform in ±1/√width, from a generator."""
+    bound = 1 / math.sqrt(width)
+    weight = torch.empty(classes, width).uniform_(-bound, bound, generator=generator)
+    bias = torch.empty(classes).uniform_(-bound, bound, generator=generator)
+    return nn.Parameter(weight.to(device)), nn.Parameter(bias.to(device))
+
+
+def _optimizer(protocol: ProbeProtocol, parameters: list[nn.Parameter]) -> torch.optim.Optimizer:
+    if protocol.optimizer == "adam":
+        return torch.optim.Adam(parameters, protocol.lr, weight_decay=protocol.weight_decay, fused=True)
+    return torch.optim.SGD(
+        parameters,
+        protocol.lr,
+        protocol.momentum,
+        weight_decay=protocol.weight_decay,
+        nesterov=protocol.nesterov,
+        fused=True,
+    )

@@ -1,0 +1,105 @@
+import copy
+from dataclasses import replace
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from atoll.data.images import ImageSet
+from atoll.evaluation.finetune import FineTuneResult, finetune, label_subset
+from atoll.evaluation.protocols import FINE_TUNES, FineTuneProtocol
+from atoll.rng import stream
+
+
+def net(seed: int = 0) -> nn.Module:
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        return nn.Sequential(
+            nn.Conv2d(1, 8, 3, padding=1), nn.BatchNorm2d(8), nn.ReLU(), nn.Flatten(), nn.Linear(512, 16)
+        ).eval()
+
+
+def plain(pixels: Tensor) -> Tensor:
+    return pixels.float() / 255
+
+
+def run(
+    encoder: nn.Module, digits: tuple[ImageSet, ImageSet], protocol: FineTuneProtocol, seed: int = 0
+) -> FineTuneResult:
+    def noisy(pixels: Tensor, generator: torch.Generator) -> Tensor:
+        return plain(pixels) + 0.05 * torch.randn(pixels.shape, generator=generator)
+
+    return finetune(
+        encoder, *digits, protocol, stream(seed, "finetune"), augment=noisy, pixels_to_float=plain
+    )
+
+
+SHORT = replace(FINE_TUNES["finetune-10"], epochs=12, batch_size=32, head_lr=0.05, every=4)
+
+
+def test_a_subset_has_each_class_in_its_share_and_none_forgotten() -> None:
+    labels = torch.tensor([0] * 100 + [2] * 40 + [5] * 3)[torch.randperm(143)]
+    rows = label_subset(labels, 0.1, stream(0, "labels"))
+    assert labels[rows].bincount().tolist() == [10, 0, 4, 0, 0, 1]
+    assert torch.equal(rows, rows.unique())
+    assert torch.equal(rows, label_subset(labels, 0.1, stream(0, "labels")))
+    assert not torch.equal(rows, label_subset(labels, 0.1, stream(1, "labels")))
+    assert len(label_subset(labels, 1.0, stream(0, "labels"))) == 143
+
+
+def test_learns_from_few_labels_and_leaves_the_encoder_alone(digits: tuple[ImageSet, ImageSet]) -> None:
+    encoder = net().requires_grad_(False)
+    before = copy.deepcopy(encoder.state_dict())
+    result = run(encoder, digits, SHORT)
+    assert 50 <= result.labels <= 70
+    assert result.accuracy > 0.6
+    assert all(torch.equal(value, before[name]) for name, value in encoder.state_dict().items())
+    assert not encoder.training
+    assert not any(parameter.requires_grad for parameter in encoder.parameters())
+
+
+def test_the_encoder_is_trained_and_not_the_head_alone(digits: tuple[ImageSet, ImageSet]) -> None:
+    encoder = net()
+    with torch.no_grad():
+        encoder[4].weight.zero_()  # representations that say nothing until they are trained
+    frozen = run(encoder, digits, replace(SHORT, encoder_lr=0.0))
+    trained = run(encoder, digits, replace(SHORT, encoder_lr=0.05, epochs=20))
+    assert frozen.accuracy < 0.25 < 0.5 < trained.accuracy
+
+
+def test_repeats_exactly(digits: tuple[ImageSet, ImageSet]) -> None:
+    protocol = replace(SHORT, epochs=3)
+    results = [run(net(), digits, protocol, seed).accuracy for seed in (0, 0, 1, 2, 3)]
+    assert results[0] == results[1]
+    assert len(set(results)) > 1
+
+
+def test_the_best_is_the_best_of_its_looks(digits: tuple[ImageSet, ImageSet]) -> None:
+    wild = replace(SHORT, encoder_lr=0.3, head_lr=0.3, every=2)  # up and down from epoch to epoch
+    looks = {n: run(net(), digits, replace(wild, epochs=n), seed=7).accuracy for n in (2, 4, 6)}
+    best = run(net(), digits, replace(wild, epochs=6, select="best"), seed=7)
+    assert best.accuracy == max(looks.values())
+    assert looks[best.epoch] == best.accuracy
+    assert best.last_accuracy == looks[6]
+
+
+def test_a_last_batch_of_one_is_left_out(digits: tuple[ImageSet, ImageSet]) -> None:
+    train, test = digits
+    few = ImageSet(train.subset(torch.arange(9)).images, torch.arange(9))
+
+    class Flat(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layers = nn.Sequential(nn.Flatten(), nn.Linear(64, 4), nn.BatchNorm1d(4))
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.layers(x)
+
+    result = run(Flat(), (few, test), replace(SHORT, fraction=1.0, batch_size=8, epochs=1))
+    assert result.labels == 9
+
+
+def test_unlabelled_images_are_refused(digits: tuple[ImageSet, ImageSet]) -> None:
+    train, test = digits
+    with pytest.raises(ValueError, match="needs labels"):
+        run(net(), (ImageSet(train.images), test), SHORT)

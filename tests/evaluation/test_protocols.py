@@ -1,0 +1,90 @@
+import json
+
+import pytest
+
+from atoll.errors import UserError
+from atoll.evaluation import EvaluationOptions
+from atoll.evaluation.protocols import FINE_TUNES, PROBES, FineTuneProtocol, ProbeProtocol, find_probe
+
+
+@pytest.mark.parametrize(
+    ("name", "optimizer", "lr", "weight_decay", "epochs", "batch_size"),
+    [
+        ("ssd", "adam", 3e-3, 0, 200, 512),
+        ("l-dawa", "sgd", 0.01, 0, 100, 128),
+        ("dec-ssl", "adam", 1e-3, 1e-6, 50, 256),
+        ("easyfl", "adam", 3e-3, 0, 200, 2048),
+        ("orchestra", "sgd", 30, 0, 50, 256),
+    ],
+)
+def test_constants_are_the_papers(
+    name: str, optimizer: str, lr: float, weight_decay: float, epochs: int, batch_size: int
+) -> None:
+    protocol = PROBES[name]
+    assert (protocol.optimizer, protocol.lr, protocol.weight_decay) == (optimizer, lr, weight_decay)
+    assert (protocol.epochs, protocol.batch_size) == (epochs, batch_size)
+
+
+def test_the_default_is_ssds_last_epoch_on_plain_features() -> None:
+    protocol = EvaluationOptions().probe_protocol()
+    assert protocol is PROBES["ssd"]
+    assert (protocol.select, protocol.standardise, protocol.maps) == ("last", False, False)
+    assert not protocol.differs
+
+
+def test_a_changed_protocol_says_so() -> None:
+    changed = find_probe("ssd", lr=0.1, epochs=200, batch_size=None)
+    assert (changed.lr, changed.epochs, changed.batch_size) == (0.1, 200, 512)
+    assert changed.name == "ssd, changed: lr"  # 200 epochs are the protocol's own
+    assert find_probe("ssd", lr=3e-3) is PROBES["ssd"]
+
+
+def test_constants_are_flat_json() -> None:
+    for protocol in [*PROBES.values(), *FINE_TUNES.values()]:
+        constants = protocol.constants()
+        assert json.loads(json.dumps(constants)) == constants
+        assert all(isinstance(value, bool | int | float | str) for value in constants.values())
+    assert PROBES["l-dawa"].constants()["milestones"] == "60 80"
+
+
+def test_fine_tuning_is_ssds_on_one_and_ten_per_cent() -> None:
+    assert [protocol.fraction for protocol in FINE_TUNES.values()] == [0.01, 0.1]
+    one = FINE_TUNES["finetune-1"]
+    assert (one.encoder_lr, one.head_lr, one.momentum) == (1e-3, 0.3, 0.9)
+    assert (one.epochs, one.batch_size, one.every, one.select) == (200, 128, 50, "last")
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"probe": "sdd"}, "did you mean 'ssd'"),
+        ({"probe_select": "bset"}, "did you mean 'best'"),
+        ({"probe_lr": 0.0}, "lr is 0.0; it must be above 0"),
+        ({"probe_epochs": -1}, "epochs is -1"),
+        ({"every": -1}, "evaluation.every is -1"),
+        ({"knn_k": 0}, "evaluation.knn_k is 0"),
+        ({"knn_temperature": 0.0}, "evaluation.knn_temperature"),
+        ({"batch_size": 0}, "evaluation.batch_size"),
+        ({"geometry_samples": 1}, "evaluation.geometry_samples"),
+        ({"at_end": ("knn", "prob")}, "evaluation.at_end names the protocol 'prob'; did you mean 'probe'"),
+        ({"during": ("finetune-2",)}, "evaluation.during.*did you mean 'finetune-1'"),
+    ],
+)
+def test_a_recipes_mistake_gets_a_sentence(change: dict[str, object], message: str) -> None:
+    with pytest.raises(UserError, match=message):
+        EvaluationOptions(**change)
+
+
+def test_a_recipes_lists_become_tuples() -> None:
+    options = EvaluationOptions(during=["knn"], at_end=["geometry"])
+    assert (options.during, options.at_end) == (("knn",), ("geometry",))
+    assert hash(options) == hash(EvaluationOptions(during=("knn",), at_end=("geometry",)))
+
+
+def test_protocols_that_cannot_be_trained_are_refused() -> None:
+    with pytest.raises(UserError, match="optimizer is 'adamw'"):
+        ProbeProtocol("mine", "adamw", lr=1.0, epochs=1, batch_size=1)
+    with pytest.raises(UserError, match="fraction of labels is 0"):
+        FineTuneProtocol("mine", 0.0)
+    with pytest.raises(UserError, match="batch_size is 1"):
+        FineTuneProtocol("mine", 0.5, batch_size=1)

@@ -1,0 +1,188 @@
+import copy
+import json
+from dataclasses import replace
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from atoll.data.images import ImageSet
+from atoll.data.views import ViewOptions, Views, make_views
+from atoll.errors import UserError
+from atoll.evaluation import EvaluationOptions, Results, embed, evaluate, geometry, knn_accuracy, linear_probe
+from atoll.evaluation.protocols import PROBES
+from atoll.rng import stream
+
+Sets = tuple[ImageSet, ImageSet]
+OPTIONS = EvaluationOptions(knn_k=20, probe_epochs=5, geometry_samples=150)
+
+
+class Net(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv = nn.Conv2d(1, 12, 3, stride=2, padding=1)
+        self.norm = nn.BatchNorm2d(12)
+
+    def features(self, x: Tensor) -> Tensor:
+        return self.norm(self.conv(x)).relu()
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.features(x).flatten(1)
+
+
+@pytest.fixture
+def encoder() -> nn.Module:
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        return Net().train()
+
+
+@pytest.fixture
+def views() -> Views:
+    return make_views(ViewOptions(preset="digits", mean=(0.3,), std=(0.4,)), image_size=8, channels=1)
+
+
+CLIENTS = torch.arange(600) % 7 - 1  # -1: held by nobody
+
+
+def measure(encoder: nn.Module, digits: Sets, views: Views, *protocols: str, seed: int = 0) -> Results:
+    return evaluate(
+        encoder, *digits, views, OPTIONS, seed=seed, protocols=protocols or None, client_ids=CLIENTS
+    )
+
+
+def test_numbers_are_those_of_the_parts(encoder: nn.Module, digits: Sets, views: Views) -> None:
+    train, test = digits
+    found = measure(encoder, digits, views)
+    train_h, test_h = (embed(encoder, views.plain, each.images) for each in digits)
+    assert train.labels is not None
+    assert test.labels is not None
+    labelled = (train_h, train.labels, test_h, test.labels)
+    assert found["knn/accuracy"] == knn_accuracy(*labelled, k=20)
+    assert (found["knn/k"], found["knn/temperature"]) == (20, 0.1)
+    protocol = OPTIONS.probe_protocol()
+    probe = linear_probe(*labelled, protocol, stream(0, "probe"))
+    assert found["probe/accuracy"] == probe.accuracy > 0.5
+    assert found["probe/name"] == "ssd, changed: epochs"
+    assert (found["probe/lr"], found["probe/epochs"], found["probe/batch_size"]) == (3e-3, 5, 512)
+
+
+def test_geometry_is_of_a_drawn_part_and_says_so(encoder: nn.Module, digits: Sets, views: Views) -> None:
+    found = measure(encoder, digits, views, "geometry")
+    assert (found["geometry/images"], found["geometry/of_test_images"]) == (150, 200)
+    assert found["geometry/client_images"] == 150
+    whole = geometry(embed(encoder, views.plain, digits[1].images))
+    assert found["geometry/uniformity"] == pytest.approx(whole["uniformity"], rel=0.05)
+    assert found["geometry/uniformity"] != whole["uniformity"]
+    assert 0 < found["geometry/alignment"] < 4
+    parts = [found[f"geometry/clients_uniformity{part}"] for part in ("", "_intra", "_inter")]
+    assert min(parts[1:]) < parts[0] < max(parts[1:])
+
+
+def test_images_that_no_client_holds_do_not_count(encoder: nn.Module, digits: Sets, views: Views) -> None:
+    held = torch.full((600,), -1)
+    held[:60] = torch.arange(60) % 3
+    found = evaluate(encoder, *digits, views, OPTIONS, seed=0, protocols=["geometry"], client_ids=held)
+    expected = geometry(
+        embed(encoder, views.plain, digits[0].subset(torch.arange(60)).images),
+        clients=(embed(encoder, views.plain, digits[0].subset(torch.arange(60)).images), held[:60]),
+    )
+    assert found["geometry/client_images"] == 60
+    assert found["geometry/clients_uniformity_intra"] == pytest.approx(expected["clients_uniformity_intra"])
+    nobody = evaluate(
+        encoder, *digits, views, OPTIONS, seed=0, protocols=["geometry"], client_ids=torch.full((600,), -1)
+    )
+    assert "geometry/clients_uniformity" not in nobody
+
+
+def test_repeats_exactly_alone_or_among_others(encoder: nn.Module, digits: Sets, views: Views) -> None:
+    every = measure(encoder, digits, views)
+    assert every == measure(encoder, digits, views)
+    for name in ("knn", "probe"):
+        alone = measure(encoder, digits, views, name)
+        assert alone == {key: value for key, value in every.items() if key.startswith(f"{name}/")}
+    alone = measure(encoder, digits, views, "geometry")
+    assert alone["geometry/alignment"] == every["geometry/alignment"]
+    assert alone["geometry/uniformity"] == pytest.approx(every["geometry/uniformity"], rel=1e-6)
+    other = measure(encoder, digits, views, "geometry", seed=1)
+    assert other["geometry/alignment"] != every["geometry/alignment"]
+
+
+def test_the_encoder_leaves_as_it_came(encoder: nn.Module, digits: Sets, views: Views) -> None:
+    before = copy.deepcopy(encoder.state_dict())
+    measure(encoder, digits, views)
+    assert encoder.training
+    assert all(torch.equal(value, before[name]) for name, value in encoder.state_dict().items())
+
+
+def test_everything_is_flat_json(encoder: nn.Module, digits: Sets, views: Views) -> None:
+    found = measure(encoder, digits, views)
+    assert json.loads(json.dumps(found, allow_nan=False)) == found
+    assert len(found["geometry/singular_values"]) == 150  # of 150 rows, 192 columns
+
+
+@pytest.mark.parametrize(
+    ("without", "named"), [((0,), "training"), ((1,), "test"), ((0, 1), "training and test")]
+)
+def test_without_labels_the_geometry_alone_and_why(
+    encoder: nn.Module, digits: Sets, views: Views, without: tuple[int, ...], named: str
+) -> None:
+    sets = [ImageSet(each.images) if i in without else each for i, each in enumerate(digits)]
+    found = evaluate(encoder, *sets, views, OPTIONS, seed=0)
+    note = found.pop("note")
+    assert isinstance(note, str)
+    assert f"knn, probe: not measured, because the {named} images have no labels" in note
+    assert found
+    assert all(key.startswith("geometry/") for key in found)
+
+
+def test_named_protocols_are_the_papers_whatever_the_recipe_changes(
+    encoder: nn.Module, digits: Sets, views: Views, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found = measure(encoder, digits, views, "probe-orchestra")
+    assert found["probe-orchestra/epochs"] == PROBES["orchestra"].epochs
+    assert "crops and flips" in str(found["probe-orchestra/differs"])
+
+
+def test_l_dawas_probe_reads_maps_of_images_that_are_not_normalised(
+    encoder: nn.Module, digits: Sets, views: Views
+) -> None:
+    train, test = digits
+    small = (train.subset(torch.arange(200)), test.subset(torch.arange(100)))
+    found = evaluate(encoder, *small, views, OPTIONS, seed=0, protocols=["probe-l-dawa"])
+    h = [embed(encoder, lambda x: x.float() / 255, each.images, maps=True) for each in small]
+    assert small[0].labels is not None
+    assert small[1].labels is not None
+    protocol = PROBES["l-dawa"]
+    expected = linear_probe(h[0], small[0].labels, h[1], small[1].labels, protocol, stream(0, "probe"))
+    assert found["probe-l-dawa/accuracy"] == expected.accuracy
+
+
+def test_fine_tuning_by_name(encoder: nn.Module, digits: Sets, views: Views) -> None:
+    train, test = digits
+    small = (train, test.subset(torch.arange(100)))
+    found = evaluate(encoder, *small, views, OPTIONS, seed=0, protocols=["finetune-1"])
+    assert found["finetune-1/labels"] == 10  # one of each digit, of about 60
+    assert found["finetune-1/flip"] == 0  # the digits' views have none
+    assert found["finetune-1/accuracy"] > 0.3
+
+
+def test_fewer_training_images_than_neighbours(encoder: nn.Module, digits: Sets, views: Views) -> None:
+    train, test = digits
+    options = replace(OPTIONS, knn_k=500)
+    with pytest.warns(UserWarning, match="500 neighbours"):
+        found = evaluate(
+            encoder, train.subset(torch.arange(30)), test, views, options, seed=0, protocols=["knn"]
+        )
+    assert found["knn/k"] == 30
+
+
+def test_mistakes_get_a_sentence(encoder: nn.Module, digits: Sets, views: Views) -> None:
+    with pytest.raises(UserError, match="did you mean 'knn'"):
+        measure(encoder, digits, views, "kn")
+    with pytest.raises(UserError, match="at least 2 test images"):
+        evaluate(encoder, digits[0], digits[1].subset(torch.arange(1)), views, OPTIONS, seed=0)
+    with torch.no_grad():
+        encoder.conv.weight[0, 0, 0, 0] = torch.nan
+    with pytest.raises(UserError, match="not finite"):
+        measure(encoder, digits, views)
