@@ -39,7 +39,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _resumable(options: argparse.Namespace) -> str:
-    return "; the same command with --resume goes on from the last complete round" if "resume" in options else ""
+    return (
+        "; the same command with --resume goes on from the last complete round" if "resume" in options else ""
+    )
 
 
 def _run(options: argparse.Namespace) -> int:

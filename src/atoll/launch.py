@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+from atoll import __version__
 from atoll.data.images import ImageSet
 from atoll.engines.client_states import ClientStates
 from atoll.engines.federation import Federation
@@ -67,7 +68,10 @@ def _check_folder(run: Run, recipe: Recipe, resume: bool) -> None:
         raise UserError(
             f"{run.folder} already holds a run; add --resume to go on with it, or choose another --out"
         )
-    before, now = _flat(describe(load_recipe(run.recipe_path).completed())), _flat(describe(recipe.completed()))
+    before, now = (
+        _flat(describe(load_recipe(run.recipe_path).completed())),
+        _flat(describe(recipe.completed())),
+    )
     changed = [key for key in sorted(before | now) if before.get(key) != now.get(key) and key not in LENGTH]
     if changed:
         key = changed[0]
@@ -81,13 +85,15 @@ def _check_folder(run: Run, recipe: Recipe, resume: bool) -> None:
 
 
 def _flat(table: dict[str, Any], prefix: str = "") -> dict[str, Any]:
-    flat = {}
+    flat: dict[str, Any] = {}
     for key, value in table.items():
         flat |= _flat(value, f"{prefix}{key}.") if isinstance(value, dict) else {f"{prefix}{key}": value}
     return flat
 
 
-def deployed(federation: Federation, server: Server, states: ClientStates) -> dict[str, tuple[Weights, list[int]]]:
+def deployed(
+    federation: Federation, server: Server, states: ClientStates
+) -> dict[str, tuple[Weights, list[int]]]:
     """The finished models by name, each with the clients that use it."""
     method, clients = federation.plan.method, range(federation.setting.num_clients)
     deployment = server.deploy()
@@ -99,16 +105,16 @@ def deployed(federation: Federation, server: Server, states: ClientStates) -> di
                 models[f"client-{client}"] = (method.personal(deployment, client, own), [client])
         return models
     first = next(iter(deployment.models))
-    users = {name: [c for c in clients if deployment.choice.get(c, first) == name] for name in deployment.models}
+    users = {
+        name: [c for c in clients if deployment.choice.get(c, first) == name] for name in deployment.models
+    }
     return {name: (weights, users[name]) for name, weights in deployment.models.items()}
 
 
 def load_networks(federation: Federation, weights: Weights) -> Encoder:
     """The encoder with these weights; names that they lack stay as the networks have them."""
     federation.networks.load_state_dict({**federation.networks.state_dict(), **weights})
-    encoder = federation.networks["encoder"]
-    assert isinstance(encoder, Encoder)  # noqa: S101
-    return encoder
+    return federation.encoder
 
 
 def held_out(federation: Federation) -> tuple[str, ImageSet]:
@@ -122,8 +128,12 @@ def held_out(federation: Federation) -> tuple[str, ImageSet]:
 def _evaluate_all(
     federation: Federation, server: Server, states: ClientStates, final: bool = False
 ) -> dict[str, Any]:
-    """Numbers of the deployed models; of several, the mean over the clients that use them, and each one's."""
+    """Numbers of the deployed models; of several, the mean over the clients that use them, and each one's.
+
+    The untrained encoder and the finished one are measured by every protocol, those between by the cheap ones.
+    """
     plan = federation.plan
+    final = final or server.round == 0
     split, images = held_out(federation)
     by_model: dict[str, dict[str, Any]] = {}
     users: dict[str, int] = {}
@@ -175,7 +185,10 @@ def _finish(run: Run, federation: Federation, server: Server, states: ClientStat
         encoder = load_networks(federation, models[largest][0])
         save_encoder(run.encoder_path, encoder, metadata)
         save_artifacts(run.folder, encoder, held_out(federation)[1], federation.views, plan.seed)
-    run.write("evaluation.json", json.dumps({"round": server.round, "model": largest, **results}) + "\n")
+    method = plan.method
+    about = {"egress": list(method.egress), "keeps": list(method.keeps), "version": __version__}
+    record = {"round": server.round, "model": largest, **results, **about}
+    run.write("evaluation.json", json.dumps(record) + "\n")
 
 
 def _about(federation: Federation) -> dict[str, Any]:
@@ -187,5 +200,3 @@ def _about(federation: Federation) -> dict[str, Any]:
         "mean": list(settings.mean),
         "std": list(settings.std),
     }
-
-

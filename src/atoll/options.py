@@ -17,7 +17,7 @@ def build(cls: type[T], table: Mapping[str, Any], where: str = "") -> T:
     """A dataclass from a table of its fields; nested dataclasses from nested tables.
 
     Args:
-        cls: a dataclass whose fields are strings, numbers, booleans, tuples, dicts, dataclasses or None.
+        cls: a dataclass whose fields are strings, numbers, booleans, literals, tuples, dicts, dataclasses or None.
         table: values by field name.
         where: the table's place in the recipe, for messages.
 
@@ -37,7 +37,7 @@ def build(cls: type[T], table: Mapping[str, Any], where: str = "") -> T:
 
 def describe(options: Any) -> dict[str, Any]:
     """The table that `build` would make these options from; fields that are None are left out."""
-    table = {}
+    table: dict[str, Any] = {}
     for field in dataclasses.fields(options):
         value = getattr(options, field.name)
         if dataclasses.is_dataclass(value):
@@ -60,6 +60,10 @@ def _convert(hint: Any, value: Any, place: str) -> Any:
             except UserError:
                 continue
         return _convert(choices[-1], value, place)
+    if typing.get_origin(hint) is typing.Literal:
+        if value not in typing.get_args(hint):
+            raise UserError(f"{place} is {value!r}; {did_you_mean(str(value), typing.get_args(hint))}")
+        return value
     if dataclasses.is_dataclass(hint) and isinstance(value, Mapping):
         return build(hint, value, place)  # type: ignore[arg-type]
     if typing.get_origin(hint) is dict and isinstance(value, Mapping):

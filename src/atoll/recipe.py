@@ -12,8 +12,8 @@ from typing import Any
 
 import tomli_w
 
-from atoll.data.partitions import PartitionOptions
 from atoll.data.options import DataOptions
+from atoll.data.partitions import PartitionOptions
 from atoll.data.view_options import ViewOptions
 from atoll.engines.federation import Plan
 from atoll.engines.options import EngineOptions

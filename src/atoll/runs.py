@@ -73,7 +73,9 @@ class Run:
             UserError: there is none.
         """
         if not self.exists():
-            raise UserError(f"{self.folder} holds no run (no recipe.toml in it); give the folder of an Atoll run")
+            raise UserError(
+                f"{self.folder} holds no run (no recipe.toml in it); give the folder of an Atoll run"
+            )
         return self
 
     @contextmanager

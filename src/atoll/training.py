@@ -5,15 +5,12 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable
 from dataclasses import dataclass
+from typing import Literal
 
 import torch
 from torch import nn
 
-from atoll.errors import UserError, did_you_mean
-
-OPTIMIZERS = ("adam", "adamw", "sgd")
-SCHEDULES = ("constant", "cosine", "step")
-BUFFER_POLICIES = ("average", "leave", "local")
+from atoll.errors import UserError
 
 
 @dataclass(frozen=True)
@@ -43,6 +40,7 @@ class TrainOptions:
             of accepted distances is refused.
         first_norm: the bound on that distance in the first round.
         min_accepted: the least share of a cohort's updates with which a round may end.
+        start: warm start: a run's folder or a file of weights that the first model takes over.
     """
 
     rounds: int = 100
@@ -50,20 +48,21 @@ class TrainOptions:
     batch_size: int = 128
     drop_last: bool = False
     participation: float = 1.0
-    optimizer: str = "sgd"
+    optimizer: Literal["sgd", "adam", "adamw"] = "sgd"
     lr: float = 0.1
     momentum: float = 0.9
     weight_decay: float = 1e-4
-    schedule: str = "constant"
+    schedule: Literal["constant", "cosine", "step"] = "constant"
     milestones: tuple[float, ...] = (0.6, 0.8)
     decay: float = 0.1
     keep_optimizer: bool = False
-    views_batch: str = "separate"
-    bn_buffers: str = "average"
+    views_batch: Literal["separate", "joint"] = "separate"
+    bn_buffers: Literal["average", "local", "leave"] = "average"
     amp: bool = False
     norm_factor: float = 10.0
     first_norm: float = 1000.0
     min_accepted: float = 0.5
+    start: str | None = None
 
     def __post_init__(self) -> None:
         for name, least in (("rounds", 0), ("epochs", 0), ("batch_size", 2)):
@@ -75,17 +74,6 @@ class TrainOptions:
         for name in ("participation", "min_accepted"):
             if not 0 < getattr(self, name) <= 1:
                 raise UserError(f"train.{name} is {getattr(self, name)}; it must be above 0 and at most 1")
-        choices = {
-            "optimizer": OPTIMIZERS,
-            "schedule": SCHEDULES,
-            "views_batch": ("joint", "separate"),
-            "bn_buffers": BUFFER_POLICIES,
-        }
-        for name, known in choices.items():
-            if getattr(self, name) not in known:
-                raise UserError(
-                    f"train.{name} is {getattr(self, name)!r}; {did_you_mean(str(getattr(self, name)), known)}"
-                )
 
 
 def learning_rate(train: TrainOptions, round: int) -> float:
@@ -104,5 +92,5 @@ def make_optimizer(train: TrainOptions, parameters: Iterable[nn.Parameter]) -> t
         return torch.optim.SGD(
             parameters, lr=train.lr, momentum=train.momentum, weight_decay=train.weight_decay
         )
-    kind = {"adam": torch.optim.Adam, "adamw": torch.optim.AdamW}[train.optimizer]
+    kind: type[torch.optim.Adam] = {"adam": torch.optim.Adam, "adamw": torch.optim.AdamW}[train.optimizer]
     return kind(parameters, lr=train.lr, betas=(train.momentum, 0.999), weight_decay=train.weight_decay)

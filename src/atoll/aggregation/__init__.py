@@ -1,1 +1,1 @@
-
+"""Aggregation: how client updates become the next global model."""

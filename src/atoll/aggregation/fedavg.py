@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import ClassVar
+from typing import ClassVar, Literal
 
 import torch
 from torch import Tensor
@@ -51,7 +51,7 @@ class FedAvg(Aggregation):
 
     name: ClassVar[str] = "fedavg"
     source: ClassVar[str] = "McMahan et al. 2017, Algorithm 1"
-    weights: str = "samples"
+    weights: Literal["samples", "batches", "uniform"] = "samples"
 
     @property
     def statistics(self) -> tuple[str, ...]:

@@ -82,11 +82,11 @@ class FederatedClient:
 
     def ordered(self) -> Iterator[Batch]:
         """Every sample once, in order, without augmentation."""
-        for rows in torch.arange(self.num_samples).split(self._batch_size):
+        for rows in torch.split(torch.arange(self.num_samples), self._batch_size):
             yield Batch(rows, {"image": self._views.plain(self._pixels(rows))}, self._labels(rows))
 
     def _cut(self, order: Tensor) -> list[Tensor]:
-        cuts = list(order.split(self._batch_size))
+        cuts = list(torch.split(order, self._batch_size))
         short = len(cuts[-1]) < self._batch_size
         # A batch of one has no other to contrast with, and BatchNorm cannot normalise it.
         if len(cuts) > 1 and (len(cuts[-1]) < 2 or (self._drop_last and short)):

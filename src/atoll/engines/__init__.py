@@ -1,1 +1,1 @@
-
+"""Engines: who runs which client, and where."""

@@ -104,6 +104,8 @@ class Door:
                 return f"{name!r} holds values that are not finite"
         distance = float(norms.square().sum().sqrt())
         if distance > self.bound():
-            return f"it lies {distance:.4g} from the model that it got, beyond the bound of {self.bound():.4g}"
+            return (
+                f"it lies {distance:.4g} from the model that it got, beyond the bound of {self.bound():.4g}"
+            )
         self.fresh.append(distance)
         return None

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 
 import torch
 from torch import Tensor, nn
 
 from atoll.data.client import FederatedClient
-from atoll.data.partitions import Partition, PartitionOptions, partition_images
 from atoll.data.options import DataOptions
+from atoll.data.partitions import Partition, PartitionOptions, partition_images
 from atoll.data.sources import Splits, load_data
 from atoll.data.view_options import ViewOptions
 from atoll.data.views import Views, make_views
@@ -17,7 +18,7 @@ from atoll.engines.options import EngineOptions
 from atoll.errors import UserError
 from atoll.evaluation import EvaluationOptions
 from atoll.methods.method import Client, Method, update_names
-from atoll.models import ModelOptions, build_encoder, build_projector
+from atoll.models import Encoder, ModelOptions, build_encoder, build_projector, load_weights
 from atoll.parts import Setting, init_seed, seeded
 from atoll.training import TrainOptions
 from atoll.tree import Tree, Weights
@@ -82,10 +83,24 @@ class Federation:
         self.device = plan.engine.find_device()
         self.networks = _assemble(plan, self.setting, encoder, projector).to(self.device)
         if plan.engine.channels_last:
-            self.networks.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+            self.networks.to(memory_format=torch.channels_last)
+
+    @property
+    def encoder(self) -> Encoder:
+        """The encoder among the networks."""
+        encoder = self.networks["encoder"]
+        assert isinstance(encoder, Encoder)  # noqa: S101
+        return encoder
 
     def initial_weights(self) -> Weights:
-        """The one initial model that server and clients share; call before anything trains."""
+        """The one initial model that server and clients share; call before anything trains.
+
+        Raises:
+            UserError: the recipe's ``train.start`` cannot be loaded.
+        """
+        if self.plan.train.start:
+            path = Path(self.plan.train.start)
+            load_weights(self.encoder, path / "encoder.safetensors" if path.is_dir() else path)
         return {name: value.detach().cpu().clone() for name, value in self.networks.state_dict().items()}
 
     def update_names(self) -> set[str]:
@@ -114,9 +129,7 @@ class Federation:
 
 def _dimensions(plan: Plan, clients: int, classes: list[str]) -> tuple[Setting, nn.Module, nn.Module]:
     channels, size = plan.data.channels, plan.views.size or plan.data.image_size
-    encoder = seeded(
-        init_seed(plan.seed, "encoder"), lambda: build_encoder(plan.model, channels, size)
-    )
+    encoder = seeded(init_seed(plan.seed, "encoder"), lambda: build_encoder(plan.model, channels, size))
     projector = seeded(
         init_seed(plan.seed, "projector"), lambda: build_projector(plan.model, encoder.dim)
     ).eval()

@@ -59,7 +59,9 @@ class Executor(Protocol):
         """Get ready; ``constants`` are for every client, once."""
         ...
 
-    def run(self, jobs: Sequence[Job], progress: Callable[[int], None] | None) -> Generator[Result, None, None]:
+    def run(
+        self, jobs: Sequence[Job], progress: Callable[[int], None] | None
+    ) -> Generator[Result, None, None]:
         """Results in the order of the jobs. An update may be reused once the next one is asked for."""
         ...
 

@@ -96,7 +96,9 @@ def make_method(chosen: MethodOptions, options: Mapping[str, Mapping[str, Any]])
     if isinstance(method, type) and issubclass(method, Objective):
         method = Method(objective=method(), title=chosen.name)
     if not isinstance(method, Method):
-        raise UserError(f"method {chosen.name!r} is no atoll Method or Objective but a {type(method).__name__}")
+        raise UserError(
+            f"method {chosen.name!r} is no atoll Method or Objective but a {type(method).__name__}"
+        )
     used: set[str] = set()
 
     def part(name: str | None, own: Any, known: Mapping[str, type[Part]], what: str) -> Any:
@@ -121,7 +123,9 @@ def make_method(chosen: MethodOptions, options: Mapping[str, Mapping[str, Any]])
     )
     unused = sorted(set(options) - used)
     if unused:
-        raise UserError(f"options.{unused[0]} belongs to no part of this method; {did_you_mean(unused[0], used)}")
+        raise UserError(
+            f"options.{unused[0]} belongs to no part of this method; {did_you_mean(unused[0], used)}"
+        )
     return composed
 
 

@@ -340,9 +340,7 @@ def train_client(
     """
     train = client.setting.train
     with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(
-            derive_seed(client.setting.seed, "networks", message["round"], message["client"])
-        )
+        torch.manual_seed(derive_seed(client.setting.seed, "networks", message["round"], message["client"]))
         client.start(message, own, data)
         names = [forward.images for forward in client.method.forwards]
         device = client.local.device.type
@@ -354,7 +352,7 @@ def train_client(
             with torch.autocast(device, enabled=train.amp and device == "cuda"):
                 loss = client.step(batch)
             client.optimizer.zero_grad(set_to_none=True)
-            loss.backward()
+            torch.autograd.backward(loss)
             client.optimizer.step()
             client.after_step()
             if progress is not None:

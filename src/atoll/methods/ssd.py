@@ -12,13 +12,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import ClassVar, Literal
 
 import torch
 from torch import Tensor
 
 from atoll.aggregation.fedavg import FedAvg
-from atoll.errors import UserError, did_you_mean
 from atoll.functional import dimension_scaling, projector_distillation
 from atoll.methods.method import Method
 from atoll.objectives.align_uniform import VIEWS, AlignUniform
@@ -37,14 +36,8 @@ class Separation(Term):
         index_by: S_k belongs to a ``"client"``, or to a ``"slot"`` of the round's cohort (the official code).
     """
 
-    basis: str = "axes"
-    index_by: str = "client"
-
-    def __post_init__(self) -> None:
-        for option, known in (("basis", ("axes", "random")), ("index_by", ("client", "slot"))):
-            value = getattr(self, option)
-            if value not in known:
-                raise UserError(f"{self.name}.{option} is {value!r}; {did_you_mean(value, known)}")
+    basis: Literal["axes", "random"] = "axes"
+    index_by: Literal["client", "slot"] = "client"
 
     def refuse(self, setting: Setting) -> str | None:
         """With more clients than dimensions, some would have none of their own."""
@@ -92,7 +85,7 @@ class DSR(Separation):
     name: ClassVar[str] = "dsr"
     source: ClassVar[str] = "SSD Eqs. 6-7"
     scale: float = 10.0
-    reduction: str = "fro_over_n"
+    reduction: Literal["fro_over_n", "mean_sq"] = "fro_over_n"
 
     def loss(self, local: Local, batch: Batch, passes: Passes) -> Tensor:
         """The mean of both views' distance to their scaled copies."""
@@ -114,8 +107,8 @@ class HSD(Separation):
 
     name: ClassVar[str] = "hsd"
     source: ClassVar[str] = "SSD Fig. 6b (our reading)"
-    kind: str = "target"
-    reduction: str = "fro_over_n"
+    kind: Literal["target", "mask"] = "target"
+    reduction: Literal["fro_over_n", "mean_sq"] = "fro_over_n"
 
     def start(self, local: Local) -> None:
         """For ``"mask"``: put the projection behind the projector until the round ends."""
@@ -132,7 +125,9 @@ class HSD(Separation):
         mine = local.of(self)
         if self.kind == "mask":
             return passes[VIEWS[0]].z.new_zeros(())
-        losses = [dimension_scaling(passes[view].z, mine.inside, mine.basis, self.reduction) for view in VIEWS]
+        losses = [
+            dimension_scaling(passes[view].z, mine.inside, mine.basis, self.reduction) for view in VIEWS
+        ]
         return torch.stack(losses).mean()
 
     def finish(self, local: Local) -> Tree:
@@ -154,12 +149,12 @@ class PD(Term):
     name: ClassVar[str] = "pd"
     source: ClassVar[str] = "SSD Eq. 9"
     weight: float = 0.1
-    kind: str = "kl"
-    direction: str = "zh"
+    kind: Literal["kl", "mse"] = "kl"
+    direction: Literal["zh", "hz"] = "zh"
     temperature: float = 0.5
 
     def refuse(self, setting: Setting) -> str | None:
-        """h and z must have one size."""
+        """Representation and embedding must have one size."""
         if setting.encoder_dim != setting.embedding_dim:
             return (
                 f"'pd' compares representations ({setting.encoder_dim} wide) with embeddings "
@@ -174,7 +169,9 @@ class PD(Term):
     def loss(self, local: Local, batch: Batch, passes: Passes) -> Tensor:
         """The mean over both views."""
         losses = [
-            projector_distillation(passes[view].h, passes[view].z, self.kind, self.direction, self.temperature)
+            projector_distillation(
+                passes[view].h, passes[view].z, self.kind, self.direction, self.temperature
+            )
             for view in VIEWS
         ]
         return torch.stack(losses).mean()

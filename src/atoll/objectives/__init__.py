@@ -1,1 +1,1 @@
-
+"""Objectives: the local losses."""
