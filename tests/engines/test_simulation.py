@@ -1,0 +1,248 @@
+"""The promises of the design, on whole runs."""
+
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import torch
+
+from atoll import tree
+from atoll.engines.federation import Federation
+from atoll.engines.server import Server
+from atoll.errors import UserError
+from harness import TINY, final_models, run_tiny, tiny
+
+SSD = ("method.name=ssd", "train.rounds=3", "options.dsr.basis=random")
+
+
+def encoder_bytes(run):
+    return run.encoder_path.read_bytes()
+
+
+@pytest.fixture(scope="module")
+def straight(tmp_path_factory):
+    """An uninterrupted run in one process."""
+    return run_tiny(tmp_path_factory.mktemp("straight") / "run", *SSD)
+
+
+def test_a_run_folder_is_complete(straight):
+    names = {path.name for path in straight.folder.iterdir()}
+    assert {
+        "recipe.toml",
+        "metrics.jsonl",
+        "partition.json",
+        "checkpoints",
+        "encoder.safetensors",
+        "evaluation.json",
+    } <= names
+    assert [line["round"] for line in straight.metrics()] == [0, 1, 2, 3]
+    assert all(line["bytes_up"] > 0 and line["bytes_down"] > 0 for line in straight.metrics()[1:])
+
+
+def test_training_changes_the_weights(straight):
+    federation = Federation(tiny(*SSD).plan())
+    start = federation.initial_weights()
+    end = final_models(straight)["global"]
+    assert not torch.equal(start["encoder.conv1.weight"], end["encoder.conv1.weight"])
+
+
+def test_two_workers_give_the_same_bytes(straight, tmp_path):
+    run = run_tiny(tmp_path / "run", *SSD, "engine.workers=2")
+    assert encoder_bytes(run) == encoder_bytes(straight)
+
+
+def test_an_extended_run_gives_the_same_bytes(straight, tmp_path):
+    run_tiny(tmp_path / "run", *SSD, "train.rounds=1")
+    run = run_tiny(tmp_path / "run", *SSD, resume=True)
+    assert encoder_bytes(run) == encoder_bytes(straight)
+    assert [line["round"] for line in run.metrics()] == [0, 1, 2, 3]
+
+
+def test_another_seed_gives_other_bytes(straight, tmp_path):
+    run = run_tiny(tmp_path / "run", *SSD, "seed=1")
+    assert encoder_bytes(run) != encoder_bytes(straight)
+
+
+def test_the_global_random_state_decides_nothing(straight, tmp_path):
+    torch.manual_seed(99)
+    random.seed(99)
+    before = torch.random.get_rng_state()
+    run = run_tiny(tmp_path / "run", *SSD)
+    assert torch.equal(torch.random.get_rng_state(), before)
+    assert encoder_bytes(run) == encoder_bytes(straight)
+
+
+def test_a_recipe_that_differs_is_not_resumed(straight):
+    with pytest.raises(UserError, match=r"begun with train\.lr = 0\.05.*0\.5"):
+        run_tiny(straight.folder, *SSD, "train.lr=0.5", resume=True)
+
+
+def test_a_folder_with_a_run_is_not_overwritten(straight):
+    with pytest.raises(UserError, match="already holds a run; add --resume"):
+        run_tiny(straight.folder, *SSD)
+
+
+def test_two_processes_do_not_share_a_folder(tmp_path):
+    from atoll.runs import Run
+
+    run = Run(tmp_path)
+    with run.locked(), pytest.raises(UserError, match="another process"), Run(tmp_path).locked():
+        pass
+
+
+def test_a_damaged_newest_checkpoint_falls_back_to_the_one_before(straight, tmp_path):
+    run_tiny(tmp_path / "run", *SSD, "train.rounds=2")
+    newest = max((tmp_path / "run/checkpoints").glob("round-*.safetensors"))
+    newest.write_bytes(newest.read_bytes()[:100])
+    run = run_tiny(tmp_path / "run", *SSD, resume=True)
+    assert encoder_bytes(run) == encoder_bytes(straight)
+
+
+def test_a_full_disk_is_a_sentence_and_the_run_resumes(straight, tmp_path, monkeypatch):
+    writes = {"left": 5}
+    write = tree.write_whole
+
+    def full(path, data):
+        writes["left"] -= 1
+        if writes["left"] < 0:
+            raise UserError(tree.disk_sentence(path, OSError(28, "No space left on device")))
+        write(path, data)
+
+    monkeypatch.setattr("atoll.runs.write_whole", full)
+    with pytest.raises(UserError, match="the disk is full"):
+        run_tiny(tmp_path / "run", *SSD)
+    monkeypatch.undo()
+    run = run_tiny(tmp_path / "run", *SSD, resume=True)
+    assert encoder_bytes(run) == encoder_bytes(straight)
+
+
+def test_nothing_leaks_from_one_client_to_the_next():
+    """A client's update does not depend on whom the same networks trained before (promise 3)."""
+    federation = Federation(tiny("method.name=ssd").plan())
+    server = Server(federation.plan, federation.setting, federation.initial_weights())
+    client = federation.client_side(server.constants)
+    from atoll.methods.method import train_client
+
+    def update(job):
+        made, _ = train_client(client, job.message, None, federation.client_data(job.client))
+        return tree.clone(made)
+
+    jobs = server.jobs(1)
+    alone = update(jobs[2])
+    update(jobs[0])
+    assert tree.same(update(jobs[2]), alone)
+
+
+@pytest.mark.parametrize("policy", ["average", "local", "leave"])
+def test_batchnorm_buffers_follow_the_policy(policy, tmp_path):
+    run = run_tiny(tmp_path / "run", "method.name=fed_simclr", f"train.bn_buffers={policy}")
+    model = final_models(run)["global"]
+    mean, counter = model["encoder.bn1.running_mean"], model["encoder.bn1.num_batches_tracked"]
+    assert counter.dtype == torch.int64
+    if policy == "average":
+        # 2 rounds × 1 epoch × 2 batches of 40 samples × 2 views, counted on top of each other by every client.
+        assert counter == 8
+        assert mean.abs().sum() > 0
+    else:
+        assert counter == 0
+        assert mean.abs().sum() == 0
+    if policy == "local":
+        assert len(list(run.folder.glob("encoder-client-*.safetensors"))) == 4
+
+
+def test_participation_draws_part_of_the_clients(tmp_path):
+    run = run_tiny(tmp_path / "run", "train.participation=0.5", "train.rounds=3")
+    assert [line["clients"] for line in run.metrics()[1:]] == [2, 2, 2]
+    server = Server(*_parts("train.participation=0.5"))
+    cohorts = [tuple(server.cohort(round)) for round in range(1, 9)]
+    assert len(set(cohorts)) > 1
+    assert all(len(set(cohort)) == 2 for cohort in cohorts)
+
+
+def _parts(*settings):
+    federation = Federation(tiny(*settings).plan())
+    return federation.plan, federation.setting, federation.initial_weights()
+
+
+def test_bytes_are_counted():
+    plan, setting, start = _parts("method.name=ssd", "options.dsr.basis=random")
+    server = Server(plan, setting, start)
+    model = sum(tensor.numel() * tensor.element_size() for tensor in start.values())
+    basis = setting.embedding_dim**2 * 4
+    assert tree.num_bytes(server.constants) == basis
+    assert model < tree.num_bytes(server.jobs(1)[0].message) < model + 200
+
+
+PROGRAM = """
+import sys
+from pathlib import Path
+sys.path.insert(0, {tests!r})
+from harness import run_tiny
+run_tiny(Path(sys.argv[1]), *sys.argv[3:], resume=sys.argv[2] == "resume")
+"""
+
+
+def spawn(folder, resume, settings):
+    program = PROGRAM.format(tests=str(Path(__file__).parents[1]))
+    return subprocess.Popen(
+        [sys.executable, "-c", program, str(folder), "resume" if resume else "new", *settings],
+        start_new_session=True,
+    )
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("workers", [1, 2])
+def test_ten_kills_change_nothing(tmp_path, workers):
+    """kill -9 at random moments, resumed each time: the same bytes as the uninterrupted run."""
+    settings = (*SSD, "train.rounds=40", "train.epochs=2", f"engine.workers={workers}")
+    whole = run_tiny(tmp_path / "whole", *settings)
+    chance = random.Random(workers)
+    folder, kills = tmp_path / "killed", 0
+    while kills < 10:
+        process = spawn(folder, kills > 0, settings)
+        begun = time.monotonic()
+        while not (folder / "recipe.toml").exists() and time.monotonic() - begun < 60:
+            time.sleep(0.05)
+        time.sleep(4.0 + 2.0 * chance.random())
+        finished = process.poll() is not None
+        os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+        kills += 1
+        if finished:
+            break
+    run = run_tiny(folder, *settings, resume=True)
+    assert kills == 10, "the run was over before it could be killed ten times: make it longer"
+    assert encoder_bytes(run) == encoder_bytes(whole)
+    assert [line["round"] for line in run.metrics()] == list(range(41))
+
+
+@pytest.mark.slow
+def test_ctrl_c_stops_cleanly(tmp_path):
+    arguments = [
+        sys.executable,
+        "-m",
+        "atoll.cli",
+        "run",
+        "digits",
+        "--out",
+        str(tmp_path / "run"),
+        "--set",
+        *TINY,
+    ]
+    settings = ["train.rounds=400", "engine.workers=2", "name=slow"]
+    process = subprocess.Popen([*arguments, *settings], stderr=subprocess.PIPE, text=True)
+    while not (tmp_path / "run/checkpoints/round-000001.safetensors").exists():
+        time.sleep(0.1)
+    process.send_signal(signal.SIGINT)
+    _, errors = process.communicate(timeout=30)
+    assert process.returncode == 130
+    assert errors.strip().startswith("atoll: interrupted; the same command with --resume")
+    assert "Traceback" not in errors
+    lines = (tmp_path / "run/metrics.jsonl").read_text().splitlines()
+    assert [json.loads(line)["round"] for line in lines] == list(range(len(lines)))

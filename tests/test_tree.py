@@ -1,0 +1,106 @@
+import json
+import os
+import subprocess
+import sys
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from atoll import tree
+from atoll.errors import UserError
+
+numbers = st.one_of(
+    st.integers(-(2**40), 2**40), st.floats(allow_nan=False), st.booleans(), st.none(), st.text()
+)
+tensors = st.sampled_from(
+    [torch.arange(6.0).reshape(2, 3), torch.tensor(7), torch.zeros(0, 4), torch.ones(2, dtype=torch.bfloat16)]
+)
+trees = st.recursive(
+    st.one_of(numbers, tensors),
+    lambda inner: st.one_of(st.lists(inner, max_size=3), st.dictionaries(st.text(), inner, max_size=3)),
+    max_leaves=8,
+)
+
+
+@settings(max_examples=50, deadline=None)
+@given(st.dictionaries(st.text(), trees, max_size=3))
+def test_a_tree_survives_packing(value):
+    assert tree.same(tree.unpack(tree.pack(value)), value)
+
+
+def test_views_of_one_storage_and_other_layouts_keep_their_values():
+    arena = torch.arange(48.0)
+    value = {
+        "a": arena[:4],
+        "b": arena[4:12].reshape(2, 4).T,
+        "c": arena.reshape(1, 3, 4, 4).contiguous(memory_format=torch.channels_last),
+        "d": arena,
+    }
+    back = tree.unpack(tree.pack(value))
+    assert tree.same(back, {name: tensor.contiguous() for name, tensor in value.items()})
+
+
+def test_a_tensor_in_several_places_is_stored_once():
+    big = torch.ones(1000)
+    assert len(tree.pack({"a": big, "b": [big, big]})) < 2 * big.numel() * 4
+
+
+def test_equal_trees_give_equal_bytes_in_any_process():
+    program = (
+        "import sys, torch; from atoll import tree;"
+        "sys.stdout.buffer.write(tree.pack({'x': torch.arange(3.), 'deep': {'y': 1.5, 'z': [torch.ones(2), None]}}))"
+    )
+    outputs = {
+        subprocess.run(
+            [sys.executable, "-c", program],
+            capture_output=True,
+            check=True,
+            env={**os.environ, "PYTHONHASHSEED": seed},
+        ).stdout
+        for seed in ("1", "2")
+    }
+    assert len(outputs) == 1
+
+
+def test_bytes_on_the_wire():
+    value = {"w": torch.zeros(3, 4), "n": 5, "none": None, "list": [torch.zeros(2, dtype=torch.int64)]}
+    assert tree.num_bytes(value) == 3 * 4 * 4 + 8 + 16
+
+
+@pytest.mark.parametrize("damage", [b"", b"hello", None])
+def test_what_is_no_tree_is_refused_in_a_sentence(tmp_path, damage):
+    path = tmp_path / "x.safetensors"
+    path.write_bytes(tree.pack({"a": torch.ones(3)})[:-4] if damage is None else damage)
+    with pytest.raises(UserError, match="damaged or not written by Atoll"):
+        tree.load(path)
+
+
+def test_another_programs_safetensors_are_refused(tmp_path):
+    import safetensors.torch
+
+    path = tmp_path / "x.safetensors"
+    safetensors.torch.save_file({"a": torch.ones(2)}, path)
+    with pytest.raises(UserError):
+        tree.load(path)
+
+
+def test_a_failed_write_leaves_the_old_file(tmp_path, monkeypatch):
+    path = tmp_path / "x"
+    tree.write_whole(path, b"old")
+
+    def full(descriptor):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(os, "fsync", full)
+    with pytest.raises(UserError, match="the disk is full"):
+        tree.write_whole(path, b"new")
+    assert path.read_bytes() == b"old"
+    assert [entry.name for entry in tmp_path.iterdir()] == ["x"]
+
+
+def test_one_metadata_key():
+    data = tree.pack({"a": torch.ones(1)})
+    header = json.loads(data[8 : 8 + int.from_bytes(data[:8], "little")])
+    assert len(header["__metadata__"]) == 1
