@@ -86,6 +86,15 @@ class ClientData(Protocol):
 
     num_samples: int
 
+    @property
+    def labels(self) -> Tensor | None:
+        """(N,) int64 labels of the client's samples, on the CPU; None where there are none."""
+        ...
+
+    def pick(self, rows: Tensor, generator: torch.Generator | None = None) -> Tensor:
+        """Images of chosen samples: augmented with draws from ``generator``, or as they are without one."""
+        ...
+
     def batches(self, round: int, epochs: int, images: Sequence[str]) -> Iterator[Batch]:
         """Shuffled training batches with the named images."""
         ...
@@ -284,6 +293,10 @@ class Part:
         """Networks that this part adds; they train and travel like the encoder."""
         return {}
 
+    def embeds(self) -> bool:
+        """Whether this part reads embeddings; where no part does, there is no projector."""
+        return False
+
     # The server's side.
 
     def prerequisites(self) -> dict[str, Any]:
@@ -323,6 +336,10 @@ class Part:
     def start(self, local: Local) -> None:
         """Before the first step."""
 
+    def images(self) -> Sequence[str]:
+        """Images of a batch that `inputs` or `loss` reads without a declared pass, by name."""
+        return ()
+
     def inputs(self, local: Local, batch: Batch) -> dict[str, Tensor]:
         """Further images of a batch, by name."""
         return {}
@@ -355,6 +372,10 @@ class SliceFold(Protocol):
 class Objective(Part):
     """The local loss."""
 
+    def embeds(self) -> bool:
+        """Most self-supervised losses do."""
+        return True
+
     def loss(self, local: Local, batch: Batch, passes: Passes) -> Tensor:
         """A scalar tensor to minimise."""
         raise NotImplementedError
@@ -365,6 +386,10 @@ class Term(Part):
     """A loss that is added to the objective, times ``weight``; with weight 0 it is left out entirely."""
 
     weight: float = 1.0
+
+    def embeds(self) -> bool:
+        """Most terms do."""
+        return True
 
     def loss(self, local: Local, batch: Batch, passes: Passes) -> Tensor:
         """A scalar tensor, before the weight."""

@@ -53,6 +53,22 @@ class FederatedClient:
         self._device = device
         self._format = torch.channels_last if channels_last else torch.contiguous_format
 
+    @property
+    def labels(self) -> Tensor | None:
+        """(N,) int64 labels of the client's samples, on the CPU; None where there are none."""
+        labels = self._set.labels
+        return None if labels is None else labels[self._indices]
+
+    def pick(self, rows: Tensor, generator: torch.Generator | None = None) -> Tensor:
+        """Images of chosen samples: augmented with draws from ``generator``, or as they are without one.
+
+        Shape:
+            rows: (N,) positions among the client's samples; result: float32 (N, C, size, size).
+        """
+        pixels = self._pixels(rows)
+        images = self._views.plain(pixels) if generator is None else self._views(pixels, generator)
+        return images.contiguous(memory_format=self._format)
+
     def num_batches(self) -> int:
         """Batches in one epoch."""
         return len(self._cut(torch.arange(self.num_samples)))

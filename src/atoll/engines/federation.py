@@ -149,7 +149,9 @@ def _dimensions(plan: Plan, clients: int, classes: list[str]) -> tuple[Setting, 
 
 
 def _assemble(plan: Plan, setting: Setting, encoder: nn.Module, projector: nn.Module) -> nn.ModuleDict:
-    networks = nn.ModuleDict({"encoder": encoder, "projector": projector.train()})
+    networks = nn.ModuleDict({"encoder": encoder})
+    if any(part.embeds() for part in plan.method.parts):
+        networks["projector"] = projector.train()
     for part in plan.method.parts:
         heads = seeded(init_seed(plan.seed, part.name), lambda part=part: part.heads(setting))
         for name, head in heads.items():

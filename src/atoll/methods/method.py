@@ -80,6 +80,12 @@ class Method:
         return tuple(dict.fromkeys(forward for part in self.parts for forward in part.forwards()))
 
     @property
+    def images(self) -> tuple[str, ...]:
+        """What a batch must hold: the images of every pass, and those that parts read without one."""
+        passed = [forward.images for forward in self.forwards]
+        return tuple(dict.fromkeys([*passed, *(name for part in self.parts for name in part.images())]))
+
+    @property
     def needs_labels(self) -> bool:
         """Whether a part reads labels."""
         return any(part.needs_labels for part in self.parts)
@@ -342,10 +348,9 @@ def train_client(
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(derive_seed(client.setting.seed, "networks", message["round"], message["client"]))
         client.start(message, own, data)
-        names = [forward.images for forward in client.method.forwards]
         device = client.local.device.type
         epoch = 0
-        for batch in data.batches(message["round"], message["epochs"], names):
+        for batch in data.batches(message["round"], message["epochs"], client.method.images):
             if batch.epoch != epoch:
                 client.end_epoch()
                 epoch = batch.epoch
