@@ -108,6 +108,11 @@ def test_min_norm_weights_meet_the_optimality_conditions(seed, k, d, shift, deca
     assert float(((v @ v - u @ v) / lengths).max() / lengths.min()) <= 1e-11
 
 
+def test_min_norm_weights_keep_a_tiny_share():
+    u = torch.tensor([[1.0, 0.0], [1.0 - 1e-8, 1.0]], dtype=torch.float64)
+    assert float(min_norm_weights(u)[1]) == pytest.approx(1e-8, rel=1e-5)
+
+
 def test_min_norm_weights_of_many_large_directions():
     u = torch.nn.functional.normalize(rows(100, 2000) + 0.05 * torch.ones(2000).double())
     alpha = min_norm_weights(u.float())

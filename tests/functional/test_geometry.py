@@ -158,8 +158,8 @@ def test_label_distance_of_beta_skewness(beta, value):
 
 
 def test_label_distance_weighs_clients_alike_and_leaves_out_the_empty():
-    counts = torch.tensor([[90, 0], [0, 10], [0, 0]])
-    assert float(label_distance(counts)) == pytest.approx((0.2 + 1.8) / 2)
+    counts = torch.tensor([[90, 0], [0, 10], [0, 100], [0, 0]])
+    assert float(label_distance(counts)) == pytest.approx((1.1 + 0.9 + 0.9) / 3)
 
 
 @pytest.mark.parametrize("bad", [torch.ones(3), torch.zeros(2, 2), torch.tensor([[1, -1]]), torch.ones(0, 2)])

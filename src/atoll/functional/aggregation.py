@@ -129,10 +129,12 @@ def _shortest_in_hull(gram: Tensor) -> Tensor:
             blocked = active & (trial <= 0)
             if not bool(blocked.any()):
                 break
-            # Walk towards the unconstrained optimum until the first weight is used up, and drop it.
-            step = (y[blocked] / (y[blocked] - trial[blocked]).clamp_min(torch.finfo(y.dtype).tiny)).min()
-            y = y + step * (trial - y)
-            active &= y > 1e-15
+            # Walk towards the unconstrained optimum until the first weight is used up, and drop that one.
+            steps = torch.where(blocked, y / (y - trial).clamp_min(torch.finfo(y.dtype).tiny), torch.inf)
+            first = int(steps.argmin())
+            y = y + steps[first] * (trial - y)
+            active[first] = False
+            active &= y > 0
             y = y * active
         y = trial
     x = y * share
