@@ -106,5 +106,5 @@ def test_a_file_that_is_not_toml(tmp_path):
 
 
 def test_no_such_recipe():
-    with pytest.raises(UserError, match="neither a preset nor a .toml file; did you mean 'digits-ssd'"):
+    with pytest.raises(UserError, match=r"neither a preset nor a \.toml file; did you mean 'digits-ssd'"):
         load_recipe("digit-ssd")

@@ -86,6 +86,72 @@ def _demo(options: argparse.Namespace) -> int:
     return _compare(options)
 
 
+def _data(options: argparse.Namespace) -> int:
+    from atoll.console import make_console, partition_table
+    from atoll.data.partitions import partition_images
+    from atoll.data.sources import load_data
+    from atoll.recipe import load_recipe
+
+    recipe = load_recipe(options.recipe, options.set)
+    splits = load_data(recipe.data, recipe.seed)
+    partition = partition_images(splits.train, recipe.partition, recipe.seed)
+    make_console().print(partition_table(splits, partition))
+    return 0
+
+
+def _evaluate(options: argparse.Namespace) -> int:
+    from atoll.console import make_console
+    from atoll.runs import Run
+    from atoll.use import evaluate_run
+
+    results = evaluate_run(Run(options.run).require(), options.protocol)
+    table = Table(show_header=False, show_edge=False)
+    for key, value in results.items():
+        if not isinstance(value, list):
+            table.add_row(key, f"{value:.4f}" if isinstance(value, float) else str(value))
+    make_console().print(table)
+    return 0
+
+
+def _embed(options: argparse.Namespace) -> int:
+    from atoll.models import load_encoder
+    from atoll.use import embed_images, find_encoder, save_embeddings
+
+    names, h = embed_images(load_encoder(find_encoder(options.encoder)), options.images)
+    save_embeddings(options.output, names, h)
+    print(f"{len(names)} images, {h.shape[1]} dimensions: {options.output}")  # noqa: T201
+    return 0
+
+
+def _export(options: argparse.Namespace) -> int:
+    from atoll.models import load_encoder
+    from atoll.use import export, find_encoder
+
+    path = find_encoder(options.run)
+    output = options.output or path.with_name(f"encoder-export.{options.format}")
+    export(load_encoder(path), output, options.format)
+    print(output)  # noqa: T201
+    return 0
+
+
+def _report(options: argparse.Namespace) -> int:
+    from atoll.report import write_report
+    from atoll.runs import Run
+
+    folders = [Run(run).require().folder for run in options.runs]
+    print(write_report(folders, options.output or folders[0] / "report.html"))  # noqa: T201
+    return 0
+
+
+def _bench(options: argparse.Namespace) -> int:
+    from atoll.bench import recommend
+    from atoll.console import make_console
+    from atoll.recipe import load_recipe
+
+    make_console().print(recommend(load_recipe(options.recipe, options.set)))
+    return 0
+
+
 def _methods(options: argparse.Namespace) -> int:
     from atoll.console import make_console
     from atoll.methods.listing import list_methods
@@ -142,6 +208,32 @@ def _parser() -> argparse.ArgumentParser:
     compare.add_argument("--seeds", type=int, default=1, help="seeds a recipe (default: 1)")
     compare.add_argument("--out", type=Path, default=Path("runs/compare"))
     settings(compare)
+
+    data = command("data", _data, "Look at a recipe's images and at which client holds which.")
+    data.add_argument("recipe", metavar="RECIPE")
+    settings(data)
+
+    evaluate = command("evaluate", _evaluate, "Measure a finished run's encoder under a named protocol.")
+    evaluate.add_argument("run", type=Path, metavar="RUN")
+    evaluate.add_argument("--protocol", required=True, metavar="NAME")
+
+    embed = command("embed", _embed, "Write the representations of images.")
+    embed.add_argument("encoder", type=Path, metavar="RUN_OR_ENCODER")
+    embed.add_argument("images", type=Path, metavar="IMAGES", help="an image file or a folder of them")
+    embed.add_argument("-o", "--output", type=Path, required=True, help=".npz, .csv or .parquet")
+
+    export = command("export", _export, "Hand a run's encoder to other programs.")
+    export.add_argument("run", type=Path, metavar="RUN")
+    export.add_argument("--format", required=True, metavar="NAME", help="safetensors, pt2 or onnx")
+    export.add_argument("-o", "--output", type=Path)
+
+    report = command("report", _report, "Write one page about one run or several.")
+    report.add_argument("runs", nargs="+", type=Path, metavar="RUN")
+    report.add_argument("-o", "--output", type=Path)
+
+    bench = command("bench", _bench, "Time a recipe's training step; recommends threads and memory layout.")
+    bench.add_argument("recipe", metavar="RECIPE")
+    settings(bench)
 
     methods = command("methods", _methods, "List methods: paper, what leaves a client, what it keeps.")
     methods.add_argument("--json", action="store_true")

@@ -7,7 +7,10 @@ from typing import Any
 
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from rich.table import Table
 
+from atoll.data.partitions import Partition
+from atoll.data.sources import Splits
 from atoll.engines.federation import Federation
 from atoll.engines.server import Record, Server
 
@@ -77,6 +80,26 @@ class Bar:
 def _knn(line: dict[str, Any]) -> str:
     accuracy = line.get("evaluation", {}).get("knn/accuracy")
     return "" if accuracy is None else f"  kNN {100 * accuracy:.1f} %"
+
+
+def partition_table(splits: Splits, partition: Partition) -> Table:
+    """A split's sizes and every client's share of each class."""
+    classes = splits.train.classes
+    table = Table(show_edge=False, pad_edge=False)
+    for heading in ("client", "images", *classes):
+        table.add_column(heading, justify="right", overflow="fold")
+    for k, name in enumerate(partition.names):
+        counts = (
+            [] if partition.counts is None else [str(n) if n else "·" for n in partition.counts[k].tolist()]
+        )
+        table.add_row(name, str(len(partition.clients[k])), *counts)
+    sizes = {"train": splits.train, "validation": splits.validation, "test": splits.test}
+    said = [f"{name} {tuple(images.images.shape)}" for name, images in sizes.items() if images is not None]
+    if partition.label_distance is not None:
+        said.append(f"label distance {partition.label_distance:.3f}")
+    table.caption = ", ".join(said)
+    table.caption_justify = "left"
+    return table
 
 
 def make_console() -> Console:

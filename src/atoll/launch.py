@@ -8,6 +8,7 @@ from typing import Any
 
 from atoll import __version__
 from atoll.data.images import ImageSet
+from atoll.data.sources import Splits
 from atoll.engines.client_states import ClientStates
 from atoll.engines.federation import Federation
 from atoll.engines.server import Server
@@ -117,9 +118,8 @@ def load_networks(federation: Federation, weights: Weights) -> Encoder:
     return federation.encoder
 
 
-def held_out(federation: Federation) -> tuple[str, ImageSet]:
-    """The images that measure the encoder: for tuning the validation split, else the test set, else all."""
-    splits = federation.splits
+def held_out(splits: Splits) -> tuple[str, ImageSet]:
+    """The images that measure an encoder: for tuning the validation split, else the test set, else all."""
     if splits.validation is not None:
         return "validation", splits.validation
     return ("test", splits.test) if splits.test is not None else ("train", splits.train)
@@ -134,7 +134,7 @@ def _evaluate_all(
     """
     plan = federation.plan
     final = final or server.round == 0
-    split, images = held_out(federation)
+    split, images = held_out(federation.splits)
     by_model: dict[str, dict[str, Any]] = {}
     users: dict[str, int] = {}
     for name, (weights, clients) in deployed(federation, server, states).items():
@@ -184,7 +184,7 @@ def _finish(run: Run, federation: Federation, server: Server, states: ClientStat
         results = _evaluate_all(federation, server, states, final=True)
         encoder = load_networks(federation, models[largest][0])
         save_encoder(run.encoder_path, encoder, metadata)
-        save_artifacts(run.folder, encoder, held_out(federation)[1], federation.views, plan.seed)
+        save_artifacts(run.folder, encoder, held_out(federation.splits)[1], federation.views, plan.seed)
     method = plan.method
     about = {"egress": list(method.egress), "keeps": list(method.keeps), "version": __version__}
     record = {"round": server.round, "model": largest, **results, **about}

@@ -1,0 +1,213 @@
+"""What to do with a finished encoder: measure it again, embed images with it, hand it to other programs."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import safetensors.torch
+import torch
+from torch import Tensor
+
+from atoll.data.decode import Decoding, decode_batch
+from atoll.data.folders import IMAGE_SUFFIXES
+from atoll.data.sources import load_data
+from atoll.data.view_options import ViewOptions
+from atoll.data.views import Views, make_views
+from atoll.errors import UserError, did_you_mean
+from atoll.evaluation import embed, evaluate
+from atoll.launch import held_out
+from atoll.models import Encoder, load_encoder
+from atoll.recipe import load_recipe
+from atoll.runs import Run
+from atoll.tree import write_whole
+
+BATCH = 256
+
+
+def find_encoder(run_or_encoder: Path | str) -> Path:
+    """The encoder's file of a run's folder, or the file itself.
+
+    Raises:
+        UserError: there is none, or the run has not finished.
+    """
+    path = Path(run_or_encoder)
+    if not path.is_dir():
+        return path
+    run = Run(path).require()
+    if not run.encoder_path.is_file():
+        raise UserError(
+            f"{path} has no finished encoder yet; finish it with: atoll run … --out {path} --resume"
+        )
+    return run.encoder_path
+
+
+def evaluate_run(run: Run, protocol: str) -> dict[str, Any]:
+    """Measure a finished run's encoder under a named protocol, and keep the result beside it.
+
+    Returns:
+        The numbers and constants, as `atoll.evaluation.evaluate` gives them.
+    """
+    encoder = load_encoder(find_encoder(run.folder))
+    recipe = load_recipe(run.recipe_path)
+    splits = load_data(recipe.data, recipe.seed)
+    split, images = held_out(splits)
+    views = make_views(recipe.views, recipe.data.image_size, recipe.data.channels)
+    encoder.to(recipe.engine.find_device())
+    found = evaluate(
+        encoder, splits.train, images, views, recipe.evaluation, seed=recipe.seed, protocols=[protocol]
+    )
+    results = {"protocol": protocol, "split": split, **found}
+    run.write(f"evaluation-{protocol}.json", json.dumps(results) + "\n")
+    return results
+
+
+def views_of(encoder: Encoder) -> Views:
+    """Makes an encoder's inputs of images, as its file says."""
+    about = encoder.metadata
+    options = ViewOptions(preset="none", mean=tuple(about["mean"]), std=tuple(about["std"]))
+    return make_views(options, about["image_size"], about["channels"])
+
+
+def embed_images(encoder: Encoder, images: Path) -> tuple[list[str], Tensor]:
+    """Representations of an image file, or of all images below a folder.
+
+    Shape:
+        - Output: names, and (N, d) float32
+
+    Raises:
+        UserError: no such file, no images, or one that cannot be decoded.
+    """
+    if not images.exists():
+        raise UserError(f"there is no file or folder {images}")
+    paths = [images] if images.is_file() else sorted(p for p in images.rglob("*") if _is_image(p))
+    if not paths:
+        raise UserError(f"{images} holds no images")
+    views = views_of(encoder)
+    how = Decoding(encoder.metadata["image_size"], encoder.metadata["channels"])
+    rows = []
+    for begin in range(0, len(paths), BATCH):
+        some = paths[begin : begin + BATCH]
+        pixels, corrupt = decode_batch([path.read_bytes() for path in some], how)
+        if corrupt:
+            row, reason = next(iter(corrupt.items()))
+            raise UserError(f"{some[row]} cannot be decoded: {reason}; repair or remove it")
+        rows.append(embed(encoder, views.plain, _Held(torch.from_numpy(pixels))))
+    names = [str(path.relative_to(images)) if images.is_dir() else path.name for path in paths]
+    return names, torch.cat(rows)
+
+
+def save_embeddings(path: Path, names: list[str], h: Tensor) -> None:
+    """Write representations as ``.npz``, ``.csv`` or ``.parquet``.
+
+    Raises:
+        UserError: another ending, or a file that cannot be written.
+    """
+    writers: dict[str, Callable[[list[str], Tensor], bytes]] = {
+        ".npz": _npz,
+        ".csv": _csv,
+        ".parquet": _parquet,
+    }
+    if path.suffix not in writers:
+        raise UserError(f"embeddings are written as {', '.join(writers)}, and {path} ends otherwise")
+    write_whole(path, writers[path.suffix](names, h))
+
+
+def export(encoder: Encoder, path: Path, format: str) -> None:
+    """Hand an encoder to other programs.
+
+    Args:
+        encoder: to export.
+        path: file to write.
+        format: a name in `FORMATS`.
+
+    Raises:
+        UserError: an unknown format, or a library that is missing.
+    """
+    if format not in FORMATS:
+        raise UserError(f"unknown format {format!r}; {did_you_mean(format, FORMATS)}")
+    write_whole(path, FORMATS[format](encoder))
+
+
+class _Held:
+    """Pixels that are in memory already."""
+
+    def __init__(self, data: Tensor) -> None:
+        self._data = data
+        self.shape: tuple[int, int, int, int] = (data.shape[0], data.shape[1], data.shape[2], data.shape[3])
+
+    def __len__(self) -> int:
+        return len(self._data)
+
+    def gather(self, indices: Tensor) -> Tensor:
+        return self._data[indices]
+
+
+def _is_image(path: Path) -> bool:
+    return path.suffix.lower() in IMAGE_SUFFIXES and not path.name.startswith(".")
+
+
+def _npz(names: list[str], h: Tensor) -> bytes:
+    file = io.BytesIO()
+    np.savez(file, names=np.array(names), embeddings=h.cpu().numpy())
+    return file.getvalue()
+
+
+def _csv(names: list[str], h: Tensor) -> bytes:
+    file = io.StringIO()
+    writer = csv.writer(file, lineterminator="\n")
+    writer.writerow(["name", *(f"h{i}" for i in range(h.shape[1]))])
+    writer.writerows(
+        [name, *(repr(value) for value in row)] for name, row in zip(names, h.tolist(), strict=True)
+    )
+    return file.getvalue().encode()
+
+
+def _parquet(names: list[str], h: Tensor) -> bytes:
+    values = pa.FixedSizeListArray.from_arrays(pa.array(h.cpu().numpy().reshape(-1)), h.shape[1])
+    file = pa.BufferOutputStream()
+    pq.write_table(pa.table({"name": names, "embedding": values}), file)
+    return bytes(file.getvalue())
+
+
+def _weights(encoder: Encoder) -> bytes:
+    state = {
+        name: tensor.detach().cpu().contiguous() for name, tensor in sorted(encoder.state_dict().items())
+    }
+    return safetensors.torch.save(state)
+
+
+def _example(encoder: Encoder) -> tuple[Tensor, ...]:
+    about = encoder.metadata
+    return (torch.zeros(2, about["channels"], about["image_size"], about["image_size"]),)
+
+
+def _pt2(encoder: Encoder) -> bytes:
+    batch = {0: torch.export.Dim("batch", min=1)}
+    program = torch.export.export(encoder.eval(), _example(encoder), dynamic_shapes=(batch,))
+    file = io.BytesIO()
+    torch.export.save(program, file)
+    return file.getvalue()
+
+
+def _onnx(encoder: Encoder) -> bytes:
+    try:
+        import onnxscript  # type: ignore[import-not-found, import-untyped, unused-ignore]  # noqa: F401
+    except ImportError:
+        raise UserError("ONNX needs two more libraries: pip install onnx onnxscript") from None
+    batch = {0: torch.export.Dim("batch", min=1)}
+    program = torch.onnx.export(
+        encoder.eval(), _example(encoder), dynamo=True, dynamic_shapes=(batch,), verbose=False
+    )
+    assert program is not None  # noqa: S101
+    return bytes(program.model_proto.SerializeToString())
+
+
+FORMATS: dict[str, Callable[[Encoder], bytes]] = {"onnx": _onnx, "pt2": _pt2, "safetensors": _weights}
