@@ -8,7 +8,7 @@ know which engine runs them, and every hook has a default that does nothing.
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import SimpleNamespace
@@ -37,6 +37,8 @@ class Setting:
         train: how clients train.
         model: the recipe's model section, for parts that build heads of their own.
         sizes: samples at each client, where the server may know them.
+        fresh: draws further initial models, independent of the one that all share: the first, the second, …
+            It is there wherever networks can be built, and None in a setting that was made by hand.
     """
 
     seed: int
@@ -48,6 +50,7 @@ class Setting:
     train: TrainOptions
     model: ModelOptions
     sizes: tuple[int, ...] = ()
+    fresh: Callable[[int], Weights] | None = None
 
 
 @dataclass(frozen=True)
@@ -105,6 +108,10 @@ class ClientData(Protocol):
 
     def num_batches(self) -> int:
         """Batches in one epoch."""
+        ...
+
+    def plain(self, pixels: Tensor) -> Tensor:
+        """Other uint8 images as the networks see them: without augmentation, on the training device."""
         ...
 
 
@@ -250,6 +257,26 @@ class Local:
         twin.train(train)
         return twin
 
+    @torch.no_grad()
+    def outputs(self, network: nn.ModuleDict, *heads: str) -> list[Tensor]:
+        """What a network makes of each of the client's samples: in order, without augmentation, in eval mode.
+
+        Args:
+            network: `networks`, or what `frozen` gave.
+            heads: names of attributes of `Features`: ``"h"``, ``"z"`` or ``"q"``.
+
+        Returns:
+            For each head an (n_k, d) tensor on the training device; the network's mode is as it was.
+        """
+        training = network.training
+        network.eval()
+        passes = [
+            Features(network, network["encoder"](batch.images["image"])) for batch in self.data.ordered()
+        ]
+        made = [torch.cat([getattr(features, head) for features in passes]) for head in heads]
+        network.train(training)
+        return made
+
     @property
     def device(self) -> torch.device:
         """Where the networks live."""
@@ -268,6 +295,34 @@ class Scope(SimpleNamespace):
 
 
 @dataclass(frozen=True)
+class Prerequisite:
+    """A run that a part needs first: centralised, resumable, in the run's own folder.
+
+    Its networks are built as this run's are, from the same ``[model]`` section and for images of the same form.
+
+    Attributes:
+        recipe: a preset's name or a TOML file that describes it; empty: this run's recipe.
+        settings: what is laid over that, by section and key.
+    """
+
+    recipe: str = ""
+    settings: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Trained:
+    """What came of a `Prerequisite`.
+
+    Attributes:
+        weights: of all its networks.
+        images: (N, C, H, W) uint8, what they learnt from.
+    """
+
+    weights: Weights
+    images: Tensor
+
+
+@dataclass(frozen=True)
 class Part:
     """A piece of a method; its dataclass fields are its options in a recipe.
 
@@ -275,18 +330,30 @@ class Part:
         name: in recipes, states and messages.
         source: paper and equation.
         needs_labels: the part reads ``batch.labels``.
-        egress: what leaves a client because of this part, beyond weights.
-        keeps: what a client keeps for this part from round to round.
     """
 
     name: ClassVar[str] = ""
     source: ClassVar[str] = ""
     needs_labels: ClassVar[bool] = False
-    egress: ClassVar[tuple[str, ...]] = ()
-    keeps: ClassVar[tuple[str, ...]] = ()
+
+    # What depends on no option may be a class variable in a part, as most are.
+
+    @property
+    def egress(self) -> tuple[str, ...]:
+        """What leaves a client because of this part, beyond weights, in words."""
+        return ()
+
+    @property
+    def keeps(self) -> tuple[str, ...]:
+        """What a client keeps for this part from round to round, in words."""
+        return ()
 
     def refuse(self, setting: Setting) -> str | None:
         """A sentence that says why this part cannot work in this setting, or None."""
+        return None
+
+    def refuse_networks(self, networks: nn.ModuleDict) -> str | None:
+        """A sentence that says why this part cannot work with these networks, or None."""
         return None
 
     def heads(self, setting: Setting) -> dict[str, nn.Module]:
@@ -299,11 +366,11 @@ class Part:
 
     # The server's side.
 
-    def prerequisites(self) -> dict[str, Any]:
-        """Recipes of runs whose encoders this part needs first, by name."""
+    def prerequisites(self) -> dict[str, Prerequisite]:
+        """Runs that this part needs first, by name."""
         return {}
 
-    def constants(self, setting: Setting, prerequisites: dict[str, Weights]) -> Tree:
+    def constants(self, setting: Setting, prerequisites: Mapping[str, Trained]) -> Tree:
         """What each client gets once and for all."""
         return None
 
@@ -402,9 +469,13 @@ class Merge(Part):
 
     Class attributes:
         personalises: each client ends with a model of its own (see `personal`).
+        alone: a client that has a model is sent no other.
+        shares: which weights leave a client, in words; empty: none.
     """
 
     personalises: ClassVar[bool] = False
+    alone: ClassVar[bool] = False
+    shares: ClassVar[str] = "the weights of all trained networks"
 
     def join(self, local: Local, downloaded: Weights) -> Weights:
         """The weights that training starts from."""
@@ -502,6 +573,9 @@ def seeded(module_seed: int, build: Any) -> Any:
         return build()
 
 
-def init_seed(seed: int, name: str) -> int:
-    """The seed of a network's first weights: a head more or less does not change the others'."""
-    return derive_seed(seed, "init", name)
+def init_seed(seed: int, name: str, draw: int = 0) -> int:
+    """The seed of a network's first weights: a head more or less does not change the others'.
+
+    ``draw`` counts independent initialisations; 0 is the one that all share.
+    """
+    return derive_seed(seed, "init", name, *([draw] if draw else []))

@@ -101,6 +101,14 @@ class FederatedClient:
         for rows in torch.split(torch.arange(self.num_samples), self._batch_size):
             yield Batch(rows, {"image": self._views.plain(self._pixels(rows))}, self._labels(rows))
 
+    def plain(self, pixels: Tensor) -> Tensor:
+        """Other images as the networks see them, without augmentation.
+
+        Shape:
+            pixels: uint8 (N, C, H, W); result: float32 (N, C, size, size), on the training device.
+        """
+        return self._views.plain(pixels.to(self._device)).contiguous(memory_format=self._format)
+
     def _cut(self, order: Tensor) -> list[Tensor]:
         cuts = list(torch.split(order, self._batch_size))
         short = len(cuts[-1]) < self._batch_size

@@ -75,13 +75,20 @@ class Federation:
             )
         channels, size = plan.data.channels, plan.data.image_size
         self.views: Views = make_views(plan.views, size, channels)
-        self.setting, encoder, projector = _dimensions(plan, len(self.partition.clients), train.classes)
-        self.setting = replace(self.setting, sizes=tuple(len(indices) for indices in self.partition.clients))
-        reason = plan.method.refuse(self.setting)
-        if reason:
+        encoder, projector = _bodies(plan)
+        self.setting = replace(
+            _dimensions(plan, encoder, projector),
+            num_clients=len(self.partition.clients),
+            num_classes=len(train.classes),
+            sizes=tuple(len(indices) for indices in self.partition.clients),
+            fresh=self.fresh_weights,
+        )
+        if reason := plan.method.refuse(self.setting):
             raise UserError(reason)
         self.device = plan.engine.find_device()
         self.networks = _assemble(plan, self.setting, encoder, projector).to(self.device)
+        if reason := plan.method.refuse_networks(self.networks):
+            raise UserError(reason)
         if plan.engine.channels_last:
             self.networks.to(memory_format=torch.channels_last)
 
@@ -102,6 +109,11 @@ class Federation:
             path = Path(self.plan.train.start)
             load_weights(self.encoder, path / "encoder.safetensors" if path.is_dir() else path)
         return {name: value.detach().cpu().clone() for name, value in self.networks.state_dict().items()}
+
+    def fresh_weights(self, draw: int) -> Weights:
+        """A further initial model, independent of the one that all share; ``draw`` counts from 1."""
+        networks = _assemble(self.plan, self.setting, *_bodies(self.plan, draw), draw)
+        return {name: value.detach() for name, value in networks.state_dict().items()}
 
     def update_names(self) -> set[str]:
         """Names of the weights that an update must hold."""
@@ -127,33 +139,45 @@ class Federation:
         return ids
 
 
-def _dimensions(plan: Plan, clients: int, classes: list[str]) -> tuple[Setting, nn.Module, nn.Module]:
-    channels, size = plan.data.channels, plan.views.size or plan.data.image_size
-    encoder = seeded(init_seed(plan.seed, "encoder"), lambda: build_encoder(plan.model, channels, size))
+def _image_shape(plan: Plan) -> tuple[int, int, int]:
+    size = plan.views.size or plan.data.image_size
+    return plan.data.channels, size, size
+
+
+def _bodies(plan: Plan, draw: int = 0) -> tuple[Encoder, nn.Module]:
+    channels, size, _ = _image_shape(plan)
+    encoder = seeded(init_seed(plan.seed, "encoder", draw), lambda: build_encoder(plan.model, channels, size))
     projector = seeded(
-        init_seed(plan.seed, "projector"), lambda: build_projector(plan.model, encoder.dim)
-    ).eval()
+        init_seed(plan.seed, "projector", draw), lambda: build_projector(plan.model, encoder.dim)
+    )
+    return encoder, projector
+
+
+def _dimensions(plan: Plan, encoder: Encoder, projector: nn.Module) -> Setting:
+    projector.eval()
     with torch.no_grad():
         embedding_dim = projector(torch.zeros(1, encoder.dim)).shape[1]
-    setting = Setting(
+    projector.train()
+    return Setting(
         seed=plan.seed,
-        num_clients=clients,
-        image_shape=(channels, size, size),
-        num_classes=len(classes),
+        num_clients=0,
+        image_shape=_image_shape(plan),
+        num_classes=0,
         encoder_dim=encoder.dim,
         embedding_dim=embedding_dim,
         train=plan.train,
         model=plan.model,
     )
-    return setting, encoder, projector
 
 
-def _assemble(plan: Plan, setting: Setting, encoder: nn.Module, projector: nn.Module) -> nn.ModuleDict:
+def _assemble(
+    plan: Plan, setting: Setting, encoder: nn.Module, projector: nn.Module, draw: int = 0
+) -> nn.ModuleDict:
     networks = nn.ModuleDict({"encoder": encoder})
     if any(part.embeds() for part in plan.method.parts):
-        networks["projector"] = projector.train()
+        networks["projector"] = projector
     for part in plan.method.parts:
-        heads = seeded(init_seed(plan.seed, part.name), lambda part=part: part.heads(setting))
+        heads = seeded(init_seed(plan.seed, part.name, draw), lambda part=part: part.heads(setting))
         for name, head in heads.items():
             if name not in networks:
                 networks[name] = head

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,7 +13,7 @@ import torch
 
 from atoll.engines.door import Door
 from atoll.engines.federation import Plan
-from atoll.parts import Deployment, Setting
+from atoll.parts import Deployment, Setting, Trained
 from atoll.rng import stream
 from atoll.tree import Tree, Weights, num_bytes
 
@@ -29,7 +29,7 @@ class Job:
     Attributes:
         client: id.
         round: from 1.
-        message: from `Method.send`, with ``"kept"``, the round whose client state is the valid one (0: none).
+        message: from `Method.send`.
     """
 
     client: int
@@ -105,7 +105,7 @@ class Server:
         plan: of the run.
         setting: of the run.
         start: the one initial model.
-        prerequisites: weights of the runs that the method needed first.
+        prerequisites: what came of the runs that the method needs first.
         scratch: a folder for updates that do not fit in memory.
     """
 
@@ -114,7 +114,7 @@ class Server:
         plan: Plan,
         setting: Setting,
         start: Weights,
-        prerequisites: dict[str, Weights] | None = None,
+        prerequisites: Mapping[str, Trained] | None = None,
         scratch: Path | None = None,
     ) -> None:
         self.plan = plan
@@ -140,8 +140,10 @@ class Server:
         method = self.plan.method
         jobs = []
         for client in sorted(cohort):
-            message = method.send(self.state, self.setting, client, cohort, round)
-            jobs.append(Job(client, round, {**message, "kept": self.valid.get(client, 0)}))
+            kept = self.valid.get(client, 0)
+            jobs.append(
+                Job(client, round, method.send(self.state, self.setting, client, cohort, round, kept))
+            )
         return jobs
 
     def play(self, executor: Executor, progress: Callable[[int], None] | None = None) -> Record:

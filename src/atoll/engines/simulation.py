@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any, Protocol
@@ -13,7 +13,8 @@ from atoll.engines.client_states import ClientStates
 from atoll.engines.executors import InProcess, WorkerPool
 from atoll.engines.federation import Federation
 from atoll.engines.server import Executor, Record, Server
-from atoll.tree import Tree, Weights
+from atoll.parts import Trained
+from atoll.tree import Tree
 
 
 class Journal(Protocol):
@@ -65,7 +66,7 @@ def simulate(
     journal: Journal,
     watcher: Watcher | None = None,
     evaluate: Evaluate | None = None,
-    prerequisites: dict[str, Weights] | None = None,
+    prerequisites: Mapping[str, Trained] | None = None,
 ) -> tuple[Server, ClientStates]:
     """Play all rounds of a plan, from the journal's newest complete one on.
 
@@ -74,7 +75,7 @@ def simulate(
         journal: checkpoints and metrics.
         watcher: is told of progress.
         evaluate: called before round 1 and after each round that ``evaluation.every`` names.
-        prerequisites: weights of the runs that the method needed first.
+        prerequisites: what came of the runs that the method needs first.
 
     Returns:
         The server after the last round, and the clients' states.

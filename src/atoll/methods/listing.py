@@ -22,7 +22,7 @@ def list_methods() -> dict[str, list[dict[str, Any]]]:
                 "aggregation": method.aggregation.name,
                 "server": method.server.name,
                 "supervised": method.needs_labels,
-                "egress": list(method.egress[1:]),
+                "egress": list(method.egress_beyond_weights),
                 "keeps": list(method.keeps),
             }
         )

@@ -6,7 +6,7 @@ client after the other. Engines call these and nothing else; neither side knows 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -28,10 +28,12 @@ from atoll.parts import (
     Merge,
     Objective,
     Part,
+    Prerequisite,
     ServerStep,
     Setting,
     SliceFold,
     Term,
+    Trained,
     run_forwards,
 )
 from atoll.rng import derive_seed
@@ -93,12 +95,15 @@ class Method:
     @property
     def egress(self) -> tuple[str, ...]:
         """What leaves a client, in words."""
+        weights = [self.merge.shares] if self.merge.shares else []
+        return (*weights, *self.egress_beyond_weights)
+
+    @property
+    def egress_beyond_weights(self) -> tuple[str, ...]:
+        """What else leaves a client, in words."""
         numbers = [_STATISTICS[name] for name in self.aggregation.statistics]
-        return (
-            "the weights of all trained networks",
-            *dict.fromkeys([*numbers, *(item for part in self.parts for item in part.egress)]),
-            "the mean of each loss over the round",
-        )
+        pieces = [item for part in self.parts for item in part.egress]
+        return (*dict.fromkeys([*numbers, *pieces]), "the mean of each loss over the round")
 
     @property
     def keeps(self) -> tuple[str, ...]:
@@ -120,9 +125,17 @@ class Method:
             return f"{needy!r} is supervised and these images have no labels; choose a self-supervised method"
         return next((reason for part in self.parts if (reason := part.refuse(setting))), None)
 
+    def refuse_networks(self, networks: nn.ModuleDict) -> str | None:
+        """Why this composition cannot work with these networks, in a sentence; None if it can."""
+        return next((reason for part in self.parts if (reason := part.refuse_networks(networks))), None)
+
     # The server's side.
 
-    def constants(self, setting: Setting, prerequisites: dict[str, Weights]) -> Tree:
+    def prerequisites(self) -> dict[str, Prerequisite]:
+        """The runs that the method needs first, by name."""
+        return {name: run for part in self.parts for name, run in part.prerequisites().items()}
+
+    def constants(self, setting: Setting, prerequisites: Mapping[str, Trained]) -> Tree:
         """What each client gets once."""
         made = {part.name: part.constants(setting, prerequisites) for part in self.parts}
         return {name: value for name, value in made.items() if value is not None}
@@ -135,8 +148,19 @@ class Method:
             "parts": {name: value for name, value in slices.items() if value is not None},
         }
 
-    def send(self, state: Tree, setting: Setting, client: int, cohort: Sequence[int], round: int) -> Tree:
-        """All that a client gets in a round; ``cohort`` in the order in which it was drawn."""
+    def send(
+        self, state: Tree, setting: Setting, client: int, cohort: Sequence[int], round: int, kept: int = 0
+    ) -> Tree:
+        """All that a client gets in a round.
+
+        Args:
+            state: the server's.
+            setting: of the run.
+            client: id.
+            cohort: in the order in which it was drawn.
+            round: from 1.
+            kept: the round after which the client kept what is still valid of its own; 0: none.
+        """
         epochs = (part.epochs(setting, client, cohort, round) for part in self.parts)
         slices = {
             part.name: part.send(state["parts"].get(part.name), client, cohort, round) for part in self.parts
@@ -145,7 +169,8 @@ class Method:
             "round": round,
             "client": client,
             "epochs": next((e for e in epochs if e is not None), setting.train.epochs),
-            "models": state["models"],
+            "kept": kept,
+            "models": {} if self.merge.alone and kept else state["models"],
             "parts": {name: value for name, value in slices.items() if value is not None},
         }
 
@@ -250,7 +275,8 @@ class Client:
         local = self.local
         local.lr = learning_rate(train, local.round)
         self.networks.train()
-        local.received = method.aggregation.choose(local, message["models"])
+        models = message["models"]
+        local.received = method.aggregation.choose(local, models) if models else {}
         self.networks.load_state_dict(method.merge.join(local, local.received))
         if train.bn_buffers == "local" and own:
             self.networks.load_state_dict(own["buffers"], strict=False)

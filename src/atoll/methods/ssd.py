@@ -10,7 +10,7 @@ leave a client, and FedAvg averages them. Hard separation (Fig. 6b) is the limit
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
@@ -21,9 +21,9 @@ from atoll.aggregation.fedavg import FedAvg
 from atoll.functional import dimension_scaling, projector_distillation
 from atoll.methods.method import Method
 from atoll.objectives.align_uniform import VIEWS, AlignUniform
-from atoll.parts import Batch, Forward, Local, Passes, Setting, Term
+from atoll.parts import Batch, Forward, Local, Passes, Setting, Term, Trained
 from atoll.rng import stream
-from atoll.tree import Tree, Weights
+from atoll.tree import Tree
 
 
 @dataclass(frozen=True)
@@ -48,7 +48,7 @@ class Separation(Term):
             )
         return None
 
-    def constants(self, setting: Setting, prerequisites: dict[str, Weights]) -> Tree:
+    def constants(self, setting: Setting, prerequisites: Mapping[str, Trained]) -> Tree:
         """Q, from the QR decomposition of a Gaussian matrix."""
         if self.basis == "axes":
             return None
