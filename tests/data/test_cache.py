@@ -13,7 +13,7 @@ from atoll.data import cache as cache_module
 from atoll.data.cache import open_records
 from atoll.data.decode import Decoding
 from atoll.data.files import content_digest, whole_file
-from atoll.data.records import FileRecords
+from atoll.data.records import FileRecords, SelectedRecords
 from atoll.errors import UserError
 
 HOW = Decoding(8, 1)
@@ -66,8 +66,15 @@ def test_the_fingerprint_is_of_content_and_not_of_place_or_time(records, tmp_pat
     moved = FileRecords(copy, records.names)
     before = open_records(records, HOW, PLENTY).fingerprint
     assert open_records(moved, HOW, PLENTY).fingerprint == before
-    (copy / "00.png").write_bytes((copy / "01.png").read_bytes())
+    data = (copy / "00.png").read_bytes()
+    (copy / "00.png").write_bytes(data[:40] + bytes([data[40] ^ 1]) + data[41:])  # as long as before
     assert open_records(moved, HOW, PLENTY).fingerprint != before
+
+
+def test_selections_of_one_size_are_entries_of_their_own(records, digits):
+    for rows in ([1, 2, 3], [1, 2, 4]):
+        chosen = open_records(SelectedRecords(records, np.array(rows)), HOW, PLENTY)
+        assert np.array_equal(everything(chosen).numpy()[:, 0], digits[0][rows])
 
 
 def test_too_large_streams_with_the_same_bits(records, cache, monkeypatch):

@@ -52,9 +52,8 @@ def _masked(proportions: Floats, class_sizes: Counts, rng: np.random.Generator) 
     for c, (p, size) in enumerate(zip(proportions, class_sizes, strict=True)):
         open_clients = sizes < full
         p = p * open_clients
-        if (
-            not p.sum()
-        ):  # at tiny α all mass underflowed to full clients; the limit is one open client at random
+        if not p.any():
+            # At tiny α all mass can underflow onto full clients; the limit is one open client at random.
             p[rng.choice(np.flatnonzero(open_clients))] = 1.0
         cuts = np.floor(np.cumsum(p / p.sum())[:-1] * size).astype(np.int64)
         counts[:, c] = np.diff(cuts, prepend=0, append=size)
