@@ -12,12 +12,19 @@ from typing import Any, TypeVar
 
 from atoll.aggregation.fedavg import FedAvg
 from atoll.errors import UserError, did_you_mean
-from atoll.methods import fedavg_ssl, ssd
+from atoll.methods import fedavg_ssl, feddecorr, fedprox, fedquad, fedu2, fedx, moon, ssd, supervised
 from atoll.methods.merge import Replace
 from atoll.methods.method import Method
 from atoll.methods.server import Direct
 from atoll.objectives.align_uniform import AlignUniform
+from atoll.objectives.autoencoder import Autoencoder
+from atoll.objectives.barlow_twins import BarlowTwins
+from atoll.objectives.cross_entropy import CrossEntropy
+from atoll.objectives.mae import MAE
+from atoll.objectives.metric_learning import Quadruplet, Triplet
+from atoll.objectives.rotation import Rotation, RotationTerm
 from atoll.objectives.simclr import SimCLR
+from atoll.objectives.supcon import SupCon
 from atoll.options import build, describe
 from atoll.parts import Aggregation, Merge, Objective, Part, ServerStep, Term
 
@@ -29,8 +36,30 @@ def by_name(*parts: type[P]) -> dict[str, type[P]]:
     return {part.name: part for part in parts}
 
 
-OBJECTIVES: dict[str, type[Objective]] = by_name(AlignUniform, SimCLR)
-TERMS: dict[str, type[Term]] = by_name(ssd.DSR, ssd.HSD, ssd.PD)
+OBJECTIVES: dict[str, type[Objective]] = by_name(
+    AlignUniform,
+    Autoencoder,
+    BarlowTwins,
+    CrossEntropy,
+    fedquad.FedQuad,
+    MAE,
+    Quadruplet,
+    Rotation,
+    SimCLR,
+    SupCon,
+    Triplet,
+)
+TERMS: dict[str, type[Term]] = by_name(
+    feddecorr.FedDecorr,
+    fedprox.FedProx,
+    fedu2.FUR,
+    fedx.FedX,
+    moon.MOON,
+    RotationTerm,
+    ssd.DSR,
+    ssd.HSD,
+    ssd.PD,
+)
 MERGES: dict[str, type[Merge]] = by_name(Replace)
 AGGREGATIONS: dict[str, type[Aggregation]] = by_name(FedAvg)
 SERVER_STEPS: dict[str, type[ServerStep]] = by_name(Direct)
@@ -38,7 +67,23 @@ SERVER_STEPS: dict[str, type[ServerStep]] = by_name(Direct)
 METHODS: dict[str, Method] = {
     "fed_align_uniform": fedavg_ssl.FED_ALIGN_UNIFORM,
     "fed_simclr": fedavg_ssl.FED_SIMCLR,
+    "fed_barlow": fedavg_ssl.FED_BARLOW,
+    "fed_mae": fedavg_ssl.FED_MAE,
+    "fed_pr": fedavg_ssl.FED_PR,
+    "fed_ae": fedavg_ssl.FED_AE,
     "ssd": ssd.METHOD,
+    "fedx": fedx.METHOD,
+    "fedu2": fedu2.METHOD,
+    "feddecorr": feddecorr.METHOD,
+    "fedprox": fedprox.METHOD,
+    "fed_sl": supervised.FED_SL,
+    "dec_sl": supervised.DEC_SL,
+    "dec_slrep": supervised.DEC_SLREP,
+    "supcon": supervised.SUPCON,
+    "triplet": supervised.TRIPLET,
+    "quadruplet": supervised.QUADRUPLET,
+    "fedquad": fedquad.METHOD,
+    "moon": moon.METHOD,
 }
 
 

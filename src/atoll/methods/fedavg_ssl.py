@@ -4,6 +4,10 @@ from __future__ import annotations
 
 from atoll.methods.method import Method
 from atoll.objectives.align_uniform import AlignUniform
+from atoll.objectives.autoencoder import Autoencoder
+from atoll.objectives.barlow_twins import BarlowTwins
+from atoll.objectives.mae import MAE
+from atoll.objectives.rotation import Rotation
 from atoll.objectives.simclr import SimCLR
 
 FAMILY = "Self-supervised learning under FedAvg"
@@ -19,5 +23,33 @@ FED_SIMCLR = Method(
     objective=SimCLR(),
     title="FedSimCLR",
     paper="Chen et al., ICML 2020, under FedAvg",
+    family=FAMILY,
+)
+
+FED_BARLOW = Method(
+    objective=BarlowTwins(),
+    title="FedBarlow",
+    paper="Zbontar et al., Barlow Twins, ICML 2021, under FedAvg",
+    family=FAMILY,
+)
+
+FED_MAE = Method(
+    objective=MAE(),
+    title="FedMAE",
+    paper="He et al., Masked Autoencoders, CVPR 2022, under FedAvg as in Dec-SSL",
+    family=FAMILY,
+)
+
+FED_PR = Method(
+    objective=Rotation(),
+    title="FedPR",
+    paper="Gidaris et al., Rotation prediction, ICLR 2018, under FedAvg as in FedCA",
+    family=FAMILY,
+)
+
+FED_AE = Method(
+    objective=Autoencoder(),
+    title="FedAE",
+    paper="An autoencoder under FedAvg, as in FedCA",
     family=FAMILY,
 )

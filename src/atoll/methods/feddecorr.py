@@ -1,0 +1,72 @@
+"""FedDecorr: keep a representation's dimensions from collapsing onto each other (Shi et al., ICLR 2023).
+
+    L_k = L + β · (1/N) mean_{i≠j} M_ij²,    M = X̄ᵀX̄, X̄ the standardised representations      (Eq. 4)
+
+in the scaling of the official code, to which the published β = 0.1 belongs. SSD, which compares with it, does
+not say on which tensor and which views; ours are the representations of both views.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from atoll.errors import UserError, did_you_mean
+from atoll.functional import decorrelation
+from atoll.methods.method import Method
+from atoll.objectives.align_uniform import AlignUniform
+from atoll.objectives.spaces import Space, read
+from atoll.parts import Batch, Forward, Local, Passes, Term
+
+IMAGES = ("view1", "view2", "image")
+
+
+@dataclass(frozen=True)
+class FedDecorr(Term):
+    """The mean over the named images of their decorrelation loss; ``weight`` is β.
+
+    Attributes:
+        on: the representation ``"h"`` or the embedding ``"z"``.
+        images_of: whose: ``"view1"``, ``"view2"``, ``"image"``; beside an objective that reads images as they
+            are, ``["image"]`` saves passes.
+    """
+
+    name: ClassVar[str] = "feddecorr"
+    source: ClassVar[str] = "Shi et al. 2023 (FedDecorr), Eq. 4"
+    weight: float = 0.1
+    on: Space = "h"
+    images_of: tuple[str, ...] = ("view1", "view2")
+
+    def __post_init__(self) -> None:
+        unknown = next((name for name in self.images_of if name not in IMAGES), None)
+        if unknown is not None or not self.images_of:
+            raise UserError(
+                f"feddecorr.images_of is {list(self.images_of)}; {did_you_mean(unknown or '', IMAGES)}"
+            )
+
+    def embeds(self) -> bool:
+        """Only on z."""
+        return self.on == "z"
+
+    def forwards(self) -> Sequence[Forward]:
+        """The named images through the local networks."""
+        return tuple(Forward(name) for name in self.images_of)
+
+    def loss(self, local: Local, batch: Batch, passes: Passes) -> Tensor:
+        """Off-diagonal correlations, squared."""
+        return torch.stack(
+            [decorrelation(read(self.on, passes[forward])) for forward in self.forwards()]
+        ).mean()
+
+
+METHOD = Method(
+    objective=AlignUniform(),
+    terms=(FedDecorr(),),
+    title="FedDecorr",
+    paper="Shi et al., Understanding and Mitigating Dimensional Collapse in Federated Learning, ICLR 2023",
+    family="Federated self-supervised methods",
+)

@@ -1,0 +1,55 @@
+"""FedProx: stay near the global model (Li et al., MLSys 2020).
+
+    L_k = L + (μ/2) ‖w − w_g‖²                                                                 (Eq. 2)
+
+over the trained parameters w, with w_g as it was downloaded. Nothing more leaves a client than with FedAvg.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from atoll.methods.method import Method
+from atoll.objectives.simclr import SimCLR
+from atoll.parts import Batch, Local, Passes, Term
+
+
+@dataclass(frozen=True)
+class FedProx(Term):
+    """½ ‖w − w_g‖²; ``weight`` is μ. Dec-SSL gives none; values from 0.001 to 1 are in use."""
+
+    name: ClassVar[str] = "fedprox"
+    source: ClassVar[str] = "Li et al. 2020 (FedProx), Eq. 2"
+    weight: float = 0.01
+
+    def embeds(self) -> bool:
+        """Weights alone are compared."""
+        return False
+
+    def start(self, local: Local) -> None:
+        """Remember w_g."""
+        mine = local.of(self)
+        trained = {name: w for name, w in local.networks.named_parameters() if w.requires_grad}
+        mine.weights = list(trained.values())
+        # A client that trains alone downloads nothing after its first round, and stays near where it began.
+        start = {name: local.received.get(name, w).detach() for name, w in trained.items()}
+        mine.downloaded = [w_g.to(local.device, copy=True) for w_g in start.values()]
+
+    def loss(self, local: Local, batch: Batch, passes: Passes) -> Tensor:
+        """Half the squared distance."""
+        mine = local.of(self)
+        squares = [(w - w_g).square().sum() for w, w_g in zip(mine.weights, mine.downloaded, strict=True)]
+        return 0.5 * torch.stack(squares).sum()
+
+
+METHOD = Method(
+    objective=SimCLR(),
+    terms=(FedProx(),),
+    title="FedProx",
+    paper="Li et al., Federated Optimization in Heterogeneous Networks, MLSys 2020; on SimCLR as in Dec-SSL",
+    family="Federated self-supervised methods",
+)

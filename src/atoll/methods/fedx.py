@@ -1,0 +1,99 @@
+"""FedX: distil views into each other and the global model into the local one (Han et al., ECCV 2022).
+
+With p = g(f(x)) and q = the prediction of p, two views 1 and 2, other images r of the client, and the
+downloaded model's outputs marked G (frozen, in evaluation mode):
+
+    L = NT-Xent(p₁, p₂) + J(p₁, p₂; p_r)            local: contrast and relation
+      + NT-Xent(q₁, p₂ᴳ) + J(q₁, q₂; p_rᴳ)          global: contrast and relation
+
+J compares how two views relate to the other images (see `atoll.functional.relational`). The local contrast is
+the objective, `SimCLR` at τ = 0.1; the other three are this file's term, so that they can stand beside any
+objective. Nothing more leaves a client than with FedAvg.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from torch import Tensor, nn
+
+from atoll.errors import UserError
+from atoll.functional import nt_xent, relational
+from atoll.methods.method import Method
+from atoll.models import build_predictor
+from atoll.objectives.align_uniform import VIEWS
+from atoll.objectives.simclr import SimCLR
+from atoll.parts import Batch, Forward, Local, Passes, Setting, Term
+
+OTHER = Forward("other")
+GLOBAL_VIEW, GLOBAL_OTHER = Forward("view2", "global"), Forward("other", "global")
+
+
+@dataclass(frozen=True)
+class FedX(Term):
+    """FedX's distillation; each of its three losses can be left out.
+
+    Attributes:
+        local_relation: J(p₁, p₂; p_r).
+        global_contrast: NT-Xent(q₁, p₂ᴳ).
+        global_relation: J(q₁, q₂; p_rᴳ).
+        temperature: τ of all three.
+        target_temperature: τ' of the relations' target.
+    """
+
+    name: ClassVar[str] = "fedx"
+    source: ClassVar[str] = "Han et al. 2022 (FedX), Section 3"
+    local_relation: bool = True
+    global_contrast: bool = True
+    global_relation: bool = True
+    temperature: float = 0.1
+    target_temperature: float = 0.1
+
+    def __post_init__(self) -> None:
+        if not (self.local_relation or self.global_contrast or self.global_relation):
+            raise UserError("all of fedx's losses are off; switch one on or leave 'fedx' out of method.terms")
+
+    def heads(self, setting: Setting) -> dict[str, nn.Module]:
+        """The predictor, which only the global losses read."""
+        if not (self.global_contrast or self.global_relation):
+            return {}
+        return {"predictor": build_predictor(setting.model, setting.embedding_dim)}
+
+    def forwards(self) -> Sequence[Forward]:
+        """Both views; other images where there is a relation; the downloaded model where there is distillation."""
+        wanted = {
+            OTHER: self.local_relation,
+            GLOBAL_VIEW: self.global_contrast,
+            GLOBAL_OTHER: self.global_relation,
+        }
+        return (*VIEWS, *(forward for forward, needed in wanted.items() if needed))
+
+    def start(self, local: Local) -> None:
+        """Freeze the downloaded model."""
+        if self.global_contrast or self.global_relation:
+            local.frozen("global", local.received)
+
+    def loss(self, local: Local, batch: Batch, passes: Passes) -> Tensor:
+        """The sum of the losses that are on."""
+        one, two = (passes[view] for view in VIEWS)
+        temperatures = (self.temperature, self.target_temperature)
+        losses = []
+        if self.local_relation:
+            losses.append(relational(one.z, two.z, passes[OTHER].z, *temperatures))
+        if self.global_contrast:
+            losses.append(nt_xent(one.q, passes[GLOBAL_VIEW].z, self.temperature))
+        if self.global_relation:
+            losses.append(relational(one.q, two.q, passes[GLOBAL_OTHER].z, *temperatures))
+        return torch.stack(losses).sum()
+
+
+METHOD = Method(
+    objective=SimCLR(temperature=0.1),
+    terms=(FedX(),),
+    title="FedX",
+    paper="Han et al., FedX: Unsupervised Federated Learning with Cross Knowledge Distillation, ECCV 2022",
+    family="Federated self-supervised methods",
+)

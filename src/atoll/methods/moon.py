@@ -1,0 +1,68 @@
+"""MOON: be closer to the global model than to one's own past (Li et al., CVPR 2021).
+
+    L_k = CE + μ · (−log e^{cos(z, z_g)/τ} / (e^{cos(z, z_g)/τ} + e^{cos(z, z_p)/τ}))          (Eqs. 3-4)
+
+z is the embedding of the model under training, z_g the downloaded model's, z_p that of the client's own model
+as it left its last round; both are frozen, in evaluation mode. A client keeps that last model. At its first
+time it has none, and z_p = z_g makes the term the constant ln 2. The classifier stands on z.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import ClassVar
+
+from torch import Tensor
+
+from atoll.functional import model_contrast
+from atoll.methods.method import Method
+from atoll.objectives.cross_entropy import CrossEntropy
+from atoll.parts import Batch, Forward, Local, Passes, Term
+from atoll.tree import Tree
+
+
+@dataclass(frozen=True)
+class MOON(Term):
+    """The model contrast; ``weight`` is μ (5 for CIFAR-10, 1 for CIFAR-100).
+
+    Attributes:
+        temperature: τ.
+        augment: read augmented views instead of images as they are, as the objective does; beside a
+            self-supervised objective, true.
+    """
+
+    name: ClassVar[str] = "moon"
+    source: ClassVar[str] = "Li et al. 2021 (MOON), Eqs. 3-4"
+    keeps: ClassVar[tuple[str, ...]] = ("its model as it left the last round",)
+    temperature: float = 0.5
+    augment: bool = False
+
+    def forwards(self) -> Sequence[Forward]:
+        """The same images through the local, the downloaded and the client's last networks."""
+        images = "view1" if self.augment else "image"
+        return tuple(Forward(images, network) for network in ("local", "global", "previous"))
+
+    def start(self, local: Local) -> None:
+        """Freeze the two models to compare with."""
+        kept = local.of(self).own
+        local.frozen("global", local.received)
+        local.frozen("previous", local.received if kept is None else kept)
+
+    def loss(self, local: Local, batch: Batch, passes: Passes) -> Tensor:
+        """The contrast."""
+        z, z_global, z_previous = (passes[forward].z for forward in self.forwards())
+        return model_contrast(z, z_global, z_previous, self.temperature)
+
+    def keep(self, local: Local) -> Tree:
+        """The trained model."""
+        return {name: value.detach() for name, value in local.networks.state_dict().items()}
+
+
+METHOD = Method(
+    objective=CrossEntropy(on="z"),
+    terms=(MOON(weight=5.0),),
+    title="MOON",
+    paper="Li et al., Model-Contrastive Federated Learning, CVPR 2021",
+    family="Supervised methods",
+)

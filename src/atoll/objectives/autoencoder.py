@@ -1,0 +1,43 @@
+"""Autoencoder: rebuild the image from its representation (FedAE, a baseline of FedCA)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from atoll.models.cnn import build_decoder
+from atoll.parts import Batch, Forward, Local, Objective, Passes, Setting
+
+IMAGE = Forward("image")
+
+
+@dataclass(frozen=True)
+class Autoencoder(Objective):
+    """L = mean of (x − dec(f(x)))² over all pixels, on images without augmentation.
+
+    FedCA leaves the decoder open; ours mirrors its CNN (see `atoll.models.cnn.ConvDecoder`).
+    """
+
+    name: ClassVar[str] = "autoencoder"
+    source: ClassVar[str] = "FedCA (a baseline)"
+
+    def embeds(self) -> bool:
+        """The decoder reads the representation; there is no projector."""
+        return False
+
+    def heads(self, setting: Setting) -> dict[str, nn.Module]:
+        """The decoder."""
+        channels, size, _ = setting.image_shape
+        return {"decoder": build_decoder(setting.encoder_dim, channels, size)}
+
+    def forwards(self) -> Sequence[Forward]:
+        """Images as they are through the local encoder."""
+        return (IMAGE,)
+
+    def loss(self, local: Local, batch: Batch, passes: Passes) -> Tensor:
+        """The mean squared error."""
+        return F.mse_loss(passes[IMAGE].head("decoder"), batch.images["image"])

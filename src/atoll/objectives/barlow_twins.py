@@ -1,0 +1,37 @@
+"""Barlow Twins: two views' embeddings should correlate dimension by dimension (Zbontar et al. 2021)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import ClassVar
+
+from torch import Tensor
+
+from atoll.functional import barlow_twins
+from atoll.objectives.align_uniform import VIEWS
+from atoll.parts import Batch, Forward, Local, Objective, Passes
+
+
+@dataclass(frozen=True)
+class BarlowTwins(Objective):
+    """L = Σ_j (1 − C_jj)² + λ Σ_{i≠j} C_ij², C the correlation of two views' embeddings over a batch.
+
+    Attributes:
+        lambd: λ.
+        unbiased: standardise by N − 1, as L-DAWA's code does (with λ = 0.005); C_jj then ends at (N − 1)/N.
+    """
+
+    name: ClassVar[str] = "barlow_twins"
+    source: ClassVar[str] = "Zbontar et al. 2021, Eqs. 1-2"
+    lambd: float = 0.0051
+    unbiased: bool = False
+
+    def forwards(self) -> Sequence[Forward]:
+        """Both views through the local networks."""
+        return VIEWS
+
+    def loss(self, local: Local, batch: Batch, passes: Passes) -> Tensor:
+        """The distance of C from the identity."""
+        z1, z2 = (passes[view].z for view in VIEWS)
+        return barlow_twins(z1, z2, self.lambd, self.unbiased)

@@ -1,0 +1,75 @@
+"""Masked autoencoder: rebuild the patches that a vision transformer did not see (He et al. 2022)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from torch import Tensor, nn
+
+from atoll.errors import UserError
+from atoll.functional import masked_reconstruction
+from atoll.models import build_encoder
+from atoll.models.options import build_mae_decoder
+from atoll.models.vit import ViT, patchify, random_masking
+from atoll.parts import Batch, Local, Objective, Passes, Setting
+
+
+@dataclass(frozen=True)
+class MAE(Objective):
+    """L = mean over masked pixels of (x̂ − x)², with x̂ decoded from the visible patches alone.
+
+    Images are not augmented, and pixels are not normalised patch by patch (Dec-SSL's code). The patch's size
+    and the decoder's depth are ``model.patch`` and ``model.decoder_depth``.
+
+    Attributes:
+        mask_ratio: share of an image's patches that is hidden: at 3/4, 192 of the 256 patches of 2×2 pixels.
+    """
+
+    name: ClassVar[str] = "mae"
+    source: ClassVar[str] = "He et al. 2022, Section 3; Dec-SSL Appendix B"
+    mask_ratio: float = 0.75
+
+    def __post_init__(self) -> None:
+        if not 0 < self.mask_ratio < 1:
+            raise UserError(f"mae.mask_ratio is {self.mask_ratio}; it must lie between 0 and 1")
+
+    def refuse(self, setting: Setting) -> str | None:
+        """Other encoders have no patches to hide."""
+        if setting.model.encoder != "vit-tiny":
+            return (
+                f"'mae' hides patches of a vision transformer, and model.encoder is {setting.model.encoder!r}; "
+                "set model.encoder = 'vit-tiny'"
+            )
+        return None
+
+    def embeds(self) -> bool:
+        """The decoder reads patches' tokens; there is no projector."""
+        return False
+
+    def heads(self, setting: Setting) -> dict[str, nn.Module]:
+        """The decoder, sized for the encoder (which need not be built twice to know its size)."""
+        channels, size, _ = setting.image_shape
+        with torch.device("meta"):
+            encoder = build_encoder(setting.model, channels, size)
+        return {"mae_decoder": build_mae_decoder(setting.model, encoder)}
+
+    def images(self) -> Sequence[str]:
+        """Images as they are; the encoder only ever sees parts of them."""
+        return ("image",)
+
+    def start(self, local: Local) -> None:
+        """Where masks are drawn from."""
+        local.of(self).masks = local.stream("mae-masks")
+
+    def loss(self, local: Local, batch: Batch, passes: Passes) -> Tensor:
+        """Encode what is visible, decode all, compare what was hidden."""
+        encoder, decoder = local.networks["encoder"], local.networks["mae_decoder"]
+        assert isinstance(encoder, ViT)  # noqa: S101  (see refuse)
+        images = batch.images["image"]
+        keep, mask = random_masking(len(images), encoder.patches, local.of(self).masks, self.mask_ratio)
+        keep = keep.to(images.device)
+        prediction = decoder(encoder.forward_masked(images, keep), keep)
+        return masked_reconstruction(prediction, patchify(images, encoder.patch), mask.to(images.device))

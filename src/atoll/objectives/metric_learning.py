@@ -1,0 +1,148 @@
+"""Metric learning on drawn samples: triplets, quadruplets, and what FedQuad shares with them."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import ClassVar, Literal
+
+import torch
+from torch import Tensor, nn
+
+from atoll.errors import UserError
+from atoll.functional import quadruplet, triplet
+from atoll.objectives.cross_entropy import CLASSIFIER, label_loss
+from atoll.objectives.quadruplets import draw_quadruplets
+from atoll.objectives.spaces import Space, linear_head, read
+from atoll.parts import Batch, Forward, Local, Objective, Passes, Setting
+
+
+@dataclass(frozen=True)
+class MetricLearning(Objective):
+    """L = [CE(anchors)] + β · a loss on distances between anchors, positives and negatives.
+
+    Each sample of a client is an anchor once an epoch, with partners drawn anew at the epoch's beginning
+    (see `atoll.objectives.quadruplets`). Anchors and partners pass the networks as one batch, so that
+    BatchNorm sees them together. A client of one class has no negatives, and only the cross-entropy is left.
+
+    Attributes:
+        beta: β; with 0, nothing is drawn and the objective is plain cross-entropy.
+        cross_entropy: whether a linear classifier learns from the anchors beside it.
+        augment: learn from augmented views instead of images as they are.
+        on: distances (and the classifier) are on the representation ``"h"`` or the embedding ``"z"``, which are
+            not normalised.
+    """
+
+    needs_labels: ClassVar[bool] = True
+    members: ClassVar[int] = 4  # rows of `draw_quadruplets` that the loss reads
+    beta: float = 1.0
+    cross_entropy: bool = False
+    augment: bool = False
+    on: Space = "h"
+
+    def __post_init__(self) -> None:
+        if self.beta == 0 and not self.cross_entropy:
+            raise UserError(
+                f"{self.name}.beta is 0 and {self.name}.cross_entropy is off: no loss is left; set one"
+            )
+
+    def distances(self, a: Tensor, p: Tensor, negatives: Sequence[Tensor], classes: int) -> Tensor:
+        """The loss on distances, for a client that holds so many classes (two or more)."""
+        raise NotImplementedError
+
+    @property
+    def _view(self) -> str:
+        return "view1" if self.augment else "image"
+
+    def embeds(self) -> bool:
+        """Only where distances are on z."""
+        return self.on == "z"
+
+    def heads(self, setting: Setting) -> dict[str, nn.Module]:
+        """The classifier, where there is one."""
+        return linear_head(setting, CLASSIFIER, self.on, setting.num_classes) if self.cross_entropy else {}
+
+    def images(self) -> Sequence[str]:
+        """The anchors."""
+        return (self._view,)
+
+    def forwards(self) -> Sequence[Forward]:
+        """All members of the batch's tuples together; the anchors alone where β is 0."""
+        return (Forward(self.name if self.beta else self._view),)
+
+    def start(self, local: Local) -> None:
+        """Where partners and their views are drawn from."""
+        mine = local.of(self)
+        mine.draws = local.stream("quadruplets")
+        mine.views = local.stream("quadruplets-views") if self.augment else None
+        mine.labels = local.data.labels
+        mine.classes = len(torch.unique(mine.labels))
+        mine.epoch = None
+
+    def inputs(self, local: Local, batch: Batch) -> dict[str, Tensor]:
+        """The anchors and behind them their partners, in one batch."""
+        if not self.beta:
+            return {}
+        mine = local.of(self)
+        if batch.epoch != mine.epoch:
+            mine.tuples, mine.epoch = draw_quadruplets(mine.labels, mine.draws), batch.epoch
+        anchors = batch.images[self._view]
+        if mine.classes == 1:
+            return {self.name: anchors}
+        partners = mine.tuples[1 : self.members, batch.indices].flatten()
+        return {self.name: torch.cat([anchors, local.data.pick(partners, mine.views)])}
+
+    def loss(self, local: Local, batch: Batch, passes: Passes) -> Tensor:
+        """Cross-entropy on the anchors if asked for, and β times the loss on distances."""
+        (forward,) = self.forwards()
+        anchors, *partners = torch.split(read(self.on, passes[forward]), len(batch.indices))
+        loss = label_loss(local, anchors, batch) if self.cross_entropy else anchors.sum() * 0.0
+        if not partners:
+            return loss
+        positives, *negatives = partners
+        return loss + self.beta * self.distances(anchors, positives, negatives, local.of(self).classes)
+
+
+@dataclass(frozen=True)
+class Triplet(MetricLearning):
+    """L = mean [d(a, p) − d(a, n) + m]₊ on random triplets. FedQuad leaves m and the mining open.
+
+    Attributes:
+        margin: m.
+    """
+
+    name: ClassVar[str] = "triplet"
+    source: ClassVar[str] = "Hoffer and Ailon 2015; a baseline of FedQuad"
+    members: ClassVar[int] = 3
+    margin: float = 1.0
+
+    def distances(self, a: Tensor, p: Tensor, negatives: Sequence[Tensor], classes: int) -> Tensor:
+        """The triplets' loss."""
+        (n,) = negatives
+        return triplet(a, p, n, self.margin)
+
+
+@dataclass(frozen=True)
+class Quadruplet(MetricLearning):
+    """Chen et al.: L = mean {[g(a, p)ᵏ − g(a, n₁)ᵏ + m₁]₊ + [g(a, p)ᵏ − g(n₂, n₁)ᵏ + m₂]₊}, g Euclidean.
+
+    The second term pushes samples of two classes apart. On a client of two classes both negatives are of one,
+    and the term is left out.
+
+    Attributes:
+        margins: (m₁, m₂), fixed; the paper adapts them to the batch.
+        power: k; 2 is the paper's equation, 1 what re-implementations take.
+    """
+
+    name: ClassVar[str] = "quadruplet"
+    source: ClassVar[str] = "Chen et al. 2017; a baseline of FedQuad"
+    margins: tuple[float, float] = (1.0, 0.5)
+    power: Literal[1, 2] = 2
+
+    def distances(self, a: Tensor, p: Tensor, negatives: Sequence[Tensor], classes: int) -> Tensor:
+        """The quadruplets' loss."""
+        n1, n2 = negatives
+        # A margin of −∞ is always kept, so its term is 0 and has no gradient.
+        second = self.margins[1] if classes > 2 else -math.inf
+        return quadruplet(a, p, n1, n2, (self.margins[0], second), self.power)

@@ -1,0 +1,89 @@
+"""Rotation prediction: by how many quarter turns was an image turned? (Gidaris et al. 2018; FedPR)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from atoll.objectives.spaces import Space, linear_head, read
+from atoll.parts import Batch, Forward, Local, Objective, Part, Passes, Setting, Term
+
+TURNS = 4
+
+
+@dataclass(frozen=True)
+class RotationTask(Part):
+    """L = cross-entropy of a linear layer's four logits against the turn, the same as objective and as term.
+
+    Attributes:
+        every: turn each image by all of 0°, 90°, 180° and 270°, in one batch (RotNet); False: by one of them,
+            drawn for each image (Orchestra's code).
+        augment: turn augmented views instead of images as they are.
+        on: the layer stands on the representation ``"h"`` or on the embedding ``"z"`` (Orchestra).
+    """
+
+    every: bool = True
+    augment: bool = True
+    on: Space = "h"
+
+    @property
+    def _view(self) -> str:
+        return "view1" if self.augment else "image"
+
+    def embeds(self) -> bool:
+        """Only where the layer stands on z."""
+        return self.on == "z"
+
+    def heads(self, setting: Setting) -> dict[str, nn.Module]:
+        """The linear layer."""
+        return linear_head(setting, "rotation_head", self.on, TURNS)
+
+    def images(self) -> Sequence[str]:
+        """What is turned."""
+        return (self._view,)
+
+    def forwards(self) -> Sequence[Forward]:
+        """The turned images through the local networks."""
+        return (Forward(self.name),)
+
+    def start(self, local: Local) -> None:
+        """Where turns are drawn from."""
+        local.of(self).draws = local.stream(self.name)
+
+    def inputs(self, local: Local, batch: Batch) -> dict[str, Tensor]:
+        """Turn the images, and remember by how much."""
+        mine, images = local.of(self), batch.images[self._view]
+        n = len(images)
+        turned = torch.cat([images.rot90(turns, (2, 3)) for turns in range(TURNS)])
+        if self.every:
+            mine.turns = torch.arange(TURNS).repeat_interleave(n).to(images.device)
+            return {self.name: turned}
+        drawn = torch.randint(TURNS, (n,), generator=mine.draws)
+        mine.turns = drawn.to(images.device)
+        return {self.name: turned[(drawn * n + torch.arange(n)).to(images.device)]}
+
+    def loss(self, local: Local, batch: Batch, passes: Passes) -> Tensor:
+        """Cross-entropy; ln 4 where nothing is known."""
+        logits = local.networks["rotation_head"](read(self.on, passes[Forward(self.name)]))
+        return F.cross_entropy(logits, local.of(self).turns)
+
+
+@dataclass(frozen=True)
+class Rotation(RotationTask, Objective):
+    """Rotation prediction as the objective (FedPR, FedCA's baseline)."""
+
+    name: ClassVar[str] = "rotation"
+    source: ClassVar[str] = "Gidaris et al. 2018, Section 3"
+
+
+@dataclass(frozen=True)
+class RotationTerm(RotationTask, Term):
+    """Rotation prediction beside another loss, against collapse (the released FedU²; Orchestra)."""
+
+    name: ClassVar[str] = "rotation_term"
+    source: ClassVar[str] = "Lubana et al. 2022 (Orchestra); the released code of FedU²"

@@ -1,0 +1,50 @@
+"""Supervised contrastive learning: all views of one class attract each other (Khosla et al. 2020)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from torch import Tensor, nn
+
+from atoll.functional import supcon
+from atoll.objectives.align_uniform import VIEWS
+from atoll.objectives.cross_entropy import CLASSIFIER, label_loss
+from atoll.objectives.spaces import linear_head
+from atoll.parts import Batch, Forward, Local, Objective, Passes, Setting
+
+
+@dataclass(frozen=True)
+class SupCon(Objective):
+    """L_out over the 2N embeddings of a batch; with ``cross_entropy``, a classifier learns beside it.
+
+    Attributes:
+        temperature: τ.
+        base_temperature: τ_b, a fixed scale of the loss.
+        cross_entropy: add the cross-entropy of a linear classifier on h (of the first view). The papers that
+            report SupCon's accuracy do not say where its classifier comes from; a linear probe is the other way.
+    """
+
+    name: ClassVar[str] = "supcon"
+    source: ClassVar[str] = "Khosla et al. 2020, Eq. 2"
+    needs_labels: ClassVar[bool] = True
+    temperature: float = 0.07
+    base_temperature: float = 0.07
+    cross_entropy: bool = False
+
+    def heads(self, setting: Setting) -> dict[str, nn.Module]:
+        """The classifier, where there is one."""
+        return linear_head(setting, CLASSIFIER, "h", setting.num_classes) if self.cross_entropy else {}
+
+    def forwards(self) -> Sequence[Forward]:
+        """Both views through the local networks."""
+        return VIEWS
+
+    def loss(self, local: Local, batch: Batch, passes: Passes) -> Tensor:
+        """The contrast, and the cross-entropy if asked for."""
+        assert batch.labels is not None  # noqa: S101  (a method that needs labels is refused without)
+        z = torch.cat([passes[view].z for view in VIEWS])
+        contrast = supcon(z, batch.labels.repeat(2), self.temperature, self.base_temperature)
+        return contrast + label_loss(local, passes[VIEWS[0]].h, batch) if self.cross_entropy else contrast
