@@ -24,6 +24,7 @@ TINY = (
     "train.batch_size=20",
     "evaluation.every=0",
     "evaluation.at_end=['knn']",
+    "evaluation.map_points=0",
     "engine.workers=1",
 )
 

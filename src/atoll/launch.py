@@ -135,6 +135,9 @@ def _evaluate_all(
     plan = federation.plan
     final = final or server.round == 0
     split, images = held_out(federation.splits)
+    protocols = plan.evaluation.at_end if final else plan.evaluation.during
+    if split == "train":  # each image would find itself among its neighbours
+        protocols = ("geometry",)
     by_model: dict[str, dict[str, Any]] = {}
     users: dict[str, int] = {}
     for name, (weights, clients) in deployed(federation, server, states).items():
@@ -147,7 +150,7 @@ def _evaluate_all(
                 federation.views,
                 plan.evaluation,
                 seed=plan.seed,
-                protocols=plan.evaluation.at_end if final else plan.evaluation.during,
+                protocols=protocols,
                 client_ids=federation.client_ids(),
             )
         )
@@ -184,7 +187,9 @@ def _finish(run: Run, federation: Federation, server: Server, states: ClientStat
         results = _evaluate_all(federation, server, states, final=True)
         encoder = load_networks(federation, models[largest][0])
         save_encoder(run.encoder_path, encoder, metadata)
-        save_artifacts(run.folder, encoder, held_out(federation.splits)[1], federation.views, plan.seed)
+        shown, points = held_out(federation.splits)[1], plan.evaluation.map_points
+        if points:
+            save_artifacts(run.folder, encoder, shown, federation.views, plan.seed, points)
     method = plan.method
     about = {"egress": list(method.egress), "keeps": list(method.keeps), "version": __version__}
     record = {"round": server.round, "model": largest, **results, **about}

@@ -31,6 +31,7 @@ class EvaluationOptions:
         probe_batch_size: features in a step.
         probe_standardise: features to mean 0 and standard deviation 1 first.
         probe_select: accuracy of the ``"last"`` epoch, or the ``"best"`` on the test set.
+        map_points: images on the report's map of embeddings; 0 leaves the map out.
         geometry_samples: images that the geometry is measured on, drawn by the seed where there are more.
     """
 
@@ -47,6 +48,7 @@ class EvaluationOptions:
     probe_standardise: bool | None = None
     probe_select: str | None = None
     geometry_samples: int = 10_000
+    map_points: int = 1000
 
     def __post_init__(self) -> None:
         """Refuse what means nothing, before anything is trained.
@@ -54,7 +56,13 @@ class EvaluationOptions:
         Raises:
             UserError: naming the field and what it may be.
         """
-        for name, least in (("every", 0), ("batch_size", 1), ("knn_k", 1), ("geometry_samples", 2)):
+        for name, least in (
+            ("every", 0),
+            ("batch_size", 1),
+            ("knn_k", 1),
+            ("geometry_samples", 2),
+            ("map_points", 0),
+        ):
             if getattr(self, name) < least:
                 raise UserError(f"evaluation.{name} is {getattr(self, name)}; it must be at least {least}")
         if not self.knn_temperature > 0:

@@ -13,12 +13,13 @@ from atoll.models import Encoder
 from atoll.tree import save
 
 FILE = "map.safetensors"
-MAX_POINTS = 1000
 THUMBNAIL = 32  # pixels
 
 
-def save_artifacts(folder: Path, encoder: Encoder, images: ImageSet, views: Views, seed: int) -> None:
-    """Write the 2-D map of (at most 1,000) test images: points, labels and thumbnails.
+def save_artifacts(
+    folder: Path, encoder: Encoder, images: ImageSet, views: Views, seed: int, points: int
+) -> None:
+    """Write the 2-D map of some test images: points, labels and thumbnails.
 
     Args:
         folder: the run's.
@@ -26,15 +27,16 @@ def save_artifacts(folder: Path, encoder: Encoder, images: ImageSet, views: View
         images: to show.
         views: makes the encoder's inputs.
         seed: of the run.
+        points: most images on the map.
     """
-    shown = images.subset(map_rows(len(images), seed, MAX_POINTS))
+    shown = images.subset(map_rows(len(images), seed, points))
     h = embed(encoder, views.plain, shown.images)
     pixels = shown.images.gather(torch.arange(len(shown)))
     if pixels.shape[-1] > THUMBNAIL:
         small = torch.nn.functional.interpolate(pixels.float(), size=THUMBNAIL, mode="area")
         pixels = small.round().to(torch.uint8)
     tree = {
-        "points": torch.from_numpy(embedding_map(h.cpu(), seed, MAX_POINTS)),
+        "points": torch.from_numpy(embedding_map(h.cpu(), seed, points)),
         "thumbnails": pixels,
         "labels": shown.labels,
         "classes": list(shown.classes),

@@ -1,0 +1,121 @@
+"""What the engine costs: a federated run beside a bare PyTorch loop over the same batches and views.
+
+    ATOLL_DATA=… python benchmarks/engine.py [--json FILE]
+
+Time: both train the same number of batches of the same size with the same views, network, loss and optimiser, in
+turns, in one process with one worker; the ratio is of the smaller times. Memory: peak resident size of a whole
+process that simulates 1,000 clients beside one that simulates 10, with the same cohort, on CIFAR-10.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import resource
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+import torch
+
+from atoll.engines.federation import Federation
+from atoll.engines.simulation import simulate
+from atoll.functional import nt_xent
+from atoll.launch import launch
+from atoll.recipe import load_recipe
+from atoll.rng import stream
+from atoll.runs import Run
+from atoll.training import make_optimizer
+
+TIME = (
+    "method.name=fed_simclr", "data.limit=4000", "train.rounds=2", "train.epochs=1", "train.lr=0.05",
+    "engine.workers=1", "engine.device=cpu", "partition.kind=iid", "evaluation.every=0",
+)  # fmt: skip
+MEMORY = (
+    "method.name=fed_simclr", "data.limit=50000", "train.rounds=2", "train.epochs=1", "engine.workers=1",
+    "partition.kind=iid", "evaluation.at_end=[]", "evaluation.map_points=0", "engine.device=cpu",
+)  # fmt: skip
+
+
+def federated(federation: Federation) -> float:
+    """Seconds of a run, its checkpoints and metrics included, evaluation left out."""
+    with tempfile.TemporaryDirectory() as folder:
+        began = time.perf_counter()
+        simulate(federation, Run(folder))
+        return time.perf_counter() - began
+
+
+def bare(federation: Federation) -> float:
+    """Seconds of a plain loop: no clients, no server, no files."""
+    train = federation.plan.train
+    networks = federation.networks.train()
+    images = federation.splits.train.images
+    draws = stream(0, "bench")
+    began = time.perf_counter()
+    for _ in range(train.rounds * train.epochs):
+        for indices in federation.partition.clients:
+            optimizer = make_optimizer(train, networks.parameters())
+            order = indices[torch.randperm(len(indices), generator=draws)]
+            for rows in order.split(train.batch_size):
+                if len(rows) < 2:
+                    continue
+                pixels = images.gather(rows)
+                views = [federation.views(pixels, draws) for _ in range(2)]
+                if federation.plan.engine.channels_last:
+                    views = [view.contiguous(memory_format=torch.channels_last) for view in views]
+                z1, z2 = (networks["projector"](networks["encoder"](view)) for view in views)
+                loss = nt_xent(z1, z2)
+                optimizer.zero_grad(set_to_none=True)
+                loss.backward()
+                optimizer.step()
+    return time.perf_counter() - began
+
+
+def peak_mib(clients: int) -> float:
+    """Peak resident size of a process that simulates so many clients, ten of them in each round."""
+    command = [sys.executable, __file__, "--child", str(clients)]
+    return float(subprocess.run(command, check=True, capture_output=True, text=True).stdout.split()[-1])
+
+
+def child(clients: int) -> None:
+    """One run in this process; prints its peak resident size in MiB."""
+    settings = [*MEMORY, f"partition.clients={clients}", f"train.participation={10 / clients}"]
+    with tempfile.TemporaryDirectory() as folder:
+        launch(load_recipe("cifar10-ssd-cpu", settings), Path(folder) / "run")
+    print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--repeats", type=int, default=5)
+    parser.add_argument("--json", type=Path)
+    parser.add_argument("--child", type=int, help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    if options.child:
+        child(options.child)
+        return
+    torch.set_num_threads(1)
+    federation = Federation(load_recipe("cifar10-ssd-cpu", TIME).plan())
+    bare(federation)  # warm
+    pairs = [(federated(federation), bare(federation)) for _ in range(options.repeats)]
+    ours, plain = min(pair[0] for pair in pairs), min(pair[1] for pair in pairs)
+    few, many = peak_mib(10), peak_mib(1000)
+    results = {
+        "federated_seconds": ours,
+        "bare_seconds": plain,
+        "overhead": ours / plain - 1,
+        "overheads_pair_by_pair": [a / b - 1 for a, b in pairs],
+        "peak_mib_10_clients": few,
+        "peak_mib_1000_clients": many,
+        "memory_ratio": many / few,
+    }
+    for name, value in results.items():
+        print(name, value)
+    if options.json:
+        options.json.write_text(json.dumps(results, indent=2) + "\n")
+
+
+if __name__ == "__main__":
+    main()
