@@ -62,7 +62,8 @@ def _convert(hint: Any, value: Any, place: str) -> Any:
         return _convert(choices[-1], value, place)
     if typing.get_origin(hint) is typing.Literal:
         if value not in typing.get_args(hint):
-            raise UserError(f"{place} is {value!r}; {did_you_mean(str(value), typing.get_args(hint))}")
+            known = [str(one) for one in typing.get_args(hint)]
+            raise UserError(f"{place} is {value!r}; {did_you_mean(str(value), known)}")
         return value
     if dataclasses.is_dataclass(hint) and isinstance(value, Mapping):
         return build(hint, value, place)  # type: ignore[arg-type]

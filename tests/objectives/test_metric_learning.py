@@ -1,0 +1,139 @@
+import math
+
+import pytest
+import torch
+
+from atoll.errors import UserError
+from functional.oracles import log_softmax
+from harness import tiny
+from steps import Steps
+
+PARTS = {"triplet": 3, "quadruplet": 4, "fedquad": 4}
+
+
+def distance(a, b, power):
+    d = math.sqrt(sum((x - y) ** 2 for x, y in zip(a, b, strict=True)))
+    return d**power
+
+
+def hinge(x):
+    return max(0.0, x)
+
+
+def triplet(a, p, n1, classes):
+    return hinge(distance(a, p, 1) - distance(a, n1, 1) + 1.0)
+
+
+def quadruplet(a, p, n1, n2, classes, power=2):
+    first = hinge(distance(a, p, power) - distance(a, n1, power) + 1.0)
+    second = hinge(distance(a, p, power) - distance(n2, n1, power) + 0.5)
+    return first + (second if classes > 2 else 0.0)
+
+
+def fedquad(a, p, n1, n2, classes, power=1):
+    first = hinge(distance(a, p, power) - distance(a, n1, power) + 1.0)
+    return first + hinge(distance(a, p, power) - distance(a, n2, power) + 0.5)
+
+
+def outputs(steps, batch):
+    """The members' representations, all of them in one batch, recomputed from the drawn tuples."""
+    objective = steps.client.method.objective
+    mine = steps.client.local.of(objective)
+    rows = mine.tuples[: objective.members, batch.indices]
+    assert torch.equal(rows[0], batch.indices)
+    images = steps.data.pick(rows.flatten())
+    h, _ = steps.encode(images)
+    return h, [part.double().tolist() for part in h.split(len(batch.indices))]
+
+
+@pytest.mark.parametrize("classes", [range(10), (3, 8)], ids=["ten classes", "two classes"])
+@pytest.mark.parametrize("cross_entropy", ["true", "false"])
+@pytest.mark.parametrize("loop", [triplet, quadruplet, fedquad])
+def test_the_local_loss_is_the_equation_over_one_batch(loop, cross_entropy, classes):
+    name = loop.__name__
+    steps = Steps(
+        f"method.name={name}",
+        f"options.{name}.beta=0.7",
+        f"options.{name}.cross_entropy={cross_entropy}",
+        classes=classes,
+    )
+    for _ in range(2):
+        batch = steps.batch()
+        loss = steps.client.step(batch)
+        h, members = outputs(steps, batch)
+        tuples = list(zip(*members, strict=True))
+        expected = 0.7 * sum(loop(*tuple_, classes=len(classes)) for tuple_ in tuples) / len(tuples)
+        if cross_entropy == "true":
+            with torch.no_grad():
+                logits = steps.networks["classifier"](h[: len(batch.indices)]).double().tolist()
+            pairs = list(zip(logits, batch.labels.tolist(), strict=True))
+            expected -= sum(log_softmax(row)[label] for row, label in pairs) / len(pairs)
+        assert loss.item() == pytest.approx(expected, rel=1e-4)
+        steps.update(loss)
+        assert all(torch.isfinite(p).all() for p in steps.networks.parameters())
+
+
+@pytest.mark.parametrize("loop", [quadruplet, fedquad])
+def test_distances_may_be_squared_or_not(loop):
+    power = 1 if loop is quadruplet else 2
+    steps = Steps(
+        f"method.name={loop.__name__}",
+        f"options.{loop.__name__}.power={power}",
+        f"options.{loop.__name__}.beta=1.0",
+        f"options.{loop.__name__}.cross_entropy=false",
+    )
+    batch = steps.batch()
+    loss = steps.client.step(batch).item()
+    tuples = list(zip(*outputs(steps, batch)[1], strict=True))
+    assert loss == pytest.approx(
+        sum(loop(*t, classes=10, power=power) for t in tuples) / len(tuples), rel=1e-4
+    )
+
+
+@pytest.mark.parametrize("name", PARTS)
+def test_a_client_of_one_class_learns_from_cross_entropy_alone(name):
+    steps = Steps(f"method.name={name}", f"options.{name}.cross_entropy=true", classes=[4])
+    plain = Steps("method.name=fed_sl", classes=[4])
+    assert torch.equal(steps.client.step(steps.batch()), plain.client.step(plain.batch()))
+    without = Steps(f"method.name={name}", f"options.{name}.cross_entropy=false", classes=[4])
+    loss = without.client.step(without.batch())
+    loss.backward()
+    assert loss.item() == 0
+    assert all(p.grad is None or not p.grad.any() for p in without.networks.parameters())
+
+
+def test_partners_are_drawn_anew_in_each_epoch():
+    steps = Steps("method.name=fedquad")
+    mine = steps.client.local.of(steps.client.method.objective)
+    drawn = []
+    while len(drawn) < 2:
+        batch = steps.batch()
+        steps.client.step(batch)
+        if batch.epoch == len(drawn):
+            drawn.append(mine.tuples)
+        assert mine.tuples is drawn[batch.epoch]
+    assert not torch.equal(drawn[0], drawn[1])
+
+
+def test_augmented_partners_are_views_and_anchors_the_batch_s_own():
+    steps = Steps("method.name=fedquad", "options.fedquad.augment=true")
+    batch = steps.batch()
+    steps.client.step(batch)
+    members = batch.images["fedquad"]
+    n = len(batch.indices)
+    assert len(members) == 4 * n
+    assert torch.equal(members[:n], batch.images["view1"])
+    plain = steps.data.pick(
+        steps.client.local.of(steps.client.method.objective).tuples[1:, batch.indices].flatten()
+    )
+    assert not torch.equal(members[n:], plain)
+
+
+def test_no_loss_at_all_is_refused():
+    with pytest.raises(UserError, match=r"triplet\.beta is 0 and triplet\.cross_entropy is off"):
+        tiny("method.name=triplet", "options.triplet.beta=0.0")
+
+
+def test_an_unknown_power_is_refused():
+    with pytest.raises(UserError, match=r"options.fedquad.power is 3"):
+        tiny("method.name=fedquad", "options.fedquad.power=3")
