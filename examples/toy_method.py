@@ -1,0 +1,40 @@
+"""A method of one's own: SimCLR whose embeddings are also pulled towards the global model's.
+
+    atoll run digits-ssd --set method.name=toy_method:METHOD engine.workers=2
+
+Run it from the folder that holds this file.
+"""
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from torch import Tensor
+
+from atoll.functional import simsiam
+from atoll.methods.method import Method
+from atoll.objectives.simclr import SimCLR
+from atoll.parts import Batch, Forward, Local, Passes, Term
+
+
+@dataclass(frozen=True)
+class Anchor(Term):
+    """−cos(z, z of the downloaded model), for the first view."""
+
+    name: ClassVar[str] = "anchor"
+    weight: float = 0.5
+
+    def forwards(self) -> tuple[Forward, ...]:
+        """The first view through the trained and through the downloaded networks."""
+        return Forward("view1"), Forward("view1", network="downloaded")
+
+    def start(self, local: Local) -> None:
+        """Freeze a copy of the downloaded model."""
+        local.frozen("downloaded", local.received)
+
+    def loss(self, local: Local, batch: Batch, passes: Passes) -> Tensor:
+        """The mean over the batch."""
+        mine, theirs = (passes[forward].z for forward in self.forwards())
+        return simsiam(mine, theirs)
+
+
+METHOD = Method(objective=SimCLR(), terms=(Anchor(),), title="Anchored SimCLR")
