@@ -1,22 +1,11 @@
-import math
-
 import pytest
 import torch
 
+from functional import oracles
 from rounds import Rounds
 from steps import Steps
 
 MOCO = ("method.name=fed_moco", "options.moco.queue=30")
-
-
-def contrast(q, k, queue, t):
-    """CE([q·k, qQ]/τ, 0) in float64, row by row."""
-    q, k = (torch.nn.functional.normalize(x.double()) for x in (q, k))
-    losses = []
-    for i in range(len(q)):
-        logits = [float(q[i] @ k[i]) / t, *(float(q[i] @ row.double()) / t for row in queue)]
-        losses.append(math.log(sum(map(math.exp, logits))) - logits[0])
-    return sum(losses) / len(losses)
 
 
 @pytest.mark.parametrize("symmetric", [True, False])
@@ -26,7 +15,8 @@ def test_the_local_loss_contrasts_with_keys_and_queue(symmetric):
     batch = steps.batch()
     loss = steps.client.step(batch)
     z1, z2 = (steps.encode(batch.images[view])[1] for view in ("view1", "view2"))
-    expected = contrast(z1, z2, queue, 0.2) + (contrast(z2, z1, queue, 0.2) if symmetric else 0)
+    pairs = [(z1, z2), (z2, z1)] if symmetric else [(z1, z2)]
+    expected = sum(oracles.queue_contrast(q.double(), k.double(), queue.double(), 0.2) for q, k in pairs)
     assert loss.item() == pytest.approx(expected, rel=1e-4)
 
 

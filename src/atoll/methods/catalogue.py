@@ -12,18 +12,35 @@ from typing import Any, TypeVar
 
 from atoll.aggregation.fedavg import FedAvg
 from atoll.errors import UserError, did_you_mean
-from atoll.methods import fedavg_ssl, feddecorr, fedprox, fedquad, fedu2, fedx, moon, ssd, supervised
+from atoll.methods import (
+    fedavg_ssl,
+    fedbn,
+    feddecorr,
+    fedema,
+    fedprox,
+    fedquad,
+    fedu,
+    fedu2,
+    fedx,
+    local_only,
+    moon,
+    ssd,
+    supervised,
+)
 from atoll.methods.merge import Replace
 from atoll.methods.method import Method
 from atoll.methods.server import Direct
 from atoll.objectives.align_uniform import AlignUniform
 from atoll.objectives.autoencoder import Autoencoder
 from atoll.objectives.barlow_twins import BarlowTwins
+from atoll.objectives.byol import BYOL
 from atoll.objectives.cross_entropy import CrossEntropy
 from atoll.objectives.mae import MAE
 from atoll.objectives.metric_learning import Quadruplet, Triplet
+from atoll.objectives.moco import MoCo
 from atoll.objectives.rotation import Rotation, RotationTerm
 from atoll.objectives.simclr import SimCLR
+from atoll.objectives.simsiam import SimSiam
 from atoll.objectives.supcon import SupCon
 from atoll.options import build, describe
 from atoll.parts import Aggregation, Merge, Objective, Part, ServerStep, Term
@@ -40,12 +57,15 @@ OBJECTIVES: dict[str, type[Objective]] = by_name(
     AlignUniform,
     Autoencoder,
     BarlowTwins,
+    BYOL,
     CrossEntropy,
     fedquad.FedQuad,
     MAE,
+    MoCo,
     Quadruplet,
     Rotation,
     SimCLR,
+    SimSiam,
     SupCon,
     Triplet,
 )
@@ -60,7 +80,7 @@ TERMS: dict[str, type[Term]] = by_name(
     ssd.HSD,
     ssd.PD,
 )
-MERGES: dict[str, type[Merge]] = by_name(Replace)
+MERGES: dict[str, type[Merge]] = by_name(fedbn.FedBN, fedema.FedEMA, fedu.FedU, local_only.LocalOnly, Replace)
 AGGREGATIONS: dict[str, type[Aggregation]] = by_name(FedAvg)
 SERVER_STEPS: dict[str, type[ServerStep]] = by_name(Direct)
 
@@ -68,14 +88,22 @@ METHODS: dict[str, Method] = {
     "fed_align_uniform": fedavg_ssl.FED_ALIGN_UNIFORM,
     "fed_simclr": fedavg_ssl.FED_SIMCLR,
     "fed_barlow": fedavg_ssl.FED_BARLOW,
+    "fed_byol": fedavg_ssl.FED_BYOL,
+    "fed_simsiam": fedavg_ssl.FED_SIMSIAM,
+    "fed_moco": fedavg_ssl.FED_MOCO,
+    "fed_moco_v1": fedavg_ssl.FED_MOCO_V1,
     "fed_mae": fedavg_ssl.FED_MAE,
     "fed_pr": fedavg_ssl.FED_PR,
     "fed_ae": fedavg_ssl.FED_AE,
     "ssd": ssd.METHOD,
+    "fedu": fedu.METHOD,
+    "fedema": fedema.METHOD,
     "fedx": fedx.METHOD,
     "fedu2": fedu2.METHOD,
     "feddecorr": feddecorr.METHOD,
     "fedprox": fedprox.METHOD,
+    "fedbn": fedbn.METHOD,
+    "local_only": local_only.METHOD,
     "fed_sl": supervised.FED_SL,
     "dec_sl": supervised.DEC_SL,
     "dec_slrep": supervised.DEC_SLREP,

@@ -6,9 +6,12 @@ from atoll.methods.method import Method
 from atoll.objectives.align_uniform import AlignUniform
 from atoll.objectives.autoencoder import Autoencoder
 from atoll.objectives.barlow_twins import BarlowTwins
+from atoll.objectives.byol import BYOL
 from atoll.objectives.mae import MAE
+from atoll.objectives.moco import MoCo
 from atoll.objectives.rotation import Rotation
 from atoll.objectives.simclr import SimCLR
+from atoll.objectives.simsiam import SimSiam
 
 FAMILY = "Self-supervised learning under FedAvg"
 
@@ -30,6 +33,34 @@ FED_BARLOW = Method(
     objective=BarlowTwins(),
     title="FedBarlow",
     paper="Zbontar et al., Barlow Twins, ICML 2021, under FedAvg",
+    family=FAMILY,
+)
+
+FED_BYOL = Method(
+    objective=BYOL(),
+    title="FedBYOL",
+    paper="Grill et al., Bootstrap Your Own Latent, NeurIPS 2020, under FedAvg",
+    family=FAMILY,
+)
+
+FED_SIMSIAM = Method(
+    objective=SimSiam(),
+    title="FedSimSiam",
+    paper="Chen and He, Exploring Simple Siamese Representation Learning, CVPR 2021, under FedAvg",
+    family=FAMILY,
+)
+
+FED_MOCO = Method(
+    objective=MoCo(),
+    title="FedMoCo",
+    paper="Chen et al., Improved Baselines with Momentum Contrastive Learning, 2020 (v2), under FedAvg",
+    family=FAMILY,
+)
+
+FED_MOCO_V1 = Method(
+    objective=MoCo(temperature=0.07),
+    title="FedMoCo v1",
+    paper="He et al., Momentum Contrast, CVPR 2020, under FedAvg",
     family=FAMILY,
 )
 

@@ -277,7 +277,9 @@ class Client:
         self.networks.train()
         models = message["models"]
         local.received = method.aggregation.choose(local, models) if models else {}
-        self.networks.load_state_dict(method.merge.join(local, local.received))
+        joined = method.merge.join(local, local.received)
+        local.received = local.received or joined  # a client that trains alone was sent nothing
+        self.networks.load_state_dict(joined)
         if train.bn_buffers == "local" and own:
             self.networks.load_state_dict(own["buffers"], strict=False)
         for group in self.optimizer.param_groups:

@@ -1,0 +1,73 @@
+"""FedBN: every client keeps its BatchNorm layers (Li et al., ICLR 2021).
+
+    w^(l) ← Σ_k p_k w_k^(l)   for every tensor l outside BatchNorm;   γ, β, μ, σ² of client k stay with k
+
+Layers are found by their type: looking for "bn" in names, as the released code does, misses those of stems,
+shortcuts and projectors. There is no global model: each client ends with one of its own.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from torch import nn
+from torch.nn.modules.batchnorm import _BatchNorm
+
+from atoll.methods.method import Method
+from atoll.objectives.simclr import SimCLR
+from atoll.parts import Local, Merge
+from atoll.tree import Tree, Weights
+
+
+def norm_names(networks: nn.Module) -> set[str]:
+    """Names of all parameters and statistics of BatchNorm layers, by module type."""
+    return {
+        f"{prefix}.{name}"
+        for prefix, module in networks.named_modules()
+        if isinstance(module, _BatchNorm)
+        for name in module.state_dict()
+    }
+
+
+@dataclass(frozen=True)
+class FedBN(Merge):
+    """BatchNorm stays at home."""
+
+    name: ClassVar[str] = "fedbn"
+    source: ClassVar[str] = "Li et al. 2021 (FedBN), Algorithm 1"
+    keeps: ClassVar[tuple[str, ...]] = ("its BatchNorm layers",)
+    personalises: ClassVar[bool] = True
+    shares: ClassVar[str] = "the weights of all trained networks outside BatchNorm"
+
+    def refuse_networks(self, networks: nn.ModuleDict) -> str | None:
+        """Without BatchNorm there is nothing to keep."""
+        if not norm_names(networks):
+            return "'fedbn' keeps BatchNorm layers at the clients, and these networks have none; choose 'replace'"
+        return None
+
+    def private(self, networks: nn.ModuleDict) -> set[str]:
+        """All of BatchNorm."""
+        return norm_names(networks)
+
+    def join(self, local: Local, downloaded: Weights) -> Weights:
+        """The downloaded weights, with the client's own BatchNorm; at its first time, the server's first."""
+        return {**downloaded, **(local.of(self).own or {})}
+
+    def keep(self, local: Local) -> Tree:
+        """BatchNorm as trained."""
+        state = local.networks.state_dict()
+        return {name: state[name].detach() for name in sorted(norm_names(local.networks))}
+
+    def personal(self, weights: Weights, own: Tree) -> Weights:
+        """The shared weights with the client's BatchNorm."""
+        return {**weights, **(own or {})}
+
+
+METHOD = Method(
+    objective=SimCLR(),
+    merge=FedBN(),
+    title="FedBN",
+    paper="Li et al., FedBN: Federated Learning on Non-IID Features via Local Batch Normalization, ICLR 2021",
+    family="Personalised and clustered methods",
+)

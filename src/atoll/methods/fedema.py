@@ -1,0 +1,71 @@
+"""FedEMA: divergence-aware exponential moving average (Zhuang et al., ICLR 2022).
+
+A client mixes what it downloads with its own networks of the last round,
+
+    θ_k ← μ_k θ_k + (1 − μ_k) θ,    μ_k = min(λ_k d_k, 1),    λ_k = τ / d_k at its first measurement,
+
+for encoder, projector and predictor alike; d_k is how far its encoder moved in its last training (see
+`atoll.methods.fedu.drift`) and λ_k, the autoscaler, stays what it was. Parameters are mixed; BatchNorm's
+statistics come with the download. The target network stays the client's own (see `BYOL`). A client that did not
+take part in the round before starts online and target network anew from the download. Nothing more is sent than
+with FedAvg.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+
+from atoll.methods.fedu import drift
+from atoll.methods.method import Method
+from atoll.objectives.byol import BYOL
+from atoll.parts import Local, Merge
+from atoll.tree import Tree, Weights
+
+
+@dataclass(frozen=True)
+class FedEMA(Merge):
+    """The divergence-aware moving average with the autoscaler.
+
+    Attributes:
+        tau: τ, μ_k at the client's second round.
+        skip: weights whose names hold one of these do not count in d_k (see `FedU`).
+    """
+
+    name: ClassVar[str] = "fedema"
+    source: ClassVar[str] = "Zhuang et al. 2022 (FedEMA), Eqs. 1-3"
+    keeps: ClassVar[tuple[str, ...]] = ("its networks", "how far its encoder moved, and λ_k")
+    tau: float = 0.7
+    skip: tuple[str, ...] = ()
+
+    def join(self, local: Local, downloaded: Weights) -> Weights:
+        """μ_k θ_k + (1 − μ_k) θ; a client that missed a round starts anew."""
+        own = local.of(self).own
+        if own is None or own["round"] != local.round - 1:
+            local.fresh = True
+            return downloaded
+        mu = min(own["scaler"] * own["divergence"], 1.0)
+        mixed = {name: torch.lerp(downloaded[name], mine, mu) for name, mine in own["parameters"].items()}
+        return {**downloaded, **mixed}
+
+    def keep(self, local: Local) -> Tree:
+        """The parameters as trained, d_k, and λ_k = τ / d_k from the first measurement on."""
+        own, divergence = local.of(self).own, drift(local, self.skip)
+        scaler = own["scaler"] if own else 0.0
+        return {
+            "round": local.round,
+            "parameters": {name: p.detach() for name, p in local.networks.named_parameters()},
+            "divergence": divergence,
+            "scaler": scaler or (self.tau / divergence if divergence else 0.0),
+        }
+
+
+METHOD = Method(
+    objective=BYOL(),
+    merge=FedEMA(),
+    title="FedEMA",
+    paper="Zhuang et al., Divergence-aware Federated Self-Supervised Learning, ICLR 2022",
+    family="Federated self-supervised methods",
+)

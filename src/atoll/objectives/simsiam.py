@@ -1,0 +1,35 @@
+"""SimSiam: predict the other view's embedding, and let no gradient pass through it (Chen and He 2021)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import ClassVar
+
+from torch import Tensor, nn
+
+from atoll.functional import simsiam
+from atoll.models.heads import build_predictor
+from atoll.objectives.align_uniform import VIEWS
+from atoll.parts import Batch, Forward, Local, Objective, Passes, Setting
+
+
+@dataclass(frozen=True)
+class SimSiam(Objective):
+    """L = ½ (D(q₁, sg z₂) + D(q₂, sg z₁)) with D = −cos."""
+
+    name: ClassVar[str] = "simsiam"
+    source: ClassVar[str] = "Chen and He 2021, Eqs. 1-4"
+
+    def heads(self, setting: Setting) -> dict[str, nn.Module]:
+        """The predictor."""
+        return {"predictor": build_predictor(setting.model, setting.embedding_dim)}
+
+    def forwards(self) -> Sequence[Forward]:
+        """Both views through the local networks."""
+        return VIEWS
+
+    def loss(self, local: Local, batch: Batch, passes: Passes) -> Tensor:
+        """Both directions' mean."""
+        one, two = (passes[view] for view in VIEWS)
+        return 0.5 * (simsiam(one.q, two.z) + simsiam(two.q, one.z))

@@ -1,0 +1,76 @@
+import pytest
+import torch
+
+from atoll.tree import clone, same
+from rounds import Rounds
+
+FEDEMA = ("method.name=fedema", "model.predictor_hidden=[16]")
+
+
+@pytest.fixture(scope="module")
+def trained():
+    """Client 0's first round, and the server's next models, which are not the client's."""
+    rounds = Rounds(*FEDEMA)
+    updates, kept = {}, {}
+    for client in (0, 1):
+        updates[client], kept[client] = rounds.train(client)
+    rounds.fold(1, updates)
+    return rounds, updates[0]["weights"], kept[0]
+
+
+def with_state(kept, **changes):
+    changed = clone(kept)
+    changed["parts"]["fedema"] |= changes
+    return changed
+
+
+def test_mu_is_the_scaled_divergence_and_at_most_one(trained):
+    rounds, mine, kept = trained
+    downloaded = rounds.server.state["models"]["global"]
+    parameters = kept["parts"]["fedema"]["parameters"]
+    # d = 0.5 at first and τ = 0.7 give λ = 1.4; then d = 0.25 gives μ = 0.35.
+    start = rounds.start(0, 2, with_state(kept, scaler=1.4, divergence=0.25))
+    for name, value in start.items():
+        expected = 0.35 * mine[name] + 0.65 * downloaded[name] if name in parameters else downloaded[name]
+        torch.testing.assert_close(value, expected, check_dtype=False)
+    far = rounds.start(0, 2, with_state(kept, scaler=1.4, divergence=5.0))
+    assert same({name: far[name] for name in parameters}, {name: mine[name] for name in parameters})
+    near = rounds.start(0, 2, with_state(kept, scaler=1.4, divergence=0.0))
+    assert same(near, downloaded)
+
+
+def test_the_statistics_of_batchnorm_come_from_the_server(trained):
+    rounds, mine, kept = trained
+    start = rounds.start(0, 2, with_state(kept, scaler=1.0, divergence=9.0))
+    name = "encoder.bn1.running_mean"
+    assert torch.equal(start[name], rounds.server.state["models"]["global"][name])
+    assert not torch.equal(start[name], mine[name])
+
+
+def test_the_scaler_is_set_once_from_the_first_divergence(trained):
+    rounds, _, kept = trained
+    first = kept["parts"]["fedema"]
+    assert first["scaler"] * first["divergence"] == pytest.approx(0.7)
+    _, again = rounds.train(0, 2, kept)
+    assert again["parts"]["fedema"]["scaler"] == first["scaler"]
+    assert again["parts"]["fedema"]["divergence"] != first["divergence"]
+
+
+def test_a_client_that_missed_a_round_starts_online_and_target_anew(trained):
+    rounds, _, kept = trained
+    downloaded = rounds.server.state["models"]["global"]
+    assert same(rounds.start(0, 3, kept), downloaded)
+    target = rounds.client.copies["byol_target"].state_dict()
+    assert all(torch.equal(target[name], downloaded[name]) for name in kept["parts"]["byol"])
+    rounds.start(0, 2, kept)
+    target = rounds.client.copies["byol_target"].state_dict()
+    assert all(torch.equal(target[name], value) for name, value in kept["parts"]["byol"].items())
+
+
+def test_a_client_that_did_not_move_measures_again(trained):
+    rounds, _, _ = trained
+    message = {**rounds.message(0, 1), "epochs": 0}
+    _, kept = rounds.train(0, message=message)
+    assert kept["parts"]["fedema"]["scaler"] == 0
+    _, kept = rounds.train(0, 2, kept)
+    assert kept["parts"]["fedema"]["scaler"] > 0

@@ -1,0 +1,87 @@
+import pytest
+import torch
+
+from atoll.errors import UserError
+from atoll.methods.fedu import drift
+from atoll.tree import same
+from rounds import Rounds
+from steps import federation
+
+FEDU = ("method.name=fedu", "model.predictor_hidden=[16]")
+
+
+def of_head(weights, head):
+    return {name: value for name, value in weights.items() if name.startswith(head + ".")}
+
+
+@pytest.fixture(scope="module")
+def trained():
+    """Client 0's first round, and the server's next models, which are not the client's."""
+    rounds = Rounds(*FEDU)
+    updates, kept = {}, {}
+    for client in (0, 1):
+        updates[client], kept[client] = rounds.train(client)
+    rounds.fold(1, updates)
+    return rounds.server.state, updates[0], kept[0]
+
+
+def second_start(trained, *settings):
+    state, _, kept = trained
+    rounds = Rounds(*FEDU, *settings)
+    rounds.server.state = state
+    return rounds.start(0, 2, kept)
+
+
+def test_a_low_divergence_takes_the_downloaded_predictor(trained):
+    start = second_start(trained, "options.fedu.threshold=1e9")
+    assert same(start, trained[0]["models"]["global"])  # μ = ∞: FedBYOL with a local target
+
+
+def test_a_high_divergence_keeps_the_predictor_and_nothing_else(trained):
+    state, update, _ = trained
+    start = second_start(trained, "options.fedu.threshold=0.0")
+    assert same(of_head(start, "predictor"), of_head(update["weights"], "predictor"))
+    for head in ("encoder", "projector"):
+        assert same(of_head(start, head), of_head(state["models"]["global"], head))
+    assert not same(of_head(start, "predictor"), of_head(state["models"]["global"], "predictor"))
+
+
+def test_the_divergence_is_the_mean_distance_of_the_encoders_kernels(trained):
+    _, update, kept = trained
+    start = Rounds(*FEDU).start(0)
+    distances = [
+        float((update["weights"][name].double() - value.double()).square().sum()) ** 0.5
+        for name, value in start.items()
+        if name.startswith("encoder.") and value.ndim == 4
+    ]
+    assert kept["parts"]["fedu"]["divergence"] == pytest.approx(sum(distances) / len(distances), rel=1e-5)
+
+
+def test_the_released_code_leaves_out_shortcuts():
+    rounds = Rounds(*FEDU)
+    rounds.train(0)
+    local = rounds.client.local
+    names = [name for name, value in local.networks["encoder"].named_parameters() if value.ndim == 4]
+    assert any("downsample" in name for name in names)
+    assert drift(local) != drift(local, ("downsample",))
+
+
+def test_the_target_stays_the_clients_own(trained):
+    state, _, kept = trained
+    rounds = Rounds(*FEDU)
+    rounds.server.state = state
+    rounds.start(0, 2, kept)
+    target = rounds.client.copies["byol_target"].state_dict()
+    assert all(torch.equal(target[name], value) for name, value in kept["parts"]["byol"].items())
+
+
+def test_without_a_predictor_the_projector_stands_in():
+    settings = ("method.name=fed_simclr", "method.merge=fedu", "options.fedu.threshold=0.0")
+    rounds = Rounds(*settings)
+    update, kept = rounds.train(0)
+    assert same(of_head(rounds.start(0, 2, kept), "projector"), of_head(update["weights"], "projector"))
+
+
+def test_without_any_head_it_is_refused():
+    with pytest.raises(UserError, match="'fedu' decides whether a client keeps its predictor or projector"):
+        federation("method.name=fed_simclr", "method.merge=fedu", "model.projector=none")

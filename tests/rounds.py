@@ -1,0 +1,51 @@
+"""Single rounds of single clients, for tests of what a method sends, trains, returns and keeps."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from atoll.engines.server import Server
+from atoll.methods.method import train_client
+from atoll.tree import Tree, clone
+from steps import federation
+
+
+class Rounds:
+    """A federation whose clients are trained by hand; trees come back as copies.
+
+    Args:
+        settings: of the recipe.
+        prerequisites: what came of earlier runs.
+    """
+
+    def __init__(self, *settings: str, prerequisites: Any = None) -> None:
+        self.federation = federation(*settings)
+        start = self.federation.initial_weights()
+        self.server = Server(self.federation.plan, self.federation.setting, start, prerequisites)
+        self.server.door.names = frozenset(self.federation.update_names())
+        self.client = self.federation.client_side(self.server.constants)
+        self.method = self.federation.plan.method
+
+    def message(self, client: int, round: int, kept: int | None = None) -> Tree:
+        """What a client is sent in a round; it kept its state of the round before unless told otherwise."""
+        setting = self.federation.setting
+        kept = round - 1 if kept is None else kept
+        return self.method.send(self.server.state, setting, client, range(setting.num_clients), round, kept)
+
+    def train(self, client: int, round: int = 1, own: Tree = None, message: Tree = None) -> tuple[Tree, Tree]:
+        """A client's update and what it keeps."""
+        message = message or self.message(client, round)
+        update, kept = train_client(self.client, message, own, self.federation.client_data(client))
+        return clone(update), clone(kept)
+
+    def start(self, client: int, round: int = 1, own: Tree = None, message: Tree = None) -> Tree:
+        """The weights that a client's training would start from."""
+        self.client.start(message or self.message(client, round), own, self.federation.client_data(client))
+        return clone(self.client.networks.state_dict())
+
+    def fold(self, round: int, updates: dict[int, Tree]) -> None:
+        """The server's next state."""
+        fold = self.method.open(self.server.state, self.federation.setting, round)
+        for client, update in updates.items():
+            fold.add(client, update)
+        self.server.state = fold.close()
