@@ -9,10 +9,10 @@ from typing import Any
 from atoll import __version__
 from atoll.data.images import ImageSet
 from atoll.data.sources import Splits
-from atoll.engines.client_states import ClientStates
+from atoll.engines.client_states import States
 from atoll.engines.federation import Federation
 from atoll.engines.server import Server
-from atoll.engines.simulation import Watcher, simulate, threads
+from atoll.engines.simulation import Engine, Simulation, Watcher, threads
 from atoll.errors import UserError
 from atoll.evaluation import evaluate
 from atoll.models import Encoder, save_encoder
@@ -30,6 +30,7 @@ def launch(
     out: Path | str | None = None,
     resume: bool = False,
     watcher: Watcher | None = None,
+    engine: Engine | None = None,
 ) -> Run:
     """Run a recipe, or go on with one that was interrupted or is to be longer.
 
@@ -38,6 +39,7 @@ def launch(
         out: the run's folder; None: ``runs/NAME-seedN``.
         resume: go on with what the folder holds.
         watcher: is told of progress.
+        engine: who plays the rounds; None: the simulation on this machine.
 
     Returns:
         The finished run.
@@ -50,15 +52,27 @@ def launch(
         recipe = load_recipe(recipe)
     run = Run(out or default_folder(recipe.name, recipe.seed))
     _check_folder(run, recipe, resume)
-    federation = Federation(recipe.plan())  # before anything is written: most mistakes show here
+    engine = engine or Simulation()
+    # Before anything is written: most mistakes show here.
+    federation = engine.gather(recipe.plan(), run.folder)
     with run.locked():
         if not resume:
             run.clear()
         run.write("recipe.toml", recipe.to_toml())
         if not run.partition_path.is_file():
             run.write("partition.json", federation.partition.to_json())
-        server, states = simulate(federation, run, watcher, _evaluate_all)
-        _finish(run, federation, server, states)
+
+        def measure(
+            federation: Federation, server: Server, states: States, final: bool = False
+        ) -> dict[str, Any]:
+            final = final or server.round == 0  # the untrained encoder too is measured by every protocol
+            here = _evaluate_all(federation, server, states, final)
+            return {**here, **engine.measure(federation, server, final)}
+
+        server, states = engine.play(federation, run, watcher, measure)
+        with threads(recipe.engine.threads):
+            results = measure(federation, server, states, final=True)
+            _finish(run, federation, server, states, results)
     return run
 
 
@@ -92,9 +106,7 @@ def _flat(table: dict[str, Any], prefix: str = "") -> dict[str, Any]:
     return flat
 
 
-def deployed(
-    federation: Federation, server: Server, states: ClientStates
-) -> dict[str, tuple[Weights, list[int]]]:
+def deployed(federation: Federation, server: Server, states: States) -> dict[str, tuple[Weights, list[int]]]:
     """The finished models by name, each with the clients that use it."""
     method, clients = federation.plan.method, range(federation.setting.num_clients)
     deployment = server.deploy()
@@ -125,22 +137,22 @@ def held_out(splits: Splits) -> tuple[str, ImageSet]:
     return ("test", splits.test) if splits.test is not None else ("train", splits.train)
 
 
-def _evaluate_all(
-    federation: Federation, server: Server, states: ClientStates, final: bool = False
-) -> dict[str, Any]:
+def _evaluate_all(federation: Federation, server: Server, states: States, final: bool) -> dict[str, Any]:
     """Numbers of the deployed models; of several, the mean over the clients that use them, and each one's.
 
-    The untrained encoder and the finished one are measured by every protocol, those between by the cheap ones.
+    With ``final`` by every protocol, otherwise by the cheap ones.
     """
     plan = federation.plan
-    final = final or server.round == 0
     split, images = held_out(federation.splits)
+    models = deployed(federation, server, states)
+    if not len(images) or not models:
+        return {}
     protocols = plan.evaluation.at_end if final else plan.evaluation.during
     if split == "train":  # each image would find itself among its neighbours
         protocols = ("geometry",)
     by_model: dict[str, dict[str, Any]] = {}
     users: dict[str, int] = {}
-    for name, (weights, clients) in deployed(federation, server, states).items():
+    for name, (weights, clients) in models.items():
         users[name] = len(clients)
         by_model[name] = dict(
             evaluate(
@@ -173,23 +185,25 @@ def _weighted_mean(results: list[dict[str, Any]], weights: list[int]) -> dict[st
     return mean
 
 
-def _finish(run: Run, federation: Federation, server: Server, states: ClientStates) -> None:
+def _finish(
+    run: Run, federation: Federation, server: Server, states: States, results: dict[str, Any]
+) -> None:
     """Save the encoders and say what they are worth."""
     plan = federation.plan
-    with threads(plan.engine.threads):
-        models = deployed(federation, server, states)
-        largest = max(models, key=lambda name: sum(federation.setting.sizes[c] for c in models[name][1]))
-        metadata = _about(federation)
-        for name in models:
-            if len(models) > 1:
-                encoder = load_networks(federation, models[name][0])
-                save_encoder(run.folder / f"encoder-{name}.safetensors", encoder, metadata)
-        results = _evaluate_all(federation, server, states, final=True)
-        encoder = load_networks(federation, models[largest][0])
+    models = deployed(federation, server, states)
+    sizes = federation.setting.sizes
+    largest = max(models, key=lambda name: sum(sizes[c] for c in models[name][1]), default=None)
+    metadata = _about(federation)
+    for name in models:
+        if len(models) > 1:
+            encoder = load_networks(federation, models[name][0])
+            save_encoder(run.folder / f"encoder-{name}.safetensors", encoder, metadata)
+    encoder = load_networks(federation, models[largest][0] if largest else {})
+    if largest:
         save_encoder(run.encoder_path, encoder, metadata)
-        shown, points = held_out(federation.splits)[1], plan.evaluation.map_points
-        if points:
-            save_artifacts(run.folder, encoder, shown, federation.views, plan.seed, points)
+    shown, points = held_out(federation.splits)[1], plan.evaluation.map_points
+    if points and largest and len(shown):
+        save_artifacts(run.folder, encoder, shown, federation.views, plan.seed, points)
     method = plan.method
     about = {"egress": list(method.egress), "keeps": list(method.keeps), "version": __version__}
     record = {"round": server.round, "model": largest, **results, **about}

@@ -5,8 +5,25 @@ from __future__ import annotations
 import shutil
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Protocol
 
 from atoll.tree import Tree, load, save
+
+
+class States(Protocol):
+    """What an engine's loop asks of client states, wherever they lie."""
+
+    def load(self, client: int, round: int) -> Tree:
+        """The state that the client kept after ``round``; None after round 0, or where it cannot be had."""
+        ...
+
+    def prune(self, valid: Mapping[int, int]) -> None:
+        """States that are older than these will not be asked for again."""
+        ...
+
+    def clear(self) -> None:
+        """Forget all: the run begins anew."""
+        ...
 
 
 class ClientStates:

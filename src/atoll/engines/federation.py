@@ -57,16 +57,17 @@ class Federation:
     Args:
         plan: of the run.
         splits: images already loaded; None: load them.
+        partition: which client holds which of them; None: as the plan says. Where clients hold images that are not
+            among ``splits``, it tells how many and of which classes.
 
     Raises:
         UserError: data, partition, model and method do not fit together.
     """
 
-    def __init__(self, plan: Plan, splits: Splits | None = None) -> None:
+    def __init__(self, plan: Plan, splits: Splits | None = None, partition: Partition | None = None) -> None:
         self.plan = plan
         self.splits = splits or load_data(plan.data, plan.seed)
-        train = self.splits.train
-        self.partition: Partition = partition_images(train, plan.partition, plan.seed)
+        self.partition = partition or partition_images(self.splits.train, plan.partition, plan.seed)
         small = [k for k, indices in enumerate(self.partition.clients) if len(indices) < 2]
         if small:
             raise UserError(
@@ -79,8 +80,8 @@ class Federation:
         self.setting = replace(
             _dimensions(plan, encoder, projector),
             num_clients=len(self.partition.clients),
-            num_classes=len(train.classes),
-            sizes=tuple(len(indices) for indices in self.partition.clients),
+            num_classes=len(self.partition.classes),
+            sizes=tuple(self.partition.sizes),
             fresh=self.fresh_weights,
         )
         if reason := plan.method.refuse(self.setting):
@@ -134,6 +135,8 @@ class Federation:
     def client_ids(self) -> Tensor:
         """(N,) the client of each training sample; −1 for samples that no client holds."""
         ids = torch.full((len(self.splits.train),), -1, dtype=torch.int64)
+        if self.partition.fingerprint != self.splits.train.fingerprint:
+            return ids  # the clients' images are elsewhere
         for client, indices in enumerate(self.partition.clients):
             ids[indices] = client
         return ids

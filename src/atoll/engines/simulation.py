@@ -9,9 +9,9 @@ from typing import Any, Protocol
 
 import torch
 
-from atoll.engines.client_states import ClientStates
+from atoll.engines.client_states import ClientStates, States
 from atoll.engines.executors import InProcess, WorkerPool
-from atoll.engines.federation import Federation
+from atoll.engines.federation import Federation, Plan
 from atoll.engines.server import Executor, Record, Server
 from atoll.parts import Trained
 from atoll.tree import Tree
@@ -58,7 +58,53 @@ class Watcher(Protocol):
         ...
 
 
-Evaluate = Callable[[Federation, Server, ClientStates], dict[str, Any]]
+Evaluate = Callable[[Federation, Server, States], dict[str, Any]]
+
+
+class Engine(Protocol):
+    """Who finds the clients of a run and plays its rounds with them."""
+
+    def gather(self, plan: Plan, folder: Path) -> Federation:
+        """The federation of a plan; ``folder`` is the run's, and may hold what an interrupted run knew."""
+        ...
+
+    def play(
+        self,
+        federation: Federation,
+        journal: Journal,
+        watcher: Watcher | None = None,
+        evaluate: Evaluate | None = None,
+        prerequisites: Mapping[str, Trained] | None = None,
+    ) -> tuple[Server, States]:
+        """All rounds; see `play_rounds`."""
+        ...
+
+    def measure(self, federation: Federation, server: Server, final: bool) -> dict[str, Any]:
+        """What clients measure on their own images, where the engine asks them."""
+        ...
+
+
+class Simulation:
+    """The default engine: all clients on this machine."""
+
+    def gather(self, plan: Plan, folder: Path) -> Federation:
+        """Load the images and deal them out."""
+        return Federation(plan)
+
+    def play(
+        self,
+        federation: Federation,
+        journal: Journal,
+        watcher: Watcher | None = None,
+        evaluate: Evaluate | None = None,
+        prerequisites: Mapping[str, Trained] | None = None,
+    ) -> tuple[Server, States]:
+        """See `simulate`."""
+        return simulate(federation, journal, watcher, evaluate, prerequisites)
+
+    def measure(self, federation: Federation, server: Server, final: bool) -> dict[str, Any]:
+        """Nothing: all images are here."""
+        return {}
 
 
 def simulate(
@@ -68,23 +114,47 @@ def simulate(
     evaluate: Evaluate | None = None,
     prerequisites: Mapping[str, Trained] | None = None,
 ) -> tuple[Server, ClientStates]:
-    """Play all rounds of a plan, from the journal's newest complete one on.
+    """Play all rounds of a plan on this machine; see `play_rounds`."""
+    states = ClientStates(journal.checkpoints / "clients")
+    server = play_rounds(
+        federation,
+        journal,
+        states,
+        lambda server: _executor(federation, states),
+        watcher,
+        evaluate,
+        prerequisites,
+    )
+    return server, states
+
+
+def play_rounds(
+    federation: Federation,
+    journal: Journal,
+    states: States,
+    make_executor: Callable[[Server], Executor],
+    watcher: Watcher | None = None,
+    evaluate: Evaluate | None = None,
+    prerequisites: Mapping[str, Trained] | None = None,
+) -> Server:
+    """Play all rounds of a plan, from the journal's newest complete one on, wherever the clients are.
 
     Args:
         federation: images, clients and networks.
         journal: checkpoints and metrics.
+        states: what clients keep.
+        make_executor: called once there is a round to play.
         watcher: is told of progress.
         evaluate: called before round 1 and after each round that ``evaluation.every`` names.
         prerequisites: what came of the runs that the method needs first.
 
     Returns:
-        The server after the last round, and the clients' states.
+        The server after the last round.
 
     Raises:
         TooFewUpdatesError: a round got too few usable updates.
     """
     plan = federation.plan
-    states = ClientStates(journal.checkpoints / "clients")
     server = Server(
         plan, federation.setting, federation.initial_weights(), prerequisites, journal.checkpoints / "scratch"
     )
@@ -105,8 +175,8 @@ def simulate(
                 journal.log({"round": 0, "evaluation": evaluate(federation, server, states)})
             journal.checkpoint(0, server.checkpoint())
         if server.round >= plan.train.rounds:
-            return server, states
-        with closing(_executor(federation, states)) as executor:
+            return server
+        with closing(make_executor(server)) as executor:
             executor.start(server.constants)
             valid = dict(server.valid)
             while server.round < plan.train.rounds:
@@ -121,7 +191,7 @@ def simulate(
                     valid = dict(server.valid)
                 if watcher:
                     watcher.round(record, line)
-    return server, states
+    return server
 
 
 @contextmanager
