@@ -192,6 +192,7 @@ class Local:
         round: from 1.
         networks: the networks under training; ``networks["encoder"]``, ``["projector"]`` and parts' heads.
         received: the weights that the client started from, before any merge (as they were downloaded).
+        shared: names of the weights that leave the client.
         fresh: the client has no usable past of its own: parts start their state anew.
         lr: learning rate of this round.
         steps: optimiser steps taken.
@@ -218,6 +219,7 @@ class Local:
         self.copies = copies
         self.data = data
         self.received: Weights = {}
+        self.shared: frozenset[str] = frozenset()
         self.fresh = own is None
         self.lr = 0.0
         self.steps = 0
@@ -390,8 +392,11 @@ class Part:
         """A fold of the slices that clients return into the next slice of server state."""
         return None
 
-    def refuse_slice(self, update: Tree, setting: Setting) -> str | None:
-        """A sentence that says what is wrong with a client's slice (non-finite tensors are found before)."""
+    def refuse_slice(self, piece: Tree, setting: Setting, weights: Weights) -> str | None:
+        """What is wrong with a client's slice, as "it …"; ``weights`` of the same update are in order.
+
+        Tensors that are not finite are found before.
+        """
         return None
 
     # The client's side.

@@ -24,6 +24,7 @@ from atoll.methods import (
     fedx,
     local_only,
     moon,
+    scaffold,
     ssd,
     supervised,
 )
@@ -76,6 +77,7 @@ TERMS: dict[str, type[Term]] = by_name(
     fedx.FedX,
     moon.MOON,
     RotationTerm,
+    scaffold.Scaffold,
     ssd.DSR,
     ssd.HSD,
     ssd.PD,
@@ -102,6 +104,7 @@ METHODS: dict[str, Method] = {
     "fedu2": fedu2.METHOD,
     "feddecorr": feddecorr.METHOD,
     "fedprox": fedprox.METHOD,
+    "scaffold": scaffold.METHOD,
     "fedbn": fedbn.METHOD,
     "local_only": local_only.METHOD,
     "fed_sl": supervised.FED_SL,

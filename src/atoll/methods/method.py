@@ -195,7 +195,7 @@ class Method:
     def refuse_update(self, update: Tree, setting: Setting) -> str | None:
         """What is wrong with the parts' slices of an update, in a sentence."""
         for part in self.parts:
-            reason = part.refuse_slice(update["parts"].get(part.name), setting)
+            reason = part.refuse_slice(update["parts"].get(part.name), setting, update["weights"])
             if reason:
                 return reason
         return None
@@ -264,6 +264,7 @@ class Client:
         self.copies: dict[str, nn.ModuleDict] = {}
         self.optimizer = make_optimizer(setting.train, networks.parameters())
         self._buffers = buffer_names(networks)
+        self._shared = frozenset(update_names(method, setting.train, networks))
 
     def start(self, message: Tree, own: Tree, data: ClientData) -> None:
         """Load what was sent and what was kept; ``own`` is None at the client's first time."""
@@ -274,6 +275,7 @@ class Client:
         )  # fmt: skip
         local = self.local
         local.lr = learning_rate(train, local.round)
+        local.shared = self._shared
         self.networks.train()
         models = message["models"]
         local.received = method.aggregation.choose(local, models) if models else {}
@@ -327,7 +329,6 @@ class Client:
         """
         method, local, train = self.method, self.local, self.setting.train
         weights = {name: value.detach() for name, value in self.networks.state_dict().items()}
-        shared = update_names(method, train, self.networks)
         statistics = {
             "samples": local.data.num_samples,
             "batches": local.data.num_batches(),
@@ -335,7 +336,7 @@ class Client:
         }
         slices = {part.name: part.finish(local) for part in method.parts}
         update = {
-            "weights": {name: value for name, value in weights.items() if name in shared},
+            "weights": {name: value for name, value in weights.items() if name in self._shared},
             "losses": {name: float(torch.stack(v).mean()) for name, v in self._losses.items() if v},
             "parts": {name: value for name, value in slices.items() if value is not None},
             **{name: statistics[name] for name in method.aggregation.statistics},

@@ -1,0 +1,136 @@
+"""SCAFFOLD: control variates against client drift (Karimireddy et al., ICML 2020), option II.
+
+    y ← y − η (g(y) − c_k + c)                             each local step
+    c_k⁺ = c_k − c + (x − y) / (τ η)                       after τ steps from x
+    c ← c + (1/K) Σ_{k∈S} (c_k⁺ − c_k)                     at the server
+
+The correction c − c_k is the gradient of the linear term ⟨c − c_k, y⟩, so SCAFFOLD is a term and stands beside
+any objective. It covers the parameters that travel. Messages double both ways.
+
+(x − y) / η is the sum of the corrected gradients only for plain SGD. With momentum m the i-th of τ gradients counts
+(1 − m^(τ−i+1)) / (1 − m) times, and their sum Σ_{j≤τ} (1 − m^j) / (1 − m) stands in τ's place, so that c_k⁺ stays
+a mean of gradients. Adam rescales each parameter, no such number exists, and the combination is refused.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from atoll.methods.method import Method
+from atoll.objectives.simclr import SimCLR
+from atoll.parts import Batch, Local, Passes, Setting, Term
+from atoll.tree import Tree, Weights
+
+
+def effective_steps(steps: int, momentum: float) -> float:
+    """What τ gradients amount to under momentum: Σ_{j=1..τ} (1 − m^j) / (1 − m), which is τ for m = 0."""
+    return sum((1 - momentum**j) / (1 - momentum) for j in range(1, steps + 1))
+
+
+@dataclass(frozen=True)
+class Scaffold(Term):
+    """⟨c − c_k, y⟩."""
+
+    name: ClassVar[str] = "scaffold"
+    source: ClassVar[str] = "Karimireddy et al. 2020 (SCAFFOLD), Eqs. 3-5, option II"
+    egress: ClassVar[tuple[str, ...]] = ("its mean gradient, as the change of its control variate",)
+    keeps: ClassVar[tuple[str, ...]] = ("its control variate",)
+
+    def embeds(self) -> bool:
+        """Weights alone are read."""
+        return False
+
+    def refuse(self, setting: Setting) -> str | None:
+        """Only SGD's steps add up to gradients."""
+        if setting.train.optimizer != "sgd":
+            return (
+                f"'scaffold' reads gradients off a client's steps, which {setting.train.optimizer!r} rescales; "
+                "set train.optimizer = 'sgd'"
+            )
+        if setting.train.momentum >= 1:
+            return "'scaffold' needs train.momentum below 1"
+        return None
+
+    def send(self, state: Tree, client: int, cohort: Sequence[int], round: int) -> Tree:
+        """c; none before the first fold, when it is zero."""
+        return state
+
+    def start(self, local: Local) -> None:
+        """Take up c and c_k, and remember x."""
+        mine = local.of(self)
+        trained = {name: p for name, p in local.networks.named_parameters() if name in local.shared}
+        mine.y = {name: p for name, p in trained.items() if p.requires_grad}
+        mine.x = {name: p.detach().clone() for name, p in mine.y.items()}
+        zero = {name: torch.zeros_like(p) for name, p in mine.x.items()}
+        c, c_k = mine.message or zero, mine.own or zero
+        mine.c_k = {name: c_k[name].to(local.device) for name in mine.y}
+        mine.correction = {name: c[name].to(local.device) - mine.c_k[name] for name in mine.y}
+
+    def loss(self, local: Local, batch: Batch, passes: Passes) -> Tensor:
+        """The linear term; its gradient is the correction."""
+        mine = local.of(self)
+        products = [(mine.correction[name] * y).sum() for name, y in mine.y.items()]
+        return torch.stack(products).sum() if products else torch.zeros((), device=local.device)
+
+    def finish(self, local: Local) -> Tree:
+        """c_k⁺ − c_k = (x − y) / (τ η) − c; nothing new without a step."""
+        mine = local.of(self)
+        rate = effective_steps(local.steps, local.setting.train.momentum) * local.lr
+        mine.change = {
+            name: (mine.x[name] - y.detach()) / rate - (mine.correction[name] + mine.c_k[name])
+            if local.steps
+            else torch.zeros_like(mine.x[name])
+            for name, y in mine.y.items()
+        }
+        return mine.change
+
+    def keep(self, local: Local) -> Tree:
+        """c_k⁺."""
+        mine = local.of(self)
+        return {name: mine.c_k[name] + change for name, change in mine.change.items()}
+
+    def refuse_slice(self, piece: Tree, setting: Setting, weights: Weights) -> str | None:
+        """A change for weights that it sent, of their shapes."""
+        if not isinstance(piece, dict):
+            return "it lacks the change of its control variate"
+        for name, tensor in piece.items():
+            fits = isinstance(tensor, Tensor) and name in weights and tensor.shape == weights[name].shape
+            if not fits or not tensor.is_floating_point():
+                return f"its control variate does not fit {name!r}"
+        return None
+
+    def fold(self, state: Tree, setting: Setting, round: int) -> ControlFold:
+        """Begin a round's sum."""
+        return ControlFold(state, setting.num_clients)
+
+
+class ControlFold:
+    """c + (1/K) Σ (c_k⁺ − c_k)."""
+
+    def __init__(self, c: Weights | None, clients: int) -> None:
+        self._c = {name: tensor.clone() for name, tensor in (c or {}).items()}
+        self._clients = clients
+
+    def add(self, client: int, piece: Tree) -> None:
+        """Add one client's change."""
+        for name, change in piece.items():
+            total = self._c.setdefault(name, torch.zeros_like(change))
+            total.add_(change, alpha=1 / self._clients)
+
+    def close(self) -> Tree:
+        """The next c."""
+        return self._c
+
+
+METHOD = Method(
+    objective=SimCLR(),
+    terms=(Scaffold(),),
+    title="SCAFFOLD",
+    paper="Karimireddy et al., SCAFFOLD: Stochastic Controlled Averaging, ICML 2020",
+    family="Federated self-supervised methods",
+)
