@@ -1,0 +1,118 @@
+import pytest
+import torch
+
+from atoll import functional as F
+from atoll.engines.federation import Federation
+from atoll.engines.server import Server
+from atoll.errors import UserError
+from harness import tiny
+
+
+def first_step(*settings, client=2):
+    """The loss of a client's first batch, and what it was made from."""
+    federation = Federation(tiny("method.name=ssd", *settings).plan())
+    server = Server(federation.plan, federation.setting, federation.initial_weights())
+    side = federation.client_side(server.constants)
+    job = next(job for job in server.jobs(1) if job.client == client)
+    data = federation.client_data(client)
+    side.start(job.message, None, data)
+    batch = next(iter(data.batches(1, 1, ["view1", "view2"])))
+    loss = side.step(batch)
+    networks = federation.networks
+    h = [networks["encoder"](batch.images[name]) for name in ("view1", "view2")]
+    z = [networks["projector"](one) for one in h]
+    return loss, h, z, server, federation
+
+
+def own_dimensions(federation, place):
+    d, k = federation.setting.embedding_dim, federation.setting.num_clients
+    inside = torch.zeros(d)
+    inside[place * (d // k) : (place + 1) * (d // k)] = 1
+    return inside
+
+
+@pytest.mark.parametrize("basis", ["axes", "random"])
+@pytest.mark.parametrize("reduction", ["fro_over_n", "mean_sq"])
+def test_the_local_loss_is_equation_10(basis, reduction):
+    settings = (f"options.dsr.basis={basis}", f"options.dsr.reduction={reduction}", "options.dsr.weight=0.7")
+    loss, h, z, server, federation = first_step(*settings)
+    scales = 1 + 9 * own_dimensions(federation, 2)
+    q = server.constants.get("dsr")
+    expected = F.alignment(*z) + sum(F.uniformity(one) for one in z) / 2
+    expected = expected + 0.7 * sum(F.dimension_scaling(one, scales, q, reduction) for one in z) / 2
+    pd = sum(F.projector_distillation(a, b, "kl", "zh", 0.5) for a, b in zip(h, z, strict=True)) / 2
+    torch.testing.assert_close(loss, expected + 0.1 * pd)
+    assert (q is None) == (basis == "axes")
+    if q is not None:
+        torch.testing.assert_close(q @ q.T, torch.eye(len(q)), rtol=1e-5, atol=1e-5)
+
+
+def test_distillation_options():
+    loss, h, z, *_ = first_step(
+        "options.dsr.weight=0", "options.pd.kind=mse", "options.pd.weight=2.0", "options.align_uniform.beta=0"
+    )
+    mse = sum(((a - b) ** 2).mean() for a, b in zip(h, z, strict=True)) / 2
+    torch.testing.assert_close(loss, F.alignment(*z) + 2 * mse)
+
+
+def test_clients_have_dimensions_of_their_own():
+    federation = Federation(tiny("method.name=ssd").plan())
+    places = [own_dimensions(federation, client) for client in range(4)]
+    assert torch.equal(sum(places), torch.ones(federation.setting.embedding_dim))
+    server = Server(federation.plan, federation.setting, federation.initial_weights())
+    assert [job.message["parts"]["dsr"] for job in server.jobs(1)] == [0, 1, 2, 3]
+
+
+def test_by_slot_the_subspace_follows_the_order_of_the_draw():
+    federation = Federation(
+        tiny("method.name=ssd", "options.dsr.index_by=slot", "train.participation=0.5").plan()
+    )
+    server = Server(federation.plan, federation.setting, federation.initial_weights())
+    for round in range(1, 6):
+        cohort = server.cohort(round)
+        assert {job.client: job.message["parts"]["dsr"] for job in server.jobs(round)} == {
+            cohort[0]: 0,
+            cohort[1]: 1,
+        }
+
+
+def test_hard_separation_draws_towards_the_projection():
+    loss, _, z, _, federation = first_step("method.terms=['hsd']")
+    inside = own_dimensions(federation, 2)
+    unit = [torch.nn.functional.normalize(one, dim=1) for one in z]
+    target = [torch.nn.functional.normalize(one * inside, dim=1).detach() for one in unit]
+    hsd = sum((a - b).norm() / len(a) for a, b in zip(unit, target, strict=True)) / 2
+    expected = F.alignment(*z) + sum(F.uniformity(one) for one in z) / 2 + hsd
+    torch.testing.assert_close(loss, expected)
+
+
+def test_masked_hard_separation_keeps_embeddings_inside_and_leaves_the_projector_as_it_was():
+    federation = Federation(tiny("method.name=ssd", "method.terms=['hsd']", "options.hsd.kind=mask").plan())
+    server = Server(federation.plan, federation.setting, federation.initial_weights())
+    side = federation.client_side(server.constants)
+    data = federation.client_data(1)
+    side.start(server.jobs(1)[1].message, None, data)
+    projector, h = federation.networks["projector"], torch.randn(5, federation.setting.encoder_dim)
+    outside = own_dimensions(federation, 1) == 0
+    assert projector(h)[:, outside].abs().max() == 0
+    side.end_epoch()
+    side.finish()
+    assert projector(h)[:, outside].abs().max() > 0
+
+
+@pytest.mark.parametrize(
+    ("settings", "sentence"),
+    [
+        (["model.projector_dim=16"], "'pd' compares representations"),
+        (["model.projector_dim=3", "method.terms=['dsr']"], "4 clients"),
+    ],
+)
+def test_what_cannot_work_is_refused(settings, sentence):
+    with pytest.raises(UserError, match=sentence):
+        Federation(tiny("method.name=ssd", *settings).plan())
+
+
+def test_nothing_but_weights_and_numbers_leaves_the_client():
+    method = tiny("method.name=ssd").composed
+    assert method.keeps == ()
+    assert method.egress[1:] == ("its number of samples", "the mean of each loss over the round")
