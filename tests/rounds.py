@@ -43,6 +43,10 @@ class Rounds:
         self.client.start(message or self.message(client, round), own, self.federation.client_data(client))
         return clone(self.client.networks.state_dict())
 
+    def refused(self, update: Tree) -> str | None:
+        """What the method's parts find wrong with an update."""
+        return self.method.refuse_update(update, self.federation.setting)
+
     def fold(self, round: int, updates: dict[int, Tree]) -> None:
         """The server's next state."""
         fold = self.method.open(self.server.state, self.federation.setting, round)

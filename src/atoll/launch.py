@@ -17,6 +17,8 @@ from atoll.errors import UserError
 from atoll.evaluation import evaluate
 from atoll.models import Encoder, save_encoder
 from atoll.options import describe
+from atoll.parts import Trained
+from atoll.prerequisites import FOLDER, outcome, prerequisite_recipes
 from atoll.recipe import Recipe, load_recipe
 from atoll.report.artifacts import save_artifacts
 from atoll.runs import Run, default_folder
@@ -54,6 +56,9 @@ def launch(
     _check_folder(run, recipe, resume)
     engine = engine or Simulation()
     # Before anything is written: most mistakes show here.
+    needed = prerequisite_recipes(recipe)
+    for other in needed.values():
+        Federation(other.plan())
     federation = engine.gather(recipe.plan(), run.folder)
     with run.locked():
         if not resume:
@@ -69,11 +74,24 @@ def launch(
             here = _evaluate_all(federation, server, states, final)
             return {**here, **engine.measure(federation, server, final)}
 
-        server, states = engine.play(federation, run, watcher, measure)
+        trained = {
+            name: _prepare(run.folder / FOLDER / name, other, watcher) for name, other in needed.items()
+        }
+        server, states = engine.play(federation, run, watcher, measure, trained)
         with threads(recipe.engine.threads):
             results = measure(federation, server, states, final=True)
             _finish(run, federation, server, states, results)
     return run
+
+
+def _prepare(folder: Path, recipe: Recipe, watcher: Watcher | None) -> Trained:
+    """What came of a run that the method needs first; it is begun or resumed where it has not finished."""
+    run = Run(folder)
+    if run.finished:
+        _check_folder(run, recipe, resume=True)
+    else:
+        launch(recipe, folder, resume=run.exists(), watcher=watcher)
+    return outcome(run, recipe)
 
 
 def _check_folder(run: Run, recipe: Recipe, resume: bool) -> None:

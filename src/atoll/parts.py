@@ -17,6 +17,7 @@ from typing import Any, ClassVar, Protocol
 import torch
 from torch import Tensor, nn
 
+from atoll.data.images import Pixels
 from atoll.models import ModelOptions
 from atoll.rng import derive_seed, stream
 from atoll.training import TrainOptions
@@ -303,8 +304,9 @@ class Prerequisite:
     Its networks are built as this run's are, from the same ``[model]`` section and for images of the same form.
 
     Attributes:
-        recipe: a preset's name or a TOML file that describes it; empty: this run's recipe.
-        settings: what is laid over that, by section and key.
+        recipe: a preset's name or a TOML file that describes it whole; empty: it has this run's seed, views,
+            networks, training and engine.
+        settings: what is laid over those, by section and key.
     """
 
     recipe: str = ""
@@ -317,11 +319,11 @@ class Trained:
 
     Attributes:
         weights: of all its networks.
-        images: (N, C, H, W) uint8, what they learnt from.
+        images: what they learnt from.
     """
 
     weights: Weights
-    images: Tensor
+    images: Pixels
 
 
 @dataclass(frozen=True)

@@ -4,6 +4,7 @@
 ``metrics.jsonl``        one object a line, with ``round`` in each; round 0 is the untrained encoder
 ``partition.json``       which client holds which sample
 ``checkpoints/``         the newest complete rounds, and what clients keep
+``prerequisites/``       runs of their own that the method needed first
 ``encoder.safetensors``  the finished encoder; ``encoder-NAME.safetensors`` where there are several models
 ``evaluation.json``      what the finished encoder is worth, with the constants of the protocols
 ``report.html``          one page
@@ -163,7 +164,8 @@ class Run:
         for path in (*self.folder.glob("encoder*.safetensors"), *self.folder.glob("*.json*")):
             path.unlink()
         (self.folder / "report.html").unlink(missing_ok=True)
-        shutil.rmtree(self.checkpoints, ignore_errors=True)
+        for folder in (self.checkpoints, self.folder / "prerequisites"):
+            shutil.rmtree(folder, ignore_errors=True)
 
     def _complete(self) -> list[Path]:
         return sorted(self.checkpoints.glob("round-*.safetensors"), reverse=True)

@@ -113,10 +113,9 @@ def test_adam_is_refused():
 def test_a_change_that_does_not_fit_is_refused_at_the_door():
     rounds = Rounds(*PLAIN)
     update, _ = rounds.train(0)
-    models = rounds.server.state["models"]
-    assert rounds.server.door.refuse(update, models) is None
+    assert rounds.refused(update) is None
     bad = clone(update)
     bad["parts"]["scaffold"]["encoder.conv1.weight"] = torch.zeros(3)
-    assert rounds.server.door.refuse(bad, models) == "its control variate does not fit 'encoder.conv1.weight'"
+    assert rounds.refused(bad) == "its control variate does not fit 'encoder.conv1.weight'"
     del bad["parts"]["scaffold"]
-    assert rounds.server.door.refuse(bad, models) == "it lacks the change of its control variate"
+    assert rounds.refused(bad) == "it lacks the change of its control variate"

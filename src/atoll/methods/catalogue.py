@@ -15,6 +15,7 @@ from atoll.errors import UserError, did_you_mean
 from atoll.methods import (
     fedavg_ssl,
     fedbn,
+    fedca,
     feddecorr,
     fedema,
     fedprox,
@@ -60,6 +61,7 @@ OBJECTIVES: dict[str, type[Objective]] = by_name(
     BarlowTwins,
     BYOL,
     CrossEntropy,
+    fedca.DictionaryContrast,
     fedquad.FedQuad,
     MAE,
     MoCo,
@@ -71,6 +73,7 @@ OBJECTIVES: dict[str, type[Objective]] = by_name(
     Triplet,
 )
 TERMS: dict[str, type[Term]] = by_name(
+    fedca.Alignment,
     feddecorr.FedDecorr,
     fedprox.FedProx,
     fedu2.FUR,
@@ -100,6 +103,7 @@ METHODS: dict[str, Method] = {
     "ssd": ssd.METHOD,
     "fedu": fedu.METHOD,
     "fedema": fedema.METHOD,
+    "fedca": fedca.METHOD,
     "fedx": fedx.METHOD,
     "fedu2": fedu2.METHOD,
     "feddecorr": feddecorr.METHOD,

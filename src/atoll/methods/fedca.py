@@ -1,0 +1,256 @@
+"""FedCA: federated contrastive averaging with dictionary and alignment (Zhang et al., FITEE 2023).
+
+Clients train on
+
+    L = CE([ẑ₁ẑ₂ᵀ, ẑ₁Dᵀ] / t, (0, …, N−1)) + β Σ_x (‖f_a(x) − f(x)‖² + ‖g_a f_a(x) − g f(x)‖²)     (Eqs. 4-8, 11-14)
+
+D is a dictionary of normalised projections from all clients: further negatives, the same for everyone. After
+training, client u passes its images, as they are, through its networks (in evaluation mode) and ensembles the
+projections over its rounds before some of them leave:
+
+    Z_i ← α Z_i + (1 − α) z_i,  Z_i⁰ = 0;    upload Z_i / ‖Z_i‖                                   (Eqs. 9-10)
+
+The alignment model (f_a, g_a) was trained first, centrally, on public images; x are public images too. The
+paper leaves open: t; how M rows come out of more projections (here each client sends ⌈M/|S|⌉ at random, and M of
+those are kept); and on what schedule the alignment model is trained. It writes of the downloaded and of the
+trained model as the dictionary's maker; Algorithm 1 has the trained one. The dictionary of round 1 is empty.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, ClassVar, Literal
+
+import torch
+from torch import Tensor
+from torch.nn.functional import normalize
+
+from atoll.errors import UserError
+from atoll.functional import dictionary_contrast
+from atoll.methods.method import Method
+from atoll.objectives.align_uniform import VIEWS
+from atoll.parts import (
+    Batch,
+    Forward,
+    Local,
+    Objective,
+    Passes,
+    Prerequisite,
+    Setting,
+    Term,
+    Trained,
+)
+from atoll.rng import stream
+from atoll.tree import Tree, Weights
+
+PUBLIC = (Forward("public"), Forward("public", "alignment"))
+
+
+@dataclass(frozen=True)
+class DictionaryContrast(Objective):
+    """Contrast with the other view's batch and the shared dictionary.
+
+    Attributes:
+        temperature: t.
+        size: M; 0 leaves cross-view InfoNCE, and no projection leaves a client.
+        sampling: a ``"client"`` sends its share of M, at random; or all its projections, and the ``"server"``
+            draws M from them (the round then holds them all).
+        exclude_own: a client's dictionary leaves out its own rows, which are false negatives.
+        momentum: α of temporal ensembling; 0 turns it off (Fig. 5).
+    """
+
+    name: ClassVar[str] = "fedca_dictionary"
+    source: ClassVar[str] = "Zhang et al. 2023 (FedCA), Eqs. 4-10"
+    temperature: float = 0.5
+    size: int = 1024
+    sampling: Literal["client", "server"] = "client"
+    exclude_own: bool = False
+    momentum: float = 0.5
+
+    def __post_init__(self) -> None:
+        if self.size < 0:
+            raise UserError(f"options.{self.name}.size is {self.size}; it must be at least 0")
+        if not 0 <= self.momentum < 1:
+            raise UserError(f"options.{self.name}.momentum is {self.momentum}; it must lie in [0, 1)")
+
+    @property
+    def egress(self) -> tuple[str, ...]:
+        """Projections leave."""
+        some = "some" if self.sampling == "client" else "all"
+        return (f"the normalised projections of {some} of its images",) if self.size else ()
+
+    @property
+    def keeps(self) -> tuple[str, ...]:
+        """The ensembles."""
+        return ("the ensembled projection of each of its images",) if self.size and self.momentum else ()
+
+    def send(self, state: Tree, client: int, cohort: Sequence[int], round: int) -> Tree:
+        """D, and how many rows the client is to send."""
+        rows = None if state is None else state["rows"]
+        if rows is not None and self.exclude_own:
+            rows = rows[state["owners"] != client]
+        return {
+            "rows": rows,
+            "share": math.ceil(self.size / len(cohort)) if self.sampling == "client" else None,
+        }
+
+    def forwards(self) -> Sequence[Forward]:
+        """Both views through the local networks."""
+        return VIEWS
+
+    def start(self, local: Local) -> None:
+        """Take up D."""
+        mine = local.of(self)
+        rows = mine.message["rows"]
+        mine.dictionary = torch.zeros(0, local.setting.embedding_dim) if rows is None else rows
+        mine.dictionary = mine.dictionary.to(local.device)
+
+    def loss(self, local: Local, batch: Batch, passes: Passes) -> Tensor:
+        """Cross-entropy over N + M candidates."""
+        z1, z2 = (passes[view].z for view in VIEWS)
+        return dictionary_contrast(z1, z2, local.of(self).dictionary, self.temperature)
+
+    def finish(self, local: Local) -> Tree:
+        """Ensemble the projections, and send some."""
+        if not self.size:
+            return None
+        mine = local.of(self)
+        (z,) = local.outputs(local.networks, "z")
+        past = torch.zeros_like(z) if local.fresh or mine.own is None else mine.own.to(z.device)
+        mine.ensemble = self.momentum * past + (1 - self.momentum) * z
+        rows = normalize(mine.ensemble)
+        share = mine.message["share"]
+        if share is None:
+            return rows
+        return rows[torch.randperm(len(rows), generator=local.stream("fedca-rows"))[:share].to(rows.device)]
+
+    def keep(self, local: Local) -> Tree:
+        """Z."""
+        return local.of(self).ensemble if self.keeps else None
+
+    def refuse_slice(self, piece: Tree, setting: Setting, weights: Weights) -> str | None:
+        """Rows of length 1, as wide as an embedding."""
+        if not self.size:
+            return None
+        good = isinstance(piece, Tensor) and piece.is_floating_point() and piece.ndim == 2 and len(piece) > 0
+        if not good or piece.shape[1] != setting.embedding_dim:
+            return f"it lacks projections, (m, {setting.embedding_dim})"
+        if not bool((piece.norm(dim=1) - 1).abs().max() < 1e-3):
+            return "its projections are not normalised"
+        return None
+
+    def fold(self, state: Tree, setting: Setting, round: int) -> DictionaryFold | None:
+        """Begin the next dictionary."""
+        return (
+            DictionaryFold(self.size, stream(setting.seed, "fedca-dictionary", round)) if self.size else None
+        )
+
+
+class DictionaryFold:
+    """The clients' rows one below the other, in client order; M of them at random where there are more."""
+
+    def __init__(self, size: int, draws: torch.Generator) -> None:
+        self._size = size
+        self._draws = draws
+        self._rows: list[Tensor] = []
+        self._owners: list[Tensor] = []
+
+    def add(self, client: int, piece: Tree) -> None:
+        """Take a client's rows."""
+        self._rows.append(piece.clone())
+        self._owners.append(torch.full((len(piece),), client))
+
+    def close(self) -> Tree:
+        """D, and whose each row is."""
+        rows, owners = torch.cat(self._rows), torch.cat(self._owners)
+        if len(rows) > self._size:
+            kept = torch.randperm(len(rows), generator=self._draws)[: self._size].sort().values
+            rows, owners = rows[kept], owners[kept]
+        return {"rows": rows, "owners": owners}
+
+
+@dataclass(frozen=True)
+class Alignment(Term):
+    """Mimic the alignment model on public images; ``weight`` is β.
+
+    Every step reads as many public images as its batch has, drawn anew.
+
+    Attributes:
+        data: the public images, as a ``[data]`` table of their own. SimCLR trains the alignment model on them,
+            with this run's networks, views and optimiser.
+        recipe: instead, a whole recipe for that run: a preset's name or a TOML file.
+        size: the most public images that train the model and are sent to each client, once.
+        train_epochs: of the alignment model; the paper gives none.
+        reduction: over a step's public images: the ``"sum"`` (the paper) or the ``"mean"``.
+    """
+
+    name: ClassVar[str] = "fedca_alignment"
+    source: ClassVar[str] = "Zhang et al. 2023 (FedCA), Eqs. 11-13"
+    weight: float = 0.01
+    data: dict[str, Any] = field(default_factory=dict)
+    recipe: str = ""
+    size: int = 3200
+    train_epochs: int = 100
+    reduction: Literal["sum", "mean"] = "sum"
+
+    def refuse(self, setting: Setting) -> str | None:
+        """Someone must say which images are public."""
+        if bool(self.data) == bool(self.recipe):
+            return (
+                "'fedca_alignment' trains its alignment model on public images first; name them in one place, "
+                f"[options.{self.name}.data] (source = …, path = …) or options.{self.name}.recipe"
+            )
+        return None
+
+    def prerequisites(self) -> dict[str, Prerequisite]:
+        """The alignment model: SimCLR on the public images, centralised."""
+        if self.recipe:
+            return {"alignment": Prerequisite(self.recipe)}
+        settings = {
+            "data": {"limit": self.size, "test_fraction": 0.0, **self.data},
+            "partition": {"kind": "centralised"},
+            "method": {"name": "fed_simclr"},
+            "train": {"rounds": self.train_epochs, "epochs": 1, "participation": 1.0, "keep_optimizer": True},
+            "evaluation": {"every": 0, "at_end": ["geometry"]},
+        }
+        return {"alignment": Prerequisite(settings=settings)}
+
+    def constants(self, setting: Setting, prerequisites: Mapping[str, Trained]) -> Tree:
+        """The alignment model and the public images."""
+        trained = prerequisites["alignment"]
+        chosen = torch.randperm(len(trained.images), generator=stream(setting.seed, "fedca-public"))
+        return {"model": trained.weights, "images": trained.images.gather(chosen[: self.size])}
+
+    def forwards(self) -> Sequence[Forward]:
+        """Public images through the local networks and the alignment model."""
+        return PUBLIC
+
+    def start(self, local: Local) -> None:
+        """Freeze the alignment model."""
+        mine = local.of(self)
+        local.frozen("alignment", mine.constants["model"])
+        mine.draws = local.stream("fedca-public")
+
+    def inputs(self, local: Local, batch: Batch) -> dict[str, Tensor]:
+        """This step's public images."""
+        mine = local.of(self)
+        images: Tensor = mine.constants["images"]
+        rows = torch.randperm(len(images), generator=mine.draws)[: len(batch.indices)]
+        return {"public": local.data.plain(images[rows])}
+
+    def loss(self, local: Local, batch: Batch, passes: Passes) -> Tensor:
+        """Squared distances of representations and of embeddings."""
+        ours, theirs = (passes[forward] for forward in PUBLIC)
+        distances = (theirs.h - ours.h).square().sum(dim=1) + (theirs.z - ours.z).square().sum(dim=1)
+        return distances.sum() if self.reduction == "sum" else distances.mean()
+
+
+METHOD = Method(
+    objective=DictionaryContrast(),
+    terms=(Alignment(),),
+    title="FedCA",
+    paper="Zhang et al., Federated Unsupervised Representation Learning, FITEE 2023",
+    family="Federated self-supervised methods",
+)

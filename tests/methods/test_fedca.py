@@ -1,0 +1,249 @@
+import pytest
+import torch
+from torch.nn.functional import normalize
+
+import atoll.launch as launching
+from atoll.data.images import StoredPixels
+from atoll.errors import UserError
+from atoll.methods.fedca import DictionaryContrast, DictionaryFold
+from atoll.parts import Trained
+from atoll.tree import clone
+from functional import oracles
+from harness import run_tiny
+from rounds import Rounds
+from steps import federation
+
+DICTIONARY = ("method.name=fedca", "method.terms=[]", "options.fedca_dictionary.size=10")
+PUBLIC = (
+    "options.fedca_alignment.data.source=digits",
+    "options.fedca_alignment.size=50",
+    "options.fedca_alignment.train_epochs=2",
+)
+
+
+def slot(tree):
+    return tree["parts"]["fedca_dictionary"]
+
+
+def plain_embeddings(rounds, client):
+    """z of a client's samples as they are, by the networks as they stand, in evaluation mode."""
+    data, networks = rounds.federation.client_data(client), rounds.federation.networks.eval()
+    with torch.no_grad():
+        z = networks["projector"](networks["encoder"](data.pick(torch.arange(data.num_samples))))
+    networks.train()
+    return z
+
+
+# The dictionary.
+
+
+def test_projections_are_ensembled_over_a_clients_rounds():
+    rounds = Rounds(*DICTIONARY)
+    _, kept = rounds.train(0)
+    first = plain_embeddings(rounds, 0)
+    torch.testing.assert_close(slot(kept), 0.5 * first)
+    _, again = rounds.train(0, 2, kept)
+    torch.testing.assert_close(slot(again), 0.25 * first + 0.5 * plain_embeddings(rounds, 0))
+
+
+def test_the_numbers_of_two_ensembled_rounds():
+    """α = 0.5, z = (1, 0) and then (0, 1): Z = (0.25, 0.5), Ẑ = (0.4472136, 0.8944272)."""
+    rounds = Rounds(*DICTIONARY, "options.fedca_dictionary.sampling=server")
+    message = {**rounds.message(0, 1), "epochs": 0}
+    kept = None
+    for round, z in ((1, (1.0, 0.0)), (2, (0.0, 1.0))):
+        projector = rounds.federation.networks["projector"]
+        given = torch.tensor(z)
+        hook = projector.register_forward_hook(lambda _, __, out, given=given: given.expand(len(out), 2))
+        update, kept = rounds.train(0, round, kept, message={**message, "round": round})
+        hook.remove()
+    torch.testing.assert_close(slot(kept), torch.tensor([[0.25, 0.5]]).expand(40, 2))
+    torch.testing.assert_close(slot(update), torch.tensor([[0.44721360, 0.89442719]]).expand(40, 2))
+
+
+def test_temporal_ensembling_can_be_off_and_then_nothing_is_kept():
+    rounds = Rounds(
+        *DICTIONARY, "options.fedca_dictionary.momentum=0.0", "options.fedca_dictionary.sampling=server"
+    )
+    update, kept = rounds.train(0)
+    torch.testing.assert_close(slot(update), normalize(plain_embeddings(rounds, 0)))
+    assert kept is None
+    assert rounds.method.keeps == ()
+
+
+def test_a_client_sends_its_share_at_random():
+    rounds = Rounds(*DICTIONARY)
+    update, kept = rounds.train(0)
+    rows, all_rows = slot(update), normalize(slot(kept))
+    assert rows.shape == (3, 32)  # ⌈10 / 4⌉
+    places = [int((all_rows - row).norm(dim=1).argmin()) for row in rows]
+    torch.testing.assert_close(rows, all_rows[places])
+    assert len(set(places)) == 3
+    other, _ = rounds.train(0, 2, kept)
+    assert slot(other).shape == rows.shape
+
+
+def test_the_dictionary_holds_m_rows_in_client_order():
+    rounds = Rounds(*DICTIONARY)
+    updates = {client: rounds.train(client)[0] for client in range(4)}
+    rounds.fold(1, updates)
+    state = rounds.server.state["parts"]["fedca_dictionary"]
+    assert state["rows"].shape == (10, 32)
+    assert state["owners"].tolist() == sorted(state["owners"].tolist())
+    assert set(state["owners"].tolist()) == {0, 1, 2, 3}
+    for row, owner in zip(state["rows"], state["owners"], strict=True):
+        assert (slot(updates[int(owner)]) == row).all(dim=1).any()
+    assert torch.equal(slot(rounds.message(1, 2))["rows"], state["rows"])
+
+
+def test_the_server_may_draw_from_all():
+    draws = torch.Generator().manual_seed(0)
+    fold = DictionaryFold(5, draws)
+    for client in (0, 1):
+        fold.add(client, torch.arange(6.0).reshape(6, 1) + 10 * client)
+    drawn = fold.close()
+    assert drawn["rows"].shape == (5, 1)
+    assert drawn["rows"].flatten().tolist() == sorted(drawn["rows"].flatten().tolist())
+    assert (drawn["rows"].flatten() // 10).tolist() == drawn["owners"].tolist()
+
+
+def test_a_client_may_leave_out_its_own_rows():
+    rounds = Rounds(*DICTIONARY, "options.fedca_dictionary.exclude_own=true")
+    rounds.fold(1, {client: rounds.train(client)[0] for client in range(4)})
+    state = rounds.server.state["parts"]["fedca_dictionary"]
+    assert torch.equal(slot(rounds.message(2, 2))["rows"], state["rows"][state["owners"] != 2])
+
+
+@pytest.mark.parametrize("round", [1, 2])
+def test_the_local_loss_contrasts_with_the_dictionary_which_is_empty_in_round_1(round):
+    rounds = Rounds(*DICTIONARY)
+    rows = torch.zeros(0, 32)
+    if round == 2:
+        rounds.fold(1, {client: rounds.train(client)[0] for client in range(4)})
+        rows = rounds.server.state["parts"]["fedca_dictionary"]["rows"]
+    rounds.start(0, round)
+    batch = next(rounds.federation.client_data(0).batches(round, 1, rounds.method.images))
+    loss = rounds.client.step(batch)
+    networks = rounds.federation.networks
+    with torch.no_grad():
+        z1, z2 = (networks["projector"](networks["encoder"](batch.images[v])) for v in ("view1", "view2"))
+    expected = oracles.dictionary_contrast(z1.double(), z2.double(), rows.double(), 0.5)
+    assert loss.item() == pytest.approx(expected, rel=1e-4)
+
+
+def test_without_a_dictionary_no_projection_leaves():
+    rounds = Rounds(*DICTIONARY[:2], "options.fedca_dictionary.size=0")
+    update, kept = rounds.train(0)
+    assert update["parts"] == {}
+    assert kept is None
+    assert "projections" not in " ".join(rounds.method.egress)
+    assert "projections" in " ".join(Rounds(*DICTIONARY).method.egress)
+
+
+def test_projections_are_checked_at_the_door():
+    rounds = Rounds(*DICTIONARY)
+    update, _ = rounds.train(0)
+    assert rounds.refused(update) is None
+    long, wide, none = clone(update), clone(update), clone(update)
+    long["parts"]["fedca_dictionary"] *= 2
+    wide["parts"]["fedca_dictionary"] = torch.ones(3, 5)
+    del none["parts"]["fedca_dictionary"]
+    assert rounds.refused(long) == "its projections are not normalised"
+    assert rounds.refused(wide) == "it lacks projections, (m, 32)"
+    assert rounds.refused(none) == "it lacks projections, (m, 32)"
+
+
+@pytest.mark.parametrize("options", [{"momentum": 1.0}, {"size": -1}])
+def test_options_out_of_range_are_refused(options):
+    with pytest.raises(UserError, match=r"options\.fedca_dictionary\.(momentum|size) is"):
+        DictionaryContrast(**options)
+
+
+# The alignment.
+
+
+@pytest.mark.parametrize("reduction", ["sum", "mean"])
+def test_the_alignment_loss_is_the_squared_distance_on_public_images(reduction):
+    settings = ("method.name=fedca", *PUBLIC, f"options.fedca_alignment.reduction={reduction}")
+    base = federation("method.name=fed_simclr", "seed=7")
+    model = base.initial_weights()
+    pixels = base.splits.train.images.gather(torch.arange(30))
+    rounds = Rounds(*settings, prerequisites={"alignment": Trained(model, StoredPixels(pixels))})
+    rounds.start(0)
+    batch = next(rounds.federation.client_data(0).batches(1, 1, rounds.method.images))
+    rounds.client.step(batch)
+    loss = rounds.client._losses["fedca_alignment"][0].item()
+    public = batch.images["public"]
+    assert public.shape == batch.images["view1"].shape
+    known = rounds.federation.views.plain(pixels)
+    assert all((known == image).flatten(1).all(dim=1).any() for image in public)
+    networks, frozen = rounds.federation.networks, base.networks.eval()
+    with torch.no_grad():
+        ours, theirs = networks["encoder"](public), frozen["encoder"](public)
+        distance = (ours - theirs).double().square().sum()
+        distance += (networks["projector"](ours) - frozen["projector"](theirs)).double().square().sum()
+    base.networks.train()
+    expected = distance.item() / (1 if reduction == "sum" else len(public))
+    assert loss == pytest.approx(expected, rel=1e-4)
+
+
+def test_public_images_must_be_named():
+    with pytest.raises(UserError, match=r"public images first; name them in one place"):
+        federation("method.name=fedca")
+    with pytest.raises(UserError, match=r"name them in one place"):
+        federation("method.name=fedca", *PUBLIC, "options.fedca_alignment.recipe=digits")
+
+
+def test_mistakes_about_the_alignment_run_show_before_anything_is_written(tmp_path):
+    with pytest.raises(UserError, match=r"alignment run that this method needs first: unknown.*'data\.pth'"):
+        run_tiny(tmp_path / "run", "method.name=fedca", "options.fedca_alignment.data.pth=x")
+    with pytest.raises(UserError, match=r"must have this run's networks, and its \[model\] section differs"):
+        run_tiny(tmp_path / "run", "method.name=fedca", "options.fedca_alignment.recipe=digits")
+    with pytest.raises(UserError, match="no file or folder"):
+        run_tiny(
+            tmp_path / "run", "method.name=fedca",
+            "options.fedca_alignment.data.source=folder", "options.fedca_alignment.data.path=nowhere",
+        )  # fmt: skip
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.fixture(scope="module")
+def straight(tmp_path_factory):
+    return run_tiny(tmp_path_factory.mktemp("fedca") / "run", "method.name=fedca", *PUBLIC)
+
+
+def test_the_alignment_model_is_an_ordinary_run_in_the_runs_folder(straight):
+    folder = straight.folder / "prerequisites/alignment"
+    names = {path.name for path in folder.iterdir()}
+    assert {"recipe.toml", "metrics.jsonl", "encoder.safetensors", "evaluation.json"} <= names
+    assert 'kind = "centralised"' in (folder / "recipe.toml").read_text()
+    bytes_down = [line["bytes_down"] for line in straight.metrics()[1:]]
+    assert bytes_down[0] > bytes_down[1] + 4 * 50 * 64  # model and images went to 4 clients, once
+
+
+def test_an_interrupted_alignment_run_is_resumed_and_a_finished_one_is_not_played_again(
+    straight, tmp_path, monkeypatch
+):
+    finish = launching._finish
+
+    def killed(run, *rest):
+        if run.name == "alignment":
+            raise KeyboardInterrupt
+        finish(run, *rest)
+
+    monkeypatch.setattr(launching, "_finish", killed)
+    with pytest.raises(KeyboardInterrupt):
+        run_tiny(tmp_path / "run", "method.name=fedca", *PUBLIC)
+    monkeypatch.undo()
+    run = run_tiny(tmp_path / "run", "method.name=fedca", *PUBLIC, resume=True)
+    assert run.encoder_path.read_bytes() == straight.encoder_path.read_bytes()
+    alignment = run.folder / "prerequisites/alignment/encoder.safetensors"
+    before = alignment.stat().st_mtime_ns
+    run_tiny(tmp_path / "run", "method.name=fedca", *PUBLIC, "train.rounds=3", resume=True)
+    assert alignment.stat().st_mtime_ns == before
+
+
+@pytest.mark.slow
+def test_two_workers_give_the_same_bytes(straight, tmp_path):
+    run = run_tiny(tmp_path / "run", "method.name=fedca", *PUBLIC, "engine.workers=2")
+    assert run.encoder_path.read_bytes() == straight.encoder_path.read_bytes()
