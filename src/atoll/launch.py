@@ -223,7 +223,12 @@ def _finish(
     if points and largest and len(shown):
         save_artifacts(run.folder, encoder, shown, federation.views, plan.seed, points)
     method = plan.method
-    about = {"egress": list(method.egress), "keeps": list(method.keeps), "version": __version__}
+    about = {
+        "method": method.title,
+        "egress": list(method.egress),
+        "keeps": list(method.keeps),
+        "version": __version__,
+    }
     record = {"round": server.round, "model": largest, **results, **about}
     run.write("evaluation.json", json.dumps(record) + "\n")
 
