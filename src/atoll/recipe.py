@@ -104,6 +104,18 @@ def load_recipe(recipe: str | Path, settings: Sequence[str] = ()) -> Recipe:
     return made
 
 
+def read_recipe(text: str) -> Recipe:
+    """The recipe in a text that `Recipe.to_toml` wrote.
+
+    Raises:
+        UserError: the text is no recipe.
+    """
+    try:
+        return build(Recipe, tomllib.loads(text))
+    except tomllib.TOMLDecodeError as error:
+        raise UserError(f"this recipe is not valid TOML: {error}") from None
+
+
 def _read(recipe: str) -> dict[str, Any]:
     known = presets()
     path = Path(recipe)

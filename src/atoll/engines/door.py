@@ -5,9 +5,11 @@ from __future__ import annotations
 import math
 import statistics
 from dataclasses import dataclass, field
+from typing import Any, TypeGuard
 
 import torch
 
+from atoll.aggregation.measure import Measure, Yardstick
 from atoll.methods.method import Method
 from atoll.parts import Setting
 from atoll.tree import Tree, Weights, leaves
@@ -32,14 +34,20 @@ class Door:
     names: frozenset[str]
     norms: list[float] = field(default_factory=list)
     fresh: list[float] = field(default_factory=list)
+    _yardsticks: dict[int, Yardstick] = field(default_factory=dict)
 
     def bound(self) -> float:
         """The distance from its model beyond which an update is refused."""
         train = self.setting.train
         return train.norm_factor * statistics.median(self.norms) if self.norms else train.first_norm
 
-    def refuse(self, update: Tree, models: Tree) -> str | None:
-        """Why an update must not be folded, in a sentence; None if it may."""
+    def open_round(self) -> None:
+        """Forget what a round that came to nothing has left."""
+        self.fresh = []
+        self._yardsticks = {}
+
+    def examine(self, update: Tree, models: Tree) -> Measure | str:
+        """Where an update lies, or, in a sentence, why it must not be folded."""
         reason = self._form(update)
         if reason:
             return reason
@@ -47,29 +55,33 @@ class Door:
             reference = self.method.aggregation.reference(models, update)
         except (KeyError, TypeError, ValueError):
             return "it names no model that it was sent"
-        return (
+        reason = (
             self._tensors(update["weights"], reference)
-            or self._rest(update)
+            or _not_finite(update["parts"])
             or self.method.refuse_update(update, self.setting)
-            or self._distance(update["weights"], reference)
         )
+        return reason or self._distance(update["weights"], reference)
 
     def close_round(self) -> None:
         """Let this round's accepted distances count from the next round on."""
         self.norms = (self.norms + self.fresh)[-HISTORY:]
-        self.fresh = []
+        self.open_round()
 
     def _form(self, update: Tree) -> str | None:
         if not isinstance(update, dict) or not isinstance(update.get("weights"), dict):
             return "it is not an update"
         if not isinstance(update.get("parts"), dict):
             return "it lacks its parts' slices"
+        strangers = update["parts"].keys() - {part.name for part in self.method.parts}
+        if strangers:
+            return f"it holds a slice of {min(strangers, key=str)!r}, which is no part of this method"
         for name in self.method.aggregation.statistics:
             value = update.get(name)
-            if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
+            if not _is_number(value) or (name != "loss" and not value > 0):
                 return f"its {name!r} is {value!r}"
-            if name != "loss" and value <= 0:
-                return f"its {name!r} is {value!r}"
+        losses = update.get("losses", {})
+        if not isinstance(losses, dict) or not all(map(_is_number, losses.values())):
+            return "its losses are not finite numbers"
         return None
 
     def _tensors(self, weights: Weights, reference: Weights) -> str | None:
@@ -77,7 +89,7 @@ class Door:
         if missing:
             return f"it lacks {min(missing)!r} ({len(missing)} names missing)"
         if extra:
-            return f"it holds {min(extra)!r}, which was not asked for ({len(extra)} such names)"
+            return f"it holds {min(extra, key=str)!r}, which was not asked for ({len(extra)} such names)"
         for name, tensor in weights.items():
             model = reference[name]
             if not isinstance(tensor, torch.Tensor) or tensor.shape != model.shape:
@@ -86,26 +98,32 @@ class Door:
                 return f"{name!r} is {tensor.dtype}, not {model.dtype}"
         return None
 
-    def _rest(self, update: Tree) -> str | None:
-        for part, piece in update["parts"].items():
-            for tensor in leaves(piece):
-                if tensor.is_floating_point() and not torch.isfinite(tensor.sum()):
-                    return f"its slice of {part!r} holds values that are not finite"
-        return None
-
-    def _distance(self, weights: Weights, reference: Weights) -> str | None:
-        names = [name for name, tensor in weights.items() if tensor.is_floating_point()]
-        if not names:
-            return None
-        moved = torch._foreach_sub([weights[name] for name in names], [reference[name] for name in names])
-        norms = torch.stack(torch._foreach_norm(moved)).double()
-        for name, norm in zip(names, norms.tolist(), strict=True):
-            if not math.isfinite(norm):
-                return f"{name!r} holds values that are not finite"
-        distance = float(norms.square().sum().sqrt())
-        if distance > self.bound():
+    def _distance(self, weights: Weights, reference: Weights) -> Measure | str:
+        if id(reference) not in self._yardsticks:
+            self._yardsticks[id(reference)] = Yardstick(
+                reference
+            )  # holds the model, so that its id stays its own
+        measure = self._yardsticks[id(reference)].measure(weights)
+        for name, moved in measure.moved.items():
+            if not math.isfinite(moved):
+                return f"{name!r} holds values that are not finite, or beyond all bounds"
+        if measure.distance > self.bound():
             return (
-                f"it lies {distance:.4g} from the model that it got, beyond the bound of {self.bound():.4g}"
+                f"it lies {measure.distance:.4g} from the model that it got, beyond the bound of "
+                f"{self.bound():.4g}"
             )
-        self.fresh.append(distance)
-        return None
+        if measure.moved:
+            self.fresh.append(measure.distance)
+        return measure
+
+
+def _is_number(value: Any) -> TypeGuard[float]:
+    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+
+
+def _not_finite(parts: Tree) -> str | None:
+    for part, piece in parts.items():
+        for tensor in leaves(piece):
+            if tensor.is_floating_point() and not torch.isfinite(tensor.sum()):
+                return f"its slice of {part!r} holds values that are not finite"
+    return None

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from atoll.data.client import FederatedClient
+from atoll.data.images import ImageSet
 from atoll.data.options import DataOptions
 from atoll.data.partitions import Partition, PartitionOptions, partition_images
 from atoll.data.sources import Splits, load_data
@@ -67,13 +68,7 @@ class Federation:
     def __init__(self, plan: Plan, splits: Splits | None = None, partition: Partition | None = None) -> None:
         self.plan = plan
         self.splits = splits or load_data(plan.data, plan.seed)
-        self.partition = partition or partition_images(self.splits.train, plan.partition, plan.seed)
-        small = [k for k, indices in enumerate(self.partition.clients) if len(indices) < 2]
-        if small:
-            raise UserError(
-                f"client {small[0]} has {len(self.partition.clients[small[0]])} sample(s), and training needs at "
-                "least 2 in a batch; use fewer clients, more samples or a larger partition.min_size"
-            )
+        self.partition = partition or _deal(self.splits.train, plan)
         channels, size = plan.data.channels, plan.data.image_size
         self.views: Views = make_views(plan.views, size, channels)
         encoder, projector = _bodies(plan)
@@ -88,6 +83,8 @@ class Federation:
             raise UserError(reason)
         self.device = plan.engine.find_device()
         self.networks = _assemble(plan, self.setting, encoder, projector).to(self.device)
+        trained = {name for name, weight in self.networks.named_parameters() if weight.requires_grad}
+        self.setting = replace(self.setting, buffers=frozenset(self.networks.state_dict().keys() - trained))
         if reason := plan.method.refuse_networks(self.networks):
             raise UserError(reason)
         if plan.engine.channels_last:
@@ -140,6 +137,17 @@ class Federation:
         for client, indices in enumerate(self.partition.clients):
             ids[indices] = client
         return ids
+
+
+def _deal(images: ImageSet, plan: Plan) -> Partition:
+    partition = partition_images(images, plan.partition, plan.seed)
+    small = [k for k, size in enumerate(partition.sizes) if size < 2]
+    if small:
+        raise UserError(
+            f"client {small[0]} has {partition.sizes[small[0]]} sample(s), and training needs at least 2 in a "
+            "batch; use fewer clients, more samples or a larger partition.min_size"
+        )
+    return partition
 
 
 def _image_shape(plan: Plan) -> tuple[int, int, int]:

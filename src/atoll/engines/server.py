@@ -7,6 +7,7 @@ from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
+from statistics import fmean
 from typing import Any, Protocol
 
 import torch
@@ -72,7 +73,11 @@ class Executor(Protocol):
 
 @dataclass
 class Record:
-    """What a round did, as `metrics.jsonl` keeps it."""
+    """What a round did, as `metrics.jsonl` keeps it.
+
+    ``angular_divergence`` is μ_δ, the mean cosine between the updates and the model they set out from (L-DAWA,
+    Fig. 4: 1 is no divergence).
+    """
 
     round: int
     clients: int = 0
@@ -80,6 +85,7 @@ class Record:
     bytes_down: int = 0
     bytes_up: int = 0
     seconds: float = 0.0
+    angular_divergence: float | None = None
 
     def __post_init__(self) -> None:
         self.losses: dict[str, float] = {}
@@ -90,7 +96,7 @@ class Record:
         """One line of metrics."""
         line: dict[str, Any] = {"round": self.round, "loss": self.losses.get("loss"), "losses": self.losses}
         line |= {"clients": self.clients, "bytes_down": self.bytes_down, "bytes_up": self.bytes_up}
-        line |= {"seconds": round(self.seconds, 3)}
+        line |= {"seconds": round(self.seconds, 3), "angular_divergence": self.angular_divergence}
         if self.refused:
             line["refused"] = self.refused
         if self.lost:
@@ -156,7 +162,9 @@ class Server:
         record = Record(self.round + 1)
         jobs = self.jobs(record.round)
         fold = self.plan.method.open(self.state, self.setting, record.round, self._scratch)
+        self.door.open_round()
         accepted: list[int] = []
+        cosines: list[float] = []
         with closing(executor.run(jobs, progress)) as results:
             for job, result in zip(jobs, results, strict=True):
                 record.bytes_down += num_bytes(job.message)
@@ -167,19 +175,22 @@ class Server:
                     record.lost[str(job.client)] = result.lost
                     continue
                 record.bytes_up += num_bytes(result.update)
-                reason = self.door.refuse(result.update, self.state["models"])
-                if reason:
-                    record.refused[str(job.client)] = reason
+                verdict = self.door.examine(result.update, self.state["models"])
+                if isinstance(verdict, str):
+                    record.refused[str(job.client)] = verdict
                     continue
-                fold.add(job.client, result.update)
+                fold.add(job.client, {**result.update, "measure": verdict})
                 accepted.append(job.client)
                 _average(record.losses, result.update.get("losses", {}), len(accepted))
+                if verdict.moved:
+                    cosines.append(verdict.cosine())
         if len(accepted) < self.plan.train.min_accepted * len(jobs) or not accepted:
             raise TooFewUpdatesError(_too_few(record, len(accepted), len(jobs), self.plan.train.min_accepted))
         self.state = fold.close()
         self.door.close_round()
         self.valid.update(dict.fromkeys(accepted, record.round))
         self.round = record.round
+        record.angular_divergence = fmean(cosines) if cosines else None
         record.clients = len(accepted)
         record.seconds = time.perf_counter() - began
         return record

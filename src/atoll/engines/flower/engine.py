@@ -1,0 +1,203 @@
+"""The Flower engine: gathers sites into a federation and plays its rounds with them."""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from flwr.serverapp import Grid
+
+from atoll.data.images import ImageSet, StoredPixels
+from atoll.data.partitions import Partition
+from atoll.data.sources import Splits, load_data
+from atoll.engines.federation import Federation, Plan
+from atoll.engines.flower.executor import FlowerExecutor, RemoteStates, measure_sites
+from atoll.engines.flower.roster import Roster
+from atoll.engines.server import Executor, Server
+from atoll.engines.simulation import Evaluate, Journal, Watcher, play_rounds
+from atoll.errors import UserError
+from atoll.parts import Trained
+from atoll.tree import write_whole
+
+SITES = "sites.json"  # in the run's folder
+log = logging.getLogger("flwr")
+
+
+@dataclass(frozen=True)
+class FlowerOptions:
+    """What a coordinator decides beside the recipe: the keys of a Flower app's configuration.
+
+    Attributes:
+        recipe: a preset's name, or a file in the app's folder.
+        set: settings laid over it, as ``key=value key=value``.
+        out: the run's folder; empty: ``runs/NAME-seedN``, under ``$ATOLL_RUNS`` if that is set.
+        sites: how many real sites take part; 0: nodes train shares of the recipe's own images.
+        images: the coordinator's own images, to evaluate on; empty: none.
+        images_source: how they lie there (see the recipe's ``data.source``).
+        wait: seconds that sites have to appear.
+        deadline: seconds that a round may take.
+    """
+
+    recipe: str = "recipe.toml"
+    set: str = ""
+    out: str = ""
+    sites: int = 0
+    images: str = ""
+    images_source: str = "folder"
+    wait: float = 600.0
+    deadline: float = 3600.0
+
+    @classmethod
+    def read(cls, config: Mapping[str, Any]) -> FlowerOptions:
+        """From Flower's run configuration; its keys are written with dashes.
+
+        Raises:
+            UserError: an unknown key, or a value of the wrong kind.
+        """
+        given = {key.replace("-", "_"): value for key, value in config.items()}
+        defaults = cls()
+        for key, value in given.items():
+            if not hasattr(defaults, key):
+                raise UserError(f"the Flower app's configuration has an unknown key {key!r}")
+            kind = type(getattr(defaults, key))
+            if isinstance(value, bool) or not isinstance(value, kind | int if kind is float else kind):
+                raise UserError(
+                    f"the Flower app's configuration has {key} = {value!r}; it must be a {kind.__name__}"
+                )
+        options = cls(**given)
+        if options.sites < 0 or options.wait <= 0 or options.deadline <= 0:
+            raise UserError(
+                "the Flower app's 'sites' cannot be negative, and 'wait' and 'deadline' must be above 0"
+            )
+        return options
+
+
+class FlowerEngine:
+    """Plays a run on Flower's nodes.
+
+    Args:
+        grid: Flower's.
+        options: the coordinator's.
+        recipe: the complete recipe's text, which sites are sent.
+    """
+
+    def __init__(self, grid: Grid, options: FlowerOptions, recipe: str) -> None:
+        self._options = options
+        self._roster = Roster(grid, recipe, options.sites)
+        self._executor: FlowerExecutor | None = None
+
+    def gather(self, plan: Plan, folder: Path) -> Federation:
+        """Wait for the sites, and make a federation of what they say.
+
+        Raises:
+            UserError: too few sites, or the recipe does not fit them.
+        """
+        if (folder / SITES).is_file():
+            self._roster.restore(json.loads((folder / SITES).read_text()))
+        sites, wait = self._options.sites, self._options.wait
+        if not sites:
+            federation = Federation(plan)
+            self._roster.gather(federation.setting.num_clients, wait)
+            self._check_shares(federation)
+            return federation
+        self._roster.gather(sites, wait)
+        return Federation(plan, self._own_images(plan), _partition_of(self._roster, plan))
+
+    def play(
+        self,
+        federation: Federation,
+        journal: Journal,
+        watcher: Watcher | None = None,
+        evaluate: Evaluate | None = None,
+        prerequisites: Mapping[str, Trained] | None = None,
+    ) -> tuple[Server, RemoteStates]:
+        """All rounds."""
+        folder = journal.checkpoints.parent
+        write_whole(folder / SITES, self._roster.to_json().encode())
+        states = RemoteStates()
+        self._executor = FlowerExecutor(
+            self._roster,
+            states,
+            journal.checkpoints / "early",
+            self._options.deadline,
+            federation.partition.classes,
+        )
+
+        def begin(server: Server) -> Executor:
+            assert self._executor is not None  # noqa: S101
+            return self._executor
+
+        server = play_rounds(federation, journal, states, begin, watcher, evaluate, prerequisites)
+        write_whole(folder / SITES, self._roster.to_json().encode())  # with who was turned away meanwhile
+        return server, states
+
+    def measure(self, federation: Federation, server: Server, final: bool) -> dict[str, Any]:
+        """Each real site's numbers on its own held-out images, and their mean weighted by images."""
+        if not self._options.sites or self._executor is None:
+            return {}
+        self._executor.start(server.constants)
+        deployment = server.deploy()
+        first = next(iter(deployment.models), None)
+        requests = {
+            client: {
+                "client": client,
+                "kept": server.valid.get(client, 0),
+                "final": final,
+                "model": deployment.models[deployment.choice.get(client, first)] if first is not None else {},
+            }
+            for client in range(len(self._roster.clients))
+        }
+        if first is None:  # there are only the clients' own models, and none before the first round
+            requests = {client: request for client, request in requests.items() if request["kept"]}
+        found = measure_sites(self._executor, requests)
+        if not found:
+            return {}
+        by_site = {self._roster.clients[client].name: numbers for client, (numbers, _) in found.items()}
+        return {"sites": by_site, "sites_mean": _mean(list(found.values()))}
+
+    def _check_shares(self, federation: Federation) -> None:
+        count = federation.setting.num_clients
+        names = [site.name for site in self._roster.clients]
+        if names != [str(k) for k in range(count)]:
+            raise UserError(
+                f"the recipe's partition has {count} clients and the nodes hold the shares {', '.join(names)}; "
+                f"start {count} nodes with partition-id 0 to {count - 1}"
+            )
+        for site, size in zip(self._roster.clients, federation.setting.sizes, strict=True):
+            site.train = size
+
+    def _own_images(self, plan: Plan) -> Splits:
+        """The coordinator's images; empty sets if it has none."""
+        if self._options.images:
+            data = replace(
+                plan.data, source=self._options.images_source, path=self._options.images, limit=None
+            )
+            return load_data(data, plan.seed)
+        channels, size = plan.data.channels, plan.data.image_size
+        pixels = StoredPixels(torch.empty(0, channels, size, size, dtype=torch.uint8))
+        return Splits(ImageSet(pixels, classes=self._roster.classes()))
+
+
+def _partition_of(roster: Roster, plan: Plan) -> Partition:
+    """The sites' images in a row: who holds how many, of classes that all sites' names make up."""
+    sizes = [site.train for site in roster.clients]
+    names = [site.name for site in roster.clients]
+    rows = list(torch.split(torch.arange(sum(sizes)), sizes))
+    return Partition(
+        rows, names, None, None, plan.partition, plan.seed, sum(sizes), f"sites-{roster.federation}",
+        tuple(roster.classes()),
+    )  # fmt: skip
+
+
+def _mean(found: list[tuple[dict[str, float], int]]) -> dict[str, float]:
+    """Of each number, over the sites that have it, weighted by their held-out images."""
+    mean: dict[str, float] = {}
+    for name in dict.fromkeys(name for numbers, _ in found for name in numbers):
+        having = [(numbers[name], images) for numbers, images in found if name in numbers]
+        mean[name] = sum(value * images for value, images in having) / sum(images for _, images in having)
+    return mean

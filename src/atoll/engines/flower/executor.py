@@ -1,0 +1,153 @@
+"""A round over Flower: jobs out, updates in as they arrive, folded in client order."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable, Generator, Mapping, Sequence
+from pathlib import Path
+
+from atoll.engines.flower.post import EVALUATE, QUERY, TRAIN, Lost, Post
+from atoll.engines.flower.roster import Roster
+from atoll.engines.flower.site import digest_of
+from atoll.engines.server import Job, Result
+from atoll.tree import Tree, load, save
+
+
+class RemoteStates:
+    """What clients keep lies with them: the server knows which round's is valid, and no more."""
+
+    def __init__(self) -> None:
+        self.needed: dict[int, int] = {}
+
+    def load(self, client: int, round: int) -> Tree:
+        """Nothing: what a client keeps does not leave it."""
+        return None
+
+    def prune(self, valid: Mapping[int, int]) -> None:
+        """Remember what clients may delete; they are told with their next job."""
+        self.needed = dict(valid)
+
+    def clear(self) -> None:
+        """Nothing to do: a run that begins anew has a new name, and so new folders."""
+
+
+class FlowerExecutor:
+    """Runs jobs on the nodes of a roster.
+
+    An answer that comes before its turn waits on disk, so that memory holds one update, however many clients there
+    are. A client that does not answer in time is lost for the round, and what it sends later is not read.
+
+    Args:
+        roster: which node speaks for which client.
+        states: what clients may delete.
+        scratch: a folder for early answers.
+        deadline: seconds that a round may take.
+        classes: the federation's.
+    """
+
+    def __init__(
+        self, roster: Roster, states: RemoteStates, scratch: Path, deadline: float, classes: Sequence[str]
+    ) -> None:
+        self._roster = roster
+        self._states = states
+        self._scratch = scratch
+        self._deadline = deadline
+        self._classes = list(classes)
+        self._agreed: dict[str, Tree] = {}
+
+    def start(self, constants: Tree) -> None:
+        """Settle what every client must know. A client gets it when it first says that it lacks it."""
+        self._agreed = {
+            "recipe": self._roster.recipe,
+            "clients": len(self._roster.clients),
+            "classes": self._classes,
+            "constants": constants,
+        }
+        self._digest = digest_of(self._agreed)
+
+    def run(
+        self, jobs: Sequence[Job], progress: Callable[[int], None] | None
+    ) -> Generator[Result, None, None]:
+        """Results in the order of the jobs."""
+        shutil.rmtree(self._scratch, ignore_errors=True)
+        requests = {
+            job.client: {"message": job.message, "needed": self._states.needed.get(job.client, 0)}
+            for job in jobs
+        }
+        waiting: dict[int, Result | Path] = {}
+        turn = iter([job.client for job in jobs])
+        current = next(turn, None)
+        for client, answer in self.ask(TRAIN, requests):
+            result = _result(client, answer)
+            if progress is not None and not result.lost:
+                progress(self._roster.clients[client].train)
+            waiting[client] = self._put_aside(result) if client != current else result
+            while current in waiting:
+                yield self._take_up(current, waiting.pop(current))
+                current = next(turn, None)
+        shutil.rmtree(self._scratch, ignore_errors=True)
+
+    def ask(
+        self, kind: str, requests: Mapping[int, dict[str, Tree]]
+    ) -> Generator[tuple[int, dict[str, Tree] | Lost], None, None]:
+        """One request to each of some clients; the answers as they arrive, one each."""
+        self._roster.refresh()
+        post = Post(self._roster.grid, self._deadline)
+        common = {"federation": self._roster.federation, "digest": self._digest}
+        nodes = {client: self._roster.node(client) for client in requests}
+        for client, node in nodes.items():
+            if node is None:
+                yield client, Lost("its site is not connected")
+            else:
+                post.send(client, node, kind, {**common, **requests[client]})
+        prepared: set[int] = set()
+        for client, answer in post.answers():
+            node = nodes[client]
+            if node is not None and not isinstance(answer, Lost):
+                if "unprepared" in answer and client not in prepared:
+                    prepared.add(client)
+                    post.send(client, node, f"{QUERY}.prepare", {**common, "agreed": self._agreed})
+                    continue
+                if "ready" in answer and client in prepared:
+                    post.send(client, node, kind, {**common, **requests[client]})
+                    continue
+            yield client, answer
+
+    def close(self) -> None:
+        """Nothing to stop: nodes are their sites' own."""
+
+    def _put_aside(self, result: Result) -> Result | Path:
+        if result.lost:
+            return result
+        path = self._scratch / f"{result.client}.safetensors"
+        save(path, {"update": result.update})
+        return path
+
+    def _take_up(self, client: int, waiting: Result | Path) -> Result:
+        if isinstance(waiting, Result):
+            return waiting
+        result = Result(client, load(waiting)["update"])
+        waiting.unlink()
+        return result
+
+
+def _result(client: int, answer: dict[str, Tree] | Lost) -> Result:
+    if isinstance(answer, Lost):
+        return Result(client, lost=answer.reason)
+    if "update" in answer:
+        return Result(client, answer["update"])
+    return Result(client, lost=str(answer.get("lost", "its answer is no update")))
+
+
+def measure_sites(
+    executor: FlowerExecutor, requests: Mapping[int, dict[str, Tree]]
+) -> dict[int, tuple[dict[str, float], int]]:
+    """What sites measured, by client: numbers, and on how many images. Sites that do not answer are left out."""
+    found = {}
+    for client, answer in executor.ask(EVALUATE, requests):
+        if isinstance(answer, Lost) or not isinstance(answer.get("results"), dict):
+            continue
+        numbers = {str(k): v for k, v in answer["results"].items() if type(v) in (int, float)}
+        if numbers:
+            found[client] = (numbers, int(answer["images"]))
+    return dict(sorted(found.items()))

@@ -1,0 +1,190 @@
+"""Who is who: a site's name, its client id, and the node that speaks for it at the moment.
+
+A client id belongs to a name for the whole run, and is the name's place among all names, sorted. A node
+that comes back, even with a new node id, is the client that it was; a second node with a taken name is turned away.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import time
+import uuid
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+from flwr.serverapp import Grid
+
+from atoll.engines.flower.post import QUERY, Lost, Post
+from atoll.errors import UserError
+from atoll.tree import Tree
+
+FORMAT = 1  # of requests and answers; both sides must speak the same
+SECONDS_BETWEEN_LOOKS = 0.3
+_DAYS = 1e6
+log = logging.getLogger("flwr")
+
+
+@dataclass
+class Site:
+    """One site.
+
+    Attributes:
+        name: from its node's configuration, or the number of its share.
+        key: its node's public key in hex; empty where nodes are not authenticated.
+        train: its training images.
+        test: its held-out images.
+        classes: the names of its classes, where its images have labels.
+        node: the node that speaks for it; None: none yet in this process.
+    """
+
+    name: str
+    key: str
+    train: int
+    test: int
+    classes: list[str]
+    node: int | None = None
+
+
+@dataclass
+class Roster:
+    """The sites of a run.
+
+    Attributes:
+        grid: Flower's.
+        recipe: the complete recipe's text.
+        sites: how many real sites there must be; 0: nodes train shares of the recipe's own images.
+        federation: names the run to the sites; what they keep is kept under it.
+        clients: the sites by client id, once all are known.
+        turned_away: nodes that may not take part, and why.
+    """
+
+    grid: Grid
+    recipe: str
+    sites: int
+    federation: str = field(default_factory=lambda: uuid.uuid4().hex)
+    clients: list[Site] = field(default_factory=list)
+    turned_away: list[dict[str, str]] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self._asked: set[int] = set()
+        self._keys: dict[int, str] = {}
+        self._post = Post(self.grid, _DAYS)
+
+    def gather(self, count: int, seconds: float) -> None:
+        """Wait until ``count`` sites have told their names, and number them.
+
+        Raises:
+            UserError: too few came, or they are not those that the run was begun with.
+        """
+        ends = time.monotonic() + seconds
+        if self.clients:
+            while any(site.node is None for site in self.clients) and time.monotonic() < ends:
+                self.refresh()
+                time.sleep(SECONDS_BETWEEN_LOOKS)
+            return
+        found: dict[str, Site] = {}
+        while len(found) < count and time.monotonic() < ends:
+            for site in self._hear():
+                if site.name in found:
+                    self._turn_away(site, f"another node already takes part as {site.name!r}")
+                elif len(found) == count:
+                    self._turn_away(site, f"the run is for {count} sites, and they are complete")
+                else:
+                    found[site.name] = site
+                    has = f" with {site.train} images" if self.sites else ""
+                    log.info("site %s takes part%s (%d of %d)", site.name, has, len(found), count)
+            time.sleep(SECONDS_BETWEEN_LOOKS)
+        if len(found) < count:
+            reasons = "; ".join(dict.fromkeys(one["reason"] for one in self.turned_away))
+            raise UserError(
+                f"{len(found)} of {count} sites came within {seconds:g} s ({', '.join(sorted(found)) or 'none'}"
+                f"{'; turned away: ' + reasons if reasons else ''}); start the missing nodes, or lower 'sites'"
+            )
+        names = sorted(found, key=int) if self.sites == 0 else sorted(found)
+        self.clients = [found[name] for name in names]
+
+    def refresh(self) -> None:
+        """Ask nodes that are new who they are, and give a place to those that have answered. Does not wait."""
+        by_name = {site.name: site for site in self.clients}
+        for site in self._hear():
+            place = by_name.get(site.name)
+            if place is None:
+                self._turn_away(site, "it is not one of the sites that the run was begun with")
+            elif place.key and place.key != site.key:
+                self._turn_away(site, f"{site.name!r} takes part with another key")
+            elif place.node is not None and place.node != site.node and place.node in self._nodes():
+                self._turn_away(site, f"another node already takes part as {site.name!r}")
+            else:
+                place.node = site.node
+
+    def node(self, client: int) -> int | None:
+        """The node that speaks for a client now; None: it is not connected."""
+        node = self.clients[client].node
+        return node if node in self._nodes() else None
+
+    def classes(self) -> list[str]:
+        """The classes of all sites together."""
+        lists = [site.classes for site in self.clients]
+        if all(names == lists[0] for names in lists):
+            return lists[0]
+        return sorted({name for names in lists for name in names})
+
+    def to_json(self) -> str:
+        """What a resumed run must know, and what a coordinator may want to read."""
+        sites = [{"client": k, **asdict(site)} for k, site in enumerate(self.clients)]
+        record = {"federation": self.federation, "sites": sites, "turned_away": self.turned_away}
+        return json.dumps(record, indent=1) + "\n"
+
+    def restore(self, record: Mapping[str, Any]) -> None:
+        """Go on with the sites of an interrupted run."""
+        self.federation = record["federation"]
+        fields = ("name", "key", "train", "test", "classes")
+        self.clients = [Site(**{name: site[name] for name in fields}) for site in record["sites"]]
+
+    def _nodes(self) -> set[int]:
+        return set(self.grid.get_node_ids())
+
+    def _hear(self) -> Iterator[Site]:
+        """What nodes say of themselves; each is asked once."""
+        request = {
+            "format": FORMAT,
+            "federation": self.federation,
+            "recipe": self.recipe,
+            "sites": self.sites,
+        }
+        keys = {node.node_id: node.public_key.hex() for node in self.grid.get_nodes()}
+        for node in sorted(keys.keys() - self._asked):
+            self._asked.add(node)
+            self._keys[node] = keys[node]
+            self._post.send(node, node, f"{QUERY}.hello", request)
+        for node, answer in self._post.look():
+            site = _read(answer, self._keys[node], node)
+            if isinstance(site, Site):
+                yield site
+                continue
+            log.warning("node %d cannot take part: %s", node, site)
+            self.turned_away.append({"name": "", "node": str(node), "reason": site})
+            if isinstance(
+                answer, Lost
+            ):  # its process died; a node that is well, but may not take part, said so
+                self._asked.discard(node)
+
+    def _turn_away(self, site: Site, reason: str) -> None:
+        log.warning("node %s, which calls itself %r, is turned away: %s", site.node, site.name, reason)
+        self.turned_away.append({"name": site.name, "node": str(site.node), "reason": reason})
+
+
+def _read(answer: dict[str, Tree] | Lost, key: str, node: int) -> Site | str:
+    """A site out of its answer, or what is wrong with it."""
+    if isinstance(answer, Lost):
+        return answer.reason
+    if "lost" in answer:
+        return str(answer["lost"])
+    name, train, test, classes = (answer.get(field) for field in ("name", "train", "test", "classes"))
+    if not (isinstance(name, str) and name and isinstance(train, int) and isinstance(test, int)):
+        return "it does not say who it is"
+    if not isinstance(classes, list) or not all(isinstance(one, str) for one in classes):
+        return "its classes are not a list of names"
+    return Site(name, key, train, test, classes, node)

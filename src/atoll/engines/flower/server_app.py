@@ -1,0 +1,73 @@
+"""The ServerApp: what ``flwr run`` starts at the coordinator's. An entry point, like the ``atoll`` command."""
+
+from __future__ import annotations
+
+import logging
+import sys
+from pathlib import Path
+from typing import Any
+
+from flwr.app import Context
+from flwr.serverapp import Grid, ServerApp
+
+from atoll.engines.federation import Federation
+from atoll.engines.flower.engine import FlowerEngine, FlowerOptions
+from atoll.engines.server import Record, Server
+from atoll.errors import UserError
+
+log = logging.getLogger("flwr")
+app = ServerApp()
+
+
+class LogLines:
+    """A line in Flower's log for each round."""
+
+    def begin(self, federation: Federation, server: Server) -> None:
+        """Before the first round that is played now."""
+        self._rounds = federation.plan.train.rounds
+        if server.round:
+            log.info("going on after round %d of %d", server.round, self._rounds)
+
+    def step(self, images: int) -> None:
+        """Steps are not shown."""
+
+    def round(self, record: Record, line: dict[str, Any]) -> None:
+        """A round is complete."""
+        loss = record.losses.get("loss")
+        facts = f"round {record.round}/{self._rounds}: {record.clients} clients, {record.seconds:.1f} s"
+        log.info("%s%s", facts, "" if loss is None else f", loss {loss:.4f}")
+        for client, reason in {**record.refused, **record.lost}.items():
+            log.warning("round %d went on without client %s: %s", record.round, client, reason)
+
+
+@app.main()
+def main(grid: Grid, context: Context) -> None:
+    """Play a run, or go on with the one in its folder."""
+    try:
+        run_federation(grid, FlowerOptions.read(context.run_config))
+    except UserError as error:
+        log.error("%s", error)
+        raise
+
+
+def run_federation(grid: Grid, options: FlowerOptions) -> Path:
+    """Play a run on the grid's nodes; the folder that holds it."""
+    # An entry point may look at the floors above.
+    from atoll.launch import launch
+    from atoll.recipe import load_recipe
+    from atoll.report import write_report
+    from atoll.runs import Run, default_folder
+
+    recipe = load_recipe(_find(options.recipe), options.set.split())
+    folder = Path(options.out) if options.out else default_folder(recipe.name, recipe.seed)
+    engine = FlowerEngine(grid, options, recipe.to_toml())
+    run = launch(recipe, folder, Run(folder).exists(), LogLines(), engine)
+    report = write_report([run.folder], run.folder / "report.html")
+    log.info("run: %s, report: %s", run.folder, report)
+    return run.folder
+
+
+def _find(recipe: str) -> str:
+    """A recipe's file in the app's folder, which Flower puts on Python's path; otherwise its name as it is."""
+    folders = [Path(entry) for entry in sys.path if entry]
+    return next((str(folder / recipe) for folder in folders if (folder / recipe).is_file()), recipe)

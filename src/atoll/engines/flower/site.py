@@ -1,0 +1,229 @@
+"""A site's side: its images, what it keeps on its disk, and the answers to the coordinator's requests.
+
+Nothing here lives in memory from one request to the next, because Flower may start a process for each: what was
+agreed on is a file, and what a client keeps is a file a round (see `atoll.engines.client_states`).
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from atoll import __version__
+from atoll.data.images import ImageSet
+from atoll.data.partitions import Partition
+from atoll.data.sources import load_data
+from atoll.engines.client_states import ClientStates
+from atoll.engines.federation import Federation, Plan
+from atoll.engines.flower.roster import FORMAT
+from atoll.engines.simulation import threads
+from atoll.errors import UserError
+from atoll.evaluation import evaluate
+from atoll.methods.method import Client, train_client
+from atoll.parts import Deployment
+from atoll.tree import Tree, load, map_tensors, pack, write_whole
+
+PlanReader = Callable[[str], Plan]
+
+
+@dataclass(frozen=True)
+class SiteOptions:
+    """A node's configuration: what ``flower-supernode --node-config`` says.
+
+    Attributes:
+        site: the site's name, for good; empty: the node trains a share of the recipe's own images.
+        data: the folder of its images.
+        source: how they lie there (see the recipe's ``data.source``): ``"images"`` needs no labels, ``"folder"``
+            is a folder for each class.
+        state: where the site keeps what it must not lose; empty: ``$ATOLL_STATE``, or ``~/.atoll/state``.
+        device: where it computes; empty: as the recipe says.
+        share: the number of its share, where it trains one; Flower sets it in simulation.
+    """
+
+    site: str = ""
+    data: str = ""
+    source: str = "images"
+    state: str = ""
+    device: str = ""
+    share: int | None = None
+
+    @classmethod
+    def read(cls, config: Mapping[str, Any]) -> SiteOptions:
+        """From Flower's node configuration.
+
+        Raises:
+            UserError: a site without a folder, or a node that is told neither.
+        """
+        fields = {
+            name: str(config[name])
+            for name in ("site", "data", "source", "state", "device")
+            if name in config
+        }
+        share = config.get("partition-id")
+        options = cls(**fields, share=None if share is None else int(share))
+        if not options.site and options.share is None:
+            raise UserError('the node\'s configuration lacks a name: add site="NAME" to --node-config')
+        if options.site and not options.data:
+            raise UserError(f'site {options.site!r} has no images: add data="FOLDER" to --node-config')
+        return options
+
+    @property
+    def folder(self) -> Path:
+        """Where the site keeps its state."""
+        return Path(self.state or os.environ.get("ATOLL_STATE", "~/.atoll/state")).expanduser()
+
+    def plan(self, plan: Plan) -> Plan:
+        """The recipe's plan, with the site's own images and device."""
+        engine = replace(plan.engine, device=self.device) if self.device else plan.engine
+        if not self.site:
+            return replace(plan, engine=engine)
+        data = replace(plan.data, source=self.source, path=self.data, limit=None)
+        return replace(plan, data=data, engine=engine)
+
+
+@dataclass(frozen=True)
+class SiteSide:
+    """Answers requests.
+
+    Attributes:
+        options: the node's configuration.
+        read_plan: makes a plan out of a recipe's text.
+    """
+
+    options: SiteOptions
+    read_plan: PlanReader
+
+    def hello(self, request: Tree) -> Tree:
+        """Who this is, and how many images of which classes it has."""
+        if request["format"] != FORMAT:
+            return {
+                "lost": f"the coordinator's Atoll speaks format {request['format']}, this is {__version__}"
+            }
+        plan = self.read_plan(request["recipe"])
+        if bool(request["sites"]) != bool(self.options.site):
+            wanted = "real sites (site=… data=…)" if request["sites"] else "shares of the recipe's own images"
+            return {"lost": f"the run is for {wanted}, and this node is configured for the other"}
+        splits = load_data(self.options.plan(plan).data, plan.seed) if self.options.site else None
+        if splits is not None and len(splits.train) < 2:
+            return {"lost": f"site {self.options.site!r} has {len(splits.train)} training image(s), needs 2"}
+        name = self.options.site or str(self.options.share)
+        return {
+            "name": name,
+            "train": 0 if splits is None else len(splits.train),
+            "test": 0 if splits is None or splits.test is None else len(splits.test),
+            "classes": [] if splits is None else list(splits.train.classes),
+        }
+
+    def prepare(self, request: Tree) -> Tree:
+        """Keep what the run agreed on: the recipe, the classes and the method's constants."""
+        digest = digest_of(request["agreed"])
+        write_whole(self._agreed_path(request, digest), pack(request["agreed"]))
+        return {"ready": digest}
+
+    def train(self, request: Tree) -> Tree:
+        """One round of this site's client."""
+        path = self._agreed_path(request, request["digest"])
+        if not path.is_file():
+            return {"unprepared": True}
+        message = request["message"]
+        federation, client = _client_side(path, self.options, self.read_plan, message["client"])
+        with threads(federation.plan.engine.threads):
+            states = self._states(request)
+            own = None
+            if stateful := federation.plan.method.stateful(federation.plan.train):
+                own = states.load(message["client"], message["kept"])
+            update, kept = train_client(client, message, own, federation.client_data(message["client"]))
+            if stateful:
+                states.save(message["client"], message["round"], kept)
+                states.prune({message["client"]: request["needed"]})
+            return {"update": map_tensors(lambda tensor: tensor.cpu(), update)}
+
+    def evaluate(self, request: Tree) -> Tree:
+        """What a model is worth on this site's held-out images: numbers, and nothing else."""
+        path = self._agreed_path(request, request["digest"])
+        if not path.is_file():
+            return {"unprepared": True}
+        client, kept = request["client"], request["kept"]
+        federation, _ = _client_side(path, self.options, self.read_plan, client)
+        plan, splits = federation.plan, federation.splits
+        held = splits.validation if splits.validation is not None else splits.test
+        if held is None:
+            return {"results": {}, "images": 0}
+        with threads(plan.engine.threads):
+            own = self._states(request).load(client, kept) if plan.method.personalises(plan.train) else None
+            weights = plan.method.personal(Deployment({"": request["model"]}), client, own)
+            federation.networks.load_state_dict({**federation.networks.state_dict(), **weights})
+            protocols = plan.evaluation.at_end if request["final"] else plan.evaluation.during
+            results = evaluate(
+                federation.encoder, splits.train, held, federation.views, plan.evaluation, seed=plan.seed,
+                protocols=protocols,
+            )  # fmt: skip
+        numbers = {name: value for name, value in results.items() if type(value) in (int, float)}
+        return {"results": numbers, "images": len(held)}
+
+    def _agreed_path(self, request: Tree, digest: str) -> Path:
+        if not re.fullmatch("[0-9a-f]{32}", digest):
+            raise UserError("the coordinator's request is malformed")
+        return self._folder(request) / f"agreed-{digest}.safetensors"
+
+    def _states(self, request: Tree) -> ClientStates:
+        return ClientStates(self._folder(request) / "states")
+
+    def _folder(self, request: Tree) -> Path:
+        """The run's folder at this site; the name comes from outside, so it may hold nothing but digits."""
+        if not re.fullmatch("[0-9a-f]{32}", request["federation"]):
+            raise UserError("the coordinator's request is malformed")
+        return self.options.folder / str(request["federation"])
+
+
+def digest_of(agreed: Tree) -> str:
+    """The name of what was agreed on."""
+    return hashlib.blake2b(pack(agreed), digest_size=16).hexdigest()
+
+
+def _client_side(
+    path: Path, options: SiteOptions, read_plan: PlanReader, client: int
+) -> tuple[Federation, Client]:
+    if options.site:
+        return _open(path, options, read_plan, client)
+    return _open(path, replace(options, share=None), read_plan, 0)  # the same for every share
+
+
+@lru_cache(maxsize=1)  # a process of a simulation serves many requests
+def _open(path: Path, options: SiteOptions, read_plan: PlanReader, client: int) -> tuple[Federation, Client]:
+    agreed = load(path)
+    plan = options.plan(read_plan(agreed["recipe"]))
+    if not options.site:
+        federation = Federation(plan)
+    else:
+        splits = load_data(plan.data, plan.seed)
+        for images in (splits.train, splits.test, splits.validation):
+            if images is not None:
+                _rename_classes(images, agreed["classes"])
+        federation = Federation(plan, splits, _own_partition(plan, splits.train, client, agreed["clients"]))
+    return federation, federation.client_side(agreed["constants"])
+
+
+def _rename_classes(images: ImageSet, classes: list[str]) -> None:
+    """Number the labels as the federation does, which may know classes that are not here."""
+    if images.labels is not None:
+        images.labels = torch.tensor([classes.index(name) for name in images.classes])[images.labels]
+        images.classes = list(classes)
+
+
+def _own_partition(plan: Plan, images: ImageSet, client: int, clients: int) -> Partition:
+    """All images here are this client's; of the others' a site knows nothing."""
+    shares = [torch.arange(len(images) if k == client else 0) for k in range(clients)]
+    names = [str(k) for k in range(clients)]
+    return Partition(
+        shares, names, None, None, plan.partition, plan.seed, len(images), images.fingerprint,
+        tuple(images.classes),
+    )  # fmt: skip

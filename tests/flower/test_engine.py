@@ -1,0 +1,65 @@
+"""The same recipe gives the same weights, and the round survives what nodes do."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("flwr", reason="the extra atoll[flower] is not installed")
+
+from grid import FakeGrid, shares  # noqa: E402
+from harness import final_models, run_tiny, tiny  # noqa: E402
+
+from atoll.engines.flower.engine import FlowerEngine, FlowerOptions  # noqa: E402
+from atoll.launch import launch  # noqa: E402
+from atoll.runs import Run  # noqa: E402
+from atoll.tree import same  # noqa: E402
+
+
+def play(grid: FakeGrid, folder: Path, *settings: str, resume: bool = False, **options) -> Run:
+    recipe = tiny(*settings)
+    options = {"wait": 5.0, "deadline": 30.0, **options}
+    engine = FlowerEngine(grid, FlowerOptions(**options), recipe.to_toml())
+    return launch(recipe, folder, resume, None, engine)
+
+
+@pytest.mark.parametrize("method", ["fed_align_uniform", "ssd"])
+def test_the_weights_are_those_of_our_engine(tmp_path, monkeypatch, method):
+    monkeypatch.setenv("ATOLL_STATE", str(tmp_path / "state"))
+    ours = run_tiny(tmp_path / "ours", f"method.name={method}")
+    theirs = play(shares(4), tmp_path / "theirs", f"method.name={method}")
+    assert same(final_models(ours), final_models(theirs))
+
+
+def test_answers_are_folded_in_client_order_whatever_the_order_of_arrival(tmp_path, monkeypatch):
+    monkeypatch.setenv("ATOLL_STATE", str(tmp_path / "state"))
+    grid = shares(4)
+    grid.late_first = True
+    late = play(grid, tmp_path / "late", "method.name=ssd")
+    assert same(final_models(late), final_models(run_tiny(tmp_path / "ours", "method.name=ssd")))
+    assert not list((late.folder / "checkpoints").glob("early/*"))
+
+
+def test_a_resumed_run_ends_with_the_same_weights(tmp_path, monkeypatch):
+    monkeypatch.setenv("ATOLL_STATE", str(tmp_path / "state"))
+    settings = ("method.name=fed_align_uniform", "train.bn_buffers=local")  # so that clients keep something
+    whole = play(shares(4), tmp_path / "whole", *settings, "train.rounds=3")
+    play(shares(4), tmp_path / "cut", *settings, "train.rounds=2")
+    # Other nodes, with other ids: only their names are the same.
+    grid = FakeGrid({node + 7: handler for node, handler in shares(4).nodes.items()})
+    cut = play(grid, tmp_path / "cut", *settings, "train.rounds=3", resume=True)
+    assert same(final_models(whole), final_models(cut))
+    assert [line["round"] for line in cut.metrics()] == [0, 1, 2, 3]
+
+
+def test_constants_and_recipe_are_sent_once(tmp_path, monkeypatch):
+    monkeypatch.setenv("ATOLL_STATE", str(tmp_path / "state"))
+    grid = shares(4)
+    run = play(grid, tmp_path / "run", "train.rounds=3")
+    kinds = [kind for _, kind, _ in grid.sent]
+    assert kinds.count("query.hello") == 4
+    assert kinds.count("query.prepare") == 4
+    assert kinds.count("train") == 3 * 4 + 4  # the first job is sent again once a client is prepared
+    assert json.loads((run.folder / "sites.json").read_text())["turned_away"] == []
