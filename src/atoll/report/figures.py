@@ -1,0 +1,200 @@
+"""What the page's script draws, as plain data: curves, spectra, partitions, maps and their thumbnails."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import io
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from PIL import Image
+from torch import Tensor
+
+from atoll.report.folders import Folder, compact
+from atoll.report.groups import Group, distinct_partitions
+from atoll.report.numbers import ALIGNMENT, Column, columns, spread
+from atoll.tree import Tree
+
+MAX_CLIENTS = 40  # rows in the picture of a partition
+SPRITE_COLUMNS = 32
+MAP_SIDE = 1000  # a map's points lie on a grid of so many steps
+SMALLEST = 1e-6  # of the largest singular value; below it is rounding
+
+Points = dict[int, float]  # y by x
+
+
+def figures(groups: Sequence[Group], untrained: Sequence[tuple[str, list[dict[str, Any]]]]) -> dict[str, Any]:
+    """Everything that is drawn."""
+    return {
+        "lines": [group.label for group in groups],
+        "untrained": [label for label, _ in untrained],
+        "curves": _curves(groups),
+        "traffic": _traffic(groups),
+        "spectrum": _spectrum(groups, untrained),
+        "partitions": [
+            {"label": label, **_picture(partition)} for label, partition in distinct_partitions(groups)
+        ],
+        **_maps(groups),
+    }
+
+
+def _panel(title: str, lines: Iterable[tuple[int, Sequence[Points]]], **more: Any) -> dict[str, Any]:
+    """A chart. A line is the mean over seeds, with the standard deviation where there are several."""
+    series = []
+    for line, runs in lines:
+        xs = sorted({x for run in runs for x in run})
+        spreads = [spread([run[x] for run in runs if x in run]) for x in xs]
+        if not xs:
+            continue
+        series.append(
+            {
+                "line": line,
+                "x": xs,
+                "y": [compact(found.mean) if found else None for found in spreads],
+                "s": [compact(found.std or 0.0) if found else 0 for found in spreads]
+                if len(runs) > 1
+                else None,
+            }
+        )
+    return {"title": title, "series": series, **more}
+
+
+def _curves(groups: Sequence[Group]) -> list[dict[str, Any]]:
+    panels = []
+    for objective in dict.fromkeys(map(_objective, groups)):
+        lines = [
+            (i, [_finite({line["round"]: line.get("loss") for line in run.metrics}) for run in group.runs])
+            for i, group in enumerate(groups)
+            if _objective(group) == objective
+        ]
+        panels.append(_panel(f"Training loss ({objective})", lines, digits=3))
+    during = [line["evaluation"] for group in groups for run in group.runs for line in _evaluated(run)[1:]]
+    for column in (*columns(during), ALIGNMENT):
+        if any(column.values(during)):
+            lines = [(i, [_curve(run, column) for run in group.runs]) for i, group in enumerate(groups)]
+            panels.append(_panel(column.heading, lines, digits=column.digits))
+    return [panel for panel in panels if panel["series"]]
+
+
+def _objective(group: Group) -> str:
+    # Losses of different objectives are different quantities, so they share no axis.
+    return str(group.recipe.get("method", {}).get("objective") or group.label)
+
+
+def _evaluated(run: Folder) -> list[dict[str, Any]]:
+    return [line for line in run.metrics if line.get("evaluation")]
+
+
+def _curve(run: Folder, column: Column) -> Points:
+    evaluated = {line["round"]: line["evaluation"] for line in _evaluated(run)}
+    if run.results and run.rounds not in evaluated:
+        evaluated[run.rounds] = run.results
+    return {round: value[0] for round, found in evaluated.items() if (value := column.values([found]))}
+
+
+def _finite(values: Mapping[int, Any]) -> Points:
+    return {x: float(y) for x, y in values.items() if isinstance(y, int | float) and math.isfinite(y)}
+
+
+def _traffic(groups: Sequence[Group]) -> list[dict[str, Any]]:
+    panels = []
+    for title, key in (("Up, MB a round", "bytes_up"), ("Down, MB a round", "bytes_down")):
+        lines = [
+            (i, [_finite({m["round"]: m[key] / 1e6 for m in run.metrics if key in m}) for run in group.runs])
+            for i, group in enumerate(groups)
+        ]
+        panels.append(_panel(title, lines, digits=2, zero=True))
+    return [panel for panel in panels if panel["series"]]
+
+
+def _spectrum(
+    groups: Sequence[Group], untrained: Sequence[tuple[str, list[dict[str, Any]]]]
+) -> dict[str, Any]:
+    lines = [(i, _spectra(group.results)) for i, group in enumerate(groups)]
+    lines += [(-1 - k, _spectra(results)) for k, (_, results) in enumerate(untrained)]
+    return _panel("σᵢ ∕ σ₁", lines, log=True, digits=4, x="i")
+
+
+def _spectra(results: Iterable[Mapping[str, Any]]) -> list[Points]:
+    """Singular values as shares of the largest: how steeply they fall is the shape, their size is not."""
+    models = [model for result in results for model in result.get("by_model", {"": result}).values()]
+    spectra = [
+        values for model in models if (values := model.get("geometry/singular_values")) and values[0] > 0
+    ]
+    shares = [[value / values[0] for value in values if value > SMALLEST * values[0]] for values in spectra]
+    # To the shortest: a mean over fewer and fewer seeds would jump.
+    return [dict(zip(range(1, min(map(len, shares)) + 1), values, strict=False)) for values in shares]
+
+
+# The partition.
+
+
+def _picture(partition: Mapping[str, Any]) -> dict[str, Any]:
+    clients = partition["clients"]
+    shown = clients
+    if len(clients) > MAX_CLIENTS:  # evenly from the largest to the smallest
+        by_size = sorted(clients, key=lambda client: -client["size"])
+        shown = [by_size[round(i * (len(clients) - 1) / (MAX_CLIENTS - 1))] for i in range(MAX_CLIENTS)]
+    return {
+        "classes": list(partition.get("classes") or ()),
+        "clients": [
+            {"name": str(client["name"]), "size": client["size"], "counts": client.get("label_counts")}
+            for client in shown
+        ],
+        "of": len(clients),
+    }
+
+
+# The map.
+
+
+def _maps(groups: Sequence[Group]) -> dict[str, Any]:
+    """A map a method, of its first seed that has one; the same thumbnails are stored once."""
+    maps: list[dict[str, Any]] = []
+    sprites: dict[str, dict[str, Any]] = {}
+    for i, group in enumerate(groups):
+        run = next((run for run in group.runs if run.map is not None), None)
+        if run is None or not len(run.map["points"]):
+            continue
+        thumbnails = run.map["thumbnails"]
+        key = hashlib.sha256(thumbnails.numpy().tobytes() + str(tuple(thumbnails.shape)).encode()).hexdigest()
+        if key not in sprites:
+            sprites[key] = _sprite(thumbnails)
+        maps.append({"line": i, "seed": run.seed, "sprite": list(sprites).index(key), **_points(run.map)})
+    return {"maps": maps, "sprites": list(sprites.values())}
+
+
+def _points(picture: Tree) -> dict[str, Any]:
+    points = np.nan_to_num(picture["points"].double().numpy())
+    low, high = points.min(0), points.max(0)
+    scale = float((high - low).max()) or 1.0
+    placed = (MAP_SIDE * (0.5 + (points - (low + high) / 2) / scale)).round().astype(int)
+    labels = picture["labels"]
+    classes = [str(name) for name in picture["classes"]]
+    if labels is not None:
+        classes += [str(i) for i in range(len(classes), int(labels.max()) + 1)]
+    return {
+        "x": placed[:, 0].tolist(),
+        "y": placed[:, 1].tolist(),
+        "labels": None if labels is None else labels.tolist(),
+        "classes": classes,
+    }
+
+
+def _sprite(thumbnails: Tensor) -> dict[str, Any]:
+    """All thumbnails in one PNG, row by row."""
+    n, channels, height, width = thumbnails.shape
+    rows = -(-n // SPRITE_COLUMNS)
+    kept = 3 if channels >= 3 else 1
+    padded = torch.zeros(rows * SPRITE_COLUMNS, kept, height, width, dtype=torch.uint8)
+    padded[:n] = thumbnails[:, :kept]
+    tiles = padded.reshape(rows, SPRITE_COLUMNS, kept, height, width).permute(0, 3, 1, 4, 2)
+    pixels = tiles.reshape(rows * height, SPRITE_COLUMNS * width, kept).numpy()
+    file = io.BytesIO()
+    Image.fromarray(pixels if kept == 3 else pixels[:, :, 0]).save(file, "PNG", optimize=True)
+    uri = "data:image/png;base64," + base64.b64encode(file.getvalue()).decode()
+    return {"uri": uri, "columns": SPRITE_COLUMNS, "rows": rows, "width": width, "height": height}

@@ -1,0 +1,145 @@
+"""What a run's folder holds, as a report reads it: nothing but the recipe is taken for granted."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import tomllib
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from atoll.errors import UserError
+from atoll.report.artifacts import FILE as MAP_FILE
+from atoll.runs import Run
+from atoll.tree import Tree, load
+
+
+@dataclass(frozen=True)
+class Folder:
+    """One run.
+
+    Attributes:
+        name: the folder's own name.
+        recipe: the complete recipe.
+        recipe_text: as it stands on disk.
+        metrics: by round, the untrained encoder first.
+        results: the final evaluation; empty if there is none.
+        partition: which client holds how much; empty if there is none.
+        map: points, thumbnails, labels and classes; None if there is none.
+        missing: one sentence for whatever is not there.
+    """
+
+    name: str
+    recipe: dict[str, Any]
+    recipe_text: str
+    metrics: list[dict[str, Any]]
+    results: dict[str, Any]
+    partition: dict[str, Any]
+    map: Tree
+    missing: list[str] = field(default_factory=list)
+
+    @property
+    def seed(self) -> int:
+        """The recipe's seed."""
+        return int(self.recipe.get("seed", 0))
+
+    @property
+    def rounds(self) -> int:
+        """Complete rounds."""
+        return max((line["round"] for line in self.metrics), default=int(self.results.get("round", 0)))
+
+    @property
+    def asked(self) -> int:
+        """Rounds that the recipe asks for."""
+        return int(self.recipe.get("train", {}).get("rounds", 0))
+
+    @property
+    def untrained(self) -> dict[str, Any]:
+        """The evaluation before the first round; empty if there is none."""
+        first = self.metrics[0] if self.metrics else {}
+        return dict(first.get("evaluation", {})) if first.get("round") == 0 else {}
+
+    @property
+    def digest(self) -> str:
+        """Names the recipe: the first twelve digits of its SHA-256."""
+        return hashlib.sha256(self.recipe_text.encode()).hexdigest()[:12]
+
+
+def read_folder(path: Path) -> Folder:
+    """Read a run; what is missing or damaged is said, not raised.
+
+    Raises:
+        UserError: there is no recipe in the folder, so that it is no run, or none that can be read.
+    """
+    run = Run(path).require()
+    try:
+        text = run.recipe_path.read_text()
+        recipe = tomllib.loads(text)
+    except (OSError, ValueError) as error:
+        raise UserError(f"cannot read {run.recipe_path}: {error}") from None
+    name = path.resolve().name
+    missing: list[str] = []
+
+    def note(file: str, loss: str, why: str = "is not there") -> None:
+        missing.append(f"{name}: {file} {why}, so {loss}.")
+
+    def read(file: str, loss: str) -> dict[str, Any]:
+        try:
+            found = run.read_json(file)
+        except (OSError, ValueError):
+            note(file, loss, "is damaged")
+            return {}
+        if not isinstance(found, dict):
+            note(file, loss, "is not there" if found is None else "is damaged")
+            return {}
+        return found
+
+    results = read("evaluation.json", "there are no final numbers of this run")
+    partition = read("partition.json", "nothing is known of its clients")
+    try:
+        metrics = [
+            line for line in run.metrics() if isinstance(line, dict) and isinstance(line.get("round"), int)
+        ]
+    except (OSError, UnicodeDecodeError):
+        metrics = []
+    if not metrics:
+        note("metrics.jsonl", "there are no curves and no untrained encoder", "is not there or empty")
+    elif not metrics[0].get("evaluation") or metrics[0]["round"] != 0:
+        note("metrics.jsonl", "the table lacks that row", "has no numbers of the untrained encoder")
+    picture = None
+    try:
+        picture = _checked(load(path / MAP_FILE))
+    except UserError:
+        if recipe.get("evaluation", {}).get("map_points") != 0:  # which asks for none
+            note(MAP_FILE, "there is no map", "is damaged" if (path / MAP_FILE).is_file() else "is not there")
+    folder = Folder(name, recipe, text, metrics, results, partition, picture, missing)
+    if folder.rounds < folder.asked:
+        missing.insert(
+            0,
+            f"{name}: {folder.rounds} of {folder.asked} rounds are done; "
+            "this page shows the run as far as it has come.",
+        )
+    return folder
+
+
+def _checked(picture: Tree) -> Tree:
+    points, thumbnails = picture["points"], picture["thumbnails"]
+    labels = picture["labels"]
+    whole = (
+        points.shape == (len(thumbnails), 2)
+        and thumbnails.ndim == 4
+        and thumbnails.dtype == torch.uint8
+        and (labels is None or labels.shape == (len(points),))
+    )
+    if not whole:
+        raise UserError("the parts of the map do not fit each other")
+    return picture
+
+
+def compact(value: float, digits: int = 5) -> float | None:
+    """A number in few digits, as a figure needs it; None where it is not finite."""
+    short = float(f"{value:.{digits}g}")
+    return short if json.dumps(short) not in ("NaN", "Infinity", "-Infinity") else None

@@ -1,0 +1,187 @@
+"""One self-contained page: how runs went and what their encoders are worth."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from importlib import resources
+from pathlib import Path
+from string import Template
+from typing import Any
+
+from atoll.errors import UserError
+from atoll.report import tables
+from atoll.report.figures import figures
+from atoll.report.folders import Folder, read_folder
+from atoll.report.groups import Group, distinct_partitions, group_runs, untrained_rows
+from atoll.report.html import Html, bullets, join, json_for_script, tag
+from atoll.tree import write_whole
+
+
+def write_report(folders: Sequence[Path], out: Path) -> Path:
+    """Write a page about runs, side by side. It needs no network, and the same runs give the same page.
+
+    Args:
+        folders: of the runs, finished or not; those that differ by their seed alone become one row.
+        out: the page's file, written whole or not at all.
+
+    Returns:
+        ``out``.
+
+    Raises:
+        UserError: no folders, or one that holds no run; the page cannot be written.
+    """
+    if not folders:
+        raise UserError("a report needs the folder of at least one run")
+    distinct = {Path(folder).resolve(): Path(folder) for folder in folders}
+    write_whole(out, page([read_folder(folder) for folder in distinct.values()]).encode())
+    return out
+
+
+def page(runs: Sequence[Folder]) -> str:
+    """The page's text."""
+    groups = group_runs(runs)
+    untrained = untrained_rows(groups)
+    drawn = figures(groups, untrained)
+    title = _title(groups)
+    return Template(_file("page.html")).substitute(
+        title=join([title]),
+        style=_file("page.css"),
+        islands=_islands(runs),
+        lead=join([_lead(groups)]),
+        facts=_facts(groups),
+        notices=_notices(runs),
+        results=join([tables.results_table(groups, untrained), tables.geometry_table(groups, untrained)]),
+        models=tables.models_table(groups),
+        protocols=tables.protocols(groups, untrained),
+        differences=tables.recipe_differences(groups),
+        curves=_figure("curves", drawn["curves"], "No round has been played yet.", _curve_words(groups)),
+        traffic=tables.traffic_table(groups),
+        traffic_curves=_figure("traffic", drawn["traffic"], "", ""),
+        uncounted=tables.uncounted(groups),
+        partition=_partition(distinct_partitions(groups)),
+        map=_figure("map", drawn["maps"], "No run has a map yet.", MAP_WORDS + _largest(groups)),
+        spectrum=_figure(
+            "spectrum",
+            drawn["spectrum"]["series"],
+            "No singular values have been measured yet.",
+            SPECTRUM_WORDS,
+        ),
+        egress=tables.egress_table(groups),
+        provenance=tables.provenance(groups),
+        data=json_for_script(drawn),
+        script=_file("page.js"),
+    )
+
+
+RING = 34  # radius of the atoll in the heading, whose box is 100 wide
+MAX_ISLANDS = 60
+MAP_WORDS = (
+    "Every mark is a test image, placed by t-SNE near the images whose representations are alike. Groups mean "
+    "something; distances between groups, sizes and directions do not."
+)
+SPECTRUM_WORDS = (
+    "Singular values of the test images’ representations as shares of the largest, on a logarithmic axis. A curve "
+    "that falls off early uses few dimensions."
+)
+
+
+def _file(name: str) -> str:
+    return (resources.files("atoll.report") / name).read_text(encoding="utf-8")
+
+
+def _title(groups: Sequence[Group]) -> str:
+    titles = {str(group.recipe.get("title") or group.recipe.get("name") or group.label) for group in groups}
+    return titles.pop() if len(titles) == 1 else f"{len(groups)} recipes side by side"
+
+
+def _listed(words: Sequence[str]) -> str:
+    return words[0] if len(words) == 1 else f"{', '.join(words[:-1])} and {words[-1]}"
+
+
+def _lead(groups: Sequence[Group]) -> str:
+    labels = _listed([group.label for group in groups])
+    runs = [run for group in groups for run in group.runs]
+    clients = sorted({len(run.partition["clients"]) for run in runs if run.partition.get("clients")})
+    over = f" over {tables.plural(clients[-1], 'client')}" if len(clients) == 1 else ""
+    rounds = sorted({run.rounds for run in runs})
+    span = tables.plural(rounds[0], "round") if len(rounds) == 1 else f"{rounds[0]} to {rounds[-1]} rounds"
+    return (
+        f"{labels}: visual representations learned{over} in {span}, from images that never left their owners."
+    )
+
+
+def _facts(groups: Sequence[Group]) -> Html:
+    runs = [run for group in groups for run in group.runs]
+    found: dict[str, list[str]] = {
+        "Data": [str(run.recipe.get("data", {}).get("source", "")) for run in runs],
+        "Partition": [tables.partition_kind(run.partition) for run in runs if run.partition],
+        "Training images": [
+            f"{run.partition['num_samples']:,}" for run in runs if "num_samples" in run.partition
+        ],
+        "Encoder": [str(run.recipe.get("model", {}).get("encoder", "")) for run in runs],
+        "Seed": [str(seed) for seed in sorted({run.seed for run in runs})],
+        "Atoll": [str(run.results["version"]) for run in runs if "version" in run.results],
+    }
+    entries = (
+        tag("div", tag("dt", name), tag("dd", ", ".join(values)))
+        for name, texts in found.items()
+        if (values := [text for text in dict.fromkeys(texts) if text])
+    )
+    return tag("dl", *entries, class_="facts")
+
+
+def _notices(runs: Sequence[Folder]) -> Html:
+    notes = dict.fromkeys(str(run.results.get("note") or run.untrained.get("note") or "") for run in runs)
+    said = [Html(tag("p", note, class_="note")) for note in notes if note]
+    missing = [sentence for run in runs for sentence in run.missing]
+    if missing:
+        said.append(tag("div", tag("p", "Some of this page is missing."), bullets(missing), class_="note"))
+    return join(said)
+
+
+def _figure(name: str, content: Any, otherwise: str, words: str) -> Html:
+    """The place where the script draws, or the sentence that stands there instead."""
+    if not content:
+        return tag("p", otherwise, class_="quiet") if otherwise else Html("")
+    caption = [tag("figcaption", words, class_="quiet")] if words else []
+    return tag("figure", tag("div", "", data_figure=name), *caption)
+
+
+def _curve_words(groups: Sequence[Group]) -> str:
+    words = (
+        "Round 0 is the untrained encoder. Losses of different objectives share no axis: they do not compare."
+    )
+    if any(len(group.runs) > 1 for group in groups):
+        words += " A line is the mean over seeds, its band one standard deviation to either side."
+    return words
+
+
+def _largest(groups: Sequence[Group]) -> str:
+    several = any(result.get("by_model") for group in groups for result in group.results)
+    return " Of several models it is the one whose clients hold most images." if several else ""
+
+
+def _partition(partitions: Sequence[tuple[str, Mapping[str, Any]]]) -> Html:
+    if not partitions:
+        return tag("p", "Nothing is known of the clients.", class_="quiet")
+    picture = _figure("partition", partitions, "", "")
+    return join([tables.partition_facts(partitions), picture, tables.partition_tables(partitions)])
+
+
+def _islands(runs: Sequence[Folder]) -> Html:
+    """The atoll of the first run: a ring of clients, each as large as its data, around one lagoon."""
+    known = [run.partition["clients"] for run in runs if run.partition.get("clients")]
+    sizes = [client["size"] for client in known[0][:MAX_ISLANDS]] if known else [1] * 10
+    radii = [math.sqrt(size) for size in sizes]
+    scale = min(0.8 * math.pi * RING / sum(radii), 0.35 * RING / max(radii))
+    gap = (2 * math.pi - 2 * scale * sum(radii) / RING) / len(radii)
+    islands, angle = [], -math.pi / 2
+    for radius in radii:
+        half = scale * radius / RING
+        angle += half
+        x, y = RING * math.cos(angle), RING * math.sin(angle)
+        islands.append(tag("circle", cx=f"{x:.2f}", cy=f"{y:.2f}", r=f"{scale * radius:.2f}"))
+        angle += half + gap
+    lagoon = tag("circle", class_="lagoon", r=f"{RING}")
+    return tag("svg", lagoon, *islands, class_="atoll", viewBox="-50 -50 100 100", aria_hidden="true")

@@ -1,0 +1,155 @@
+import re
+import shutil
+import subprocess
+from html import escape, unescape
+
+import pytest
+from run_folders import make_run
+
+from atoll.report import write_report
+
+BROWSER = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
+pytestmark = pytest.mark.skipif(
+    BROWSER is None, reason="looks at pages in a real browser: no chromium on PATH"
+)
+
+OFFLINE = (
+    "--headless --no-sandbox --disable-gpu --disable-quic --no-first-run --disable-background-networking "
+    "--disable-component-update --disable-sync --disable-dev-shm-usage --virtual-time-budget=3000"
+)
+
+
+class Seen:
+    """A page as the browser has it after its scripts ran."""
+
+    def __init__(self, dom):
+        self.dom = dom
+        self.data = dict(re.findall(r'data-([\w-]+)="([^"]*)"', re.search(r"<html[^>]*>", dom)[0]))
+
+    def figure(self, name):
+        """What was drawn, up to the next figure or section."""
+        return re.search(rf'data-figure="{name}">(.*?)</figure>', self.dom, re.DOTALL)[1]
+
+
+# A window cannot be as narrow as a phone, a frame can.
+FRAME = """<!doctype html><iframe style="border:0" width="{width}" height="900" srcdoc="{page}"></iframe><pre></pre>
+<script>
+const frame = document.querySelector("iframe");
+const copy = () => (document.querySelector("pre").textContent = frame.contentDocument.documentElement.outerHTML);
+frame.addEventListener("load", copy);
+</script>"""
+
+
+def look(page, tmp_path, width=1280, then=""):
+    """Open a page with no network, and run a few lines of script in it when it is drawn."""
+    text = page.read_text().replace("</body>", f"<script>{{ {then} }}</script></body>")
+    frame = tmp_path / "frame.html"
+    frame.write_text(FRAME.format(width=width, page=escape(text)))
+    profile = f"--user-data-dir={tmp_path / 'profile'}"
+    done = subprocess.run(
+        [
+            BROWSER,
+            *OFFLINE.split(),
+            "--host-resolver-rules=MAP * ~NOTFOUND",
+            profile,
+            "--dump-dom",
+            frame.as_uri(),
+        ],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=True,
+    )
+    return Seen(unescape(re.search(r"<pre>(.*)</pre>", done.stdout, re.DOTALL)[1]))
+
+
+@pytest.fixture(scope="module")
+def page(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("runs")
+    named = [("a_method_with_quite_a_long_name", 0), ("moon", 0), ("moon", 1), ("ssd", 2)]
+    runs = [make_run(folder / f"{method}-{seed}", method, seed) for method, seed in named]
+    return write_report(runs, folder / "report.html")
+
+
+def test_every_figure_is_drawn_and_nothing_fails(page, tmp_path):
+    seen = look(page, tmp_path)
+    assert seen.data.get("ready") == "true"
+    assert "error" not in seen.data
+    curves = seen.figure("curves")
+    # Loss, kNN, probe, uniformity, rank and alignment.
+    assert curves.count('class="panel"') == curves.count("<h3>") == 6
+    assert curves.count('class="curve') - curves.count('class="sample"') == 6 * 3  # one line a method
+    assert seen.figure("partition").count('class="bubble') == 4 * 3
+    assert seen.figure("map").count('class="mark') == 50
+    assert seen.figure("map").count("aria-pressed") == 3 + 3  # methods, classes
+    spectrum = seen.figure("spectrum")
+    assert spectrum.count('class="curve') - spectrum.count('class="sample"') == 4
+    assert "NaN" not in curves + spectrum + seen.figure("map") + seen.figure("partition")
+
+
+@pytest.mark.parametrize("width", [390, 1280])
+def test_nothing_sticks_out_sideways(page, tmp_path, width):
+    seen = look(page, tmp_path, width)
+    assert seen.data["width"] == str(width)
+    assert seen.data["fits"] == "true"
+
+
+def test_pointing_at_a_mark_shows_its_image(page, tmp_path):
+    then = """
+      const picture = document.querySelector('[data-figure="map"] .map svg');
+      const box = document.querySelectorAll('.mark')[40].getBoundingClientRect();
+      const at = {clientX: (box.left + box.right) / 2, clientY: (box.top + box.bottom) / 2, bubbles: true};
+      picture.dispatchEvent(new PointerEvent('pointermove', at));
+      document.body.dataset.said = document.querySelector('.preview').textContent;
+      document.body.dataset.place = document.querySelector('.thumb').style.backgroundPosition;
+    """
+    dom = look(page, tmp_path, then=then).dom
+    # Image 41 of class 40 % 3: the ninth of the second of two rows.
+    assert 'data-said="dogimage 41 of 50"' in dom
+    place = re.search(r'data-place="([\d.]+)% ([\d.]+)%"', dom)
+    assert [float(share) for share in place.groups()] == pytest.approx([100 * 8 / 31, 100], abs=0.01)
+
+
+def test_keys_move_along_curves_all_together(page, tmp_path):
+    then = """
+      const charts = [...document.querySelectorAll('[data-figure="curves"] .panel')];
+      const press = (key) => charts[1].querySelector('svg').dispatchEvent(new KeyboardEvent('keydown', {key}));
+      press('Home'); press('ArrowRight');
+      document.body.dataset.said = charts.map((box) => box.querySelector('.readout span').textContent).join('|');
+      document.body.dataset.knn = charts[1].querySelector('.readout').textContent;
+    """
+    dom = look(page, tmp_path, then=then).dom
+    assert f'data-said="{"|".join(["round 1"] * 6)}"' in dom
+    assert "moon 65.00 ± 0.00" in re.search(r'data-knn="([^"]*)"', dom)[1]
+
+
+def test_a_button_hides_a_line_and_another_shows_a_method(page, tmp_path):
+    then = """
+      const count = () => document.querySelectorAll('[data-figure="curves"] svg[role] .curve').length;
+      const before = count();
+      document.querySelector('[data-figure="curves"] .legend button').click();
+      document.body.dataset.lines = `${before} ${count()}`;
+      const place = () => document.querySelector('.mark').getAttribute('transform');
+      const first = place();
+      document.querySelectorAll('[data-figure="map"] .switch button')[2].click();
+      document.body.dataset.moved = String(first !== place());
+      document.querySelector('.classes button').click();
+      document.body.dataset.dim = document.querySelectorAll('.mark.dim').length;
+    """
+    dom = look(page, tmp_path, then=then).dom
+    assert 'data-lines="18 12"' in dom
+    assert 'data-moved="true"' in dom
+    assert 'data-dim="33"' in dom
+
+
+def test_unlabelled_and_unfinished_runs_are_drawn_too(tmp_path):
+    bare = make_run(tmp_path / "bare", "moon", labels=False)
+    begun = make_run(tmp_path / "begun", "ssd", rounds=1, asked=9, clients=60)
+    page = write_report([bare, begun], tmp_path / "report.html")
+    for width in (390, 1280):
+        seen = look(page, tmp_path, width)
+        assert seen.data.get("ready") == "true"
+        assert "error" not in seen.data
+        assert seen.data["fits"] == "true"
+    assert seen.figure("partition").count('class="bubble') == 0
+    assert seen.figure("partition").count('class="size"') == 4

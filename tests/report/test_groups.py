@@ -1,0 +1,47 @@
+from run_folders import evaluation, make_run
+
+from atoll.report.folders import read_folder
+from atoll.report.groups import group_runs, untrained_rows
+
+
+def grouped(*folders):
+    return group_runs([read_folder(folder) for folder in folders])
+
+
+def test_seed_and_workers_make_no_other_experiment(tmp_path):
+    groups = grouped(
+        make_run(tmp_path / "a", seed=1),
+        make_run(tmp_path / "b", seed=0, recipe={"engine": {"workers": 2}}),
+        make_run(tmp_path / "c", "moon"),
+    )
+    assert [(group.label, group.seeds) for group in groups] == [("ssd", [0, 1]), ("moon", [0])]
+
+
+def test_namesakes_are_told_apart_by_what_differs(tmp_path):
+    options = [{"options": {"dsr": {"alpha": alpha}}} for alpha in (0.5, 2.0)]
+    groups = grouped(*(make_run(tmp_path / f"{i}", recipe=recipe) for i, recipe in enumerate(options)))
+    assert [group.label for group in groups] == ["ssd · dsr.alpha = 0.5", "ssd · dsr.alpha = 2"]
+
+
+def test_a_method_is_called_as_its_paper_does_where_the_run_says_how(tmp_path):
+    assert grouped(make_run(tmp_path / "a", results={**evaluation(0.5), "method": "SSD"}))[0].label == "SSD"
+
+
+def test_methods_that_begin_with_one_encoder_share_its_row(tmp_path):
+    a, b = make_run(tmp_path / "a", "moon"), make_run(tmp_path / "b", "ssd")
+    ((label, found),) = untrained_rows(grouped(a, b))
+    assert (label, len(found)) == ("Untrained encoder", 1)
+    metrics = (b / "metrics.jsonl").read_text()
+    (b / "metrics.jsonl").write_text(metrics.replace('"knn/accuracy": 0.5', '"knn/accuracy": 0.25', 1))
+    rows = untrained_rows(grouped(a, b))
+    assert [label for label, _ in rows] == ["Untrained encoder of moon", "Untrained encoder of ssd"]
+    assert [found[0]["knn/accuracy"] for _, found in rows] == [0.5, 0.25]
+
+
+def test_an_encoder_of_another_kind_has_a_row_of_its_own(tmp_path):
+    a = make_run(tmp_path / "a", "moon")
+    b = make_run(tmp_path / "b", "ssd", seed=1)
+    c = make_run(tmp_path / "c", "byol", seed=2, recipe={"model": {"encoder": "vit-tiny"}})
+    rows = untrained_rows(grouped(a, b, c))
+    assert [label for label, _ in rows] == ["Untrained encoder of moon, ssd", "Untrained encoder of byol"]
+    assert [[found["knn/accuracy"] for found in results] for _, results in rows] == [[0.5, 0.501], [0.502]]

@@ -1,0 +1,235 @@
+import json
+import math
+import re
+
+import numpy as np
+import pytest
+from pages import Page
+from run_folders import CLASSES, evaluation, make_run
+
+from atoll.errors import UserError
+from atoll.report import write_report
+from harness import run_tiny
+
+RESULTS = "Methods side by side"
+
+
+def report(tmp_path, *folders):
+    return Page(write_report(folders, tmp_path / "report.html"))
+
+
+def row(page, label, caption=RESULTS):
+    (found,) = [cells for cells in page.tables[caption] if cells[0].startswith(label)]
+    return found
+
+
+def test_the_page_of_a_real_run_is_whole_and_loads_nothing(tmp_path):
+    run = run_tiny(tmp_path / "run", "evaluation.every=1", "evaluation.at_end=['knn', 'probe', 'geometry']")
+    path = write_report([run.folder], run.folder / "report.html")
+    page = Page(path)
+    results, metrics = run.read_json("evaluation.json"), run.metrics()
+    assert page.loads == []
+    assert not re.search(r"(?:src|href|url)\s*[=(]\s*[\"']?\s*(?:https?:)?//", path.read_text())
+    assert set(page.anchors) <= page.ids
+    head, untrained, trained = page.tables[RESULTS]
+    assert head == ["method", "kNN %", "probe %", "−uniformity", "effective rank"]
+    for cells, found in ((untrained, metrics[0]["evaluation"]), (trained, results)):
+        printed = [cell.removesuffix(" highest") for cell in cells[1:]]
+        assert printed == [
+            f"{100 * found['knn/accuracy']:.2f}",
+            f"{100 * found['probe/accuracy']:.2f}",
+            f"{-found['geometry/uniformity']:.3f}".replace("-", "−"),
+            f"{found['geometry/effective_rank']:.1f}",
+        ]
+    (traffic,) = [rows for caption, rows in page.tables.items() if "over the wire" in caption]
+    total = sum(line.get("bytes_up", 0) for line in metrics)
+    assert traffic[1][2] == (f"{total / 1e6:.2f} MB" if total >= 1e6 else f"{total / 1e3:.1f} kB")
+    assert "Some of this page is missing" not in page.text
+
+
+def test_runs_that_differ_by_their_seed_are_one_row_of_mean_and_std(tmp_path):
+    knn = [0.8125, 0.845, 0.9]
+    folders = [
+        make_run(tmp_path / f"s{seed}", seed=seed, results=evaluation(value, uniformity=-1 - seed))
+        for seed, value in enumerate(knn)
+    ]
+    page = report(tmp_path, *folders)
+    cells = row(page, "ssd")
+    assert cells[1] == f"{100 * np.mean(knn):.2f} ± {100 * np.std(knn, ddof=1):.2f} highest"
+    assert cells[3] == f"{2:.3f} ± {np.std([1, 2, 3], ddof=1):.3f}"
+    untrained = [50.0, 50.1, 50.2]
+    assert row(page, "Untrained")[1] == f"{np.mean(untrained):.2f} ± {np.std(untrained, ddof=1):.2f}"
+    assert "3 seeds" in cells[0]
+
+
+def test_the_highest_accuracy_is_marked_and_a_shape_never_is(tmp_path):
+    a = make_run(tmp_path / "a", "moon", results=evaluation(0.7, 0.6, uniformity=-3.0))
+    b = make_run(tmp_path / "b", "ssd", results=evaluation(0.8, 0.5))
+    page = report(tmp_path, a, b)
+    assert [cell.endswith("highest") for cell in row(page, "moon")[1:]] == [False, True, False, False]
+    assert [cell.endswith("highest") for cell in row(page, "ssd")[1:]] == [True, False, False, False]
+    assert "One seed cannot tell" in page.text
+    error = 100 * math.sqrt(0.8 * 0.2 / 400)
+    assert (
+        f"With 400 test images the standard error of an accuracy of 80 % is {error:.1f} points." in page.text
+    )
+
+
+def test_what_cannot_be_told_from_the_highest_is_marked_too(tmp_path):
+    runs = [("moon", (0.70, 0.80)), ("ssd", (0.79, 0.81)), ("byol", (0.50, 0.51))]
+    folders = [
+        make_run(tmp_path / f"{method}{seed}", method, seed, evaluation(value))
+        for method, values in runs
+        for seed, value in enumerate(values)
+    ]
+    page = report(tmp_path, *folders)
+    assert [row(page, method)[1].endswith("highest") for method, _ in runs] == [True, True, False]
+
+
+def test_every_number_names_recipe_seed_protocol_and_version(tmp_path):
+    page = report(tmp_path, make_run(tmp_path / "run-a", seed=7))
+    (runs,) = [rows for caption, rows in page.tables.items() if "digest" in caption]
+    assert runs[1][:4] == ["ssd", "run-a", "7", "3 of 3"]
+    assert runs[1][5] == "9.8.7"
+    assert "k 20 · temperature 0.1" in page.text
+    assert "name ssd · lr 0.003" in page.text
+    assert "Measured on the test images." in page.text
+    assert "[train]\nrounds = 3" in page.text
+
+
+def test_what_else_differs_than_the_method_is_said(tmp_path):
+    a = make_run(tmp_path / "a", "moon")
+    b = make_run(tmp_path / "b", "ssd", recipe={"train": {"rounds": 3, "lr": 0.1}})
+    (rows,) = [rows for caption, rows in report(tmp_path, a, b).tables.items() if "What else" in caption]
+    assert rows == [["recipe key", "moon", "ssd"], ["train.lr", "0.05", "0.1"]]
+
+
+def test_different_protocols_are_not_passed_off_as_one(tmp_path):
+    a = make_run(tmp_path / "a", "moon")
+    b = make_run(tmp_path / "b", "ssd", results={**evaluation(0.9), "knn/k": 200})
+    text = report(tmp_path, a, b).text
+    assert "Not all runs were measured in the same way" in text
+    assert "k 20 ·" in text
+    assert "k 200 ·" in text
+
+
+def test_text_from_data_stays_text(tmp_path):
+    run = make_run(tmp_path / "run", recipe={"title": "</script><script>boom</script> <i>$data</i>"})
+    page = report(tmp_path, run)
+    assert page.tags.count("script") == 2
+    assert "i" not in page.tags[: page.tags.index("main")]
+    assert "</script><script>boom</script> <i>$data</i>" in page.text
+    assert page.data["maps"][0]["classes"] == CLASSES
+    assert "a <b>count</b>" in page.text
+    assert CLASSES[2] in page.tables["Images by client and class: ssd, seed 0"][0]
+
+
+@pytest.mark.parametrize(
+    ("file", "sentence"),
+    [
+        ("evaluation.json", "there are no final numbers of this run"),
+        ("partition.json", "nothing is known of its clients"),
+        ("metrics.jsonl", "there are no curves and no untrained encoder"),
+        ("map.safetensors", "there is no map"),
+    ],
+)
+def test_a_missing_or_damaged_file_is_said_and_the_rest_is_shown(tmp_path, file, sentence):
+    whole = make_run(tmp_path / "whole", "moon")
+    run = make_run(tmp_path / "broken")
+    (run / file).unlink()
+    page = report(tmp_path, whole, run)
+    assert f"broken: {file} is not there" in page.text
+    assert sentence in page.text
+    assert "whole:" not in page.text
+    assert row(page, "moon")[1].startswith("90.00")
+    (run / file).write_bytes(b"\x00{not json")
+    assert f"broken: {file} is " in report(tmp_path, run).text
+
+
+def test_a_folder_with_a_recipe_alone_is_a_page(tmp_path):
+    run = make_run(tmp_path / "run", rounds=0)
+    for file in ("metrics.jsonl", "partition.json"):
+        (run / file).unlink()
+    page = report(tmp_path, run)
+    assert "run: 0 of 3 rounds are done" in page.text
+    assert "No round has been played yet." in page.text
+
+
+def test_an_unfinished_run_shows_how_far_it_came(tmp_path):
+    page = report(tmp_path, make_run(tmp_path / "run", rounds=2, asked=5))
+    assert "run: 2 of 5 rounds are done; this page shows the run as far as it has come." in page.text
+    (knn,) = [panel for panel in page.data["curves"] if panel["title"] == "kNN %"]
+    assert knn["series"] == [{"line": 0, "x": [0, 1, 2], "y": [50.0, 65.0, 70.0], "s": None}]
+    assert row(page, "ssd")[1] == "–"
+
+
+def test_without_labels_geometry_stands_alone_and_the_page_says_why(tmp_path):
+    found = {key: value for key, value in evaluation(0.9).items() if not key.startswith(("knn", "probe"))}
+    note = "knn, probe: not measured, because the training and test images have no labels"
+    run = make_run(tmp_path / "run", labels=False, results={**found, "note": note})
+    lines = [{"round": 0, "evaluation": {**found, "note": note}}]
+    (run / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    page = report(tmp_path, run)
+    assert page.tables[RESULTS][0] == ["method", "−uniformity", "effective rank"]
+    assert page.text.count(note) == 1
+    assert "no labels" in page.tables["How the training images were dealt"][1]
+    assert page.data["maps"][0]["labels"] is None
+
+
+def test_several_models_are_listed_and_their_mean_is_called_one(tmp_path):
+    models = {"cluster-0": evaluation(0.9), "cluster-1": evaluation(0.7)}
+    results = {**evaluation(0.85), "by_model": models, "clients_by_model": {"cluster-0": 3, "cluster-1": 1}}
+    page = report(tmp_path, make_run(tmp_path / "run", results=results))
+    assert "mean of 2 models, by their clients" in row(page, "ssd")[0]
+    rows = page.tables["The models of the runs that have several"]
+    assert [cells[1:4] for cells in rows[1:]] == [["cluster-0", "3", "90.00"], ["cluster-1", "1", "70.00"]]
+
+
+def test_refused_and_lost_updates_are_named(tmp_path):
+    run = make_run(tmp_path / "run")
+    with (run / "metrics.jsonl").open("a") as file:
+        line = {
+            "round": 4,
+            "bytes_up": 1,
+            "bytes_down": 1,
+            "refused": {"2": "not finite"},
+            "lost": {"3": "a crash"},
+        }
+        file.write(json.dumps(line) + "\n")
+    page = report(tmp_path, run)
+    assert "ssd, seed 0, round 4: client 2’s update was refused (not finite)" in page.text
+    assert "round 4: client 3’s update was lost (a crash)" in page.text
+    assert "No update was refused or lost." in report(tmp_path, make_run(tmp_path / "calm")).text
+
+
+def test_a_diverged_run_is_a_page(tmp_path):
+    run = make_run(tmp_path / "run")
+    line = {
+        "round": 4,
+        "loss": math.nan,
+        "bytes_up": 1,
+        "bytes_down": 1,
+        "evaluation": {"knn/accuracy": math.inf},
+    }
+    with (run / "metrics.jsonl").open("a") as file:
+        file.write(json.dumps(line) + "\n")
+    assert report(tmp_path, run).data["curves"]
+
+
+def test_the_same_runs_give_the_same_bytes(tmp_path):
+    run = make_run(tmp_path / "run")
+    first = write_report([run], tmp_path / "a.html").read_bytes()
+    assert write_report([run, run], tmp_path / "b.html").read_bytes() == first
+    assert str(tmp_path).encode() not in first
+
+
+def test_a_folder_that_holds_no_run_is_a_mistake_and_writes_nothing(tmp_path):
+    (tmp_path / "empty").mkdir()
+    for folders in ([], [tmp_path / "empty"], [tmp_path / "nowhere"]):
+        with pytest.raises(UserError):
+            write_report(folders, tmp_path / "report.html")
+    run = make_run(tmp_path / "run")
+    (run / "recipe.toml").write_text("seed = ")
+    with pytest.raises(UserError, match=r"recipe\.toml"):
+        write_report([run], tmp_path / "report.html")
+    assert not (tmp_path / "report.html").exists()
