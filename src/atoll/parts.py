@@ -38,6 +38,7 @@ class Setting:
         train: how clients train.
         model: the recipe's model section, for parts that build heads of their own.
         sizes: samples at each client, where the server may know them.
+        buffers: names of the weights that no gradient trains, such as BatchNorm's running statistics.
         fresh: draws further initial models, independent of the one that all share: the first, the second, …
             It is there wherever networks can be built, and None in a setting that was made by hand.
     """
@@ -51,6 +52,7 @@ class Setting:
     train: TrainOptions
     model: ModelOptions
     sizes: tuple[int, ...] = ()
+    buffers: frozenset[str] = frozenset()
     fresh: Callable[[int], Weights] | None = None
 
 
@@ -514,7 +516,7 @@ class Fold(Protocol):
     """A round's aggregation: takes updates one at a time, in client-id order."""
 
     def add(self, client: int, update: Tree) -> None:
-        """Fold in one client's update."""
+        """Fold in one client's update; ``"measure"`` in it is the door's `atoll.aggregation.measure.Measure`."""
         ...
 
     def close(self) -> Tree:
@@ -568,8 +570,8 @@ class Aggregation(Part):
 class ServerStep(Part):
     """What the server does with the folded model: takes it as it is, or treats it as a gradient."""
 
-    def step(self, state: Tree, current: Weights, folded: Weights, round: int) -> tuple[Tree, Weights]:
-        """The next slice of state and the next weights."""
+    def step(self, state: Tree, current: Weights, folded: Weights, setting: Setting) -> tuple[Tree, Weights]:
+        """The next slice of state (None before the first round) and the next weights."""
         return state, folded
 
 

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import ClassVar, Literal
+from typing import ClassVar
 
 import torch
-from torch import Tensor
 
-from atoll.parts import Aggregation, Setting
+from atoll.errors import UserError, did_you_mean
+from atoll.parts import Aggregation, Fold, Setting
 from atoll.tree import Tree, Weights
+
+Factors = Callable[[Tree], Mapping[str, float]]
 
 
 class RunningMean:
@@ -19,25 +23,76 @@ class RunningMean:
     The k-th model moves the mean by its share of the weight so far, m ← m + (w_k / Σ_{j≤k} w_j)(x_k − m). Unlike a
     sum that is divided at the end, this needs no total, cannot overflow, and gives equal models back to the bit.
     Integer tensors (BatchNorm's counters) keep their type and take the maximum.
+
+    Attributes:
+        mean: of the models so far.
+        totals: Σ_j |w_j| for each floating-point tensor.
     """
 
     def __init__(self) -> None:
-        self.total = 0.0
         self.mean: Weights = {}
+        self.totals: dict[str, float] = {}
 
-    def add(self, weights: Weights, weight: float) -> None:
-        """Fold in a model; tensors it lacks are averaged over the models that have them."""
-        if not self.mean:
-            self.mean = {name: tensor.detach().clone() for name, tensor in weights.items()}
-            self.total = weight
-            return
-        self.total += weight
-        share = weight / self.total if self.total else 0.0
-        floats = [name for name, tensor in weights.items() if tensor.is_floating_point()]
-        torch._foreach_lerp_([self.mean[name] for name in floats], [weights[name] for name in floats], share)
+    @torch.no_grad()
+    def add(self, weights: Weights, weight: float, factors: Mapping[str, float] | None = None) -> None:
+        """Fold in a model; tensors it lacks are averaged over the models that have them.
+
+        Args:
+            weights: the model; it may be overwritten afterwards.
+            weight: w_k.
+            factors: what w_k is multiplied by, by tensor. A negative one turns the tensor round, so that
+                ``mean × totals`` is the weighted sum in any case.
+        """
         for name, tensor in weights.items():
             if not tensor.is_floating_point():
-                torch.maximum(self.mean[name], tensor, out=self.mean[name])
+                known = self.mean.get(name)
+                self.mean[name] = tensor.clone() if known is None else torch.maximum(known, tensor)
+                continue
+            signed = weight * (factors[name] if factors is not None else 1.0)
+            self.totals[name] = self.totals.get(name, 0.0) + abs(signed)
+            end = tensor if signed >= 0 else -tensor
+            if name not in self.mean:
+                self.mean[name] = end.clone()
+            elif signed:
+                self.mean[name].lerp_(end, abs(signed) / self.totals[name])
+
+    def rescale(self, factor: float) -> None:
+        """Multiply all weights so far."""
+        self.totals = {name: total * factor for name, total in self.totals.items()}
+
+
+@dataclass
+class Weighing:
+    """What an update weighs, up to a factor that all have in common.
+
+    Attributes:
+        by: ``"uniform"``, a number that updates carry (``"samples"``, ``"batches"``), or ``"loss"``: exp(−L_k).
+    """
+
+    by: str
+    _top: float = field(default=-math.inf, init=False)
+
+    def __call__(self, update: Tree) -> tuple[float, float]:
+        """The update's weight, and what the weights before it must be multiplied by first.
+
+        exp(−L_k) is taken relative to the largest so far, as a softmax must be.
+        """
+        if self.by == "uniform":
+            return 1.0, 1.0
+        if self.by != "loss":
+            return float(update[self.by]), 1.0
+        before, self._top = self._top, max(self._top, -update["loss"])
+        return math.exp(-update["loss"] - self._top), math.exp(before - self._top)
+
+
+def check_weights(part: Aggregation, weights: str, known: tuple[str, ...]) -> None:
+    """Refuse an unknown way to weigh updates.
+
+    Raises:
+        UserError: there is none of this name.
+    """
+    if weights not in known:
+        raise UserError(f"options.{part.name}.weights is {weights!r}; {did_you_mean(weights, known)}")
 
 
 @dataclass(frozen=True)
@@ -51,41 +106,54 @@ class FedAvg(Aggregation):
 
     name: ClassVar[str] = "fedavg"
     source: ClassVar[str] = "McMahan et al. 2017, Algorithm 1"
-    weights: Literal["samples", "batches", "uniform"] = "samples"
+    weights: str = "samples"
+
+    def __post_init__(self) -> None:
+        check_weights(self, self.weights, ("batches", "samples", "uniform"))
 
     @property
     def statistics(self) -> tuple[str, ...]:
         """What p_k is made from."""
         return () if self.weights == "uniform" else (self.weights,)
 
-    def open(self, models: Tree, setting: Setting, round: int, scratch: Path | None) -> FedAvgFold:
+    def open(self, models: Tree, setting: Setting, round: int, scratch: Path | None) -> Fold:
         """Begin a round's mean."""
-        return FedAvgFold(models["global"], self.weights)
+        return MeanFold(models["global"], self.weights)
 
 
-class FedAvgFold:
-    """The running mean of a round."""
+class MeanFold:
+    """The running mean of a round, Σ_k p_k f_k w_k.
 
-    def __init__(self, current: Weights, weights: str) -> None:
+    Args:
+        current: the model that the round began with.
+        weights: how p_k is made (see `Weighing`).
+        factors: f_k of an update, by tensor; None: 1.
+        renormalise: divide by Σ_k p_k |f_k|.
+    """
+
+    def __init__(
+        self, current: Weights, weights: str, factors: Factors | None = None, renormalise: bool = False
+    ) -> None:
         self._current = current
-        self._weights = weights
+        self._weigh = Weighing(weights)
+        self._factors = factors
+        self._renormalise = renormalise
         self._mean = RunningMean()
+        self._total = 0.0
 
     def add(self, client: int, update: Tree) -> None:
         """Fold in one client's model."""
-        weight = 1.0 if self._weights == "uniform" else float(update[self._weights])
-        self._mean.add(update["weights"], weight)
+        weight, earlier = self._weigh(update)
+        if earlier != 1:
+            self._mean.rescale(earlier)
+        self._total = self._total * earlier + weight
+        self._mean.add(update["weights"], weight, self._factors(update) if self._factors else None)
 
     def close(self) -> Tree:
         """The mean; tensors that no client sent stay as they were."""
-        return {"global": {**self._current, **self._mean.mean}}
-
-
-def float_names(weights: Weights) -> list[str]:
-    """Names of the floating-point tensors."""
-    return [name for name, tensor in weights.items() if tensor.is_floating_point()]
-
-
-def flat(weights: Weights) -> Tensor:
-    """All floating-point tensors as one vector."""
-    return torch.cat([weights[name].reshape(-1) for name in float_names(weights)])
+        mean = self._mean.mean
+        if self._factors and not self._renormalise:
+            for name, total in self._mean.totals.items():
+                if total != self._total:
+                    mean[name].mul_(total / self._total)
+        return {"global": {**self._current, **mean}}

@@ -94,10 +94,15 @@ def min_norm_weights(directions: Tensor) -> Tensor:
     gram = gram.cpu()
     if not gram.isfinite().all():
         raise ValueError(f"directions must be finite, got {shapes(directions=directions)} with other values")
-    return _shortest_in_hull(gram).to(directions.device, torch.promote_types(directions.dtype, torch.float32))
+    return shortest_in_hull(gram).to(directions.device, torch.promote_types(directions.dtype, torch.float32))
 
 
-def _shortest_in_hull(gram: Tensor) -> Tensor:
+def shortest_in_hull(gram: Tensor) -> Tensor:
+    """`min_norm_weights` of directions of which only the products ⟨u_i, u_j⟩ are at hand.
+
+    Shape:
+        gram: (K, K), float64, on the CPU. Output: (K,).
+    """
     k = len(gram)
     lengths = gram.diagonal().sqrt()
     if bool((lengths == 0).any()):  # zero is in the hull, and is shortest

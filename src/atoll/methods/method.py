@@ -216,7 +216,7 @@ class RoundFold:
     ) -> None:
         self._method = method
         self._state = state
-        self._round = round
+        self._setting = setting
         self._models: Fold = method.aggregation.open(state["models"], setting, round, scratch)
         self._slices: dict[str, SliceFold] = {}
         for part in method.parts:
@@ -239,7 +239,7 @@ class RoundFold:
         steps = dict(parts.get(server.name) or {})
         for name, folded in models.items():
             steps[name], models[name] = server.step(
-                steps.get(name), self._state["models"][name], folded, self._round
+                steps.get(name), self._state["models"][name], folded, self._setting
             )
         if any(value is not None for value in steps.values()):
             parts[server.name] = steps

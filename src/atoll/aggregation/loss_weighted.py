@@ -1,0 +1,31 @@
+"""Loss-weighted averaging (Gao et al., End-to-End Speech Recognition from Federated Acoustic Models, 2022)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import ClassVar
+
+from atoll.aggregation.fedavg import MeanFold
+from atoll.parts import Aggregation, Setting
+from atoll.tree import Tree
+
+
+@dataclass(frozen=True)
+class LossWeighted(Aggregation):
+    """w ← Σ_k β_k w_k with β = softmax(−L) over the cohort; L_k is the mean loss of the last local epoch.
+
+    A loss that all clients have in common changes nothing.
+    """
+
+    name: ClassVar[str] = "loss_weighted"
+    source: ClassVar[str] = "Gao et al. 2022, Eq. 1; L-DAWA Sec. 3.1"
+
+    @property
+    def statistics(self) -> tuple[str, ...]:
+        """L_k."""
+        return ("loss",)
+
+    def open(self, models: Tree, setting: Setting, round: int, scratch: Path | None) -> MeanFold:
+        """Begin a round's mean."""
+        return MeanFold(models["global"], "loss")

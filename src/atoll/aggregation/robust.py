@@ -1,0 +1,161 @@
+"""Rules that bound what a few wrong updates can do: coordinate median, trimmed mean, multi-Krum.
+
+Every client counts alike, whatever it says of its size. All updates are needed at once, so they spill to disk, and
+coordinates are taken in blocks. BatchNorm's counters take the maximum.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from atoll.aggregation.fedavg import RunningMean
+from atoll.aggregation.spill import Spill
+from atoll.errors import UserError
+from atoll.parts import Aggregation, Setting
+from atoll.tree import Tree, Weights
+
+Combine = Callable[[Spill, Weights], Weights]
+
+
+@dataclass(frozen=True)
+class Robust(Aggregation):
+    """What these rules share: they collect a round's updates, then combine them."""
+
+    whole_cohort: ClassVar[bool] = True
+
+    def open(self, models: Tree, setting: Setting, round: int, scratch: Path | None) -> CollectingFold:
+        """Begin to collect a round's updates."""
+        return CollectingFold(models["global"], self.combine, scratch)
+
+    def combine(self, updates: Spill, current: Weights) -> Weights:
+        """The next model's floating-point tensors."""
+        raise NotImplementedError
+
+
+class CollectingFold:
+    """A round's updates on disk."""
+
+    def __init__(self, current: Weights, combine: Combine, scratch: Path | None) -> None:
+        self._current = current
+        self._combine = combine
+        self._updates = Spill(scratch)
+        self._counters = RunningMean()
+
+    def add(self, client: int, update: Tree) -> None:
+        """Write one client's model to disk."""
+        weights: Weights = update["weights"]
+        self._updates.add(weights)
+        self._counters.add(
+            {n: tensor for n, tensor in weights.items() if not tensor.is_floating_point()}, 1.0
+        )
+
+    def close(self) -> Tree:
+        """Combine them; tensors that no client sent stay as they were."""
+        combined = self._combine(self._updates, self._current)
+        return {"global": {**self._current, **self._counters.mean, **combined}}
+
+
+@dataclass(frozen=True)
+class Median(Robust):
+    """The median of every coordinate; of an even number, the mean of the two in the middle."""
+
+    name: ClassVar[str] = "median"
+    source: ClassVar[str] = "Yin et al. 2018, Definition 1"
+
+    def combine(self, updates: Spill, current: Weights) -> Weights:
+        """The medians."""
+        low, high = (len(updates) - 1) // 2, len(updates) // 2
+
+        def median(rows: Tensor, part: slice) -> Tensor:
+            ordered = rows.sort(dim=0).values
+            return ordered[low] if low == high else torch.lerp(ordered[low], ordered[high], 0.5)
+
+        return updates.map(median)
+
+
+@dataclass(frozen=True)
+class TrimmedMean(Robust):
+    """The mean of every coordinate without its ⌊βK⌋ smallest and ⌊βK⌋ largest values.
+
+    Attributes:
+        trim: β, in [0, ½).
+    """
+
+    name: ClassVar[str] = "trimmed_mean"
+    source: ClassVar[str] = "Yin et al. 2018, Definition 2"
+    trim: float = 0.1
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.trim < 0.5:
+            raise UserError(f"options.{self.name}.trim is {self.trim}; it must be at least 0 and below 0.5")
+
+    def combine(self, updates: Spill, current: Weights) -> Weights:
+        """The trimmed means."""
+        cut = int(self.trim * len(updates) + 1e-9)  # 0.3 × 10 is 3
+
+        def mean(rows: Tensor, part: slice) -> Tensor:
+            return rows.sort(dim=0).values[cut : len(rows) - cut].double().mean(dim=0)
+
+        return updates.map(mean)
+
+
+@dataclass(frozen=True)
+class MultiKrum(Robust):
+    """The mean of the m updates that lie closest to their K − f − 2 nearest neighbours.
+
+    An update's score is the sum of its squared distances to those neighbours; of equal scores the lower client id
+    wins. With m = 1 this is Krum.
+
+    Attributes:
+        byzantine: f, how many updates may be wrong; K must be at least 2f + 3.
+        chosen: m; 0: K − f.
+    """
+
+    name: ClassVar[str] = "multi_krum"
+    source: ClassVar[str] = "Blanchard et al. 2017, Sections 4 and 6"
+    byzantine: int = 1
+    chosen: int = 0
+
+    def __post_init__(self) -> None:
+        for option in ("byzantine", "chosen"):
+            if getattr(self, option) < 0:
+                raise UserError(
+                    f"options.{self.name}.{option} is {getattr(self, option)}; it must be at least 0"
+                )
+
+    def refuse(self, setting: Setting) -> str | None:
+        """Krum promises nothing for fewer than 2f + 3 updates."""
+        return self._too_few(max(1, int(setting.train.participation * setting.num_clients + 0.5)))
+
+    def combine(self, updates: Spill, current: Weights) -> Weights:
+        """The mean of the chosen.
+
+        Raises:
+            UserError: too few updates are left of the round's.
+        """
+        clients = len(updates)
+        if reason := self._too_few(clients):
+            raise UserError(reason)
+        gram = updates.gram(updates.flat(current))
+        squares = gram.diagonal()
+        distances = (squares[:, None] + squares[None, :] - 2 * gram).clamp_min(0).fill_diagonal_(torch.inf)
+        nearest = distances.sort(dim=1).values[:, : clients - self.byzantine - 2]
+        best = nearest.sum(dim=1).sort(stable=True).indices
+        kept = best[: self.chosen or clients - self.byzantine].sort().values
+
+        return updates.map(lambda rows, part: rows[kept].double().mean(dim=0))
+
+    def _too_few(self, clients: int) -> str | None:
+        least = 2 * self.byzantine + 3
+        if clients >= least:
+            return None
+        return (
+            f"'multi_krum' with byzantine = {self.byzantine} needs at least {least} updates in a round, and there "
+            f"are {clients}; set options.multi_krum.byzantine lower or train.participation higher"
+        )

@@ -1,0 +1,148 @@
+"""EUC: layers that change little are exchanged less often. Our reading, for the papers give none.
+
+L-DAWA compares with "EUC [19]" and says only that it updates clients' layers "partially or entirely" by a
+Euclidean distance, over FedAvg; neither its code nor its text defines more. [19] is FedLAMA (Lee et al., AAAI
+2023), and that is what stands here, with a base interval of one round:
+
+    d_l = (1/K) Σ_k ‖w̄^(l) − w_k^(l)‖² / (τ_l dim_l)
+
+Layers are sorted by d_l. With δ_l and λ_l the shares of Σ d dim and of Σ dim in the layers up to l, those up to and
+including the first with 1 − λ_l < δ_l are taken from the server only every φ-th round, and stay a client's own in
+between. A layer is a kernel or matrix; biases, norms and buffers are exchanged every round.
+
+Each client measures ‖w̄ − w_k‖² when it downloads w̄, which is when it has both, and sends one number for each
+layer. So the server may fold by any rule; its model is the fold of all layers in every round.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+
+from atoll.errors import UserError
+from atoll.methods.method import Method
+from atoll.objectives.simclr import SimCLR
+from atoll.parts import Local, Merge, Setting
+from atoll.tree import Tree, Weights
+
+
+@dataclass(frozen=True)
+class EUC(Merge):
+    """Layers that are not due stay the client's own.
+
+    Attributes:
+        interval: φ, rounds between two exchanges of a layer that changes little.
+    """
+
+    name: ClassVar[str] = "euc"
+    source: ClassVar[str] = "L-DAWA Table 2; Lee et al. 2023 (FedLAMA), Algorithm 2 (our reading)"
+    egress: ClassVar[tuple[str, ...]] = ("the distance of each layer from the server's",)
+    keeps: ClassVar[tuple[str, ...]] = ("its kernels and matrices of the last round",)
+    interval: int = 2
+
+    def __post_init__(self) -> None:
+        if self.interval < 2:
+            raise UserError(f"options.euc.interval is {self.interval}; it must be at least 2")
+
+    def init(self, setting: Setting) -> Tree:
+        """All layers are due at first."""
+        return {"slow": []}
+
+    def send(self, state: Tree, client: int, cohort: Sequence[int], round: int) -> Tree:
+        """The layers that are exchanged less often, and whether they are due in this round."""
+        return {"slow": state["slow"], "all_due": (round - 1) % self.interval == 0}
+
+    def join(self, local: Local, downloaded: Weights) -> Weights:
+        """The download; layers that are not due are the client's own."""
+        mine = local.of(self)
+        mine.distances = {}
+        if not mine.own:
+            return downloaded
+        kept: Weights = mine.own["layers"]
+        if not mine.message["all_due"]:
+            return {**downloaded, **{name: kept[name] for name in mine.message["slow"] if name in kept}}
+        for name, w in kept.items():
+            if name in downloaded:
+                age = self.interval if name in mine.message["slow"] else 1
+                distance = float(torch.linalg.vector_norm(downloaded[name] - w)) ** 2
+                mine.distances[name] = [distance / age, w.numel()]
+        return downloaded
+
+    def finish(self, local: Local) -> Tree:
+        """[‖w̄ − w_k‖² / τ, dim] of each layer, in the rounds in which all are due."""
+        return local.of(self).distances or None
+
+    def keep(self, local: Local) -> Tree:
+        """The layers as trained."""
+        parameters = local.networks.named_parameters()
+        return {"layers": {name: w.detach() for name, w in parameters if w.ndim >= 2}}
+
+    def refuse_slice(self, piece: Tree, setting: Setting, weights: Weights) -> str | None:
+        """A distance and a size for layers that there are."""
+        if piece is None:
+            return None
+        if not isinstance(piece, dict):
+            return "its slice of 'euc' is no table of layers"
+        for name, entry in piece.items():
+            size = weights[name].numel() if name in weights else -1
+            if not isinstance(entry, list) or len(entry) != 2 or entry[1] != size:
+                return f"its slice of 'euc' has a wrong entry for {name!r}"
+            if not isinstance(entry[0], float) or not 0 <= entry[0] < float("inf"):
+                return f"its distance of {name!r} is {entry[0]!r}"
+        return None
+
+    def fold(self, state: Tree, setting: Setting, round: int) -> EUCFold:
+        """Collect the distances."""
+        return EUCFold(state)
+
+
+class EUCFold:
+    """The sums of the clients' distances."""
+
+    def __init__(self, state: Tree) -> None:
+        self._state = state
+        self._sums: dict[str, tuple[float, int, int]] = {}
+
+    def add(self, client: int, piece: Tree) -> None:
+        """One client's distances, if it measured any."""
+        for name, (distance, size) in (piece or {}).items():
+            total, clients, _ = self._sums.get(name, (0.0, 0, 0))
+            self._sums[name] = (total + distance, clients + 1, size)
+
+    def close(self) -> Tree:
+        """The layers that are exchanged less often from now on."""
+        if not self._sums:
+            return self._state
+        means = {name: (total / clients, size) for name, (total, clients, size) in self._sums.items()}
+        return {"slow": sorted(slow_layers(means))}
+
+
+def slow_layers(distances: dict[str, tuple[float, int]]) -> set[str]:
+    """The layers whose distance is small for the share of the model that they are.
+
+    Args:
+        distances: d_l dim_l (the mean squared distance over τ_l) and dim_l of each layer.
+    """
+    ordered = sorted(distances, key=lambda name: (distances[name][0] / distances[name][1], name))
+    all_distance = sum(distance for distance, _ in distances.values())
+    all_size = sum(size for _, size in distances.values())
+    if all_distance == 0:
+        return set()
+    distance, size = 0.0, 0
+    for count, name in enumerate(ordered, 1):
+        distance, size = distance + distances[name][0], size + distances[name][1]
+        if 1 - size / all_size < distance / all_distance:
+            return set(ordered[:count])
+    return set(ordered)
+
+
+METHOD = Method(
+    objective=SimCLR(),
+    merge=EUC(),
+    title="EUC (our reading: FedLAMA)",
+    paper="Lee et al., Layer-wise Adaptive Model Aggregation, AAAI 2023, as compared with in L-DAWA",
+    family="Aggregation",
+)
