@@ -9,13 +9,13 @@ import pytest
 
 pytest.importorskip("flwr", reason="the extra atoll[flower] is not installed")
 
-from grid import FakeGrid, shares  # noqa: E402
-from harness import final_models, run_tiny, tiny  # noqa: E402
+from grid import FakeGrid, shares
 
-from atoll.engines.flower.engine import FlowerEngine, FlowerOptions  # noqa: E402
-from atoll.launch import launch  # noqa: E402
-from atoll.runs import Run  # noqa: E402
-from atoll.tree import same  # noqa: E402
+from atoll.engines.flower.engine import FlowerEngine, FlowerOptions
+from atoll.launch import launch
+from atoll.runs import Run
+from atoll.tree import same
+from harness import final_models, run_tiny, tiny
 
 
 def play(grid: FakeGrid, folder: Path, *settings: str, resume: bool = False, **options) -> Run:

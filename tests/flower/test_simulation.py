@@ -6,9 +6,8 @@ import pytest
 
 pytest.importorskip("ray", reason="the extra atoll[flower] is not installed")
 
-from harness import final_models, run_tiny, tiny  # noqa: E402
-
-from atoll.tree import same  # noqa: E402
+from atoll.tree import same
+from harness import final_models, run_tiny, tiny
 
 
 @pytest.mark.slow

@@ -112,7 +112,7 @@ class Door:
                 f"it lies {measure.distance:.4g} from the model that it got, beyond the bound of "
                 f"{self.bound():.4g}"
             )
-        if measure.moved:
+        if measure.distance > 0:  # a client that took no step says nothing about how far one may go
             self.fresh.append(measure.distance)
         return measure
 

@@ -10,7 +10,7 @@ import hashlib
 import os
 import re
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -71,9 +71,18 @@ class SiteOptions:
         options = cls(**fields, share=None if share is None else int(share))
         if not options.site and options.share is None:
             raise UserError('the node\'s configuration lacks a name: add site="NAME" to --node-config')
+        if not re.fullmatch(r"\w[\w .-]*", options.name):
+            raise UserError(
+                f"{options.site!r} cannot be a site's name: use letters, digits, '-', '_' and '.'"
+            )
         if options.site and not options.data:
             raise UserError(f'site {options.site!r} has no images: add data="FOLDER" to --node-config')
         return options
+
+    @property
+    def name(self) -> str:
+        """Its own or, of a share, the number."""
+        return self.site or str(self.share)
 
     @property
     def folder(self) -> Path:
@@ -114,9 +123,8 @@ class SiteSide:
         splits = load_data(self.options.plan(plan).data, plan.seed) if self.options.site else None
         if splits is not None and len(splits.train) < 2:
             return {"lost": f"site {self.options.site!r} has {len(splits.train)} training image(s), needs 2"}
-        name = self.options.site or str(self.options.share)
         return {
-            "name": name,
+            "name": self.options.name,
             "train": 0 if splits is None else len(splits.train),
             "test": 0 if splits is None or splits.test is None else len(splits.test),
             "classes": [] if splits is None else list(splits.train.classes),
@@ -125,16 +133,16 @@ class SiteSide:
     def prepare(self, request: Tree) -> Tree:
         """Keep what the run agreed on: the recipe, the classes and the method's constants."""
         digest = digest_of(request["agreed"])
-        write_whole(self._agreed_path(request, digest), pack(request["agreed"]))
+        write_whole(self._agreed(request, digest).path, pack(request["agreed"]))
         return {"ready": digest}
 
     def train(self, request: Tree) -> Tree:
         """One round of this site's client."""
-        path = self._agreed_path(request, request["digest"])
-        if not path.is_file():
+        agreed = self._agreed(request, request["digest"])
+        if not agreed.path.is_file():
             return {"unprepared": True}
         message = request["message"]
-        federation, client = _client_side(path, self.options, self.read_plan, message["client"])
+        federation, client = _client_side(agreed, self.options, self.read_plan, message["client"])
         with threads(federation.plan.engine.threads):
             states = self._states(request)
             own = None
@@ -148,11 +156,11 @@ class SiteSide:
 
     def evaluate(self, request: Tree) -> Tree:
         """What a model is worth on this site's held-out images: numbers, and nothing else."""
-        path = self._agreed_path(request, request["digest"])
-        if not path.is_file():
+        agreed = self._agreed(request, request["digest"])
+        if not agreed.path.is_file():
             return {"unprepared": True}
         client, kept = request["client"], request["kept"]
-        federation, _ = _client_side(path, self.options, self.read_plan, client)
+        federation, _ = _client_side(agreed, self.options, self.read_plan, client)
         plan, splits = federation.plan, federation.splits
         held = splits.validation if splits.validation is not None else splits.test
         if held is None:
@@ -169,10 +177,10 @@ class SiteSide:
         numbers = {name: value for name, value in results.items() if type(value) in (int, float)}
         return {"results": numbers, "images": len(held)}
 
-    def _agreed_path(self, request: Tree, digest: str) -> Path:
+    def _agreed(self, request: Tree, digest: str) -> Agreed:
         if not re.fullmatch("[0-9a-f]{32}", digest):
             raise UserError("the coordinator's request is malformed")
-        return self._folder(request) / f"agreed-{digest}.safetensors"
+        return Agreed(digest, self._folder(request) / f"agreed-{digest}.safetensors")
 
     def _states(self, request: Tree) -> ClientStates:
         return ClientStates(self._folder(request) / "states")
@@ -181,7 +189,15 @@ class SiteSide:
         """The run's folder at this site; the name comes from outside, so it may hold nothing but digits."""
         if not re.fullmatch("[0-9a-f]{32}", request["federation"]):
             raise UserError("the coordinator's request is malformed")
-        return self.options.folder / str(request["federation"])
+        return self.options.folder / str(request["federation"]) / self.options.name
+
+
+@dataclass(frozen=True)
+class Agreed:
+    """The file of what a run agreed on; two with one digest hold the same."""
+
+    digest: str
+    path: Path = field(compare=False)
 
 
 def digest_of(agreed: Tree) -> str:
@@ -190,16 +206,18 @@ def digest_of(agreed: Tree) -> str:
 
 
 def _client_side(
-    path: Path, options: SiteOptions, read_plan: PlanReader, client: int
+    agreed: Agreed, options: SiteOptions, read_plan: PlanReader, client: int
 ) -> tuple[Federation, Client]:
     if options.site:
-        return _open(path, options, read_plan, client)
-    return _open(path, replace(options, share=None), read_plan, 0)  # the same for every share
+        return _open(agreed, options, read_plan, client)
+    return _open(agreed, replace(options, share=None), read_plan, 0)  # the same for every share
 
 
 @lru_cache(maxsize=1)  # a process of a simulation serves many requests
-def _open(path: Path, options: SiteOptions, read_plan: PlanReader, client: int) -> tuple[Federation, Client]:
-    agreed = load(path)
+def _open(
+    file: Agreed, options: SiteOptions, read_plan: PlanReader, client: int
+) -> tuple[Federation, Client]:
+    agreed = load(file.path)
     plan = options.plan(read_plan(agreed["recipe"]))
     if not options.site:
         federation = Federation(plan)
