@@ -20,6 +20,7 @@ DEMO = ("digits-align-uniform", "digits-simclr", "digits-ssd")
 COLUMNS = {  # heading → (key of the results, factor, digits)
     "kNN %": ("knn/accuracy", 100, 2),
     "probe %": ("probe/accuracy", 100, 2),
+    "classifier %": ("classifier/accuracy", 100, 2),
     "−uniformity": ("geometry/uniformity", -1, 3),
     "effective rank": ("geometry/effective_rank", 1, 1),
 }
@@ -60,10 +61,6 @@ def compare(
 
 def comparison_table(runs: Sequence[Run]) -> Table:
     """The runs' results, recipes side by side, the untrained encoder first; mean ± std over seeds."""
-    table = Table(show_edge=False, pad_edge=False)
-    table.add_column("method")
-    for heading in COLUMNS:
-        table.add_column(heading, justify="right")
     groups: dict[str, list[dict[str, Any]]] = {}
     protocols = set()
     for run in runs:
@@ -76,9 +73,15 @@ def comparison_table(runs: Sequence[Run]) -> Table:
         results = run.read_json("evaluation.json")
         groups.setdefault(recipe.composed.title or recipe.name, []).append(results)
         protocols.add(_protocol(recipe, results))
+    measured = {key for group in groups.values() for results in group for key in results}
+    columns = {heading: column for heading, column in COLUMNS.items() if column[0] in measured}
+    table = Table(show_edge=False, pad_edge=False)
+    table.add_column("method")
+    for heading in columns:
+        table.add_column(heading, justify="right")
     order = sorted(groups, key=lambda name: not name.startswith("untrained"))
     for name in order:
-        table.add_row(name, *(_spread(groups[name], *column) for column in COLUMNS.values()))
+        table.add_row(name, *(_spread(groups[name], *column) for column in columns.values()))
     table.caption = "\n".join(sorted(protocols))
     table.caption_justify = "left"
     return table

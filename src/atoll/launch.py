@@ -6,6 +6,8 @@ import json
 from pathlib import Path
 from typing import Any
 
+from torch import nn
+
 from atoll import __version__
 from atoll.data.images import ImageSet
 from atoll.data.sources import Splits
@@ -14,7 +16,7 @@ from atoll.engines.federation import Federation
 from atoll.engines.server import Server
 from atoll.engines.simulation import Engine, Simulation, Watcher, threads
 from atoll.errors import UserError
-from atoll.evaluation import evaluate
+from atoll.evaluation import classifier_accuracy, evaluate
 from atoll.models import Encoder, save_encoder
 from atoll.options import describe
 from atoll.parts import Trained
@@ -184,6 +186,11 @@ def _evaluate_all(federation: Federation, server: Server, states: States, final:
                 client_ids=federation.client_ids(),
             )
         )
+        chain = plan.method.objective.classifier()
+        if chain and images.labels is not None:
+            networks = nn.Sequential(*(federation.networks[network] for network in chain))
+            accuracy = classifier_accuracy(networks, federation.views.plain, images)
+            by_model[name]["classifier/accuracy"] = accuracy
     results = next(iter(by_model.values()))
     if len(by_model) > 1:
         mean = _weighted_mean(list(by_model.values()), list(users.values()))

@@ -448,6 +448,10 @@ class SliceFold(Protocol):
 class Objective(Part):
     """The local loss."""
 
+    def classifier(self) -> tuple[str, ...] | None:
+        """The networks that make class logits of images, if the objective trains a classifier."""
+        return None
+
     def embeds(self) -> bool:
         """Most self-supervised losses do."""
         return True

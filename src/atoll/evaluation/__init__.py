@@ -1,5 +1,6 @@
 """What an encoder is worth: kNN, linear probes, fine-tuning with few labels, and its features' geometry."""
 
+from atoll.evaluation.classifier import classifier_accuracy
 from atoll.evaluation.embed import embed, sample
 from atoll.evaluation.embedding_map import embedding_map, map_rows
 from atoll.evaluation.finetune import FineTuneResult, finetune, label_subset
@@ -20,6 +21,7 @@ __all__ = [
     "ProbeProtocol",
     "ProbeResult",
     "Results",
+    "classifier_accuracy",
     "embed",
     "embedding_map",
     "evaluate",

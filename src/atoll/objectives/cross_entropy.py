@@ -9,7 +9,7 @@ from typing import ClassVar
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from atoll.objectives.spaces import Space, linear_head, read
+from atoll.objectives.spaces import Space, classifying, linear_head, read
 from atoll.parts import Batch, Forward, Local, Objective, Passes, Setting
 
 CLASSIFIER = "classifier"
@@ -43,6 +43,10 @@ class CrossEntropy(Objective):
     def heads(self, setting: Setting) -> dict[str, nn.Module]:
         """The linear classifier."""
         return linear_head(setting, CLASSIFIER, self.on, setting.num_classes)
+
+    def classifier(self) -> tuple[str, ...]:
+        """What the loss trains."""
+        return classifying(self.on, CLASSIFIER)
 
     def forwards(self) -> Sequence[Forward]:
         """One image of each sample through the local networks."""

@@ -14,7 +14,7 @@ from atoll.errors import UserError
 from atoll.functional import quadruplet, triplet
 from atoll.objectives.cross_entropy import CLASSIFIER, label_loss
 from atoll.objectives.quadruplets import draw_quadruplets
-from atoll.objectives.spaces import Space, linear_head, read
+from atoll.objectives.spaces import Space, classifying, linear_head, read
 from atoll.parts import Batch, Forward, Local, Objective, Passes, Setting
 
 
@@ -58,6 +58,10 @@ class MetricLearning(Objective):
     def embeds(self) -> bool:
         """Only where distances are on z."""
         return self.on == "z"
+
+    def classifier(self) -> tuple[str, ...] | None:
+        """The one that learns beside, if it does."""
+        return classifying(self.on, CLASSIFIER) if self.cross_entropy else None
 
     def heads(self, setting: Setting) -> dict[str, nn.Module]:
         """The classifier, where there is one."""

@@ -24,3 +24,8 @@ def linear_head(setting: Setting, name: str, space: Space, outputs: int) -> dict
     """
     width = setting.encoder_dim if space == "h" else setting.embedding_dim
     return {name: seeded(init_seed(setting.seed, name), lambda: nn.Linear(width, outputs))}
+
+
+def classifying(space: Space, name: str) -> tuple[str, ...]:
+    """The networks from images to the logits of a head over a space."""
+    return ("encoder", name) if space == "h" else ("encoder", "projector", name)

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from atoll.functional import supcon
 from atoll.objectives.align_uniform import VIEWS
 from atoll.objectives.cross_entropy import CLASSIFIER, label_loss
-from atoll.objectives.spaces import linear_head
+from atoll.objectives.spaces import classifying, linear_head
 from atoll.parts import Batch, Forward, Local, Objective, Passes, Setting
 
 
@@ -33,6 +33,10 @@ class SupCon(Objective):
     temperature: float = 0.07
     base_temperature: float = 0.07
     cross_entropy: bool = False
+
+    def classifier(self) -> tuple[str, ...] | None:
+        """The one that learns beside, if it does."""
+        return classifying("h", CLASSIFIER) if self.cross_entropy else None
 
     def heads(self, setting: Setting) -> dict[str, nn.Module]:
         """The classifier, where there is one."""
