@@ -10,28 +10,37 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
+from atoll.aggregation.dawa import LDAWA, MDAWA
+from atoll.aggregation.eua import EUA
 from atoll.aggregation.fedavg import FedAvg
+from atoll.aggregation.loss_weighted import LossWeighted
+from atoll.aggregation.robust import Median, MultiKrum, TrimmedMean
 from atoll.errors import UserError, did_you_mean
 from atoll.methods import (
+    euc,
+    featarc,
     fedavg_ssl,
     fedbn,
     fedca,
     feddecorr,
     fedema,
+    fedopt,
     fedprox,
     fedquad,
     fedu,
     fedu2,
     fedx,
+    ldawa,
     local_only,
     moon,
+    orchestra,
     scaffold,
     ssd,
     supervised,
 )
 from atoll.methods.merge import Replace
 from atoll.methods.method import Method
-from atoll.methods.server import Direct
+from atoll.methods.server import Direct, FedAdam, FedAvgM
 from atoll.objectives.align_uniform import AlignUniform
 from atoll.objectives.autoencoder import Autoencoder
 from atoll.objectives.barlow_twins import BarlowTwins
@@ -65,6 +74,7 @@ OBJECTIVES: dict[str, type[Objective]] = by_name(
     fedquad.FedQuad,
     MAE,
     MoCo,
+    orchestra.Orchestra,
     Quadruplet,
     Rotation,
     SimCLR,
@@ -73,6 +83,7 @@ OBJECTIVES: dict[str, type[Objective]] = by_name(
     Triplet,
 )
 TERMS: dict[str, type[Term]] = by_name(
+    featarc.FeatureAlignment,
     fedca.Alignment,
     feddecorr.FedDecorr,
     fedprox.FedProx,
@@ -85,9 +96,13 @@ TERMS: dict[str, type[Term]] = by_name(
     ssd.HSD,
     ssd.PD,
 )
-MERGES: dict[str, type[Merge]] = by_name(fedbn.FedBN, fedema.FedEMA, fedu.FedU, local_only.LocalOnly, Replace)
-AGGREGATIONS: dict[str, type[Aggregation]] = by_name(FedAvg)
-SERVER_STEPS: dict[str, type[ServerStep]] = by_name(Direct)
+MERGES: dict[str, type[Merge]] = by_name(
+    euc.EUC, fedbn.FedBN, fedema.FedEMA, fedu.FedU, local_only.LocalOnly, Replace
+)
+AGGREGATIONS: dict[str, type[Aggregation]] = by_name(
+    EUA, featarc.FeatARC, FedAvg, LDAWA, LossWeighted, MDAWA, Median, MultiKrum, TrimmedMean
+)
+SERVER_STEPS: dict[str, type[ServerStep]] = by_name(Direct, FedAdam, FedAvgM)
 
 METHODS: dict[str, Method] = {
     "fed_align_uniform": fedavg_ssl.FED_ALIGN_UNIFORM,
@@ -104,12 +119,28 @@ METHODS: dict[str, Method] = {
     "fedu": fedu.METHOD,
     "fedema": fedema.METHOD,
     "fedca": fedca.METHOD,
+    "orchestra": orchestra.METHOD,
     "fedx": fedx.METHOD,
     "fedu2": fedu2.METHOD,
     "feddecorr": feddecorr.METHOD,
     "fedprox": fedprox.METHOD,
     "scaffold": scaffold.METHOD,
     "fedbn": fedbn.METHOD,
+    "featarc": featarc.METHOD,
+    "featarc_align": featarc.ALIGN_ONLY,
+    "featarc_cluster": featarc.CLUSTER_ONLY,
+    "l_dawa": ldawa.L_DAWA,
+    "l_dawa_fedavg": ldawa.L_DAWA_FEDAVG,
+    "l_dawa_loss": ldawa.L_DAWA_LOSS,
+    "l_dawa_fedu": ldawa.L_DAWA_FEDU,
+    "m_dawa": ldawa.M_DAWA,
+    "fed_loss": ldawa.FED_LOSS,
+    "euc": euc.METHOD,
+    "fedavgm": fedopt.FEDAVGM,
+    "fedadam": fedopt.FEDADAM,
+    "median": fedopt.MEDIAN,
+    "trimmed_mean": fedopt.TRIMMED_MEAN,
+    "multi_krum": fedopt.MULTI_KRUM,
     "local_only": local_only.METHOD,
     "fed_sl": supervised.FED_SL,
     "dec_sl": supervised.DEC_SL,

@@ -1,0 +1,241 @@
+"""FeatARC: feature alignment regularisation and clustering (Wang et al., Dec-SSL, ICLR 2023, Algorithms 1 and 2).
+
+The server holds C models θ_j, first drawn independently. Client k, whose last model is w̃_k (at first θ_{k mod C}),
+
+    chooses   I_k = argmin_j mean_x D(f_{θ_j}(x), f_{w̃_k}(x)),    D = −cos,
+    trains    w̃_k from θ_{I_k} on  L_SSL + λ · ½ [D(p(x⁺), sg z_g(x)) + D(p(·), sg z_g(x))],
+
+and sends w̃_k and I_k. Each θ_j becomes the mean of its clients' models, or stays. f is the representation, of
+images as they are, in evaluation mode. The two readings of the regulariser:
+
+    code      z_g is the representation under θ_{I_k}; p(x⁺) and p(·) are the embeddings of both augmented views
+    paper     z_g is the embedding under θ_{I_k}; p is the prediction, of one view and of the image as it is
+
+One cluster without the regulariser is FedAvg; with it, "align only"; two clusters without it, "cluster only".
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import ClassVar, Literal
+
+import torch
+from torch import Tensor
+from torch.nn.functional import cosine_similarity
+
+from atoll.aggregation.fedavg import FedAvg
+from atoll.methods.method import Method
+from atoll.objectives.align_uniform import VIEWS
+from atoll.objectives.simclr import SimCLR
+from atoll.parts import Batch, Deployment, Fold, Forward, Local, Passes, Setting, SliceFold, Term
+from atoll.tree import Tree, Weights
+
+
+@dataclass(frozen=True)
+class FeatARC(FedAvg):
+    """C models, each the mean of the clients that chose it.
+
+    Attributes:
+        weights: of a client in its cluster's mean, as for `FedAvg`; Dec-SSL's is unweighted.
+        clusters: C.
+        features: what is compared: representations ``"h"`` or embeddings ``"z"``.
+    """
+
+    name: ClassVar[str] = "featarc"
+    source: ClassVar[str] = "Wang et al. 2023 (Dec-SSL), Algorithm 1"
+    egress: ClassVar[tuple[str, ...]] = ("which of the cluster models it chose",)
+    weights: str = "uniform"
+    clusters: int = 2
+    features: Literal["h", "z"] = "h"
+
+    @property
+    def keeps(self) -> tuple[str, ...]:
+        """What its features are computed with; needless where there is no choice."""
+        return ("its encoder as it left the last round",) if self.clusters > 1 else ()
+
+    def refuse(self, setting: Setting) -> str | None:
+        """There is at least one cluster."""
+        return (
+            None
+            if self.clusters >= 1
+            else f"options.featarc.clusters is {self.clusters}; set it to 1 or more"
+        )
+
+    def names(self) -> list[str]:
+        """Of the clusters."""
+        return [f"cluster-{j}" for j in range(self.clusters)]
+
+    # The server's side.
+
+    def models(self, start: Weights, setting: Setting) -> Tree:
+        """θ_j, drawn independently."""
+        if self.clusters > 1 and setting.fresh is None:
+            raise ValueError("a setting that was made by hand has no further initial models; give it `fresh`")
+        return {
+            name: setting.fresh(j) if j and setting.fresh else start for j, name in enumerate(self.names())
+        }
+
+    def init(self, setting: Setting) -> Tree:
+        """Which cluster each client is in: k mod C."""
+        names = self.names()
+        return {str(client): names[client % self.clusters] for client in range(setting.num_clients)}
+
+    def open(self, models: Tree, setting: Setting, round: int, scratch: Path | None) -> ClusterFold:
+        """Begin a mean for each cluster."""
+        return ClusterFold(
+            {
+                name: super(FeatARC, self).open({"global": model}, setting, round, scratch)
+                for name, model in models.items()
+            }
+        )
+
+    def fold(self, state: Tree, setting: Setting, round: int) -> SliceFold:
+        """Begin to note who chose what."""
+        return ChoiceFold(state)
+
+    def reference(self, models: Tree, update: Tree) -> Weights:
+        """The chosen model."""
+        chosen: Weights = models[update["parts"][self.name]]
+        return chosen
+
+    def refuse_slice(self, piece: Tree, setting: Setting, weights: Weights) -> str | None:
+        """The choice is one of the clusters."""
+        return None if piece in self.names() else "it names no cluster"
+
+    def deploy(self, models: Tree, state: Tree) -> Deployment:
+        """All cluster models, and each client's last choice."""
+        return Deployment(dict(models), {int(k): name for k, name in state["parts"][self.name].items()})
+
+    # The client's side.
+
+    def choose(self, local: Local, models: Tree) -> Weights:
+        """The cluster model whose features lie nearest to those of the client's last model."""
+        mine, names = local.of(self), self.names()
+        if mine.own is None:
+            mine.chosen = names[local.client % self.clusters]
+        else:
+            past = self._features(local, mine.own)
+            alike = [float(cosine_similarity(self._features(local, models[n]), past).mean()) for n in names]
+            mine.chosen = names[alike.index(max(alike))]
+        chosen: Weights = models[mine.chosen]
+        return chosen
+
+    def finish(self, local: Local) -> Tree:
+        """The choice."""
+        return local.of(self).chosen
+
+    def keep(self, local: Local) -> Tree:
+        """w̃_k: as much of it as features need."""
+        if not self.keeps:
+            return None
+        parts = ("encoder.",) if self.features == "h" else ("encoder.", "projector.")
+        state = local.networks.state_dict()
+        return {name: state[name].detach() for name in state if name.startswith(parts)}
+
+    def _features(self, local: Local, weights: Weights) -> Tensor:
+        return local.outputs(local.frozen("featarc", weights), self.features)[0]
+
+
+class ClusterFold:
+    """A fold for each cluster."""
+
+    def __init__(self, folds: dict[str, Fold]) -> None:
+        self._folds = folds
+
+    def add(self, client: int, update: Tree) -> None:
+        """Fold a client's model into the cluster that it chose."""
+        self._folds[update["parts"][FeatARC.name]].add(client, update)
+
+    def close(self) -> Tree:
+        """The next cluster models; one that nobody chose stays as it was."""
+        return {name: fold.close()["global"] for name, fold in self._folds.items()}
+
+
+class ChoiceFold:
+    """Each client's last choice."""
+
+    def __init__(self, state: Tree) -> None:
+        self._choices = dict(state)
+
+    def add(self, client: int, piece: Tree) -> None:
+        """Note a choice."""
+        self._choices[str(client)] = piece
+
+    def close(self) -> Tree:
+        """All choices."""
+        return self._choices
+
+
+@dataclass(frozen=True)
+class FeatureAlignment(Term):
+    """The regulariser; ``weight`` is λ. The anchors z_g(x) are computed once a round.
+
+    Attributes:
+        reading: ``"paper"`` or ``"code"`` (see this file's beginning).
+    """
+
+    name: ClassVar[str] = "featarc_alignment"
+    source: ClassVar[str] = "Wang et al. 2023 (Dec-SSL), Algorithm 2"
+    reading: Literal["paper", "code"] = "paper"
+
+    def refuse(self, setting: Setting) -> str | None:
+        """The code matches representations with embeddings, so they must have one size."""
+        if self.reading == "code" and setting.encoder_dim != setting.embedding_dim:
+            return (
+                f"'featarc_alignment' as in the code matches representations ({setting.encoder_dim} wide) with "
+                f"embeddings ({setting.embedding_dim} wide); set model.projector_dim = {setting.encoder_dim} or "
+                f"options.{self.name}.reading = 'paper'"
+            )
+        return None
+
+    def forwards(self) -> Sequence[Forward]:
+        """Both views, or a view and the image."""
+        return VIEWS if self.reading == "code" else (VIEWS[0], Forward("image"))
+
+    def start(self, local: Local) -> None:
+        """Compute the anchors."""
+        received = local.frozen("global", local.received)
+        (local.of(self).anchors,) = local.outputs(received, "h" if self.reading == "code" else "z")
+
+    def loss(self, local: Local, batch: Batch, passes: Passes) -> Tensor:
+        """The mean of both distances, in [−1, 1]."""
+        anchors = local.of(self).anchors
+        zg = anchors[batch.indices.to(anchors.device)]
+        predicts = self.reading == "paper" and "predictor" in local.networks
+        outputs = [passes[forward] for forward in self.forwards()]
+        return torch.stack(
+            [-cosine_similarity(made.q if predicts else made.z, zg).mean() for made in outputs]
+        ).mean()
+
+
+_PAPER = "Wang et al., Does Decentralized Learning with Non-IID Unlabeled Data Benefit from Self Supervision?, 2023"
+_FAMILY = "Personalised and clustered methods"
+_ALIGNMENT = FeatureAlignment(reading="code")
+
+METHOD = Method(
+    objective=SimCLR(),
+    terms=(_ALIGNMENT,),
+    aggregation=FeatARC(),
+    title="FeatARC",
+    paper=_PAPER,
+    family=_FAMILY,
+)
+
+ALIGN_ONLY = Method(
+    objective=SimCLR(),
+    terms=(_ALIGNMENT,),
+    aggregation=FedAvg(weights="uniform"),
+    title="FeatARC, align only",
+    paper=_PAPER,
+    family=_FAMILY,
+)
+
+CLUSTER_ONLY = Method(
+    objective=SimCLR(),
+    aggregation=FeatARC(),
+    title="FeatARC, cluster only",
+    paper=_PAPER,
+    family=_FAMILY,
+)

@@ -1,0 +1,213 @@
+"""Orchestra: globally consistent clustering (Lubana et al., ICML 2022).
+
+Two levels of centroids make clients cluster their samples alike. A client trains on
+
+    L = −mean_i Σ_j P'_ij log P_ij + CE(rotation of an image, predicted from its embedding)
+    P' = softmax(ẑ'₁Cᵀ / T),   P = softmax(ẑ₂Cᵀ / T),
+
+where z' is the embedding of a target network that follows the online one, and C the server's G centroids,
+constant during a round. The client keeps a memory of its newest target embeddings and afterwards clusters it,
+with balanced assignments, into L local centroids, which it sends. The server fits C to all local centroids Z by
+
+    min_C −cos(Sinkhorn(ZCᵀ), softmax(ẐCᵀ / T)),   ‖c_j‖ = 1.
+
+Round 1 trains nothing: it is there for the first local centroids. The rotation term keeps embeddings from
+collapsing. The paper does not say what becomes of the target between rounds; here it begins each round as a copy
+of the downloaded network, unless ``target`` is ``"kept"``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import ClassVar, Literal
+
+import torch
+from torch import Tensor
+from torch.nn.functional import cosine_similarity, normalize
+
+from atoll.functional import sinkhorn_assignments
+from atoll.methods.method import Method
+from atoll.objectives.momentum import encoding_weights, enqueue, follow, start_target
+from atoll.objectives.rotation import RotationTerm
+from atoll.parts import Batch, Forward, Local, Objective, Passes, Setting
+from atoll.rng import stream
+from atoll.tree import Tree, Weights
+
+TARGET, ONLINE = Forward("view1", "orchestra_target"), Forward("view2")
+
+
+@torch.no_grad()
+def balanced_centroids(
+    z: Tensor, count: int, generator: torch.Generator, lam: float = 25.0, iterations: int = 5
+) -> Tensor:
+    """k-means on the sphere in which every centroid gets about as many rows: a client's local centroids.
+
+    Assignments are the largest entries of balanced soft ones. The first centroids are rows drawn at random, and
+    so is one that takes the place of a centroid without rows.
+
+    Shape:
+        z: (m, d), rows of length 1. Output: (count, d), rows of length 1.
+    """
+    first = torch.randperm(len(z), generator=generator)[torch.arange(count) % len(z)]
+    centroids = z[first.to(z.device)]
+    for _ in range(iterations):
+        nearest = sinkhorn_assignments(z @ centroids.T, lam).argmax(dim=1)
+        spare = torch.randint(len(z), (count,), generator=generator).to(z.device)
+        means = [z[nearest == j].mean(dim=0) if (nearest == j).any() else z[spare[j]] for j in range(count)]
+        centroids = normalize(torch.stack(means))
+    return centroids
+
+
+def fit_centroids(
+    c: Tensor, z: Tensor, temperature: float, steps: int, lr: float = 0.01, lam: float = 25.0
+) -> Tensor:
+    """Global centroids whose soft assignments of the local ones agree with balanced assignments.
+
+    Plain SGD with momentum 0.9 and weight decay 1e-4, as released; the centroids return to the sphere each step.
+
+    Shape:
+        c: (G, d). z: (n, d), all clients' local centroids. Output: (G, d), rows of length 1.
+    """
+    c = c.detach().clone().requires_grad_()
+    optimizer = torch.optim.SGD([c], lr=lr, momentum=0.9, weight_decay=1e-4)
+    for _ in range(steps):
+        scores = z @ c.T
+        balanced = sinkhorn_assignments(scores, lam)
+        soft = (normalize(z) @ c.T / temperature).softmax(dim=1)
+        optimizer.zero_grad()
+        torch.autograd.backward(-cosine_similarity(balanced, soft).mean())
+        optimizer.step()
+        with torch.no_grad():
+            c.copy_(normalize(c))
+    return c.detach()
+
+
+@dataclass(frozen=True)
+class Orchestra(Objective):
+    """Clustering by the server's centroids.
+
+    Attributes:
+        temperature: T.
+        momentum: of the target network.
+        target: it begins a round as a copy of the downloaded network (``"reset"``) or as the client's own of its
+            last round (``"kept"``).
+        global_clusters: G.
+        local_clusters: L; all a client's rows where it has fewer.
+        memory: m, the target embeddings that a client keeps.
+        server_steps: of SGD on C after each round.
+    """
+
+    name: ClassVar[str] = "orchestra"
+    source: ClassVar[str] = "Lubana et al. 2022 (Orchestra), Algorithm 1"
+    egress: ClassVar[tuple[str, ...]] = ("centroids of the embeddings of its images",)
+    temperature: float = 0.1
+    momentum: float = 0.996
+    target: Literal["reset", "kept"] = "reset"
+    global_clusters: int = 128
+    local_clusters: int = 16
+    memory: int = 128
+    server_steps: int = 500
+
+    @property
+    def keeps(self) -> tuple[str, ...]:
+        """The memory, and the target where it does not start anew."""
+        return ("a memory of embeddings", *(("its target network",) if self.target == "kept" else ()))
+
+    def epochs(self, setting: Setting, client: int, cohort: Sequence[int], round: int) -> int | None:
+        """Round 1 makes centroids only."""
+        return 0 if round == 1 else None
+
+    def init(self, setting: Setting) -> Tree:
+        """Random directions for C."""
+        shape = (self.global_clusters, setting.embedding_dim)
+        return normalize(torch.randn(shape, generator=stream(setting.seed, "orchestra-centroids")))
+
+    def send(self, state: Tree, client: int, cohort: Sequence[int], round: int) -> Tree:
+        """C."""
+        return state
+
+    def forwards(self) -> Sequence[Forward]:
+        """One view through the target, the other through the online network."""
+        return TARGET, ONLINE
+
+    def start(self, local: Local) -> None:
+        """Take up C, target and memory; a client without one fills it with embeddings of its images."""
+        mine = local.of(self)
+        own = None if local.fresh else mine.own
+        kept: Weights | None = own["target"] if own and self.target == "kept" else None
+        mine.target = start_target(local, "orchestra_target", kept)
+        mine.centroids = mine.message.to(local.device)
+        if own is None:
+            (z,) = local.outputs(mine.target, "z")
+            chosen = torch.randperm(len(z), generator=local.stream("orchestra-memory"))[: self.memory]
+            mine.memory = normalize(z[chosen.to(z.device)])
+        else:
+            mine.memory = own["memory"].to(local.device)
+
+    def loss(self, local: Local, batch: Batch, passes: Passes) -> Tensor:
+        """Cross-entropy between the two networks' assignments."""
+        mine = local.of(self)
+        mine.newest = normalize(passes[TARGET].z.detach().float())
+        given = (mine.newest @ mine.centroids.T / self.temperature).softmax(dim=1)
+        logits = normalize(passes[ONLINE].z.float()) @ mine.centroids.T / self.temperature
+        agreement: Tensor = (given * logits.log_softmax(dim=1)).sum(dim=1).mean()
+        return -agreement
+
+    def after_step(self, local: Local) -> None:
+        """Remember the newest embeddings; let the target follow."""
+        mine = local.of(self)
+        mine.memory = enqueue(mine.memory, mine.newest)
+        follow(mine.target, local.networks, self.momentum)
+
+    def finish(self, local: Local) -> Tree:
+        """Local centroids of the memory."""
+        memory = local.of(self).memory
+        count = min(self.local_clusters, len(memory))
+        return balanced_centroids(memory, count, local.stream("orchestra-centroids"))
+
+    def keep(self, local: Local) -> Tree:
+        """The memory, and the target where it is kept."""
+        mine = local.of(self)
+        target = {"target": encoding_weights(mine.target)} if self.target == "kept" else {}
+        return {"memory": mine.memory, **target}
+
+    def refuse_slice(self, piece: Tree, setting: Setting, weights: Weights) -> str | None:
+        """Directions, as wide as an embedding."""
+        good = isinstance(piece, Tensor) and piece.is_floating_point() and piece.ndim == 2
+        if not good or not 0 < len(piece) <= self.local_clusters or piece.shape[1] != setting.embedding_dim:
+            return f"it lacks local centroids, (L, {setting.embedding_dim})"
+        if not bool((piece.norm(dim=1) - 1).abs().max() < 1e-3):
+            return "its local centroids are not normalised"
+        return None
+
+    def fold(self, state: Tree, setting: Setting, round: int) -> CentroidFold:
+        """Begin to collect local centroids."""
+        return CentroidFold(self, state)
+
+
+class CentroidFold:
+    """All clients' local centroids, and the global ones that fit them."""
+
+    def __init__(self, part: Orchestra, c: Tensor) -> None:
+        self._part = part
+        self._c = c
+        self._local: list[Tensor] = []
+
+    def add(self, client: int, piece: Tree) -> None:
+        """Take a client's centroids."""
+        self._local.append(piece.clone())
+
+    def close(self) -> Tree:
+        """The next C."""
+        part = self._part
+        return fit_centroids(self._c, torch.cat(self._local), part.temperature, part.server_steps)
+
+
+METHOD = Method(
+    objective=Orchestra(),
+    terms=(RotationTerm(every=False, on="z"),),
+    title="Orchestra",
+    paper="Lubana et al., Orchestra: Unsupervised Federated Learning via Globally Consistent Clustering, ICML 2022",
+    family="Federated self-supervised methods",
+)

@@ -1,0 +1,184 @@
+from dataclasses import replace
+
+import pytest
+import torch
+
+from atoll.errors import UserError
+from atoll.methods.featarc import FeatARC
+from atoll.tree import clone, same
+from functional.oracles import dot, normalised
+from harness import run_tiny
+from rounds import Rounds
+from steps import Steps, federation
+
+FEATARC = ("method.name=featarc_cluster",)
+ONE = "options.featarc.clusters=1"
+
+
+def cosine(a, b):
+    """The mean over rows, in float64."""
+    pairs = zip(a.double().tolist(), b.double().tolist(), strict=True)
+    return sum(dot(normalised(x), normalised(y)) for x, y in pairs) / len(a)
+
+
+def encoder_of(weights):
+    return {name: value for name, value in weights.items() if name.startswith("encoder.")}
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        ("method.name=featarc_cluster", ONE),
+        ("method.name=featarc", ONE, "options.featarc_alignment.weight=0.0"),
+    ],
+)
+def test_one_cluster_without_alignment_is_fedavg(tmp_path, settings):
+    ours = run_tiny(tmp_path / "ours", *settings)
+    theirs = run_tiny(tmp_path / "theirs", "method.name=fed_simclr", "options.fedavg.weights=uniform")
+    assert ours.encoder_path.read_bytes() == theirs.encoder_path.read_bytes()
+
+
+def test_one_cluster_with_alignment_is_align_only(tmp_path):
+    ours = run_tiny(tmp_path / "ours", "method.name=featarc", ONE)
+    theirs = run_tiny(tmp_path / "theirs", "method.name=featarc_align")
+    assert ours.encoder_path.read_bytes() == theirs.encoder_path.read_bytes()
+
+
+def test_the_clusters_are_drawn_independently():
+    models = Rounds(*FEATARC, "options.featarc.clusters=3").server.state["models"]
+    assert list(models) == ["cluster-0", "cluster-1", "cluster-2"]
+    weights = [model["encoder.conv1.weight"] for model in models.values()]
+    # The angle of independent Gaussian tensors is near a right one.
+    for a, b in ((0, 1), (0, 2), (1, 2)):
+        assert abs(cosine(weights[a].reshape(1, -1), weights[b].reshape(1, -1))) < 0.5
+    again = Rounds(*FEATARC, "options.featarc.clusters=3").server.state["models"]
+    assert same(models, again)
+    first = federation("method.name=fed_simclr").initial_weights()
+    assert same(models["cluster-0"], first)
+
+
+def test_a_client_begins_in_cluster_k_mod_c_and_then_chooses_by_features():
+    rounds = Rounds(*FEATARC)
+    models = rounds.server.state["models"]
+    assert [rounds.train(client)[0]["parts"]["featarc"] for client in (0, 1, 2)] == [
+        "cluster-0",
+        "cluster-1",
+        "cluster-0",
+    ]
+    for name, model in models.items():
+        own = {"parts": {"featarc": encoder_of(model)}}
+        for client in (0, 1):
+            start = rounds.start(client, 2, own)
+            assert same(start, model)
+            assert rounds.client.local.of(rounds.method.aggregation).chosen == name
+
+
+def test_the_choice_is_the_largest_mean_cosine():
+    rounds = Rounds(*FEATARC)
+    _, kept = rounds.train(1)
+    rounds.start(1, 2, kept)
+    chosen = rounds.client.local.of(rounds.method.aggregation).chosen
+    data, networks = rounds.federation.client_data(1), rounds.federation.networks
+    images = data.pick(torch.arange(data.num_samples))
+
+    def features(weights):
+        networks.load_state_dict({**networks.state_dict(), **weights})
+        networks.eval()
+        with torch.no_grad():
+            return networks["encoder"](images)
+
+    past = features(kept["parts"]["featarc"])
+    alike = {name: cosine(features(model), past) for name, model in rounds.server.state["models"].items()}
+    networks.train()
+    assert chosen == max(alike, key=alike.get)
+
+
+def test_a_cluster_is_the_mean_of_its_clients_and_stays_without_any():
+    rounds = Rounds(*FEATARC, "options.featarc.clusters=3")
+    before = clone(rounds.server.state["models"])
+    updates = {client: rounds.train(client)[0] for client in (0, 1, 3)}  # clusters 0, 1 and 0
+    rounds.fold(1, updates)
+    after = rounds.server.state["models"]
+    name = "encoder.conv1.weight"
+    torch.testing.assert_close(
+        after["cluster-0"][name], (updates[0]["weights"][name] + updates[3]["weights"][name]) / 2
+    )
+    assert torch.equal(after["cluster-1"][name], updates[1]["weights"][name])
+    assert same(after["cluster-2"], before["cluster-2"])
+
+
+def test_it_says_which_client_uses_which_cluster():
+    rounds = Rounds(*FEATARC)
+    update, _ = rounds.train(0)
+    moved = {**update, "parts": {"featarc": "cluster-1"}}
+    rounds.fold(1, {0: moved})
+    deployment = rounds.server.deploy()
+    assert deployment.choice == {0: "cluster-1", 1: "cluster-1", 2: "cluster-0", 3: "cluster-1"}
+    assert list(deployment.models) == ["cluster-0", "cluster-1"]
+
+
+def test_a_run_ends_with_its_clusters(tmp_path):
+    run = run_tiny(tmp_path / "run", "method.name=featarc")
+    assert len(list(run.folder.glob("encoder-cluster-*.safetensors"))) == 2
+    users = run.read_json("evaluation.json")["clients_by_model"]
+    assert set(users) == {"cluster-0", "cluster-1"}
+    assert sum(users.values()) == 4
+
+
+def test_an_update_must_name_a_cluster():
+    rounds = Rounds(*FEATARC)
+    update, _ = rounds.train(0)
+    assert rounds.refused(update) is None
+    assert rounds.refused({**update, "parts": {"featarc": "cluster-9"}}) == "it names no cluster"
+    verdict = rounds.server.door.examine({**update, "parts": {}}, rounds.server.state["models"])
+    assert verdict == "it names no model that it was sent"
+    with pytest.raises(UserError, match="set it to 1 or more"):
+        federation(*FEATARC, "options.featarc.clusters=0")
+
+
+@pytest.mark.parametrize(
+    ("reading", "objective"), [("code", "simclr"), ("paper", "simclr"), ("paper", "simsiam")]
+)
+def test_the_regulariser_is_the_mean_of_two_distances(reading, objective):
+    steps = Steps(
+        "method.name=featarc_align",
+        f"method.objective={objective}",
+        f"options.featarc_alignment.reading={reading}",
+        "model.predictor_hidden=[16]",
+    )
+    batch, received = steps.batch(), steps.federation.initial_weights()
+    with torch.no_grad():
+        for parameter in steps.networks.parameters():
+            parameter.mul_(1.1)  # so that the local networks are not the received ones
+    steps.client.step(batch)
+    loss = steps.client._losses["featarc_alignment"][0].item()
+    networks = federation("method.name=featarc_align", f"method.objective={objective}", "seed=3",
+                          "model.predictor_hidden=[16]").networks  # fmt: skip
+    networks.load_state_dict(received)
+    networks.eval()
+    h, z = steps.encode(steps.data.pick(batch.indices), networks)
+    if reading == "code":
+        outputs = [steps.encode(batch.images[view])[1] for view in ("view1", "view2")]
+        expected = -(cosine(outputs[0], h) + cosine(outputs[1], h)) / 2
+    else:
+        outputs = [steps.encode(images)[1] for images in (batch.images["view1"], batch.images["image"])]
+        if objective == "simsiam":
+            with torch.no_grad():
+                outputs = [steps.networks["predictor"](made) for made in outputs]
+        expected = -(cosine(outputs[0], z) + cosine(outputs[1], z)) / 2
+    assert loss == pytest.approx(expected, rel=1e-3)
+    assert -1 <= loss <= 1
+
+
+def test_the_code_needs_representations_and_embeddings_of_one_size():
+    with pytest.raises(
+        UserError, match=r"set model\.projector_dim = 32 or options\.featarc_alignment\.reading"
+    ):
+        federation("method.name=featarc", "model.projector_dim=16")
+    federation("method.name=featarc", "model.projector_dim=16", "options.featarc_alignment.reading=paper")
+
+
+def test_by_hand_further_models_must_be_given():
+    setting = Rounds(*FEATARC).federation.setting
+    with pytest.raises(ValueError, match="further initial models"):
+        FeatARC().models({}, replace(setting, fresh=None))

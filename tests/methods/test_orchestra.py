@@ -1,0 +1,158 @@
+import math
+
+import pytest
+import torch
+from torch.nn.functional import normalize
+
+from atoll.functional import sinkhorn_assignments
+from atoll.methods.orchestra import balanced_centroids, fit_centroids
+from atoll.tree import clone, same
+from functional.oracles import dot, log_softmax, units
+from harness import run_tiny
+from rounds import Rounds
+
+ORCHESTRA = (
+    "method.name=orchestra",
+    "options.orchestra.global_clusters=6",
+    "options.orchestra.local_clusters=4",
+    "options.orchestra.memory=25",
+    "options.orchestra.server_steps=10",
+)
+
+
+def slot(tree):
+    return tree["parts"]["orchestra"]
+
+
+def groups(count, each, d=8, seed=0, spread=0.02):
+    """Tight groups of directions around orthogonal axes."""
+    draws = torch.Generator().manual_seed(seed)
+    axes = torch.eye(d)[:count].repeat_interleave(each, dim=0)
+    return normalize(axes + spread * torch.randn(axes.shape, generator=draws))
+
+
+def test_local_centroids_are_the_means_of_balanced_groups():
+    z = groups(4, 6)
+    centroids = balanced_centroids(z, 4, torch.Generator().manual_seed(5))
+    expected = normalize(z.reshape(4, 6, 8).mean(dim=1))
+    for mean in expected:
+        assert (centroids - mean).norm(dim=1).min() < 1e-5
+
+
+def test_local_centroids_are_directions_however_few_rows_there_are():
+    z = groups(1, 3)
+    centroids = balanced_centroids(z, 5, torch.Generator().manual_seed(0))
+    assert centroids.shape == (5, 8)
+    torch.testing.assert_close(centroids.norm(dim=1), torch.ones(5))
+
+
+def agreement(c, z, temperature):
+    balanced = sinkhorn_assignments(z @ c.T)
+    soft = (z @ c.T / temperature).softmax(dim=1)
+    return float(torch.nn.functional.cosine_similarity(balanced, soft).mean())
+
+
+def test_global_centroids_come_to_agree_with_balanced_assignments():
+    z = groups(3, 5)
+    c = normalize(torch.randn(3, 8, generator=torch.Generator().manual_seed(2)))
+    fitted = fit_centroids(c, z, 0.1, 300)
+    torch.testing.assert_close(fitted.norm(dim=1), torch.ones(3))
+    assert agreement(fitted, z, 0.1) > agreement(c, z, 0.1) + 0.05
+    of_groups = (z @ fitted.T).argmax(dim=1).reshape(3, 5)
+    assert all(len(set(group.tolist())) == 1 for group in of_groups)
+    assert len(set(of_groups[:, 0].tolist())) == 3
+
+
+def test_the_first_round_makes_centroids_and_trains_nothing():
+    rounds = Rounds(*ORCHESTRA)
+    assert rounds.message(0, 1)["epochs"] == 0
+    assert rounds.message(0, 2)["epochs"] == 1
+    before = clone(rounds.server.state)
+    updates, kept = {}, {}
+    for client in range(4):
+        updates[client], kept[client] = rounds.train(client)
+    assert same(updates[0]["weights"], before["models"]["global"])
+    assert slot(updates[0]).shape == (4, 32)
+    assert slot(kept[0])["memory"].shape == (25, 32)
+    rounds.fold(1, updates)
+    assert same(rounds.server.state["models"], before["models"])
+    z = torch.cat([slot(update) for update in updates.values()])
+    expected = fit_centroids(slot(before), z, 0.1, 10)
+    assert torch.equal(slot(rounds.server.state), expected)
+    assert not torch.equal(slot(rounds.server.state), slot(before))
+    assert torch.equal(slot(rounds.message(2, 2)), expected)
+
+
+def test_the_local_loss_is_the_cross_entropy_of_the_two_networks_assignments():
+    rounds = Rounds(*ORCHESTRA)
+    rounds.start(0, 2)
+    batch = next(rounds.federation.client_data(0).batches(2, 1, rounds.method.images))
+    rounds.client.step(batch)
+    loss = rounds.client._losses["orchestra"][0].item()
+    networks = rounds.federation.networks
+    with torch.no_grad():  # before the first step the target is a copy of the online network
+        z1, z2 = (networks["projector"](networks["encoder"](batch.images[v])) for v in ("view1", "view2"))
+    c = slot(rounds.server.state).double().tolist()
+    expected = 0.0
+    for target, online in zip(units(z1.double()), units(z2.double()), strict=True):
+        given = [math.exp(p) for p in log_softmax([dot(target, row) / 0.1 for row in c])]
+        made = log_softmax([dot(online, row) / 0.1 for row in c])
+        expected -= dot(given, made) / len(z1)
+    assert loss == pytest.approx(expected, rel=1e-4)
+
+
+def test_the_memory_holds_the_newest_target_embeddings():
+    rounds = Rounds(*ORCHESTRA)
+    rounds.start(0, 2)
+    mine = rounds.client.local.of(rounds.method.objective)
+    before, newest = mine.memory.clone(), []
+    for batch in rounds.federation.client_data(0).batches(2, 1, rounds.method.images):
+        loss = rounds.client.step(batch)
+        loss.backward()
+        newest.append(mine.newest.clone())
+        rounds.client.after_step()
+    everything = torch.cat([before, *newest])
+    assert torch.equal(mine.memory, everything[-25:])
+    assert torch.equal(slot(rounds.client.finish()[1])["memory"], mine.memory)
+
+
+def test_the_memory_is_the_clients_own():
+    rounds = Rounds(*ORCHESTRA)
+    _, kept = rounds.train(0)
+    rounds.start(0, 2, kept)
+    mine = rounds.client.local.of(rounds.method.objective)
+    assert torch.equal(mine.memory, slot(kept)["memory"])
+    assert list(slot(kept)) == ["memory"]
+
+
+def test_the_target_starts_anew_or_is_kept():
+    rounds = Rounds(*ORCHESTRA)
+    _, kept = rounds.train(0, 2)
+    online = rounds.start(0, 3, kept)
+    assert same(dict(rounds.client.copies["orchestra_target"].state_dict()), online)
+
+    keeping = Rounds(*ORCHESTRA, "options.orchestra.target=kept")
+    _, kept = keeping.train(0, 2)
+    keeping.start(0, 3, kept)
+    target = keeping.client.copies["orchestra_target"].state_dict()
+    assert all(torch.equal(target[name], value) for name, value in slot(kept)["target"].items())
+    assert "its target network" in keeping.method.keeps
+
+
+def test_centroids_are_checked_at_the_door():
+    rounds = Rounds(*ORCHESTRA)
+    update, _ = rounds.train(0)
+    assert rounds.refused(update) is None
+    for piece, reason in (
+        (None, "it lacks local centroids"),
+        (torch.ones(5, 32), "it lacks local centroids"),
+        (torch.ones(2, 32), "not normalised"),
+    ):
+        assert reason in rounds.refused({**update, "parts": {"orchestra": piece}})
+
+
+def test_a_round_without_steps_does_not_shut_the_door(tmp_path):
+    run = run_tiny(tmp_path / "run", *ORCHESTRA, "train.rounds=3")
+    lines = run.metrics()[1:]
+    assert [line["clients"] for line in lines] == [4, 4, 4]
+    assert [line["loss"] is None for line in lines] == [True, False, False]
