@@ -83,7 +83,7 @@ def _compare(w: Tensor, g: Tensor) -> tuple[float, float]:
     difference = w.new_empty(min(BLOCK, w.numel()), dtype=_precise(w))
     moved = update = 0.0
     for ours, theirs in zip(torch.split(w, BLOCK), torch.split(g, BLOCK), strict=True):
-        torch.sub(ours, theirs, out=difference[: ours.numel()])
+        torch.sub(ours.to(difference.dtype), theirs, out=difference[: ours.numel()])
         moved += float(torch.linalg.vector_norm(difference[: ours.numel()])) ** 2
         update += float(torch.linalg.vector_norm(ours, dtype=difference.dtype)) ** 2
     return moved, update
