@@ -1,0 +1,119 @@
+import pytest
+import torch
+
+from atoll.errors import UserError
+from atoll.methods.euc import EUC, slow_layers
+from atoll.tree import same
+from folds import setting
+from harness import final_models, run_tiny
+from rounds import Rounds
+
+NAME = ("method.name=euc",)
+
+
+def test_slow_layers_by_hand():
+    """Sorted by d: c, a, b. Shares of Σ d·dim up to each: 1/10, 4/10, 1; of dim: 1/4, 3/4, 1.
+
+    1 − 1/4 is above 1/10, 1 − 3/4 is below 4/10: c and a are exchanged less often.
+    """
+    distances = {"a": (3.0, 60), "b": (6.0, 30), "c": (1.0, 30)}
+    assert slow_layers(distances) == {"a", "c"}
+
+
+def test_layers_that_are_all_alike_are_slow_up_to_the_half():
+    """1 − i/4 < i/4 first at i = 3."""
+    assert slow_layers(dict.fromkeys("abcd", (1.0, 10))) == {"a", "b", "c"}
+
+
+def test_clients_that_agree_keep_every_layer_due():
+    assert slow_layers({"a": (0.0, 3), "b": (0.0, 4)}) == set()
+
+
+@pytest.fixture(scope="module")
+def played():
+    """Two rounds of two clients; then the third begins."""
+    rounds = Rounds(*NAME)
+    kept = {0: None, 1: None}
+    for round in (1, 2):
+        trained = {client: rounds.train(client, round, kept[client]) for client in kept}
+        rounds.fold(round, {client: update for client, (update, _) in trained.items()})
+        kept = {client: own for client, (_, own) in trained.items()}
+    return rounds, kept
+
+
+def test_nothing_is_measured_before_all_layers_are_due_again(played):
+    rounds, _ = played
+    assert rounds.server.state["parts"]["euc"] == {"slow": []}
+    fresh, _ = Rounds(*NAME).train(0)
+    assert fresh["parts"] == {}
+
+
+def test_a_client_measures_the_download_against_its_own(played):
+    rounds, kept = played
+    update, _ = rounds.train(0, 3, kept[0])
+    downloaded = rounds.server.state["models"]["global"]
+    layers = kept[0]["parts"]["euc"]["layers"]
+    assert all(layer.ndim >= 2 for layer in layers.values())
+    assert set(layers) == set(update["parts"]["euc"])
+    for name, (distance, size) in update["parts"]["euc"].items():
+        exact = float((downloaded[name].double() - layers[name].double()).square().sum())
+        assert distance == pytest.approx(exact, rel=1e-4)
+        assert size == layers[name].numel()
+
+
+def test_the_server_chooses_slow_layers_and_they_stay_at_the_client(played):
+    before, kept = played
+    rounds = Rounds(*NAME)
+    rounds.server.state = before.server.state
+    updates, owns = {}, {}
+    for client in (0, 1):
+        updates[client], owns[client] = rounds.train(client, 3, kept[client])
+    rounds.fold(3, updates)
+    slow = set(rounds.server.state["parts"]["euc"]["slow"])
+    pieces = [update["parts"]["euc"] for update in updates.values()]
+    means = {name: (sum(piece[name][0] for piece in pieces) / 2, pieces[0][name][1]) for name in pieces[0]}
+    assert slow == slow_layers(means)
+    assert 0 < len(slow) < len(means)
+
+    downloaded, mine = rounds.server.state["models"]["global"], updates[0]["weights"]
+    start = rounds.start(0, 4, owns[0])
+    for name, tensor in start.items():
+        assert torch.equal(tensor, mine[name] if name in slow else downloaded[name])
+    assert same(rounds.start(0, 5, owns[0]), downloaded)  # all are due again
+    assert same(rounds.start(2, 4, None), downloaded)  # a client's first time
+
+    # Distances of layers that were exchanged half as often count half.
+    halved, _ = rounds.train(0, 5, owns[0])
+    for name, (distance, _) in halved["parts"]["euc"].items():
+        exact = float((downloaded[name] - owns[0]["parts"]["euc"]["layers"][name]).square().sum())
+        assert distance == pytest.approx(exact / (2 if name in slow else 1), rel=1e-4)
+
+
+def test_a_resumed_run_ends_alike(tmp_path):
+    straight = run_tiny(tmp_path / "straight", *NAME, "train.rounds=5")
+    run_tiny(tmp_path / "cut", *NAME, "train.rounds=3")
+    resumed = run_tiny(tmp_path / "cut", *NAME, "train.rounds=5", resume=True)
+    assert same(final_models(resumed), final_models(straight))
+
+
+@pytest.mark.parametrize(
+    ("piece", "reason"),
+    [
+        ([], "no table"),
+        ({"y": [1.0, 4]}, "wrong entry for 'y'"),
+        ({"x": [1.0, 5]}, "wrong entry for 'x'"),
+        ({"x": 1.0}, "wrong entry for 'x'"),
+        ({"x": [float("nan"), 4]}, "distance of 'x' is nan"),
+        ({"x": [-1.0, 4]}, "distance of 'x' is -1.0"),
+    ],
+)
+def test_wrong_slices_are_refused(piece, reason):
+    weights = {"x": torch.zeros(2, 2)}
+    assert EUC().refuse_slice({"x": [1.0, 4]}, setting(), weights) is None
+    assert EUC().refuse_slice(None, setting(), weights) is None
+    assert reason in EUC().refuse_slice(piece, setting(), weights)
+
+
+def test_bad_options_are_sentences():
+    with pytest.raises(UserError, match=r"options\.euc\.interval is 1"):
+        EUC(interval=1)
