@@ -152,6 +152,34 @@ def _bench(options: argparse.Namespace) -> int:
     return 0
 
 
+def _egress(options: argparse.Namespace) -> int:
+    from dataclasses import asdict
+
+    from atoll.console import egress_tables, make_console
+    from atoll.egress import egress
+    from atoll.recipe import load_recipe
+
+    recipe = load_recipe(options.recipe, options.set)
+    found = egress(recipe, options.images)
+    if options.json:
+        print(json.dumps(asdict(found), indent=2))  # noqa: T201
+        return 0
+    console = make_console()
+    for table in egress_tables(found, recipe.composed):
+        console.print(table, "")
+    return 0
+
+
+def _federate_init(options: argparse.Namespace) -> int:
+    from atoll.federate import write_app
+    from atoll.recipe import load_recipe
+
+    recipe = load_recipe(options.recipe, options.set)
+    write_app(options.folder, recipe, options.sites, options.out, options.images)
+    print(f"app: {options.folder}\nrun it: flwr run {options.folder}")  # noqa: T201
+    return 0
+
+
 def _methods(options: argparse.Namespace) -> int:
     from atoll.console import make_console
     from atoll.methods.listing import list_methods
@@ -234,6 +262,26 @@ def _parser() -> argparse.ArgumentParser:
     bench = command("bench", _bench, "Time a recipe's training step; recommends threads and memory layout.")
     bench.add_argument("recipe", metavar="RECIPE")
     settings(bench)
+
+    egress = command("egress", _egress, "Read what leaves a client, to the tensor, before anything runs.")
+    egress.add_argument("recipe", metavar="RECIPE")
+    egress.add_argument(
+        "--images", type=int, default=1000, help="training images at the site (default: 1000)"
+    )
+    egress.add_argument("--json", action="store_true")
+    settings(egress)
+
+    federate = commands.add_parser("federate", help="Federations of real sites, over Flower.")
+    init = federate.add_subparsers(required=True, metavar="COMMAND").add_parser(
+        "init", help="Write the Flower app of a recipe.", description="Write the Flower app of a recipe."
+    )
+    init.set_defaults(command=_federate_init)
+    init.add_argument("folder", type=Path, metavar="DIR")
+    init.add_argument("--recipe", required=True, metavar="RECIPE")
+    init.add_argument("--sites", type=int, default=0, help="real sites; 0: shares of the recipe's own images")
+    init.add_argument("--out", type=Path, help="the run's folder (default: runs/NAME-seedN)")
+    init.add_argument("--images", type=Path, help="the coordinator's own images to evaluate on, by class")
+    settings(init)
 
     methods = command("methods", _methods, "List methods: paper, what leaves a client, what it keeps.")
     methods.add_argument("--json", action="store_true")

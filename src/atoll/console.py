@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Iterator
 from typing import Any
 
 from rich.console import Console
@@ -11,8 +12,10 @@ from rich.table import Table
 
 from atoll.data.partitions import Partition
 from atoll.data.sources import Splits
+from atoll.egress import Egress, Item
 from atoll.engines.federation import Federation
 from atoll.engines.server import Record, Server
+from atoll.methods.method import Method
 
 
 class Bar:
@@ -105,3 +108,42 @@ def partition_table(splits: Splits, partition: Partition) -> Table:
 def make_console() -> Console:
     """Where progress and tables go."""
     return Console(file=sys.stdout, width=None if sys.stdout.isatty() else 120)
+
+
+def egress_tables(egress: Egress, method: Method) -> Iterator[Table]:
+    """What leaves a client, what it gets and what it keeps; a line for each tensor and a sum for each list."""
+    every = "every round"
+    titles = {
+        "up": f"Leaves the client, {every}",
+        "down": f"Comes to the client, {every}",
+        "once": "Comes to the client, once",
+        "kept": "Stays with the client, and is kept from round to round",
+    }
+    for place, title in titles.items():
+        items: list[Item] = getattr(egress, place)
+        total = sum(item.bytes for item in items)
+        table = Table(
+            title=f"{title}: {total:,} bytes", title_justify="left", show_edge=False, pad_edge=False
+        )
+        for heading in ("what", "shape", "bytes", "why"):
+            table.add_column(heading, overflow="fold", justify="right" if heading == "bytes" else "left")
+        for item, before in zip(items, [None, *items], strict=False):
+            shape = item.dtype if item.shape is None else f"{item.dtype} {list(item.shape)}"
+            only = "" if len(item.rounds) > 1 or place == "once" else " (not in every round)"
+            why = "″" if before is not None and before.why == item.why and not only else item.why + only
+            table.add_row(item.name, shape, f"{item.bytes:,}", why)
+        if not items:
+            table.add_row("nothing", "", "", "")
+        yield table
+    lines = Table(title="In words", title_justify="left", show_edge=False, pad_edge=False, show_header=False)
+    for sentence in method.egress:
+        lines.add_row(f"leaves: {sentence}")
+    lines.add_row(
+        "leaves once: a real site's name, its numbers of training and held-out images, its class names"
+    )
+    lines.add_row(
+        "leaves at evaluations: a real site's accuracies and geometry on its held-out images, as numbers"
+    )
+    for sentence in method.keeps or ("nothing",):
+        lines.add_row(f"keeps: {sentence}")
+    yield lines

@@ -1,0 +1,36 @@
+import pytest
+
+from atoll.egress import egress
+from atoll.engines.federation import Federation
+from harness import tiny
+
+
+def test_what_leaves_is_the_model_and_its_sample_count_and_losses():
+    recipe = tiny("method.name=ssd")
+    found = egress(recipe, images=100)
+    weights = {item.name: item for item in found.up if item.name.startswith("weights.")}
+    model = Federation(recipe.plan()).initial_weights()
+    assert {f"weights.{name}" for name in model} == set(weights)
+    for name, tensor in model.items():
+        item = weights[f"weights.{name}"]
+        assert item.shape == tuple(tensor.shape)
+        assert item.bytes == tensor.numel() * tensor.element_size()
+    rest = {item.name for item in found.up} - set(weights)
+    assert rest == {"samples", "losses.loss", "losses.align_uniform", "losses.dsr", "losses.pd"}
+    assert found.kept == []
+
+
+def test_what_grows_with_the_images_is_told_for_all_of_them():
+    found = egress(tiny("method.name=orchestra", "options.orchestra.local_clusters=4"), images=500)
+    (centroids,) = [item for item in found.up if item.name.startswith("parts.orchestra")]
+    assert centroids.shape[0] == 4
+    (assigned,) = found.kept
+    assert 500 in assigned.shape
+    assert "centroids" in centroids.why
+
+
+@pytest.mark.parametrize("name", ["fedbn", "moon"])
+def test_state_that_stays_is_listed(name):
+    found = egress(tiny(f"method.name={name}"), images=50)
+    assert found.kept
+    assert not {item.name for item in found.kept} & {item.name for item in found.up}
