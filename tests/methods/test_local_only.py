@@ -1,6 +1,10 @@
+import pytest
+
+from atoll.errors import UserError
 from atoll.tree import same
 from harness import run_tiny, tiny
 from rounds import Rounds
+from steps import federation
 
 
 def test_no_weights_pass_after_the_first(tmp_path):
@@ -31,3 +35,11 @@ def test_it_is_the_centralised_method_on_the_clients_own_samples(tmp_path):
 def test_it_is_the_counterpart_of_any_method():
     method = tiny("method.name=ssd", "method.merge=local_only").composed
     assert "the weights of all trained networks" not in method.egress
+
+
+def test_with_nothing_to_fold_other_aggregations_are_refused():
+    with pytest.raises(
+        UserError, match=r"'featarc' would have none to fold; set method\.aggregation = 'fedavg'"
+    ):
+        federation("method.name=featarc", "method.merge=local_only")
+    federation("method.name=featarc", "method.merge=local_only", "method.aggregation=fedavg")
