@@ -26,7 +26,7 @@ const svg = (name, attributes, ...children) => element("http://www.w3.org/2000/s
 
 // A line is a method by its place, or, below zero, an untrained encoder.
 const colour = (index) => (index < 0 ? "ku" : `k${index % COLOURS}`);
-const dash = (index) => (index < 0 ? `${3 - index} 3` : DASHES[index % DASHES.length]);
+const dash = (index) => (index < 0 ? `${3 - index} 3` : DASHES[(index + Math.floor(index / COLOURS)) % DASHES.length]);
 const lineName = (index) => (index < 0 ? data.untrained[-1 - index] : data.lines[index]);
 const sample = (line, width) =>
   svg("svg", { class: "sample", width, height: 8, "aria-hidden": "true" }, svg("path", { class: `curve ${colour(line)}`, d: `M2,4H${width - 2}`, "stroke-dasharray": dash(line) }));
@@ -313,7 +313,7 @@ function partitionFigure(host, partitions) {
       const { name, size, counts } = clients[at];
       const order = (counts ?? []).map((count, c) => [count, classes[c]]).filter(([count]) => count).sort((a, b) => b[0] - a[0]);
       const listed = order.slice(0, 6).map(([count, label]) => `${number(count, 0)} of ${label}`).join(", ");
-      const more = order.length > 6 ? `, and ${order.length - 6} classes more` : "";
+      const more = order.length > 6 ? `, and ${order.length - 6} more ${order.length > 7 ? "classes" : "class"}` : "";
       readout.replaceChildren(html("span", {}, html("b", {}, `client ${name}: ${number(size, 0)} images`), listed ? ` · ${listed}${more}` : ""));
       picture.setAttribute("aria-label", `Images by client. ${readout.textContent}. Arrow keys move from client to client.`);
     };

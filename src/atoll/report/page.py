@@ -75,7 +75,8 @@ def page(runs: Sequence[Folder]) -> str:
 
 
 RING = 34  # radius of the atoll in the heading, whose box is 100 wide
-MAX_ISLANDS = 60
+MAX_ISLANDS = 36
+MAX_NAMES = 5  # methods that the first sentence names
 MAP_WORDS = (
     "Every mark is a test image, placed by t-SNE near the images whose representations are alike. Groups mean "
     "something; distances between groups, sizes and directions do not."
@@ -100,7 +101,9 @@ def _listed(words: Sequence[str]) -> str:
 
 
 def _lead(groups: Sequence[Group]) -> str:
-    labels = _listed([group.label for group in groups])
+    labels = (
+        _listed([group.label for group in groups]) if len(groups) <= MAX_NAMES else f"{len(groups)} methods"
+    )
     runs = [run for group in groups for run in group.runs]
     clients = sorted({len(run.partition["clients"]) for run in runs if run.partition.get("clients")})
     over = f" over {tables.plural(clients[-1], 'client')}" if len(clients) == 1 else ""

@@ -200,7 +200,7 @@ def protocols(groups: Sequence[Group], untrained: Untrained) -> Html:
         if split == "train":
             on = "There are no held-out images: measured on the training images."
         entries = [
-            tag("div", tag("dt", "kNN" if name == "knn" else name), tag("dd", _listed(values)))
+            tag("div", tag("dt", "kNN, cosine" if name == "knn" else name), tag("dd", _listed(values)))
             for name, values in found.items()
         ]
         blocks.append(join([tag("p", on), tag("dl", *entries, class_="constants")]))
