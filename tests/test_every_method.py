@@ -1,0 +1,77 @@
+"""Every method of the catalogue, on real digits: it learns, resumes, and runs in any number of workers."""
+
+import pytest
+import torch
+
+from atoll.launch import launch
+from atoll.methods.catalogue import METHODS
+from atoll.recipe import load_recipe
+from atoll.tree import leaves, load
+from harness import run_tiny, tiny
+
+ONLY_REPORT = {"fed_pr", "fed_ae", "fed_mae"}  # weak on digits by nature: their kNN is shown, not judged
+LEARN = (
+    "partition.kind=dirichlet",
+    "partition.clients=4",
+    "partition.alpha=1.0",
+    "train.rounds=8",
+    "train.epochs=5",
+    "train.batch_size=32",
+    "train.lr=0.001",
+    "train.optimizer=adam",
+    "evaluation.every=0",
+    "evaluation.at_end=['knn']",
+    "evaluation.map_points=0",
+    "engine.workers=2",
+)
+# What a method cannot do without, over the settings that all share.
+NEEDS = {
+    "fed_mae": ("model.encoder=vit-tiny", "model.width=64", "model.depth=2", "model.stem=cifar"),
+    "fedca": (
+        "options.fedca_alignment.data={source='digits', limit=60}",
+        "options.fedca_alignment.train_epochs=2",
+    ),
+    "scaffold": ("train.optimizer=sgd", "train.momentum=0", "train.lr=0.05"),
+}
+
+
+def knn(results):
+    return results["knn/accuracy"]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", sorted(METHODS))
+def test_it_beats_the_untrained_encoder(name, tmp_path):
+    settings = [*LEARN, f"method.name={name}", *NEEDS.get(name, ())]
+    run = launch(load_recipe("digits", settings), tmp_path / "run")
+    newest = max((run.folder / "checkpoints").glob("round-*.safetensors"))
+    assert all(torch.isfinite(t).all() for t in leaves(load(newest)["state"]) if t.is_floating_point())
+    before, after = run.metrics()[0]["evaluation"], run.read_json("evaluation.json")
+    print(f"{name}: kNN {100 * knn(before):.1f} -> {100 * knn(after):.1f}")
+    assert name in ONLY_REPORT or knn(after) > knn(before)
+
+
+def encoders(run):
+    return {path.name: path.read_bytes() for path in sorted(run.folder.glob("encoder*.safetensors"))}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", sorted(METHODS))
+def test_it_resumes_and_spreads_over_workers_to_the_same_bytes(name, tmp_path):
+    settings = [f"method.name={name}", "train.rounds=3", "train.lr=0.01", *NEEDS.get(name, ())]
+    whole = encoders(run_tiny(tmp_path / "whole", *settings))
+    assert whole
+    run_tiny(tmp_path / "parts", *settings, "train.rounds=2")
+    assert encoders(run_tiny(tmp_path / "parts", *settings, resume=True)) == whole
+    assert encoders(run_tiny(tmp_path / "two", *settings, "engine.workers=2")) == whole
+
+
+@pytest.mark.parametrize("name", sorted(METHODS))
+def test_its_words_are_complete(name):
+    method = METHODS[name]
+    assert method.title
+    assert method.paper
+    assert method.family
+    assert all(part.name and part.source for part in method.parts)
+    settings = [f"method.name={name}", *NEEDS.get(name, ())]
+    assert tiny(*settings).completed().composed == tiny(*settings).composed

@@ -1,0 +1,131 @@
+"""Any objective with any term, merge, aggregation and server step: two finite rounds, or a refusing sentence."""
+
+import itertools
+import re
+
+import pytest
+import torch
+
+from atoll.data.sources import load_data
+from atoll.engines.federation import Federation
+from atoll.engines.simulation import simulate
+from atoll.errors import UserError
+from atoll.methods.catalogue import AGGREGATIONS, MERGES, OBJECTIVES, SERVER_STEPS, TERMS
+from atoll.parts import Trained
+from atoll.runs import Run
+from atoll.tree import leaves
+from harness import tiny
+
+AXES = {
+    "objective": sorted(OBJECTIVES),
+    "terms": ["", *sorted(TERMS)],
+    "merge": sorted(MERGES),
+    "aggregation": sorted(AGGREGATIONS),
+    "server": sorted(SERVER_STEPS),
+}
+SMALL = (
+    "data.limit=36",
+    "partition.clients=3",
+    "train.batch_size=6",
+    "train.optimizer=sgd",
+    "train.momentum=0",
+    "train.lr=0.001",
+)
+VIT = ("model.encoder=vit-tiny", "model.width=64", "model.depth=1", "model.decoder_depth=1", "model.patch=2")
+
+
+def pairwise(axes):
+    """Combinations in which any two values of any two axes meet; greedy, and the same every time."""
+    names = list(axes)
+    missing = {
+        ((a, x), (b, y)) for a, b in itertools.combinations(names, 2) for x in axes[a] for y in axes[b]
+    }
+    chosen = []
+    while missing:
+        (a, x), (b, y) = min(missing)
+        row = {a: x, b: y}
+        for name in names:
+            if name not in row:
+                row[name] = max(
+                    axes[name],
+                    key=lambda value, row=row, name=name: (
+                        sum(_pair(names, name, value, other, row[other]) in missing for other in row),
+                        value,
+                    ),
+                )
+        missing -= {((a, row[a]), (b, row[b])) for a, b in itertools.combinations(names, 2)}
+        chosen.append(tuple(row[name] for name in names))
+    return chosen
+
+
+def _pair(names, name, value, other, known):
+    pair = [(name, value), (other, known)]
+    return tuple(sorted(pair, key=lambda item: names.index(item[0])))
+
+
+@pytest.fixture(scope="module")
+def images():
+    """The same few digits for all."""
+    return load_data(tiny(*SMALL).data, 0)
+
+
+def settings_of(objective, term, merge, aggregation, server):
+    settings = [f"method.objective={objective}", f"method.merge={merge}", f"method.aggregation={aggregation}"]
+    settings += [f"method.server={server}", f"method.terms=[{f'{term!r}' if term else ''}]"]
+    settings += VIT if objective == "mae" else ()
+    if objective == "mae":
+        settings += ["model.stem=cifar"]
+    return settings
+
+
+def play(combination, images, folder):
+    """Two rounds; what the server ends with."""
+    without = [one for one in SMALL if not (combination[0] == "mae" and "stem" in one)]
+    recipe = tiny(*without, "method.name=fed_simclr", *settings_of(*combination))
+    federation = Federation(recipe.plan(), images)
+    trained = {
+        name: Trained(federation.initial_weights(), images.test) for name in recipe.composed.prerequisites()
+    }
+    server, _ = simulate(federation, Run(folder), prerequisites=trained)
+    return server
+
+
+def check(combination, images, folder):
+    try:
+        server = play(combination, images, folder)
+    except UserError as refusal:
+        sentence = str(refusal)
+        assert len(sentence) > 20
+        assert not re.search(r"Traceback|object at 0x|None", sentence)
+        return
+    assert server.round == 2
+    assert all(torch.isfinite(tensor).all() for tensor in leaves(server.state) if tensor.is_floating_point())
+
+
+def test_pairwise_meets_every_pair():
+    axes = {"a": ["1", "2", "3"], "b": ["x", "y"], "c": ["p", "q"]}
+    rows = pairwise(axes)
+    names = list(axes)
+    for a, b in itertools.combinations(range(3), 2):
+        assert {(row[a], row[b]) for row in rows} == set(itertools.product(axes[names[a]], axes[names[b]]))
+    assert len(rows) < 12
+
+
+@pytest.mark.parametrize("combination", pairwise(AXES), ids="-".join)
+def test_any_two_parts_work_together_or_are_refused(combination, images, tmp_path):
+    check(combination, images, tmp_path)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("objective", AXES["objective"])
+def test_all_combinations(objective, images, tmp_path):
+    rest = [values for name, values in AXES.items() if name != "objective"]
+    for number, others in enumerate(itertools.product(*rest)):
+        check((objective, *others), images, tmp_path / str(number))
+
+
+def test_most_combinations_are_not_refused(images, tmp_path):
+    """The plain ones work: a matrix of refusals would prove nothing."""
+    for number, objective in enumerate(name for name in AXES["objective"] if name != "mae"):
+        combination = (objective, "", "replace", "fedavg", "direct")
+        assert play(combination, images, tmp_path / str(number)).round == 2
