@@ -125,8 +125,8 @@ class Method:
             return f"{needy!r} is supervised and these images have no labels; choose a self-supervised method"
         if self.merge.alone and type(self.aggregation) is not FedAvg:
             return (
-                f"with {self.merge.name!r} no weights leave a client, so {self.aggregation.name!r} would have none to "
-                "fold; set method.aggregation = 'fedavg'"
+                f"with {self.merge.name!r} no weights leave a client, so {self.aggregation.name!r} would have none "
+                "to fold; set method.aggregation = 'fedavg'"
             )
         return next((reason for part in self.parts if (reason := part.refuse(setting))), None)
 
