@@ -33,7 +33,6 @@ class FakeGrid:
     def __post_init__(self) -> None:
         be_a_task()
         self._messages: dict[str, tuple[int, Message]] = {}
-        self._looks = 0
 
     def get_node_ids(self) -> list[int]:
         return list(self.nodes)
@@ -56,10 +55,9 @@ class FakeGrid:
         for name in ids:
             if name not in self._messages or (self.late_first and name != max(self._messages)):
                 continue
-            node, message = self._messages[name]
+            node, message = self._messages.pop(name)
             reply = self.nodes[node](message) if node in self.nodes else None
             if reply is not None:
-                del self._messages[name]
                 replies.append(reply)
         return replies
 

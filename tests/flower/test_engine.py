@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 
 import pytest
@@ -11,6 +12,7 @@ pytest.importorskip("flwr", reason="the extra atoll[flower] is not installed")
 
 from grid import FakeGrid, shares
 
+from atoll.engines.flower import wire
 from atoll.engines.flower.engine import FlowerEngine, FlowerOptions
 from atoll.launch import launch
 from atoll.runs import Run
@@ -54,12 +56,32 @@ def test_a_resumed_run_ends_with_the_same_weights(tmp_path, monkeypatch):
     assert [line["round"] for line in cut.metrics()] == [0, 1, 2, 3]
 
 
-def test_constants_and_recipe_are_sent_once(tmp_path, monkeypatch):
+def test_constants_and_recipe_go_to_each_client_once(tmp_path, monkeypatch):
     monkeypatch.setenv("ATOLL_STATE", str(tmp_path / "state"))
     grid = shares(4)
     run = play(grid, tmp_path / "run", "train.rounds=3")
     kinds = [kind for _, kind, _ in grid.sent]
     assert kinds.count("query.hello") == 4
-    assert kinds.count("query.prepare") == 4
-    assert kinds.count("train") == 3 * 4 + 4  # the first job is sent again once a client is prepared
+    assert kinds.count("train") == 3 * 4
+    agreed = [content for _, _, content in grid.sent if "agreed" in wire.tree(content)]
+    assert len(agreed) == 4
     assert json.loads((run.folder / "sites.json").read_text())["turned_away"] == []
+
+
+def test_a_site_whose_disk_was_lost_is_told_again(tmp_path, monkeypatch):
+    monkeypatch.setenv("ATOLL_STATE", str(tmp_path / "state"))
+    grid = shares(4)
+    trained = []
+    first = grid.nodes[100]
+
+    def forgetful(message):
+        if message.metadata.message_type == "train":
+            trained.append(message)
+            if len(trained) == 2:
+                shutil.rmtree(tmp_path / "state")
+        return first(message)
+
+    grid.nodes[100] = forgetful
+    run = play(grid, tmp_path / "run", "train.rounds=3")
+    assert [line["clients"] for line in run.metrics()[1:]] == [4, 4, 4]
+    assert same(final_models(run), final_models(run_tiny(tmp_path / "ours", "train.rounds=3")))

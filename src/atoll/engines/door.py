@@ -79,7 +79,7 @@ class Door:
             value = update.get(name)
             if not _is_number(value) or (name != "loss" and not value > 0):
                 return f"its {name!r} is {value!r}"
-        losses = update.get("losses", {})
+        losses = update.get("losses")
         if not isinstance(losses, dict) or not all(map(_is_number, losses.values())):
             return "its losses are not finite numbers"
         return None

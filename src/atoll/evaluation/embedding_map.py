@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import numpy as np
 from numpy.typing import NDArray
-from sklearn.decomposition import PCA
-from sklearn.manifold import TSNE
 from threadpoolctl import threadpool_limits  # type: ignore[import-untyped]
 from torch import Tensor
 from torch.nn import functional as F
@@ -54,6 +52,9 @@ def embedding_map(h: Tensor, seed: int, max_points: int = 1000) -> NDArray[np.fl
     n = len(rows)
     if n < 4:  # too few for neighbourhoods
         return np.zeros((n, 2), np.float32) + np.arange(n, dtype=np.float32)[:, None]
+    from sklearn.decomposition import PCA  # a second to import, and a client needs no map
+    from sklearn.manifold import TSNE
+
     with threadpool_limits(1):
         flat = PCA(min(COMPONENTS, *rows.shape), svd_solver="full").fit_transform(rows)
         if np.allclose(flat, 0):  # a collapsed representation: all images in one place

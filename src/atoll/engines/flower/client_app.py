@@ -47,12 +47,6 @@ def hello(message: Message, context: Context) -> Message:
     return answer(message, context, SiteSide.hello)
 
 
-@app.query("prepare")
-def prepare(message: Message, context: Context) -> Message:
-    """Keep what the run agreed on."""
-    return answer(message, context, SiteSide.prepare)
-
-
 @app.train()
 def train(message: Message, context: Context) -> Message:
     """One round."""

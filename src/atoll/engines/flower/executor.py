@@ -6,7 +6,7 @@ import shutil
 from collections.abc import Callable, Generator, Mapping, Sequence
 from pathlib import Path
 
-from atoll.engines.flower.post import EVALUATE, QUERY, TRAIN, Lost, Post
+from atoll.engines.flower.post import EVALUATE, TRAIN, Lost, Post
 from atoll.engines.flower.roster import Roster
 from atoll.engines.flower.site import digest_of
 from atoll.engines.server import Job, Result
@@ -54,16 +54,20 @@ class FlowerExecutor:
         self._deadline = deadline
         self._classes = list(classes)
         self._agreed: dict[str, Tree] = {}
+        self._digest = ""
+        self._told: set[int] = set()
 
     def start(self, constants: Tree) -> None:
-        """Settle what every client must know. A client gets it when it first says that it lacks it."""
+        """Settle what every client must know. It goes out with a client's first request, and stays on its disk."""
         self._agreed = {
             "recipe": self._roster.recipe,
             "clients": len(self._roster.clients),
             "classes": self._classes,
             "constants": constants,
         }
-        self._digest = digest_of(self._agreed)
+        digest = digest_of(self._agreed)
+        if digest != self._digest:
+            self._digest, self._told = digest, set()
 
     def run(
         self, jobs: Sequence[Job], progress: Callable[[int], None] | None
@@ -95,21 +99,20 @@ class FlowerExecutor:
         post = Post(self._roster.grid, self._deadline)
         common = {"federation": self._roster.federation, "digest": self._digest}
         nodes = {client: self._roster.node(client) for client in requests}
+        fresh = {client for client, node in nodes.items() if node is not None and client not in self._told}
         for client, node in nodes.items():
             if node is None:
                 yield client, Lost("its site is not connected")
-            else:
-                post.send(client, node, kind, {**common, **requests[client]})
-        prepared: set[int] = set()
+                continue
+            agreed = {"agreed": self._agreed} if client in fresh else {}
+            post.send(client, node, kind, {**common, **requests[client], **agreed})
         for client, answer in post.answers():
             node = nodes[client]
             if node is not None and not isinstance(answer, Lost):
-                if "unprepared" in answer and client not in prepared:
-                    prepared.add(client)
-                    post.send(client, node, f"{QUERY}.prepare", {**common, "agreed": self._agreed})
-                    continue
-                if "ready" in answer and client in prepared:
-                    post.send(client, node, kind, {**common, **requests[client]})
+                self._told.add(client)
+                if "unprepared" in answer and client not in fresh:  # its disk was lost since
+                    fresh.add(client)
+                    post.send(client, node, kind, {**common, **requests[client], "agreed": self._agreed})
                     continue
             yield client, answer
 

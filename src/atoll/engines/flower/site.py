@@ -130,16 +130,10 @@ class SiteSide:
             "classes": [] if splits is None else list(splits.train.classes),
         }
 
-    def prepare(self, request: Tree) -> Tree:
-        """Keep what the run agreed on: the recipe, the classes and the method's constants."""
-        digest = digest_of(request["agreed"])
-        write_whole(self._agreed(request, digest).path, pack(request["agreed"]))
-        return {"ready": digest}
-
     def train(self, request: Tree) -> Tree:
         """One round of this site's client."""
-        agreed = self._agreed(request, request["digest"])
-        if not agreed.path.is_file():
+        agreed = self._agreed(request)
+        if agreed is None:
             return {"unprepared": True}
         message = request["message"]
         federation, client = _client_side(agreed, self.options, self.read_plan, message["client"])
@@ -156,8 +150,8 @@ class SiteSide:
 
     def evaluate(self, request: Tree) -> Tree:
         """What a model is worth on this site's held-out images: numbers, and nothing else."""
-        agreed = self._agreed(request, request["digest"])
-        if not agreed.path.is_file():
+        agreed = self._agreed(request)
+        if agreed is None:
             return {"unprepared": True}
         client, kept = request["client"], request["kept"]
         federation, _ = _client_side(agreed, self.options, self.read_plan, client)
@@ -177,10 +171,18 @@ class SiteSide:
         numbers = {name: value for name, value in results.items() if type(value) in (int, float)}
         return {"results": numbers, "images": len(held)}
 
-    def _agreed(self, request: Tree, digest: str) -> Agreed:
+    def _agreed(self, request: Tree) -> Agreed | None:
+        """The file of what the run agreed on, written if it comes with the request; None if it is not here."""
+        digest = request["digest"]
         if not re.fullmatch("[0-9a-f]{32}", digest):
             raise UserError("the coordinator's request is malformed")
-        return Agreed(digest, self._folder(request) / f"agreed-{digest}.safetensors")
+        agreed = Agreed(digest, self._folder(request) / f"agreed-{digest}.safetensors")
+        if "agreed" in request and not agreed.path.is_file():
+            data = pack(request["agreed"])
+            if hashlib.blake2b(data, digest_size=16).hexdigest() != digest:
+                raise UserError("the coordinator's request is damaged")
+            write_whole(agreed.path, data)
+        return agreed if agreed.path.is_file() else None
 
     def _states(self, request: Tree) -> ClientStates:
         return ClientStates(self._folder(request) / "states")
@@ -194,7 +196,7 @@ class SiteSide:
 
 @dataclass(frozen=True)
 class Agreed:
-    """The file of what a run agreed on; two with one digest hold the same."""
+    """The file of what a run agreed on: recipe, classes, constants. Two with one digest hold the same."""
 
     digest: str
     path: Path = field(compare=False)

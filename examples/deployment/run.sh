@@ -1,0 +1,68 @@
+#!/usr/bin/env bash
+# A real federation on one machine, from nothing: a SuperLink and four SuperNodes as separate processes, TLS, and
+# node authentication; PACS, one domain a site. Needs pip install 'atoll[flower]' and ATOLL_DATA.
+#
+#   ATOLL_DATA=... bash run.sh [FOLDER] [--set key=value ...]
+#
+# All that is made lies in FOLDER (default: trial); the report is FOLDER/run/report.html.
+set -euo pipefail
+
+here=$(cd "$(dirname "$0")" && pwd)
+trial=trial
+if [[ $# -gt 0 && $1 != --set ]]; then trial=$1; shift; fi
+[[ ${1:-} == --set ]] && shift
+sites=(art_painting cartoon photo sketch)
+port=${ATOLL_TRIAL_PORT:-9092} # the SuperLink's; the nodes' own follow it
+mkdir -p "$trial/logs" && trial=$(cd "$trial" && pwd)
+
+export FLWR_HOME=$trial/flwr FLWR_TELEMETRY_ENABLED=0 FLWR_DISABLE_UPDATE_CHECK=1
+mkdir -p "$FLWR_HOME"
+
+# 1. Certificates, keys and images.
+python "$here/make_keys.py" "$trial/keys" "${sites[@]}"
+[[ -d $trial/images ]] || python "$here/export_pacs.py" "$trial/images"
+
+# 2. The Flower app, and where its SuperLink is.
+if [[ ! -d $trial/app ]]; then
+  atoll federate init "$trial/app" --recipe pacs-ssd-cpu --sites 4 --out "$trial/run" \
+    --set train.rounds=3 train.epochs=1 evaluation.every=0 "$@"
+fi
+cat > "$FLWR_HOME/config.toml" <<CONFIG
+[superlink]
+default = "trial"
+
+[superlink.trial]
+address = "127.0.0.1:$port"
+root-certificates = "$trial/keys/ca.crt"
+CONFIG
+
+# 3. The SuperLink. It installs nothing by itself, and knows only the nodes whose keys are registered.
+processes=()
+stop() { kill "${processes[@]}" 2> /dev/null || true; wait 2> /dev/null || true; }
+trap stop EXIT
+flower-superlink --host 127.0.0.1 --port "$port" --database "$trial/superlink.db" \
+  --ssl-ca-certfile "$trial/keys/ca.crt" --ssl-certfile "$trial/keys/server.crt" --ssl-keyfile "$trial/keys/server.key" \
+  --enable-supernode-auth --disable-runtime-dependency-installation > "$trial/logs/superlink.log" 2>&1 &
+processes+=($!)
+for site in "${sites[@]}"; do
+  for attempt in $(seq 30); do
+    flwr supernode register "$trial/keys/$site.pub" > "$trial/logs/register-$site.log" 2>&1 && break
+    grep -q "already in use" "$trial/logs/register-$site.log" && break # from an earlier trial
+    sleep 1
+  done
+done
+
+# 4. The sites. Each node is told its name, its folder and where to keep its state.
+number=0
+for site in "${sites[@]}"; do
+  number=$((number + 1))
+  flower-supernode --superlink "127.0.0.1:$port" --root-certificates "$trial/keys/ca.crt" \
+    --auth-supernode-private-key "$trial/keys/$site" --port $((port + 10 + number)) \
+    --node-config "site=\"$site\" data=\"$trial/images/$site\" source=\"folder\" state=\"$trial/state/$site\"" \
+    > "$trial/logs/$site.log" 2>&1 &
+  processes+=($!)
+done
+
+# 5. The run.
+flwr run "$trial/app" --stream
+echo "report: $trial/run/report.html"

@@ -1,0 +1,25 @@
+"""An objective that spoils updates at some clients in some rounds; travels in the app's folder."""
+
+import time
+
+import torch
+
+from atoll.methods.catalogue import OBJECTIVES
+
+Base = type(OBJECTIVES["align_uniform"])
+
+
+class Hostile(Base):
+    def after_step(self, local):
+        super().after_step(local)
+        fault = (local.round, local.client)
+        weight = local.networks["encoder"].conv1.weight
+        if fault == (2, 0):
+            weight.data.fill_(float("nan"))
+        if fault == (3, 1):
+            for parameter in local.networks.parameters():
+                parameter.data.mul_(1000.0)
+        if fault == (4, 2) and local.steps == 2:
+            weight.data = torch.zeros(1)
+        if fault == (5, 3):
+            time.sleep(60)

@@ -1,0 +1,199 @@
+"""Sites with folders of their own, on the fake grid."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+pytest.importorskip("flwr", reason="the extra atoll[flower] is not installed")
+
+import torch
+from deployment import SITES, one_folder, write_digits
+from grid import FakeGrid, node
+
+from atoll.engines.flower.engine import FlowerEngine, FlowerOptions
+from atoll.engines.flower.wire import records, tree
+from atoll.errors import UserError
+from atoll.launch import launch
+from atoll.tree import map_tensors, same
+from harness import final_models, run_tiny, tiny
+
+FOLDERS = ("data.source=clients", "data.channels=1", "partition.kind=natural", "evaluation.during=['knn']")
+
+
+@pytest.fixture
+def place(tmp_path, monkeypatch):
+    write_digits(tmp_path / "images")
+    monkeypatch.setenv("ATOLL_STATE", str(tmp_path / "state"))
+    return tmp_path
+
+
+def site(number, name, place, spoil=None, **config):
+    given = {"site": name, "data": str(place / "images" / name), "source": "folder", **config}
+    return node(number, given, spoil)
+
+
+def sites(place, **spoil):
+    return FakeGrid({10 + k: site(10 + k, name, place, spoil.get(name)) for k, name in enumerate(SITES)})
+
+
+def play(grid, place, *settings, resume=False, out="run", **options):
+    recipe = tiny("data.path=nowhere", *FOLDERS, *settings)
+    options = {"sites": 4, "wait": 3.0, "deadline": 10.0, **options}
+    return launch(
+        recipe, place / out, resume, None, FlowerEngine(grid, FlowerOptions(**options), recipe.to_toml())
+    )
+
+
+@pytest.mark.parametrize("method", ["ssd", "fed_sl"])
+def test_the_weights_are_those_of_our_engine_over_the_same_folders(place, method):
+    folder = one_folder(place / "together", place / "images")
+    settings = (f"method.name={method}", "evaluation.every=1")
+    ours = run_tiny(place / "ours", f"data.path={folder}", "data.limit=1000000", *FOLDERS, *settings)
+    theirs = play(sites(place), place, *settings)
+    assert same(final_models(ours), final_models(theirs))
+    sizes = [client["size"] for client in theirs.read_json("partition.json")["clients"]]
+    assert sizes == [40, 40, 40, 40]
+
+
+def test_each_site_measures_on_its_own_images_and_sends_numbers_only(place):
+    heard = []
+
+    def listen(reply):
+        heard.append(tree(reply.content))
+        return reply
+
+    run = play(sites(place, **dict.fromkeys(SITES, listen)), place)
+    results = run.read_json("evaluation.json")
+    assert set(results["sites"]) == set(SITES)
+    accuracies = [numbers["knn/accuracy"] for numbers in results["sites"].values()]
+    assert results["sites_mean"]["knn/accuracy"] == pytest.approx(sum(accuracies) / 4)
+    measured = [answer for answer in heard if "results" in answer]
+    assert measured
+    for answer in measured:
+        assert all(type(value) in (int, float) for value in answer["results"].values())
+
+
+def test_the_coordinators_own_images_are_measured_too(place):
+    run = play(sites(place), place, images=str(place / "images" / "west"))
+    assert 0 <= run.read_json("evaluation.json")["knn/accuracy"] <= 1
+
+
+def spoiled(change):
+    """The updates of round 2 changed."""
+    seen = []
+
+    def spoil(reply):
+        answer = tree(reply.content)
+        if "update" in answer:
+            seen.append(1)
+            if len(seen) == 2:
+                answer["update"]["weights"] = change(answer["update"]["weights"])
+                reply.content = records(answer)
+        return reply
+
+    return spoil
+
+
+FAULTS = {
+    "nan": (
+        lambda w: map_tensors(lambda t: t * float("nan") if t.is_floating_point() else t, w),
+        "not finite",
+    ),
+    "shape": (lambda w: {**w, "encoder.conv1.weight": torch.zeros(1)}, "shape"),
+    "huge": (
+        lambda w: map_tensors(lambda t: t * 1000 if t.is_floating_point() else t, w),
+        "beyond the bound",
+    ),
+    "missing": (lambda w: {}, "lacks"),
+}
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_a_bad_update_is_refused_and_named_and_the_run_ends(place, fault):
+    change, words = FAULTS[fault]
+    run = play(sites(place, north=spoiled(change)), place, "train.rounds=3", "evaluation.at_end=['geometry']")
+    lines = {line["round"]: line for line in run.metrics()}
+    assert words in lines[2]["refused"]["1"]
+    assert [lines[k]["clients"] for k in (1, 2, 3)] == [4, 3, 4]
+    weights = final_models(run)["global"]
+    assert all(torch.isfinite(tensor).all() for tensor in weights.values())
+
+
+def test_no_answer_is_a_loss_and_the_site_goes_on_with_its_last_valid_state(place):
+    trained = []
+
+    def silent_once(reply):
+        if "update" in tree(reply.content):
+            trained.append(1)
+            if len(trained) == 2:
+                return None
+        return reply
+
+    settings = ("train.rounds=3", "train.bn_buffers=local")
+    grid = sites(place, north=silent_once)
+    run = play(grid, place, *settings, deadline=2.0)
+    lines = {line["round"]: line for line in run.metrics()}
+    assert lines[2]["lost"] == {"1": "no answer within 2 s"}
+    assert lines[3]["clients"] == 4
+    asked = [tree(content) for at, kind, content in grid.sent if kind == "train" and at == 11]
+    assert [request["message"]["kept"] for request in asked] == [0, 1, 1]  # not the state of the lost round
+
+
+def test_a_second_node_with_a_taken_name_is_turned_away(place):
+    grid = sites(place)
+    grid.nodes[20] = site(20, "west", place)
+    run = play(grid, place)
+    (turned,) = run.read_json("sites.json")["turned_away"]
+    assert (turned["name"], turned["node"]) == ("west", "20")
+    assert "already takes part" in turned["reason"] or "complete" in turned["reason"]
+
+
+def test_a_name_stays_with_its_key(place):
+    grid = sites(place)
+    grid.keys = {10 + k: bytes([k]) for k in range(4)}
+    play(grid, place, "train.rounds=1")
+    grid = FakeGrid({node + 10: handler for node, handler in sites(place).nodes.items()})
+    grid.keys = {20: b"\0", 21: b"\1", 22: b"\2", 23: b"thief"}
+    run = play(grid, place, "train.rounds=2", resume=True, wait=1.0)
+    assert run.metrics()[-1]["lost"] == {"3": "its site is not connected"}
+    assert json.loads((run.folder / "sites.json").read_text())["turned_away"][-1]["reason"].endswith(
+        "another key"
+    )
+
+
+def test_a_folder_that_vanishes_is_named(place):
+    grid = sites(place)
+    trained = []
+    handle = grid.nodes[13]
+
+    def vanish(message):
+        if message.metadata.message_type == "train":
+            trained.append(1)
+            if len(trained) == 2:
+                from atoll.engines.flower import site as module
+
+                module._open.cache_clear()  # as if this were a process of its own
+                (place / "images" / "west").rename(place / "gone")
+        return handle(message)
+
+    grid.nodes[13] = vanish
+    run = play(grid, place, "train.rounds=2", "evaluation.at_end=['geometry']")
+    assert "there is no file or folder" in run.metrics()[-1]["lost"]["3"]
+    assert "west" not in run.read_json("evaluation.json")["sites"]
+
+
+def test_too_few_sites_get_a_sentence(place):
+    grid = sites(place)
+    del grid.nodes[12]
+    with pytest.raises(UserError, match=r"3 of 4 sites came within 1 s \(east, north, west\)"):
+        play(grid, place, wait=1.0)
+
+
+def test_an_unnamed_node_and_one_without_images_say_what_is_missing(place):
+    grid = FakeGrid({1: node(1, {}), 2: node(2, {"site": "a"}), 3: site(3, "../etc", place)})
+    with pytest.raises(UserError) as caught:
+        play(grid, place, wait=1.0)
+    for words in ("lacks a name", "has no images", "cannot be a site's name"):
+        assert words in str(caught.value)
