@@ -6,7 +6,7 @@ The paper defines FUR as unbalanced transport from a batch to a spherical Gaussi
 available to us, and the released code does not use its transport. What stands here is what that code runs:
 sliced transport on the sphere (see `atoll.functional.sphere_sliced_uniformity`). The code adds rotation
 prediction (the term ``rotation_term``), and lets small clients train more epochs, so that all take about as
-many steps. EUA is an aggregation of its own.
+many steps. The server aggregates by `EUA`, with the rate of the code's main script.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from typing import ClassVar
 
 from torch import Tensor
 
+from atoll.aggregation.eua import EUA
 from atoll.functional import sphere_sliced_uniformity
 from atoll.methods.method import Method
 from atoll.objectives.align_uniform import VIEWS
@@ -71,6 +72,7 @@ class FUR(Term):
 METHOD = Method(
     objective=SimCLR(temperature=0.07),
     terms=(FUR(equal_steps=True),),
+    aggregation=EUA(server_lr=8.0, weights="batches"),
     title="FedU²",
     paper="Liao et al., Rethinking the Representation in Federated Unsupervised Learning, CVPR 2024",
     family="Federated self-supervised methods",
