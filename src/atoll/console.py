@@ -63,6 +63,8 @@ class Bar:
         loss = record.losses.get("loss")
         if loss is not None:
             facts += f"  loss {loss:.3f}"
+        if record.privacy:
+            facts += "  ε {epsilon:.3g}".format(**record.privacy)
         if record.seconds > 0:
             facts += f"  {self._per_round / record.seconds:,.0f} images/s"
         for client, reason in record.refused.items():

@@ -534,14 +534,24 @@ class Aggregation(Part):
 
     Class attributes:
         whole_cohort: the mathematics needs all updates at once; they spill to disk.
+        only_weights: works only where nothing but weights leaves a client.
     """
 
     whole_cohort: ClassVar[bool] = False
+    only_weights: ClassVar[bool] = False
 
     @property
     def statistics(self) -> tuple[str, ...]:
         """The numbers an update must carry: ``"samples"``, ``"batches"``, ``"loss"`` (of the last epoch)."""
         return ()
+
+    def cohort(self, setting: Setting, round: int) -> list[int] | None:
+        """The clients of a round, where the mathematics prescribes how they are drawn; maybe none."""
+        return None
+
+    def spent(self, setting: Setting, round: int) -> dict[str, Any]:
+        """What of clients' privacy all rounds up to this one have spent, for the log."""
+        return {}
 
     def models(self, start: Weights, setting: Setting) -> Tree:
         """The server's first models, from the one initial model."""

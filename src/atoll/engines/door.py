@@ -39,6 +39,10 @@ class Door:
     def bound(self) -> float:
         """The distance from its model beyond which an update is refused."""
         train = self.setting.train
+        if self.method.aggregation.only_weights:
+            return (
+                train.first_norm
+            )  # what others sent must not decide what becomes of one's own: it is clipped
         return train.norm_factor * statistics.median(self.norms) if self.norms else train.first_norm
 
     def open_round(self) -> None:

@@ -91,6 +91,7 @@ class Record:
         self.losses: dict[str, float] = {}
         self.refused: dict[str, str] = {}
         self.lost: dict[str, str] = {}
+        self.privacy: dict[str, Any] = {}
 
     def to_dict(self) -> dict[str, Any]:
         """One line of metrics."""
@@ -101,6 +102,8 @@ class Record:
             line["refused"] = self.refused
         if self.lost:
             line["lost"] = self.lost
+        if self.privacy:
+            line["privacy"] = self.privacy
         return line
 
 
@@ -135,6 +138,9 @@ class Server:
 
     def cohort(self, round: int) -> list[int]:
         """The clients of a round, in the order in which they were drawn."""
+        prescribed = self.plan.method.aggregation.cohort(self.setting, round)
+        if prescribed is not None:
+            return prescribed
         clients = self.setting.num_clients
         count = max(1, round_half_up(self.plan.train.participation * clients))
         drawn = torch.randperm(clients, generator=stream(self.plan.seed, "cohort", round))
@@ -184,7 +190,7 @@ class Server:
                 _average(record.losses, result.update.get("losses", {}), len(accepted))
                 if verdict.moved:
                     cosines.append(verdict.cosine())
-        if len(accepted) < self.plan.train.min_accepted * len(jobs) or not accepted:
+        if len(accepted) < self.plan.train.min_accepted * len(jobs) or (jobs and not accepted):
             raise TooFewUpdatesError(_too_few(record, len(accepted), len(jobs), self.plan.train.min_accepted))
         self.state = fold.close()
         self.door.close_round()
@@ -192,6 +198,7 @@ class Server:
         self.round = record.round
         record.angular_divergence = fmean(cosines) if cosines else None
         record.clients = len(accepted)
+        record.privacy = self.plan.method.aggregation.spent(self.setting, self.round)
         record.seconds = time.perf_counter() - began
         return record
 

@@ -14,6 +14,7 @@ from atoll.aggregation.dawa import LDAWA, MDAWA
 from atoll.aggregation.eua import EUA
 from atoll.aggregation.fedavg import FedAvg
 from atoll.aggregation.loss_weighted import LossWeighted
+from atoll.aggregation.private import PrivateFedAvg
 from atoll.aggregation.robust import Median, MultiKrum, TrimmedMean
 from atoll.errors import UserError, did_you_mean
 from atoll.methods import (
@@ -100,7 +101,7 @@ MERGES: dict[str, type[Merge]] = by_name(
     euc.EUC, fedbn.FedBN, fedema.FedEMA, fedu.FedU, local_only.LocalOnly, Replace
 )
 AGGREGATIONS: dict[str, type[Aggregation]] = by_name(
-    EUA, featarc.FeatARC, FedAvg, LDAWA, LossWeighted, MDAWA, Median, MultiKrum, TrimmedMean
+    EUA, featarc.FeatARC, FedAvg, LDAWA, LossWeighted, MDAWA, Median, MultiKrum, PrivateFedAvg, TrimmedMean
 )
 SERVER_STEPS: dict[str, type[ServerStep]] = by_name(Direct, FedAdam, FedAvgM)
 

@@ -128,6 +128,13 @@ class Method:
                 f"with {self.merge.name!r} no weights leave a client, so {self.aggregation.name!r} would have none "
                 "to fold; set method.aggregation = 'fedavg'"
             )
+        if self.aggregation.only_weights:
+            for part in self.parts:
+                if part.egress:
+                    return (
+                        f"{self.aggregation.name!r} covers weights only, and {part.name!r} sends more than that "
+                        f"({'; '.join(part.egress)}); choose another method or aggregation"
+                    )
         return next((reason for part in self.parts if (reason := part.refuse(setting))), None)
 
     def refuse_networks(self, networks: nn.ModuleDict) -> str | None:

@@ -35,7 +35,11 @@ class LogLines:
         """A round is complete."""
         loss = record.losses.get("loss")
         facts = f"round {record.round}/{self._rounds}: {record.clients} clients, {record.seconds:.1f} s"
-        log.info("%s%s", facts, "" if loss is None else f", loss {loss:.4f}")
+        if loss is not None:
+            facts += f", loss {loss:.4f}"
+        if record.privacy:
+            facts += ", ε = {epsilon:.3g} at δ = {delta:g}".format(**record.privacy)
+        log.info(facts)
         for client, reason in {**record.refused, **record.lost}.items():
             log.warning("round %d went on without client %s: %s", record.round, client, reason)
 

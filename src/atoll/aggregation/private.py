@@ -1,0 +1,139 @@
+"""Client-level central differential privacy: clipped updates, a uniform mean, Gaussian noise, an accountant.
+
+What is protected is a client's whole contribution to the models that the server publishes, against whoever sees
+those models, with a server that is trusted to add the noise (McMahan et al. 2018; Abadi et al. 2016).
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import secrets
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor
+
+from atoll.parts import Aggregation, Setting
+from atoll.rng import stream
+from atoll.tree import Tree, Weights
+
+BUFFERS = ("running_mean", "running_var")
+
+
+@dataclass(frozen=True)
+class PrivateFedAvg(Aggregation):
+    """w ← w + (Σ_k min(1, C/‖Δ_k‖) Δ_k + N(0, z²C²)) / (qK); Δ_k = w_k − w, each client drawn with chance q.
+
+    The cohort is a Poisson sample, as the accountant assumes, and the divisor its expected size, so that neither
+    depends on who came. BatchNorm's running statistics take no part: clients keep them, or they stay as they began.
+    Noise and sample come from the operating system, because every client knows the recipe and with it the seed: a
+    private run is not repeatable. Keep ``engine.checkpoint_every`` at 1: rounds that are played again spend again.
+    The losses in the log are no part of the guarantee.
+
+    Attributes:
+        clip: C, the norm to which an update is cut.
+        noise_multiplier: z, noise in units of C.
+        delta: δ at which ε is told; well below 1 / clients.
+        secret: a seed for noise and sample. Makes a run repeatable, and its privacy void against all who know it.
+    """
+
+    name: ClassVar[str] = "private_fedavg"
+    source: ClassVar[str] = "McMahan et al. 2018, Algorithm 1"
+    only_weights: ClassVar[bool] = True
+    clip: float = 1.0
+    noise_multiplier: float = 1.0
+    delta: float = 1e-5
+    secret: int | None = None
+
+    def refuse(self, setting: Setting) -> str | None:
+        """What stands against a guarantee."""
+        for name in ("clip", "noise_multiplier"):
+            if not getattr(self, name) > 0:
+                return f"options.{self.name}.{name} is {getattr(self, name)}; it must be above 0"
+        if not 0 < self.delta < 1:
+            return f"options.{self.name}.delta is {self.delta}; it must lie between 0 and 1"
+        if setting.train.bn_buffers == "average":
+            return (
+                "BatchNorm's running statistics would leave the clients without noise; "
+                "set train.bn_buffers = 'local' or 'leave'"
+            )
+        if importlib.util.find_spec("dp_accounting") is None:
+            return "privacy is accounted for by dp-accounting; install it with: pip install 'atoll[dp]'"
+        return None
+
+    def cohort(self, setting: Setting, round: int) -> list[int]:
+        """A Poisson sample."""
+        draws = torch.rand(setting.num_clients, generator=self._stream("sample", round))
+        return torch.nonzero(draws < setting.train.participation).flatten().tolist()
+
+    def spent(self, setting: Setting, round: int) -> dict[str, Any]:
+        """ε of all rounds up to this one."""
+        epsilon = _epsilon(setting.train.participation, self.noise_multiplier, round, self.delta)
+        return {"epsilon": epsilon, "delta": self.delta}
+
+    def open(self, models: Tree, setting: Setting, round: int, scratch: Path | None) -> PrivateFold:
+        """Begin a round's sum."""
+        expected = setting.train.participation * setting.num_clients
+        return PrivateFold(models["global"], self, expected, self._stream("noise", round))
+
+    def _stream(self, purpose: str, round: int) -> torch.Generator:
+        seed = secrets.randbits(62) if self.secret is None else self.secret
+        return stream(seed, f"private {purpose}", round)
+
+
+class PrivateFold:
+    """The noisy mean of a round."""
+
+    def __init__(
+        self, current: Weights, options: PrivateFedAvg, expected: float, noise: torch.Generator
+    ) -> None:
+        self._current = current
+        self._options = options
+        self._expected = expected
+        self._noise = noise
+        self._names = [
+            name
+            for name, tensor in current.items()
+            if tensor.is_floating_point() and not name.endswith(BUFFERS)
+        ]
+        self._sum = [torch.zeros_like(current[name]) for name in self._names]
+
+    def add(self, client: int, update: Tree) -> None:
+        """Fold in one client's step; tensors that it keeps to itself have not moved."""
+        weights: Weights = update["weights"]
+        step = [weights.get(name, self._current[name]) - self._current[name] for name in self._names]
+        norm = _norm(step)
+        if norm > self._options.clip:
+            torch._foreach_mul_(step, self._options.clip / norm)
+        torch._foreach_add_(self._sum, step)
+
+    def close(self) -> Tree:
+        """The model with the noisy mean step."""
+        scale = self._options.noise_multiplier * self._options.clip
+        moved = dict(self._current)
+        for name, total in zip(self._names, self._sum, strict=True):
+            noise = torch.randn(total.shape, generator=self._noise, dtype=total.dtype) * scale
+            moved[name] = self._current[name] + (total + noise) / self._expected
+        return {"global": moved}
+
+
+def _norm(tensors: list[Tensor]) -> float:
+    return float(torch.stack(torch._foreach_norm(tensors)).double().square().sum().sqrt())
+
+
+@lru_cache(maxsize=4096)
+def _epsilon(rate: float, noise_multiplier: float, rounds: int, delta: float) -> float:
+    """Rényi accounting of the Poisson-sampled Gaussian (Mironov et al. 2019), add or remove one client."""
+    import dp_accounting
+    from dp_accounting import rdp
+
+    event: Any = dp_accounting.GaussianDpEvent(noise_multiplier)
+    if rate < 1:
+        event = dp_accounting.PoissonSampledDpEvent(rate, event)
+    orders = [*range(2, 65), 80, 96, 128, 192, 256, 512]  # whole orders have a closed form
+    accountant = rdp.RdpAccountant(orders)
+    accountant.compose(event, rounds)
+    return float(accountant.get_epsilon(delta))

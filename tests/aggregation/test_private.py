@@ -1,0 +1,118 @@
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+import pytest
+import torch
+
+from atoll.aggregation.private import PrivateFedAvg
+from atoll.engines.federation import Federation
+from atoll.errors import UserError
+from atoll.tree import same
+from harness import final_models, run_tiny, tiny
+
+pytest.importorskip("dp_accounting", reason="the extra atoll[dp] is not installed")
+
+PRIVATE = ("method.aggregation=private_fedavg", "train.bn_buffers=leave", "method.name=fed_align_uniform")
+
+
+def setting(**changes):
+    made = Federation(tiny("partition.clients=8").plan()).setting
+    return replace(made, train=replace(made.train, **changes))
+
+
+def model(value):
+    return {
+        "a": torch.full((3,), float(value)),
+        "bn.running_mean": torch.full((2,), float(value)),
+        "n": torch.tensor(int(value)),
+    }
+
+
+def fold(options, updates, of=None):
+    opened = options.open({"global": model(0)}, of or setting(), 1, None)
+    for client, weights in enumerate(updates):
+        opened.add(client, {"weights": weights})
+    return opened.close()["global"]
+
+
+def test_steps_are_clipped_and_divided_by_the_expected_cohort():
+    folded = fold(
+        PrivateFedAvg(clip=1.0, noise_multiplier=1e-12), [model(5), {"a": torch.tensor([0.1, 0, 0])}]
+    )
+    cut = torch.full((3,), 1 / math.sqrt(3))  # the first one's step, cut to norm 1
+    torch.testing.assert_close(folded["a"], (cut + torch.tensor([0.1, 0, 0])) / 8)
+
+
+def test_buffers_and_counters_take_no_part():
+    folded = fold(PrivateFedAvg(), [model(5)])
+    assert torch.equal(folded["bn.running_mean"], torch.zeros(2))
+    assert folded["n"] == 0
+
+
+def test_one_clients_influence_is_bounded_whatever_it_sends():
+    options = PrivateFedAvg(clip=0.5, secret=3)
+    without, beside = fold(options, [model(1)]), fold(options, [model(1), {"a": torch.full((3,), 1e30)}])
+    assert float((without["a"] - beside["a"]).norm()) <= 0.5 / 8 + 1e-6
+
+
+def test_noise_has_its_scale_and_comes_even_if_nobody_came():
+    big = {"a": torch.zeros(200_000)}
+    opened = PrivateFedAvg(clip=2.0, noise_multiplier=3.0).open({"global": big}, setting(), 1, None)
+    noise = opened.close()["global"]["a"]
+    assert float(noise.std()) == pytest.approx(2.0 * 3.0 / 8, rel=0.02)
+    assert abs(float(noise.mean())) < 0.01
+
+
+def test_noise_does_not_follow_from_the_recipe():
+    options = PrivateFedAvg()
+    assert not torch.equal(fold(options, [])["a"], fold(options, [])["a"])
+    options = PrivateFedAvg(secret=1)
+    assert torch.equal(fold(options, [])["a"], fold(options, [])["a"])
+
+
+def test_the_sample_is_poisson():
+    options, of = PrivateFedAvg(), setting(participation=0.25)
+    sizes = [len(options.cohort(of, round)) for round in range(2000)]
+    mean = sum(sizes) / len(sizes)
+    assert mean == pytest.approx(2.0, abs=0.15)
+    variance = sum((size - mean) ** 2 for size in sizes) / len(sizes)
+    assert variance == pytest.approx(8 * 0.25 * 0.75, rel=0.15)
+
+
+def test_epsilon_of_one_gaussian_round_is_that_of_the_literature():
+    # RDP of the Gaussian mechanism is α/(2z²); ε = min over α of α/(2z²) + the conversion of Canonne et al. 2020.
+    z, delta = 2.0, 1e-5
+    bound = min(a / (2 * z * z) + math.log1p(-1 / a) - math.log(delta * a) / (a - 1) for a in range(2, 513))
+    spent = PrivateFedAvg(noise_multiplier=z, delta=delta).spent(setting(), 1)
+    assert spent["epsilon"] == pytest.approx(bound, rel=1e-6)
+
+
+def test_epsilon_grows_with_rounds_and_falls_with_sampling_and_noise():
+    def epsilon(rounds, rate=1.0, z=1.0):
+        return PrivateFedAvg(noise_multiplier=z).spent(setting(participation=rate), rounds)["epsilon"]
+
+    assert epsilon(1) < epsilon(10) < epsilon(100)
+    assert epsilon(10, rate=0.1) < epsilon(10) > epsilon(10, z=4.0)
+
+
+def test_a_run_tells_epsilon_each_round_and_can_be_repeated_only_with_its_secret(tmp_path):
+    runs = [run_tiny(tmp_path / str(k), *PRIVATE, "options.private_fedavg.secret=5") for k in range(2)]
+    assert same(final_models(runs[0]), final_models(runs[1]))
+    told = [line["privacy"]["epsilon"] for line in runs[0].metrics()[1:]]
+    assert 0 < told[0] < told[1]
+    other = run_tiny(tmp_path / "other", *PRIVATE)
+    assert not same(final_models(runs[0]), final_models(other))
+
+
+def test_what_cannot_be_covered_is_refused():
+    def make(*settings):
+        return Federation(tiny(*PRIVATE, *settings).plan())
+
+    with pytest.raises(UserError, match="running statistics"):
+        make("train.bn_buffers=average")
+    with pytest.raises(UserError, match="covers weights only, and 'scaffold'"):
+        make("method.name=scaffold")
+    with pytest.raises(UserError, match="must be above 0"):
+        make("options.private_fedavg.clip=0")
