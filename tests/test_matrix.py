@@ -73,8 +73,7 @@ def settings_of(objective, term, merge, aggregation, server):
     settings = [f"method.objective={objective}", f"method.merge={merge}", f"method.aggregation={aggregation}"]
     settings += [f"method.server={server}", f"method.terms=[{f'{term!r}' if term else ''}]"]
     settings += VIT if objective == "mae" else ()
-    if objective == "mae":
-        settings += ["model.stem=cifar"]
+    settings += ["options.fedca_alignment.data={source='digits'}"] if term == "fedca_alignment" else ()
     return settings
 
 
@@ -84,7 +83,8 @@ def play(combination, images, folder):
     recipe = tiny(*without, "method.name=fed_simclr", *settings_of(*combination))
     federation = Federation(recipe.plan(), images)
     trained = {
-        name: Trained(federation.initial_weights(), images.test) for name in recipe.composed.prerequisites()
+        name: Trained(federation.initial_weights(), images.test.images)
+        for name in recipe.composed.prerequisites()
     }
     server, _ = simulate(federation, Run(folder), prerequisites=trained)
     return server

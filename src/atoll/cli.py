@@ -65,13 +65,17 @@ def _run(options: argparse.Namespace) -> int:
 
 
 def _compare(options: argparse.Namespace) -> int:
-    from atoll.compare import compare, comparison_table
+    from atoll.compare import by_method, compare, comparison_table, counterparts
     from atoll.console import Bar, make_console
     from atoll.recipe import load_recipe
     from atoll.report import write_report
 
     console = make_console()
     recipes = [load_recipe(name, options.set) for name in options.recipes]
+    if options.methods:
+        recipes = [one for recipe in recipes for one in by_method(recipe, options.methods)]
+    if options.lines:
+        recipes += counterparts(recipes)
     runs = compare(recipes, options.seeds, options.out, lambda title: Bar(console, title))
     report = write_report([run.folder for run in runs], options.out / "report.html")
     console.print(comparison_table(runs))
@@ -82,7 +86,7 @@ def _compare(options: argparse.Namespace) -> int:
 def _demo(options: argparse.Namespace) -> int:
     from atoll.compare import DEMO
 
-    options.recipes, options.set, options.seeds = list(DEMO), options.set, 1
+    options.recipes, options.methods, options.lines, options.seeds = list(DEMO), [], False, 1
     return _compare(options)
 
 
@@ -235,6 +239,10 @@ def _parser() -> argparse.ArgumentParser:
     compare.add_argument("recipes", nargs="+", metavar="RECIPE")
     compare.add_argument("--seeds", type=int, default=1, help="seeds a recipe (default: 1)")
     compare.add_argument("--out", type=Path, default=Path("runs/compare"))
+    compare.add_argument("--methods", nargs="+", default=[], metavar="NAME", help="in each recipe's place")
+    compare.add_argument(
+        "--lines", action="store_true", help="add the centralised and the local-only counterparts"
+    )
     settings(compare)
 
     data = command("data", _data, "Look at a recipe's images and at which client holds which.")

@@ -12,6 +12,7 @@ from rich.table import Table
 
 from atoll.engines.simulation import Watcher
 from atoll.launch import launch
+from atoll.methods.catalogue import METHODS, MethodOptions
 from atoll.recipe import Recipe, load_recipe
 from atoll.runs import Run
 
@@ -24,6 +25,59 @@ COLUMNS = {  # heading → (key of the results, factor, digits)
     "−uniformity": ("geometry/uniformity", -1, 3),
     "effective rank": ("geometry/effective_rank", 1, 1),
 }
+
+
+def by_method(recipe: Recipe, methods: Sequence[str]) -> list[Recipe]:
+    """A recipe with each of these methods in its method's place.
+
+    Raises:
+        UserError: an unknown method.
+    """
+    made = [
+        replace(
+            recipe, name=f"{recipe.name}-{name.rpartition(':')[2]}", method=MethodOptions(name), options={}
+        )
+        for name in methods
+    ]
+    return [_valid(one) for one in made]
+
+
+def counterparts(recipes: Sequence[Recipe]) -> list[Recipe]:
+    """The lines between which a federated method lies, for each objective among the recipes.
+
+    The upper one: one client holds all data and keeps its optimiser. The lower one: each client learns alone.
+    """
+    lines: dict[str, Recipe] = {}
+    for recipe in recipes:
+        objective = recipe.composed.objective.name
+        options = {name: table for name, table in recipe.options.items() if name == objective}
+        plain = next(
+            (name for name, m in METHODS.items() if m.objective == recipe.composed.objective and not m.terms),
+            recipe.method.name,
+        )
+        axes = MethodOptions(plain, objective, terms=(), aggregation="fedavg", server="direct")
+        prefix = recipe.name.removesuffix(f"-{recipe.method.name}")
+        whole = replace(recipe, options=options, name=f"{prefix}-{objective}-centralised")
+        lines.setdefault(
+            f"{objective}-centralised",
+            replace(
+                whole,
+                method=replace(axes, merge="replace"),
+                partition=replace(recipe.partition, kind="centralised"),
+                train=replace(recipe.train, participation=1.0, keep_optimizer=True),
+            ),
+        )
+        alone = replace(axes, name="local_only", merge="local_only")
+        lines.setdefault(
+            f"{objective}-alone",
+            replace(recipe, options=options, name=f"{prefix}-{objective}-alone", method=alone),
+        )
+    return [_valid(line) for line in lines.values()]
+
+
+def _valid(recipe: Recipe) -> Recipe:
+    _ = recipe.composed
+    return recipe
 
 
 class _Bar(Watcher, Protocol):
@@ -49,7 +103,7 @@ def compare(
         for seed in range(recipe.seed, recipe.seed + seeds):
             seeded = replace(recipe, seed=seed)
             run = Run(out / f"{recipe.name}-seed{seed}")
-            title = f"{recipe.composed.title or recipe.name}" + (f", seed {seed}" if seeds > 1 else "")
+            title = f"{recipe.label}" + (f", seed {seed}" if seeds > 1 else "")
             bar = watcher(title) if watcher else None
             try:
                 runs.append(launch(seeded, run.folder, resume=run.exists(), watcher=bar))
@@ -71,7 +125,7 @@ def comparison_table(runs: Sequence[Run]) -> Table:
             label += f" ({recipe.model.encoder})"
         groups.setdefault(label, []).append(first)
         results = run.read_json("evaluation.json")
-        groups.setdefault(recipe.composed.title or recipe.name, []).append(results)
+        groups.setdefault(recipe.label, []).append(results)
         protocols.add(_protocol(recipe, results))
     measured = {key for group in groups.values() for results in group for key in results}
     columns = {heading: column for heading, column in COLUMNS.items() if column[0] in measured}
@@ -95,7 +149,7 @@ def _spread(results: Sequence[dict[str, Any]], key: str, factor: float, digits: 
     values = [factor * result[key] for result in results if key in result]
     if not values:
         return "–"
-    if len(set(values)) == 1:
+    if max(values) - min(values) < 10.0**-digits / 2:
         return f"{values[0]:.{digits}f}"
     return f"{statistics.mean(values):.{digits}f} ± {statistics.stdev(values):.{digits}f}"
 

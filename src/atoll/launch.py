@@ -56,6 +56,8 @@ def launch(
         recipe = load_recipe(recipe)
     run = Run(out or default_folder(recipe.name, recipe.seed))
     _check_folder(run, recipe, resume)
+    if resume and run.finished and run.read_json("evaluation.json")["round"] == recipe.train.rounds:
+        return run
     engine = engine or Simulation()
     # Before anything is written: most mistakes show here.
     needed = prerequisite_recipes(recipe)
@@ -82,7 +84,7 @@ def launch(
         server, states = engine.play(federation, run, watcher, measure, trained)
         with threads(recipe.engine.threads):
             results = measure(federation, server, states, final=True)
-            _finish(run, federation, server, states, results)
+            _finish(run, federation, server, states, results, recipe.label)
     return run
 
 
@@ -203,7 +205,9 @@ def _weighted_mean(results: list[dict[str, Any]], weights: list[int]) -> dict[st
         weights = [1] * len(results)
     mean: dict[str, Any] = {}
     for key, value in results[0].items():
-        if isinstance(value, int | float) and not isinstance(value, bool):
+        if all(result.get(key) == value for result in results):  # a constant of the protocol, most likely
+            mean[key] = value
+        elif isinstance(value, int | float) and not isinstance(value, bool):
             mean[key] = sum(w * r[key] for w, r in zip(weights, results, strict=True)) / sum(weights)
         else:
             mean[key] = value
@@ -211,7 +215,7 @@ def _weighted_mean(results: list[dict[str, Any]], weights: list[int]) -> dict[st
 
 
 def _finish(
-    run: Run, federation: Federation, server: Server, states: States, results: dict[str, Any]
+    run: Run, federation: Federation, server: Server, states: States, results: dict[str, Any], label: str
 ) -> None:
     """Save the encoders and say what they are worth."""
     plan = federation.plan
@@ -231,7 +235,7 @@ def _finish(
         save_artifacts(run.folder, encoder, shown, federation.views, plan.seed, points)
     method = plan.method
     about = {
-        "method": method.title,
+        "method": label,
         "egress": list(method.egress),
         "keeps": list(method.keeps),
         "version": __version__,

@@ -63,6 +63,12 @@ class Recipe:
         """The method that the recipe composes."""
         return make_method(self.method, self.options)
 
+    @property
+    def label(self) -> str:
+        """What tables and curves call a run of this recipe."""
+        name = self.composed.title or self.name
+        return f"{name}, centralised" if self.partition.kind == "centralised" else name
+
     def plan(self) -> Plan:
         """The recipe as the objects that an engine needs."""
         return Plan(

@@ -233,12 +233,28 @@ def make_method(chosen: MethodOptions, options: Mapping[str, Mapping[str, Any]])
         aggregation=part(chosen.aggregation, method.aggregation, AGGREGATIONS, "aggregation"),
         server=part(chosen.server, method.server, SERVER_STEPS, "server step"),
     )
+    replaced = _replaced(method, composed)
+    if replaced:
+        composed = dataclasses.replace(
+            composed, title=f"{method.title or chosen.name} with {', '.join(replaced)}"
+        )
     unused = sorted(set(options) - used)
     if unused:
         raise UserError(
             f"options.{unused[0]} belongs to no part of this method; {did_you_mean(unused[0], used)}"
         )
     return composed
+
+
+def _replaced(method: Method, composed: Method) -> list[str]:
+    """The parts that a recipe put in the place of its method's own, in words."""
+    words = []
+    for axis in ("objective", "merge", "aggregation", "server"):
+        if getattr(composed, axis).name != getattr(method, axis).name:
+            words.append(f"{axis} {getattr(composed, axis).name}")
+    if [term.name for term in composed.terms] != [term.name for term in method.terms]:
+        words.append(f"terms {' + '.join(term.name for term in composed.terms) or 'none'}")
+    return words
 
 
 def complete(chosen: MethodOptions, method: Method) -> tuple[MethodOptions, dict[str, dict[str, Any]]]:
