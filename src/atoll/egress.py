@@ -123,6 +123,7 @@ def _play(plan: Plan, count: int) -> dict[str, list[_Flat]]:
             plan, federation.setting, federation.initial_weights(), prerequisites, Path(folder) / "scratch"
         )
         server.door.names = frozenset(federation.update_names())
+        server.door.buffers = frozenset(federation.buffer_names())
         executor = _Recorder(InProcess(federation, states), found)
         executor.start(server.constants)
         for _ in range(ROUNDS):

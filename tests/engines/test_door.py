@@ -54,7 +54,7 @@ def test_a_good_update_passes_and_is_measured():
     verdict = door().examine(update(), {"global": MODEL})
     assert isinstance(verdict, Measure)
     floats = [t for t in MODEL.values() if t.is_floating_point()]
-    assert verdict.distance == pytest.approx(0.1 * math.sqrt(sum(t.numel() for t in floats)), rel=1e-5)
+    assert verdict.distance() == pytest.approx(0.1 * math.sqrt(sum(t.numel() for t in floats)), rel=1e-5)
 
 
 @pytest.mark.parametrize(
@@ -255,3 +255,25 @@ def test_the_mean_angular_divergence_is_in_the_metrics(tmp_path):
     assert all(0.5 < line["angular_divergence"] < 1 for line in lines)
     still = run_tiny(tmp_path / "b", "method.name=fed_simclr", "train.epochs=0").metrics()[1:]
     assert all(line["angular_divergence"] == 1 for line in still)
+
+
+def test_running_statistics_must_be_finite_but_do_not_count_in_the_distance():
+    (name,) = [n for n in MODEL if n.endswith("running_var")][:1]
+    strict = door(first_norm=50.0)
+    lenient = Door(METHOD, setting(first_norm=50.0), frozenset(MODEL), frozenset({name}))
+    far = with_weights(**{name: MODEL[name] + 1000})
+    assert "beyond the bound" in strict.examine(far, {"global": MODEL})
+    assert isinstance(lenient.examine(far, {"global": MODEL}), Measure)
+    broken = with_weights(**{name: MODEL[name] * math.nan})
+    assert "not finite" in lenient.examine(broken, {"global": MODEL})
+
+
+def test_a_whole_run_tells_the_door_which_names_are_running_statistics(tmp_path):
+    from atoll.engines.federation import Federation
+    from harness import tiny
+
+    names = Federation(tiny().plan()).buffer_names()
+    assert "encoder.bn1.running_var" in names
+    assert "encoder.bn1.weight" not in names
+    run = run_tiny(tmp_path / "run", "train.first_norm=30", "train.lr=0.001")
+    assert not any("refused" in line for line in run.metrics())

@@ -8,7 +8,7 @@ the weights' own precision, those over blocks in float64.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 
 import torch
@@ -35,10 +35,9 @@ class Measure:
     update: dict[str, float]
     model: dict[str, float]
 
-    @property
-    def distance(self) -> float:
-        """‖w − g‖ over all tensors."""
-        return math.sqrt(sum(self.moved.values()))
+    def distance(self, without: Collection[str] = ()) -> float:
+        """‖w − g‖ over all tensors but these."""
+        return math.sqrt(sum(moved for name, moved in self.moved.items() if name not in without))
 
     def cosine(self, names: Iterable[str] | None = None) -> float:
         """⟨g, w⟩ / (‖g‖‖w‖) over these tensors taken as one vector, or over all; 1 where either is zero.

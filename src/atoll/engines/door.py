@@ -25,6 +25,8 @@ class Door:
         method: which update forms are right.
         setting: of the run.
         names: the weights that an update must hold, no more and no less.
+        buffers: those of them that are BatchNorm's running statistics. They follow the data's scale, which a first
+            round may move by thousands, so they must be finite but do not count in the distance.
         norms: accepted distances of earlier rounds.
         fresh: accepted distances of this round.
     """
@@ -32,6 +34,7 @@ class Door:
     method: Method
     setting: Setting
     names: frozenset[str]
+    buffers: frozenset[str] = frozenset()
     norms: list[float] = field(default_factory=list)
     fresh: list[float] = field(default_factory=list)
     _yardsticks: dict[int, Yardstick] = field(default_factory=dict)
@@ -111,13 +114,13 @@ class Door:
         for name, moved in measure.moved.items():
             if not math.isfinite(moved):
                 return f"{name!r} holds values that are not finite, or beyond all bounds"
-        if measure.distance > self.bound():
+        distance = measure.distance(self.buffers)
+        if distance > self.bound():
             return (
-                f"it lies {measure.distance:.4g} from the model that it got, beyond the bound of "
-                f"{self.bound():.4g}"
+                f"it lies {distance:.4g} from the model that it got, beyond the bound of {self.bound():.4g}"
             )
-        if measure.distance > 0:  # a client that took no step says nothing about how far one may go
-            self.fresh.append(measure.distance)
+        if distance > 0:  # a client that took no step says nothing about how far one may go
+            self.fresh.append(distance)
         return measure
 
 

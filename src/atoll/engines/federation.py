@@ -18,7 +18,7 @@ from atoll.data.views import Views, make_views
 from atoll.engines.options import EngineOptions
 from atoll.errors import UserError
 from atoll.evaluation import EvaluationOptions
-from atoll.methods.method import Client, Method, update_names
+from atoll.methods.method import Client, Method, buffer_names, update_names
 from atoll.models import Encoder, ModelOptions, build_encoder, build_projector, load_weights
 from atoll.parts import Setting, init_seed, seeded
 from atoll.training import TrainOptions
@@ -116,6 +116,10 @@ class Federation:
     def update_names(self) -> set[str]:
         """Names of the weights that an update must hold."""
         return update_names(self.plan.method, self.plan.train, self.networks)
+
+    def buffer_names(self) -> set[str]:
+        """Names of BatchNorm's running statistics."""
+        return buffer_names(self.networks)
 
     def client_side(self, constants: Tree) -> Client:
         """The client's side of the method, on this process's networks."""

@@ -159,6 +159,7 @@ def play_rounds(
         plan, federation.setting, federation.initial_weights(), prerequisites, journal.checkpoints / "scratch"
     )
     server.door.names = frozenset(federation.update_names())
+    server.door.buffers = frozenset(federation.buffer_names())
     latest = journal.latest()
     if latest is None:
         states.clear()
