@@ -59,7 +59,13 @@ class Deployment:
         for site in sites:
             self.flwr("supernode", "register", str(self.folder / "keys" / f"{site}.pub"))
 
-    def start_node(self, site: str, key: str = "", name: str = "", ca: str = "", **config: str) -> None:
+    def start_node(
+        self, site: str, key: str = "", name: str = "", ca: str = "", supervise: bool = False, **config: str
+    ) -> None:
+        """Start a node; ``supervise``: as systemd does, again and again.
+
+        A SuperLink that has not yet missed a killed node's heartbeat (a minute) refuses that node, which then ends.
+        """
         name = name or site
         given = {
             "site": site,
@@ -73,7 +79,7 @@ class Deployment:
             "--root-certificates", ca or str(self.folder / "keys" / "ca.crt"),
             "--auth-supernode-private-key", str(self.folder / "keys" / (key or site)),
             "--port", str(_free_port()), "--max-retries", "3",
-            "--node-config", " ".join(f'{k}="{v}"' for k, v in given.items()),
+            "--node-config", " ".join(f'{k}="{v}"' for k, v in given.items()), supervise=supervise,
         )  # fmt: skip
 
     def app(self, recipe: Recipe, sites: int = 4, **options: float | str) -> Path:
@@ -128,10 +134,13 @@ class Deployment:
         for name in list(self.processes):
             self.kill(name)
 
-    def _start(self, name: str, *command: str) -> None:
+    def _start(self, name: str, *command: str, supervise: bool = False) -> None:
+        arguments = [str(BIN / command[0]), *command[1:]]
+        if supervise:
+            arguments = ["bash", "-c", 'while true; do "$@"; sleep 5; done', "bash", *arguments]
         with (self.folder / f"{name}.log").open("ab") as log:
             self.processes[name] = subprocess.Popen(
-                [BIN / command[0], *command[1:]], env=self.environment, stdout=log, stderr=log,
+                arguments, env=self.environment, stdout=log, stderr=log,
                 start_new_session=True,
             )  # fmt: skip
 

@@ -27,11 +27,19 @@ def play(grid: FakeGrid, folder: Path, *settings: str, resume: bool = False, **o
     return launch(recipe, folder, resume, None, engine)
 
 
-@pytest.mark.parametrize("method", ["fed_align_uniform", "ssd"])
+FEDCA = (
+    "options.fedca_alignment.data.source=digits",
+    "options.fedca_alignment.size=50",
+    "options.fedca_alignment.train_epochs=1",
+)
+
+
+@pytest.mark.parametrize("method", ["fed_align_uniform", "ssd", "l_dawa", "fedca", "fedema", "featarc"])
 def test_the_weights_are_those_of_our_engine(tmp_path, monkeypatch, method):
     monkeypatch.setenv("ATOLL_STATE", str(tmp_path / "state"))
-    ours = run_tiny(tmp_path / "ours", f"method.name={method}")
-    theirs = play(shares(4), tmp_path / "theirs", f"method.name={method}")
+    settings = (f"method.name={method}", *(FEDCA if method == "fedca" else ()))
+    ours = run_tiny(tmp_path / "ours", *settings)
+    theirs = play(shares(4), tmp_path / "theirs", *settings)
     assert same(final_models(ours), final_models(theirs))
 
 

@@ -6,12 +6,14 @@ import pytest
 
 pytest.importorskip("ray", reason="the extra atoll[flower] is not installed")
 
+from test_engine import FEDCA
+
 from atoll.tree import same
 from harness import final_models, run_tiny, tiny
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("method", ["ssd"])
+@pytest.mark.parametrize("method", ["fed_align_uniform", "ssd", "l_dawa", "fedca", "fedema", "featarc"])
 def test_the_weights_are_those_of_our_engine(tmp_path, monkeypatch, method):
     from flwr.serverapp import ServerApp
     from flwr.simulation import run_simulation
@@ -24,7 +26,8 @@ def test_the_weights_are_those_of_our_engine(tmp_path, monkeypatch, method):
     monkeypatch.setenv("FLWR_HOME", str(tmp_path / "flwr"))
     monkeypatch.setenv("ATOLL_STATE", str(tmp_path / "state"))
     recipe = tmp_path / "recipe.toml"
-    recipe.write_text(tiny(f"method.name={method}").to_toml())
+    settings = (f"method.name={method}", *(FEDCA if method == "fedca" else ()))
+    recipe.write_text(tiny(*settings).to_toml())
     server = ServerApp()
     done = []
 
@@ -38,5 +41,5 @@ def test_the_weights_are_those_of_our_engine(tmp_path, monkeypatch, method):
     assert done == [tmp_path / "theirs"]
     from atoll.runs import Run
 
-    ours = run_tiny(tmp_path / "ours", f"method.name={method}")
+    ours = run_tiny(tmp_path / "ours", *settings)
     assert same(final_models(ours), final_models(Run(tmp_path / "theirs")))

@@ -1,0 +1,145 @@
+"""Seconds a round beyond training: an 11-million-parameter ResNet-18, 4 clients, no local steps.
+
+    python benchmarks/flower.py [--deployment] [--rounds N] [--json FILE]
+
+Each client gets the model and returns it, so that a round is nothing but overhead: our engine in one process; ours
+on Flower's simulation beside Flower's own FedAvg on it; with --deployment also both between a SuperLink and four
+SuperNodes as processes on this machine, with TLS and node keys, where Flower starts a process for each request.
+Ours checks every update at the door and writes a checkpoint each round; Flower's FedAvg does neither. The first
+round, which warms up, is left out; the median of the rest counts.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import statistics
+import sys
+import tempfile
+from pathlib import Path
+
+import torch
+
+from atoll.launch import launch
+from atoll.recipe import Recipe, load_recipe
+from atoll.runs import Run
+
+sys.path.append(str(Path(__file__).parents[1] / "tests" / "flower"))  # for `deployment`
+CLIENTS = 4
+SETTINGS = (
+    "method.name=fed_align_uniform", "model.encoder=resnet18", "data.image_size=32", "data.channels=3",
+    f"partition.clients={CLIENTS}", "partition.kind=iid", "train.epochs=0", "evaluation.every=0",
+    "evaluation.at_end=['geometry']", "evaluation.map_points=0", "engine.workers=1", "engine.device=cpu",
+)  # fmt: skip
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--deployment", action="store_true")
+    parser.add_argument("--json", type=Path)
+    options = parser.parse_args()
+    torch.set_num_threads(1)
+    recipe = load_recipe("digits", [*SETTINGS, f"train.rounds={options.rounds}"])
+    found: dict[str, list[float]] = {}
+    with tempfile.TemporaryDirectory() as folder:
+        place = Path(folder)
+        os.environ |= {"FLWR_TELEMETRY_ENABLED": "0", "FLWR_DISABLE_UPDATE_CHECK": "1"}
+        os.environ |= {"FLWR_HOME": str(place / "flwr"), "ATOLL_STATE": str(place / "state")}
+        found["our engine"] = seconds(launch(recipe, place / "ours"))
+        found["Atoll on Flower's simulation"] = simulate_ours(recipe, place)
+        found["Flower's FedAvg on its simulation"] = simulate_theirs(options.rounds, place)
+        if options.deployment:
+            found["Atoll on Flower's deployment"] = deploy(place / "a", options.rounds, ours=True)
+            found["Flower's FedAvg on its deployment"] = deploy(place / "b", options.rounds, ours=False)
+    medians = {name: statistics.median(values[1:]) for name, values in found.items()}
+    for name, value in medians.items():
+        print(f"{name:36} {value:7.2f} s a round")
+    if options.json:
+        options.json.write_text(json.dumps({"median": medians, "rounds": found}, indent=1) + "\n")
+
+
+def seconds(run: Run) -> list[float]:
+    return [line["seconds"] for line in run.metrics() if line["round"]]
+
+
+def simulate(server, client) -> None:
+    from flwr.simulation import run_simulation
+
+    resources = {"client_resources": {"num_cpus": 1, "num_gpus": 0.0}}
+    run_simulation(server, client, num_supernodes=CLIENTS, backend_config=resources)
+
+
+def simulate_ours(recipe: Recipe, place: Path) -> list[float]:
+    from flwr.serverapp import ServerApp
+
+    from atoll.engines.flower.client_app import app
+    from atoll.engines.flower.engine import FlowerOptions
+    from atoll.engines.flower.server_app import run_federation
+
+    (place / "recipe.toml").write_text(recipe.to_toml())
+    server = ServerApp()
+
+    @server.main()
+    def play(grid, context) -> None:
+        run_federation(grid, FlowerOptions(recipe=str(place / "recipe.toml"), out=str(place / "simulated")))
+
+    simulate(server, app)
+    return seconds(Run(place / "simulated"))
+
+
+def simulate_theirs(rounds: int, place: Path) -> list[float]:
+    from flwr.serverapp import ServerApp
+
+    import flower_fedavg
+
+    server = ServerApp()
+
+    @server.main()
+    def play(grid, context) -> None:
+        context.run_config = {"rounds": rounds, "out": str(place / "fedavg.json")}
+        flower_fedavg.main(grid, context)
+
+    simulate(server, flower_fedavg.client)
+    return json.loads((place / "fedavg.json").read_text())
+
+
+def deploy(place: Path, rounds: int, ours: bool) -> list[float]:
+    from deployment import SITES, Deployment, write_digits
+
+    made = Deployment(place)
+    write_digits(place / "images", each=20, held=4)
+    out = place / "seconds.json"
+    try:
+        made.start_superlink()
+        made.register(*SITES)
+        for site in SITES:
+            made.start_node(site)
+        if ours:
+            settings = ("data.source=clients", "data.path=nowhere", "partition.kind=natural")
+            app = made.app(load_recipe("digits", [*SETTINGS, f"train.rounds={rounds}", *settings]))
+            made.run(app)
+            return seconds(made.finish(900))
+        made.run(fedavg_app(place / "app", rounds, out))
+        made.wait_for(out.is_file, 900, "the end")
+        return json.loads(out.read_text())
+    finally:
+        made.close()
+
+
+def fedavg_app(folder: Path, rounds: int, out: Path) -> Path:
+    folder.mkdir()
+    source = Path(__file__).with_name("flower_fedavg.py").read_text()
+    (folder / "flower_fedavg.py").write_text(source)
+    (folder / "pyproject.toml").write_text(
+        '[project]\nname = "fedavg"\nversion = "1.0.0"\nlicense = "Apache-2.0"\ndependencies = []\n'
+        '[tool.flwr.app]\npublisher = "atoll"\n[tool.flwr.app.components]\n'
+        'serverapp = "flower_fedavg:server"\nclientapp = "flower_fedavg:client"\n'
+        f'[tool.flwr.app.config]\nrounds = {rounds}\nout = "{out}"\n'
+    )
+    return folder
+
+
+if __name__ == "__main__":
+    main()
