@@ -4,12 +4,10 @@ import time
 
 import torch
 
-from atoll.methods.catalogue import OBJECTIVES
-
-Base = type(OBJECTIVES["align_uniform"])
+from atoll.objectives.align_uniform import AlignUniform
 
 
-class Hostile(Base):
+class Hostile(AlignUniform):
     def after_step(self, local):
         super().after_step(local)
         fault = (local.round, local.client)

@@ -67,11 +67,12 @@ class Post:
         """The answers that have come since the last look; after the deadline, all that are left."""
         while self._unsent:
             yield self._unsent.pop(), Lost("the message could not be sent")
-        late = time.monotonic() >= self._ends
+        late = time.monotonic() >= self._ends - 1  # from then on Flower may have dropped a message by itself
         # One at a time: all that have arrived at once might not fit in memory.
         for message_id in list(self._pending):
             for reply in self._grid.pull_messages([message_id]):
-                yield self._pending.pop(message_id), _read(reply)
+                if not (late and reply.has_error()):
+                    yield self._pending.pop(message_id), _read(reply)
             if late and message_id in self._pending:
                 yield self._pending.pop(message_id), Lost(f"no answer within {self._seconds:g} s")
 
