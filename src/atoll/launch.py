@@ -76,7 +76,12 @@ def launch(
         ) -> dict[str, Any]:
             final = final or server.round == 0  # the untrained encoder too is measured by every protocol
             here = _evaluate_all(federation, server, states, final)
-            return {**here, **engine.measure(federation, server, final)}
+            there = engine.measure(federation, server, final)
+            if (
+                not here and "sites_mean" in there
+            ):  # no images here: the clients' own numbers are all there is
+                here = {"split": "sites' own", **there["sites_mean"]}
+            return {**here, **there}
 
         trained = {
             name: _prepare(run.folder / FOLDER / name, other, watcher) for name, other in needed.items()

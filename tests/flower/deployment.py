@@ -82,11 +82,11 @@ class Deployment:
             "--node-config", " ".join(f'{k}="{v}"' for k, v in given.items()), supervise=supervise,
         )  # fmt: skip
 
-    def app(self, recipe: Recipe, sites: int = 4, **options: float | str) -> Path:
+    def app(self, recipe: Recipe, sites: int = 4, name: str = "run", **options: float | str) -> Path:
         from atoll.federate import write_app
 
-        folder = self.folder / "app"
-        write_app(folder, recipe, sites, self.folder / "run")
+        folder = self.folder / f"app-{name}"
+        write_app(folder, recipe, sites, self.folder / name)
         text = (folder / "pyproject.toml").read_text()
         for key, value in options.items():
             line = next(line for line in text.splitlines() if line.startswith(f"{key} = "))
@@ -105,8 +105,8 @@ class Deployment:
         assert done.returncode == 0, done.stdout + done.stderr
         return done.stdout
 
-    def finish(self, seconds: float = 420) -> Run:
-        run = Run(self.folder / "run")
+    def finish(self, seconds: float = 420, name: str = "run") -> Run:
+        run = Run(self.folder / name)
         self.wait_for(lambda: (run.folder / "report.html").is_file(), seconds, "the run's end")
         return run
 

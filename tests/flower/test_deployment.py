@@ -14,6 +14,7 @@ pytest.importorskip("flwr", reason="the extra atoll[flower] is not installed")
 
 import torch
 from deployment import EXAMPLES, SITES, Deployment, one_folder, write_digits
+from test_engine import FEDCA
 
 from atoll.tree import same
 from harness import final_models, run_tiny, tiny
@@ -55,8 +56,23 @@ def ours(place: Path, *settings):
     )
 
 
-@pytest.mark.parametrize("method", ["ssd"])
-def test_same_weights_and_strangers_are_kept_out(deployment, tmp_path, method):
+def test_same_weights_whatever_the_method(deployment, tmp_path):
+    for site in SITES:
+        deployment.start_node(site)
+    folder = one_folder(tmp_path / "together", tmp_path / "images")
+    for method in ("fed_align_uniform", "l_dawa", "fedca", "fedema", "featarc"):
+        settings = (f"method.name={method}", *(FEDCA if method == "fedca" else ()))
+        deployment.run(deployment.app(recipe(*settings), name=method, wait=240.0))
+        theirs = deployment.finish(name=method)
+        mine = run_tiny(
+            tmp_path / f"our-{method}", f"data.path={folder}", "data.limit=1000000", *FOLDERS,
+            "train.batch_size=20", *settings,
+        )  # fmt: skip
+        assert same(final_models(theirs), final_models(mine)), method
+
+
+def test_same_weights_and_strangers_are_kept_out(deployment, tmp_path):
+    method = "ssd"
     deployment.register("twin")
     for site in SITES:
         deployment.start_node(site)

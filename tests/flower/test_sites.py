@@ -67,6 +67,9 @@ def test_each_site_measures_on_its_own_images_and_sends_numbers_only(place):
     run = play(sites(place, **dict.fromkeys(SITES, listen)), place)
     results = run.read_json("evaluation.json")
     assert set(results["sites"]) == set(SITES)
+    assert results["knn/accuracy"] == results["sites_mean"]["knn/accuracy"]  # there are no others
+    assert results["knn/test_images"] == 4 * 20
+    assert type(results["knn/k"]) is int
     accuracies = [numbers["knn/accuracy"] for numbers in results["sites"].values()]
     assert results["sites_mean"]["knn/accuracy"] == pytest.approx(sum(accuracies) / 4)
     measured = [answer for answer in heard if "results" in answer]

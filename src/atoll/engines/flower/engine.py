@@ -195,9 +195,15 @@ def _partition_of(roster: Roster, plan: Plan) -> Partition:
 
 
 def _mean(found: list[tuple[dict[str, float], int]]) -> dict[str, float]:
-    """Of each number, over the sites that have it, weighted by their held-out images."""
+    """Of each number, over the sites that have it, weighted by their held-out images; counts of images add up."""
     mean: dict[str, float] = {}
     for name in dict.fromkeys(name for numbers, _ in found for name in numbers):
         having = [(numbers[name], images) for numbers, images in found if name in numbers]
-        mean[name] = sum(value * images for value, images in having) / sum(images for _, images in having)
+        values = {value for value, _ in having}
+        if name.endswith("images"):
+            mean[name] = sum(value for value, _ in having)
+        elif len(values) == 1:  # a constant of the protocol stays what it is
+            mean[name] = values.pop()
+        else:
+            mean[name] = sum(value * images for value, images in having) / sum(images for _, images in having)
     return mean
