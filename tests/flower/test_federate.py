@@ -1,5 +1,7 @@
 """The Flower app folder."""
 
+import subprocess
+import sys
 import tomllib
 
 import pytest
@@ -49,3 +51,14 @@ def test_a_second_app_does_not_overwrite_the_first(tmp_path, capsys):
 def test_a_mistaken_configuration_gets_a_sentence(key, value):
     with pytest.raises(UserError):
         FlowerOptions.read({key: value})
+
+
+def test_without_flower_the_command_says_how_to_get_it(tmp_path, monkeypatch, capsys):
+    monkeypatch.setitem(sys.modules, "flwr", None)
+    assert main(["federate", "init", str(tmp_path / "app"), "--recipe", "digits-ssd"]) == 2
+    assert "pip install 'atoll[flower]'" in capsys.readouterr().err
+
+
+def test_atoll_does_not_import_flower():
+    code = "import sys, atoll, atoll.cli, atoll.launch, atoll.egress; sys.exit('flwr' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code]).returncode == 0

@@ -195,8 +195,15 @@ def test_too_few_sites_get_a_sentence(place):
 
 
 def test_an_unnamed_node_and_one_without_images_say_what_is_missing(place):
-    grid = FakeGrid({1: node(1, {}), 2: node(2, {"site": "a"}), 3: site(3, "../etc", place)})
+    grid = FakeGrid(
+        {
+            1: node(1, {}),
+            2: node(2, {"site": "a"}),
+            3: site(3, "../etc", place),
+            4: site(4, "b", place, dta="x"),
+        }
+    )
     with pytest.raises(UserError) as caught:
         play(grid, place, wait=1.0)
-    for words in ("lacks a name", "has no images", "cannot be a site's name"):
+    for words in ("lacks a name", "has no images", "cannot be a site's name", "unknown 'dta'"):
         assert words in str(caught.value)

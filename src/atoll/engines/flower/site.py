@@ -25,13 +25,15 @@ from atoll.engines.client_states import ClientStates
 from atoll.engines.federation import Federation, Plan
 from atoll.engines.flower.roster import FORMAT
 from atoll.engines.simulation import threads
-from atoll.errors import UserError
+from atoll.errors import UserError, did_you_mean
 from atoll.evaluation import evaluate
 from atoll.methods.method import Client, train_client
 from atoll.parts import Deployment
 from atoll.tree import Tree, load, map_tensors, pack, write_whole
 
 PlanReader = Callable[[str], Plan]
+WORDS = ("site", "data", "source", "state", "device")  # what a node's configuration may say
+NUMBERS = ("partition-id", "num-partitions")  # and what Flower's simulation adds
 
 
 @dataclass(frozen=True)
@@ -62,11 +64,12 @@ class SiteOptions:
         Raises:
             UserError: a site without a folder, or a node that is told neither.
         """
-        fields = {
-            name: str(config[name])
-            for name in ("site", "data", "source", "state", "device")
-            if name in config
-        }
+        for key in config:
+            if key not in (*WORDS, *NUMBERS):
+                raise UserError(
+                    f"the node's configuration has an unknown {key!r}; {did_you_mean(key, WORDS)}"
+                )
+        fields = {name: str(config[name]) for name in WORDS if name in config}
         share = config.get("partition-id")
         options = cls(**fields, share=None if share is None else int(share))
         if not options.site and options.share is None:
