@@ -77,6 +77,15 @@ def test_misspelt_key_names_the_right_one():
         ("method.name=nowhere:X", "no module 'nowhere'"),
         ("method.name=math:nothing", "has no 'nothing'"),
         ("method.name=math:pi", "no atoll Method"),
+        ("method.name=:METHOD", "cannot be imported"),
+        ("method.name=.own:METHOD", "cannot be imported"),
+        ("method.terms=['pd','dsr','pd']", "names 'pd' twice"),
+        ("train.momentum=-1", "train.momentum is -1"),
+        ("train.momentum=1.5", "train.momentum is 1.5"),
+        ("train.weight_decay=-0.1", "train.weight_decay is -0.1"),
+        ("train.decay=nan", "train.decay is nan"),
+        ("engine.device=meta", "use auto, cpu or cuda"),
+        ("engine.device=nonsense", "use auto, cpu or cuda"),
         ("train", "not of the form key=value"),
         ("seed.deep=1", "seed"),
     ],
@@ -108,3 +117,42 @@ def test_a_file_that_is_not_toml(tmp_path):
 def test_no_such_recipe():
     with pytest.raises(UserError, match=r"neither a preset nor a \.toml file; did you mean 'digits-ssd'"):
         load_recipe("digit-ssd")
+
+
+@pytest.mark.parametrize(
+    ("text", "sentence"),
+    [
+        ("x = (\n", r"SyntaxError: .*module_0\.py, line 1"),
+        ("\nfrom math import nothing\n", r"ImportError: cannot import name 'nothing'.*module_1\.py, line 2"),
+        ("import math\nmath.nothing\n", r"AttributeError: .*module_2\.py, line 2"),
+        ("import no_such_library\n", "no module 'no_such_library'"),
+        ("METHOD = int\n", "no atoll Method"),
+        (
+            "from dataclasses import dataclass\nfrom atoll.parts import Objective\n"
+            "@dataclass(frozen=True)\nclass METHOD(Objective):\n    size: int\n",
+            "cannot be made without options.*'size'",
+        ),
+    ],
+)
+def test_a_mistake_in_the_users_own_module(text, sentence, tmp_path, monkeypatch, request):
+    name = f"module_{request.node.callspec.indices['text']}"
+    (tmp_path / f"{name}.py").write_text(text)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(tmp_path)
+    with pytest.raises(UserError, match=sentence):
+        load_recipe("digits-ssd", [f"method.name={name}:METHOD"])
+
+
+def test_a_base_is_looked_for_beside_its_file(tmp_path):
+    (tmp_path / "deep").mkdir()
+    (tmp_path / "deep/ours.toml").write_bytes("\ufefftitle = 'Größe'\nbase = 'digits'\n".encode())
+    (tmp_path / "deep/mine.toml").write_text("base = 'ours.toml'\n[train]\nrounds = 3\n")
+    recipe = load_recipe(tmp_path / "deep/mine.toml")
+    assert (recipe.title, recipe.train.rounds, recipe.data.image_size) == ("Größe", 3, 16)
+
+
+def test_a_circle_of_bases_is_a_mistake(tmp_path):
+    (tmp_path / "a.toml").write_text("base = 'b.toml'\n")
+    (tmp_path / "b.toml").write_text("base = 'a.toml'\n")
+    with pytest.raises(UserError, match="is its own base"):
+        load_recipe(tmp_path / "a.toml")

@@ -90,7 +90,7 @@ def presets() -> dict[str, str]:
     """The recipes that come with Atoll: their texts by name."""
     folder = resources.files("atoll") / "recipes"
     return {
-        entry.name.removesuffix(".toml"): entry.read_text()
+        entry.name.removesuffix(".toml"): entry.read_text("utf-8")
         for entry in sorted(folder.iterdir(), key=lambda entry: entry.name)
         if entry.name.endswith(".toml")
     }
@@ -122,26 +122,29 @@ def read_recipe(text: str) -> Recipe:
         raise UserError(f"this recipe is not valid TOML: {error}") from None
 
 
-def _read(recipe: str) -> dict[str, Any]:
+def _read(recipe: str, folder: Path = Path(), above: tuple[str, ...] = ()) -> dict[str, Any]:
+    """A preset or a file as a table, laid over its base; a file's base is looked for beside it."""
     known = presets()
-    path = Path(recipe)
+    path = folder / recipe
     if recipe in known:
-        text, place = known[recipe], f"preset {recipe}"
+        text, place, folder = known[recipe], f"preset {recipe}", Path()
     elif path.suffix == ".toml" or path.is_file():
         try:
-            text, place = path.read_text(), str(path)
+            text, place, folder = path.read_text("utf-8-sig"), str(path), path.parent
         except (OSError, UnicodeDecodeError) as error:
-            raise UserError(f"cannot read the recipe {recipe}: {error}") from None
+            raise UserError(f"cannot read the recipe {path}: {error}") from None
     else:
         raise UserError(
             f"no recipe {recipe!r}: neither a preset nor a .toml file; {did_you_mean(recipe, known)}"
         )
+    if place in above:
+        raise UserError(f"{place} is its own base ({' → '.join([*above, place])}); end the circle")
     try:
         table = tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:
         raise UserError(f"{place} is not valid TOML: {error}") from None
     base = table.pop("base", None)
-    return table if base is None else _over(_read(str(base)), table)
+    return table if base is None else _over(_read(str(base), folder, (*above, place)), table)
 
 
 def _over(base: Mapping[str, Any], table: Mapping[str, Any]) -> dict[str, Any]:

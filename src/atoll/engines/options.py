@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 from dataclasses import dataclass
 
@@ -33,10 +34,10 @@ class EngineOptions:
             if getattr(self, name) < least:
                 raise UserError(f"engine.{name} is {getattr(self, name)}; it must be at least {least}")
         if self.device != "auto":
-            try:
-                torch.device(self.device)
-            except RuntimeError:
-                raise UserError(f"engine.device is {self.device!r}; use auto, cpu or cuda") from None
+            with contextlib.suppress(RuntimeError):
+                if torch.device(self.device).type in ("cpu", "cuda"):
+                    return
+            raise UserError(f"engine.device is {self.device!r}; use auto, cpu or cuda")
 
     def find_device(self) -> torch.device:
         """The device itself.

@@ -6,6 +6,7 @@ import dataclasses
 import importlib
 import os
 import sys
+import traceback
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, TypeVar
@@ -185,13 +186,36 @@ def find(name: str, known: Mapping[str, Any], what: str) -> Any:
     if os.getcwd() not in sys.path:
         sys.path.insert(0, os.getcwd())
     try:
-        return getattr(importlib.import_module(module), attribute)
+        imported = importlib.import_module(module)
     except ModuleNotFoundError as error:
         raise UserError(
             f"{what} {name!r}: no module {error.name!r} in this folder or the environment"
         ) from None
-    except AttributeError:
-        raise UserError(f"{what} {name!r}: module {module!r} has no {attribute!r}") from None
+    except Exception as error:  # the module is the user's, and so is whatever it raises
+        raise UserError(
+            f"{what} {name!r}: module {module!r} cannot be imported: {_where(error)}; mend it, then run again"
+        ) from error
+    if not hasattr(imported, attribute):
+        raise UserError(f"{what} {name!r}: module {module!r} has no {attribute!r}")
+    return getattr(imported, attribute)
+
+
+def _where(error: Exception) -> str:
+    """An error in a user's file: its kind, what it says, and the line that it came from."""
+    if isinstance(error, SyntaxError):
+        return f"{type(error).__name__}: {error.msg} ({error.filename}, line {error.lineno})"
+    frames = traceback.extract_tb(error.__traceback__)
+    return f"{type(error).__name__}: {error} ({frames[-1].filename}, line {frames[-1].lineno})"
+
+
+def _made(kind: type[P], name: str | None, what: str) -> P:
+    """A part with its defaults."""
+    try:
+        return kind()
+    except TypeError as error:
+        raise UserError(
+            f"{what} {name!r} cannot be made without options ({error}); give each a default"
+        ) from None
 
 
 def make_method(chosen: MethodOptions, options: Mapping[str, Mapping[str, Any]]) -> Method:
@@ -206,7 +230,7 @@ def make_method(chosen: MethodOptions, options: Mapping[str, Mapping[str, Any]])
     """
     method = find(chosen.name, METHODS, "method")
     if isinstance(method, type) and issubclass(method, Objective):
-        method = Method(objective=method(), title=chosen.name)
+        method = Method(objective=_made(method, chosen.name, "method"), title=chosen.name)
     if not isinstance(method, Method):
         raise UserError(
             f"method {chosen.name!r} is no atoll Method or Objective but a {type(method).__name__}"
@@ -215,8 +239,8 @@ def make_method(chosen: MethodOptions, options: Mapping[str, Mapping[str, Any]])
 
     def part(name: str | None, own: Any, known: Mapping[str, type[Part]], what: str) -> Any:
         made = own if name is None or (own is not None and name == own.name) else find(name, known, what)
-        if isinstance(made, type):
-            made = made()
+        if isinstance(made, type) and issubclass(made, Part):
+            made = _made(made, name, what)
         if not isinstance(made, Part):
             raise UserError(f"{what} {name!r} is no atoll part but a {type(made).__name__}")
         used.add(made.name)
@@ -225,6 +249,11 @@ def make_method(chosen: MethodOptions, options: Mapping[str, Mapping[str, Any]])
 
     own_terms = {term.name: term for term in method.terms}
     names = list(own_terms) if chosen.terms is None else list(chosen.terms)
+    twice = next((name for name in names if names.count(name) > 1), None)
+    if twice is not None:
+        raise UserError(
+            f"method.terms names {twice!r} twice; give it a larger options.{twice}.weight instead"
+        )
     composed = dataclasses.replace(
         method,
         objective=part(chosen.objective, method.objective, OBJECTIVES, "objective"),
