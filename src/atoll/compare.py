@@ -119,7 +119,7 @@ def comparison_table(runs: Sequence[Run]) -> Table:
     protocols = set()
     for run in runs:
         recipe = load_recipe(run.recipe_path)
-        first = run.metrics()[0].get("evaluation", {})
+        first = next((line for line in run.metrics() if line["round"] == 0), {}).get("evaluation", {})
         label = "untrained encoder"
         if len({_spread_key(load_recipe(other.recipe_path)) for other in runs}) > 1:
             label += f" ({recipe.model.encoder})"
@@ -149,7 +149,7 @@ def _spread(results: Sequence[dict[str, Any]], key: str, factor: float, digits: 
     values = [factor * result[key] for result in results if key in result]
     if not values:
         return "–"
-    if max(values) - min(values) < 10.0**-digits / 2:
+    if len(values) == 1 or max(values) - min(values) < 10.0**-digits / 2:
         return f"{values[0]:.{digits}f}"
     return f"{statistics.mean(values):.{digits}f} ± {statistics.stdev(values):.{digits}f}"
 

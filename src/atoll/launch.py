@@ -10,6 +10,7 @@ from torch import nn
 
 from atoll import __version__
 from atoll.data.images import ImageSet
+from atoll.data.partitions import Partition
 from atoll.data.sources import Splits
 from atoll.engines.client_states import States
 from atoll.engines.federation import Federation
@@ -56,7 +57,7 @@ def launch(
         recipe = load_recipe(recipe)
     run = Run(out or default_folder(recipe.name, recipe.seed))
     _check_folder(run, recipe, resume)
-    if resume and run.finished and run.read_json("evaluation.json")["round"] == recipe.train.rounds:
+    if resume and _is_done(run, recipe):
         return run
     engine = engine or Simulation()
     # Before anything is written: most mistakes show here.
@@ -65,8 +66,8 @@ def launch(
         Federation(other.plan())
     federation = engine.gather(recipe.plan(), run.folder)
     with run.locked():
-        if not resume:
-            run.clear()
+        _check_folder(run, recipe, resume)  # again: another process may have been at work here meanwhile
+        _check_images(run, federation)
         run.write("recipe.toml", recipe.to_toml())
         if not run.partition_path.is_file():
             run.write("partition.json", federation.partition.to_json())
@@ -103,8 +104,35 @@ def _prepare(folder: Path, recipe: Recipe, watcher: Watcher | None) -> Trained:
     return outcome(run, recipe)
 
 
+def _is_done(run: Run, recipe: Recipe) -> bool:
+    """Whether nothing is left to do: the last round is measured, and its encoder is there."""
+    if not run.exists() or load_recipe(run.recipe_path).train.rounds != recipe.train.rounds:
+        return False
+    record = run.read_json("evaluation.json")
+    if record is None or record["round"] != recipe.train.rounds:
+        return False
+    return record["model"] is None or run.encoder_path.is_file()
+
+
+def _check_images(run: Run, federation: Federation) -> None:
+    """A run goes on with the images that it began with."""
+    if not run.partition_path.is_file():
+        return
+    began = Partition.from_json(run.partition_path.read_text("utf-8"))
+    if began.fingerprint != federation.partition.fingerprint:
+        raise UserError(
+            f"{run.folder} was begun with other training images than the recipe's data give now; put them back, "
+            "or choose another --out"
+        )
+
+
 def _check_folder(run: Run, recipe: Recipe, resume: bool) -> None:
     if not run.exists():
+        if stray := run.strays():
+            raise UserError(
+                f"{run.folder} holds no run (no recipe.toml in it), and a run would write over its {stray[0]!r}; "
+                "choose another --out"
+            )
         return
     if not resume:
         raise UserError(
@@ -121,9 +149,15 @@ def _check_folder(run: Run, recipe: Recipe, resume: bool) -> None:
             f"{run.folder} was begun with {key} = {before.get(key)!r}, and the recipe now says {now.get(key)!r}; a "
             "resumed run may differ in train.rounds and engine.workers only: choose another --out"
         )
-    done = before["train.rounds"]
-    if now["train.rounds"] < done and run.finished:
-        raise UserError(f"{run.folder} has finished {done} rounds already; train.rounds can only be raised")
+    played = run.played()
+    if now["train.rounds"] < played:
+        raise UserError(f"{run.folder} has played {played} rounds already; train.rounds can only be raised")
+    if played and now["train.rounds"] != before["train.rounds"] and recipe.train.schedule != "constant":
+        raise UserError(
+            f"{run.folder} was begun with train.rounds = {before['train.rounds']}, over which its learning rate "
+            f"falls ({recipe.train.schedule}), so a longer run is another one; begin it elsewhere, and warm with "
+            f"train.start={run.folder} if you like"
+        )
 
 
 def _flat(table: dict[str, Any], prefix: str = "") -> dict[str, Any]:

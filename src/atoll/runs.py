@@ -15,7 +15,6 @@ from __future__ import annotations
 import fcntl
 import json
 import os
-import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -25,6 +24,10 @@ from atoll.errors import UserError
 from atoll.tree import Tree, disk_sentence, load, pack, write_whole
 
 KEPT = 2  # complete rounds that a run keeps: should the newest be damaged by a crash of the machine
+WRITTEN = (
+    *("metrics.jsonl", "partition.json", "evaluation.json"),
+    *("checkpoints", "prerequisites", "encoder.safetensors", "report.html"),
+)
 
 
 class Run:
@@ -105,9 +108,16 @@ class Run:
         write_whole(self.folder / name, text.encode())
 
     def read_json(self, name: str) -> Any:
-        """One of the run's JSON files; None if it is not there."""
+        """One of the run's JSON files; None if it is not there.
+
+        Raises:
+            UserError: it is not JSON.
+        """
         path = self.folder / name
-        return json.loads(path.read_text()) if path.is_file() else None
+        try:
+            return json.loads(path.read_text("utf-8")) if path.is_file() else None
+        except ValueError as error:
+            raise UserError(f"{path} is damaged ({error}); delete it, then resume the run") from None
 
     # Metrics.
 
@@ -123,7 +133,7 @@ class Run:
     def metrics(self) -> list[dict[str, Any]]:
         """All complete lines."""
         path = self.folder / "metrics.jsonl"
-        lines = path.read_text().splitlines() if path.is_file() else []
+        lines = path.read_text("utf-8", "replace").splitlines() if path.is_file() else []
         parsed = []
         for line in lines:
             try:
@@ -159,13 +169,13 @@ class Run:
         complete = self._complete()
         return load(complete[-1]) if complete else None
 
-    def clear(self) -> None:
-        """Delete what an earlier run left in this folder."""
-        for path in (*self.folder.glob("encoder*.safetensors"), *self.folder.glob("*.json*")):
-            path.unlink()
-        (self.folder / "report.html").unlink(missing_ok=True)
-        for folder in (self.checkpoints, self.folder / "prerequisites"):
-            shutil.rmtree(folder, ignore_errors=True)
+    def played(self) -> int:
+        """The newest round that was completed; 0 if none was."""
+        return max((int(path.stem.removeprefix("round-")) for path in self._complete()), default=0)
+
+    def strays(self) -> list[str]:
+        """What stands in the folder under a name that a run gives its own files."""
+        return [name for name in WRITTEN if (self.folder / name).exists()]
 
     def _complete(self) -> list[Path]:
         return sorted(self.checkpoints.glob("round-*.safetensors"), reverse=True)
