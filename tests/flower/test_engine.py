@@ -34,7 +34,10 @@ FEDCA = (
 )
 
 
-@pytest.mark.parametrize("method", ["fed_align_uniform", "ssd", "l_dawa", "fedca", "fedema", "featarc"])
+SLOW = [pytest.param(name, marks=pytest.mark.slow) for name in ("fed_align_uniform", "l_dawa", "featarc")]
+
+
+@pytest.mark.parametrize("method", ["ssd", "fedca", "fedema", *SLOW])
 def test_the_weights_are_those_of_our_engine(tmp_path, monkeypatch, method):
     monkeypatch.setenv("ATOLL_STATE", str(tmp_path / "state"))
     settings = (f"method.name={method}", *(FEDCA if method == "fedca" else ()))

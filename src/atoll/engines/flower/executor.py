@@ -98,21 +98,21 @@ class FlowerExecutor:
         self._roster.refresh()
         post = Post(self._roster.grid, self._deadline)
         common = {"federation": self._roster.federation, "digest": self._digest}
-        nodes = {client: self._roster.node(client) for client in requests}
-        fresh = {client for client, node in nodes.items() if node is not None and client not in self._told}
-        for client, node in nodes.items():
-            if node is None:
+        nodes = self._roster.connected()
+        fresh = set(requests) - self._told
+        for client, request in requests.items():
+            if client not in nodes:
                 yield client, Lost("its site is not connected")
                 continue
             agreed = {"agreed": self._agreed} if client in fresh else {}
-            post.send(client, node, kind, {**common, **requests[client], **agreed})
+            post.send(client, nodes[client], kind, {**common, **request, **agreed})
         for client, answer in post.answers():
-            node = nodes[client]
-            if node is not None and not isinstance(answer, Lost):
+            if not isinstance(answer, Lost):
                 self._told.add(client)
                 if "unprepared" in answer and client not in fresh:  # its disk was lost since
                     fresh.add(client)
-                    post.send(client, node, kind, {**common, **requests[client], "agreed": self._agreed})
+                    again = {**common, **requests[client], "agreed": self._agreed}
+                    post.send(client, nodes[client], kind, again)
                     continue
             yield client, answer
 

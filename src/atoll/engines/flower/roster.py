@@ -119,10 +119,11 @@ class Roster:
             else:
                 place.node = site.node
 
-    def node(self, client: int) -> int | None:
-        """The node that speaks for a client now; None: it is not connected."""
-        node = self.clients[client].node
-        return node if node in self._nodes() else None
+    def connected(self) -> dict[int, int]:
+        """The node that speaks for each client now; clients that are not connected are left out."""
+        online = self._nodes()
+        nodes = {client: site.node for client, site in enumerate(self.clients)}
+        return {client: node for client, node in nodes.items() if node is not None and node in online}
 
     def classes(self) -> list[str]:
         """The classes of all sites together."""
