@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import multiprocessing
 from pathlib import Path
 from typing import Any
 
@@ -53,6 +54,11 @@ def launch(
         UserError: a mistake in the recipe, the data or the folder.
         TooFewUpdatesError: a round got too few usable updates.
     """
+    if getattr(multiprocessing.current_process(), "_inheriting", False):  # as multiprocessing itself asks
+        raise UserError(
+            "a worker process imports this script, and the script begins a run again; put what it does under "
+            "if __name__ == '__main__':"
+        )
     if not isinstance(recipe, Recipe):
         recipe = load_recipe(recipe)
     run = Run(out or default_folder(recipe.name, recipe.seed))

@@ -7,7 +7,8 @@ import multiprocessing
 import os
 import signal
 import traceback
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
+from multiprocessing import resource_tracker
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from typing import Any
@@ -65,13 +66,14 @@ class WorkerPool:
         context = multiprocessing.get_context("spawn")
         self._pipes: list[_Pipe] = []
         self._processes = []
-        for _ in range(workers):
-            ours, theirs = context.Pipe()
-            process = context.Process(target=_work, args=(theirs, plan, states, os.getpid()), daemon=True)
-            process.start()
-            theirs.close()
-            self._pipes.append(_Pipe(ours))
-            self._processes.append(process)
+        with _interrupts_held():
+            for _ in range(workers):
+                ours, theirs = context.Pipe()
+                process = context.Process(target=_work, args=(theirs, plan, states, os.getpid()), daemon=True)
+                process.start()
+                theirs.close()
+                self._pipes.append(_Pipe(ours))
+                self._processes.append(process)
 
     def start(self, constants: Tree) -> None:
         """Give every worker the constants."""
@@ -141,7 +143,9 @@ class _Pipe:
             return {_SENT: id(tensor)}
 
         body = map_tensors(refer, body)
-        with contextlib.suppress(BrokenPipeError):  # the worker's death shows at the next receive
+        with contextlib.suppress(
+            BrokenPipeError, ConnectionResetError
+        ):  # the worker's death shows at the next receive
             self.connection.send_bytes(
                 pack({"kind": kind, "body": body, "fresh": fresh, "forget": self._forget})
             )
@@ -151,12 +155,26 @@ class _Pipe:
         try:
             answer = unpack(self.connection.recv_bytes())
         except (EOFError, ConnectionResetError):
-            raise RuntimeError("a worker process died (was it killed for want of memory?)") from None
+            raise RuntimeError(
+                "a worker process died (was it killed for want of memory?); resume the run, and it goes on from "
+                "its last complete round"
+            ) from None
         if answer["kind"] == "mistake":
             raise UserError(answer["body"])
         if answer["kind"] == "failure":
             raise RuntimeError(f"a worker process failed:\n{answer['body']}")
         return answer["kind"], answer["body"]
+
+
+@contextlib.contextmanager
+def _interrupts_held() -> Iterator[None]:
+    """Hold Ctrl-C back while workers start: they inherit that, and do not die of it before they can ignore it."""
+    resource_tracker.ensure_running()  # otherwise the first start does so, and lets interrupts through
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 def _work(connection: Connection, plan: Plan, states: Path, parent: int) -> None:

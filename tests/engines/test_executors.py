@@ -1,0 +1,42 @@
+"""Worker processes when something happens to them."""
+
+import os
+import signal
+import subprocess
+import sys
+from contextlib import closing
+
+import pytest
+
+from atoll.engines.executors import WorkerPool
+from atoll.engines.federation import Federation
+from atoll.engines.server import Server
+from harness import TINY, tiny
+
+
+def test_a_worker_outlives_ctrl_c_and_its_death_is_a_sentence(tmp_path):
+    federation = Federation(tiny().plan())
+    server = Server(federation.plan, federation.setting, federation.initial_weights())
+    server.door.names = frozenset(federation.update_names())
+    with closing(WorkerPool(federation.plan, tmp_path, 1)) as pool:
+        (worker,) = pool._processes
+        os.kill(worker.pid, signal.SIGINT)  # as a terminal does, and while the worker is still importing
+        pool.start(server.constants)
+        assert server.play(pool).clients == 4
+        os.kill(worker.pid, signal.SIGKILL)
+        with pytest.raises(RuntimeError, match=r"a worker process died .*; resume the run"):
+            server.play(pool)
+    assert signal.SIGINT not in signal.pthread_sigmask(signal.SIG_BLOCK, ())
+
+
+@pytest.mark.slow
+def test_a_script_without_a_guard_is_told(tmp_path):
+    settings = [*TINY, "engine.workers=2", "train.rounds=1"]
+    script = tmp_path / "script.py"
+    script.write_text(
+        f"import atoll\nrecipe = atoll.load_recipe('digits', {settings!r})\n"
+        f"atoll.simulate(recipe, {str(tmp_path / 'run')!r})\n"
+    )
+    done = subprocess.run([sys.executable, str(script)], capture_output=True, text=True, env=os.environ)
+    assert done.returncode == 1
+    assert "put what it does under if __name__ == '__main__':" in done.stderr
