@@ -1,0 +1,285 @@
+"""The pages in docs/ say what the code does: names, options, defaults, recipes, commands, protocols."""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+import shlex
+import types
+import typing
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import tomli_w
+
+from atoll.cli import _parser
+from atoll.data.options import DataOptions, PartitionOptions
+from atoll.data.view_options import PRESETS, ViewOptions, ViewSettings
+from atoll.engines.federation import Federation
+from atoll.engines.options import EngineOptions
+from atoll.evaluation import EvaluationOptions
+from atoll.evaluation.protocols import FINE_TUNES, PROBES
+from atoll.methods.catalogue import (
+    AGGREGATIONS,
+    MERGES,
+    METHODS,
+    OBJECTIVES,
+    SERVER_STEPS,
+    TERMS,
+    MethodOptions,
+)
+from atoll.models import ModelOptions
+from atoll.recipe import Recipe, load_recipe, presets
+from atoll.training import TrainOptions
+
+ROOT = Path(__file__).parents[1]
+PAGES = {
+    path.relative_to(ROOT / "docs").as_posix(): path.read_text() for path in (ROOT / "docs").rglob("*.md")
+}
+PARTS: dict[str, Any] = {**OBJECTIVES, **TERMS, **MERGES, **AGGREGATIONS, **SERVER_STEPS}
+SECTIONS: dict[str, Any] = {
+    "data": DataOptions,
+    "partition": PartitionOptions,
+    "views": ViewOptions,
+    "model": ModelOptions,
+    "method": MethodOptions,
+    "train": TrainOptions,
+    "evaluation": EvaluationOptions,
+    "engine": EngineOptions,
+}
+
+
+# Reading pages.
+
+
+def cells(line: str) -> list[str]:
+    """The cells of a table's row."""
+    return [cell.strip().replace("\\|", "|") for cell in re.split(r"(?<!\\)\|", line.strip())[1:-1]]
+
+
+def tables(text: str) -> Iterator[tuple[str, list[str], list[list[str]]]]:
+    """A page's tables: the last line of text before each, its header, its rows."""
+    before, lines = "", iter(text.splitlines())
+    for line in lines:
+        if not line.startswith("|"):
+            before = line or before
+            continue
+        header, rows = cells(line), []
+        next(lines)  # the rule
+        for row in lines:
+            if not row.startswith("|"):
+                break
+            rows.append(cells(row))
+        yield before, header, rows
+
+
+def all_tables(first: str) -> Iterator[tuple[str, str, list[str], list[list[str]]]]:
+    """All pages' tables whose header begins so: page, line before, header, rows."""
+    for page, text in PAGES.items():
+        for before, header, rows in tables(text):
+            if header[0] == first:
+                yield page, before, header, rows
+
+
+def fences(kind: str) -> list[Any]:
+    """All pages' code blocks of a kind, each with the page and its place in it."""
+    return [
+        pytest.param(block, id=f"{page}-{i}")
+        for page, text in sorted(PAGES.items())
+        for i, block in enumerate(re.findall(rf"^```{kind}\n(.*?)^```", text, re.DOTALL | re.MULTILINE))
+    ]
+
+
+# What they should say.
+
+
+def literal(value: Any) -> str:
+    """A value as it stands in a recipe."""
+    if isinstance(value, list | tuple):
+        return f"[{', '.join(map(literal, value))}]"
+    return "{}" if value == {} else tomli_w.dumps({"value": value}).strip().removeprefix("value = ")
+
+
+def kind_of(hint: Any) -> str:
+    """A type in a reader's words."""
+    words = {int: "whole number", float: "number", str: "text", bool: "true or false"}
+    origin, inner = typing.get_origin(hint), typing.get_args(hint)
+    if origin in (typing.Union, types.UnionType):
+        return kind_of(next(one for one in inner if one is not type(None)))
+    if origin is typing.Literal:
+        return " or ".join(f"`{literal(one)}`" for one in inner)
+    if origin is tuple:
+        return f"{'list of' if inner[-1] is ... else len(inner)} {words[inner[0]]}s"
+    return "table" if origin is dict else words[hint]
+
+
+def default_of(field: dataclasses.Field[Any]) -> Any:
+    """A field's default."""
+    return field.default if field.default_factory is dataclasses.MISSING else field.default_factory()
+
+
+def option_rows(cls: Any, leave_out: tuple[str, ...] = ()) -> list[list[str]]:
+    """Option, type and default of each field."""
+    hints, rows = typing.get_type_hints(cls), []
+    for field in dataclasses.fields(cls):
+        if field.name not in leave_out:
+            value = default_of(field)
+            shown = "none" if value is None else f"`{literal(value)}`"
+            rows.append([f"`{field.name}`", kind_of(hints[field.name]), shown])
+    return rows
+
+
+def check_rows(rows: list[list[str]], cls: Any, leave_out: tuple[str, ...] = ()) -> None:
+    """A table of options is the dataclass, and each has a meaning."""
+    assert [row[:3] for row in rows] == option_rows(cls, leave_out)
+    assert all(len(row) == 4 and row[3] for row in rows)
+
+
+# Methods.
+
+
+def test_each_method_has_one_page_that_names_its_parts_and_its_paper() -> None:
+    shown = [row for *_, header, rows in all_tables("name") if "objective" in header for row in rows]
+    expected = [
+        [
+            f"`{name}`",
+            f"`{method.objective.name}`",
+            ", ".join(f"`{term.name}`" for term in method.terms) or "none",
+            f"`{method.merge.name}`",
+            f"`{method.aggregation.name}`",
+            f"`{method.server.name}`",
+            method.paper,
+        ]
+        for name, method in METHODS.items()
+    ]
+    assert sorted(shown) == sorted(expected)
+
+
+def test_each_method_says_what_leaves_a_client_and_what_it_keeps() -> None:
+    shown = [row for *_, header, rows in all_tables("name") if "returned by it" in header for row in rows]
+    assert all(sent for _, sent, _, _ in shown)
+    expected = [
+        [f"`{name}`", "; ".join(method.egress), "; ".join(method.keeps) or "nothing"]
+        for name, method in METHODS.items()
+    ]
+    assert sorted([name, up, kept] for name, _, up, kept in shown) == sorted(expected)
+
+
+def test_a_method_that_changes_a_parts_default_says_so() -> None:
+    pages = {
+        row[0].strip("`"): page
+        for page, _, header, rows in all_tables("name")
+        if "objective" in header
+        for row in rows
+    }
+    for name, method in METHODS.items():
+        for part in method.parts:
+            for field in dataclasses.fields(part):
+                value = getattr(part, field.name)
+                if value != default_of(field):
+                    said = f"`options.{part.name}.{field.name} = {literal(value)}`"
+                    assert said in PAGES[pages[name]], (pages[name], said)
+
+
+def test_the_index_leads_to_each_method_once() -> None:
+    links = re.findall(r"^\| \[`(\w+)`\]\((\w+\.md)\)", PAGES["methods/index.md"], re.MULTILINE)
+    assert sorted(name for name, _ in links) == sorted(METHODS)
+    for name, page in links:
+        assert f"\n| `{name}` | `" in PAGES[f"methods/{page}"]
+
+
+@pytest.mark.parametrize("name", sorted(PARTS))
+def test_the_options_of_a_part_stand_in_one_page_as_they_are(name: str) -> None:
+    part, mark = PARTS[name], f"`[options.{name}]`"
+    said = [rows for _, before, _, rows in all_tables("option") if before.endswith(mark)]
+    if dataclasses.fields(part):
+        (rows,) = said
+        check_rows(rows, part)
+    else:
+        assert not said
+        assert sum(f"{mark} has no keys" in text for text in PAGES.values()) == 1
+
+
+# Recipes, data, evaluation.
+
+
+@pytest.mark.parametrize("name", sorted(SECTIONS))
+def test_a_section_of_a_recipe_stands_as_it_is(name: str) -> None:
+    (text,) = re.findall(
+        rf"^## `\[{name}\]`.*?\n(.*?)(?=^## |\Z)", PAGES["recipes.md"], re.DOTALL | re.MULTILINE
+    )
+    (rows,) = (rows for _, header, rows in tables(text) if header[0] == "option")
+    check_rows(rows, SECTIONS[name])
+
+
+def test_the_top_of_a_recipe_stands_as_it_is() -> None:
+    rows = next(rows for _, header, rows in tables(PAGES["recipes.md"]) if header[0] == "option")
+    check_rows(rows, Recipe, leave_out=(*SECTIONS, "options"))
+
+
+def test_all_presets_are_listed() -> None:
+    paragraph = re.search(r"^Presets: (.*?)\n\n", PAGES["recipes.md"], re.DOTALL | re.MULTILINE)
+    assert paragraph is not None
+    assert set(presets()) <= set(re.findall(r"`([\w-]+)`", paragraph[1]))
+
+
+def test_the_presets_of_views_set_what_the_page_says() -> None:
+    ((_, _, rows),) = (found for found in tables(PAGES["data.md"]) if found[1] == ["preset", "settings"])
+    expected = []
+    for name, settings in PRESETS.items():
+        set_here = [
+            f"`{field.name} = {literal(getattr(settings, field.name))}`"
+            for field in dataclasses.fields(ViewSettings)
+            if getattr(settings, field.name) != field.default
+        ]
+        expected.append([f"`{name}`", ", ".join(set_here) or "none"])
+    assert rows == expected
+
+
+@pytest.mark.parametrize("protocols", [PROBES, FINE_TUNES], ids=["probes", "fine-tuning"])
+def test_the_constants_of_protocols_stand_as_they_are(protocols: dict[str, Any]) -> None:
+    page = PAGES["reports-and-evaluation.md"]
+    (rows,) = (
+        rows
+        for _, header, rows in tables(page)
+        if header == ["constant", *(f"`{name}`" for name in protocols)]
+    )
+    fields = dataclasses.fields(next(iter(protocols.values())))
+    assert rows == [
+        [f"`{field.name}`", *(f"`{literal(getattr(one, field.name))}`" for one in protocols.values())]
+        for field in fields
+        if field.name not in ("name", "differs")
+    ]
+    for one in protocols.values():
+        assert getattr(one, "differs", "") in page
+
+
+# What a reader would type.
+
+
+@pytest.mark.parametrize("snippet", [one for one in fences("toml") if "[superlink]" not in one.values[0]])
+def test_a_recipe_on_a_page_is_valid(snippet: str, tmp_path: Path) -> None:
+    file = tmp_path / "page.toml"
+    file.write_text(snippet)
+    recipe = load_recipe(file)
+    if recipe.data.source == "digits" and recipe.method.aggregation != "private_fedavg":
+        Federation(recipe.plan())  # refuses parts and networks that do not fit
+
+
+@pytest.mark.parametrize("block", fences("console"))
+def test_a_command_on_a_page_exists(block: str) -> None:
+    lines = block.replace("\\\n", " ").splitlines()
+    commands = [line.removeprefix("$ ") for line in lines if line.startswith("$ atoll")]
+    assert commands
+    for command in commands:
+        options = _parser().parse_args(shlex.split(command)[1:])
+        preset = getattr(options, "recipe", None)
+        if preset in presets() and ":" not in command:
+            load_recipe(preset, options.set)
+
+
+def test_every_page_is_in_the_navigation() -> None:
+    navigation = (ROOT / "mkdocs.yml").read_text()
+    assert [page for page in PAGES if f" {page}\n" not in navigation] == []
