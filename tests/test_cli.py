@@ -173,6 +173,29 @@ def test_embedding_the_training_pixels_is_what_evaluation_saw(finished, tmp_path
     torch.testing.assert_close(h, expected, rtol=1e-5, atol=1e-6)
 
 
+@pytest.mark.parametrize("window", ["data.window=per-image", "data.window_high=20000"])
+def test_embedding_reads_image_files_as_training_did(images, tmp_path, window):
+    """The window of 16-bit images, and the size that they are stored at before views of another are made."""
+    from atoll.engines.federation import Federation
+    from atoll.evaluation import embed
+    from atoll.recipe import load_recipe
+    from atoll.use import embed_images
+
+    folder = shutil.copytree(images, tmp_path / "images")
+    (folder / "folder.png").mkdir()
+    settings = ["data.source=images", f"data.path={folder}", "data.test_fraction=0", window]
+    sizes = ["data.image_size=12", "views.size=8", "train.rounds=0"]
+    done = run_tiny(tmp_path / "run", *settings, *sizes)
+    federation = Federation(load_recipe(done.recipe_path).plan())
+    import atoll
+
+    encoder = atoll.load_encoder(done.encoder_path)
+    names, h = embed_images(encoder, folder)
+    assert len(names) == 40
+    expected = embed(encoder, federation.views.plain, federation.splits.train.images)
+    torch.testing.assert_close(h, expected, rtol=1e-5, atol=1e-6)
+
+
 def test_evaluate_under_a_named_protocol(finished, capsys):
     assert run("evaluate", finished, "--protocol", "probe-fedca") == 0
     results = json.loads((finished / "evaluation-probe-fedca.json").read_text())

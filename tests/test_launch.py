@@ -49,6 +49,7 @@ def test_encoder_metadata_says_how_to_read_images_and_nothing_of_this_machine(tm
         "image_size": 8,
         "mean": [0.0],
         "std": [1.0],
+        "decoding": {"image_size": 8, "window": "fixed", "window_low": 0.0, "window_high": 65535.0},
     }
     assert str(tmp_path).encode() not in run.encoder_path.read_bytes()
 

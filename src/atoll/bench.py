@@ -49,7 +49,7 @@ def _step(recipe: Recipe, count: int) -> tuple[float, int]:
         server = Server(federation.plan, federation.setting, federation.initial_weights())
         client = federation.client_side(server.constants)
         largest = max(range(federation.setting.num_clients), key=lambda k: federation.setting.sizes[k])
-        message = next(job for job in server.jobs(1) if job.client == largest).message
+        message = federation.plan.method.send(server.state, federation.setting, largest, server.cohort(1), 1)
         data = federation.client_data(largest)
         client.start(message, None, data)
         names = [forward.images for forward in client.method.forwards]

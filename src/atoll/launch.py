@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import multiprocessing
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -290,11 +291,15 @@ def _finish(
 
 
 def _about(federation: Federation) -> dict[str, Any]:
+    """What an encoder's file says of its inputs: ``decoding`` makes the stored images that the views read."""
     settings = federation.views.settings
+    decoding = asdict(federation.plan.data.decoding)
+    del decoding["channels"]
     return {
         "classes": list(federation.splits.train.classes),
         "image_size": federation.views.size,
         "channels": federation.views.channels,
         "mean": list(settings.mean),
         "std": list(settings.std),
+        "decoding": decoding,
     }

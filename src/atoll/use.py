@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from atoll.data.decode import Decoding, decode_batch
+from atoll.data.files import read_bytes
 from atoll.data.folders import IMAGE_SUFFIXES
 from atoll.data.sources import load_data
 from atoll.data.view_options import ViewOptions
@@ -69,11 +70,21 @@ def evaluate_run(run: Run, protocol: str) -> dict[str, Any]:
     return results
 
 
-def views_of(encoder: Encoder) -> Views:
-    """Makes an encoder's inputs of images, as its file says."""
+def decoding_of(encoder: Encoder) -> Decoding:
+    """How image files are decoded for an encoder, as its file says."""
     about = encoder.metadata
-    options = ViewOptions(preset="none", mean=tuple(about["mean"]), std=tuple(about["std"]))
-    return make_views(options, about["image_size"], about["channels"])
+    how = about.get(
+        "decoding", {"image_size": about["image_size"]}
+    )  # files of older versions say only the size
+    return Decoding(channels=about["channels"], **how)
+
+
+def views_of(encoder: Encoder) -> Views:
+    """Makes an encoder's inputs of decoded images, as its file says."""
+    about = encoder.metadata
+    size, mean, std = about["image_size"], tuple(about["mean"]), tuple(about["std"])
+    options = ViewOptions(preset="none", size=size, mean=mean, std=std)
+    return make_views(options, decoding_of(encoder).image_size, about["channels"])
 
 
 def embed_images(encoder: Encoder, images: Path) -> tuple[list[str], Tensor]:
@@ -91,11 +102,11 @@ def embed_images(encoder: Encoder, images: Path) -> tuple[list[str], Tensor]:
     if not paths:
         raise UserError(f"{images} holds no images")
     views = views_of(encoder)
-    how = Decoding(encoder.metadata["image_size"], encoder.metadata["channels"])
+    how = decoding_of(encoder)
     rows = []
     for begin in range(0, len(paths), BATCH):
         some = paths[begin : begin + BATCH]
-        pixels, corrupt = decode_batch([path.read_bytes() for path in some], how)
+        pixels, corrupt = decode_batch([read_bytes(path) for path in some], how)
         if corrupt:
             row, reason = next(iter(corrupt.items()))
             raise UserError(f"{some[row]} cannot be decoded: {reason}; repair or remove it")
@@ -151,7 +162,7 @@ class _Held:
 
 
 def _is_image(path: Path) -> bool:
-    return path.suffix.lower() in IMAGE_SUFFIXES and not path.name.startswith(".")
+    return path.suffix.lower() in IMAGE_SUFFIXES and not path.name.startswith(".") and path.is_file()
 
 
 def _npz(names: list[str], h: Tensor) -> bytes:
