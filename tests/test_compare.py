@@ -47,3 +47,11 @@ def test_a_table_is_mean_and_std_over_seeds_and_a_comparison_resumes(tmp_path):
     again = compare([recipe], 3, tmp_path)
     assert [run.encoder_path.stat().st_mtime_ns for run in again[:2]] == stamps
     assert len(again) == 3
+
+
+def test_a_comparison_that_cannot_be_made_is_a_mistake(tmp_path):
+    with pytest.raises(UserError, match="at least 1 seed a recipe, not 0"):
+        compare([tiny()], 0, tmp_path)
+    with pytest.raises(UserError, match="two recipes are called 'digits'"):
+        compare([tiny(), tiny("train.lr=0.3")], 1, tmp_path)
+    assert list(tmp_path.iterdir()) == []

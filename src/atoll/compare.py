@@ -11,6 +11,7 @@ from typing import Any, Protocol
 from rich.table import Table
 
 from atoll.engines.simulation import Watcher
+from atoll.errors import UserError
 from atoll.launch import launch
 from atoll.methods.catalogue import METHODS, MethodOptions
 from atoll.recipe import Recipe, load_recipe
@@ -97,7 +98,16 @@ def compare(
 
     Returns:
         The finished runs, recipe by recipe.
+
+    Raises:
+        UserError: no seeds, or two recipes of one name.
     """
+    if seeds < 1:
+        raise UserError(f"a comparison needs at least 1 seed a recipe, not {seeds}")
+    names = [recipe.name for recipe in recipes]
+    twice = next((name for name in names if names.count(name) > 1), None)
+    if twice is not None:
+        raise UserError(f"two recipes are called {twice!r}, and would share a folder; give each its own name")
     runs = []
     for recipe in recipes:
         for seed in range(recipe.seed, recipe.seed + seeds):
