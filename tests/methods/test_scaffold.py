@@ -110,6 +110,11 @@ def test_adam_is_refused():
         federation("method.name=scaffold", "train.optimizer=adam")
 
 
+def test_another_weight_is_refused():
+    with pytest.raises(UserError, match="set 1"):
+        federation(*PLAIN, "options.scaffold.weight=0.5")
+
+
 def test_a_change_that_does_not_fit_is_refused_at_the_door():
     rounds = Rounds(*PLAIN)
     update, _ = rounds.train(0)

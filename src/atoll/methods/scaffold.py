@@ -52,6 +52,10 @@ class Scaffold(Term):
                 f"'scaffold' reads gradients off a client's steps, which {setting.train.optimizer!r} rescales; "
                 "set train.optimizer = 'sgd'"
             )
+        if self.weight != 1:
+            return (
+                f"'scaffold' corrects gradients as they are; options.scaffold.weight is {self.weight}, set 1"
+            )
         if setting.train.momentum >= 1:
             return "'scaffold' needs train.momentum below 1"
         return None
