@@ -156,3 +156,29 @@ def test_a_circle_of_bases_is_a_mistake(tmp_path):
     (tmp_path / "b.toml").write_text("base = 'a.toml'\n")
     with pytest.raises(UserError, match="is its own base"):
         load_recipe(tmp_path / "a.toml")
+
+
+@pytest.mark.parametrize(
+    ("method", "option"),
+    [
+        ("fed_align_uniform", "align_uniform.t"),
+        ("fed_simclr", "simclr.temperature"),
+        ("fed_moco", "moco.temperature"),
+        ("fed_moco", "moco.queue"),
+        ("supcon", "supcon.temperature"),
+        ("supcon", "supcon.base_temperature"),
+        ("moon", "moon.temperature"),
+        ("ssd", "pd.temperature"),
+        ("fedx", "fedx.temperature"),
+        ("fedx", "fedx.target_temperature"),
+        ("orchestra", "orchestra.temperature"),
+        ("orchestra", "orchestra.global_clusters"),
+        ("orchestra", "orchestra.local_clusters"),
+        ("orchestra", "orchestra.memory"),
+        ("fedca", "fedca_dictionary.temperature"),
+        ("fedu2", "fur.projections"),
+    ],
+)
+def test_an_option_that_must_be_above_0(method, option):
+    with pytest.raises(UserError, match=rf"options\.{option} is 0.*; it must be above 0"):
+        load_recipe("digits", [f"method.name={method}", f"options.{option}=0"])

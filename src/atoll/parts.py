@@ -18,6 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from atoll.data.images import Pixels
+from atoll.errors import UserError
 from atoll.models import ModelOptions
 from atoll.rng import derive_seed, stream
 from atoll.training import TrainOptions
@@ -430,6 +431,18 @@ class Part:
     def keep(self, local: Local) -> Tree:
         """What the client keeps for this part until its next round."""
         return None
+
+
+def require_positive(part: Part, *options: str) -> None:
+    """Check some of a part's options.
+
+    Raises:
+        UserError: one of them is not above 0.
+    """
+    for option in options:
+        value = getattr(part, option)
+        if not value > 0:
+            raise UserError(f"options.{part.name}.{option} is {value}; it must be above 0")
 
 
 class SliceFold(Protocol):

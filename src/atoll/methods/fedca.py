@@ -41,6 +41,7 @@ from atoll.parts import (
     Setting,
     Term,
     Trained,
+    require_positive,
 )
 from atoll.rng import stream
 from atoll.tree import Tree, Weights
@@ -70,6 +71,7 @@ class DictionaryContrast(Objective):
     momentum: float = 0.5
 
     def __post_init__(self) -> None:
+        require_positive(self, "temperature")
         if self.size < 0:
             raise UserError(f"options.{self.name}.size is {self.size}; it must be at least 0")
         if not 0 <= self.momentum < 1:

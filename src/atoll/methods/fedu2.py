@@ -22,7 +22,7 @@ from atoll.functional import sphere_sliced_uniformity
 from atoll.methods.method import Method
 from atoll.objectives.align_uniform import VIEWS
 from atoll.objectives.simclr import SimCLR
-from atoll.parts import Batch, Forward, Local, Passes, Setting, Term
+from atoll.parts import Batch, Forward, Local, Passes, Setting, Term, require_positive
 
 MOST_EPOCHS = 10  # that a small client trains in a round to keep step
 
@@ -42,6 +42,9 @@ class FUR(Term):
     weight: float = 0.01
     projections: int = 6
     equal_steps: bool = False
+
+    def __post_init__(self) -> None:
+        require_positive(self, "projections")
 
     def epochs(self, setting: Setting, client: int, cohort: Sequence[int], round: int) -> int | None:
         """More epochs for small clients."""

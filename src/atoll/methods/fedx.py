@@ -26,7 +26,7 @@ from atoll.methods.method import Method
 from atoll.models import build_predictor
 from atoll.objectives.align_uniform import VIEWS
 from atoll.objectives.simclr import SimCLR
-from atoll.parts import Batch, Forward, Local, Passes, Setting, Term
+from atoll.parts import Batch, Forward, Local, Passes, Setting, Term, require_positive
 
 OTHER = Forward("other")
 GLOBAL_VIEW, GLOBAL_OTHER = Forward("view2", "global"), Forward("other", "global")
@@ -53,6 +53,7 @@ class FedX(Term):
     target_temperature: float = 0.1
 
     def __post_init__(self) -> None:
+        require_positive(self, "temperature", "target_temperature")
         if not (self.local_relation or self.global_contrast or self.global_relation):
             raise UserError("all of fedx's losses are off; switch one on or leave 'fedx' out of method.terms")
 

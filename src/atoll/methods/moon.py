@@ -18,7 +18,7 @@ from torch import Tensor
 from atoll.functional import model_contrast
 from atoll.methods.method import Method
 from atoll.objectives.cross_entropy import CrossEntropy
-from atoll.parts import Batch, Forward, Local, Passes, Term
+from atoll.parts import Batch, Forward, Local, Passes, Term, require_positive
 from atoll.tree import Tree
 
 
@@ -37,6 +37,9 @@ class MOON(Term):
     keeps: ClassVar[tuple[str, ...]] = ("its model as it left the last round",)
     temperature: float = 0.5
     augment: bool = False
+
+    def __post_init__(self) -> None:
+        require_positive(self, "temperature")
 
     def forwards(self) -> Sequence[Forward]:
         """The same images through the local, the downloaded and the client's last networks."""

@@ -30,7 +30,7 @@ from atoll.functional import sinkhorn_assignments
 from atoll.methods.method import Method
 from atoll.objectives.momentum import encoding_weights, enqueue, follow, start_target
 from atoll.objectives.rotation import RotationTerm
-from atoll.parts import Batch, Forward, Local, Objective, Passes, Setting
+from atoll.parts import Batch, Forward, Local, Objective, Passes, Setting, require_positive
 from atoll.rng import stream
 from atoll.tree import Tree, Weights
 
@@ -108,6 +108,9 @@ class Orchestra(Objective):
     local_clusters: int = 16
     memory: int = 128
     server_steps: int = 500
+
+    def __post_init__(self) -> None:
+        require_positive(self, "temperature", "global_clusters", "local_clusters", "memory")
 
     @property
     def keeps(self) -> tuple[str, ...]:

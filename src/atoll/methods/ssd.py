@@ -21,7 +21,7 @@ from atoll.aggregation.fedavg import FedAvg
 from atoll.functional import dimension_scaling, projector_distillation
 from atoll.methods.method import Method
 from atoll.objectives.align_uniform import VIEWS, AlignUniform
-from atoll.parts import Batch, Forward, Local, Passes, Setting, Term, Trained
+from atoll.parts import Batch, Forward, Local, Passes, Setting, Term, Trained, require_positive
 from atoll.rng import stream
 from atoll.tree import Tree
 
@@ -152,6 +152,9 @@ class PD(Term):
     kind: Literal["kl", "mse"] = "kl"
     direction: Literal["zh", "hz"] = "zh"
     temperature: float = 0.5
+
+    def __post_init__(self) -> None:
+        require_positive(self, "temperature")
 
     def refuse(self, setting: Setting) -> str | None:
         """Representation and embedding must have one size."""

@@ -9,7 +9,7 @@ from typing import ClassVar
 from torch import Tensor
 
 from atoll.functional import alignment, uniformity
-from atoll.parts import Batch, Forward, Local, Objective, Passes
+from atoll.parts import Batch, Forward, Local, Objective, Passes, require_positive
 
 VIEWS = (Forward("view1"), Forward("view2"))
 
@@ -27,6 +27,9 @@ class AlignUniform(Objective):
     source: ClassVar[str] = "Wang and Isola 2020; SSD Eqs. 3-4"
     beta: float = 1.0
     t: float = 2.0
+
+    def __post_init__(self) -> None:
+        require_positive(self, "t")
 
     def forwards(self) -> Sequence[Forward]:
         """Both views through the local networks."""

@@ -13,7 +13,7 @@ from torch.nn.functional import normalize
 from atoll.functional import queue_contrast
 from atoll.objectives.align_uniform import VIEWS
 from atoll.objectives.momentum import enqueue, follow, start_target
-from atoll.parts import Batch, Forward, Local, Objective, Passes
+from atoll.parts import Batch, Forward, Local, Objective, Passes, require_positive
 from atoll.tree import Tree
 
 KEYS = (Forward("view1", "moco_key"), Forward("view2", "moco_key"))
@@ -41,6 +41,9 @@ class MoCo(Objective):
     momentum: float = 0.99
     queue: int = 4096
     symmetric: bool = True
+
+    def __post_init__(self) -> None:
+        require_positive(self, "temperature", "queue")
 
     def forwards(self) -> Sequence[Forward]:
         """Queries and keys."""

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from atoll.functional import nt_xent, one_sided_nt_xent
 from atoll.objectives.align_uniform import VIEWS
-from atoll.parts import Batch, Forward, Local, Objective, Passes
+from atoll.parts import Batch, Forward, Local, Objective, Passes, require_positive
 
 
 @dataclass(frozen=True)
@@ -26,6 +26,9 @@ class SimCLR(Objective):
     source: ClassVar[str] = "Chen et al. 2020, Eq. 1"
     temperature: float = 0.5
     one_sided: bool = False
+
+    def __post_init__(self) -> None:
+        require_positive(self, "temperature")
 
     def forwards(self) -> Sequence[Forward]:
         """Both views through the local networks."""

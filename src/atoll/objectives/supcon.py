@@ -13,7 +13,7 @@ from atoll.functional import supcon
 from atoll.objectives.align_uniform import VIEWS
 from atoll.objectives.cross_entropy import CLASSIFIER, label_loss
 from atoll.objectives.spaces import classifying, linear_head
-from atoll.parts import Batch, Forward, Local, Objective, Passes, Setting
+from atoll.parts import Batch, Forward, Local, Objective, Passes, Setting, require_positive
 
 
 @dataclass(frozen=True)
@@ -33,6 +33,9 @@ class SupCon(Objective):
     temperature: float = 0.07
     base_temperature: float = 0.07
     cross_entropy: bool = False
+
+    def __post_init__(self) -> None:
+        require_positive(self, "temperature", "base_temperature")
 
     def classifier(self) -> tuple[str, ...] | None:
         """The one that learns beside, if it does."""
