@@ -246,3 +246,20 @@ def test_ctrl_c_stops_cleanly(tmp_path):
     assert "Traceback" not in errors
     lines = (tmp_path / "run/metrics.jsonl").read_text().splitlines()
     assert [json.loads(line)["round"] for line in lines] == list(range(len(lines)))
+
+
+def test_workers_read_the_images_that_their_parent_found(tmp_path, monkeypatch):
+    """A run's folder may take the name that led to the images; its workers still find them."""
+    from PIL import Image
+    from sklearn.datasets import load_digits
+
+    (tmp_path / "shared/digits").mkdir(parents=True)
+    for i, digit in enumerate(load_digits().images[:60]):
+        Image.fromarray((digit * 15).astype("uint8")).save(tmp_path / f"shared/digits/{i}.png")
+    (tmp_path / "here").mkdir()
+    monkeypatch.chdir(tmp_path / "here")
+    monkeypatch.setenv("ATOLL_DATA", str(tmp_path / "shared"))
+    run = run_tiny(
+        Path("digits"), "data.source=images", "data.path=digits", "data.limit=40", "engine.workers=2"
+    )
+    assert run.encoder_path.is_file()

@@ -146,6 +146,20 @@ def _judge(opened: Opened, records: Records, options: DataOptions) -> None:
     warnings.warn(f"skipped {count}", stacklevel=4)
 
 
+ON_DISK = ("parquet", "folder", "clients", "images")
+
+
+def settled(options: DataOptions) -> DataOptions:
+    """The same options with the place of their images found once and for all.
+
+    Where a relative path leads may change while a run is under way (its own folder may take the name), and
+    worker processes look later than their parent.
+    """
+    if options.source not in ON_DISK:
+        return options
+    return replace(options, path=str(_locate(options).absolute()))
+
+
 def _locate(options: DataOptions) -> Path:
     """`options.path` as it is, or under ``ATOLL_DATA``."""
     path = Path(options.path or "").expanduser()

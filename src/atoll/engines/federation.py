@@ -12,7 +12,7 @@ from atoll.data.client import FederatedClient
 from atoll.data.images import ImageSet
 from atoll.data.options import DataOptions
 from atoll.data.partitions import Partition, PartitionOptions, partition_images
-from atoll.data.sources import Splits, load_data
+from atoll.data.sources import Splits, load_data, settled
 from atoll.data.view_options import ViewOptions
 from atoll.data.views import Views, make_views
 from atoll.engines.options import EngineOptions
@@ -67,6 +67,8 @@ class Federation:
 
     def __init__(self, plan: Plan, splits: Splits | None = None, partition: Partition | None = None) -> None:
         self.plan = plan
+        if splits is None:
+            plan = self.plan = replace(plan, data=settled(plan.data))
         self.splits = splits or load_data(plan.data, plan.seed)
         self.partition = partition or _deal(self.splits.train, plan)
         channels, size = plan.data.channels, plan.data.image_size
