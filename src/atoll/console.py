@@ -146,7 +146,9 @@ def egress_tables(egress: Egress, method: Method) -> Iterator[Table]:
     lines.add_row(
         "leaves at evaluations: a real site's accuracies and geometry on its held-out images, as numbers"
     )
-    lines.add_row("leaves on failure: the sentence that the site's log shows, which may name a file or folder")
+    lines.add_row(
+        "leaves on failure: the sentence that the site's log shows, which may name a file or folder"
+    )
     for sentence in method.keeps or ("nothing",):
         lines.add_row(f"keeps: {sentence}")
     yield lines
