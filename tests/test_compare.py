@@ -2,11 +2,11 @@ import io
 import statistics
 
 import pytest
-from harness import tiny
 from rich.console import Console
 
 from atoll.compare import by_method, compare, comparison_table, counterparts
 from atoll.errors import UserError
+from harness import tiny
 
 
 def text(table):

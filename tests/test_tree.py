@@ -50,7 +50,8 @@ def test_a_tensor_in_several_places_is_stored_once():
 def test_equal_trees_give_equal_bytes_in_any_process():
     program = (
         "import sys, torch; from atoll import tree;"
-        "sys.stdout.buffer.write(tree.pack({'x': torch.arange(3.), 'deep': {'y': 1.5, 'z': [torch.ones(2), None]}}))"
+        "value = {'x': torch.arange(3.), 'deep': {'y': 1.5, 'z': [torch.ones(2), None]}};"
+        "sys.stdout.buffer.write(tree.pack(value))"
     )
     outputs = {
         subprocess.run(
