@@ -83,7 +83,7 @@ def child(clients: int) -> None:
     """One run in this process; prints its peak resident size in MiB."""
     settings = [*MEMORY, f"partition.clients={clients}", f"train.participation={10 / clients}"]
     with tempfile.TemporaryDirectory() as folder:
-        launch(load_recipe("cifar10-ssd-cpu", settings), Path(folder) / "run")
+        launch(load_recipe("cifar10-cpu", settings), Path(folder) / "run")
     print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024)
 
 
@@ -97,7 +97,7 @@ def main() -> None:
         child(options.child)
         return
     torch.set_num_threads(1)
-    federation = Federation(load_recipe("cifar10-ssd-cpu", TIME).plan())
+    federation = Federation(load_recipe("cifar10-cpu", TIME).plan())
     bare(federation)  # warm
     pairs = [(federated(federation), bare(federation)) for _ in range(options.repeats)]
     ours, plain = min(pair[0] for pair in pairs), min(pair[1] for pair in pairs)
