@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from atoll.engines.server import Server
-from atoll.methods.method import train_client
+from atoll.methods.client import train_client
 from atoll.tree import Tree, clone
 from steps import federation
 

@@ -10,7 +10,7 @@ import torch
 from atoll.data.client import FederatedClient
 from atoll.data.sources import load_data
 from atoll.engines.federation import Federation
-from atoll.methods.method import Client
+from atoll.methods.client import Client
 from atoll.parts import Batch
 from harness import tiny
 

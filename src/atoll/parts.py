@@ -7,297 +7,56 @@ know which engine runs them, and every hook has a default that does nothing.
 
 from __future__ import annotations
 
-import copy
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any, ClassVar, Protocol
 
-import torch
 from torch import Tensor, nn
 
 from atoll.data.images import Pixels
 from atoll.errors import UserError
-from atoll.models import ModelOptions
-from atoll.rng import derive_seed, stream
-from atoll.training import TrainOptions
+from atoll.local import (
+    Batch,
+    ClientData,
+    Features,
+    Forward,
+    Local,
+    Passes,
+    Scope,
+    Setting,
+    init_seed,
+    run_forwards,
+    seeded,
+)
 from atoll.tree import Tree, Weights
 
-
-@dataclass(frozen=True)
-class Setting:
-    """What server and clients know of a run from its recipe.
-
-    Attributes:
-        seed: the run's seed.
-        num_clients: K.
-        image_shape: (C, H, W) of a view.
-        num_classes: of the labels; 0 where there are none.
-        encoder_dim: size of a representation h.
-        embedding_dim: size of an embedding z.
-        train: how clients train.
-        model: the recipe's model section, for parts that build heads of their own.
-        sizes: samples at each client, where the server may know them.
-        buffers: names of the weights that no gradient trains, such as BatchNorm's running statistics.
-        fresh: draws further initial models, independent of the one that all share: the first, the second, …
-            It is there wherever networks can be built, and None in a setting that was made by hand.
-    """
-
-    seed: int
-    num_clients: int
-    image_shape: tuple[int, int, int]
-    num_classes: int
-    encoder_dim: int
-    embedding_dim: int
-    train: TrainOptions
-    model: ModelOptions
-    sizes: tuple[int, ...] = ()
-    buffers: frozenset[str] = frozenset()
-    fresh: Callable[[int], Weights] | None = None
-
-
-@dataclass(frozen=True)
-class Forward:
-    """One forward pass that a part needs.
-
-    Attributes:
-        images: ``"view1"``, ``"view2"`` (augmented), ``"image"`` (as it is), ``"other"`` (a view of another,
-            random image of the client), or a name that the part's own `Part.inputs` provides.
-        network: ``"local"`` (trained), or the name of a copy that a part made with `Local.frozen`.
-    """
-
-    images: str
-    network: str = "local"
-
-
-@dataclass
-class Batch:
-    """Some of a client's samples.
-
-    Attributes:
-        indices: (N,) positions among the client's samples, int64, on the CPU.
-        images: float images by name, each (N, C, H, W).
-        labels: (N,) int64 on the training device, or None.
-        epoch: local epoch, from 0.
-    """
-
-    indices: Tensor
-    images: dict[str, Tensor]
-    labels: Tensor | None
-    epoch: int = 0
-
-
-class ClientData(Protocol):
-    """What a client may ask of its own data (see `atoll.data.client`)."""
-
-    num_samples: int
-
-    @property
-    def labels(self) -> Tensor | None:
-        """(N,) int64 labels of the client's samples, on the CPU; None where there are none."""
-        ...
-
-    def pick(self, rows: Tensor, generator: torch.Generator | None = None) -> Tensor:
-        """Images of chosen samples: augmented with draws from ``generator``, or as they are without one."""
-        ...
-
-    def batches(self, round: int, epochs: int, images: Sequence[str]) -> Iterator[Batch]:
-        """Shuffled training batches with the named images."""
-        ...
-
-    def ordered(self) -> Iterator[Batch]:
-        """Every sample once, in order and without augmentation, as ``images["image"]``."""
-        ...
-
-    def num_batches(self) -> int:
-        """Batches in one epoch."""
-        ...
-
-    def plain(self, pixels: Tensor) -> Tensor:
-        """Other uint8 images as the networks see them: without augmentation, on the training device."""
-        ...
-
-
-class Features:
-    """What networks make of some images: the representation h, and on demand what the heads make of it.
-
-    A head runs once, when a part first asks for it, and its output is kept for the parts that follow.
-    """
-
-    def __init__(self, networks: nn.ModuleDict, h: Tensor) -> None:
-        self._networks = networks
-        self._outputs: dict[str, Tensor] = {"h": h}
-
-    @property
-    def h(self) -> Tensor:
-        """The representation f(x), (N, d_h)."""
-        return self.head("h")
-
-    @property
-    def z(self) -> Tensor:
-        """The embedding g(h), (N, d)."""
-        return self.head("projector", of="h")
-
-    @property
-    def q(self) -> Tensor:
-        """The prediction of the embedding, (N, d)."""
-        return self.head("predictor", of="projector")
-
-    def head(self, name: str, of: str = "h") -> Tensor:
-        """What the head ``name`` makes of the output ``of`` (``"h"`` or another head's name)."""
-        if name not in self._outputs:
-            self._outputs[name] = self._networks[name](self.head(of))
-        return self._outputs[name]
-
-
-class _Rows(Features):
-    """One view of a joint batch: every output is computed for both views at once, then cut."""
-
-    def __init__(self, both: Features, rows: slice) -> None:
-        self._both = both
-        self._rows = rows
-
-    def head(self, name: str, of: str = "h") -> Tensor:
-        return self._both.head(name, of)[self._rows]
-
-
-Passes = dict[Forward, Features]
-
-
-def run_forwards(
-    forwards: Sequence[Forward], networks: dict[str, nn.ModuleDict], images: dict[str, Tensor], joint: bool
-) -> Passes:
-    """Run each declared pass once, in order; with ``joint``, a network's two views in one batch."""
-    passes: Passes = {}
-    for forward in forwards:
-        if forward in passes:
-            continue
-        network = networks[forward.network]
-        pair = [Forward(name, forward.network) for name in ("view1", "view2")]
-        with torch.set_grad_enabled(forward.network == "local"):
-            if joint and forward in pair and all(one in forwards for one in pair):
-                stacked = torch.cat([images["view1"], images["view2"]])
-                both = Features(network, network["encoder"](stacked))
-                rows = len(stacked) // 2
-                passes[pair[0]] = _Rows(both, slice(0, rows))
-                passes[pair[1]] = _Rows(both, slice(rows, None))
-            else:
-                passes[forward] = Features(network, network["encoder"](images[forward.images]))
-    return passes
-
-
-class Local:
-    """One client during one round, as its parts see it.
-
-    Attributes:
-        setting: of the run.
-        client: id, from 0.
-        round: from 1.
-        networks: the networks under training; ``networks["encoder"]``, ``["projector"]`` and parts' heads.
-        received: the weights that the client started from, before any merge (as they were downloaded).
-        shared: names of the weights that leave the client.
-        fresh: the client has no usable past of its own: parts start their state anew.
-        lr: learning rate of this round.
-        steps: optimiser steps taken.
-        last_epoch_loss: mean loss of the newest local epoch.
-        data: the client's samples.
-    """
-
-    def __init__(
-        self,
-        setting: Setting,
-        client: int,
-        round: int,
-        networks: nn.ModuleDict,
-        copies: dict[str, nn.ModuleDict],
-        message: Tree,
-        constants: Tree,
-        own: Tree,
-        data: ClientData,
-    ) -> None:
-        self.setting = setting
-        self.client = client
-        self.round = round
-        self.networks = networks
-        self.copies = copies
-        self.data = data
-        self.received: Weights = {}
-        self.shared: frozenset[str] = frozenset()
-        self.fresh = own is None
-        self.lr = 0.0
-        self.steps = 0
-        self.last_epoch_loss = 0.0
-        self._message = message
-        self._constants = constants
-        self._own = own or {}
-        self._scopes: dict[str, Scope] = {}
-
-    def of(self, part: Part) -> Scope:
-        """A part's own corner: what the server sent it, what the client kept for it, and room to work."""
-        name = part.name
-        if name not in self._scopes:
-            self._scopes[name] = Scope(
-                message=self._message.get("parts", {}).get(name),
-                constants=self._constants.get(name),
-                own=self._own.get("parts", {}).get(name),
-            )
-        return self._scopes[name]
-
-    def stream(self, purpose: str) -> torch.Generator:
-        """A random stream of this client in this round."""
-        return stream(self.setting.seed, purpose, self.round, self.client)
-
-    def frozen(self, name: str, weights: Weights | None = None, train: bool = False) -> nn.ModuleDict:
-        """A copy of the networks without gradients, to be named in a `Forward`; made once, reused after.
-
-        Args:
-            name: of the copy.
-            weights: to load (names it lacks stay as they are now in `networks`); None: as `networks` are.
-            train: BatchNorm uses the batch's statistics (momentum targets) instead of the running ones.
-        """
-        if name not in self.copies:
-            self.copies[name] = copy.deepcopy(self.networks).requires_grad_(False)
-        twin = self.copies[name]
-        twin.load_state_dict({**self.networks.state_dict(), **(weights or {})})
-        twin.train(train)
-        return twin
-
-    @torch.no_grad()
-    def outputs(self, network: nn.ModuleDict, *heads: str) -> list[Tensor]:
-        """What a network makes of each of the client's samples: in order, without augmentation, in eval mode.
-
-        Args:
-            network: `networks`, or what `frozen` gave.
-            heads: names of attributes of `Features`: ``"h"``, ``"z"`` or ``"q"``.
-
-        Returns:
-            For each head an (n_k, d) tensor on the training device; the network's mode is as it was.
-        """
-        training = network.training
-        network.eval()
-        passes = [
-            Features(network, network["encoder"](batch.images["image"])) for batch in self.data.ordered()
-        ]
-        made = [torch.cat([getattr(features, head) for features in passes]) for head in heads]
-        network.train(training)
-        return made
-
-    @property
-    def device(self) -> torch.device:
-        """Where the networks live."""
-        return next(self.networks.parameters()).device
-
-
-class Scope(SimpleNamespace):
-    """A part's corner of a `Local`: ``message``, ``constants``, ``own``, and whatever it stores in it."""
-
-    message: Any
-    constants: Any
-    own: Any
-
-    def __getattr__(self, name: str) -> Any:
-        raise AttributeError(f"the part stored no {name!r} in its start()")
+# One import for whoever writes a part.
+__all__ = [
+    "Aggregation",
+    "Batch",
+    "ClientData",
+    "Deployment",
+    "Features",
+    "Fold",
+    "Forward",
+    "Local",
+    "Merge",
+    "Objective",
+    "Part",
+    "Passes",
+    "Prerequisite",
+    "Scope",
+    "ServerStep",
+    "Setting",
+    "SliceFold",
+    "Term",
+    "Trained",
+    "init_seed",
+    "require_positive",
+    "run_forwards",
+    "seeded",
+]
 
 
 @dataclass(frozen=True)
@@ -600,18 +359,3 @@ class ServerStep(Part):
     def step(self, state: Tree, current: Weights, folded: Weights, setting: Setting) -> tuple[Tree, Weights]:
         """The next slice of state (None before the first round) and the next weights."""
         return state, folded
-
-
-def seeded(module_seed: int, build: Any) -> Any:
-    """Build a module with its own random stream, leaving the global one as it was."""
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(module_seed)
-        return build()
-
-
-def init_seed(seed: int, name: str, draw: int = 0) -> int:
-    """The seed of a network's first weights: a head more or less does not change the others'.
-
-    ``draw`` counts independent initialisations; 0 is the one that all share.
-    """
-    return derive_seed(seed, "init", name, *([draw] if draw else []))

@@ -127,7 +127,7 @@ def test_nothing_leaks_from_one_client_to_the_next():
     federation = Federation(tiny("method.name=ssd").plan())
     server = Server(federation.plan, federation.setting, federation.initial_weights())
     client = federation.client_side(server.constants)
-    from atoll.methods.method import train_client
+    from atoll.methods.client import train_client
 
     def update(job):
         made, _ = train_client(client, job.message, None, federation.client_data(job.client))

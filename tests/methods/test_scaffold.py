@@ -4,7 +4,8 @@ import pytest
 import torch
 
 from atoll.errors import UserError
-from atoll.methods.method import Client, Method
+from atoll.methods.client import Client
+from atoll.methods.method import Method
 from atoll.methods.scaffold import Scaffold, effective_steps
 from atoll.parts import Batch, Objective
 from atoll.tree import clone

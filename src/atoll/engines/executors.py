@@ -19,7 +19,7 @@ from atoll.engines.client_states import ClientStates
 from atoll.engines.federation import Federation, Plan
 from atoll.engines.server import Job, Result
 from atoll.errors import UserError
-from atoll.methods.method import train_client
+from atoll.methods.client import train_client
 from atoll.tree import Tree, map_tensors, pack, unpack
 
 Progress = Callable[[int], None] | None

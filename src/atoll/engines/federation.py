@@ -18,7 +18,8 @@ from atoll.data.views import Views, make_views
 from atoll.engines.options import EngineOptions
 from atoll.errors import UserError
 from atoll.evaluation import EvaluationOptions
-from atoll.methods.method import Client, Method, buffer_names, update_names
+from atoll.methods.client import Client, buffer_names, update_names
+from atoll.methods.method import Method
 from atoll.models import Encoder, ModelOptions, build_encoder, build_projector, load_weights
 from atoll.parts import Setting, init_seed, seeded
 from atoll.training import TrainOptions

@@ -6,25 +6,20 @@ client after the other. Engines call these and nothing else; neither side knows 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
-import torch
-from torch import Tensor, nn
+from torch import nn
 
 from atoll.aggregation.fedavg import FedAvg
 from atoll.methods.merge import Replace
 from atoll.methods.server import Direct
 from atoll.parts import (
     Aggregation,
-    Batch,
-    ClientData,
     Deployment,
     Fold,
     Forward,
-    Local,
     Merge,
     Objective,
     Part,
@@ -34,10 +29,8 @@ from atoll.parts import (
     SliceFold,
     Term,
     Trained,
-    run_forwards,
 )
-from atoll.rng import derive_seed
-from atoll.training import TrainOptions, learning_rate, make_optimizer
+from atoll.training import TrainOptions
 from atoll.tree import Tree, Weights
 
 
@@ -256,170 +249,3 @@ class RoundFold:
         if any(value is not None for value in steps.values()):
             parts[server.name] = steps
         return {"models": models, "parts": parts}
-
-
-class Client:
-    """The client's side: one object, one set of networks and one optimiser for any number of clients in turn.
-
-    Args:
-        method: to run.
-        setting: of the run.
-        networks: made by `build_networks`; overwritten at every start.
-        constants: as `Method.constants` made them.
-    """
-
-    def __init__(self, method: Method, setting: Setting, networks: nn.ModuleDict, constants: Tree) -> None:
-        self.method = method
-        self.setting = setting
-        self.networks = networks
-        self.constants = constants
-        self.copies: dict[str, nn.ModuleDict] = {}
-        self.optimizer = make_optimizer(setting.train, networks.parameters())
-        self._buffers = buffer_names(networks)
-        self._shared = frozenset(update_names(method, setting.train, networks))
-
-    def start(self, message: Tree, own: Tree, data: ClientData) -> None:
-        """Load what was sent and what was kept; ``own`` is None at the client's first time."""
-        method, train = self.method, self.setting.train
-        self.local = Local(
-            self.setting, message["client"], message["round"], self.networks, self.copies,
-            message, self.constants, own, data,
-        )  # fmt: skip
-        local = self.local
-        local.lr = learning_rate(train, local.round)
-        local.shared = self._shared
-        self.networks.train()
-        models = message["models"]
-        local.received = method.aggregation.choose(local, models) if models else {}
-        joined = method.merge.join(local, local.received)
-        local.received = local.received or joined  # a client that trains alone was sent nothing
-        self.networks.load_state_dict(joined)
-        if train.bn_buffers == "local" and own:
-            self.networks.load_state_dict(own["buffers"], strict=False)
-        for group in self.optimizer.param_groups:
-            group["lr"] = local.lr
-        self.optimizer.state.clear()
-        if train.keep_optimizer and own:
-            self._load_optimizer(own["optimizer"])
-        for part in method.parts:
-            part.start(local)
-        self._losses: dict[str, list[Tensor]] = {"loss": []}
-        self._epoch_began = 0
-
-    def step(self, batch: Batch) -> Tensor:
-        """The local loss of a batch; every declared pass runs once."""
-        method, local = self.method, self.local
-        for part in method.parts:
-            batch.images.update(part.inputs(local, batch))
-        networks = {"local": self.networks, **self.copies}
-        joint = self.setting.train.views_batch == "joint"
-        passes = run_forwards(method.forwards, networks, batch.images, joint)
-        total = torch.zeros((), device=local.device)
-        for weight, part in method.losses:
-            loss = part.loss(local, batch, passes)
-            self._losses.setdefault(part.name, []).append(loss.detach())
-            total = total + weight * loss if weight != 1 else total + loss
-        self._losses["loss"].append(total.detach())
-        return total
-
-    def after_step(self) -> None:
-        """After each optimiser step."""
-        self.local.steps += 1
-        for part in self.method.parts:
-            part.after_step(self.local)
-
-    def end_epoch(self) -> None:
-        """Close a local epoch: its mean loss is what loss-weighted aggregation uploads."""
-        steps = self._losses["loss"][self._epoch_began :]
-        self.local.last_epoch_loss = float(torch.stack(steps).mean()) if steps else 0.0
-        self._epoch_began += len(steps)
-
-    def finish(self) -> tuple[Tree, Tree]:
-        """The update, and what the client keeps (None where the method keeps nothing).
-
-        The tensors of both may be the networks' own: use or copy them before the next `start`.
-        """
-        method, local, train = self.method, self.local, self.setting.train
-        weights = {name: value.detach() for name, value in self.networks.state_dict().items()}
-        statistics = {
-            "samples": local.data.num_samples,
-            "batches": local.data.num_batches(),
-            "loss": local.last_epoch_loss,
-        }
-        slices = {part.name: part.finish(local) for part in method.parts}
-        update = {
-            "weights": {name: value for name, value in weights.items() if name in self._shared},
-            "losses": {name: float(torch.stack(v).mean()) for name, v in self._losses.items() if v},
-            "parts": {name: value for name, value in slices.items() if value is not None},
-            **{name: statistics[name] for name in method.aggregation.statistics},
-            **method.aggregation.report(local),
-        }
-        if not method.stateful(train):
-            return update, None
-        kept = {part.name: part.keep(local) for part in method.parts}
-        own: dict[str, Any] = {"parts": {name: value for name, value in kept.items() if value is not None}}
-        if train.bn_buffers == "local":
-            own["buffers"] = {name: weights[name] for name in sorted(self._buffers)}
-        if train.keep_optimizer:
-            own["optimizer"] = {str(k): v for k, v in self.optimizer.state_dict()["state"].items()}
-        return update, own
-
-    def _load_optimizer(self, kept: Tree) -> None:
-        groups = self.optimizer.state_dict()["param_groups"]
-        state = {int(key): value for key, value in kept.items()}
-        self.optimizer.load_state_dict({"state": state, "param_groups": groups})
-
-
-def train_client(
-    client: Client, message: Tree, own: Tree, data: ClientData, progress: Callable[[int], None] | None = None
-) -> tuple[Tree, Tree]:
-    """One client's whole round: what every engine runs, wherever it runs it.
-
-    Args:
-        client: the reusable client side.
-        message: from `Method.send`.
-        own: what the client kept, or None.
-        data: its samples.
-        progress: called after each step with the images seen.
-
-    Returns:
-        The update and what the client keeps, valid until the client's next start.
-    """
-    train = client.setting.train
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(derive_seed(client.setting.seed, "networks", message["round"], message["client"]))
-        client.start(message, own, data)
-        device = client.local.device.type
-        epoch = 0
-        for batch in data.batches(message["round"], message["epochs"], client.method.images):
-            if batch.epoch != epoch:
-                client.end_epoch()
-                epoch = batch.epoch
-            with torch.autocast(device, enabled=train.amp and device == "cuda"):
-                loss = client.step(batch)
-            client.optimizer.zero_grad(set_to_none=True)
-            torch.autograd.backward(loss)
-            client.optimizer.step()
-            client.after_step()
-            if progress is not None:
-                progress(len(batch.indices))
-        client.end_epoch()
-        return client.finish()
-
-
-def update_names(method: Method, train: TrainOptions, networks: nn.ModuleDict) -> set[str]:
-    """Names of the weights that an update holds: all but what the merge or the buffers' policy keeps back."""
-    stays = method.merge.private(networks)
-    if train.bn_buffers != "average":
-        stays = stays | buffer_names(networks)
-    return set(networks.state_dict()) - stays
-
-
-def buffer_names(networks: nn.Module) -> set[str]:
-    """Names of BatchNorm's running statistics, found by module type."""
-    return {
-        f"{prefix}.{name}"
-        for prefix, module in networks.named_modules()
-        if isinstance(module, nn.modules.batchnorm._BatchNorm)
-        for name, _ in module.named_buffers(recurse=False)
-    }

@@ -27,7 +27,7 @@ from atoll.engines.flower.roster import FORMAT
 from atoll.engines.simulation import threads
 from atoll.errors import UserError, did_you_mean
 from atoll.evaluation import evaluate
-from atoll.methods.method import Client, train_client
+from atoll.methods.client import Client, train_client
 from atoll.parts import Deployment
 from atoll.tree import Tree, load, map_tensors, pack, write_whole
 
