@@ -21,7 +21,7 @@ from atoll.engines.simulation import Engine, Simulation, Watcher, threads
 from atoll.errors import UserError
 from atoll.evaluation import classifier_accuracy, evaluate
 from atoll.models import Encoder, save_encoder
-from atoll.options import describe
+from atoll.options import describe, flatten
 from atoll.parts import Trained
 from atoll.prerequisites import FOLDER, outcome, prerequisite_recipes
 from atoll.recipe import Recipe, load_recipe
@@ -146,8 +146,8 @@ def _check_folder(run: Run, recipe: Recipe, resume: bool) -> None:
             f"{run.folder} already holds a run; add --resume to go on with it, or choose another --out"
         )
     before, now = (
-        _flat(describe(load_recipe(run.recipe_path).completed())),
-        _flat(describe(recipe.completed())),
+        flatten(describe(load_recipe(run.recipe_path).completed())),
+        flatten(describe(recipe.completed())),
     )
     changed = [key for key in sorted(before | now) if before.get(key) != now.get(key) and key not in LENGTH]
     if changed:
@@ -165,13 +165,6 @@ def _check_folder(run: Run, recipe: Recipe, resume: bool) -> None:
             f"falls ({recipe.train.schedule}), so a longer run is another one; begin it elsewhere, and warm with "
             f"train.start={run.folder} if you like"
         )
-
-
-def _flat(table: dict[str, Any], prefix: str = "") -> dict[str, Any]:
-    flat: dict[str, Any] = {}
-    for key, value in table.items():
-        flat |= _flat(value, f"{prefix}{key}.") if isinstance(value, dict) else {f"{prefix}{key}": value}
-    return flat
 
 
 def deployed(federation: Federation, server: Server, states: States) -> dict[str, tuple[Weights, list[int]]]:

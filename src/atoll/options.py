@@ -49,6 +49,16 @@ def describe(options: Any) -> dict[str, Any]:
     return table
 
 
+def flatten(table: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Nested tables as one, with dotted keys."""
+    found: dict[str, Any] = {}
+    for key, value in table.items():
+        found |= (
+            flatten(value, f"{prefix}{key}.") if isinstance(value, Mapping) else {f"{prefix}{key}": value}
+        )
+    return found
+
+
 def _convert(hint: Any, value: Any, place: str) -> Any:
     if typing.get_origin(hint) in (typing.Union, types.UnionType):
         if value is None and type(None) in typing.get_args(hint):

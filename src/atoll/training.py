@@ -64,6 +64,10 @@ class TrainOptions:
     min_accepted: float = 0.5
     start: str | None = None
 
+    def cohort_size(self, clients: int) -> int:
+        """How many of so many clients train in a round: the nearest whole number, halves up, at least one."""
+        return max(1, int(self.participation * clients + 0.5))
+
     def __post_init__(self) -> None:
         for name, least in (("rounds", 0), ("epochs", 0), ("batch_size", 2)):
             if getattr(self, name) < least:

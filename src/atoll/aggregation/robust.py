@@ -131,7 +131,7 @@ class MultiKrum(Robust):
 
     def refuse(self, setting: Setting) -> str | None:
         """Krum promises nothing for fewer than 2f + 3 updates."""
-        return self._too_few(max(1, int(setting.train.participation * setting.num_clients + 0.5)))
+        return self._too_few(setting.train.cohort_size(setting.num_clients))
 
     def combine(self, updates: Spill, current: Weights) -> Weights:
         """The mean of the chosen.

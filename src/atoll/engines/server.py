@@ -142,7 +142,7 @@ class Server:
         if prescribed is not None:
             return prescribed
         clients = self.setting.num_clients
-        count = max(1, round_half_up(self.plan.train.participation * clients))
+        count = self.plan.train.cohort_size(clients)
         drawn = torch.randperm(clients, generator=stream(self.plan.seed, "cohort", round))
         return [int(client) for client in drawn[:count]]
 
@@ -223,11 +223,6 @@ class Server:
         self.valid = {int(client): round for client, round in checkpoint["valid"].items()}
         self.door.norms = list(checkpoint["norms"])
         self._constants_sent = set(checkpoint["constants_sent"])
-
-
-def round_half_up(value: float) -> int:
-    """The nearest whole number; halves go up, as a user expects of ``participation`` × clients."""
-    return int(value + 0.5)
 
 
 def _average(means: dict[str, float], values: dict[str, float], count: int) -> None:

@@ -207,7 +207,7 @@ def threads(count: int) -> Iterator[None]:
 
 
 def _executor(federation: Federation, states: ClientStates) -> Executor:
-    cohort = max(1, int(federation.plan.train.participation * federation.setting.num_clients + 0.5))
+    cohort = federation.plan.train.cohort_size(federation.setting.num_clients)
     workers = federation.plan.engine.count_workers(cohort)
     if workers == 1:
         return InProcess(federation, states)

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from atoll.options import flatten
 from atoll.report.folders import Folder
 
 # Differences between recipes that make no other experiment of a run.
@@ -42,19 +43,11 @@ class Group:
         return self.runs[0].recipe
 
 
-def flat(table: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    """Nested tables as one, with dotted keys."""
-    found: dict[str, Any] = {}
-    for key, value in table.items():
-        found |= flat(value, f"{prefix}{key}.") if isinstance(value, Mapping) else {f"{prefix}{key}": value}
-    return found
-
-
 def group_runs(folders: Sequence[Folder]) -> list[Group]:
     """Groups in the order of their first runs, each with a label of its own."""
     groups: dict[str, Group] = {}
     for folder in folders:
-        key = repr(sorted((k, v) for k, v in flat(folder.recipe).items() if k not in SAME))
+        key = repr(sorted((k, v) for k, v in flatten(folder.recipe).items() if k not in SAME))
         groups.setdefault(key, Group(_method(folder))).runs.append(folder)
     found = list(groups.values())
     for group in found:
@@ -65,7 +58,7 @@ def group_runs(folders: Sequence[Folder]) -> list[Group]:
             apart = differences([group.recipe for group in namesakes])
             telling = [key for key in apart if key not in ("name", "title")] or list(apart)
             for group in namesakes:
-                values = flat(group.recipe)
+                values = flatten(group.recipe)
                 said = (f"{key.removeprefix('options.')} = {show(values.get(key))}" for key in telling[:3])
                 group.label = f"{label} · {', '.join(said)}"
     return found
@@ -83,7 +76,7 @@ def differences(recipes: Sequence[Mapping[str, Any]], beside: Iterable[str] = SA
         recipes: to compare.
         beside: keys, or sections if they end in a dot, that are left out.
     """
-    tables = [flat(recipe) for recipe in recipes]
+    tables = [flatten(recipe) for recipe in recipes]
     left_out = tuple(beside)
     found = {}
     for key in dict.fromkeys(key for table in tables for key in table):
