@@ -35,7 +35,8 @@ class TrainOptions:
             which BatchNorm can tell apart.
         bn_buffers: BatchNorm's running statistics are averaged like weights (``"average"``), stay with each
             client (``"local"``), or are left at the server's first values (``"leave"``).
-        amp: mixed precision on a GPU.
+        amp: mixed precision on a GPU: networks and their gradients in bfloat16, weights and losses in float32.
+            On a CPU it changes nothing: PyTorch's bfloat16 convolutions gave wrong gradients on small maps there.
         norm_factor: an update farther from the model that the client got than this times the running median
             of accepted distances is refused.
         first_norm: the bound on that distance in the first round.

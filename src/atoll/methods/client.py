@@ -158,7 +158,8 @@ def train_client(
             if batch.epoch != epoch:
                 client.end_epoch()
                 epoch = batch.epoch
-            with torch.autocast(device, enabled=train.amp and device == "cuda"):
+            # bfloat16 has float32's range, so gradients need no scaling, as float16's would
+            with torch.autocast(device, torch.bfloat16, enabled=train.amp and device == "cuda"):
                 loss = client.step(batch)
             client.optimizer.zero_grad(set_to_none=True)
             torch.autograd.backward(loss)
