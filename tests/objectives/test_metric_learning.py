@@ -6,6 +6,7 @@ import torch
 from atoll.errors import UserError
 from functional.oracles import log_softmax
 from harness import tiny
+from rounds import Rounds
 from steps import Steps
 
 PARTS = {"triplet": 3, "quadruplet": 4, "fedquad": 4}
@@ -102,17 +103,44 @@ def test_a_client_of_one_class_learns_from_cross_entropy_alone(name):
     assert all(p.grad is None or not p.grad.any() for p in without.networks.parameters())
 
 
-def test_partners_are_drawn_anew_in_each_epoch():
-    steps = Steps("method.name=fedquad")
+def drawn(steps, epochs=2):
+    """The partners of each epoch, as they stand at every one of its batches."""
     mine = steps.client.local.of(steps.client.method.objective)
-    drawn = []
-    while len(drawn) < 2:
+    found = {}
+    while len(found) < epochs:
         batch = steps.batch()
         steps.client.step(batch)
-        if batch.epoch == len(drawn):
-            drawn.append(mine.tuples)
-        assert mine.tuples is drawn[batch.epoch]
-    assert not torch.equal(drawn[0], drawn[1])
+        assert torch.equal(found.setdefault(batch.epoch, mine.tuples), mine.tuples)
+        _, *partners = torch.split(batch.images["fedquad"], len(batch.indices))
+        for row, images in zip(mine.tuples[1:, batch.indices], partners, strict=True):
+            assert torch.equal(images, steps.data.pick(row))
+    return list(found.values())
+
+
+def test_partners_are_drawn_once_for_a_client():
+    first, second = drawn(Steps("method.name=fedquad"))
+    assert torch.equal(first, second)
+    assert torch.equal(drawn(Steps("method.name=fedquad", round=7), 1)[0], first)
+    assert not torch.equal(drawn(Steps("method.name=fedquad", "seed=1", classes=range(10)), 1)[0],
+                           drawn(Steps("method.name=fedquad", classes=range(10)), 1)[0])  # fmt: skip
+
+
+def test_clients_with_the_same_labels_draw_their_own_partners():
+    rounds = Rounds("method.name=fedquad")
+    clients = rounds.federation.partition.clients
+    clients[1] = clients[0]
+    tuples = []
+    for client in (0, 1):
+        rounds.start(client)
+        tuples.append(rounds.client.local.of(rounds.method.objective).tuples)
+    assert not torch.equal(*tuples)
+
+
+def test_partners_may_be_drawn_anew_in_each_epoch():
+    redraw = ("method.name=fedquad", "options.fedquad.redraw=true")
+    first, second = drawn(Steps(*redraw))
+    assert not torch.equal(first, second)
+    assert not torch.equal(drawn(Steps(*redraw, round=7), 1)[0], first)
 
 
 def test_augmented_partners_are_views_and_anchors_the_batch_s_own():

@@ -53,7 +53,7 @@ def quadruplet(
         p: embeddings of positives, of the anchors' classes.
         n1: embeddings of negatives.
         n2: embeddings of negatives of a third class.
-        margins: (m₁, m₂), fixed; the paper adapts them to the batch.
+        margins: (m₁, m₂), fixed; the paper adapts them to the batch where it mines hard negatives.
         power: 2 for squared distances, 1 for distances.
 
     Shape:

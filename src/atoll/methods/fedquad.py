@@ -3,9 +3,9 @@
     L_k = CE(x_a) + β · mean {[d(a, p) − d(a, n₁) + m₁]₊ + [d(a, p) − d(a, n₂) + m₂]₊}         (Eqs. 3 and 5)
 
 Each sample of a client is an anchor a; p is another sample of its class, n₁ and n₂ are samples of two
-different other classes. d is Euclidean on embeddings that are not normalised; Algorithm 1 squares it (option
-``power``). FedAvg averages the weights. The classifier reads anchors only; without it (``cross_entropy``) this
-is the ablation of Table V.
+different other classes, drawn once for each client ("offline"; option ``redraw``). d is Euclidean on embeddings
+that are not normalised; Algorithm 1 squares it (option ``power``). FedAvg averages the weights. The classifier
+reads anchors only; without it (``cross_entropy``) this is the ablation of Table V.
 """
 
 from __future__ import annotations

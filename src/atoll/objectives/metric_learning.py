@@ -16,19 +16,21 @@ from atoll.objectives.cross_entropy import CLASSIFIER, label_loss
 from atoll.objectives.quadruplets import draw_quadruplets
 from atoll.objectives.spaces import Space, classifying, linear_head, read
 from atoll.parts import Batch, Forward, Local, Objective, Passes, Setting
+from atoll.rng import stream
 
 
 @dataclass(frozen=True)
 class MetricLearning(Objective):
     """L = [CE(anchors)] + β · a loss on distances between anchors, positives and negatives.
 
-    Each sample of a client is an anchor once an epoch, with partners drawn anew at the epoch's beginning
+    Each sample of a client is an anchor once an epoch, with the same partners in every epoch of the run
     (see `atoll.objectives.quadruplets`). Anchors and partners pass the networks as one batch, so that
     BatchNorm sees them together. A client of one class has no negatives, and only the cross-entropy is left.
 
     Attributes:
         beta: β; with 0, nothing is drawn and the objective is plain cross-entropy.
         cross_entropy: whether a linear classifier learns from the anchors beside it.
+        redraw: draw new partners at the beginning of each local epoch.
         augment: learn from augmented views instead of images as they are.
         on: distances (and the classifier) are on the representation ``"h"`` or the embedding ``"z"``, which are
             not normalised.
@@ -38,6 +40,7 @@ class MetricLearning(Objective):
     members: ClassVar[int] = 4  # rows of `draw_quadruplets` that the loss reads
     beta: float = 1.0
     cross_entropy: bool = False
+    redraw: bool = False
     augment: bool = False
     on: Space = "h"
 
@@ -76,12 +79,13 @@ class MetricLearning(Objective):
         return (Forward(self.name if self.beta else self._view),)
 
     def start(self, local: Local) -> None:
-        """Where partners and their views are drawn from."""
+        """Draw partners, from a stream that knows no round; take up where their views are drawn from."""
         mine = local.of(self)
-        mine.draws = local.stream("quadruplets")
-        mine.views = local.stream("quadruplets-views") if self.augment else None
         mine.labels = local.data.labels
         mine.classes = len(torch.unique(mine.labels))
+        mine.tuples = draw_quadruplets(mine.labels, stream(local.setting.seed, "quadruplets", local.client))
+        mine.draws = local.stream("quadruplets-redrawn")
+        mine.views = local.stream("quadruplets-views") if self.augment else None
         mine.epoch = None
 
     def inputs(self, local: Local, batch: Batch) -> dict[str, Tensor]:
@@ -89,7 +93,7 @@ class MetricLearning(Objective):
         if not self.beta:
             return {}
         mine = local.of(self)
-        if batch.epoch != mine.epoch:
+        if self.redraw and batch.epoch != mine.epoch:
             mine.tuples, mine.epoch = draw_quadruplets(mine.labels, mine.draws), batch.epoch
         anchors = batch.images[self._view]
         if mine.classes == 1:
@@ -135,7 +139,7 @@ class Quadruplet(MetricLearning):
     and the term is left out.
 
     Attributes:
-        margins: (m₁, m₂), fixed; the paper adapts them to the batch.
+        margins: (m₁, m₂), fixed; the paper adapts them to the batch where it mines hard negatives.
         power: k; 2 is the paper's equation, 1 what re-implementations take.
     """
 
