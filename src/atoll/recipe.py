@@ -6,7 +6,6 @@ import tomllib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from importlib import resources
 from pathlib import Path
 from typing import Any
 
@@ -17,8 +16,9 @@ from atoll.data.partitions import PartitionOptions
 from atoll.data.view_options import ViewOptions
 from atoll.engines.federation import Plan
 from atoll.engines.options import EngineOptions
-from atoll.errors import UserError, did_you_mean
+from atoll.errors import UserError
 from atoll.evaluation import EvaluationOptions
+from atoll.layers import over, packaged, read, setting
 from atoll.methods.catalogue import MethodOptions, complete, make_method
 from atoll.methods.method import Method
 from atoll.models import ModelOptions
@@ -88,12 +88,7 @@ class Recipe:
 
 def presets() -> dict[str, str]:
     """The recipes that come with Atoll: their texts by name."""
-    folder = resources.files("atoll") / "recipes"
-    return {
-        entry.name.removesuffix(".toml"): entry.read_text("utf-8")
-        for entry in sorted(folder.iterdir(), key=lambda entry: entry.name)
-        if entry.name.endswith(".toml")
-    }
+    return packaged("recipes")
 
 
 def load_recipe(recipe: str | Path, settings: Sequence[str] = ()) -> Recipe:
@@ -102,9 +97,17 @@ def load_recipe(recipe: str | Path, settings: Sequence[str] = ()) -> Recipe:
     Raises:
         UserError: no such recipe, a file that is not TOML, an unknown key, a value out of range.
     """
-    table = _read(str(recipe))
-    for setting in settings:
-        _lay(table, setting)
+    return make_recipe(read(str(recipe), presets()), settings)
+
+
+def make_recipe(table: Mapping[str, Any], settings: Sequence[str] = ()) -> Recipe:
+    """A recipe's table, with ``key=value`` settings laid over it, as a recipe.
+
+    Raises:
+        UserError: an unknown key, a value out of range.
+    """
+    for text in settings:
+        table = over(table, setting(text))
     made = build(Recipe, table)
     _ = made.composed  # so that a misspelt method is found now, not after the data has loaded
     return made
@@ -120,51 +123,3 @@ def read_recipe(text: str) -> Recipe:
         return build(Recipe, tomllib.loads(text))
     except tomllib.TOMLDecodeError as error:
         raise UserError(f"this recipe is not valid TOML: {error}") from None
-
-
-def _read(recipe: str, folder: Path = Path(), above: tuple[str, ...] = ()) -> dict[str, Any]:
-    """A preset or a file as a table, laid over its base; a file's base is looked for beside it."""
-    known = presets()
-    path = folder / recipe
-    if recipe in known:
-        text, place, folder = known[recipe], f"preset {recipe}", Path()
-    elif path.suffix == ".toml" or path.is_file():
-        try:
-            text, place, folder = path.read_text("utf-8-sig"), str(path), path.parent
-        except (OSError, UnicodeDecodeError) as error:
-            raise UserError(f"cannot read the recipe {path}: {error}") from None
-    else:
-        raise UserError(
-            f"no recipe {recipe!r}: neither a preset nor a .toml file; {did_you_mean(recipe, known)}"
-        )
-    if place in above:
-        raise UserError(f"{place} is its own base ({' → '.join([*above, place])}); end the circle")
-    try:
-        table = tomllib.loads(text)
-    except tomllib.TOMLDecodeError as error:
-        raise UserError(f"{place} is not valid TOML: {error}") from None
-    base = table.pop("base", None)
-    return table if base is None else _over(_read(str(base), folder, (*above, place)), table)
-
-
-def _over(base: Mapping[str, Any], table: Mapping[str, Any]) -> dict[str, Any]:
-    merged = dict(base)
-    for key, value in table.items():
-        old = merged.get(key)
-        merged[key] = _over(old, value) if isinstance(old, dict) and isinstance(value, dict) else value
-    return merged
-
-
-def _lay(table: dict[str, Any], setting: str) -> None:
-    key, equals, text = setting.partition("=")
-    if not equals or not key.strip():
-        raise UserError(f"--set {setting!r} is not of the form key=value, such as train.rounds=20")
-    *sections, last = key.strip().split(".")
-    for section in sections:
-        table = table.setdefault(section, {})
-        if not isinstance(table, dict):
-            raise UserError(f"--set {setting!r}: {section!r} is no section of a recipe")
-    try:
-        table[last] = tomllib.loads(f"value = {text}")["value"]
-    except tomllib.TOMLDecodeError:
-        table[last] = text.strip()
