@@ -57,8 +57,8 @@ class Forward:
     """One forward pass that a part needs.
 
     Attributes:
-        images: ``"view1"``, ``"view2"`` (augmented), ``"image"`` (as it is), ``"other"`` (a view of another,
-            random image of the client), or a name that the part's own `Part.inputs` provides.
+        images: ``"view1"``, ``"view2"``, ``"view3"`` (augmented), ``"image"`` (as it is), ``"other"`` (a view of
+            another, random image of the client), or a name that the part's own `Part.inputs` provides.
         network: ``"local"`` (trained), or the name of a copy that a part made with `Local.frozen`.
     """
 

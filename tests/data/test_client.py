@@ -29,11 +29,13 @@ def test_labels_are_the_client_s_own_in_its_order():
 
 def test_only_the_images_that_are_asked_for_are_made():
     data = federation(*SETTINGS).client_data(0)
-    for names in (("image",), ("view2", "other"), ("view1", "a part's own")):
+    for names in (("image",), ("view2", "other"), ("view1", "view3", "a part's own")):
         batch = next(data.batches(1, 1, names))
         assert batch.images.keys() == set(names) - {"a part's own"}
     # One more kind of image does not change the others.
-    alone, beside = (
-        next(data.batches(1, 1, names)).images["view1"] for names in (("view1",), ("view1", "view2", "other"))
-    )
-    assert torch.equal(alone, beside)
+    everything = ("view1", "view2", "view3", "other")
+    alone, beside = (next(data.batches(1, 1, names)).images for names in (("view1",), everything))
+    assert torch.equal(alone["view1"], beside["view1"])
+    # Every view is drawn by itself.
+    assert not torch.equal(beside["view1"], beside["view3"])
+    assert not torch.equal(beside["view2"], beside["view3"])

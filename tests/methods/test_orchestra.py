@@ -1,3 +1,4 @@
+import copy
 import math
 
 import pytest
@@ -114,6 +115,24 @@ def test_the_memory_holds_the_newest_target_embeddings():
     everything = torch.cat([before, *newest])
     assert torch.equal(mine.memory, everything[-25:])
     assert torch.equal(slot(rounds.client.finish()[1])["memory"], mine.memory)
+
+
+def test_targets_are_those_of_the_code_whose_target_moves_before_each_step():
+    rounds = Rounds(*ORCHESTRA, "options.orchestra.momentum=0.6")
+    rounds.start(0, 2)
+    mine = rounds.client.local.of(rounds.method.objective)
+    online = rounds.federation.networks
+    target = copy.deepcopy(online).requires_grad_(False)
+    for batch in rounds.federation.client_data(0).batches(2, 1, rounds.method.images):
+        for ours, theirs in zip(target.parameters(), online.parameters(), strict=True):
+            ours.copy_(0.6 * ours + 0.4 * theirs)
+        loss = rounds.client.step(batch)
+        z = target["projector"](target["encoder"](batch.images["view1"]))
+        torch.testing.assert_close(mine.newest, normalize(z))
+        loss.backward()
+        rounds.client.optimizer.step()
+        rounds.client.optimizer.zero_grad()
+        rounds.client.after_step()
 
 
 def test_the_memory_is_the_clients_own():

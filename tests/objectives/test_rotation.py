@@ -26,9 +26,9 @@ def rotate(image, turns):
     return image
 
 
-@pytest.mark.parametrize(("augment", "image"), [("true", "view1"), ("false", "image")])
-def test_every_turn_of_every_image_is_predicted(augment, image):
-    steps = Steps("method.name=fed_pr", f"options.rotation.augment={augment}")
+@pytest.mark.parametrize("image", ["view1", "view3", "image"])
+def test_every_turn_of_every_image_is_predicted(image):
+    steps = Steps("method.name=fed_pr", f"options.rotation.images_of={image}")
     batch = steps.batch()
     loss = steps.client.step(batch)
     images = batch.images[image]

@@ -12,7 +12,7 @@ from atoll.data.views import Views
 from atoll.parts import Batch
 from atoll.rng import stream
 
-AUGMENTED = ("view1", "view2", "other")
+VIEWS = ("view1", "view2", "view3")
 
 
 class FederatedClient:
@@ -80,14 +80,12 @@ class FederatedClient:
         """
         keys = (round, self._client)
         order = stream(self._seed, "order", *keys)
-        draws = {name: stream(self._seed, "views", *keys, name) for name in AUGMENTED}
+        draws = {name: stream(self._seed, "views", *keys, name) for name in (*VIEWS, "other")}
         others = stream(self._seed, "others", *keys)
         for epoch in range(epochs):
             for rows in self._cut(torch.randperm(self.num_samples, generator=order)):
                 pixels = self._pixels(rows)
-                made = {
-                    name: self._views(pixels, draws[name]) for name in ("view1", "view2") if name in images
-                }
+                made = {name: self._views(pixels, draws[name]) for name in VIEWS if name in images}
                 if "image" in images:
                     made["image"] = self._views.plain(pixels)
                 if "other" in images:

@@ -2,7 +2,7 @@
 
 Two levels of centroids make clients cluster their samples alike. A client trains on
 
-    L = −mean_i Σ_j P'_ij log P_ij + CE(rotation of an image, predicted from its embedding)
+    L = −mean_i Σ_j P'_ij log P_ij + CE(rotation of a third view, predicted from its embedding)
     P' = softmax(ẑ'₁Cᵀ / T),   P = softmax(ẑ₂Cᵀ / T),
 
 where z' is the embedding of a target network that follows the online one, and C the server's G centroids,
@@ -209,7 +209,7 @@ class CentroidFold:
 
 METHOD = Method(
     objective=Orchestra(),
-    terms=(RotationTerm(every=False, on="z"),),
+    terms=(RotationTerm(every=False, images_of="view3", on="z"),),
     title="Orchestra",
     paper="Lubana et al., Orchestra: Unsupervised Federated Learning via Globally Consistent Clustering, ICML 2022",
     family="Federated self-supervised methods",

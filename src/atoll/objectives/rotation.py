@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import ClassVar, Literal
 
 import torch
 import torch.nn.functional as F
@@ -23,17 +23,14 @@ class RotationTask(Part):
     Attributes:
         every: turn each image by all of 0°, 90°, 180° and 270°, in one batch (RotNet); False: by one of them,
             drawn for each image (Orchestra's code).
-        augment: turn augmented views instead of images as they are.
+        images_of: what is turned: the first view, which other losses read too, a third view of its own
+            (Orchestra's code), or images as they are.
         on: the layer stands on the representation ``"h"`` or on the embedding ``"z"`` (Orchestra).
     """
 
     every: bool = True
-    augment: bool = True
+    images_of: Literal["view1", "view3", "image"] = "view1"
     on: Space = "h"
-
-    @property
-    def _view(self) -> str:
-        return "view1" if self.augment else "image"
 
     def embeds(self) -> bool:
         """Only where the layer stands on z."""
@@ -45,7 +42,7 @@ class RotationTask(Part):
 
     def images(self) -> Sequence[str]:
         """What is turned."""
-        return (self._view,)
+        return (self.images_of,)
 
     def forwards(self) -> Sequence[Forward]:
         """The turned images through the local networks."""
@@ -57,7 +54,7 @@ class RotationTask(Part):
 
     def inputs(self, local: Local, batch: Batch) -> dict[str, Tensor]:
         """Turn the images, and remember by how much."""
-        mine, images = local.of(self), batch.images[self._view]
+        mine, images = local.of(self), batch.images[self.images_of]
         n = len(images)
         turned = torch.cat([images.rot90(turns, (2, 3)) for turns in range(TURNS)])
         if self.every:
