@@ -28,12 +28,13 @@ def log_softmax(scores):
     return [s - total for s in scores]
 
 
-def nt_xent(z1, z2, temperature):
+def nt_xent(z1, z2, temperature, zero_self=False):
     u, n = units(z1) + units(z2), len(z1)
     loss = 0.0
     for a in range(2 * n):
         partner = (a + n) % (2 * n)
         denominator = sum(math.exp(dot(u[a], u[b]) / temperature) for b in range(2 * n) if b != a)
+        denominator += 1.0 if zero_self else 0.0
         loss += -dot(u[a], u[partner]) / temperature + math.log(denominator)
     return loss / (2 * n)
 

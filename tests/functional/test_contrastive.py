@@ -93,6 +93,8 @@ def test_against_loops(n, d, seed, temperature):
     extra = extra / extra.norm(dim=1, keepdim=True)
     labels = torch.arange(n) % 2
     assert float(nt_xent(z1, z2, temperature)) == pytest.approx(oracles.nt_xent(z1, z2, temperature), **EXACT)
+    expected = oracles.nt_xent(z1, z2, temperature, zero_self=True)
+    assert float(nt_xent(z1, z2, temperature, zero_self=True)) == pytest.approx(expected, **EXACT)
     expected = oracles.one_sided_nt_xent(z1, z2, temperature)
     assert float(one_sided_nt_xent(z1, z2, temperature)) == pytest.approx(expected, **EXACT)
     expected = oracles.queue_contrast(z1, z2, extra, temperature)
@@ -136,6 +138,7 @@ def test_gradients():
     z1, z2, z3 = (rows(4, 3, s).requires_grad_() for s in range(3))
     fixed, labels = rows(5, 3, 9), torch.tensor([0, 1, 1, 2])
     assert gradcheck(nt_xent, (z1, z2))
+    assert gradcheck(lambda a, b: nt_xent(a, b, zero_self=True), (z1, z2))
     assert gradcheck(one_sided_nt_xent, (z1, z2))
     assert gradcheck(lambda q: queue_contrast(q, z2.detach(), fixed, 0.2), (z1,))
     assert gradcheck(lambda a, b: dictionary_contrast(a, b, fixed), (z1, z2))
@@ -159,6 +162,7 @@ def test_degenerate_rows_are_finite(z, dtype):
     extra = torch.ones(2, 4, dtype=dtype) / 2
     losses = [
         lambda a, b: nt_xent(a, b, 0.07),
+        lambda a, b: nt_xent(a, b, 0.07, zero_self=True),
         lambda a, b: one_sided_nt_xent(a, b),
         lambda a, b: queue_contrast(a, b, extra, 0.07),
         lambda a, b: dictionary_contrast(a, b, extra),

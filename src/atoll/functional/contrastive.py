@@ -20,7 +20,7 @@ from atoll.functional._tensors import (
 
 
 @full_precision
-def nt_xent(z1: Tensor, z2: Tensor, temperature: float = 0.5) -> Tensor:
+def nt_xent(z1: Tensor, z2: Tensor, temperature: float = 0.5, zero_self: bool = False) -> Tensor:
     """Normalised temperature-scaled cross entropy over both views.
 
     With u the 2N normalised embeddings and π(a) the other view of a,
@@ -30,6 +30,8 @@ def nt_xent(z1: Tensor, z2: Tensor, temperature: float = 0.5) -> Tensor:
         z1: embeddings of the first view.
         z2: embeddings of the second view, row by row of the same images.
         temperature: τ.
+        zero_self: keep the row itself in the denominator, with similarity 0 and so exp(0) = 1, as FedU²'s
+            released code does.
 
     Shape:
         z1, z2: (N, d). Output: scalar.
@@ -43,7 +45,7 @@ def nt_xent(z1: Tensor, z2: Tensor, temperature: float = 0.5) -> Tensor:
     check_rows(z1=z1, z2=z2)
     check_positive(temperature=temperature)
     u = unit(torch.cat([z1, z2]))
-    logits = (u @ u.T / temperature).fill_diagonal_(-torch.inf)
+    logits = (u @ u.T / temperature).fill_diagonal_(0.0 if zero_self else -torch.inf)
     partner = torch.arange(len(u), device=u.device).roll(len(z1))
     return F.cross_entropy(logits, partner)
 

@@ -73,7 +73,7 @@ class FUR(Term):
 
 
 METHOD = Method(
-    objective=SimCLR(temperature=0.07),
+    objective=SimCLR(temperature=0.07, variant="zero_self"),
     terms=(FUR(equal_steps=True),),
     aggregation=EUA(server_lr=8.0, weights="batches"),
     title="FedU²",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import ClassVar, Literal
 
 from torch import Tensor
 
@@ -19,13 +19,14 @@ class SimCLR(Objective):
 
     Attributes:
         temperature: τ.
-        one_sided: L-DAWA's released variant, whose denominator keeps the anchor itself.
+        variant: ``"exact"``; or what released code trains: ``"one_sided"`` (L-DAWA: anchors of the first view
+            alone, each kept in its own denominator) or ``"zero_self"`` (FedU²: each kept with similarity 0).
     """
 
     name: ClassVar[str] = "simclr"
     source: ClassVar[str] = "Chen et al. 2020, Eq. 1"
     temperature: float = 0.5
-    one_sided: bool = False
+    variant: Literal["exact", "one_sided", "zero_self"] = "exact"
 
     def __post_init__(self) -> None:
         require_positive(self, "temperature")
@@ -36,6 +37,7 @@ class SimCLR(Objective):
 
     def loss(self, local: Local, batch: Batch, passes: Passes) -> Tensor:
         """NT-Xent."""
-        contrast = one_sided_nt_xent if self.one_sided else nt_xent
         z1, z2 = (passes[view].z for view in VIEWS)
-        return contrast(z1, z2, self.temperature)
+        if self.variant == "one_sided":
+            return one_sided_nt_xent(z1, z2, self.temperature)
+        return nt_xent(z1, z2, self.temperature, zero_self=self.variant == "zero_self")
