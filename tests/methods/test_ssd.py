@@ -47,6 +47,21 @@ def test_the_local_loss_is_equation_10(basis, reduction):
         torch.testing.assert_close(q @ q.T, torch.eye(len(q)), rtol=1e-5, atol=1e-5)
 
 
+@pytest.mark.parametrize("basis", ["axes", "random"])
+def test_equation_7_may_be_read_literally(basis):
+    settings = (
+        "options.dsr.renormalise=false",
+        "options.dsr.reduction=mean_sq",
+        f"options.dsr.basis={basis}",
+    )
+    loss, _, z, server, federation = first_step(*settings, "method.terms=['dsr']")
+    inside, q = own_dimensions(federation, 2), server.constants.get("dsr")
+    # z − P z is (1 − α) z on S_k and 0 elsewhere, so a row's loss is (α − 1)² ‖z on S_k‖².
+    own = [one if q is None else one @ q for one in z]
+    dsr = sum(81 * ((one * inside) ** 2).sum() / len(one) for one in own) / 2
+    torch.testing.assert_close(loss, F.alignment(*z) + sum(F.uniformity(one) for one in z) / 2 + dsr)
+
+
 def test_distillation_options():
     loss, h, z, *_ = first_step(
         "options.dsr.weight=0", "options.pd.kind=mse", "options.pd.weight=2.0", "options.align_uniform.beta=0"

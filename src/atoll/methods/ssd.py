@@ -80,18 +80,24 @@ class DSR(Separation):
     Attributes:
         scale: α.
         reduction: ``"fro_over_n"`` (the official code's, which made the paper's tables) or ``"mean_sq"`` (Eq. 7).
+        renormalise: the target is normalised again (the official code); False reads Eq. 7 literally, on embeddings
+            as they are: it has no fixed point, and ‖z‖ grows for ever.
     """
 
     name: ClassVar[str] = "dsr"
     source: ClassVar[str] = "SSD Eqs. 6-7"
     scale: float = 10.0
     reduction: Literal["fro_over_n", "mean_sq"] = "fro_over_n"
+    renormalise: bool = True
 
     def loss(self, local: Local, batch: Batch, passes: Passes) -> Tensor:
         """The mean of both views' distance to their scaled copies."""
         mine = local.of(self)
         d_k = 1 + (self.scale - 1) * mine.inside
-        losses = [dimension_scaling(passes[view].z, d_k, mine.basis, self.reduction) for view in VIEWS]
+        losses = [
+            dimension_scaling(passes[view].z, d_k, mine.basis, self.reduction, self.renormalise)
+            for view in VIEWS
+        ]
         return torch.stack(losses).mean()
 
 
