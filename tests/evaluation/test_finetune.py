@@ -67,6 +67,25 @@ def test_the_encoder_is_trained_and_not_the_head_alone(digits: tuple[ImageSet, I
     assert frozen.accuracy < 0.25 < 0.5 < trained.accuracy
 
 
+def test_the_head_may_be_an_mlp_under_adam(digits: tuple[ImageSet, ImageSet]) -> None:
+    protocol = replace(SHORT, optimizer="adam", encoder_lr=0.0, head_lr=1e-2, hidden=(24,))
+    encoder = net()
+    with torch.no_grad():
+        encoder[4].weight.zero_()  # one representation for all: whatever is learnt, the encoder learnt it
+    assert run(encoder, digits, protocol).accuracy < 0.25
+    assert run(encoder, digits, replace(protocol, encoder_lr=1e-2, epochs=20)).accuracy > 0.5
+
+
+def test_a_hidden_layer_bends(digits: tuple[ImageSet, ImageSet]) -> None:
+    train, test = digits
+    labels = (train.labels % 2, test.labels % 2)  # odd or even: no line parts the ten digits so well
+    parity = (replace(train, labels=labels[0]), replace(test, labels=labels[1]))
+    frozen = replace(SHORT, optimizer="adam", encoder_lr=0.0, head_lr=1e-2, epochs=60)
+    linear = run(net(), parity, frozen).accuracy
+    bent = run(net(), parity, replace(frozen, hidden=(64,))).accuracy
+    assert bent > linear + 0.02
+
+
 def test_repeats_exactly(digits: tuple[ImageSet, ImageSet]) -> None:
     protocol = replace(SHORT, epochs=3)
     results = [run(net(), digits, protocol, seed).accuracy for seed in (0, 0, 1, 2, 3)]

@@ -1,4 +1,5 @@
 import json
+from dataclasses import replace
 
 import pytest
 
@@ -48,7 +49,10 @@ def test_constants_are_flat_json() -> None:
 
 
 def test_fine_tuning_is_ssds_on_one_and_ten_per_cent() -> None:
-    assert [protocol.fraction for protocol in FINE_TUNES.values()] == [0.01, 0.1]
+    assert {name: FINE_TUNES[name].fraction for name in ("finetune-1", "finetune-10")} == {
+        "finetune-1": 0.01,
+        "finetune-10": 0.1,
+    }
     one = FINE_TUNES["finetune-1"]
     assert (one.encoder_lr, one.head_lr, one.momentum) == (1e-3, 0.3, 0.9)
     assert (one.epochs, one.batch_size, one.every, one.select) == (200, 128, 50, "last")
@@ -88,3 +92,28 @@ def test_protocols_that_cannot_be_trained_are_refused() -> None:
         FineTuneProtocol("mine", 0.0)
     with pytest.raises(UserError, match="batch_size is 1"):
         FineTuneProtocol("mine", 0.5, batch_size=1)
+
+
+def test_fedcas_fine_tuning_is_an_mlp_under_adam() -> None:
+    for percent in (1, 10, 100):
+        one = FINE_TUNES[f"finetune-fedca-{percent}"]
+        assert one.fraction == percent / 100
+        assert (one.optimizer, one.encoder_lr, one.head_lr, one.epochs) == ("adam", 1e-3, 1e-3, 100)
+        assert len(one.hidden) == 1
+
+
+def test_a_probe_with_few_labels_is_its_papers_probe() -> None:
+    for name in ("l-dawa", "dec-ssl"):
+        for percent in (1, 10):
+            few = PROBES[f"{name}-{percent}"]
+            assert few.fraction == percent / 100
+            assert replace(few, name=name, fraction=1.0, differs=PROBES[name].differs) == PROBES[name]
+
+
+def test_the_section_chooses_the_epoch_of_fine_tuning() -> None:
+    chosen = EvaluationOptions(finetune_select="best").fine_tuning(FINE_TUNES["finetune-1"])
+    assert chosen == replace(FINE_TUNES["finetune-1"], select="best")
+    with pytest.raises(UserError, match="fine-tuning's select is 'bset'; did you mean 'best'"):
+        EvaluationOptions(finetune_select="bset")
+    with pytest.raises(UserError, match="fraction of labels is 0"):
+        replace(PROBES["ssd"], fraction=0.0)

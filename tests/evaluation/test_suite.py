@@ -160,6 +160,23 @@ def test_l_dawas_probe_reads_maps_of_images_that_are_not_normalised(
     assert found["probe-l-dawa/accuracy"] == expected.accuracy
 
 
+def test_a_probe_with_few_labels(encoder: nn.Module, digits: Sets, views: Views) -> None:
+    found = measure(encoder, digits, views, "probe-dec-ssl", "probe-dec-ssl-1")
+    assert found["probe-dec-ssl/train_images"] == len(digits[0])
+    assert found["probe-dec-ssl-1/train_images"] == 10  # one of each digit
+    assert found["probe-dec-ssl-1/accuracy"] < found["probe-dec-ssl/accuracy"]
+
+
+def test_the_recipe_says_which_epoch_of_fine_tuning_counts(
+    encoder: nn.Module, digits: Sets, views: Views
+) -> None:
+    small = (digits[0], digits[1].subset(torch.arange(50)))
+    best = replace(OPTIONS, finetune_select="best")
+    found = evaluate(encoder, *small, views, best, seed=0, protocols=["finetune-1"])
+    assert found["finetune-1/select"] == "best"
+    assert found["finetune-1/accuracy"] >= found["finetune-1/last_accuracy"]
+
+
 def test_fine_tuning_by_name(encoder: nn.Module, digits: Sets, views: Views) -> None:
     train, test = digits
     small = (train, test.subset(torch.arange(100)))

@@ -1,10 +1,11 @@
-"""Fine-tuning with few labels: the whole encoder and a linear head, on one label in ten or in a hundred."""
+"""Fine-tuning with few labels: the whole encoder and a head, on one label in ten or in a hundred."""
 
 from __future__ import annotations
 
 import copy
 from collections.abc import Callable
 from dataclasses import dataclass
+from itertools import pairwise
 
 import torch
 from torch import Tensor, nn
@@ -61,7 +62,7 @@ def finetune(
     pixels_to_float: Callable[[Tensor], Tensor],
     device: torch.device | str | None = None,
 ) -> FineTuneResult:
-    """Trains a copy of the encoder with a linear head on a few labels; the encoder itself stays as it is.
+    """Trains a copy of the encoder with a head on a few labels; the encoder itself stays as it is.
 
     Args:
         encoder: where fine-tuning starts.
@@ -77,7 +78,7 @@ def finetune(
         ValueError: a set has no labels, or labels that are no class.
 
     Reference:
-        SSD's released code, semi_eval.py.
+        SSD's released code, semi_eval.py; FedCA, "Semi-Supervised Learning".
     """
     if train.labels is None or test.labels is None:
         raise ValueError("fine-tuning needs labels for the training images and for the test's")
@@ -91,14 +92,23 @@ def finetune(
 
     width = features(test.subset(torch.arange(1)).images).shape[1]
     classes = 1 + int(max(labels.max(), truth.max()))
-    weight, bias = first_weights(width, classes, generator, device)
-    optimizer = torch.optim.SGD(
-        [
-            {"params": model.parameters(), "lr": protocol.encoder_lr},
-            {"params": [weight, bias], "lr": protocol.head_lr},
-        ],
-        momentum=protocol.momentum,
-    )
+    head = [
+        first_weights(before, after, generator, device)
+        for before, after in pairwise([width, *protocol.hidden, classes])
+    ]
+
+    def classify(h: Tensor) -> Tensor:
+        *hidden, last = head
+        for layer in hidden:
+            h = F.relu(F.linear(h, *layer))
+        return F.linear(h, *last)
+
+    groups = [
+        {"params": list(model.parameters()), "lr": protocol.encoder_lr},
+        {"params": [parameter for layer in head for parameter in layer], "lr": protocol.head_lr},
+    ]
+    adam = protocol.optimizer == "adam"
+    optimizer = torch.optim.Adam(groups) if adam else torch.optim.SGD(groups, momentum=protocol.momentum)
     accuracy, best, best_epoch = 0.0, -1.0, 0
     for epoch in range(1, protocol.epochs + 1):
         model.train()
@@ -109,13 +119,14 @@ def finetune(
                 continue
             x = augment(train.images.gather(rows).to(device), generator)
             with torch.enable_grad():
-                loss = F.cross_entropy(F.linear(model(x), weight, bias), labels[rows.to(device)])
+                loss = F.cross_entropy(classify(model(x)), labels[rows.to(device)])
                 optimizer.zero_grad()
                 torch.autograd.backward(loss)
             optimizer.step()
         last = epoch == protocol.epochs
         if last or (protocol.select == "best" and epoch % protocol.every == 0):
-            logits = F.linear(features(test.images), weight.detach(), bias.detach())
+            with torch.no_grad():
+                logits = classify(features(test.images))
             accuracy = int((logits.argmax(1) == truth).sum()) / len(truth)
             if accuracy > best:
                 best, best_epoch = accuracy, epoch

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from atoll.errors import UserError, did_you_mean
-from atoll.evaluation.protocols import FINE_TUNES, PROBES, ProbeProtocol, find_probe
+from atoll.evaluation.protocols import FINE_TUNES, PROBES, FineTuneProtocol, ProbeProtocol, find_probe
 
 PROTOCOLS = ("geometry", "knn", "probe", *(f"probe-{name}" for name in PROBES), *FINE_TUNES)
 
@@ -15,8 +15,8 @@ class EvaluationOptions:
     """The recipe's ``[evaluation]`` section.
 
     Protocols are ``"knn"``, ``"geometry"``, ``"probe"`` (the probe that this section describes),
-    ``"probe-NAME"`` (a paper's, untouched by this section), and ``"finetune-1"`` and ``"finetune-10"`` (per
-    cent of the labels).
+    ``"probe-NAME"`` (a paper's, untouched by this section), and ``"finetune-PERCENT"`` (SSD's) and
+    ``"finetune-fedca-PERCENT"``, of the labels.
 
     Attributes:
         every: rounds between evaluations during training; 0 evaluates only at the end.
@@ -31,6 +31,8 @@ class EvaluationOptions:
         probe_batch_size: features in a step.
         probe_standardise: features to mean 0 and standard deviation 1 first.
         probe_select: accuracy of the ``"last"`` epoch, or the ``"best"`` on the test set.
+        finetune_select: for all fine-tuning, the accuracy of the ``"last"`` epoch, or the ``"best"`` of several
+            looks at the test set.
         map_points: images on the report's map of embeddings; 0 leaves the map out.
         geometry_samples: images that the geometry is measured on, drawn by the seed where there are more.
     """
@@ -47,6 +49,7 @@ class EvaluationOptions:
     probe_batch_size: int | None = None
     probe_standardise: bool | None = None
     probe_select: str | None = None
+    finetune_select: str = "last"
     geometry_samples: int = 10_000
     map_points: int = 1000
 
@@ -73,6 +76,7 @@ class EvaluationOptions:
             )  # TOML has lists where these are tuples
             check_protocols(getattr(self, name), f"evaluation.{name}")
         self.probe_protocol()
+        self.fine_tuning(FINE_TUNES["finetune-1"])
 
     def probe_protocol(self) -> ProbeProtocol:
         """The named probe with this section's changes."""
@@ -84,6 +88,10 @@ class EvaluationOptions:
             standardise=self.probe_standardise,
             select=self.probe_select,
         )
+
+    def fine_tuning(self, protocol: FineTuneProtocol) -> FineTuneProtocol:
+        """A protocol with this section's choice of the epoch."""
+        return replace(protocol, select=self.finetune_select)
 
 
 def check_protocols(names: tuple[str, ...], where: str) -> None:

@@ -6,8 +6,12 @@ Accuracies under different protocols cannot be compared, so every result carries
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass, replace
+from typing import TYPE_CHECKING
 
 from atoll.errors import UserError, did_you_mean
+
+if TYPE_CHECKING:
+    from _typeshed import DataclassInstance
 
 
 @dataclass(frozen=True)
@@ -32,6 +36,7 @@ class ProbeProtocol:
             flatters; for reproduction only).
         maps: read the feature maps before the global pooling instead of h.
         normalise: images normalised as in training; False leaves them on [0, 1].
+        fraction: share of each class's training labels that is used; at least one of a class.
         differs: what its paper's code does otherwise than we do, or does not say; empty when nothing.
     """
 
@@ -51,6 +56,7 @@ class ProbeProtocol:
     select: str = "last"
     maps: bool = False
     normalise: bool = True
+    fraction: float = 1.0
     differs: str = ""
 
     def __post_init__(self) -> None:
@@ -67,19 +73,25 @@ class ProbeProtocol:
             value = getattr(self, name)
             if value not in known:
                 raise UserError(f"the probe's {name} is {value!r}; {did_you_mean(str(value), known)}")
+        if not 0 < self.fraction <= 1:
+            raise UserError(f"the probe's fraction of labels is {self.fraction}; it must be in (0, 1]")
         for name in ("lr", "epochs", "batch_size"):
             if not getattr(self, name) > 0:
                 raise UserError(f"the probe's {name} is {getattr(self, name)}; it must be above 0")
 
     def constants(self) -> dict[str, bool | float | int | str]:
         """All of it, as a report prints it beside the accuracy."""
-        return {
-            name: " ".join(map(str, value)) if isinstance(value, tuple) else value
-            for name, value in asdict(self).items()
-        }
+        return _printable(self)
 
 
-PROBES = {
+def _printable(protocol: DataclassInstance) -> dict[str, bool | float | int | str]:
+    return {
+        name: " ".join(map(str, value)) if isinstance(value, tuple) else value
+        for name, value in asdict(protocol).items()
+    }
+
+
+_PAPERS = {
     protocol.name: protocol
     for protocol in (
         # linear_eval.py of the released code; [0, 1] inputs, as its training.
@@ -131,32 +143,51 @@ PROBES = {
     )
 }
 
+_FEW_LABELS = {  # the papers that repeat their probe with few labels, and what is open about it
+    "l-dawa": f"{_PAPERS['l-dawa'].differs}; few labels may have trained it too",
+    "dec-ssl": _PAPERS["dec-ssl"].differs,
+}
+
+PROBES = _PAPERS | {
+    f"{name}-{percent}": replace(
+        _PAPERS[name], name=f"{name}-{percent}", fraction=percent / 100, differs=differs
+    )
+    for name, differs in _FEW_LABELS.items()
+    for percent in (1, 10)
+}
+
 
 @dataclass(frozen=True)
 class FineTuneProtocol:
-    """The whole encoder and a linear head, trained on a few labels.
+    """The whole encoder and a head on it, trained on few labels.
 
     Attributes:
         name: how results call it.
         fraction: share of each class's training labels that is used; at least one of a class.
-        encoder_lr: SGD's learning rate for the encoder.
-        head_lr: and for the linear head.
+        optimizer: ``"adam"`` or ``"sgd"``.
+        encoder_lr: learning rate for the encoder.
+        head_lr: and for the head.
         momentum: of SGD.
+        hidden: widths of the head's hidden layers, a ReLU after each; none: a linear head.
         epochs: passes over the labelled images.
         batch_size: images in a step.
         every: epochs between two looks at the test set, where the best of them is selected.
         select: accuracy after the ``"last"`` epoch, or the ``"best"`` of those looks (for reproduction only).
+        differs: what its paper does otherwise than we do, or does not say; empty when nothing.
     """
 
     name: str
     fraction: float
+    optimizer: str = "sgd"
     encoder_lr: float = 1e-3
     head_lr: float = 0.3
     momentum: float = 0.9
+    hidden: tuple[int, ...] = ()
     epochs: int = 200
     batch_size: int = 128
     every: int = 50
     select: str = "last"
+    differs: str = ""
 
     def __post_init__(self) -> None:
         """Refuse what cannot be trained.
@@ -166,22 +197,45 @@ class FineTuneProtocol:
         """
         if not 0 < self.fraction <= 1:
             raise UserError(f"fine-tuning's fraction of labels is {self.fraction}; it must be in (0, 1]")
-        if self.select not in ("best", "last"):
-            raise UserError(f"fine-tuning's select is {self.select!r}; it must be 'best' or 'last'")
+        for name, known in (("optimizer", ("adam", "sgd")), ("select", ("best", "last"))):
+            value = getattr(self, name)
+            if value not in known:
+                raise UserError(f"fine-tuning's {name} is {value!r}; {did_you_mean(str(value), known)}")
         if self.batch_size < 2:
             raise UserError(f"fine-tuning's batch_size is {self.batch_size}; BatchNorm needs at least 2")
         for name in ("epochs", "every"):
             if getattr(self, name) < 1:
                 raise UserError(f"fine-tuning's {name} is {getattr(self, name)}; it must be at least 1")
 
-    def constants(self) -> dict[str, float | int | str]:
+    def constants(self) -> dict[str, bool | float | int | str]:
         """All of it, as a report prints it beside the accuracy."""
-        return asdict(self)
+        return _printable(self)
 
 
-# semi_eval.py of SSD's released code, which prints the best of four looks at the test set: `select = "best"`.
+_FEDCA = (
+    "the paper states no batch size, hidden width or augmentation, and labels a share of each client's images"
+)
+
 FINE_TUNES = {
-    name: FineTuneProtocol(name, fraction) for name, fraction in (("finetune-1", 0.01), ("finetune-10", 0.1))
+    protocol.name: protocol
+    for protocol in (
+        # semi_eval.py of SSD's released code, which prints the best of four looks at the test set:
+        # `evaluation.finetune_select = "best"`.
+        *(FineTuneProtocol(f"finetune-{percent}", percent / 100) for percent in (1, 10)),
+        # FedCA's semi-supervised and transfer learning: an MLP of one hidden layer on the encoder.
+        *(
+            FineTuneProtocol(
+                f"finetune-fedca-{percent}",
+                percent / 100,
+                optimizer="adam",
+                head_lr=1e-3,
+                hidden=(2048,),
+                epochs=100,
+                differs=_FEDCA,
+            )
+            for percent in (1, 10, 100)
+        ),
+    )
 }
 
 

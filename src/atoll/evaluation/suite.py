@@ -15,7 +15,7 @@ from atoll.data.view_options import PRESETS
 from atoll.data.views import Views
 from atoll.errors import UserError
 from atoll.evaluation.embed import device_of, embed, sample
-from atoll.evaluation.finetune import finetune
+from atoll.evaluation.finetune import finetune, label_subset
 from atoll.evaluation.geometry import geometry
 from atoll.evaluation.knn import knn_accuracy
 from atoll.evaluation.options import EvaluationOptions, check_protocols
@@ -167,19 +167,24 @@ def _probe(subject: _Subject, protocol: ProbeProtocol | None = None) -> Results:
             for images in (subject.train, subject.test)
         )
     )
+    train_y = _labels(subject.train)
+    if protocol.fraction < 1:
+        rows = label_subset(train_y, protocol.fraction, stream(subject.seed, "probe-labels"))
+        train_h, train_y = train_h[rows.to(train_h.device)], train_y[rows]
     generator = stream(subject.seed, "probe")
-    result = linear_probe(train_h, _labels(subject.train), test_h, _labels(subject.test), protocol, generator)
+    result = linear_probe(train_h, train_y, test_h, _labels(subject.test), protocol, generator)
     return {
         "accuracy": result.accuracy,
         "last_accuracy": result.last_accuracy,
         "epoch": result.epoch,
-        "train_images": len(subject.train),
+        "train_images": len(train_y),
         "test_images": len(subject.test),
         **protocol.constants(),
     }
 
 
 def _finetune(subject: _Subject, protocol: FineTuneProtocol) -> Results:
+    protocol = subject.options.fine_tuning(protocol)
     views, own = subject.views, subject.views.settings
     # The protocol's crops; values as the encoder is used to them, and mirrored only if its own views were.
     settings = replace(PRESETS["finetune"], flip=own.flip, mean=own.mean, std=own.std)
