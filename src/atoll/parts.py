@@ -7,8 +7,9 @@ know which engine runs them, and every hook has a default that does nothing.
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields, is_dataclass
 from pathlib import Path
 from typing import Any, ClassVar, Protocol
 
@@ -101,6 +102,21 @@ class Part:
     name: ClassVar[str] = ""
     source: ClassVar[str] = ""
     needs_labels: ClassVar[bool] = False
+
+    def __init_subclass__(cls) -> None:
+        """Refuse an option that would take the place of a hook or of a class attribute, unnoticed.
+
+        Raises:
+            UserError: a field is named like something that parts have already and that is no option.
+        """
+        super().__init_subclass__()
+        inherited = {option.name for base in cls.__bases__ if is_dataclass(base) for option in fields(base)}
+        for name, hint in inspect.get_annotations(cls).items():
+            if "ClassVar" not in str(hint) and name not in inherited and hasattr(super(cls, cls), name):
+                raise UserError(
+                    f"{cls.__qualname__}.{name} is an option named like a part's own {name!r}, which it would "
+                    "replace; give it another name"
+                )
 
     # What depends on no option may be a class variable in a part, as most are.
 

@@ -191,6 +191,8 @@ def find(name: str, known: Mapping[str, Any], what: str) -> Any:
         raise UserError(
             f"{what} {name!r}: no module {error.name!r} in this folder or the environment"
         ) from None
+    except UserError as error:
+        raise UserError(f"{what} {name!r}: {error}") from None
     except Exception as error:  # the module is the user's, and so is whatever it raises
         raise UserError(
             f"{what} {name!r}: module {module!r} cannot be imported: {_where(error)}; mend it, then run again"
