@@ -15,6 +15,7 @@ from PIL import Image
 from sklearn.datasets import load_digits
 
 from atoll.cli import main
+from atoll.methods.catalogue import METHODS
 from harness import TINY, run_tiny
 
 EXAMPLES = Path(__file__).parents[1] / "examples"
@@ -206,9 +207,26 @@ def test_evaluate_under_a_named_protocol(finished, capsys):
 def test_methods_as_json(capsys):
     assert run("methods", "--json") == 0
     listing = json.loads(capsys.readouterr().out)
-    names = [method["name"] for family in listing.values() for method in family]
-    assert "ssd" in names
-    assert len(names) == len(set(names))
+    shown = {method["name"]: (family, method) for family, methods in listing.items() for method in methods}
+    assert shown.keys() == METHODS.keys()
+    for name, (family, method) in shown.items():
+        assert family == METHODS[name].family
+        assert method["paper"] == METHODS[name].paper
+    fedca, moon = shown["fedca"][1], shown["moon"][1]
+    assert "the normalised projections of some of its images" in fedca["egress"]
+    assert fedca["keeps"] == ["the ensembled projection of each of its images"]
+    assert (fedca["supervised"], moon["supervised"]) == (False, True)
+    assert moon["keeps"] == ["its model as it left the last round"]
+
+
+def test_methods_in_families(capsys):
+    families = [[method.family] for method in METHODS.values()]
+    assert run("methods") == 0
+    lines = [[cell.strip() for cell in line.split("│")] for line in capsys.readouterr().out.splitlines()]
+    for name, method in METHODS.items():
+        (place,) = [i for i, cells in enumerate(lines) if cells[0] == name]
+        heading = max(i for i, cells in enumerate(lines[:place]) if cells in families)
+        assert lines[heading] == [method.family]
 
 
 def test_a_users_own_method_in_two_workers(tmp_path):

@@ -90,6 +90,23 @@ def _demo(options: argparse.Namespace) -> int:
     return _compare(options)
 
 
+def _reproduce(options: argparse.Namespace) -> int:
+    from atoll.console import Bar, make_console
+    from atoll.reproduce import find_table, listing, plan_table, reproduce, shown
+
+    console = make_console()
+    if options.table is None:
+        console.print(listing())
+        return 0
+    job = find_table(options.table, options.rows, options.set, options.seeds, options.out)
+    if options.dry_run:
+        console.print(plan_table(job))
+        return 0
+    console.print(shown(reproduce(job, lambda title: Bar(console, title))))
+    console.print(f"table:  {job.out / 'table.md'}\nreport: {job.out / 'report.html'}", highlight=False)
+    return 0
+
+
 def _data(options: argparse.Namespace) -> int:
     from atoll.console import make_console, partition_table
     from atoll.data.partitions import partition_images
@@ -244,6 +261,20 @@ def _parser() -> argparse.ArgumentParser:
         "--lines", action="store_true", help="add the centralised and the local-only counterparts"
     )
     settings(compare)
+
+    reproduce = command(
+        "reproduce", _reproduce, "Run a paper's table and print its numbers beside ours; resumes by itself."
+    )
+    reproduce.add_argument(
+        "table", nargs="?", metavar="TABLE", help="a name or a TOML file; none: lists them"
+    )
+    reproduce.add_argument("--dry-run", action="store_true", help="show the runs and run none")
+    reproduce.add_argument(
+        "--rows", nargs="+", default=[], metavar="ROW", help="names or patterns: 'cifar10-*'"
+    )
+    reproduce.add_argument("--seeds", type=int, default=1, help="seeds a row (default: 1)")
+    reproduce.add_argument("--out", type=Path, help="folder of the runs (default: runs/TABLE)")
+    settings(reproduce)
 
     data = command("data", _data, "Look at a recipe's images and at which client holds which.")
     data.add_argument("recipe", metavar="RECIPE")

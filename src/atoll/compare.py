@@ -81,12 +81,15 @@ def _valid(recipe: Recipe) -> Recipe:
     return recipe
 
 
-class _Bar(Watcher, Protocol):
-    def stop(self) -> None: ...
+class Bar(Watcher, Protocol):
+    """Shows a run's progress."""
+
+    def stop(self) -> None:
+        """Leave the terminal as it was."""
 
 
 def compare(
-    recipes: Sequence[Recipe], seeds: int, out: Path, watcher: Callable[[str], _Bar] | None = None
+    recipes: Sequence[Recipe], seeds: int, out: Path, watcher: Callable[[str], Bar] | None = None
 ) -> list[Run]:
     """Run every recipe with each of its seeds; what is finished already is not run again.
 

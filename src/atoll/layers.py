@@ -21,7 +21,9 @@ def packaged(folder: str) -> dict[str, str]:
     }
 
 
-def read(name: str, known: Mapping[str, str], what: str = "recipe", kind: str = "preset") -> dict[str, Any]:
+def read(
+    name: str, known: Mapping[str, str], what: str = "recipe", kind: str = "preset", folder: Path = Path()
+) -> dict[str, Any]:
     """A known text or a file as a table, laid over the base that it names.
 
     Args:
@@ -29,11 +31,12 @@ def read(name: str, known: Mapping[str, str], what: str = "recipe", kind: str = 
         known: texts by name.
         what: such a table is, for messages.
         kind: what a known one is called.
+        folder: where a file is looked for.
 
     Raises:
         UserError: neither a known name nor a file; not TOML; its own base.
     """
-    return _read(name, known, what, kind, Path(), ())
+    return _read(name, known, what, kind, folder, ())
 
 
 def _read(

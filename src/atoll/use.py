@@ -5,7 +5,7 @@ from __future__ import annotations
 import csv
 import io
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +19,7 @@ from torch import Tensor
 from atoll.data.decode import Decoding, decode_batch
 from atoll.data.files import read_bytes
 from atoll.data.folders import IMAGE_SUFFIXES
+from atoll.data.options import DataOptions
 from atoll.data.sources import load_data
 from atoll.data.view_options import ViewOptions
 from atoll.data.views import Views, make_views
@@ -56,18 +57,30 @@ def evaluate_run(run: Run, protocol: str) -> dict[str, Any]:
     Returns:
         The numbers and constants, as `atoll.evaluation.evaluate` gives them.
     """
-    encoder = load_encoder(find_encoder(run.folder))
-    recipe = load_recipe(run.recipe_path)
-    splits = load_data(recipe.data, recipe.seed)
-    split, images = held_out(splits)
-    views = make_views(recipe.views, recipe.data.image_size, recipe.data.channels)
-    encoder.to(recipe.engine.find_device())
-    found = evaluate(
-        encoder, splits.train, images, views, recipe.evaluation, seed=recipe.seed, protocols=[protocol]
-    )
-    results = {"protocol": protocol, "split": split, **found}
+    results = {"protocol": protocol, **measure_run(run, [protocol])}
     run.write(f"evaluation-{protocol}.json", json.dumps(results) + "\n")
     return results
+
+
+def measure_run(run: Run, protocols: Sequence[str], data: DataOptions | None = None) -> dict[str, Any]:
+    """A finished run's encoder under named protocols.
+
+    Args:
+        run: finished.
+        protocols: their names.
+        data: other images than those it learnt from: kNN and probes learn from their training part.
+    """
+    encoder = load_encoder(find_encoder(run.folder))
+    recipe = load_recipe(run.recipe_path)
+    data = data or recipe.data
+    splits = load_data(data, recipe.seed)
+    split, images = held_out(splits)
+    views = make_views(recipe.views, data.image_size, data.channels)
+    encoder.to(recipe.engine.find_device())
+    found = evaluate(
+        encoder, splits.train, images, views, recipe.evaluation, seed=recipe.seed, protocols=protocols
+    )
+    return {"split": split, **found}
 
 
 def decoding_of(encoder: Encoder) -> Decoding:

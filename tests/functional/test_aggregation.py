@@ -5,7 +5,7 @@ from hypothesis import strategies as st
 
 from atoll.functional import angular_divergence, metropolis_weights, min_norm_weights
 
-from .oracles import rows
+from .oracles import dot, normalised, rows
 
 GLOBAL = {"a": torch.tensor([1.0, 0.0]).double(), "b": torch.tensor([2.0]).double()}
 FIRST = {"a": torch.tensor([1.0, 1.0]).double(), "b": torch.tensor([2.0]).double()}
@@ -49,6 +49,17 @@ def test_equal_models_have_cosine_exactly_one(dtype):
     assert all(float(x) == 1.0 for x in angular_divergence(w, w).values())
     minus = {name: -x for name, x in w.items()}
     assert all(float(x) == -1.0 for x in angular_divergence(w, minus).values())
+
+
+@settings(max_examples=15, deadline=None)
+@given(seed=st.integers(0, 999), n=st.integers(1, 5), d=st.integers(1, 5))
+def test_angular_divergence_against_loop(seed, n, d):
+    w, other = ({"kernel": rows(n, d, s), "bias": rows(1, d, s + 1)[0]} for s in (seed, seed + 5))
+    found = angular_divergence(w, other)
+    assert found.keys() == w.keys()
+    for name, delta in found.items():
+        expected = dot(normalised(w[name].flatten().tolist()), normalised(other[name].flatten().tolist()))
+        assert float(delta) == pytest.approx(expected, rel=1e-9, abs=1e-12)
 
 
 def test_angular_divergence_of_zeros_scalars_and_counters():
@@ -179,6 +190,19 @@ def test_metropolis_weights_rows():
     assert weights[0].tolist() == [0.5, 0.25, 0.25, 0, 0, 0, 0]
     assert weights[1].tolist() == [0.25, 0.25, 0, 0.25, 0.25, 0, 0]
     assert weights[6].tolist() == [0, 0, 0.25, 0, 0, 0, 0.75]
+
+
+@settings(max_examples=15, deadline=None)
+@given(seed=st.integers(0, 999), k=st.integers(1, 8))
+def test_metropolis_weights_against_loop(seed, k):
+    half = torch.rand(k, k, generator=torch.Generator().manual_seed(seed)) < 0.5
+    graph = (half | half.T).fill_diagonal_(False)
+    degree = [int(row.sum()) for row in graph]
+    weights = metropolis_weights(graph.double()).tolist()
+    for i in range(k):
+        expected = [1 / (1 + max(degree[i], degree[j])) if graph[i, j] else 0.0 for j in range(k)]
+        expected[i] = 1 - sum(expected)
+        assert weights[i] == pytest.approx(expected, abs=1e-12)
 
 
 def test_metropolis_weights_of_complete_and_empty_graphs():

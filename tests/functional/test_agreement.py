@@ -31,6 +31,8 @@ def test_simsiam_range_and_relation_to_byol():
     assert float(simsiam(z1, 2 * z1)) == pytest.approx(-1.0, rel=1e-12)
     assert float(simsiam(z1, -z1)) == pytest.approx(1.0, rel=1e-12)
     torch.testing.assert_close(2 + 2 * simsiam(z1, z2), byol(z1, z2))
+    cosines = [oracles.dot(a, b) for a, b in zip(oracles.units(z1), oracles.units(z2), strict=True)]
+    assert float(simsiam(z1, z2)) == pytest.approx(-sum(cosines) / 5, rel=1e-12)
 
 
 @pytest.mark.parametrize("loss", [byol, simsiam])

@@ -2,6 +2,8 @@ import math
 
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from torch.autograd import gradcheck
 
 from atoll.functional import (
@@ -84,6 +86,15 @@ def test_weight_distance_sums_over_tensors():
     assert gradcheck(lambda x: weight_distance({"a": x, "b": b}, {"a": b, "b": 2 * b}), (a,))
 
 
+def test_weight_distance_against_loop():
+    w1, w2 = ({str(k): rows(k + 1, 3, seed + k) for k in range(3)} for seed in (0, 9))
+    expected = 0.0
+    for name, a in w1.items():
+        pairs = zip(a.flatten().tolist(), w2[name].flatten().tolist(), strict=True)
+        expected += math.sqrt(sum((x - y) ** 2 for x, y in pairs))
+    assert float(weight_distance(w1, w2)) == pytest.approx(expected, rel=1e-12)
+
+
 def test_weight_distance_of_a_model_to_itself_has_a_gradient():
     a = torch.ones(3, requires_grad=True)
     distance = weight_distance({"a": a}, {"a": torch.ones(3)})
@@ -105,6 +116,14 @@ def test_weight_distance_names_what_differs():
 def test_representability_known():
     w = torch.tensor([[1.0, 1.0, 0.0], [0.0, 0.0, 2.0]]).double()
     assert representability(w).tolist() == pytest.approx([0.5, 0.5, 1.0], abs=1e-12)
+
+
+@pytest.mark.parametrize("copies", [1, 4])
+def test_representability_of_one_direction(copies):
+    """The row space of equal rows is a line: r_i = w_i² / ‖w‖²."""
+    (w,) = rows(1, 5).tolist()
+    expected = [x * x / dot(w, w) for x in w]
+    assert representability(torch.tensor([w] * copies).double()).tolist() == pytest.approx(expected, rel=1e-6)
 
 
 def test_representability_is_the_diagonal_of_the_projector():
@@ -155,6 +174,17 @@ def test_label_distance_of_beta_skewness(beta, value):
     for client in range(5):
         counts[client, 2 * client : 2 * client + 2] += (1 - beta) * 500
     assert float(label_distance(counts)) == pytest.approx(value, rel=1e-5)
+
+
+@settings(max_examples=15, deadline=None)
+@given(st.lists(st.lists(st.integers(0, 50), min_size=3, max_size=3).filter(any), min_size=1, max_size=6))
+def test_label_distance_against_loop(counts):
+    total = sum(map(sum, counts))
+    overall = [sum(client[c] for client in counts) / total for c in range(3)]
+    distances = [sum(abs(client[c] / sum(client) - overall[c]) for c in range(3)) for client in counts]
+    expected = sum(distances) / len(counts)
+    assert float(label_distance(torch.tensor(counts))) == pytest.approx(expected, abs=1e-6)
+    assert len(counts) > 1 or expected == 0
 
 
 def test_label_distance_weighs_clients_alike_and_leaves_out_the_empty():

@@ -46,6 +46,11 @@ def test_gradients():
 @pytest.mark.parametrize("n", [1, 4])
 def test_coinciding_points_have_finite_gradients(power, n):
     """A class of one sample is its own positive, so the distance 0 does occur."""
+    inputs = [torch.zeros(n, 3, requires_grad=True) for _ in range(3)]
+    value = triplet(*inputs)
+    value.backward()
+    assert value.item() == 1.0
+    assert all(float(x.grad.abs().max()) == 0.0 for x in inputs)
     for loss in (fedquad, quadruplet):
         inputs = [torch.zeros(n, 3, requires_grad=True) for _ in range(4)]
         value = loss(*inputs, power=power)

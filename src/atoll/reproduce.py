@@ -1,0 +1,335 @@
+"""A paper's table, run again: our numbers beside the published ones."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+from pathlib import Path
+from typing import Any
+
+from rich import box
+from rich.table import Table
+
+from atoll import __version__
+from atoll.compare import Bar, compare
+from atoll.data.options import DataOptions
+from atoll.data.sources import load_data
+from atoll.errors import UserError, did_you_mean
+from atoll.options import describe, flatten
+from atoll.papers import NOT_COVERED, PaperTable, Row, load_table, make_rows, table_names
+from atoll.prerequisites import prerequisite_recipes
+from atoll.report import write_report
+from atoll.report.numbers import number, spread
+from atoll.runs import Run
+from atoll.tree import write_whole
+from atoll.use import measure_run
+
+UNMEASURED = "–"
+NO_SETTING = ("engine.", "name", "title", "seed")  # of a recipe: they change no paper's setting
+
+
+@dataclass(frozen=True)
+class Reproduction:
+    """A paper's table that is run, or is to be.
+
+    Attributes:
+        name: of the table, or its file.
+        table: as its file has it.
+        rows: those of it that are wanted.
+        seeds: how many runs a row.
+        out: folder of the runs and of what comes of them.
+    """
+
+    name: str
+    table: PaperTable
+    rows: tuple[Row, ...]
+    seeds: int
+    out: Path
+
+    def folders(self, row: Row) -> list[Path]:
+        """A row's runs."""
+        first = row.recipe.seed
+        return [self.out / f"{row.name}-seed{seed}" for seed in range(first, first + self.seeds)]
+
+    def changed(self) -> dict[str, str]:
+        """What ``--set`` changed in the paper's setting: the key, and both values in words."""
+        found: dict[str, tuple[list[Any], list[Any]]] = {}
+        for row in self.rows:
+            ours, papers = (flatten(describe(one.completed())) for one in (row.recipe, row.paper))
+            for key in sorted(ours | papers):
+                if ours.get(key) != papers.get(key) and not key.startswith(NO_SETTING):
+                    for values, value in zip(
+                        found.setdefault(key, ([], [])), (ours.get(key), papers.get(key)), strict=True
+                    ):
+                        values += [] if value in values else [value]
+        return {
+            key: f"{_words(ours)}; in the paper's setting {_words(papers)}"
+            for key, (ours, papers) in found.items()
+        }
+
+    def notes(self) -> list[str]:
+        """What a reader of the table must know; a note under a choice's name, where a row has that choice."""
+        used = {name for row in self.rows for name in row.choices}
+        return [
+            *(
+                note
+                for name, note in self.table.notes.items()
+                if note and (name in used or name not in self.table.choices)
+            ),
+            *(
+                f"{column}: {UNMEASURED}, because {why}."
+                for column, why in {
+                    (column, one.missing) for row in self.rows for column, one in row.measures.items()
+                }
+                if why
+            ),
+        ]
+
+
+def find_table(
+    name: str,
+    wanted: Sequence[str] = (),
+    settings: Sequence[str] = (),
+    seeds: int = 1,
+    out: Path | None = None,
+) -> Reproduction:
+    """A table by name or file, ready to run.
+
+    Args:
+        name: of the table, or a TOML file.
+        wanted: rows, by name or by a pattern such as ``"cifar10-*"``; none: all.
+        settings: ``key=value``, laid over the recipe of every row.
+        seeds: how many runs a row.
+        out: folder for the runs; None: ``runs/TABLE``.
+
+    Raises:
+        UserError: an unknown table or row, or a mistake in a recipe.
+    """
+    table, folder = load_table(name)
+    rows = make_rows(table, settings, folder)
+    names = [row.name for row in rows]
+    for pattern in wanted:
+        if not any(fnmatchcase(row, pattern) for row in names):
+            raise UserError(f"the table {name!r} has no row {pattern!r}; {did_you_mean(pattern, names)}")
+    if wanted:
+        rows = [row for row in rows if any(fnmatchcase(row.name, pattern) for pattern in wanted)]
+    return Reproduction(name, table, tuple(rows), seeds, out or Path("runs") / Path(name).stem)
+
+
+def reproduce(job: Reproduction, watcher: Callable[[str], Bar] | None = None) -> dict[str, Any]:
+    """Run a table's rows; finished runs are not run again.
+
+    Returns:
+        What is written: the table with all its numbers, as ``table.json`` holds it; ``table.md`` and
+        ``report.html`` stand beside it.
+
+    Raises:
+        UserError: images that are not there, before anything is run; or a run's own mistake.
+    """
+    _require_images(job)
+    runs = compare([row.recipe for row in job.rows], job.seeds, job.out, watcher)
+    rows = []
+    for i, row in enumerate(job.rows):
+        mine = runs[i * job.seeds : (i + 1) * job.seeds]
+        rows.append(_measured(row, mine, [_results(row, run) for run in mine]))
+    record = {
+        "table": job.name,
+        "title": job.table.title,
+        "version": __version__,
+        "changed": job.changed(),
+        "notes": job.notes(),
+        "rows": rows,
+    }
+    write_whole(job.out / "table.json", (json.dumps(record, indent=2, ensure_ascii=False) + "\n").encode())
+    write_whole(job.out / "table.md", markdown(record).encode())
+    write_report([run.folder for run in runs], job.out / "report.html")
+    return record
+
+
+def images_of(rows: Iterable[Row]) -> list[DataOptions]:
+    """The images that rows need: to train on, to measure on, and for what a method must train first."""
+    found: list[DataOptions] = []
+    for row in rows:
+        first = [other.data for other in prerequisite_recipes(row.recipe).values()]
+        for data in [row.recipe.data, *first, *([row.measured_on] if row.measured_on else [])]:
+            if data not in found:
+                found.append(data)
+    return found
+
+
+def image_names(rows: Iterable[Row]) -> str:
+    """The same in words."""
+    return ", ".join(dict.fromkeys(_images(data) for data in images_of(rows)))
+
+
+def _images(data: DataOptions) -> str:
+    return "digits" if data.source == "digits" else f"{data.path} ({data.source})"
+
+
+def _require_images(job: Reproduction) -> None:
+    """Refuse now what would fail after hours."""
+    waiting = [row for row in job.rows if not all(Run(folder).finished for folder in job.folders(row))]
+    for data in images_of(waiting):
+        try:
+            load_data(data, seed=0)
+        except UserError as error:
+            needing = [row.name for row in waiting if data in images_of([row])]
+            raise UserError(
+                f"{len(needing)} of {len(job.rows)} rows of {job.name} (such as {needing[0]}) need the images "
+                f"{_images(data)}: {error}; or choose other rows with --rows"
+            ) from None
+
+
+def _results(row: Row, run: Run) -> dict[str, Any]:
+    """A run's evaluation, on the row's images; what was measured before is not measured again."""
+    record: dict[str, Any] = run.read_json("evaluation.json")
+    if row.measured_on is None:
+        return record
+    protocols = list(dict.fromkeys(one.protocol for one in row.measures.values() if one.of))
+    asked = {
+        "round": record["round"],
+        "data": describe(row.measured_on),
+        "evaluation": describe(row.recipe.evaluation),
+        "protocols": protocols,
+    }
+    name = f"evaluation-on-{Path(row.measured_on.path or row.measured_on.source).name}.json"
+    before = run.read_json(name)
+    if before is None or before["asked"] != asked:
+        before = {"asked": asked, "results": measure_run(run, protocols, row.measured_on)}
+        run.write(name, json.dumps(before) + "\n")
+    results: dict[str, Any] = before["results"]
+    return results
+
+
+def _measured(row: Row, runs: Sequence[Run], results: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    values = {}
+    for column, one in row.measures.items():
+        ours = [one.times * result[one.of] for result in results if one.of in result]
+        values[column] = {
+            "published": row.published[column],
+            "ours": ours,
+            "measure": one.of or None,
+        }
+    return {
+        "name": row.name,
+        "label": row.label,
+        "runs": [run.name for run in runs],
+        "values": values,
+    }
+
+
+def cells(record: dict[str, Any]) -> tuple[list[str], list[list[str]]]:
+    """The table's header and its rows, each of our values followed by the published one."""
+    columns = list(record["rows"][0]["values"])
+    header = ["", *(heading for column in columns for heading in (column, "paper"))]
+    digits = {
+        column: max(_digits(row["values"][column]["published"]) for row in record["rows"])
+        for column in columns
+    }
+    rows = []
+    for row in record["rows"]:
+        shown = [row["label"]]
+        for column, value in row["values"].items():
+            shown += [_mean(value["ours"], digits[column]), value["published"] or UNMEASURED]
+        rows.append(shown)
+    return header, rows
+
+
+def _digits(published: str) -> int:
+    """After the point; where there is nothing to compare with, as many as the papers have."""
+    return len(published.partition(".")[2]) if published else 2
+
+
+def _mean(ours: Sequence[float], digits: int) -> str:
+    found = spread(ours)
+    if found is None:
+        return UNMEASURED
+    mean = number(found.mean, digits)
+    return mean if found.std is None else f"{mean} ± {number(found.std, digits)}"
+
+
+def remarks(record: dict[str, Any]) -> list[str]:
+    """The lines below the table: first, and clearly, what is not the paper's setting."""
+    changed = [f"{key} = {words}" for key, words in record["changed"].items()]
+    return [
+        *(["NOT the paper's setting, and so no reproduction of its numbers:", *changed] if changed else []),
+        *record["notes"],
+    ]
+
+
+def markdown(record: dict[str, Any]) -> str:
+    """The table as Markdown."""
+    header, rows = cells(record)
+    rule = ["---", *["---:"] * (len(header) - 1)]
+    lines = [
+        f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in row)} |" for row in [header, rule, *rows]
+    ]
+    notes = [f"- {note}" for note in remarks(record)]
+    return "\n".join([f"# {record['title']}", "", *lines, "", *notes, f"- Atoll {record['version']}."]) + "\n"
+
+
+def shown(record: dict[str, Any]) -> Table:
+    """The table for a terminal."""
+    header, rows = cells(record)
+    table = _terminal(record["title"], header, rows)
+    table.caption = "\n".join(remarks(record))
+    return table
+
+
+def plan_table(job: Reproduction) -> Table:
+    """The runs that a table needs, before any of them."""
+    rows = []
+    for row in job.rows:
+        recipe = row.recipe
+        partition, train = recipe.partition, recipe.train
+        alpha = {"dirichlet": f"({partition.alpha})", "skew": f"(β {partition.beta})"}.get(partition.kind, "")
+        clients = "" if partition.kind == "centralised" else f" × {partition.clients}"
+        finished = sum(Run(folder).finished for folder in job.folders(row))
+        rows.append(
+            [
+                row.name,
+                recipe.composed.title,
+                _images(recipe.data) + (f" → {_images(row.measured_on)}" if row.measured_on else ""),
+                f"{partition.kind}{alpha}{clients}",
+                f"{recipe.model.encoder}",
+                f"{train.rounds} × {train.epochs}",
+                f"{finished}/{job.seeds}",
+            ]
+        )
+    header = ["row", "method", "images", "partition", "encoder", "rounds × epochs", "finished"]
+    table = _terminal(job.table.title, header, rows)
+    count = len(job.rows) * job.seeds
+    table.caption = "\n".join(
+        [
+            f"{count} runs, into {job.out}; images: {image_names(job.rows)}",
+            *remarks({"changed": job.changed(), "notes": job.notes()}),
+        ]
+    )
+    return table
+
+
+def listing() -> Table:
+    """All tables, and which are not covered."""
+    rows = []
+    for name in table_names():
+        job = find_table(name)
+        rows.append([name, job.table.title, str(len(job.rows)), image_names(job.rows)])
+    table = _terminal("", ["table", "shows", "runs", "images"], rows)
+    table.caption = "\n".join(f"not covered: {name}: {why}" for name, why in NOT_COVERED.items())
+    return table
+
+
+def _terminal(title: str, header: Sequence[str], rows: Iterable[Sequence[str]]) -> Table:
+    table = Table(title=title or None, title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False)
+    table.caption_justify = "left"
+    for column, heading in enumerate(header):
+        table.add_column(heading, overflow="fold", no_wrap=column == 0)
+    for row in rows:
+        table.add_row(*row)
+    return table
+
+
+def _words(values: Sequence[Any]) -> str:
+    return " or ".join("unset" if value is None else str(value) for value in values)
