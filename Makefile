@@ -1,39 +1,51 @@
-# Each target makes its own environment, .venv, from nothing.
+# Each target makes the environment .venv from nothing, and adds to it what it needs.
 PYTHON ?= python3
 BIN := .venv/bin
-STAMP := .venv/.installed
+INSTALL := $(BIN)/python -m pip install -q --disable-pip-version-check -c constraints.txt
+DEMO := .venv/.for-demo
+TESTS := .venv/.for-tests
+DOCS := .venv/.for-docs
 
 .PHONY: help demo test test-slow lint docs bench clean
 help:           ## Show the targets
 	@grep -E '^[a-z-]+: .*##|^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/'
 
-$(STAMP): pyproject.toml constraints.txt
-	test -x $(BIN)/python || $(PYTHON) -m venv .venv
-	$(BIN)/python -m pip install -q --disable-pip-version-check -c constraints.txt -e '.[dev]'
-	touch $(STAMP)
+$(BIN)/python:
+	$(PYTHON) -m venv .venv
 
-demo: $(STAMP)  ## Train three methods on the same federated digits and write a report
+$(DEMO): pyproject.toml constraints.txt | $(BIN)/python
+	$(INSTALL) -e .
+	touch $@
+
+$(TESTS): pyproject.toml constraints.txt | $(BIN)/python
+	$(INSTALL) -e '.[dev,dp,flower]'
+	touch $@
+
+$(DOCS): pyproject.toml constraints.txt | $(BIN)/python
+	$(INSTALL) -e '.[docs]'
+	touch $@
+
+demo: $(DEMO)   ## Train three methods on the same federated digits and write a report
 	$(BIN)/atoll demo
 
-test: $(STAMP)  ## Lint, types and the fast tests
+test: $(TESTS)  ## Lint, types and the fast tests
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 	$(BIN)/pytest
 
-test-slow: $(STAMP)  ## The tests that take minutes
+test-slow: $(TESTS)  ## The tests that take minutes
 	$(BIN)/pytest -m slow
 
-lint: $(STAMP)  ## Format, lint and check types
+lint: $(TESTS)  ## Format, lint and check types
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
 	$(BIN)/mypy
 
-docs: $(STAMP)  ## Build the documentation into site/
-	$(BIN)/python -m pip install -q --disable-pip-version-check -c constraints.txt -e '.[docs]'
+docs: $(DOCS)   ## Build the documentation into site/
 	$(BIN)/mkdocs build --strict
 
-bench: $(STAMP) ## Run the benchmarks
+bench: $(TESTS) ## Run the benchmarks
 	for script in benchmarks/*.py; do $(BIN)/python $$script || exit 1; done
 
 clean:          ## Remove the environment and what was built
