@@ -1,0 +1,48 @@
+"""What clients keep lies on disk, a file a client, and only what is still needed."""
+
+import torch
+
+from atoll.engines.client_states import ClientStates
+from atoll.engines.server import Server
+from atoll.tree import load, same
+from harness import run_tiny
+from steps import federation
+
+
+def folders(states):
+    """The rounds whose states lie on disk, by client."""
+    return {
+        int(client.name): sorted(int(file.stem) for file in client.iterdir())
+        for client in sorted(states.iterdir())
+    }
+
+
+def test_a_state_comes_back_as_it_was_kept(tmp_path):
+    states = ClientStates(tmp_path / "clients")
+    own = {"parts": {"moco": torch.randn(4, 3), "fedema": {"scaler": 1.4, "round": 2}}}
+    states.save(7, 2, own)
+    states.save(7, 3, {"parts": {}})
+    assert same(states.load(7, 2), own)
+    assert states.load(7, 0) is None
+
+
+def test_older_states_go_and_others_stay(tmp_path):
+    states = ClientStates(tmp_path / "clients")
+    for client, rounds in ((0, (1, 2, 3)), (1, (1,)), (2, (3,))):
+        for round in rounds:
+            states.save(client, round, {"round": round})
+    states.prune({0: 2, 1: 1, 3: 5})
+    assert folders(states.folder) == {0: [2, 3], 1: [1], 2: [3]}
+    states.clear()
+    assert not states.folder.exists()
+
+
+def test_a_run_holds_one_state_for_each_client_that_came(tmp_path):
+    settings = ("method.name=fed_moco", "options.moco.queue=40", "train.participation=0.5", "train.rounds=4")
+    states = run_tiny(tmp_path / "run", *settings).folder / "checkpoints/clients"
+    made = federation(*settings)
+    server = Server(made.plan, made.setting, made.initial_weights())
+    newest = {client: round for round in range(1, 5) for client in server.cohort(round)}
+    assert {client: rounds[-1] for client, rounds in folders(states).items()} == newest
+    assert all(len(rounds) <= 2 for rounds in folders(states).values())  # and the checkpoint's before it
+    assert load(next(states.glob("*/*")))["parts"]["moco"].shape == (40, 32)
