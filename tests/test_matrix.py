@@ -2,6 +2,7 @@
 
 import itertools
 import re
+import shutil
 
 import pytest
 import torch
@@ -127,9 +128,12 @@ def test_any_two_parts_work_together_or_are_refused(combination, images, tmp_pat
 @pytest.mark.slow
 @pytest.mark.parametrize("objective", AXES["objective"])
 def test_all_combinations(objective, images, tmp_path):
-    rest = [values for name, values in AXES.items() if name != "objective"]
+    """Under the plain server step: what the others do to the mean is the same whatever made it."""
+    rest = [AXES[axis] for axis in ("terms", "merge", "aggregation")]
     for number, others in enumerate(itertools.product(*rest)):
-        check((objective, *others), images, tmp_path / str(number))
+        folder = tmp_path / str(number)
+        check((objective, *others, "direct"), images, folder)
+        shutil.rmtree(folder, ignore_errors=True)
 
 
 PLAIN = {"objective": "simclr", "terms": "", "merge": "replace", "aggregation": "fedavg", "server": "direct"}
