@@ -35,6 +35,7 @@ from atoll.layers import over, packaged, read
 from atoll.options import build, describe
 from atoll.recipe import Recipe, make_recipe, presets
 
+CLASSIFIER = "classifier"  # measured beside the protocols, where a method trains one
 NOT_COVERED = {  # the papers' other tables, and why they are not here
     "dec-ssl-1-left": "ImageNet-100's encoders in a Mask R-CNN on COCO, for which Atoll has no protocol",
     "dec-ssl-1-right": "segmentation of Amazon's packages, whose images are not public",
@@ -49,7 +50,7 @@ class Measure:
         of: the key in a run's evaluation, such as ``"probe-ssd/accuracy"``.
         times: from the evaluation's unit to the published one.
         missing: instead, why Atoll does not measure it.
-        published: keys of the published values that differ from the row's.
+        published: keys of the published values that differ from the row's; ``metric``, if not the column's name.
     """
 
     of: str = ""
@@ -62,7 +63,7 @@ class Measure:
             raise UserError(
                 "a measure says what it is of, or why it is missing: set one of 'of' and 'missing'"
             )
-        known = (*PROTOCOLS, "classifier")
+        known = (*PROTOCOLS, CLASSIFIER)
         if self.of and self.protocol not in known:
             raise UserError(
                 f"no protocol {self.protocol!r} to measure {self.of!r}; {did_you_mean(self.protocol, known)}"
@@ -126,7 +127,7 @@ class Row:
         recipe: to run.
         paper: the same recipe before any ``--set``.
         measures: by column.
-        published: the paper's value by column, as printed there.
+        published: the paper's value by column: its line of ``published.csv``, or an empty one.
         measured_on: the images that the encoder is measured on, if not the recipe's.
     """
 
@@ -136,7 +137,7 @@ class Row:
     recipe: Recipe
     paper: Recipe
     measures: dict[str, Measure]
-    published: dict[str, str]
+    published: dict[str, dict[str, str]]
     measured_on: DataOptions | None
 
 
@@ -184,6 +185,8 @@ def _row(table: PaperTable, base: Mapping[str, Any], names: tuple[str, ...], set
         elsewhere |= choice.measured_on
     measures = {column: measures[column] for column in table.columns}
     protocols = [one.protocol for one in measures.values() if one.protocol in PROTOCOLS]
+    if elsewhere and any(one.protocol == CLASSIFIER for one in measures.values()):
+        raise UserError(f"row {name} of the table: a classifier cannot be measured on other images' classes")
     evaluation = {"at_end": ["knn"] if elsewhere else list(dict.fromkeys(protocols))}
     base = over(base, {"name": name, "title": f"{table.title}: {label}", "evaluation": evaluation})
     try:
@@ -193,7 +196,7 @@ def _row(table: PaperTable, base: Mapping[str, Any], names: tuple[str, ...], set
     except UserError as error:
         raise UserError(f"row {name} of the table: {error}") from None
     published = {
-        column: published_value({**keys, **one.published}, column) if keys else ""
+        column: find_published({**keys, **one.published}, column) if keys else {}
         for column, one in measures.items()
     }
     return Row(name, names, label, recipe, paper, measures, published, data)
@@ -212,19 +215,17 @@ def _published() -> list[dict[str, str]]:
     return list(csv.DictReader(io.StringIO(text)))
 
 
-def published_value(keys: Mapping[str, str], metric: str) -> str:
-    """The published value, as printed, that these columns of ``published.csv`` find.
+def find_published(keys: Mapping[str, str], metric: str) -> dict[str, str]:
+    """The line of ``published.csv`` that these keys find; its ``value`` is as the paper prints it.
 
     Raises:
         UserError: there is none, or more than one.
     """
-    wanted = {**keys, "metric": metric}
-    found = [
-        row["value"] for row in _published() if all(row.get(key) == value for key, value in wanted.items())
-    ]
+    wanted = {"metric": metric, **keys}
+    found = [row for row in _published() if all(row.get(key) == value for key, value in wanted.items())]
     if len(found) != 1:
         said = ", ".join(f"{key} = {value!r}" for key, value in wanted.items())
-        raise UserError(f"{len(found) or 'no'} published values have {said}; they must find one")
+        raise UserError(f"{len(found) or 'no'} published values have {said}; the keys must find one")
     return found[0]
 
 

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from rich import box
+from rich.markup import escape
 from rich.table import Table
 
 from atoll import __version__
@@ -208,16 +209,11 @@ def _measured(row: Row, runs: Sequence[Run], results: Sequence[dict[str, Any]]) 
     for column, one in row.measures.items():
         ours = [one.times * result[one.of] for result in results if one.of in result]
         values[column] = {
-            "published": row.published[column],
+            "published": row.published[column].get("value", ""),
             "ours": ours,
             "measure": one.of or None,
         }
-    return {
-        "name": row.name,
-        "label": row.label,
-        "runs": [run.name for run in runs],
-        "values": values,
-    }
+    return {"name": row.name, "label": row.label, "runs": [run.name for run in runs], "values": values}
 
 
 def cells(record: dict[str, Any]) -> tuple[list[str], list[list[str]]]:
@@ -273,9 +269,7 @@ def markdown(record: dict[str, Any]) -> str:
 def shown(record: dict[str, Any]) -> Table:
     """The table for a terminal."""
     header, rows = cells(record)
-    table = _terminal(record["title"], header, rows)
-    table.caption = "\n".join(remarks(record))
-    return table
+    return _terminal(record["title"], header, rows, remarks(record))
 
 
 def plan_table(job: Reproduction) -> Table:
@@ -299,15 +293,11 @@ def plan_table(job: Reproduction) -> Table:
             ]
         )
     header = ["row", "method", "images", "partition", "encoder", "rounds × epochs", "finished"]
-    table = _terminal(job.table.title, header, rows)
-    count = len(job.rows) * job.seeds
-    table.caption = "\n".join(
-        [
-            f"{count} runs, into {job.out}; images: {image_names(job.rows)}",
-            *remarks({"changed": job.changed(), "notes": job.notes()}),
-        ]
-    )
-    return table
+    below = [
+        f"{len(rows) * job.seeds} runs, into {job.out}; images: {image_names(job.rows)}",
+        *remarks({"changed": job.changed(), "notes": job.notes()}),
+    ]
+    return _terminal(job.table.title, header, rows, below)
 
 
 def listing() -> Table:
@@ -316,18 +306,19 @@ def listing() -> Table:
     for name in table_names():
         job = find_table(name)
         rows.append([name, job.table.title, str(len(job.rows)), image_names(job.rows)])
-    table = _terminal("", ["table", "shows", "runs", "images"], rows)
-    table.caption = "\n".join(f"not covered: {name}: {why}" for name, why in NOT_COVERED.items())
-    return table
+    below = [f"not covered: {name}: {why}" for name, why in NOT_COVERED.items()]
+    return _terminal("", ["table", "shows", "runs", "images"], rows, below)
 
 
-def _terminal(title: str, header: Sequence[str], rows: Iterable[Sequence[str]]) -> Table:
-    table = Table(title=title or None, title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False)
-    table.caption_justify = "left"
+def _terminal(
+    title: str, header: Sequence[str], rows: Iterable[Sequence[str]], below: Sequence[str]
+) -> Table:
+    table = Table(title=escape(title) or None, title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False)
+    table.caption, table.caption_justify = escape("\n".join(below)), "left"
     for column, heading in enumerate(header):
         table.add_column(heading, overflow="fold", no_wrap=column == 0)
     for row in rows:
-        table.add_row(*row)
+        table.add_row(*map(escape, row))
     return table
 
 
