@@ -1,5 +1,9 @@
-import pytest
+from io import StringIO
 
+import pytest
+from rich.console import Console
+
+from atoll.console import egress_tables
 from atoll.egress import egress
 from atoll.engines.federation import Federation
 from harness import tiny
@@ -34,3 +38,29 @@ def test_state_that_stays_is_listed(name):
     found = egress(tiny(f"method.name={name}"), images=50)
     assert found.kept
     assert not {item.name for item in found.kept} & {item.name for item in found.up}
+
+
+def test_what_is_there_in_a_later_round_only_is_listed_too():
+    found = egress(tiny("method.name=orchestra", "options.orchestra.local_clusters=4"), images=50)
+    losses = [item for item in found.up if item.name.startswith("losses.")]
+    assert [item.rounds for item in losses] == [(2,)] * 3  # the first round only makes centroids
+    variates = [
+        item for item in egress(tiny("method.name=scaffold"), images=50).down if "scaffold" in item.name
+    ]
+    assert variates
+    assert {item.rounds for item in variates} == {(2,)}
+
+
+def test_names_and_sizes_are_shown_whole_at_any_width():
+    recipe = tiny("method.name=ssd")
+    found = egress(recipe, images=5000)
+    for width in (80, 160):
+        console = Console(file=StringIO(), width=width)
+        for block in egress_tables(found, recipe.composed):
+            console.print(block)
+        shown = console.file.getvalue()
+        assert "…" not in shown
+        for item in found.up:
+            assert width < 160 or item.name in shown
+            assert f" {item.bytes:,} " in shown
+            assert item.shape is None or str(list(item.shape)) in shown

@@ -185,9 +185,9 @@ def _egress(options: argparse.Namespace) -> int:
     if options.json:
         print(json.dumps(asdict(found), indent=2))  # noqa: T201
         return 0
-    console = make_console()
-    for table in egress_tables(found, recipe.composed):
-        console.print(table, "")
+    console = make_console(160)  # a tensor's name stays on one line
+    for block in egress_tables(found, recipe.composed):
+        console.print(block)
     return 0
 
 
@@ -197,7 +197,10 @@ def _federate_init(options: argparse.Namespace) -> int:
 
     recipe = load_recipe(options.recipe, options.set)
     write_app(options.folder, recipe, options.sites, options.out, options.images)
-    print(f"app: {options.folder}\nrun it: flwr run {options.folder}")  # noqa: T201
+    partition = recipe.plan().partition
+    clients = "CLIENTS" if partition.kind == "natural" else partition.clients
+    nodes = "" if options.sites else f' --federation-config "num-supernodes={clients}"'
+    print(f"app: {options.folder}\nrun it: flwr run {options.folder}{nodes} --stream")  # noqa: T201
     return 0
 
 

@@ -107,13 +107,13 @@ def partition_table(splits: Splits, partition: Partition) -> Table:
     return table
 
 
-def make_console() -> Console:
-    """Where progress and tables go."""
-    return Console(file=sys.stdout, width=None if sys.stdout.isatty() else 120)
+def make_console(width: int = 120) -> Console:
+    """Where progress and tables go; ``width`` is for where there is no terminal."""
+    return Console(file=sys.stdout, width=None if sys.stdout.isatty() else width)
 
 
-def egress_tables(egress: Egress, method: Method) -> Iterator[Table]:
-    """What leaves a client, what it gets and what it keeps; a line for each tensor and a sum for each list."""
+def egress_tables(egress: Egress, method: Method) -> Iterator[Table | str]:
+    """What leaves a client, what it gets and what it keeps: headings with sums, a line for each tensor."""
     every = "every round"
     titles = {
         "up": f"Leaves the client, {every}",
@@ -124,11 +124,12 @@ def egress_tables(egress: Egress, method: Method) -> Iterator[Table]:
     for place, title in titles.items():
         items: list[Item] = getattr(egress, place)
         total = sum(item.bytes for item in items)
-        table = Table(
-            title=f"{title}: {total:,} bytes", title_justify="left", show_edge=False, pad_edge=False
-        )
-        for heading in ("what", "shape", "bytes", "why"):
-            table.add_column(heading, overflow="fold", justify="right" if heading == "bytes" else "left")
+        yield f"[i]{title}: {total:,} bytes[/i]"
+        table = Table(show_edge=False, pad_edge=False)
+        table.add_column("what", overflow="fold")
+        table.add_column("shape", no_wrap=True)
+        table.add_column("bytes", no_wrap=True, justify="right")
+        table.add_column("why", max_width=36)  # so that names stay whole where there is room for them
         for item, before in zip(items, [None, *items], strict=False):
             shape = item.dtype if item.shape is None else f"{item.dtype} {list(item.shape)}"
             only = "" if len(item.rounds) > 1 or place == "once" else " (not in every round)"
@@ -137,7 +138,9 @@ def egress_tables(egress: Egress, method: Method) -> Iterator[Table]:
         if not items:
             table.add_row("nothing", "", "", "")
         yield table
-    lines = Table(title="In words", title_justify="left", show_edge=False, pad_edge=False, show_header=False)
+        yield ""
+    yield "[i]In words[/i]"
+    lines = Table(show_edge=False, pad_edge=False, show_header=False)
     for sentence in method.egress:
         lines.add_row(f"leaves: {sentence}")
     lines.add_row(
@@ -152,3 +155,4 @@ def egress_tables(egress: Egress, method: Method) -> Iterator[Table]:
     for sentence in method.keeps or ("nothing",):
         lines.add_row(f"keeps: {sentence}")
     yield lines
+    yield ""

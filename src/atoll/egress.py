@@ -88,11 +88,10 @@ def egress(recipe: Recipe, images: int = 1000) -> Egress:
     method = recipe.composed
 
     def items(place: str) -> list[Item]:
-        small, large = few[place], more[place]
+        small, large = _rounds(few[place]), _rounds(more[place])
         return [
-            _item(name, value, large[0][name], rounds, images, _why(method, place, name))
-            for name, (value, rounds) in _rounds(small).items()
-            if name in large[0]
+            _item(name, value, large[name][0], rounds, images, _why(method, place, name))
+            for name, (value, rounds) in small.items()
         ]
 
     return Egress(items("up"), items("down"), items("once"), items("kept"), images)
@@ -222,10 +221,10 @@ def _why(method: Method, place: str, name: str) -> str:
     if first in ("parts", *(part.name for part in method.parts)):
         owner = rest[0] if first == "parts" else first
         part = next((part for part in method.parts if part.name == owner), None)
-        words = (
-            () if part is None else part.egress if place == "up" else part.keeps if place == "kept" else ()
-        )
-        return "; ".join(words) or f"for {owner}"
+        if part is None:
+            return f"for {owner}"
+        words = {"up": part.egress, "kept": part.keeps}.get(place, ())
+        return "; ".join(words) or f"for {owner} ({part.source})"
     return _REASONS.get((place, first)) or _REASONS.get(("", first)) or "for the fold"
 
 
