@@ -47,6 +47,20 @@ def test_a_second_app_does_not_overwrite_the_first(tmp_path, capsys):
     assert "already holds" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize(
+    ("settings", "nodes"),
+    [
+        (("--sites", "2"), ""),
+        ((), ' --federation-config "num-supernodes=10"'),
+        (("--set", "partition.kind=natural"), ' --federation-config "num-supernodes=CLIENTS"'),
+    ],
+)
+def test_the_command_says_how_to_run_the_app(tmp_path, capsys, settings, nodes):
+    app = tmp_path / "app"
+    assert main(["federate", "init", str(app), "--recipe", "digits-ssd", *settings]) == 0
+    assert f"flwr run {app}{nodes} --stream" in capsys.readouterr().out
+
+
 @pytest.mark.parametrize(("key", "value"), [("site", 4), ("sites", "4"), ("sites", -1), ("deadline", 0.0)])
 def test_a_mistaken_configuration_gets_a_sentence(key, value):
     with pytest.raises(UserError):

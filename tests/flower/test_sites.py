@@ -10,6 +10,7 @@ pytest.importorskip("flwr", reason="the extra atoll[flower] is not installed")
 
 import torch
 from deployment import SITES, one_folder, write_digits
+from flwr.app import Error, Message
 from grid import FakeGrid, node
 
 from atoll.engines.flower.engine import FlowerEngine, FlowerOptions
@@ -207,3 +208,61 @@ def test_an_unnamed_node_and_one_without_images_say_what_is_missing(place):
         play(grid, place, wait=1.0)
     for words in ("lacks a name", "has no images", "cannot be a site's name", "unknown 'dta'"):
         assert words in str(caught.value)
+
+
+def test_a_site_that_lost_its_state_begins_afresh_only_if_it_says_so(place):
+    settings = ("train.bn_buffers=local", "train.min_accepted=0.25")
+    play(sites(place), place, *settings, "train.rounds=1")
+    (states,) = (place / "state").glob("*/west/states")
+    federation = states.parts[-3]
+    states.rename(place / "lost")
+
+    forbidden = play(sites(place), place, *settings, "train.rounds=2", resume=True)
+    reason = forbidden.metrics()[-1]["lost"]["3"]
+    assert "what 'west' kept after round 1 is lost" in reason
+    assert f'afresh="{federation}"' in reason
+
+    grid = sites(place)
+    grid.nodes[13] = site(13, "west", place, afresh=federation)
+    allowed = play(grid, place, *settings, "train.rounds=4", resume=True)
+    lines = {line["round"]: line for line in allowed.metrics()}
+    assert lines[3]["lost"]["3"].endswith("it begins afresh at its next turn")
+    assert lines[4]["clients"] == 4
+    asked = [tree(content) for at, kind, content in grid.sent if kind == "train" and at == 13]
+    assert [request["message"]["kept"] for request in asked] == [1, 0]  # as one that never took part
+    assert "west" in allowed.read_json("evaluation.json")["sites"]
+
+
+def test_a_leave_to_begin_afresh_in_another_run_is_none(place):
+    settings = ("train.bn_buffers=local", "train.min_accepted=0.25")
+    play(sites(place), place, *settings, "train.rounds=1")
+    (states,) = (place / "state").glob("*/west/states")
+    states.rename(place / "lost")
+    grid = sites(place)
+    grid.nodes[13] = site(13, "west", place, afresh="0" * 32)
+    run = play(grid, place, *settings, "train.rounds=3", resume=True)
+    assert [set(line.get("lost", {})) for line in run.metrics()[2:]] == [{"3"}, {"3"}]
+
+
+def test_a_node_that_cannot_answer_is_named_once_and_asked_again(place, monkeypatch):
+    monkeypatch.setattr("atoll.engines.flower.roster.SECONDS_UNTIL_ASKED_AGAIN", 0.5)
+    died = []
+
+    def die_twice(message):
+        if message.metadata.message_type == "query.hello" and len(died) < 2:
+            died.append(1)
+            return Message(Error(0, "its process died"), reply_to=message)
+        return west(message)
+
+    grid = sites(place)
+    west, grid.nodes[13] = grid.nodes[13], die_twice
+    run = play(grid, place)
+    assert len(died) == 2
+    assert run.metrics()[-1]["clients"] == 4
+    (turned,) = run.read_json("sites.json")["turned_away"]
+    assert turned["reason"] == "its node failed: its process died"
+
+
+def test_a_wrong_folder_of_the_coordinator_is_said_before_anybody_is_waited_for(place):
+    with pytest.raises(UserError, match="nowhere-at-all"):
+        play(FakeGrid({}), place, images=str(place / "nowhere-at-all"), wait=60.0)

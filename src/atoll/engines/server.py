@@ -46,11 +46,13 @@ class Result:
         client: id.
         update: its update, or None.
         lost: why there is none.
+        afresh: what the client kept is lost too, and from now on it is as one that has not taken part yet.
     """
 
     client: int
     update: Tree = None
     lost: str = ""
+    afresh: bool = False
 
 
 class Executor(Protocol):
@@ -179,6 +181,8 @@ class Server:
                     self._constants_sent.add(job.client)
                 if result.lost:
                     record.lost[str(job.client)] = result.lost
+                    if result.afresh:
+                        self.valid.pop(job.client, None)
                     continue
                 record.bytes_up += num_bytes(result.update)
                 verdict = self.door.examine(result.update, self.state["models"])

@@ -30,8 +30,11 @@ def read_plan(text: str) -> Plan:
 
 def answer(message: Message, context: Context, handle: Callable[[SiteSide, Tree], Tree]) -> Message:
     """A request's answer, or why there is none."""
+    reply: Tree
     try:
         reply = handle(SiteSide(SiteOptions.read(context.node_config), read_plan), wire.tree(message.content))
+        if "lost" in reply:
+            log.error("%s", reply["lost"])
     except ValueError as error:  # UserError among them: the sentence is for the coordinator, too
         log.error("%s", error)
         reply = {"lost": str(error)}

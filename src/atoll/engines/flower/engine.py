@@ -105,8 +105,9 @@ class FlowerEngine:
             self._roster.gather(federation.setting.num_clients, wait)
             self._check_shares(federation)
             return federation
+        own = self._own_images(plan)  # before anybody is waited for: the folder may be wrong
         self._roster.gather(sites, wait)
-        return Federation(plan, self._own_images(plan), _partition_of(self._roster, plan))
+        return Federation(plan, own or self._no_images(plan), _partition_of(self._roster, plan))
 
     def play(
         self,
@@ -171,13 +172,15 @@ class FlowerEngine:
         for site, size in zip(self._roster.clients, federation.setting.sizes, strict=True):
             site.train = size
 
-    def _own_images(self, plan: Plan) -> Splits:
-        """The coordinator's images; empty sets if it has none."""
-        if self._options.images:
-            data = replace(
-                plan.data, source=self._options.images_source, path=self._options.images, limit=None
-            )
-            return load_data(data, plan.seed)
+    def _own_images(self, plan: Plan) -> Splits | None:
+        """The coordinator's images, if it has some."""
+        if not self._options.images:
+            return None
+        data = replace(plan.data, source=self._options.images_source, path=self._options.images, limit=None)
+        return load_data(data, plan.seed)
+
+    def _no_images(self, plan: Plan) -> Splits:
+        """Empty sets that know the sites' classes."""
         channels, size = plan.data.channels, plan.data.image_size
         pixels = StoredPixels(torch.empty(0, channels, size, size, dtype=torch.uint8))
         return Splits(ImageSet(pixels, classes=self._roster.classes()))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import shutil
 from collections.abc import Callable, Generator, Mapping, Sequence
 from pathlib import Path
@@ -11,6 +12,8 @@ from atoll.engines.flower.roster import Roster
 from atoll.engines.flower.site import digest_of
 from atoll.engines.server import Job, Result
 from atoll.tree import Tree, load, save
+
+log = logging.getLogger("flwr")
 
 
 class RemoteStates:
@@ -139,7 +142,8 @@ def _result(client: int, answer: dict[str, Tree] | Lost) -> Result:
         return Result(client, lost=answer.reason)
     if "update" in answer:
         return Result(client, answer["update"])
-    return Result(client, lost=str(answer.get("lost", "its answer is no update")))
+    lost = str(answer.get("lost", "its answer is no update"))
+    return Result(client, lost=lost, afresh=answer.get("afresh") is True)
 
 
 def measure_sites(
@@ -149,6 +153,7 @@ def measure_sites(
     found = {}
     for client, answer in executor.ask(EVALUATE, requests):
         if isinstance(answer, Lost) or not isinstance(answer.get("results"), dict):
+            log.warning("client %d is left out of the evaluation: %s", client, _result(client, answer).lost)
             continue
         numbers = {str(k): v for k, v in answer["results"].items() if type(v) in (int, float)}
         if numbers:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import logging
+import math
 import time
 import uuid
 from collections.abc import Iterator, Mapping
@@ -22,6 +23,7 @@ from atoll.tree import Tree
 
 FORMAT = 1  # of requests and answers; both sides must speak the same
 SECONDS_BETWEEN_LOOKS = 0.3
+SECONDS_UNTIL_ASKED_AGAIN = 5.0  # a node whose process died
 _DAYS = 1e6
 log = logging.getLogger("flwr")
 
@@ -68,7 +70,7 @@ class Roster:
     turned_away: list[dict[str, str]] = field(default_factory=list)
 
     def __post_init__(self) -> None:
-        self._asked: set[int] = set()
+        self._asked: dict[int, float] = {}  # nodes and when they may be asked again
         self._keys: dict[int, str] = {}
         self._post = Post(self.grid, _DAYS)
 
@@ -98,9 +100,10 @@ class Roster:
             time.sleep(SECONDS_BETWEEN_LOOKS)
         if len(found) < count:
             reasons = "; ".join(dict.fromkeys(one["reason"] for one in self.turned_away))
+            remedy = "or lower 'sites'" if self.sites else f"in a simulation with num-supernodes={count}"
             raise UserError(
                 f"{len(found)} of {count} sites came within {seconds:g} s ({', '.join(sorted(found)) or 'none'}"
-                f"{'; turned away: ' + reasons if reasons else ''}); start the missing nodes, or lower 'sites'"
+                f"{'; turned away: ' + reasons if reasons else ''}); start the missing nodes, {remedy}"
             )
         names = sorted(found, key=int) if self.sites == 0 else sorted(found)
         self.clients = [found[name] for name in names]
@@ -148,7 +151,7 @@ class Roster:
         return set(self.grid.get_node_ids())
 
     def _hear(self) -> Iterator[Site]:
-        """What nodes say of themselves; each is asked once."""
+        """What nodes say of themselves; each is asked once, and again only if its process died."""
         request = {
             "format": FORMAT,
             "federation": self.federation,
@@ -156,8 +159,8 @@ class Roster:
             "sites": self.sites,
         }
         keys = {node.node_id: node.public_key.hex() for node in self.grid.get_nodes()}
-        for node in sorted(keys.keys() - self._asked):
-            self._asked.add(node)
+        for node in sorted(node for node in keys if self._asked.get(node, 0.0) <= time.monotonic()):
+            self._asked[node] = math.inf
             self._keys[node] = keys[node]
             self._post.send(node, node, f"{QUERY}.hello", request)
         for node, answer in self._post.look():
@@ -165,12 +168,12 @@ class Roster:
             if isinstance(site, Site):
                 yield site
                 continue
-            log.warning("node %d cannot take part: %s", node, site)
-            self.turned_away.append({"name": "", "node": str(node), "reason": site})
-            if isinstance(
-                answer, Lost
-            ):  # its process died; a node that is well, but may not take part, said so
-                self._asked.discard(node)
+            turned_away = {"name": "", "node": str(node), "reason": site}
+            if turned_away not in self.turned_away:
+                log.warning("node %d cannot take part: %s", node, site)
+                self.turned_away.append(turned_away)
+            if isinstance(answer, Lost):  # a node that is well, but may not take part, said so itself
+                self._asked[node] = time.monotonic() + SECONDS_UNTIL_ASKED_AGAIN
 
     def _turn_away(self, site: Site, reason: str) -> None:
         log.warning("node %s, which calls itself %r, is turned away: %s", site.node, site.name, reason)

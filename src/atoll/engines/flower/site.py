@@ -32,7 +32,7 @@ from atoll.parts import Deployment
 from atoll.tree import Tree, load, map_tensors, pack, write_whole
 
 PlanReader = Callable[[str], Plan]
-WORDS = ("site", "data", "source", "state", "device")  # what a node's configuration may say
+WORDS = ("site", "data", "source", "state", "device", "afresh")  # what a node's configuration may say
 NUMBERS = ("partition-id", "num-partitions")  # and what Flower's simulation adds
 
 
@@ -47,6 +47,8 @@ class SiteOptions:
             is a folder for each class.
         state: where the site keeps what it must not lose; empty: ``$ATOLL_STATE``, or ``~/.atoll/state``.
         device: where it computes; empty: as the recipe says.
+        afresh: the run in which the site may begin afresh if what it kept is lost, by the name that the message
+            of that loss gives; empty: none.
         share: the number of its share, where it trains one; Flower sets it in simulation.
     """
 
@@ -55,6 +57,7 @@ class SiteOptions:
     source: str = "images"
     state: str = ""
     device: str = ""
+    afresh: str = ""
     share: int | None = None
 
     @classmethod
@@ -144,7 +147,10 @@ class SiteSide:
             states = self._states(request)
             own = None
             if stateful := federation.plan.method.stateful(federation.plan.train):
-                own = states.load(message["client"], message["kept"])
+                try:
+                    own = states.load(message["client"], message["kept"])
+                except UserError as error:
+                    return self._bereft(request["federation"], message["kept"], error)
             update, kept = train_client(client, message, own, federation.client_data(message["client"]))
             if stateful:
                 states.save(message["client"], message["round"], kept)
@@ -186,6 +192,18 @@ class SiteSide:
                 raise UserError("the coordinator's request is damaged")
             write_whole(agreed.path, data)
         return agreed if agreed.path.is_file() else None
+
+    def _bereft(self, federation: str, kept: int, error: UserError) -> Tree:
+        """The answer of a site that has lost what it kept: nothing begins afresh unless the site says so.
+
+        A method may lean on what a client kept, and the commonest cause is a disk that is not mounted.
+        """
+        gone = f"what {self.options.name!r} kept after round {kept} is lost ({error})"
+        if self.options.afresh == federation:
+            return {"lost": f"{gone}; it begins afresh at its next turn", "afresh": True}
+        return {
+            "lost": f'{gone}; put it back, or let it begin afresh with afresh="{federation}" in --node-config'
+        }
 
     def _states(self, request: Tree) -> ClientStates:
         return ClientStates(self._folder(request) / "states")
