@@ -9,8 +9,7 @@ from pathlib import Path
 
 import pytest
 import tomli_w
-from rich.console import Console
-from rich.table import Table
+from rich.console import Console, Group
 
 from atoll.cli import main
 from atoll.errors import UserError
@@ -84,7 +83,7 @@ def results(folder: Path, run: str, name: str = "evaluation.json") -> dict:
     return json.loads((folder / "out" / run / name).read_text())
 
 
-def text(table: Table) -> str:
+def text(table: Group) -> str:
     console = Console(width=200, file=io.StringIO())
     console.print(table)
     return console.file.getvalue()
@@ -159,6 +158,7 @@ def test_a_changed_setting_is_said_and_an_engines_is_not(folder: Path) -> None:
     }
     rounds = find_table(mine, settings=["train.rounds=1"])
     assert rounds.changed() == {"train.rounds": "1; in the paper's setting 2 or 0"}
+    assert len(find_table(mine, ["ssd"], ["options.dsr.scale=3"]).rows) == 1  # the others have no such option
     shown = text(plan_table(rounds))
     assert "NOT the paper's setting" in shown
     assert "train.rounds = 1; in the paper's setting 2 or 0" in shown

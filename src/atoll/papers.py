@@ -22,6 +22,7 @@ import csv
 import io
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from fnmatch import fnmatchcase
 from functools import cache
 from importlib import resources
 from itertools import product
@@ -159,19 +160,33 @@ def load_table(name: str) -> tuple[PaperTable, Path]:
     return table, Path() if name in known else Path(name).parent
 
 
-def make_rows(table: PaperTable, settings: Sequence[str] = (), folder: Path = Path()) -> list[Row]:
-    """All rows of a table.
+def make_rows(
+    table: PaperTable,
+    settings: Sequence[str] = (),
+    folder: Path = Path(),
+    wanted: Sequence[str] = (),
+) -> list[Row]:
+    """The rows of a table.
 
     Args:
         table: the table.
         settings: ``key=value``, laid over the recipe of every row.
         folder: where the table's recipe is looked for.
+        wanted: rows, by name or by a pattern such as ``"cifar10-*"``; none: all.
 
     Raises:
-        UserError: a recipe that is none, or a published value that is not there.
+        UserError: an unknown row, a recipe that is none, or a published value that is not there.
     """
     base = _laid(read(table.recipe, presets(), folder=folder), table.changes)
-    return [_row(table, base, names, settings) for group in table.rows for names in product(*group)]
+    made_of = {"-".join(names): names for group in table.rows for names in product(*group)}
+    for pattern in wanted:
+        if not any(fnmatchcase(name, pattern) for name in made_of):
+            raise UserError(f"the table has no row {pattern!r}; {did_you_mean(pattern, made_of)}")
+    return [
+        _row(table, base, names, settings)
+        for name, names in made_of.items()
+        if not wanted or any(fnmatchcase(name, pattern) for pattern in wanted)
+    ]
 
 
 def _row(table: PaperTable, base: Mapping[str, Any], names: tuple[str, ...], settings: Sequence[str]) -> Row:

@@ -5,19 +5,19 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
 
 from rich import box
-from rich.markup import escape
+from rich.console import Group
 from rich.table import Table
+from rich.text import Text
 
 from atoll import __version__
 from atoll.compare import Bar, compare
 from atoll.data.options import DataOptions
 from atoll.data.sources import load_data
-from atoll.errors import UserError, did_you_mean
+from atoll.errors import UserError
 from atoll.options import describe, flatten
 from atoll.papers import NOT_COVERED, PaperTable, Row, load_table, make_rows, table_names
 from atoll.prerequisites import prerequisite_recipes
@@ -109,13 +109,7 @@ def find_table(
         UserError: an unknown table or row, or a mistake in a recipe.
     """
     table, folder = load_table(name)
-    rows = make_rows(table, settings, folder)
-    names = [row.name for row in rows]
-    for pattern in wanted:
-        if not any(fnmatchcase(row, pattern) for row in names):
-            raise UserError(f"the table {name!r} has no row {pattern!r}; {did_you_mean(pattern, names)}")
-    if wanted:
-        rows = [row for row in rows if any(fnmatchcase(row.name, pattern) for pattern in wanted)]
+    rows = make_rows(table, settings, folder, wanted)
     return Reproduction(name, table, tuple(rows), seeds, out or Path("runs") / Path(name).stem)
 
 
@@ -266,13 +260,13 @@ def markdown(record: dict[str, Any]) -> str:
     return "\n".join([f"# {record['title']}", "", *lines, "", *notes, f"- Atoll {record['version']}."]) + "\n"
 
 
-def shown(record: dict[str, Any]) -> Table:
+def shown(record: dict[str, Any]) -> Group:
     """The table for a terminal."""
     header, rows = cells(record)
     return _terminal(record["title"], header, rows, remarks(record))
 
 
-def plan_table(job: Reproduction) -> Table:
+def plan_table(job: Reproduction) -> Group:
     """The runs that a table needs, before any of them."""
     rows = []
     for row in job.rows:
@@ -300,7 +294,7 @@ def plan_table(job: Reproduction) -> Table:
     return _terminal(job.table.title, header, rows, below)
 
 
-def listing() -> Table:
+def listing() -> Group:
     """All tables, and which are not covered."""
     rows = []
     for name in table_names():
@@ -312,14 +306,13 @@ def listing() -> Table:
 
 def _terminal(
     title: str, header: Sequence[str], rows: Iterable[Sequence[str]], below: Sequence[str]
-) -> Table:
-    table = Table(title=escape(title) or None, title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False)
-    table.caption, table.caption_justify = escape("\n".join(below)), "left"
+) -> Group:
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
     for column, heading in enumerate(header):
-        table.add_column(heading, overflow="fold", no_wrap=column == 0)
+        table.add_column(Text(heading), overflow="fold", no_wrap=column == 0)
     for row in rows:
-        table.add_row(*map(escape, row))
-    return table
+        table.add_row(*map(Text, row))
+    return Group(*([Text(title)] if title else []), table, *map(Text, below))
 
 
 def _words(values: Sequence[Any]) -> str:
