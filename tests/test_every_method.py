@@ -27,10 +27,7 @@ LEARN = (
 # What a method cannot do without, over the settings that all share.
 NEEDS = {
     "fed_mae": ("model.encoder=vit-tiny", "model.width=64", "model.depth=2", "model.stem=cifar"),
-    "fedca": (
-        "options.fedca_alignment.data={source='digits', limit=60}",
-        "options.fedca_alignment.train_epochs=2",
-    ),
+    "fedca": ("options.fedca_alignment.data={source='digits'}", "options.fedca_alignment.train_epochs=10"),
     "multi_krum": ("options.multi_krum.byzantine=0",),  # with 1, four clients are one too few
     "scaffold": ("train.optimizer=sgd", "train.momentum=0", "train.lr=0.05"),
 }
