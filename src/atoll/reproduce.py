@@ -23,6 +23,7 @@ from atoll.papers import NOT_COVERED, PaperTable, Row, load_table, make_rows, ta
 from atoll.prerequisites import prerequisite_recipes
 from atoll.report import write_report
 from atoll.report.numbers import number, spread
+from atoll.report.tables import plural
 from atoll.runs import Run
 from atoll.tree import write_whole
 from atoll.use import measure_run
@@ -288,7 +289,7 @@ def plan_table(job: Reproduction) -> Group:
         )
     header = ["row", "method", "images", "partition", "encoder", "rounds × epochs", "finished"]
     below = [
-        f"{len(rows) * job.seeds} runs, into {job.out}; images: {image_names(job.rows)}",
+        f"{plural(len(rows) * job.seeds, 'run')}, into {job.out}; images: {image_names(job.rows)}",
         *remarks({"changed": job.changed(), "notes": job.notes()}),
     ]
     return _terminal(job.table.title, header, rows, below)
