@@ -26,7 +26,7 @@ from atoll.parts import Trained
 from atoll.prerequisites import FOLDER, outcome, prerequisite_recipes
 from atoll.recipe import Recipe, load_recipe
 from atoll.report.artifacts import save_artifacts
-from atoll.runs import Run, default_folder
+from atoll.runs import SITES_OWN, Run, default_folder
 from atoll.tree import Weights
 
 LENGTH = {"train.rounds", "engine.workers", "name", "title"}  # what a resumed recipe may say otherwise
@@ -88,7 +88,7 @@ def launch(
             if (
                 not here and "sites_mean" in there
             ):  # no images here: the clients' own numbers are all there is
-                here = {"split": "sites' own", **there["sites_mean"]}
+                here = {"split": SITES_OWN, **there["sites_mean"]}
             return {**here, **there}
 
         trained = {

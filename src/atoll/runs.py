@@ -23,6 +23,7 @@ from typing import Any
 from atoll.errors import UserError
 from atoll.tree import Tree, disk_sentence, load, pack, write_whole
 
+SITES_OWN = "sites' own"  # the split of an evaluation that only sites made, on images that stayed there
 KEPT = 2  # complete rounds that a run keeps: should the newest be damaged by a crash of the machine
 WRITTEN = (
     *("metrics.jsonl", "partition.json", "evaluation.json"),

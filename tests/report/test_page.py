@@ -185,6 +185,31 @@ def test_several_models_are_listed_and_their_mean_is_called_one(tmp_path):
     assert [cells[1:4] for cells in rows[1:]] == [["cluster-0", "3", "90.00"], ["cluster-1", "1", "70.00"]]
 
 
+def test_each_site_of_a_real_federation_is_listed_and_its_images_are_not_asked_for(tmp_path):
+    sites = {
+        "east": {**evaluation(0.9), "geometry/of_test_images": 1200},
+        "west": {"geometry/effective_rank": 7.0},  # has no labels
+    }
+    run = make_run(tmp_path / "run", results={**evaluation(0.9), "split": "sites' own", "sites": sites})
+    (run / "map.safetensors").unlink()
+    page = report(tmp_path, run)
+    head, east, west = page.tables["What each site measured on its own held-out images"]
+    assert east[1:4] == ["east", "1,200", "90.00"]
+    assert west[1:4] == ["west", "–", "–"]
+    assert west[head.index("effective rank")] == "7.0"
+    assert "sites' own folders" in page.text
+    assert "digits" not in page.text.split("Recipe of")[0]
+    assert "map.safetensors" not in page.text
+
+
+def test_a_private_runs_epsilon_is_told(tmp_path):
+    run = make_run(tmp_path / "run")
+    with (run / "metrics.jsonl").open("a") as file:
+        file.write(json.dumps({"round": 4, "privacy": {"epsilon": 5.5113, "delta": 1e-5}}) + "\n")
+    assert "ε 5.51 at δ 1e-05" in report(tmp_path, run).text
+    assert "Privacy" not in report(tmp_path, make_run(tmp_path / "open")).text
+
+
 def test_refused_and_lost_updates_are_named(tmp_path):
     run = make_run(tmp_path / "run")
     with (run / "metrics.jsonl").open("a") as file:

@@ -13,7 +13,7 @@ import torch
 
 from atoll.errors import UserError
 from atoll.report.artifacts import FILE as MAP_FILE
-from atoll.runs import Run
+from atoll.runs import SITES_OWN, Run
 from atoll.tree import Tree, load
 
 
@@ -113,7 +113,9 @@ def read_folder(path: Path) -> Folder:
     try:
         picture = _checked(load(path / MAP_FILE))
     except UserError:
-        if recipe.get("evaluation", {}).get("map_points") != 0:  # which asks for none
+        # No points were asked for, or the images are the sites' and may not be drawn.
+        expected = recipe.get("evaluation", {}).get("map_points") != 0 and results.get("split") != SITES_OWN
+        if expected:
             note(MAP_FILE, "there is no map", "is damaged" if (path / MAP_FILE).is_file() else "is not there")
     folder = Folder(name, recipe, text, metrics, results, partition, picture, missing)
     if folder.rounds < folder.asked:

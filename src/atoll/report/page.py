@@ -52,7 +52,7 @@ def page(runs: Sequence[Folder]) -> str:
         facts=_facts(groups),
         notices=_notices(runs),
         results=join([tables.results_table(groups, untrained), tables.geometry_table(groups, untrained)]),
-        models=tables.models_table(groups),
+        models=join([tables.models_table(groups), tables.sites_table(groups)]),
         protocols=tables.protocols(groups, untrained),
         differences=tables.recipe_differences(groups),
         curves=_figure("curves", drawn["curves"], "No round has been played yet.", _curve_words(groups)),
@@ -117,12 +117,22 @@ def _lead(groups: Sequence[Group]) -> str:
 def _facts(groups: Sequence[Group]) -> Html:
     runs = [run for group in groups for run in group.runs]
     found: dict[str, list[str]] = {
-        "Data": [str(run.recipe.get("data", {}).get("source", "")) for run in runs],
+        "Data": [
+            "sites' own folders"
+            if "sites" in run.results
+            else str(run.recipe.get("data", {}).get("source", ""))
+            for run in runs
+        ],
         "Partition": [tables.partition_kind(run.partition) for run in runs if run.partition],
         "Training images": [
             f"{run.partition['num_samples']:,}" for run in runs if "num_samples" in run.partition
         ],
         "Encoder": [str(run.recipe.get("model", {}).get("encoder", "")) for run in runs],
+        "Privacy of a client": [
+            "ε {epsilon:.3g} at δ {delta:g}".format(**spent)
+            for run in runs
+            if run.metrics and (spent := run.metrics[-1].get("privacy"))
+        ],
         "Seed": [str(seed) for seed in sorted({run.seed for run in runs})],
         "Atoll": [str(run.results["version"]) for run in runs if "version" in run.results],
     }

@@ -8,6 +8,7 @@ import statistics
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from atoll.report.folders import Folder
 from atoll.report.groups import EXPECTED, Group, differences, show
 from atoll.report.html import Html, bullets, join, table, tag
 from atoll.report.numbers import (
@@ -156,25 +157,45 @@ def geometry_table(groups: Sequence[Group], untrained: Untrained) -> Html:
 def models_table(groups: Sequence[Group]) -> Html:
     """Each model of the runs that have several."""
     found = [
-        (i, group, run.seed, name, model, run.results.get("clients_by_model", {}).get(name))
+        (i, run, name, run.results.get("clients_by_model", {}).get(name), numbers)
         for i, group in enumerate(groups)
         for run in group.runs
-        for name, model in run.results.get("by_model", {}).items()
+        for name, numbers in run.results.get("by_model", {}).items()
     ]
-    if not found:
-        return Html("")
-    heads = columns([model for *_, model, _ in found])
+    caption = "The models of the runs that have several"
+    return _folded("Each model", _named(caption, ("model", "clients"), groups, found)) if found else Html("")
+
+
+def sites_table(groups: Sequence[Group]) -> Html:
+    """What each site of a real federation measured on its own held-out images."""
+    found = [
+        (i, run, name, numbers.get("geometry/of_test_images", numbers.get("knn/test_images")), numbers)
+        for i, group in enumerate(groups)
+        for run in group.runs
+        for name, numbers in run.results.get("sites", {}).items()
+    ]
+    caption = "What each site measured on its own held-out images"
+    return _folded("Each site", _named(caption, ("site", "images"), groups, found)) if found else Html("")
+
+
+def _named(
+    caption: str,
+    headings: tuple[str, str],
+    groups: Sequence[Group],
+    found: Sequence[tuple[int, Folder, str, int | None, dict[str, Any]]],
+) -> Html:
+    """Numbers by a name within a run, with a count beside the name."""
+    heads = columns([numbers for *_, numbers in found])
     body = [
         [
-            _method(i, group.label, f"seed {seed}"),
+            _method(i, groups[i].label, f"seed {run.seed}"),
             name,
-            "–" if clients is None else str(clients),
-            *(_cell(spread(column.values([model])), column) for column in heads),
+            "–" if count is None else f"{count:,}",
+            *(_cell(spread(column.values([numbers])), column) for column in heads),
         ]
-        for i, group, seed, name, model, clients in found
+        for i, run, name, count, numbers in found
     ]
-    head = ["method", "model", "clients", *(column.heading for column in heads)]
-    return _folded("Each model", table("The models of the runs that have several", head, body))
+    return table(caption, ["method", *headings, *(column.heading for column in heads)], body)
 
 
 def _folded(summary: str, *content: str) -> Html:
