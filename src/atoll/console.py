@@ -73,7 +73,7 @@ class Bar:
             self._progress.update(self._task, completed=record.round * self._per_round, facts=facts)
             if record.round == self._rounds:
                 self._progress.stop()
-        elif "evaluation" in line or record.round == self._rounds:
+        elif "evaluation" in line or record.privacy or record.round == self._rounds:
             self.console.print(f"{self._title}: {facts}{_knn(line)}", highlight=False)
 
     def stop(self) -> None:

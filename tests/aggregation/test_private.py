@@ -2,13 +2,18 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
+from io import StringIO
 
 import pytest
 import torch
+from rich.console import Console
 
 from atoll.aggregation.private import PrivateFedAvg
+from atoll.console import Bar
 from atoll.engines.federation import Federation
 from atoll.errors import UserError
+from atoll.launch import launch
+from atoll.runs import Run
 from atoll.tree import same
 from harness import final_models, run_tiny, tiny
 
@@ -102,7 +107,13 @@ def test_a_run_tells_epsilon_each_round_and_can_be_repeated_only_with_its_secret
     assert same(final_models(runs[0]), final_models(runs[1]))
     told = [line["privacy"]["epsilon"] for line in runs[0].metrics()[1:]]
     assert 0 < told[0] < told[1]
-    other = run_tiny(tmp_path / "other", *PRIVATE)
+    shown = Console(file=StringIO(), width=160)
+    launch(tiny(*PRIVATE), tmp_path / "other", watcher=Bar(shown, "run"))
+    other = Run(tmp_path / "other")
+    said = shown.file.getvalue()
+    assert [f"ε {epsilon:.3g}" in line for epsilon, line in zip(told, said.splitlines(), strict=True)] == [
+        True
+    ] * 2
     assert not same(final_models(runs[0]), final_models(other))
 
 

@@ -119,6 +119,10 @@ class FlowerExecutor:
                     continue
             yield client, answer
 
+    def name(self, client: int) -> str:
+        """A client's site."""
+        return self._roster.clients[client].name
+
     def close(self) -> None:
         """Nothing to stop: nodes are their sites' own."""
 
@@ -153,7 +157,8 @@ def measure_sites(
     found = {}
     for client, answer in executor.ask(EVALUATE, requests):
         if isinstance(answer, Lost) or not isinstance(answer.get("results"), dict):
-            log.warning("client %d is left out of the evaluation: %s", client, _result(client, answer).lost)
+            name, reason = executor.name(client), _result(client, answer).lost
+            log.warning("%s is left out of the evaluation: %s", name, reason)
             continue
         numbers = {str(k): v for k, v in answer["results"].items() if type(v) in (int, float)}
         if numbers:

@@ -25,6 +25,7 @@ class LogLines:
     def begin(self, federation: Federation, server: Server) -> None:
         """Before the first round that is played now."""
         self._rounds = federation.plan.train.rounds
+        self._names = federation.partition.names
         if server.round:
             log.info("going on after round %d of %d", server.round, self._rounds)
 
@@ -41,7 +42,9 @@ class LogLines:
             facts += ", ε = {epsilon:.3g} at δ = {delta:g}".format(**record.privacy)
         log.info(facts)
         for client, reason in {**record.refused, **record.lost}.items():
-            log.warning("round %d went on without client %s: %s", record.round, client, reason)
+            name = self._names[int(client)]
+            who = f"client {client}" + (f" ({name})" if name != client else "")
+            log.warning("round %d went on without %s: %s", record.round, who, reason)
 
 
 @app.main()
