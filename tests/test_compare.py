@@ -1,12 +1,16 @@
 import io
 import statistics
+from dataclasses import replace
 
 import pytest
 from rich.console import Console
 
+from atoll.cli import main
 from atoll.compare import by_method, compare, comparison_table, counterparts
 from atoll.errors import UserError
-from harness import tiny
+from atoll.launch import launch
+from atoll.runs import Run
+from harness import TINY, tiny
 
 
 def text(table):
@@ -37,16 +41,41 @@ def test_recipes_by_method_and_their_lines():
 
 def test_a_table_is_mean_and_std_over_seeds_and_a_comparison_resumes(tmp_path):
     recipe = tiny("name=tiny", "method.name=fed_simclr")
-    runs = compare([recipe], 2, tmp_path)
+    runs = compare([recipe], 2, tmp_path).runs
     accuracies = [100 * run.read_json("evaluation.json")["knn/accuracy"] for run in runs]
     untrained = [100 * run.metrics()[0]["evaluation"]["knn/accuracy"] for run in runs]
     shown = text(comparison_table(runs))
     for values in (accuracies, untrained):
         assert f"{statistics.mean(values):.2f} ± {statistics.stdev(values):.2f}" in shown
     stamps = [run.encoder_path.stat().st_mtime_ns for run in runs]
-    again = compare([recipe], 3, tmp_path)
+    again = compare([recipe], 3, tmp_path).runs
     assert [run.encoder_path.stat().st_mtime_ns for run in again[:2]] == stamps
     assert len(again) == 3
+
+
+def test_a_run_that_fails_takes_none_of_the_others_with_it(tmp_path, monkeypatch, capsys):
+    """Of two seeds one has every update refused: the other's number stands, and says that it is alone."""
+
+    def launch_or_fail(recipe, folder, **rest):
+        fails = recipe.label == "SSD" and recipe.seed == 1
+        return launch(
+            replace(recipe, train=replace(recipe.train, first_norm=1e-9)) if fails else recipe, folder, **rest
+        )
+
+    monkeypatch.setattr("atoll.compare.launch", launch_or_fail)
+    settings = [word for setting in (*TINY, "seed=0") for word in ("--set", setting)]
+    asked = f"compare digits --methods fed_align_uniform ssd --seeds 2 --out {tmp_path}".split()
+    assert main([*asked, *settings]) == 1
+    said = capsys.readouterr()
+    assert said.err.startswith("atoll: SSD, seed 1: round 1 failed: ")
+    assert said.err.count("\n") == 1
+    assert "SSD (1 of 2 runs)" in said.out
+    assert "FedAlignUniform (" not in said.out
+    assert (
+        f"{100 * Run(tmp_path / 'digits-ssd-seed0').read_json('evaluation.json')['knn/accuracy']:.2f}"
+        in said.out
+    )
+    assert (tmp_path / "report.html").is_file()
 
 
 def test_a_comparison_that_cannot_be_made_is_a_mistake(tmp_path):

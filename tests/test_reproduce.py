@@ -14,7 +14,17 @@ from rich.console import Console, Group
 from atoll.cli import main
 from atoll.errors import UserError
 from atoll.layers import over, setting
-from atoll.reproduce import cells, find_table, images_of, listing, markdown, plan_table, remarks, reproduce
+from atoll.reproduce import (
+    cells,
+    find_table,
+    images_of,
+    listing,
+    markdown,
+    plan_table,
+    remarks,
+    reproduce,
+    shown,
+)
 from atoll.runs import Run
 from harness import TINY
 
@@ -163,6 +173,14 @@ def test_a_changed_setting_is_said_and_an_engines_is_not(folder: Path) -> None:
     assert "NOT the paper's setting" in shown
     assert "train.rounds = 1; in the paper's setting 2 or 0" in shown
     assert "NOT" not in text(plan_table(find_table(mine)))
+
+
+def test_a_row_whose_run_fails_stays_empty_and_says_why(folder: Path) -> None:
+    job = find_table(str(folder / "mine.toml"), ["plain"], ["train.first_norm=1e-9"], out=folder / "failing")
+    record = reproduce(job)
+    assert cells(record)[1][0][1] == "–"
+    assert record["failures"]["plain-seed0"].startswith("FedAlignUniform: round 1 failed: ")
+    assert "Failed: FedAlignUniform: round 1 failed: " in text(shown(record))
 
 
 def test_a_plan_shows_the_runs_and_runs_none(

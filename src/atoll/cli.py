@@ -76,11 +76,14 @@ def _compare(options: argparse.Namespace) -> int:
         recipes = [one for recipe in recipes for one in by_method(recipe, options.methods)]
     if options.lines:
         recipes += counterparts(recipes)
-    runs = compare(recipes, options.seeds, options.out, lambda title: Bar(console, title))
-    report = write_report([run.folder for run in runs], options.out / "report.html")
-    console.print(comparison_table(runs))
-    console.print(f"runs:   {options.out}\nreport: {report}", highlight=False)
-    return 0
+    compared = compare(recipes, options.seeds, options.out, lambda title: Bar(console, title))
+    if compared.runs:
+        report = write_report([run.folder for run in compared.runs], options.out / "report.html")
+        console.print(comparison_table(compared.runs))
+        console.print(f"runs:   {options.out}\nreport: {report}", highlight=False)
+    for why in compared.failures.values():
+        print(f"atoll: {why}", file=sys.stderr)  # noqa: T201
+    return 1 if compared.failures else 0
 
 
 def _demo(options: argparse.Namespace) -> int:
@@ -102,9 +105,10 @@ def _reproduce(options: argparse.Namespace) -> int:
     if options.dry_run:
         console.print(plan_table(job))
         return 0
-    console.print(shown(reproduce(job, lambda title: Bar(console, title))))
+    record = reproduce(job, lambda title: Bar(console, title))
+    console.print(shown(record))
     console.print(f"table:  {job.out / 'table.md'}\nreport: {job.out / 'report.html'}", highlight=False)
-    return 0
+    return 1 if record["failures"] else 0
 
 
 def _data(options: argparse.Namespace) -> int:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Callable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -88,10 +88,25 @@ class Bar(Watcher, Protocol):
         """Leave the terminal as it was."""
 
 
+@dataclass(frozen=True)
+class Comparison:
+    """Runs side by side.
+
+    Attributes:
+        runs: that finished, recipe by recipe.
+        failures: why the others came to nothing, in a sentence, by the name of their folder.
+    """
+
+    runs: list[Run]
+    failures: dict[str, str]
+
+
 def compare(
     recipes: Sequence[Recipe], seeds: int, out: Path, watcher: Callable[[str], Bar] | None = None
-) -> list[Run]:
+) -> Comparison:
     """Run every recipe with each of its seeds; what is finished already is not run again.
+
+    A run that comes to nothing (its updates are refused, its worker dies) takes none of the others with it.
 
     Args:
         recipes: to run.
@@ -100,10 +115,10 @@ def compare(
         watcher: makes a progress bar for a title.
 
     Returns:
-        The finished runs, recipe by recipe.
+        What was run.
 
     Raises:
-        UserError: no seeds, or two recipes of one name.
+        UserError: no seeds, two recipes of one name, or a run's own mistake.
     """
     if seeds < 1:
         raise UserError(f"a comparison needs at least 1 seed a recipe, not {seeds}")
@@ -111,7 +126,7 @@ def compare(
     twice = next((name for name in names if names.count(name) > 1), None)
     if twice is not None:
         raise UserError(f"two recipes are called {twice!r}, and would share a folder; give each its own name")
-    runs = []
+    runs, failures = [], {}
     for recipe in recipes:
         for seed in range(recipe.seed, recipe.seed + seeds):
             seeded = replace(recipe, seed=seed)
@@ -120,14 +135,19 @@ def compare(
             bar = watcher(title) if watcher else None
             try:
                 runs.append(launch(seeded, run.folder, resume=run.exists(), watcher=bar))
+            except RuntimeError as error:
+                failures[run.name] = f"{title}: {error}"
             finally:
                 if bar:
                     bar.stop()
-    return runs
+    return Comparison(runs, failures)
 
 
 def comparison_table(runs: Sequence[Run]) -> Table:
-    """The runs' results, recipes side by side, the untrained encoder first; mean ± std over seeds."""
+    """The runs' results, recipes side by side, the untrained encoder first; mean ± std over seeds.
+
+    A recipe that has fewer runs than another says how many.
+    """
     groups: dict[str, list[dict[str, Any]]] = {}
     protocols = set()
     for run in runs:
@@ -147,8 +167,11 @@ def comparison_table(runs: Sequence[Run]) -> Table:
     for heading in columns:
         table.add_column(heading, justify="right")
     order = sorted(groups, key=lambda name: not name.startswith("untrained"))
+    most = max((len(groups[name]) for name in order if not name.startswith("untrained")), default=0)
     for name in order:
-        table.add_row(name, *(_spread(groups[name], *column) for column in columns.values()))
+        count = len(groups[name])
+        said = f"{name} ({count} of {most} runs)" if count < most and not name.startswith("untrained") else name
+        table.add_row(said, *(_spread(groups[name], *column) for column in columns.values()))
     table.caption = "\n".join(sorted(protocols))
     table.caption_justify = "left"
     return table

@@ -121,14 +121,17 @@ def reproduce(job: Reproduction, watcher: Callable[[str], Bar] | None = None) ->
         What is written: the table with all its numbers, as ``table.json`` holds it; ``table.md`` and
         ``report.html`` stand beside it.
 
+    A run that comes to nothing leaves its cell to the row's other seeds, or empty; ``failures`` say why.
+
     Raises:
         UserError: images that are not there, before anything is run; or a run's own mistake.
     """
     _require_images(job)
-    runs = compare([row.recipe for row in job.rows], job.seeds, job.out, watcher)
+    compared = compare([row.recipe for row in job.rows], job.seeds, job.out, watcher)
+    finished = {run.folder: run for run in compared.runs}
     rows = []
-    for i, row in enumerate(job.rows):
-        mine = runs[i * job.seeds : (i + 1) * job.seeds]
+    for row in job.rows:
+        mine = [finished[folder] for folder in job.folders(row) if folder in finished]
         rows.append(_measured(row, mine, [_results(row, run) for run in mine]))
     record = {
         "table": job.name,
@@ -136,11 +139,13 @@ def reproduce(job: Reproduction, watcher: Callable[[str], Bar] | None = None) ->
         "version": __version__,
         "changed": job.changed(),
         "notes": job.notes(),
+        "failures": compared.failures,
         "rows": rows,
     }
     write_whole(job.out / "table.json", (json.dumps(record, indent=2, ensure_ascii=False) + "\n").encode())
     write_whole(job.out / "table.md", markdown(record).encode())
-    write_report([run.folder for run in runs], job.out / "report.html")
+    if finished:
+        write_report(list(finished), job.out / "report.html")
     return record
 
 
@@ -246,6 +251,7 @@ def remarks(record: dict[str, Any]) -> list[str]:
     changed = [f"{key} = {words}" for key, words in record["changed"].items()]
     return [
         *(["NOT the paper's setting, and so no reproduction of its numbers:", *changed] if changed else []),
+        *(f"Failed: {why}" for why in record["failures"].values()),
         *record["notes"],
     ]
 
@@ -290,7 +296,7 @@ def plan_table(job: Reproduction) -> Group:
     header = ["row", "method", "images", "partition", "encoder", "rounds × epochs", "finished"]
     below = [
         f"{plural(len(rows) * job.seeds, 'run')}, into {job.out}; images: {image_names(job.rows)}",
-        *remarks({"changed": job.changed(), "notes": job.notes()}),
+        *remarks({"changed": job.changed(), "notes": job.notes(), "failures": {}}),
     ]
     return _terminal(job.table.title, header, rows, below)
 
