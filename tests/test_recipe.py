@@ -143,6 +143,16 @@ def test_a_mistake_in_the_users_own_module(text, sentence, tmp_path, monkeypatch
         load_recipe("digits-ssd", [f"method.name={name}:METHOD"])
 
 
+def test_a_run_is_called_after_its_recipe(tmp_path):
+    assert load_recipe("cifar10-table").name == "cifar10-table"  # and not after its base
+    plain, named = tmp_path / "mine.toml", tmp_path / "other.toml"
+    plain.write_text('base = "digits"')
+    named.write_text('name = "own"\nbase = "digits"')
+    assert load_recipe(plain).name == "mine"
+    assert load_recipe(named).name == "own"
+    assert load_recipe(named, ["name=set"]).name == "set"
+
+
 def test_a_base_is_looked_for_beside_its_file(tmp_path):
     (tmp_path / "deep").mkdir()
     (tmp_path / "deep/ours.toml").write_bytes("\ufefftitle = 'Größe'\nbase = 'digits'\n".encode())

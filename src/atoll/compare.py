@@ -170,7 +170,9 @@ def comparison_table(runs: Sequence[Run]) -> Table:
     most = max((len(groups[name]) for name in order if not name.startswith("untrained")), default=0)
     for name in order:
         count = len(groups[name])
-        said = f"{name} ({count} of {most} runs)" if count < most and not name.startswith("untrained") else name
+        said = (
+            f"{name} ({count} of {most} runs)" if count < most and not name.startswith("untrained") else name
+        )
         table.add_row(said, *(_spread(groups[name], *column) for column in columns.values()))
     table.caption = "\n".join(sorted(protocols))
     table.caption_justify = "left"

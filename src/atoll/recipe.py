@@ -94,10 +94,12 @@ def presets() -> dict[str, str]:
 def load_recipe(recipe: str | Path, settings: Sequence[str] = ()) -> Recipe:
     """A preset by name or a TOML file, with ``key=value`` settings laid over it.
 
+    The run is called after it, unless the file or its base has a ``name``.
+
     Raises:
         UserError: no such recipe, a file that is not TOML, an unknown key, a value out of range.
     """
-    return make_recipe(read(str(recipe), presets()), settings)
+    return make_recipe({"name": Path(recipe).stem, **read(str(recipe), presets())}, settings)
 
 
 def make_recipe(table: Mapping[str, Any], settings: Sequence[str] = ()) -> Recipe:
