@@ -35,6 +35,7 @@ def test_recipes_by_method_and_their_lines():
     assert whole.composed.terms == ()
     assert whole.label == "FedAlignUniform, centralised"
     assert alone.composed.merge.name == "local_only"
+    assert alone.label == "FedAlignUniform, each client alone"
     with pytest.raises(UserError, match="unknown method"):
         by_method(tiny(), ["sdd"])
 

@@ -68,7 +68,7 @@ def counterparts(recipes: Sequence[Recipe]) -> list[Recipe]:
                 train=replace(recipe.train, participation=1.0, keep_optimizer=True),
             ),
         )
-        alone = replace(axes, name="local_only", merge="local_only")
+        alone = replace(axes, merge="local_only")
         lines.setdefault(
             f"{objective}-alone",
             replace(recipe, options=options, name=f"{prefix}-{objective}-alone", method=alone),

@@ -264,11 +264,7 @@ def make_method(chosen: MethodOptions, options: Mapping[str, Mapping[str, Any]])
         aggregation=part(chosen.aggregation, method.aggregation, AGGREGATIONS, "aggregation"),
         server=part(chosen.server, method.server, SERVER_STEPS, "server step"),
     )
-    replaced = _replaced(method, composed)
-    if replaced:
-        composed = dataclasses.replace(
-            composed, title=f"{method.title or chosen.name} with {', '.join(replaced)}"
-        )
+    composed = dataclasses.replace(composed, title=_title(method, composed, chosen.name))
     unused = sorted(set(options) - used)
     if unused:
         raise UserError(
@@ -277,15 +273,17 @@ def make_method(chosen: MethodOptions, options: Mapping[str, Mapping[str, Any]])
     return composed
 
 
-def _replaced(method: Method, composed: Method) -> list[str]:
-    """The parts that a recipe put in the place of its method's own, in words."""
+def _title(method: Method, composed: Method, name: str) -> str:
+    """What a method is called, with the parts that a recipe put in the place of its own."""
+    alone = composed.merge.alone and not method.merge.alone
     words = []
-    for axis in ("objective", "merge", "aggregation", "server"):
+    for axis in ("objective", *(() if alone else ("merge",)), "aggregation", "server"):
         if getattr(composed, axis).name != getattr(method, axis).name:
             words.append(f"{axis} {getattr(composed, axis).name}")
     if [term.name for term in composed.terms] != [term.name for term in method.terms]:
         words.append(f"terms {' + '.join(term.name for term in composed.terms) or 'none'}")
-    return words
+    changes = (f" with {', '.join(words)}" if words else "") + (", each client alone" if alone else "")
+    return (method.title or name) + changes if changes else method.title
 
 
 def complete(chosen: MethodOptions, method: Method) -> tuple[MethodOptions, dict[str, dict[str, Any]]]:
