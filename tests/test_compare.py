@@ -24,10 +24,10 @@ def test_recipes_by_method_and_their_lines():
     assert [recipe.name for recipe in recipes] == ["base-ssd", "base-fed_simclr", "base-fed_align_uniform"]
     lines = counterparts(recipes)
     assert [line.name for line in lines] == [
-        "base-align_uniform-centralised",
-        "base-align_uniform-alone",
-        "base-simclr-centralised",
-        "base-simclr-alone",
+        "base-fed_align_uniform-centralised",
+        "base-fed_align_uniform-alone",
+        "base-fed_simclr-centralised",
+        "base-fed_simclr-alone",
     ]
     whole, alone = lines[0], lines[1]
     assert whole.partition.kind == "centralised"
@@ -38,6 +38,21 @@ def test_recipes_by_method_and_their_lines():
     assert alone.label == "FedAlignUniform, each client alone"
     with pytest.raises(UserError, match="unknown method"):
         by_method(tiny(), ["sdd"])
+
+
+def test_each_objective_with_its_options_has_its_own_lines():
+    """FedX's contrast has another temperature than FedSimCLR's, which L-DAWA shares."""
+    recipes = by_method(tiny("name=base"), ["fed_simclr", "l_dawa", "fedx"])
+    lines = counterparts(recipes)
+    assert [line.name for line in lines[::2]] == ["base-fed_simclr-centralised", "base-fedx-centralised"]
+    assert [line.composed.objective.temperature for line in lines[::2]] == [0.5, 0.1]
+    elsewhere = by_method(tiny("name=other", "data.limit=80"), ["fed_simclr"])
+    assert len(counterparts([*recipes, *elsewhere])) == 6
+    warmer = [
+        tiny(f"name={name}", f"method.name={name}", "options.simclr.temperature=0.2")
+        for name in ("fed_simclr", "l_dawa")
+    ]
+    assert len(counterparts(warmer)) == 2
 
 
 def test_a_table_is_mean_and_std_over_seeds_and_a_comparison_resumes(tmp_path):

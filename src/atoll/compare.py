@@ -44,36 +44,35 @@ def by_method(recipe: Recipe, methods: Sequence[str]) -> list[Recipe]:
 
 
 def counterparts(recipes: Sequence[Recipe]) -> list[Recipe]:
-    """The lines between which a federated method lies, for each objective among the recipes.
+    """The lines between which a federated method lies, for each objective with its options among the recipes.
 
     The upper one: one client holds all data and keeps its optimiser. The lower one: each client learns alone.
     """
-    lines: dict[str, Recipe] = {}
+    lines, seen = [], []
     for recipe in recipes:
-        objective = recipe.composed.objective.name
-        options = {name: table for name, table in recipe.options.items() if name == objective}
-        plain = next(
-            (name for name, m in METHODS.items() if m.objective == recipe.composed.objective and not m.terms),
-            recipe.method.name,
+        objective = recipe.composed.objective
+        setting = (objective, replace(recipe, name="", title="", method=MethodOptions(), options={}))
+        if setting in seen:
+            continue
+        seen.append(setting)
+        plain = next((n for n, m in METHODS.items() if m.objective == objective and not m.terms), None)
+        method = MethodOptions(
+            plain or recipe.method.name, objective.name, terms=(), aggregation="fedavg", server="direct"
         )
-        axes = MethodOptions(plain, objective, terms=(), aggregation="fedavg", server="direct")
-        prefix = recipe.name.removesuffix(f"-{recipe.method.name}")
-        whole = replace(recipe, options=options, name=f"{prefix}-{objective}-centralised")
-        lines.setdefault(
-            f"{objective}-centralised",
+        name = f"{recipe.name.removesuffix(f'-{recipe.method.name}')}-{method.name.rpartition(':')[2]}"
+        options = {part: table for part, table in recipe.options.items() if part == objective.name}
+        line = replace(recipe, options=options)
+        lines += [
             replace(
-                whole,
-                method=replace(axes, merge="replace"),
+                line,
+                name=f"{name}-centralised",
+                method=replace(method, merge="replace"),
                 partition=replace(recipe.partition, kind="centralised"),
                 train=replace(recipe.train, participation=1.0, keep_optimizer=True),
             ),
-        )
-        alone = replace(axes, merge="local_only")
-        lines.setdefault(
-            f"{objective}-alone",
-            replace(recipe, options=options, name=f"{prefix}-{objective}-alone", method=alone),
-        )
-    return [_valid(line) for line in lines.values()]
+            replace(line, name=f"{name}-alone", method=replace(method, merge="local_only")),
+        ]
+    return [_valid(line) for line in lines]
 
 
 def _valid(recipe: Recipe) -> Recipe:
