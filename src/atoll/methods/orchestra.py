@@ -52,7 +52,7 @@ def balanced_centroids(
     first = torch.randperm(len(z), generator=generator)[torch.arange(count) % len(z)]
     centroids = z[first.to(z.device)]
     for _ in range(iterations):
-        nearest = sinkhorn_assignments(z @ centroids.T, lam).argmax(dim=1)
+        nearest = sinkhorn_assignments(z @ centroids.T, lam, iterations=10).argmax(dim=1)  # as released
         spare = torch.randint(len(z), (count,), generator=generator).to(z.device)
         means = [z[nearest == j].mean(dim=0) if (nearest == j).any() else z[spare[j]] for j in range(count)]
         centroids = normalize(torch.stack(means))
