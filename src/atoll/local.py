@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, Protocol
@@ -114,15 +114,20 @@ class ClientData(Protocol):
         ...
 
 
+# What becomes of a head's output before any loss reads it, by the head's name.
+After = Mapping[str, Callable[[Tensor], Tensor]]
+
+
 class Features:
     """What networks make of some images: the representation h, and on demand what the heads make of it.
 
     A head runs once, when a part first asks for it, and its output is kept for the parts that follow.
     """
 
-    def __init__(self, networks: nn.ModuleDict, h: Tensor) -> None:
+    def __init__(self, networks: nn.ModuleDict, h: Tensor, after: After) -> None:
         self._networks = networks
         self._outputs: dict[str, Tensor] = {"h": h}
+        self._after = after
 
     @property
     def h(self) -> Tensor:
@@ -142,7 +147,8 @@ class Features:
     def head(self, name: str, of: str = "h") -> Tensor:
         """What the head ``name`` makes of the output ``of`` (``"h"`` or another head's name)."""
         if name not in self._outputs:
-            self._outputs[name] = self._networks[name](self.head(of))
+            output = self._networks[name](self.head(of))
+            self._outputs[name] = self._after[name](output) if name in self._after else output
         return self._outputs[name]
 
 
@@ -161,7 +167,11 @@ Passes = dict[Forward, Features]
 
 
 def run_forwards(
-    forwards: Sequence[Forward], networks: dict[str, nn.ModuleDict], images: dict[str, Tensor], joint: bool
+    forwards: Sequence[Forward],
+    networks: Mapping[str, nn.ModuleDict],
+    images: Mapping[str, Tensor],
+    joint: bool,
+    after: After,
 ) -> Passes:
     """Run each declared pass once, in order; with ``joint``, a network's two views in one batch."""
     passes: Passes = {}
@@ -173,12 +183,12 @@ def run_forwards(
         with torch.set_grad_enabled(forward.network == "local"):
             if joint and forward in pair and all(one in forwards for one in pair):
                 stacked = torch.cat([images["view1"], images["view2"]])
-                both = Features(network, network["encoder"](stacked))
+                both = Features(network, network["encoder"](stacked), after)
                 rows = len(stacked) // 2
                 passes[pair[0]] = _Rows(both, slice(0, rows))
                 passes[pair[1]] = _Rows(both, slice(rows, None))
             else:
-                passes[forward] = Features(network, network["encoder"](images[forward.images]))
+                passes[forward] = Features(network, network["encoder"](images[forward.images]), after)
     return passes
 
 
@@ -190,6 +200,8 @@ class Local:
         client: id, from 0.
         round: from 1.
         networks: the networks under training; ``networks["encoder"]``, ``["projector"]`` and parts' heads.
+        after: what a part does to a head's output before any loss reads it, by the head's name, in all networks,
+            until the round ends.
         received: the weights that the client started from, before any merge (as they were downloaded).
         shared: names of the weights that leave the client.
         fresh: the client has no usable past of its own: parts start their state anew.
@@ -216,6 +228,7 @@ class Local:
         self.round = round
         self.networks = networks
         self.copies = copies
+        self.after: dict[str, Callable[[Tensor], Tensor]] = {}
         self.data = data
         self.received: Weights = {}
         self.shared: frozenset[str] = frozenset()
@@ -272,7 +285,8 @@ class Local:
         training = network.training
         network.eval()
         passes = [
-            Features(network, network["encoder"](batch.images["image"])) for batch in self.data.ordered()
+            Features(network, network["encoder"](batch.images["image"]), self.after)
+            for batch in self.data.ordered()
         ]
         made = [torch.cat([getattr(features, head) for features in passes]) for head in heads]
         network.train(training)

@@ -5,6 +5,9 @@ from atoll import functional as F
 from atoll.engines.federation import Federation
 from atoll.engines.server import Server
 from atoll.errors import UserError
+from atoll.methods.client import train_client
+from atoll.parts import run_forwards
+from atoll.tree import clone, same
 from harness import tiny
 
 
@@ -101,18 +104,52 @@ def test_hard_separation_draws_towards_the_projection():
     torch.testing.assert_close(loss, expected)
 
 
-def test_masked_hard_separation_keeps_embeddings_inside_and_leaves_the_projector_as_it_was():
-    federation = Federation(tiny("method.name=ssd", "method.terms=['hsd']", "options.hsd.kind=mask").plan())
+def masked(*terms):
+    """A federation under the mask and a way to train its clients, one after the other on the same networks."""
+    federation = Federation(
+        tiny("method.name=ssd", f"method.terms={list(terms)}", "options.hsd.kind=mask").plan()
+    )
     server = Server(federation.plan, federation.setting, federation.initial_weights())
     side = federation.client_side(server.constants)
+    messages = {job.client: job.message for job in server.jobs(1)}
+
+    def train(client):
+        return clone(train_client(side, messages[client], None, federation.client_data(client))[0])
+
+    return federation, side, messages, train
+
+
+def test_masked_hard_separation_keeps_every_embedding_inside_and_the_projector_as_it_is():
+    federation, side, messages, _ = masked("hsd", "moon")
     data = federation.client_data(1)
-    side.start(server.jobs(1)[1].message, None, data)
-    projector, h = federation.networks["projector"], torch.randn(5, federation.setting.encoder_dim)
+    side.start(messages[1], None, data)
+    batch = next(iter(data.batches(1, 1, side.method.images)))
+    networks = {"local": side.networks, **side.copies}
+    assert {"local", "global", "previous"} <= networks.keys()
     outside = own_dimensions(federation, 1) == 0
-    assert projector(h)[:, outside].abs().max() == 0
-    side.end_epoch()
-    side.finish()
-    assert projector(h)[:, outside].abs().max() > 0
+    for joint in (True, False):
+        passes = run_forwards(side.method.forwards, networks, batch.images, joint, side.local.after)
+        for features in passes.values():
+            assert features.z[:, outside].abs().max() == 0
+            assert features.z[:, ~outside].abs().max() > 0
+    assert side.local.outputs(side.networks, "z")[0][:, outside].abs().max() == 0
+    h = torch.randn(5, federation.setting.encoder_dim)
+    assert all(network["projector"](h)[:, outside].abs().max() > 0 for network in networks.values())
+
+
+@pytest.mark.parametrize("other", ["fedx", "moon"])
+def test_a_masked_client_does_not_depend_on_who_trained_before_it(other):
+    """Other terms freeze copies of the networks, which stay for the clients that follow."""
+    *_, train = masked("hsd", other)
+    train(0)
+    after = train(1)
+    *_, train = masked("hsd", other)
+    assert same(train(1), after)
+
+
+def test_the_mask_does_not_depend_on_the_order_of_the_terms():
+    updates = [masked(*terms)[-1](1) for terms in (("hsd", "moon"), ("moon", "hsd"))]
+    assert same(*(update["weights"] for update in updates))
 
 
 @pytest.mark.parametrize(

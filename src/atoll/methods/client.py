@@ -76,7 +76,7 @@ class Client:
             batch.images.update(part.inputs(local, batch))
         networks = {"local": self.networks, **self.copies}
         joint = self.setting.train.views_batch == "joint"
-        passes = run_forwards(method.forwards, networks, batch.images, joint)
+        passes = run_forwards(method.forwards, networks, batch.images, joint, local.after)
         total = torch.zeros((), device=local.device)
         for weight, part in method.losses:
             loss = part.loss(local, batch, passes)

@@ -117,14 +117,13 @@ class HSD(Separation):
     reduction: Literal["fro_over_n", "mean_sq"] = "fro_over_n"
 
     def start(self, local: Local) -> None:
-        """For ``"mask"``: put the projection behind the projector until the round ends."""
+        """For ``"mask"``: project what projectors make, the one under training and those of frozen copies."""
         super().start(local)
         mine = local.of(self)
         if self.kind == "mask":
             q = mine.basis if mine.basis is not None else torch.eye(len(mine.inside), device=local.device)
             projection = (q * mine.inside) @ q.T
-            projector = local.networks["projector"]
-            mine.hook = projector.register_forward_hook(lambda _, __, z: z @ projection.to(z.dtype))
+            local.after["projector"] = lambda z: z @ projection.to(z.dtype)
 
     def loss(self, local: Local, batch: Batch, passes: Passes) -> Tensor:
         """The mean of both views' distance to their projections (0 for ``"mask"``: nothing is left to draw)."""
@@ -135,11 +134,6 @@ class HSD(Separation):
             dimension_scaling(passes[view].z, mine.inside, mine.basis, self.reduction) for view in VIEWS
         ]
         return torch.stack(losses).mean()
-
-    def finish(self, local: Local) -> Tree:
-        """Take the projection away again."""
-        if self.kind == "mask":
-            local.of(self).hook.remove()
 
 
 @dataclass(frozen=True)
