@@ -6,7 +6,14 @@ import pytest
 from rich.console import Console
 
 from atoll.cli import main
-from atoll.compare import by_method, compare, comparison_table, counterparts
+from atoll.compare import (
+    by_method,
+    compare,
+    comparison_cells,
+    comparison_markdown,
+    comparison_table,
+    counterparts,
+)
 from atoll.errors import UserError
 from atoll.launch import launch
 from atoll.runs import Run
@@ -65,8 +72,12 @@ def test_a_table_is_mean_and_std_over_seeds_and_a_comparison_resumes(tmp_path):
         assert f"{statistics.mean(values):.2f} ± {statistics.stdev(values):.2f}" in shown
     stamps = [run.encoder_path.stat().st_mtime_ns for run in runs]
     again = compare([recipe], 3, tmp_path).runs
+    assert f"| FedSimCLR | {statistics.mean(accuracies):.2f} ± " in comparison_markdown(runs)
     assert [run.encoder_path.stat().st_mtime_ns for run in again[:2]] == stamps
     assert len(again) == 3
+    # Two methods begin with the same weights: the untrained encoder still counts once a seed.
+    both = [*runs, *compare([tiny("name=other", "method.name=ssd")], 2, tmp_path).runs]
+    assert comparison_cells(both)[1][0] == comparison_cells(runs)[1][0]
 
 
 def test_a_run_that_fails_takes_none_of_the_others_with_it(tmp_path, monkeypatch, capsys):
@@ -92,6 +103,7 @@ def test_a_run_that_fails_takes_none_of_the_others_with_it(tmp_path, monkeypatch
         in said.out
     )
     assert (tmp_path / "report.html").is_file()
+    assert "| SSD (1 of 2 runs) |" in (tmp_path / "table.md").read_text()
 
 
 def test_a_comparison_that_cannot_be_made_is_a_mistake(tmp_path):

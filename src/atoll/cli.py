@@ -65,10 +65,11 @@ def _run(options: argparse.Namespace) -> int:
 
 
 def _compare(options: argparse.Namespace) -> int:
-    from atoll.compare import by_method, compare, comparison_table, counterparts
+    from atoll.compare import by_method, compare, comparison_markdown, comparison_table, counterparts
     from atoll.console import Bar, make_console
     from atoll.recipe import load_recipe
     from atoll.report import write_report
+    from atoll.tree import write_whole
 
     console = make_console()
     recipes = [load_recipe(name, options.set) for name in options.recipes]
@@ -79,8 +80,10 @@ def _compare(options: argparse.Namespace) -> int:
     compared = compare(recipes, options.seeds, options.out, lambda title: Bar(console, title))
     if compared.runs:
         report = write_report([run.folder for run in compared.runs], options.out / "report.html")
+        table = options.out / "table.md"
+        write_whole(table, comparison_markdown(compared.runs).encode())
         console.print(comparison_table(compared.runs))
-        console.print(f"runs:   {options.out}\nreport: {report}", highlight=False)
+        console.print(f"runs:   {options.out}\ntable:  {table}\nreport: {report}", highlight=False)
     for why in compared.failures.values():
         print(f"atoll: {why}", file=sys.stderr)  # noqa: T201
     return 1 if compared.failures else 0

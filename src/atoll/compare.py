@@ -15,6 +15,7 @@ from atoll.errors import UserError
 from atoll.launch import launch
 from atoll.methods.catalogue import METHODS, MethodOptions
 from atoll.recipe import Recipe, load_recipe
+from atoll.report.numbers import markdown_table
 from atoll.runs import Run
 
 DEMO = ("digits-align-uniform", "digits-simclr", "digits-ssd")
@@ -142,44 +143,59 @@ def compare(
     return Comparison(runs, failures)
 
 
-def comparison_table(runs: Sequence[Run]) -> Table:
+def comparison_cells(runs: Sequence[Run]) -> tuple[list[str], list[list[str]], list[str]]:
     """The runs' results, recipes side by side, the untrained encoder first; mean ± std over seeds.
 
     A recipe that has fewer runs than another says how many.
+
+    Returns:
+        The table's header, its rows, and how its numbers were measured.
     """
+    recipes = [load_recipe(run.recipe_path) for run in runs]
+    beginnings = {(recipe.model, recipe.data, recipe.views.size) for recipe in recipes}
+    untrained: dict[
+        str, dict[int, dict[str, Any]]
+    ] = {}  # by seed, for all methods begin with the same weights
     groups: dict[str, list[dict[str, Any]]] = {}
     protocols = set()
-    for run in runs:
-        recipe = load_recipe(run.recipe_path)
+    for run, recipe in zip(runs, recipes, strict=True):
+        label = "untrained encoder" + (f" ({recipe.model.encoder})" if len(beginnings) > 1 else "")
         first = next((line for line in run.metrics() if line["round"] == 0), {}).get("evaluation", {})
-        label = "untrained encoder"
-        if len({_spread_key(load_recipe(other.recipe_path)) for other in runs}) > 1:
-            label += f" ({recipe.model.encoder})"
-        groups.setdefault(label, []).append(first)
+        untrained.setdefault(label, {})[recipe.seed] = first
         results = run.read_json("evaluation.json")
         groups.setdefault(recipe.label, []).append(results)
         protocols.add(_protocol(recipe, results))
     measured = {key for group in groups.values() for results in group for key in results}
     columns = {heading: column for heading, column in COLUMNS.items() if column[0] in measured}
+    most = max(map(len, groups.values()), default=0)
+    named = {label: list(by_seed.values()) for label, by_seed in untrained.items()} | {
+        name if len(group) == most else f"{name} ({len(group)} of {most} runs)": group
+        for name, group in groups.items()
+    }
+    rows = [
+        [name, *(_spread(group, *column) for column in columns.values())] for name, group in named.items()
+    ]
+    return ["method", *columns], rows, sorted(protocols)
+
+
+def comparison_table(runs: Sequence[Run]) -> Table:
+    """The same for a terminal."""
+    (first, *headings), rows, protocols = comparison_cells(runs)
     table = Table(show_edge=False, pad_edge=False)
-    table.add_column("method")
-    for heading in columns:
+    table.add_column(first)
+    for heading in headings:
         table.add_column(heading, justify="right")
-    order = sorted(groups, key=lambda name: not name.startswith("untrained"))
-    most = max((len(groups[name]) for name in order if not name.startswith("untrained")), default=0)
-    for name in order:
-        count = len(groups[name])
-        said = (
-            f"{name} ({count} of {most} runs)" if count < most and not name.startswith("untrained") else name
-        )
-        table.add_row(said, *(_spread(groups[name], *column) for column in columns.values()))
-    table.caption = "\n".join(sorted(protocols))
+    for row in rows:
+        table.add_row(*row)
+    table.caption = "\n".join(protocols)
     table.caption_justify = "left"
     return table
 
 
-def _spread_key(recipe: Recipe) -> tuple[Any, ...]:
-    return (recipe.model, recipe.data, recipe.views.size)
+def comparison_markdown(runs: Sequence[Run]) -> str:
+    """The same as Markdown."""
+    header, rows, protocols = comparison_cells(runs)
+    return "\n".join([*markdown_table(header, rows), "", *(f"- {said}" for said in protocols)]) + "\n"
 
 
 def _spread(results: Sequence[dict[str, Any]], key: str, factor: float, digits: int) -> str:

@@ -22,7 +22,7 @@ from atoll.options import describe, flatten
 from atoll.papers import NOT_COVERED, PaperTable, Row, load_table, make_rows, table_names
 from atoll.prerequisites import prerequisite_recipes
 from atoll.report import write_report
-from atoll.report.numbers import number, spread
+from atoll.report.numbers import markdown_table, number, spread
 from atoll.report.tables import plural
 from atoll.runs import Run
 from atoll.tree import write_whole
@@ -258,11 +258,7 @@ def remarks(record: dict[str, Any]) -> list[str]:
 
 def markdown(record: dict[str, Any]) -> str:
     """The table as Markdown."""
-    header, rows = cells(record)
-    rule = ["---", *["---:"] * (len(header) - 1)]
-    lines = [
-        f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in row)} |" for row in [header, rule, *rows]
-    ]
+    lines = markdown_table(*cells(record))
     notes = [f"- {note}" for note in remarks(record)]
     return "\n".join([f"# {record['title']}", "", *lines, "", *notes, f"- Atoll {record['version']}."]) + "\n"
 

@@ -130,3 +130,11 @@ def megabytes(count: float) -> str:
         if count >= size:
             return f"{count / size:,.{digits}f} {unit}"
     return f"{count:,.0f} bytes"
+
+
+def markdown_table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str]:
+    """A table's lines in Markdown: the first column is text, the others are numbers."""
+    rule = ["---", *["---:"] * (len(header) - 1)]
+    return [
+        f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in row)} |" for row in (header, rule, *rows)
+    ]
