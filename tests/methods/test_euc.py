@@ -83,10 +83,52 @@ def test_the_server_chooses_slow_layers_and_they_stay_at_the_client(played):
     assert same(rounds.start(2, 4, None), downloaded)  # a client's first time
 
     # Distances of layers that were exchanged half as often count half.
-    halved, _ = rounds.train(0, 5, owns[0])
+    _, own = rounds.train(0, 4, owns[0])
+    halved, _ = rounds.train(0, 5, own)
     for name, (distance, _) in halved["parts"]["euc"].items():
-        exact = float((downloaded[name] - owns[0]["parts"]["euc"]["layers"][name]).square().sum())
+        exact = float((downloaded[name] - own["parts"]["euc"]["layers"][name]).square().sum())
         assert distance == pytest.approx(exact / (2 if name in slow else 1), rel=1e-4)
+
+
+def due_again(interval=4):
+    """A federation in round 7, between the exchanges of rounds 5 and 9, and its slow layer."""
+    rounds = Rounds(*NAME, f"options.euc.interval={interval}")
+    slow = "encoder.conv1.weight"
+    rounds.server.state["parts"]["euc"] = {"slow": [slow]}
+    return rounds, slow
+
+
+def test_a_layer_from_before_its_last_exchange_is_taken_from_the_server():
+    rounds, slow = due_again()
+    _, early = rounds.train(0, 3)  # took all in round 3; the layer was due in round 5, without this client
+    downloaded = rounds.server.state["models"]["global"]
+    assert same(rounds.start(0, 7, early), downloaded)
+    _, late = rounds.train(0, 7, early)
+    assert late["parts"]["euc"]["taken"] == dict.fromkeys(late["parts"]["euc"]["layers"], 7)
+    # What it took in round 7 is its own in round 8, and due in round 9.
+    assert torch.equal(rounds.start(0, 8, late)[slow], late["parts"]["euc"]["layers"][slow])
+    assert same(rounds.start(0, 9, late), downloaded)
+
+
+@pytest.mark.parametrize("seen", [5, 6])
+def test_a_layer_from_its_last_exchange_on_stays_the_clients_own(seen):
+    rounds, slow = due_again()
+    _, own = rounds.train(0, seen)
+    assert torch.equal(rounds.start(0, 7, own)[slow], own["parts"]["euc"]["layers"][slow])
+
+
+def test_distances_are_over_the_rounds_since_a_layer_was_taken():
+    rounds, slow = due_again()
+    _, own = rounds.train(0, 5)
+    _, own = rounds.train(0, 7, own)
+    taken = own["parts"]["euc"]["taken"]
+    assert taken[slow] == 5
+    assert {round for name, round in taken.items() if name != slow} == {7}
+    update, _ = rounds.train(0, 13, own)  # absent when all were due in round 9
+    downloaded = rounds.server.state["models"]["global"]
+    for name, (distance, _) in update["parts"]["euc"].items():
+        exact = float((downloaded[name].double() - own["parts"]["euc"]["layers"][name]).square().sum())
+        assert distance == pytest.approx(exact / (13 - taken[name]), rel=1e-4)
 
 
 def test_a_resumed_run_ends_alike(tmp_path):

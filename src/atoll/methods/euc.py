@@ -8,7 +8,8 @@ Euclidean distance, over FedAvg; neither its code nor its text defines more. [19
 
 Layers are sorted by d_l. With δ_l and λ_l the shares of Σ d dim and of Σ dim in the layers up to l, those up to and
 including the first with 1 − λ_l < δ_l are taken from the server only every φ-th round, and stay a client's own in
-between. A layer is a kernel or matrix; biases, norms and buffers are exchanged every round.
+between. A layer is a kernel or matrix; biases, norms and buffers are exchanged every round. A client that was away
+when a layer was due takes it when it comes back: only what it has taken since then is its own.
 
 Each client measures ‖w̄ − w_k‖² when it downloads w̄, which is when it has both, and sends one number for each
 layer. So the server may fold by any rule; its model is the fold of all layers in every round.
@@ -40,7 +41,9 @@ class EUC(Merge):
     name: ClassVar[str] = "euc"
     source: ClassVar[str] = "L-DAWA Table 2; Lee et al. 2023 (FedLAMA), Algorithm 2 (our reading)"
     egress: ClassVar[tuple[str, ...]] = ("the distance of each layer from the server's",)
-    keeps: ClassVar[tuple[str, ...]] = ("its kernels and matrices of the last round",)
+    keeps: ClassVar[tuple[str, ...]] = (
+        "its kernels and matrices of the last round, and when it took each from the server",
+    )
     interval: int = 2
 
     def __post_init__(self) -> None:
@@ -52,33 +55,35 @@ class EUC(Merge):
         return {"slow": []}
 
     def send(self, state: Tree, client: int, cohort: Sequence[int], round: int) -> Tree:
-        """The layers that are exchanged less often, and whether they are due in this round."""
-        return {"slow": state["slow"], "all_due": (round - 1) % self.interval == 0}
+        """The layers that are exchanged less often, and the last round in which they were due."""
+        return {"slow": state["slow"], "due": round - (round - 1) % self.interval}
 
     def join(self, local: Local, downloaded: Weights) -> Weights:
-        """The download; layers that are not due are the client's own."""
+        """The download; slow layers that the client took when they were last due, or later, are its own."""
         mine = local.of(self)
-        mine.distances = {}
+        mine.distances, mine.since = {}, {}
         if not mine.own:
             return downloaded
         kept: Weights = mine.own["layers"]
-        if not mine.message["all_due"]:
-            return {**downloaded, **{name: kept[name] for name in mine.message["slow"] if name in kept}}
-        for name, w in kept.items():
-            if name in downloaded:
-                age = self.interval if name in mine.message["slow"] else 1
-                distance = float(torch.linalg.vector_norm(downloaded[name] - w)) ** 2
-                mine.distances[name] = [distance / age, w.numel()]
-        return downloaded
+        taken: dict[str, int] = mine.own["taken"]
+        due = mine.message["due"]
+        if due == local.round:
+            for name, w in kept.items():
+                if name in downloaded:
+                    distance = float(torch.linalg.vector_norm(downloaded[name] - w)) ** 2
+                    mine.distances[name] = [distance / (local.round - taken[name]), w.numel()]
+        mine.since = {name: taken[name] for name in mine.message["slow"] if taken.get(name, 0) >= due}
+        return {**downloaded, **{name: kept[name] for name in mine.since}}
 
     def finish(self, local: Local) -> Tree:
         """[‖w̄ − w_k‖² / τ, dim] of each layer, in the rounds in which all are due."""
         return local.of(self).distances or None
 
     def keep(self, local: Local) -> Tree:
-        """The layers as trained."""
-        parameters = local.networks.named_parameters()
-        return {"layers": {name: w.detach() for name, w in parameters if w.ndim >= 2}}
+        """The layers as trained, and the round in which each was taken from the server."""
+        layers = {name: w.detach() for name, w in local.networks.named_parameters() if w.ndim >= 2}
+        since = local.of(self).since
+        return {"layers": layers, "taken": {name: since.get(name, local.round) for name in layers}}
 
     def refuse_slice(self, piece: Tree, setting: Setting, weights: Weights) -> str | None:
         """A distance and a size for layers that there are."""
