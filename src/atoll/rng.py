@@ -19,7 +19,11 @@ def derive_seed(seed: int, purpose: str, *keys: int | str) -> int:
 
 
 def stream(seed: int, purpose: str, *keys: int | str) -> torch.Generator:
-    """A CPU generator for this purpose. Draws are made on the CPU, so that a GPU run sees the same ones."""
+    """A CPU generator for this purpose. Draws are made on the CPU, so that a GPU run sees the same ones.
+
+    PyTorch's CPU generator uses the seed's low 32 bits: enough that the few streams of one client's round differ,
+    and that two alike somewhere in a long run mean nothing, but no secret.
+    """
     return torch.Generator().manual_seed(derive_seed(seed, purpose, *keys))
 
 

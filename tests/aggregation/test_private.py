@@ -5,6 +5,7 @@ from dataclasses import replace
 from io import StringIO
 
 import pytest
+import scipy.stats
 import torch
 from rich.console import Console
 
@@ -75,6 +76,30 @@ def test_noise_does_not_follow_from_the_recipe():
     assert not torch.equal(fold(options, [])["a"], fold(options, [])["a"])
     options = PrivateFedAvg(secret=1)
     assert torch.equal(fold(options, [])["a"], fold(options, [])["a"])
+
+
+def test_every_bit_of_a_long_key_counts_for_noise_and_sample(monkeypatch):
+    """PyTorch's generator would look at 32 of them, few enough to try all."""
+    options, of = PrivateFedAvg(), replace(setting(participation=0.5), num_clients=200)
+    noises, samples = set(), set()
+    for bit in range(256):
+        key = (1 << bit).to_bytes(32, "big")
+        monkeypatch.setattr("secrets.token_bytes", lambda size, key=key: key[-size:])
+        noises.add(tuple(fold(options, [])["a"].tolist()))
+        samples.add(tuple(options.cohort(of, 1)))
+    assert len(noises) == len(samples) == 256
+
+
+def test_noise_is_gaussian_and_each_tensors_own():
+    current = {"a": torch.zeros(20_000), "b": torch.zeros(20_000)}
+    noise = (
+        PrivateFedAvg(noise_multiplier=8.0, secret=1).open({"global": current}, setting(), 1, None).close()
+    )
+    a, b = noise["global"]["a"], noise["global"]["b"]
+    assert scipy.stats.kstest(torch.cat([a, b]).numpy(), "norm").pvalue > 0.01
+    assert abs(float(torch.corrcoef(torch.stack([a, b]))[0, 1])) < 0.03
+    later = PrivateFedAvg(noise_multiplier=8.0, secret=1).open({"global": current}, setting(), 2, None)
+    assert abs(float(torch.corrcoef(torch.stack([a, later.close()["global"]["a"]]))[0, 1])) < 0.03
 
 
 def test_the_sample_is_poisson():

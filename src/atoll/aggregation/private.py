@@ -6,6 +6,7 @@ those models, with a server that is trusted to add the noise (McMahan et al. 201
 
 from __future__ import annotations
 
+import hashlib
 import importlib.util
 import secrets
 from dataclasses import dataclass
@@ -13,11 +14,11 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any, ClassVar
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from atoll.parts import Aggregation, Setting
-from atoll.rng import stream
 from atoll.tree import Tree, Weights
 
 BUFFERS = ("running_mean", "running_var")
@@ -29,9 +30,9 @@ class PrivateFedAvg(Aggregation):
 
     The cohort is a Poisson sample, as the accountant assumes, and the divisor its expected size, so that neither
     depends on who came. BatchNorm's running statistics take no part: clients keep them, or they stay as they began.
-    Noise and sample come from the operating system, because every client knows the recipe and with it the seed: a
-    private run is not repeatable. Keep ``engine.checkpoint_every`` at 1: rounds that are played again spend again.
-    The losses in the log are no part of the guarantee.
+    Noise and sample are drawn under keys of the operating system, because every client knows the recipe and with it
+    the seed: a private run is not repeatable. Keep ``engine.checkpoint_every`` at 1: rounds that are played again
+    spend again. The losses in the log are no part of the guarantee.
 
     Attributes:
         clip: C, the norm to which an update is cut.
@@ -66,7 +67,7 @@ class PrivateFedAvg(Aggregation):
 
     def cohort(self, setting: Setting, round: int) -> list[int]:
         """A Poisson sample."""
-        draws = torch.rand(setting.num_clients, generator=self._stream("sample", round))
+        draws = _uniform(self._key("sample", round), setting.num_clients)
         return torch.nonzero(draws < setting.train.participation).flatten().tolist()
 
     def spent(self, setting: Setting, round: int) -> dict[str, Any]:
@@ -77,23 +78,22 @@ class PrivateFedAvg(Aggregation):
     def open(self, models: Tree, setting: Setting, round: int, scratch: Path | None) -> PrivateFold:
         """Begin a round's sum."""
         expected = setting.train.participation * setting.num_clients
-        return PrivateFold(models["global"], self, expected, self._stream("noise", round))
+        return PrivateFold(models["global"], self, expected, self._key("noise", round))
 
-    def _stream(self, purpose: str, round: int) -> torch.Generator:
-        seed = secrets.randbits(62) if self.secret is None else self.secret
-        return stream(seed, f"private {purpose}", round)
+    def _key(self, purpose: str, round: int) -> bytes:
+        if self.secret is None:
+            return secrets.token_bytes(32)
+        return hashlib.sha256(f"{self.secret}/{purpose}/{round}".encode()).digest()
 
 
 class PrivateFold:
     """The noisy mean of a round."""
 
-    def __init__(
-        self, current: Weights, options: PrivateFedAvg, expected: float, noise: torch.Generator
-    ) -> None:
+    def __init__(self, current: Weights, options: PrivateFedAvg, expected: float, key: bytes) -> None:
         self._current = current
         self._options = options
         self._expected = expected
-        self._noise = noise
+        self._key = key
         self._names = [
             name
             for name, tensor in current.items()
@@ -115,9 +115,19 @@ class PrivateFold:
         scale = self._options.noise_multiplier * self._options.clip
         moved = dict(self._current)
         for name, total in zip(self._names, self._sum, strict=True):
-            noise = torch.randn(total.shape, generator=self._noise, dtype=total.dtype) * scale
-            moved[name] = self._current[name] + (total + noise) / self._expected
+            uniform = _uniform(self._key + name.encode(), total.numel()).reshape(total.shape)
+            step = (total.double() + scale * torch.special.ndtri(uniform)) / self._expected
+            moved[name] = (self._current[name].double() + step).to(total.dtype)
         return {"global": moved}
+
+
+def _uniform(key: bytes, count: int) -> Tensor:
+    """(count,) float64 in (0, 1) from SHAKE-256 under a key.
+
+    PyTorch's own generator takes 32 bits of a seed, so that whoever sees two models could try all seeds.
+    """
+    words = np.frombuffer(hashlib.shake_256(key).digest(8 * count), "<u8")
+    return torch.from_numpy(((words >> 12) + 0.5) / 2**52)
 
 
 def _norm(tensors: list[Tensor]) -> float:
