@@ -111,6 +111,27 @@ def test_adam_is_refused():
         federation("method.name=scaffold", "train.optimizer=adam")
 
 
+def test_a_velocity_from_the_round_before_is_refused():
+    """It would count among this round's gradients."""
+    kept = ("method.name=scaffold", "train.keep_optimizer=true")
+    with pytest.raises(UserError, match=r"set train\.momentum = 0 or train\.keep_optimizer = false"):
+        federation(*kept, "train.momentum=0.9")
+    federation(*kept, "train.momentum=0")
+
+
+def test_models_are_averaged_as_control_variates_are():
+    """Algorithm 1 averages the sampled clients uniformly, and no sample counts need leave them."""
+    rounds = Rounds(*PLAIN, "partition.kind=dirichlet", "partition.alpha=0.5")
+    sizes = rounds.federation.partition.sizes
+    assert sizes[0] != sizes[1]
+    updates = {client: rounds.train(client)[0] for client in (0, 1)}
+    assert all("samples" not in update for update in updates.values())
+    rounds.fold(1, updates)
+    name = "encoder.conv1.weight"
+    expected = (updates[0]["weights"][name] + updates[1]["weights"][name]) / 2
+    torch.testing.assert_close(rounds.server.state["models"]["global"][name], expected)
+
+
 def test_another_weight_is_refused():
     with pytest.raises(UserError, match="set 1"):
         federation(*PLAIN, "options.scaffold.weight=0.5")

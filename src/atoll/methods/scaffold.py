@@ -2,14 +2,16 @@
 
     y ← y − η (g(y) − c_k + c)                             each local step
     c_k⁺ = c_k − c + (x − y) / (τ η)                       after τ steps from x
-    c ← c + (1/K) Σ_{k∈S} (c_k⁺ − c_k)                     at the server
+    x ← (1/|S|) Σ_{k∈S} y_k                                at the server
+    c ← c + (1/K) Σ_{k∈S} (c_k⁺ − c_k)
 
 The correction c − c_k is the gradient of the linear term ⟨c − c_k, y⟩, so SCAFFOLD is a term and stands beside
 any objective. It covers the parameters that travel. Messages double both ways.
 
 (x − y) / η is the sum of the corrected gradients only for plain SGD. With momentum m the i-th of τ gradients counts
 (1 − m^(τ−i+1)) / (1 − m) times, and their sum Σ_{j≤τ} (1 − m^j) / (1 − m) stands in τ's place, so that c_k⁺ stays
-a mean of gradients. Adam rescales each parameter, no such number exists, and the combination is refused.
+a mean of gradients; a velocity that a client kept from its last round would bring old gradients in, and is refused.
+Adam rescales each parameter, no such number exists, and the combination is refused.
 """
 
 from __future__ import annotations
@@ -21,6 +23,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
+from atoll.aggregation.fedavg import FedAvg
 from atoll.methods.method import Method
 from atoll.objectives.simclr import SimCLR
 from atoll.parts import Batch, Local, Passes, Setting, Term
@@ -58,6 +61,11 @@ class Scaffold(Term):
             )
         if setting.train.momentum >= 1:
             return "'scaffold' needs train.momentum below 1"
+        if setting.train.momentum and setting.train.keep_optimizer:
+            return (
+                "'scaffold' reads a round's gradients off its steps, into which a kept velocity brings those of "
+                "earlier rounds; set train.momentum = 0 or train.keep_optimizer = false"
+            )
         return None
 
     def send(self, state: Tree, client: int, cohort: Sequence[int], round: int) -> Tree:
@@ -134,6 +142,7 @@ class ControlFold:
 METHOD = Method(
     objective=SimCLR(),
     terms=(Scaffold(),),
+    aggregation=FedAvg(weights="uniform"),
     title="SCAFFOLD",
     paper="Karimireddy et al., SCAFFOLD: Stochastic Controlled Averaging, ICML 2020",
     family="Federated self-supervised methods",
