@@ -78,6 +78,16 @@ def test_angular_divergence_keeps_small_and_large_norms():
         assert float(angular_divergence({"w": w}, {"w": w * scale})["w"]) == pytest.approx(1.0, abs=1e-6)
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("scale", [1e-30, 1e-25, 1e25, 1e37])
+def test_angular_divergence_of_entries_whose_squares_float32_cannot_hold(scale, dtype):
+    w, other = (rows(1, 40, seed).to(dtype) for seed in (0, 1))
+    expected = float(angular_divergence({"w": w.double()}, {"w": other.double()})["w"])
+    w, other = ((scale * x.double()).to(dtype) for x in (w, other))
+    assert float(angular_divergence({"w": w}, {"w": other})["w"]) == pytest.approx(expected, abs=1e-2)
+    assert float(angular_divergence({"w": w}, {"w": w})["w"]) == 1.0
+
+
 def test_angular_divergence_names_what_differs():
     with pytest.raises(ValueError, match=r"differ in these tensors: \['b'\]"):
         angular_divergence(GLOBAL, {"a": GLOBAL["a"]})

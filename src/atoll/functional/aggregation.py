@@ -53,9 +53,9 @@ def angular_divergence(
 
 def _cosine(w: Tensor, other: Tensor) -> Tensor:
     dtype = torch.promote_types(w.dtype, torch.float32)
-    x, y = w.to(dtype).flatten(), other.to(dtype).flatten()
+    x, y = w.double().flatten(), other.double().flatten()  # float32 holds no squares of 1e25
     # With the three products taken alike, and the root of a square being exact, x = y gives exactly 1.
-    xy, scale = x.dot(y).double(), (x.dot(x).double() * y.dot(y).double()).sqrt()
+    xy, scale = x.dot(y), (x.dot(x) * y.dot(y)).sqrt()
     ratio = xy / torch.where(scale > 0, scale, 1.0)
     return torch.where(scale > 0, ratio.clamp(-1.0, 1.0), 1.0).to(dtype)
 
