@@ -16,7 +16,7 @@ from atoll.engines.flower import wire
 from atoll.engines.flower.engine import FlowerEngine, FlowerOptions
 from atoll.launch import launch
 from atoll.runs import Run
-from atoll.tree import same
+from atoll.tree import num_bytes, same
 from harness import final_models, run_tiny, tiny
 
 
@@ -96,3 +96,19 @@ def test_a_site_whose_disk_was_lost_is_told_again(tmp_path, monkeypatch):
     run = play(grid, tmp_path / "run", "train.rounds=3")
     assert [line["clients"] for line in run.metrics()[1:]] == [4, 4, 4]
     assert same(final_models(run), final_models(run_tiny(tmp_path / "ours", "train.rounds=3")))
+
+
+@pytest.mark.parametrize("method", ["fed_align_uniform", "ssd", "featarc", "fedca"])
+def test_the_models_of_a_round_are_one_object_for_all_clients(tmp_path, monkeypatch, method):
+    """Whatever each client gets beside them: its number, its own rows of a dictionary."""
+    monkeypatch.setenv("ATOLL_STATE", str(tmp_path / "state"))
+    grid = shares(4)
+    play(grid, tmp_path / "run", f"method.name={method}", *(FEDCA if method == "fedca" else ()))
+    trained = [content for _, kind, content in grid.sent if kind == "train"]
+    assert len(trained) == 8
+    for round in (trained[:4], trained[4:]):
+        records = [content.array_records[wire.RECORD] for content in round]
+        common = set.intersection(*({id(array) for array in record.values()} for record in records))
+        shared = sum(len(array.data) for array in records[0].values() if id(array) in common)
+        models = wire.tree(round[0])["message"]["models"]
+        assert shared >= num_bytes(models)

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import weakref
+
 import pytest
 
 pytest.importorskip("flwr", reason="the extra atoll[flower] is not installed")
 
+import safetensors.torch
 import torch
 from flwr.app import Array, ArrayRecord, ConfigRecord, RecordDict
 
 from atoll.engines.flower.wire import RECORD, REST, Encoder, records, tree
-from atoll.tree import same
+from atoll.tree import pack, same
 
 TREE = {
     "round": 3,
@@ -23,6 +26,27 @@ TREE = {
 }
 
 
+def made_of(rest, *named):
+    """What a stranger may send: a tree with references to what is not there, or not a tree at all."""
+    trees = {REST: rest, **dict(zip(named[::2], named[1::2], strict=True))}
+    packed = {name: pack(value) for name, value in trees.items()}
+    found = {name: Array("uint8", (len(data),), "x", data) for name, data in packed.items()}
+    return RecordDict({RECORD: ArrayRecord(found)})
+
+
+def nested(levels):
+    value = 1
+    for _ in range(levels):
+        value = [value]
+    return value
+
+
+def deeper_than_the_stack():
+    deep = "[" * 100_000 + "]" * 100_000
+    data = safetensors.torch.save({}, metadata={"atoll": deep})
+    return RecordDict({RECORD: ArrayRecord({REST: Array("uint8", (len(data),), "x", data)})})
+
+
 def test_a_tree_comes_back_to_the_bit_through_flowers_own_bytes():
     made = records(TREE)
     record = made.array_records[RECORD]
@@ -32,14 +56,39 @@ def test_a_tree_comes_back_to_the_bit_through_flowers_own_bytes():
     assert same(tree(made), TREE)
 
 
+def arrays(content):
+    return [array for name, array in content.array_records[RECORD].items() if name != REST]
+
+
 def test_what_messages_have_in_common_is_one_object():
+    """Deep in the tree, too, and whatever stands beside it."""
     encoder = Encoder()
     models = {"global": {"w": torch.randn(1000)}}
-    first, second = (encoder.records({"models": models, "client": k}) for k in range(2))
-    arrays = [content.array_records[RECORD]["models"] for content in (first, second)]
-    assert arrays[0].data is arrays[1].data
-    other = Encoder().records({"models": models, "client": 0}).array_records[RECORD]["models"]
-    assert other.object_id == arrays[0].object_id  # equal trees are equal bytes, which Flower stores once
+    control = {"w": torch.randn(1000)}
+
+    def message(k):
+        own = {"rows": torch.full((4, 3), float(k)), "share": k}
+        return {"client": k, "message": {"models": models, "parts": {"control": control, "own": own}}}
+
+    first, second = (arrays(encoder.records(message(k))) for k in range(2))
+    assert [a is b for a, b in zip(first, second, strict=True)] == [True, True, False]
+    other = arrays(Encoder().records(message(0)))
+    assert [array.object_id for array in other] == [
+        array.object_id for array in first
+    ]  # Flower stores it once
+    assert same(tree(Encoder().records(message(1))), message(1))
+
+
+def test_what_only_an_earlier_message_held_is_let_go():
+    encoder = Encoder()
+    model = {"w": torch.randn(10)}
+    held = []
+    for k in range(5):
+        own = torch.full((1000,), float(k))
+        held.append(weakref.ref(own))
+        encoder.records({"model": model, "own": {"rows": own}})
+        del own
+    assert [one() is None for one in held] == [True, True, True, True, False]
 
 
 @pytest.mark.parametrize(
@@ -49,6 +98,13 @@ def test_what_messages_have_in_common_is_one_object():
         RecordDict({RECORD: ConfigRecord({"a": 1})}),
         RecordDict({RECORD: ArrayRecord({REST: Array("uint8", (3,), "x", b"abc")})}),
         RecordDict({RECORD: ArrayRecord({"models": Array("uint8", (3,), "x", b"abc")})}),
+        made_of([1, 2]),
+        made_of({"weights": {"→": [0, 0]}}),
+        made_of({"weights": {"→": [0, 7]}}, "0", [torch.zeros(1)]),
+        made_of({"weights": {"→": ["a", "b", "c"]}}),
+        made_of({"weights": {"→": None}}),
+        made_of({"deep": nested(150)}),
+        deeper_than_the_stack(),
     ],
 )
 def test_anything_else_is_a_value_error(content):

@@ -21,7 +21,7 @@ from atoll.engines.flower.post import QUERY, Lost, Post
 from atoll.errors import UserError
 from atoll.tree import Tree
 
-FORMAT = 1  # of requests and answers; both sides must speak the same
+FORMAT = 2  # of requests and answers; both sides must speak the same
 SECONDS_BETWEEN_LOOKS = 0.3
 SECONDS_UNTIL_ASKED_AGAIN = 5.0  # a node whose process died
 _DAYS = 1e6

@@ -1,43 +1,53 @@
 """Trees in Flower's messages.
 
 A tree travels as the bytes of `atoll.tree.pack`: safetensors, which hold no code and keep every dtype to the bit.
-Each top-level entry that holds tensors is an Array of its own, the rest is one more. Flower cuts arrays into pieces
-named by their hash, stores a piece once and sends it once: the models of a round, which all clients get, cost the
-server one copy, however many clients there are. One Array for each tensor would do so too, at a request a tensor;
-a small network of 100 tensors would need 100 requests where one does.
+The tensors that lie in one dict, in its lists too, are an Array of their own: a model is one, and so is what a part
+of the method sends. The rest is one more: the tree itself, with a reference in each tensor's place. Flower cuts
+arrays into pieces named by their hash, stores a piece once and sends it once: the models of a round, which all
+clients get, cost the server one copy, however many clients there are and whatever else each of them gets. One Array
+for each tensor would do so too, at a request a tensor; a small network of 100 tensors would need 100 requests where
+one does.
 """
 
 from __future__ import annotations
 
-from flwr.app import Array, ArrayRecord, RecordDict
+from collections.abc import Iterable, Iterator, Mapping
 
-from atoll.tree import Tree, leaves, pack, unpack
+from flwr.app import Array, ArrayRecord, RecordDict
+from torch import Tensor
+
+from atoll.tree import Tree, pack, unpack
 
 RECORD = "atoll"
-REST = "."  # the entries without tensors
+REST = "."  # the tree without its tensors
 STYPE = "atoll.tree.safetensors"
+DEEPEST = 100  # levels of a tree that comes from outside: what walks through one must not exhaust the stack
+_REF = "→"  # marks a tensor's place; then come its Array and which of that Array's tensors it is
+
+_Key = tuple[int, ...]  # the identities of an Array's tensors
 
 
 class Encoder:
-    """Makes records of trees; what several trees have in common is packed once."""
+    """Makes records of trees; what a tree has in common with the one before it is not packed again."""
 
     def __init__(self) -> None:
-        self._made: dict[tuple[int, ...], tuple[Tree, Array]] = {}
+        self._made: dict[
+            _Key, tuple[list[Tensor], Array]
+        ] = {}  # tensors are held, so that ids stay their own
 
     def records(self, tree: dict[str, Tree]) -> RecordDict:
         """A tree, which must be a dict, as the content of a message."""
-        arrays: dict[str, Array] = {}
-        rest: dict[str, Tree] = {}
-        for name, value in tree.items():
-            tensors = list(leaves(value))
-            if not tensors:
-                rest[name] = value
-                continue
-            key = (id(value), *map(id, tensors))
-            if key not in self._made:
-                self._made[key] = (value, _array(value))  # the value is held, so that its id stays its own
-            arrays[name] = self._made[key][1]
-        return RecordDict({RECORD: ArrayRecord({REST: _array(rest), **arrays})})
+        groups: dict[_Key, list[Tensor]] = {}
+        rest = _without_tensors(tree, groups, ())
+        # Only this tree's: what a single client gets must not be held until all have theirs.
+        self._made = {
+            key: self._made.get(key) or (tensors, _array(tensors)) for key, tensors in groups.items()
+        }
+        record = ArrayRecord()  # which would copy what it is made of, and so have it hashed once more
+        record[REST] = _array(rest)
+        for number, (_, array) in enumerate(self._made.values()):
+            record[str(number)] = array
+        return RecordDict({RECORD: record})
 
 
 def records(tree: dict[str, Tree]) -> RecordDict:
@@ -52,11 +62,50 @@ def tree(content: RecordDict) -> dict[str, Tree]:
         ValueError: the content is something else.
     """
     try:
-        arrays = dict(content.array_records[RECORD])
-        made: dict[str, Tree] = dict(unpack(bytes(arrays.pop(REST).data)))
-        return {**made, **{name: unpack(bytes(array.data)) for name, array in arrays.items()}}
-    except (AttributeError, KeyError, TypeError) as error:
+        arrays = {name: unpack(bytes(array.data)) for name, array in content.array_records[RECORD].items()}
+        made = _with_tensors(arrays.pop(REST), arrays, DEEPEST)
+    except (AttributeError, LookupError, RuntimeError, TypeError, ValueError) as error:
         raise ValueError(f"the message holds no tree: {error!r}") from None
+    if not isinstance(made, dict):
+        raise ValueError("the message holds no tree: it is not a dict")
+    return made
+
+
+def _without_tensors(tree: Tree, groups: dict[_Key, list[Tensor]], key: _Key) -> Tree:
+    """The tree with references in its tensors' places; ``key`` is of the dict around it, ``groups`` are filled."""
+    if isinstance(tree, Tensor):
+        return {_REF: [list(groups).index(key), key.index(id(tree))]}
+    if isinstance(tree, Mapping):
+        near = list(_near(tree.values()))
+        key = tuple(map(id, near))
+        if near:
+            groups.setdefault(key, near)
+        return {name: _without_tensors(value, groups, key) for name, value in tree.items()}
+    if isinstance(tree, list | tuple):
+        return [_without_tensors(value, groups, key) for value in tree]
+    return tree
+
+
+def _near(values: Iterable[Tree]) -> Iterator[Tensor]:
+    """The tensors among a dict's values and in lists there, but not those in further dicts."""
+    for value in values:
+        if isinstance(value, Tensor):
+            yield value
+        elif isinstance(value, list | tuple):
+            yield from _near(value)
+
+
+def _with_tensors(tree: Tree, arrays: Mapping[str, list[Tensor]], levels: int) -> Tree:
+    if not levels:
+        raise ValueError(f"the message's tree has more than {DEEPEST} levels")
+    if isinstance(tree, dict):
+        if tree.keys() == {_REF}:
+            array, place = tree[_REF]
+            return arrays[str(array)][place]
+        return {name: _with_tensors(value, arrays, levels - 1) for name, value in tree.items()}
+    if isinstance(tree, list):
+        return [_with_tensors(value, arrays, levels - 1) for value in tree]
+    return tree
 
 
 def _array(value: Tree) -> Array:
