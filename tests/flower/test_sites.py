@@ -12,6 +12,7 @@ import torch
 from deployment import SITES, one_folder, write_digits
 from flwr.app import Error, Message
 from grid import FakeGrid, node
+from test_engine import FEDCA
 
 from atoll.engines.flower.engine import FlowerEngine, FlowerOptions
 from atoll.engines.flower.wire import records, tree
@@ -266,3 +267,31 @@ def test_a_node_that_cannot_answer_is_named_once_and_asked_again(place, monkeypa
 def test_a_wrong_folder_of_the_coordinator_is_said_before_anybody_is_waited_for(place):
     with pytest.raises(UserError, match="nowhere-at-all"):
         play(FakeGrid({}), place, images=str(place / "nowhere-at-all"), wait=60.0)
+
+
+def test_a_run_that_was_killed_in_its_prerequisite_goes_on(place, monkeypatch):
+    settings = ("method.name=fedca", "evaluation.at_end=['geometry']", *FEDCA)
+
+    def killed(*_):
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patched:
+        patched.setattr("atoll.launch._prepare", killed)
+        with pytest.raises(KeyboardInterrupt):
+            play(sites(place), place, *settings, "train.rounds=1")
+    began = json.loads((place / "run" / "sites.json").read_text())["federation"]
+    run = play(sites(place), place, *settings, "train.rounds=1", resume=True)
+    assert run.read_json("sites.json")["federation"] == began
+    assert run.metrics()[-1]["clients"] == 4
+
+
+def test_sites_of_a_run_that_never_began_are_not_held_against_the_next(place):
+    (place / "run").mkdir()
+    grid = sites(place)
+    stale = {
+        "federation": "0" * 32,
+        "sites": [{"name": "gone", "key": "", "train": 9, "test": 0, "classes": []}],
+    }
+    (place / "run" / "sites.json").write_text(json.dumps({**stale, "turned_away": []}))
+    run = play(grid, place, "train.rounds=1")
+    assert [site["name"] for site in run.read_json("sites.json")["sites"]] == list(SITES)

@@ -25,6 +25,7 @@ from atoll.parts import Trained
 from atoll.tree import write_whole
 
 SITES = "sites.json"  # in the run's folder
+PARTITION = "partition.json"  # there, once the run has begun
 log = logging.getLogger("flwr")
 
 
@@ -97,17 +98,13 @@ class FlowerEngine:
         Raises:
             UserError: too few sites, or the recipe does not fit them.
         """
-        if (folder / SITES).is_file():
+        begun = (folder / PARTITION).is_file()
+        if begun and (folder / SITES).is_file():
             self._roster.restore(json.loads((folder / SITES).read_text()))
-        sites, wait = self._options.sites, self._options.wait
-        if not sites:
-            federation = Federation(plan)
-            self._roster.gather(federation.setting.num_clients, wait)
-            self._check_shares(federation)
-            return federation
-        own = self._own_images(plan)  # before anybody is waited for: the folder may be wrong
-        self._roster.gather(sites, wait)
-        return Federation(plan, own or self._no_images(plan), _partition_of(self._roster, plan))
+        federation = self._gather(plan)
+        if not begun:  # before the partition is written, which names the run
+            self._write_sites(folder)
+        return federation
 
     def play(
         self,
@@ -119,7 +116,7 @@ class FlowerEngine:
     ) -> tuple[Server, RemoteStates]:
         """All rounds."""
         folder = journal.checkpoints.parent
-        write_whole(folder / SITES, self._roster.to_json().encode())
+        self._write_sites(folder)
         states = RemoteStates()
         self._executor = FlowerExecutor(
             self._roster,
@@ -134,7 +131,7 @@ class FlowerEngine:
             return self._executor
 
         server = play_rounds(federation, journal, states, begin, watcher, evaluate, prerequisites)
-        write_whole(folder / SITES, self._roster.to_json().encode())  # with who was turned away meanwhile
+        self._write_sites(folder)  # with who was turned away meanwhile
         return server, states
 
     def measure(self, federation: Federation, server: Server, final: bool) -> dict[str, Any]:
@@ -160,6 +157,20 @@ class FlowerEngine:
             return {}
         by_site = {self._roster.clients[client].name: numbers for client, (numbers, _) in found.items()}
         return {"sites": by_site, "sites_mean": _mean(list(found.values()))}
+
+    def _gather(self, plan: Plan) -> Federation:
+        sites, wait = self._options.sites, self._options.wait
+        if not sites:
+            federation = Federation(plan)
+            self._roster.gather(federation.setting.num_clients, wait)
+            self._check_shares(federation)
+            return federation
+        own = self._own_images(plan)  # before anybody is waited for: the folder may be wrong
+        self._roster.gather(sites, wait)
+        return Federation(plan, own or self._no_images(plan), _partition_of(self._roster, plan))
+
+    def _write_sites(self, folder: Path) -> None:
+        write_whole(folder / SITES, self._roster.to_json().encode())
 
     def _check_shares(self, federation: Federation) -> None:
         count = federation.setting.num_clients
