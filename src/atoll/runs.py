@@ -143,10 +143,11 @@ class Run:
                 break  # a kill in mid-line; the round is played again
         return parsed
 
-    def rewind(self, round: int) -> None:
-        """Forget metrics beyond a round: they are made again."""
+    def rewind(self, round: int) -> int:
+        """Forget metrics beyond a round: they are made again. The newest round that is left; −1 if none is."""
         kept = [line for line in self.metrics() if line["round"] <= round]
         self.write("metrics.jsonl", "".join(json.dumps(line) + "\n" for line in kept))
+        return max((line["round"] for line in kept), default=-1)
 
     # Checkpoints.
 

@@ -12,10 +12,11 @@ from rich.console import Console
 from atoll.aggregation.private import PrivateFedAvg
 from atoll.console import Bar
 from atoll.engines.federation import Federation
+from atoll.engines.simulation import simulate
 from atoll.errors import UserError
 from atoll.launch import launch
 from atoll.runs import Run
-from atoll.tree import same
+from atoll.tree import clone, same
 from harness import final_models, run_tiny, tiny
 
 pytest.importorskip("dp_accounting", reason="the extra atoll[dp] is not installed")
@@ -140,6 +141,25 @@ def test_a_run_tells_epsilon_each_round_and_can_be_repeated_only_with_its_secret
         True
     ] * 2
     assert not same(final_models(runs[0]), final_models(other))
+
+
+def test_no_round_leaves_twice_with_different_noise(tmp_path):
+    """A kill while clients evaluate: they see the same model again, not a second one that ε does not count."""
+    federation = Federation(tiny(*PRIVATE, "train.rounds=3", "evaluation.every=1").plan())
+    seen = []
+
+    def evaluate(federation, server, states):
+        seen.append((server.round, clone(server.state["models"])))
+        if len(seen) == 3:
+            raise KeyboardInterrupt
+        return {}
+
+    with pytest.raises(KeyboardInterrupt):
+        simulate(federation, Run(tmp_path), evaluate=evaluate)
+    simulate(federation, Run(tmp_path), evaluate=evaluate)
+    assert [round for round, _ in seen] == [0, 1, 2, 2, 3]
+    assert same(seen[2], seen[3])
+    assert [line["round"] for line in Run(tmp_path).metrics()] == [0, 1, 2, 3]
 
 
 def test_what_cannot_be_covered_is_refused():

@@ -122,6 +122,42 @@ def test_a_full_disk_is_a_sentence_and_the_run_resumes(straight, tmp_path, monke
     assert encoder_bytes(run) == encoder_bytes(straight)
 
 
+def lines(run):
+    """All metrics but times."""
+    return [{**line, "seconds": None} for line in run.metrics()]
+
+
+@pytest.mark.parametrize("rounds", [2, 3])
+@pytest.mark.parametrize("where", ["atoll.launch._evaluate_all", "atoll.runs.Run.log"])
+def test_a_kill_after_a_round_was_kept_loses_none_of_its_metrics(tmp_path, monkeypatch, where, rounds):
+    """The round of the kill is the last one, or one before; it is not played again."""
+    settings = (*SSD, f"train.rounds={rounds}", "evaluation.every=2")
+    whole = run_tiny(tmp_path / "whole", *settings)
+    from atoll import launch, runs
+
+    original = launch._evaluate_all if "launch" in where else runs.Run.log
+
+    def killed(*arguments):
+        server_or_line = arguments[1]
+        now = server_or_line["round"] if isinstance(server_or_line, dict) else server_or_line.round
+        if now == 2:
+            raise KeyboardInterrupt
+        return original(*arguments)
+
+    monkeypatch.setattr(where, killed)
+    with pytest.raises(KeyboardInterrupt):
+        run_tiny(tmp_path / "run", *settings)
+    monkeypatch.undo()
+    played = []
+    play = Server.play
+    monkeypatch.setattr(Server, "play", lambda self, *a: played.append(self.round + 1) or play(self, *a))
+    run = run_tiny(tmp_path / "run", *settings, resume=True)
+    assert played == list(range(3, rounds + 1))
+    assert lines(run) == lines(whole)
+    assert "evaluation" in lines(run)[2]
+    assert encoder_bytes(run) == encoder_bytes(whole)
+
+
 def test_nothing_leaks_from_one_client_to_the_next():
     """A client's update does not depend on whom the same networks trained before (promise 3)."""
     federation = Federation(tiny("method.name=ssd").plan())

@@ -37,8 +37,8 @@ class Journal(Protocol):
         """Keep a line of metrics."""
         ...
 
-    def rewind(self, round: int) -> None:
-        """Forget metrics beyond a round."""
+    def rewind(self, round: int) -> int:
+        """Forget metrics beyond a round; the newest round that is left, −1 if none is."""
         ...
 
 
@@ -139,6 +139,10 @@ def play_rounds(
 ) -> Server:
     """Play all rounds of a plan, from the journal's newest complete one on, wherever the clients are.
 
+    A round is kept before anyone sees what came of it, an evaluation at the clients' included: played again, it
+    might come out otherwise (a private one has other noise, and spends again). Its line of metrics is kept with it,
+    and is completed on resumption where a kill came in between.
+
     Args:
         federation: images, clients and networks.
         journal: checkpoints and metrics.
@@ -163,18 +167,25 @@ def play_rounds(
     latest = journal.latest()
     if latest is None:
         states.clear()
-        journal.rewind(-1)
     else:
         server.restore(latest)
-        journal.rewind(server.round)
+    logged = journal.rewind(-1 if latest is None else server.round)
     every = plan.evaluation.every
+
+    def conclude(line: dict[str, Any]) -> None:
+        if evaluate and every and server.round % every == 0:
+            line["evaluation"] = evaluate(federation, server, states)
+        journal.log(line)
+
     with threads(plan.engine.threads):
         if watcher:
             watcher.begin(federation, server)
-        if server.round == 0 and latest is None:
+        if latest is None:
             if evaluate:
                 journal.log({"round": 0, "evaluation": evaluate(federation, server, states)})
             journal.checkpoint(0, server.checkpoint())
+        elif logged < server.round and "line" in latest:
+            conclude(latest["line"])
         if server.round >= plan.train.rounds:
             return server
         with closing(make_executor(server)) as executor:
@@ -183,13 +194,11 @@ def play_rounds(
             while server.round < plan.train.rounds:
                 record = server.play(executor, watcher.step if watcher else None)
                 line = record.to_dict()
-                if evaluate and every and server.round % every == 0:
-                    line["evaluation"] = evaluate(federation, server, states)
-                journal.log(line)
                 if server.round % plan.engine.checkpoint_every == 0 or server.round == plan.train.rounds:
-                    journal.checkpoint(server.round, server.checkpoint())
+                    journal.checkpoint(server.round, {**server.checkpoint(), "line": line})
                     states.prune(valid)
                     valid = dict(server.valid)
+                conclude(line)
                 if watcher:
                     watcher.round(record, line)
     return server
