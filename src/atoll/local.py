@@ -35,6 +35,7 @@ class Setting:
         model: the recipe's model section, for parts that build heads of their own.
         sizes: samples at each client, where the server may know them.
         buffers: names of the weights that no gradient trains, such as BatchNorm's running statistics.
+        checkpoint_every: rounds between checkpoints, which a kill may have played again.
         fresh: draws further initial models, independent of the one that all share: the first, the second, …
             It is there wherever networks can be built, and None in a setting that was made by hand.
     """
@@ -49,6 +50,7 @@ class Setting:
     model: ModelOptions
     sizes: tuple[int, ...] = ()
     buffers: frozenset[str] = frozenset()
+    checkpoint_every: int = 1
     fresh: Callable[[int], Weights] | None = None
 
 

@@ -162,6 +162,16 @@ def test_no_round_leaves_twice_with_different_noise(tmp_path):
     assert [line["round"] for line in Run(tmp_path).metrics()] == [0, 1, 2, 3]
 
 
+def test_a_round_whose_checkpoint_is_damaged_is_not_played_again(tmp_path):
+    run_tiny(tmp_path, *PRIVATE)
+    newest = max((tmp_path / "checkpoints").glob("round-*.safetensors"))
+    newest.write_bytes(newest.read_bytes()[:100])
+    before = sorted(path.name for path in tmp_path.rglob("*"))
+    with pytest.raises(UserError, match="spends privacy that ε would not count"):
+        run_tiny(tmp_path, *PRIVATE, "train.rounds=3", resume=True)
+    assert sorted(path.name for path in tmp_path.rglob("*")) == before
+
+
 def test_what_cannot_be_covered_is_refused():
     def make(*settings):
         return Federation(tiny(*PRIVATE, *settings).plan())
@@ -170,5 +180,7 @@ def test_what_cannot_be_covered_is_refused():
         make("train.bn_buffers=average")
     with pytest.raises(UserError, match="covers weights only, and 'scaffold'"):
         make("method.name=scaffold")
+    with pytest.raises(UserError, match=r"engine\.checkpoint_every is 2: .* set it to 1"):
+        make("engine.checkpoint_every=2")
     with pytest.raises(UserError, match="must be above 0"):
         make("options.private_fedavg.clip=0")

@@ -31,8 +31,8 @@ class PrivateFedAvg(Aggregation):
     The cohort is a Poisson sample, as the accountant assumes, and the divisor its expected size, so that neither
     depends on who came. BatchNorm's running statistics take no part: clients keep them, or they stay as they began.
     Noise and sample are drawn under keys of the operating system, because every client knows the recipe and with it
-    the seed: a private run is not repeatable. Keep ``engine.checkpoint_every`` at 1: rounds that are played again
-    spend again. The losses in the log are no part of the guarantee.
+    the seed: a private run is not repeatable. A round that is played again spends again, so each is kept before
+    anyone sees it. The losses in the log are no part of the guarantee.
 
     Attributes:
         clip: C, the norm to which an update is cut.
@@ -60,6 +60,11 @@ class PrivateFedAvg(Aggregation):
             return (
                 "BatchNorm's running statistics would leave the clients without noise; "
                 "set train.bn_buffers = 'local' or 'leave'"
+            )
+        if setting.checkpoint_every > 1:
+            return (
+                f"engine.checkpoint_every is {setting.checkpoint_every}: after a kill, rounds would be played "
+                "again with other noise, which ε does not count; set it to 1"
             )
         if importlib.util.find_spec("dp_accounting") is None:
             return "privacy is accounted for by dp-accounting; install it with: pip install 'atoll[dp]'"

@@ -185,6 +185,7 @@ def _dimensions(plan: Plan, encoder: Encoder, projector: nn.Module) -> Setting:
         embedding_dim=embedding_dim,
         train=plan.train,
         model=plan.model,
+        checkpoint_every=plan.engine.checkpoint_every,
     )
 
 

@@ -13,6 +13,7 @@ from atoll.engines.client_states import ClientStates, States
 from atoll.engines.executors import InProcess, WorkerPool
 from atoll.engines.federation import Federation, Plan
 from atoll.engines.server import Executor, Record, Server
+from atoll.errors import UserError
 from atoll.parts import Trained
 from atoll.tree import Tree
 
@@ -35,6 +36,10 @@ class Journal(Protocol):
 
     def log(self, line: dict[str, Any]) -> None:
         """Keep a line of metrics."""
+        ...
+
+    def played(self) -> int:
+        """The newest round that was complete, whether it can still be read or not."""
         ...
 
     def rewind(self, round: int) -> int:
@@ -157,6 +162,7 @@ def play_rounds(
 
     Raises:
         TooFewUpdatesError: a round got too few usable updates.
+        UserError: a round that spent privacy would have to be played again.
     """
     plan = federation.plan
     server = Server(
@@ -165,6 +171,12 @@ def play_rounds(
     server.door.names = frozenset(federation.update_names())
     server.door.buffers = frozenset(federation.buffer_names())
     latest = journal.latest()
+    spends = plan.method.aggregation.spent(federation.setting, 1)
+    if spends and journal.played() > (latest["round"] if latest else 0):
+        raise UserError(
+            f"the newest round in {journal.checkpoints} cannot be read, and a private round that is played again "
+            "spends privacy that ε would not count; put the folder back from a copy, or begin another run"
+        )
     if latest is None:
         states.clear()
     else:
