@@ -6,10 +6,11 @@ from pathlib import Path
 
 import torch
 
+from atoll.engines.client_states import ClientStates
 from atoll.launch import launch
 from atoll.recipe import Recipe, load_recipe
 from atoll.runs import Run
-from atoll.tree import Weights, load
+from atoll.tree import Tree, Weights, load
 
 TINY = (
     "data.limit=160",
@@ -47,3 +48,20 @@ def final_models(run: Run) -> dict[str, Weights]:
     newest = max((run.folder / "checkpoints").glob("round-*.safetensors"))
     models: dict[str, Weights] = load(newest)["state"]["models"]
     return models
+
+
+def remains(run: Run) -> Tree:
+    """All that a run leaves but times: its encoders' bytes, the server's newest state and clients' own states."""
+    checkpoint = run.latest()
+    assert checkpoint is not None
+    checkpoint.pop("line", None)  # of the metrics, with seconds in it
+    states = ClientStates(run.checkpoints / "clients")
+    return {
+        "encoders": {path.name: path.read_bytes() for path in run.folder.glob("encoder*.safetensors")},
+        "server": {name: value for name, value in checkpoint.items() if name != "line"},
+        "clients": {
+            client: states.load(int(client), round)
+            for client, round in checkpoint["valid"].items()
+            if states.folder.exists()
+        },
+    }

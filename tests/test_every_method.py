@@ -6,8 +6,8 @@ import torch
 from atoll.launch import launch
 from atoll.methods.catalogue import METHODS
 from atoll.recipe import load_recipe
-from atoll.tree import leaves, load
-from harness import run_tiny, tiny
+from atoll.tree import leaves, load, same
+from harness import remains, run_tiny, tiny
 
 ONLY_REPORT = {"fed_pr", "fed_ae", "fed_mae"}  # weak on digits by nature: their kNN is shown, not judged
 LEARN = (
@@ -49,19 +49,16 @@ def test_it_beats_the_untrained_encoder(name, tmp_path):
     assert name in ONLY_REPORT or knn(after) > knn(before)
 
 
-def encoders(run):
-    return {path.name: path.read_bytes() for path in sorted(run.folder.glob("encoder*.safetensors"))}
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("name", sorted(METHODS))
 def test_it_resumes_and_spreads_over_workers_to_the_same_bytes(name, tmp_path):
     settings = [f"method.name={name}", "train.rounds=3", "train.lr=0.01", *NEEDS.get(name, ())]
-    whole = encoders(run_tiny(tmp_path / "whole", *settings))
-    assert whole
+    whole = remains(run_tiny(tmp_path / "whole", *settings))
+    assert whole["encoders"]
+    assert bool(whole["clients"]) == bool(METHODS[name].keeps)
     run_tiny(tmp_path / "parts", *settings, "train.rounds=2")
-    assert encoders(run_tiny(tmp_path / "parts", *settings, resume=True)) == whole
-    assert encoders(run_tiny(tmp_path / "two", *settings, "engine.workers=2")) == whole
+    assert same(remains(run_tiny(tmp_path / "parts", *settings, resume=True)), whole)
+    assert same(remains(run_tiny(tmp_path / "two", *settings, "engine.workers=2")), whole)
 
 
 @pytest.mark.parametrize("name", sorted(METHODS))

@@ -16,7 +16,7 @@ from atoll import tree
 from atoll.engines.federation import Federation
 from atoll.engines.server import Server
 from atoll.errors import UserError
-from harness import TINY, final_models, run_tiny, tiny
+from harness import TINY, final_models, remains, run_tiny, tiny
 
 SSD = ("method.name=ssd", "train.rounds=3", "options.dsr.basis=random")
 
@@ -256,6 +256,31 @@ def test_ten_kills_change_nothing(tmp_path, workers):
     assert kills == 10, "the run was over before it could be killed ten times: make it longer"
     assert encoder_bytes(run) == encoder_bytes(whole)
     assert [line["round"] for line in run.metrics()] == list(range(41))
+
+
+STATEFUL = {
+    "fedema": (),
+    "fed_moco": ("options.moco.queue=64",),
+    "fedca": ("options.fedca_alignment.data={source='digits'}", "options.fedca_alignment.train_epochs=1"),
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", STATEFUL)
+def test_a_kill_in_mid_round_changes_nothing_that_clients_keep(name, tmp_path):
+    """One client has kept its state of a round that never was; it goes on from that of the round before."""
+    settings = (f"method.name={name}", *STATEFUL[name], "train.rounds=4", "train.epochs=2")
+    whole = run_tiny(tmp_path / "whole", *settings)
+    process = spawn(tmp_path / "killed", False, settings)
+    checkpoints = tmp_path / "killed/checkpoints"
+    while not (checkpoints / "clients/000001/000002.safetensors").exists() and process.poll() is None:
+        time.sleep(0.001)
+    os.killpg(process.pid, signal.SIGKILL)
+    process.wait()
+    assert (checkpoints / "round-000001.safetensors").exists()
+    assert not (checkpoints / "round-000002.safetensors").exists(), "the round was over before the kill"
+    run = run_tiny(tmp_path / "killed", *settings, resume=True)
+    assert tree.same(remains(run), remains(whole))
 
 
 @pytest.mark.slow
