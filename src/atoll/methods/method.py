@@ -128,6 +128,12 @@ class Method:
                         f"{self.aggregation.name!r} covers weights only, and {part.name!r} sends more than that "
                         f"({'; '.join(part.egress)}); choose another method or aggregation"
                     )
+                if hook := _undeclared(part):
+                    return (
+                        f"{self.aggregation.name!r} covers weights only, and {part.name!r} overrides {hook} "
+                        "without saying in egress what it sends; declare it (egress = () if nothing leaves), or "
+                        "choose another method or aggregation"
+                    )
         return next((reason for part in self.parts if (reason := part.refuse(setting))), None)
 
     def refuse_networks(self, networks: nn.ModuleDict) -> str | None:
@@ -199,11 +205,26 @@ class Method:
 
     def refuse_update(self, update: Tree, setting: Setting) -> str | None:
         """What is wrong with the parts' slices of an update, in a sentence."""
+        if self.aggregation.only_weights and update["parts"]:
+            return (
+                f"it holds more than weights ({', '.join(map(repr, update['parts']))}), and "
+                f"{self.aggregation.name!r} covers those only"
+            )
         for part in self.parts:
             reason = part.refuse_slice(update["parts"].get(part.name), setting, update["weights"])
             if reason:
                 return reason
         return None
+
+
+def _undeclared(part: Part) -> str | None:
+    """The hook by which a part may send something that its ``egress`` says nothing of."""
+    kind = type(part)
+    if kind.egress is not Part.egress:
+        return None
+    if kind.finish is not Part.finish:
+        return "finish"
+    return "report" if isinstance(part, Aggregation) and type(part).report is not Aggregation.report else None
 
 
 _STATISTICS = {

@@ -1,0 +1,113 @@
+from dataclasses import dataclass, replace
+from typing import ClassVar
+
+import pytest
+
+from atoll.aggregation.private import PrivateFedAvg
+from atoll.engines.federation import Federation
+from atoll.errors import UserError
+from atoll.methods.method import Method
+from atoll.objectives.simclr import SimCLR
+from atoll.parts import Part, Term
+from folds import model, setting
+from harness import tiny
+
+pytest.importorskip("dp_accounting", reason="the extra atoll[dp] is not installed")
+
+
+@dataclass(frozen=True)
+class Silent(Term):
+    """Sends the client's samples, and says nothing of it."""
+
+    name: ClassVar[str] = "silent"
+
+    def finish(self, local):
+        return local.data.num_samples
+
+
+@dataclass(frozen=True)
+class SilentByBirth(Silent):
+    """Got it from its parent."""
+
+
+@dataclass(frozen=True)
+class Honest(Silent):
+    """Says so."""
+
+    egress: ClassVar[tuple[str, ...]] = ("its number of samples",)
+
+
+@dataclass(frozen=True)
+class Tidy(Silent):
+    """Overrides the hook, and says that nothing comes of it."""
+
+    egress: ClassVar[tuple[str, ...]] = ()
+
+    def finish(self, local):
+        return None
+
+
+@dataclass(frozen=True)
+class Reporting(PrivateFedAvg):
+    """An aggregation that has clients send more."""
+
+    def report(self, local):
+        return {"samples": local.data.num_samples}
+
+
+def refusal(term, aggregation=None):
+    method = Method(objective=SimCLR(), terms=(term,), aggregation=aggregation or PrivateFedAvg())
+    return method.refuse(setting(bn_buffers="leave"))
+
+
+@pytest.mark.parametrize("term", [Silent(), SilentByBirth()])
+def test_a_part_that_may_send_something_must_say_what_where_only_weights_are_covered(term):
+    assert refusal(term) == (
+        "'private_fedavg' covers weights only, and 'silent' overrides finish without saying in egress what it "
+        "sends; declare it (egress = () if nothing leaves), or choose another method or aggregation"
+    )
+    assert "'silent' sends more than that (its number of samples)" in refusal(Honest())
+    assert "'private_fedavg' overrides report without" in refusal(Tidy(), Reporting())
+    assert refusal(Tidy()) is None
+    assert refusal(Silent(weight=0.0)) is None
+    assert Method(objective=SimCLR(), terms=(term,)).refuse(setting()) is None
+
+
+def test_what_a_part_sends_against_its_word_is_refused_at_the_door():
+    method = Method(objective=SimCLR(), terms=(Tidy(),), aggregation=PrivateFedAvg())
+    update = {"weights": model(0), "parts": {}}
+    assert method.refuse_update(update, setting()) is None
+    update["parts"]["silent"] = 40
+    assert method.refuse_update(update, setting()) == (
+        "it holds more than weights ('silent'), and 'private_fedavg' covers those only"
+    )
+    without = replace(method, aggregation=Method(objective=SimCLR()).aggregation)
+    assert without.refuse_update(update, setting()) is None
+
+
+def test_a_users_part_that_hides_what_it_sends_is_refused_before_anything_runs(tmp_path, monkeypatch):
+    (tmp_path / "hiding.py").write_text(
+        "from dataclasses import dataclass\nfrom atoll.parts import Term\n\n\n"
+        "@dataclass(frozen=True)\nclass Hiding(Term):\n    name = 'hiding'\n\n"
+        "    def finish(self, local):\n        return local.data.num_samples\n"
+    )
+    monkeypatch.chdir(tmp_path)
+    recipe = tiny(
+        "method.name=ssd", "method.terms=['hiding:Hiding']", "method.aggregation=private_fedavg",
+        "train.bn_buffers=leave",
+    )  # fmt: skip
+    with pytest.raises(UserError, match="'hiding' overrides finish without saying in egress"):
+        Federation(recipe.plan())
+
+
+def test_all_of_our_own_parts_that_send_something_say_what():
+    from atoll.methods.catalogue import AGGREGATIONS, MERGES, OBJECTIVES, SERVER_STEPS, TERMS
+
+    for kind in (
+        *AGGREGATIONS.values(),
+        *MERGES.values(),
+        *OBJECTIVES.values(),
+        *SERVER_STEPS.values(),
+        *TERMS.values(),
+    ):
+        assert kind.finish is Part.finish or kind.egress is not Part.egress, kind
