@@ -95,6 +95,12 @@ def test_a_good_update_passes_and_is_measured():
         (update(samples=-3), "its 'samples' is -3"),
         (update(samples=True), "its 'samples' is True"),
         (update(samples=math.nan), "its 'samples' is nan"),
+        (update(samples=math.inf), "its 'samples' is inf"),
+        (update(samples=2.5), "its 'samples' is 2.5"),
+        (update(samples=20_000_001), "its 'samples' is 20000001"),
+        (update(samples=10**400), f"its 'samples' is 1{'0' * 17}...{'0' * 19}"),
+        (update(losses={"loss": 10**400}), "its losses are not finite numbers"),
+        (update(losses={"loss": -1e31}), "its losses are not finite numbers"),
         (update(losses={"loss": math.nan}), "its losses are not finite numbers"),
         (update(losses={"loss": "low"}), "its losses are not finite numbers"),
         (update(losses=[1.0]), "its losses are not finite numbers"),
@@ -105,6 +111,19 @@ def test_a_good_update_passes_and_is_measured():
         (
             update(parts={"simclr": {"deep": [torch.tensor([1.0, math.nan])]}}),
             "its slice of 'simclr' holds values that are not finite",
+        ),
+        (
+            update(parts={"simclr": [torch.zeros(2).to(torch.float8_e4m3fn)]}),
+            "its slice of 'simclr' holds torch.float8_e4m3fn, with which nothing can be computed",
+        ),
+        (
+            update(parts={"simclr": torch.full((2,), math.nan, dtype=torch.complex64)}),
+            "its slice of 'simclr' holds torch.complex64, with which nothing can be computed",
+        ),
+        (
+            update(parts={"euc": {"conv.weight": [1.0, torch.ones(2)]}}),
+            "its parts' slices cannot be read (RuntimeError('Boolean value of Tensor with more than one value is "
+            "ambiguous'))",
         ),
         (
             update(parts={"euc": {"conv.weight": [1.0, 7]}}),

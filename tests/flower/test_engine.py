@@ -10,10 +10,11 @@ import pytest
 
 pytest.importorskip("flwr", reason="the extra atoll[flower] is not installed")
 
-from grid import FakeGrid, shares
+from grid import FakeGrid, node, shares
 
 from atoll.engines.flower import wire
 from atoll.engines.flower.engine import FlowerEngine, FlowerOptions
+from atoll.errors import UserError
 from atoll.launch import launch
 from atoll.runs import Run
 from atoll.tree import num_bytes, same
@@ -112,3 +113,15 @@ def test_the_models_of_a_round_are_one_object_for_all_clients(tmp_path, monkeypa
         shared = sum(len(array.data) for array in records[0].values() if id(array) in common)
         models = wire.tree(round[0])["message"]["models"]
         assert shared >= num_bytes(models)
+
+
+def test_a_share_must_be_a_number(tmp_path):
+    grid = shares(4)
+    grid.nodes[103] = node(103, {"partition-id": 3}, renamed)
+    with pytest.raises(UserError, match=r"3 of 4 sites came .* it does not say who it is"):
+        play(grid, tmp_path / "run", wait=1.0)
+
+
+def renamed(reply):
+    reply.content = wire.records({**wire.tree(reply.content), "name": "three"})
+    return reply

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from types import SimpleNamespace
 
 import pytest
 
@@ -15,6 +16,8 @@ from grid import FakeGrid, node
 from test_engine import FEDCA
 
 from atoll.engines.flower.engine import FlowerEngine, FlowerOptions
+from atoll.engines.flower.executor import measure_sites
+from atoll.engines.flower.roster import Roster
 from atoll.engines.flower.wire import records, tree
 from atoll.errors import UserError
 from atoll.launch import launch
@@ -295,3 +298,78 @@ def test_sites_of_a_run_that_never_began_are_not_held_against_the_next(place):
     (place / "run" / "sites.json").write_text(json.dumps({**stale, "turned_away": []}))
     run = play(grid, place, "train.rounds=1")
     assert [site["name"] for site in run.read_json("sites.json")["sites"]] == list(SITES)
+
+
+def answering(key, **changes):
+    """A node whose answers that hold ``key`` are other ones."""
+
+    def spoil(reply):
+        answer = tree(reply.content)
+        if key in answer:
+            reply.content = records({**answer, **changes})
+        return reply
+
+    return spoil
+
+
+@pytest.mark.parametrize(
+    ("changes", "sentence"),
+    [
+        ({"images": None}, "it says that it measured on None images"),
+        ({"images": 0}, "it says that it measured on 0 images"),
+        ({"images": -5}, "it says that it measured on -5 images"),
+        ({"images": 10**400}, "it says that it measured on 1000"),
+        ({"images": 1.5}, "it says that it measured on 1.5 images"),
+        ({"results": [1.0]}, "its answer is none"),
+        ({"results": None, "lost": ["a"]}, "its answer is none"),
+        ({"results": None, "lost": "two\nlines " + "x" * 5000}, f"two lines {'x' * 990} …"),
+    ],
+)
+def test_a_site_whose_numbers_cannot_be_used_is_left_out_and_named(caplog, changes, sentence):
+    good = {"results": {"knn/accuracy": 0.5}, "images": 20}
+    executor = SimpleNamespace(
+        ask=lambda kind, requests: [(0, good), (1, {**good, **changes})], name={0: "east", 1: "north"}.get
+    )
+    assert measure_sites(executor, {}) == {0: ({"knn/accuracy": 0.5}, 20)}
+    assert f"north is left out of the evaluation: {sentence}" in caplog.text
+
+
+def test_a_run_goes_on_without_what_sites_answer_amiss(place):
+    numbers = {"knn/accuracy": 0.5, "knn/k": 10**400, "knn/x": float("nan"), "round": 999, "knn/y": True}
+    grid = sites(
+        place,
+        east=answering("results", images=None),
+        north=answering("update", update=None),
+        south=answering("update", update={"weights": {}}),
+        west=answering("results", results=numbers),
+    )
+    run = play(grid, place, "train.rounds=1", "train.min_accepted=0.25")
+    assert run.metrics()[-1]["refused"] == {"1": "it is not an update", "2": "it lacks its parts' slices"}
+    results = run.read_json("evaluation.json")
+    assert set(results["sites"]) == {"north", "south", "west"}
+    assert results["sites"]["west"] == {"knn/accuracy": 0.5}  # finite, and a protocol's
+    assert results["round"] == 1
+    json.dumps(results, allow_nan=False)
+
+
+@pytest.mark.parametrize(
+    ("changes", "sentence"),
+    [
+        ({"name": 7}, "it does not say who it is"),
+        ({"name": "../west"}, "it does not say who it is"),
+        ({"name": "w" * 101}, "it does not say who it is"),
+        ({"train": -40}, "it says that it has -40 training and 20 held-out images"),
+        ({"train": 10**12}, "it says that it has 1000000000000 training and 20 held-out images"),
+        ({"train": True}, "it says that it has True training and 20 held-out images"),
+        ({"test": None}, "it says that it has 40 training and None held-out images"),
+        ({"classes": {"0": 1}}, "its classes are not a list of names"),
+        ({"classes": ["\ud800"]}, "its classes are not a list of names"),
+        ({"lost": "a\nb" + "x" * 5000}, "a b" + "x" * 997 + " …"),
+    ],
+)
+def test_a_site_that_says_nonsense_of_itself_is_turned_away(changes, sentence):
+    answer = {"name": "west", "train": 40, "test": 20, "classes": ["0"], **changes}
+    grid = FakeGrid({7: lambda message: Message(records(answer), reply_to=message)})
+    with pytest.raises(UserError, match="0 of 1 sites came") as error:
+        Roster(grid, "", 1).gather(1, 0.1)
+    assert f"turned away: {sentence}); start" in str(error.value)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import reprlib
 import statistics
 from dataclasses import dataclass, field
 from typing import Any, TypeGuard
@@ -15,6 +16,12 @@ from atoll.parts import Setting
 from atoll.tree import Tree, Weights, leaves
 
 HISTORY = 1000  # accepted distances that the median looks back on
+LARGEST = 1e30  # of a number that a client tells: sums of such are finite in float32, too
+MOST_IMAGES = 20_000_000  # of one client: ImageNet-21k has 14 million
+DTYPES = {
+    *(torch.float16, torch.bfloat16, torch.float32, torch.float64),
+    *(torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64, torch.bool),
+}  # of what a client may send: PyTorch cannot compute with every other
 
 
 @dataclass
@@ -62,11 +69,13 @@ class Door:
             reference = self.method.aggregation.reference(models, update)
         except (KeyError, TypeError, ValueError):
             return "it names no model that it was sent"
-        reason = (
-            self._tensors(update["weights"], reference)
-            or _not_finite(update["parts"])
-            or self.method.refuse_update(update, self.setting)
-        )
+        reason = self._tensors(update["weights"], reference) or _bad_tensors(update["parts"])
+        if reason:
+            return reason
+        try:
+            reason = self.method.refuse_update(update, self.setting)
+        except (ArithmeticError, AttributeError, LookupError, RuntimeError, TypeError, ValueError) as error:
+            reason = f"its parts' slices cannot be read ({error!r})"
         return reason or self._distance(update["weights"], reference)
 
     def close_round(self) -> None:
@@ -84,10 +93,10 @@ class Door:
             return f"it holds a slice of {min(strangers, key=str)!r}, which is no part of this method"
         for name in self.method.aggregation.statistics:
             value = update.get(name)
-            if not _is_number(value) or (name != "loss" and not value > 0):
-                return f"its {name!r} is {value!r}"
+            if not (is_number(value) if name == "loss" else is_count(value)):
+                return f"its {name!r} is {reprlib.repr(value)}"
         losses = update.get("losses")
-        if not isinstance(losses, dict) or not all(map(_is_number, losses.values())):
+        if not isinstance(losses, dict) or not all(map(is_number, losses.values())):
             return "its losses are not finite numbers"
         return None
 
@@ -124,13 +133,21 @@ class Door:
         return measure
 
 
-def _is_number(value: Any) -> TypeGuard[float]:
-    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+def is_number(value: Any) -> TypeGuard[float]:
+    """Whether it is one, and of a size that can be computed with."""
+    return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) <= LARGEST
 
 
-def _not_finite(parts: Tree) -> str | None:
+def is_count(value: Any, least: int = 1) -> TypeGuard[int]:
+    """Whether so many images, or batches, may be at one client."""
+    return isinstance(value, int) and not isinstance(value, bool) and least <= value <= MOST_IMAGES
+
+
+def _bad_tensors(parts: Tree) -> str | None:
     for part, piece in parts.items():
         for tensor in leaves(piece):
+            if tensor.dtype not in DTYPES:
+                return f"its slice of {part!r} holds {tensor.dtype}, with which nothing can be computed"
             if tensor.is_floating_point() and not torch.isfinite(tensor.sum()):
                 return f"its slice of {part!r} holds values that are not finite"
     return None

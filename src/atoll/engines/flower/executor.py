@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import logging
+import reprlib
 import shutil
 from collections.abc import Callable, Generator, Mapping, Sequence
 from pathlib import Path
 
-from atoll.engines.flower.post import EVALUATE, TRAIN, Lost, Post
+from atoll.engines.door import is_count, is_number
+from atoll.engines.flower.post import EVALUATE, TRAIN, Lost, Post, words
 from atoll.engines.flower.roster import Roster
 from atoll.engines.flower.site import digest_of
 from atoll.engines.server import Job, Result
@@ -142,12 +144,18 @@ class FlowerExecutor:
 
 
 def _result(client: int, answer: dict[str, Tree] | Lost) -> Result:
+    if isinstance(answer, Lost) or "update" not in answer:
+        afresh = not isinstance(answer, Lost) and answer.get("afresh") is True
+        return Result(client, lost=_reason(answer), afresh=afresh)
+    return Result(client, answer["update"])
+
+
+def _reason(answer: dict[str, Tree] | Lost) -> str:
+    """Why an answer is none."""
     if isinstance(answer, Lost):
-        return Result(client, lost=answer.reason)
-    if "update" in answer:
-        return Result(client, answer["update"])
-    lost = str(answer.get("lost", "its answer is no update"))
-    return Result(client, lost=lost, afresh=answer.get("afresh") is True)
+        return answer.reason
+    lost = answer.get("lost")
+    return words(lost) if lost and isinstance(lost, str) else "its answer is none"
 
 
 def measure_sites(
@@ -156,11 +164,21 @@ def measure_sites(
     """What sites measured, by client: numbers, and on how many images. Sites that do not answer are left out."""
     found = {}
     for client, answer in executor.ask(EVALUATE, requests):
-        if isinstance(answer, Lost) or not isinstance(answer.get("results"), dict):
-            name, reason = executor.name(client), _result(client, answer).lost
-            log.warning("%s is left out of the evaluation: %s", name, reason)
-            continue
-        numbers = {str(k): v for k, v in answer["results"].items() if type(v) in (int, float)}
-        if numbers:
-            found[client] = (numbers, int(answer["images"]))
+        measured = _measured(answer)
+        if isinstance(measured, str):
+            log.warning("%s is left out of the evaluation: %s", executor.name(client), measured)
+        elif measured[0]:
+            found[client] = measured
     return dict(sorted(found.items()))
+
+
+def _measured(answer: dict[str, Tree] | Lost) -> tuple[dict[str, float], int] | str:
+    """A site's numbers and its held-out images, or why they cannot be used."""
+    if isinstance(answer, Lost) or not isinstance(answer.get("results"), dict):
+        return _reason(answer)
+    results, images = answer["results"], answer.get("images")
+    # What is not a protocol's, or cannot be averaged, has no place in a report.
+    numbers = {name: value for name, value in results.items() if "/" in name and is_number(value)}
+    if numbers and not is_count(images):
+        return f"it says that it measured on {reprlib.repr(images)} images"
+    return numbers, images or 0

@@ -14,6 +14,7 @@ from atoll.tree import Tree
 
 QUERY, TRAIN, EVALUATE = "query", "train", "evaluate"
 SECONDS_BETWEEN_LOOKS = 0.05, 2.0  # the first and the longest wait for an answer
+LONGEST = 1000  # characters of a reason that a node gives
 
 
 @dataclass(frozen=True)
@@ -79,8 +80,14 @@ class Post:
 
 def _read(reply: Message) -> dict[str, Tree] | Lost:
     if reply.has_error():
-        return Lost(f"its node failed: {reply.error.reason}".strip())
+        return Lost(f"its node failed: {words(reply.error.reason)}")
     try:
         return tree(reply.content)
     except ValueError as error:
-        return Lost(f"its answer cannot be read: {error}")
+        return Lost(f"its answer cannot be read: {words(error)}")
+
+
+def words(said: object) -> str:
+    """What a node says, fit for a line of a log."""
+    text = " ".join(str(said).split())
+    return text if len(text) <= LONGEST else f"{text[:LONGEST]} …"

@@ -9,6 +9,8 @@ from __future__ import annotations
 import json
 import logging
 import math
+import re
+import reprlib
 import time
 import uuid
 from collections.abc import Iterator, Mapping
@@ -17,13 +19,15 @@ from typing import Any
 
 from flwr.serverapp import Grid
 
-from atoll.engines.flower.post import QUERY, Lost, Post
+from atoll.engines.door import is_count
+from atoll.engines.flower.post import QUERY, Lost, Post, words
 from atoll.errors import UserError
 from atoll.tree import Tree
 
 FORMAT = 2  # of requests and answers; both sides must speak the same
 SECONDS_BETWEEN_LOOKS = 0.3
 SECONDS_UNTIL_ASKED_AGAIN = 5.0  # a node whose process died
+MOST_CLASSES = 100_000
 _DAYS = 1e6
 log = logging.getLogger("flwr")
 
@@ -164,7 +168,7 @@ class Roster:
             self._keys[node] = keys[node]
             self._post.send(node, node, f"{QUERY}.hello", request)
         for node, answer in self._post.look():
-            site = _read(answer, self._keys[node], node)
+            site = _read(answer, self._keys[node], node, self.sites > 0)
             if isinstance(site, Site):
                 yield site
                 continue
@@ -180,15 +184,26 @@ class Roster:
         self.turned_away.append({"name": site.name, "node": str(site.node), "reason": reason})
 
 
-def _read(answer: dict[str, Tree] | Lost, key: str, node: int) -> Site | str:
-    """A site out of its answer, or what is wrong with it."""
+def _read(answer: dict[str, Tree] | Lost, key: str, node: int, real: bool) -> Site | str:
+    """A site out of its answer, or what is wrong with it; ``real``: it must have images of its own."""
     if isinstance(answer, Lost):
         return answer.reason
     if "lost" in answer:
-        return str(answer["lost"])
+        return words(answer["lost"])
     name, train, test, classes = (answer.get(field) for field in ("name", "train", "test", "classes"))
-    if not (isinstance(name, str) and name and isinstance(train, int) and isinstance(test, int)):
+    if not isinstance(name, str) or not is_site_name(name) or not (real or re.fullmatch("[0-9]+", name)):
         return "it does not say who it is"
-    if not isinstance(classes, list) or not all(isinstance(one, str) for one in classes):
+    if not is_count(train, 2 if real else 0) or not is_count(test, 0):
+        return f"it says that it has {reprlib.repr(train)} training and {reprlib.repr(test)} held-out images"
+    if not isinstance(classes, list) or len(classes) > MOST_CLASSES or not all(map(_is_class, classes)):
         return "its classes are not a list of names"
     return Site(name, key, train, test, classes, node)
+
+
+def is_site_name(name: str) -> bool:
+    """Whether a site may be called so: the name stands in logs, reports and paths."""
+    return bool(re.fullmatch(r"\w[\w .-]{0,99}", name))
+
+
+def _is_class(name: Tree) -> bool:
+    return isinstance(name, str) and len(name) <= 1000 and name.encode(errors="replace").decode() == name

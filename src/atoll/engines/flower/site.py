@@ -23,7 +23,7 @@ from atoll.data.partitions import Partition
 from atoll.data.sources import load_data
 from atoll.engines.client_states import ClientStates
 from atoll.engines.federation import Federation, Plan
-from atoll.engines.flower.roster import FORMAT
+from atoll.engines.flower.roster import FORMAT, is_site_name
 from atoll.engines.simulation import threads
 from atoll.errors import UserError, did_you_mean
 from atoll.evaluation import evaluate
@@ -77,9 +77,9 @@ class SiteOptions:
         options = cls(**fields, share=None if share is None else int(share))
         if not options.site and options.share is None:
             raise UserError('the node\'s configuration lacks a name: add site="NAME" to --node-config')
-        if not re.fullmatch(r"\w[\w .-]*", options.name):
+        if not is_site_name(options.name):
             raise UserError(
-                f"{options.site!r} cannot be a site's name: use letters, digits, '-', '_' and '.'"
+                f"{options.site!r} cannot be a site's name: use up to 100 letters, digits, '-', '_' and '.'"
             )
         if options.site and not options.data:
             raise UserError(f'site {options.site!r} has no images: add data="FOLDER" to --node-config')
