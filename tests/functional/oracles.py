@@ -138,13 +138,13 @@ def decorrelation(h):
     return sum(entries) / len(entries) / len(h)
 
 
-def dimension_scaling(z, scales, basis, reduction):
+def dimension_scaling(z, scales, basis, reduction, renormalise=True):
     q, d = basis.tolist(), len(scales)
     total = 0.0
-    for u in units(z):
+    for u in units(z) if renormalise else z.tolist():
         inner = [sum(q[i][m] * u[i] for i in range(d)) * float(scales[m]) for m in range(d)]
-        target = normalised([sum(q[i][m] * inner[m] for m in range(d)) for i in range(d)])
-        total += squared(u, target)
+        target = [sum(q[i][m] * inner[m] for m in range(d)) for i in range(d)]
+        total += squared(u, normalised(target) if renormalise else target)
     return total / len(z) if reduction == "mean_sq" else math.sqrt(total) / len(z)
 
 
@@ -155,6 +155,60 @@ def projector_distillation(h, z, direction, temperature):
         p, q = (log_z, log_h) if direction == "zh" else (log_h, log_z)
         loss += sum(math.exp(x) * (x - y) for x, y in zip(p, q, strict=True))
     return loss / len(h)
+
+
+def squared_error(h, z):
+    entries = [
+        (x - y) ** 2 for a, b in zip(h.tolist(), z.tolist(), strict=True) for x, y in zip(a, b, strict=True)
+    ]
+    return sum(entries) / len(entries)
+
+
+def singular_values(h):
+    """Columns turned in pairs until all are orthogonal (Hestenes); their lengths are the singular values."""
+    a = h.T.tolist()
+    for _ in range(30):
+        for p in range(len(a)):
+            for q in range(p):
+                product = dot(a[p], a[q])
+                if product == 0.0:
+                    continue
+                zeta = (dot(a[q], a[q]) - dot(a[p], a[p])) / (2 * product)
+                t = math.copysign(1.0, zeta) / (abs(zeta) + math.hypot(1.0, zeta))
+                c, s = 1 / math.sqrt(1 + t**2), t / math.sqrt(1 + t**2)
+                pairs = list(zip(a[p], a[q], strict=True))
+                a[p], a[q] = [c * x - s * y for x, y in pairs], [s * x + c * y for x, y in pairs]
+    return [math.sqrt(dot(column, column)) for column in a]
+
+
+def effective_rank(h):
+    sigma = singular_values(h)
+    p = [s / sum(sigma) for s in sigma if s > 1e-12 * max(sigma)]
+    return math.exp(-sum(x * math.log(x) for x in p))
+
+
+def representability(w):
+    """Squared entries of an orthonormal basis of the rows (Gram-Schmidt, each row twice)."""
+    basis = []
+    for row in w.tolist():
+        rest = row
+        for v in basis * 2:
+            along = dot(rest, v)
+            rest = [x - along * y for x, y in zip(rest, v, strict=True)]
+        if dot(rest, rest) > 1e-20 * dot(row, row):
+            basis.append(normalised(rest))
+    return [sum(v[i] ** 2 for v in basis) for i in range(w.shape[1])]
+
+
+def shortest_on_a_grid(u, steps):
+    """The least ‖Σ α_k u_k‖ of three vectors over all α on the simplex that are multiples of 1/steps."""
+    a, b, c = u.tolist()
+    least = math.inf
+    for i in range(steps + 1):
+        for j in range(steps + 1 - i):
+            v = [(i * x + j * y + (steps - i - j) * z) / steps for x, y, z in zip(a, b, c, strict=True)]
+            least = min(least, dot(v, v))
+    return math.sqrt(least)
 
 
 def hinges(a, p, pairs, margins, power):

@@ -5,7 +5,7 @@ from hypothesis import strategies as st
 
 from atoll.functional import angular_divergence, metropolis_weights, min_norm_weights
 
-from .oracles import dot, normalised, rows
+from .oracles import dot, normalised, rows, shortest_on_a_grid
 
 GLOBAL = {"a": torch.tensor([1.0, 0.0]).double(), "b": torch.tensor([2.0]).double()}
 FIRST = {"a": torch.tensor([1.0, 1.0]).double(), "b": torch.tensor([2.0]).double()}
@@ -40,6 +40,8 @@ def test_m_dawa_known():
     deltas = [angular_divergence(whole[0], w)["model"] for w in whole[1:]]
     assert [float(x) for x in deltas] == pytest.approx([0.91287093, -0.63245553], abs=5e-9)
     folded = sum(delta * w["model"] for delta, w in zip(deltas, whole[1:], strict=True)) / 2
+    # By hand: δ = (√(5/6), −√(2/5)), and (δ₁/2, (δ₁ + δ₂)/2, δ₁ − δ₂/2) with these to 17 digits; .14020758 and
+    # 1.22909910, as first noted for this example, are off in the seventh digit.
     assert folded.tolist() == pytest.approx([0.45643546, 0.14020770, 1.22909870], abs=5e-9)
 
 
@@ -127,6 +129,19 @@ def test_min_norm_weights_meet_the_optimality_conditions(seed, k, d, shift, deca
     assert float(alpha.sum()) == pytest.approx(1.0, abs=1e-12)
     v, lengths = alpha @ u, u.norm(dim=1)
     assert float(((v @ v - u @ v) / lengths).max() / lengths.min()) <= 1e-11
+
+
+@pytest.mark.parametrize("shift", [0.0, 0.7, 2.0])
+@pytest.mark.parametrize("seed", range(4))
+def test_min_norm_weights_of_three_against_all_of_a_grid(seed, shift):
+    """A grid's best is never shorter, and longer by no more than its step allows."""
+    u, steps = rows(3, 3, seed) + shift, 100
+    alpha = min_norm_weights(u)
+    assert float(alpha.min()) >= 0
+    assert float(alpha.sum()) == pytest.approx(1.0, abs=1e-12)
+    ours, grid = float((alpha @ u).norm()), shortest_on_a_grid(u, steps)
+    assert ours <= grid + 1e-12
+    assert grid <= ours + 2 / steps * float(u.norm(dim=1).max())
 
 
 def test_min_norm_weights_keep_a_tiny_share():

@@ -14,6 +14,7 @@ from atoll.functional import (
     weight_distance,
 )
 
+from . import oracles
 from .oracles import dot, normalised, rows
 
 
@@ -22,6 +23,13 @@ def test_effective_rank_known():
         1.75476535, abs=5e-9
     )
     assert float(effective_rank(torch.eye(6).double())) == pytest.approx(6.0, rel=1e-12)
+
+
+@settings(max_examples=15, deadline=None)
+@given(seed=st.integers(0, 999), n=st.integers(1, 6), d=st.integers(1, 5), rank=st.integers(1, 5))
+def test_effective_rank_against_loop(seed, n, d, rank):
+    h = rows(n, rank, seed) @ rows(rank, d, seed + 1)
+    assert float(effective_rank(h)) == pytest.approx(oracles.effective_rank(h), rel=1e-8)
 
 
 def test_effective_rank_is_of_the_singular_values_alone():
@@ -124,6 +132,13 @@ def test_representability_of_one_direction(copies):
     (w,) = rows(1, 5).tolist()
     expected = [x * x / dot(w, w) for x in w]
     assert representability(torch.tensor([w] * copies).double()).tolist() == pytest.approx(expected, rel=1e-6)
+
+
+@settings(max_examples=15, deadline=None)
+@given(seed=st.integers(0, 999), m=st.integers(1, 6), d=st.integers(1, 5), rank=st.integers(1, 5))
+def test_representability_against_loop(seed, m, d, rank):
+    w = rows(m, rank, seed) @ rows(rank, d, seed + 1)
+    assert representability(w).tolist() == pytest.approx(oracles.representability(w), abs=1e-8)
 
 
 def test_representability_is_the_diagonal_of_the_projector():
