@@ -1,5 +1,6 @@
 import json
 import os
+import stat
 import subprocess
 import sys
 
@@ -99,6 +100,62 @@ def test_a_failed_write_leaves_the_old_file(tmp_path, monkeypatch):
         tree.write_whole(path, b"new")
     assert path.read_bytes() == b"old"
     assert [entry.name for entry in tmp_path.iterdir()] == ["x"]
+
+
+def synced(monkeypatch, path):
+    """Which files and folders are synced from now on, each with whether ``path`` had its name by then."""
+    seen, sync = [], os.fsync
+
+    def fsync(descriptor):
+        seen.append((os.fstat(descriptor).st_ino, path.exists()))
+        sync(descriptor)
+
+    monkeypatch.setattr(os, "fsync", fsync)
+    return seen
+
+
+def test_a_files_name_outlives_a_power_cut_and_so_do_its_new_folders(tmp_path, monkeypatch):
+    path = tmp_path / "clients" / "000003" / "x"
+    seen = synced(monkeypatch, path)
+    tree.write_whole(path, b"new")
+    folders = [path.parent, path.parent.parent, tmp_path]
+    assert seen == [(path.stat().st_ino, False), *((folder.stat().st_ino, True) for folder in folders)]
+    del seen[:]
+    tree.write_whole(path, b"newer")
+    assert [inode for inode, _ in seen] == [path.stat().st_ino, path.parent.stat().st_ino]
+
+
+def test_where_folders_cannot_be_opened_or_synced_files_are_written_all_the_same(tmp_path, monkeypatch):
+    sync = os.fsync
+
+    def no_folders(path, *_, **__):
+        raise PermissionError(13, "Permission denied")
+
+    def files_only(descriptor):
+        if stat.S_ISDIR(os.fstat(descriptor).st_mode):
+            raise OSError(22, "Invalid argument")
+        sync(descriptor)
+
+    monkeypatch.setattr(os, "open", no_folders)
+    tree.write_whole(tmp_path / "x", b"one")
+    monkeypatch.undo()
+    monkeypatch.setattr(os, "fsync", files_only)
+    tree.write_whole(tmp_path / "y", b"two")
+    assert (tmp_path / "x").read_bytes() + (tmp_path / "y").read_bytes() == b"onetwo"
+
+
+@pytest.mark.parametrize("depth", [60, 200, 2_000, 200_000])
+@pytest.mark.parametrize("where", ["header", "structure"])
+def test_bytes_that_nest_too_deeply_are_a_value_error(depth, where):
+    deep = "[" * depth + "]" * depth
+    structure = json.dumps({"__metadata__": {"atoll": deep}})
+    header = (structure if where == "structure" else structure[:-1] + f', "x": {deep}' + "}").encode()
+    data = len(header).to_bytes(8, "little") + header
+    if where == "structure" and depth == 60:
+        assert tree.same(tree.unpack(data), json.loads(deep))
+        return
+    with pytest.raises(ValueError, match="these bytes are not a tree"):
+        tree.unpack(data)
 
 
 def test_one_metadata_key():

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import itertools
 import json
 import os
 from collections.abc import Callable, Iterator, Mapping
@@ -26,6 +27,7 @@ Weights = dict[str, Tensor]
 
 _KEY = "atoll"  # one metadata key: the header's map has no stable order, so two would break byte identity
 _REF = "§"  # marks, in the structure, the place of a tensor
+_DEEPEST = 64  # levels of a tree that is read: whoever walks over one must not run out of stack
 
 
 def leaves(tree: Tree) -> Iterator[Tensor]:
@@ -85,7 +87,7 @@ def unpack(data: bytes) -> Tree:
         structure = header["__metadata__"][_KEY]
         tensors = safetensors.torch.load(data)
         return _join(json.loads(structure), tensors)
-    except (KeyError, TypeError, UnicodeDecodeError, safetensors.SafetensorError, ValueError) as error:
+    except (KeyError, RecursionError, TypeError, safetensors.SafetensorError, ValueError) as error:
         raise ValueError(f"these bytes are not a tree of tensors: {error}") from None
 
 
@@ -111,21 +113,41 @@ def load(path: Path) -> Tree:
 def write_whole(path: Path, data: bytes) -> None:
     """Write bytes so that a reader, or a kill at any instant, sees the old file or the new one, never a part.
 
+    After it returns, a power cut does not bring the old file back.
+
     Raises:
         UserError: the disk is full or the folder cannot be written.
     """
     part = path.with_name(f".{path.name}.part")
     try:
+        new = list(itertools.takewhile(lambda folder: not folder.exists(), path.parents))
         path.parent.mkdir(parents=True, exist_ok=True)
         with part.open("wb") as file:
             file.write(data)
             file.flush()
             os.fsync(file.fileno())
         part.replace(path)
+        for folder in dict.fromkeys([path.parent, *(made.parent for made in new)]):
+            _sync_names(folder)
     except OSError as error:
         with contextlib.suppress(OSError):
             part.unlink()
         raise UserError(disk_sentence(path, error)) from None
+
+
+def _sync_names(folder: Path) -> None:
+    """Put a folder's list of names on the disk, on systems that can open and sync folders."""
+    try:
+        descriptor = os.open(folder, os.O_RDONLY)
+    except OSError:
+        return
+    try:
+        os.fsync(descriptor)
+    except OSError as error:
+        if error.errno not in (errno.EBADF, errno.EINVAL, errno.ENOTSUP):
+            raise
+    finally:
+        os.close(descriptor)
 
 
 def disk_sentence(path: Path, error: OSError) -> str:
@@ -156,13 +178,15 @@ def _split(tree: Tree) -> tuple[str, Weights]:
     return structure, tensors
 
 
-def _join(structure: Tree, tensors: Weights) -> Tree:
+def _join(structure: Tree, tensors: Weights, depth: int = 0) -> Tree:
+    if depth > _DEEPEST:
+        raise ValueError(f"it nests more than {_DEEPEST} levels deep")
     if isinstance(structure, dict):
         if structure.keys() == {_REF}:
             return tensors[structure[_REF]]
-        return {key: _join(value, tensors) for key, value in structure.items()}
+        return {key: _join(value, tensors, depth + 1) for key, value in structure.items()}
     if isinstance(structure, list):
-        return [_join(value, tensors) for value in structure]
+        return [_join(value, tensors, depth + 1) for value in structure]
     return structure
 
 
