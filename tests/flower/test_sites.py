@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from itertools import pairwise
 from types import SimpleNamespace
 
 import pytest
@@ -17,7 +18,7 @@ from test_engine import FEDCA
 
 from atoll.engines.flower.engine import FlowerEngine, FlowerOptions
 from atoll.engines.flower.executor import measure_sites
-from atoll.engines.flower.roster import Roster
+from atoll.engines.flower.roster import Roster, Site
 from atoll.engines.flower.wire import records, tree
 from atoll.errors import UserError
 from atoll.launch import launch
@@ -249,7 +250,7 @@ def test_a_leave_to_begin_afresh_in_another_run_is_none(place):
 
 
 def test_a_node_that_cannot_answer_is_named_once_and_asked_again(place, monkeypatch):
-    monkeypatch.setattr("atoll.engines.flower.roster.SECONDS_UNTIL_ASKED_AGAIN", 0.5)
+    monkeypatch.setattr("atoll.engines.flower.roster.SECONDS_UNTIL_ASKED_AGAIN", (0.5, 0.5))
     died = []
 
     def die_twice(message):
@@ -265,6 +266,90 @@ def test_a_node_that_cannot_answer_is_named_once_and_asked_again(place, monkeypa
     assert run.metrics()[-1]["clients"] == 4
     (turned,) = run.read_json("sites.json")["turned_away"]
     assert turned["reason"] == "its node failed: its process died"
+
+
+def test_a_site_that_mends_its_folder_takes_part(place, monkeypatch, caplog):
+    monkeypatch.setattr("atoll.engines.flower.roster.SECONDS_UNTIL_ASKED_AGAIN", (0.2, 0.2))
+    grid = sites(place)
+    (place / "images" / "west").rename(place / "unmounted")
+    west, asked = grid.nodes[13], []
+
+    def mend_at_the_third(message):
+        asked.append(message.metadata.message_type)
+        if len(asked) == 3:
+            (place / "unmounted").rename(place / "images" / "west")
+        return west(message)
+
+    grid.nodes[13] = mend_at_the_third
+    run = play(grid, place, "train.rounds=1")
+    assert asked.count("query.hello") == 3
+    assert run.metrics()[-1]["clients"] == 4
+    said = [record for record in caplog.records if "node 13 cannot take part" in record.getMessage()]
+    assert len(said) == 1
+    assert "there is no file or folder" in said[0].getMessage()
+
+
+@pytest.fixture
+def clock(monkeypatch):
+    """Time that passes only in sleep."""
+    made = SimpleNamespace(now=0.0)
+    made.monotonic = lambda: made.now
+    made.sleep = lambda seconds: setattr(made, "now", made.now + seconds)
+    monkeypatch.setattr("atoll.engines.flower.roster.time", made)
+    monkeypatch.setattr("atoll.engines.flower.post.time", made)
+    return made
+
+
+def saying(name, heard, clock, silent=0):
+    """A node that says its name and nothing else, after it has been silent so many times."""
+
+    def handle(message):
+        heard.append(clock.now)
+        answer = {"name": name, "train": 9, "test": 0, "classes": []}
+        return Message(records(answer), reply_to=message) if len(heard) > silent else None
+
+    return handle
+
+
+def test_a_node_that_is_turned_away_is_asked_again_less_and_less_often(clock, caplog):
+    heard = []
+    roster = Roster(FakeGrid({7: saying("../x", heard, clock)}), "", 1)
+    with pytest.raises(UserError, match="0 of 1 sites"):
+        roster.gather(1, 400.0)
+    gaps = [later - sooner for sooner, later in pairwise(heard)]
+    assert gaps == pytest.approx([5, 10, 20, 40, 60, 60, 60, 60, 60], abs=0.7)
+    assert len(roster.turned_away) == 1
+    assert caplog.text.count("it does not say who it is") == 1
+
+
+def test_a_hello_that_is_lost_is_sent_again_and_a_late_node_is_heard_after_weeks(clock):
+    early, late = [], []
+    grid = FakeGrid({7: saying("east", early, clock, silent=1)})
+    roster = Roster(grid, "", 2)
+    roster.clients = [Site(name, "", 9, 0, []) for name in ("east", "west")]
+    roster.gather(2, 400.0)
+    assert early == pytest.approx([0.0, 305.0], abs=2.0)
+    assert roster.connected() == {0: 7}
+    clock.now = 20 * 24 * 3600.0
+    grid.nodes[8] = saying("west", late, clock)
+    roster.refresh()
+    assert roster.connected() == {0: 7, 1: 8}
+
+
+def test_a_second_node_with_a_name_takes_over_once_the_first_is_gone(clock):
+    first, second = [], []
+    grid = FakeGrid({7: saying("west", first, clock)})
+    roster = Roster(grid, "", 1)
+    roster.gather(1, 10.0)
+    grid.nodes[8] = saying("west", second, clock)
+    for _ in range(3):
+        roster.refresh()
+        assert roster.connected() == {0: 7}
+        clock.sleep(20.0)
+    del grid.nodes[7]
+    roster.refresh()
+    assert roster.connected() == {0: 8}
+    assert len(roster.turned_away) == 1
 
 
 def test_a_wrong_folder_of_the_coordinator_is_said_before_anybody_is_waited_for(place):

@@ -26,9 +26,9 @@ from atoll.tree import Tree
 
 FORMAT = 2  # of requests and answers; both sides must speak the same
 SECONDS_BETWEEN_LOOKS = 0.3
-SECONDS_UNTIL_ASKED_AGAIN = 5.0  # a node whose process died
+SECONDS_UNTIL_ASKED_AGAIN = 5.0, 60.0  # a node that was turned away: at first, and at most
+SECONDS_TO_ANSWER = 300.0  # a site reads all its images first, to count them
 MOST_CLASSES = 100_000
-_DAYS = 1e6
 log = logging.getLogger("flwr")
 
 
@@ -74,9 +74,9 @@ class Roster:
     turned_away: list[dict[str, str]] = field(default_factory=list)
 
     def __post_init__(self) -> None:
-        self._asked: dict[int, float] = {}  # nodes and when they may be asked again
-        self._keys: dict[int, str] = {}
-        self._post = Post(self.grid, _DAYS)
+        self._ask_at: dict[int, float] = {}  # nodes that were asked, and when they are asked again
+        self._pauses: dict[int, float] = {}
+        self._hellos: dict[int, tuple[Post, str]] = {}  # those that have yet to answer, and their keys
 
     def gather(self, count: int, seconds: float) -> None:
         """Wait until ``count`` sites have told their names, and number them.
@@ -92,18 +92,20 @@ class Roster:
             return
         found: dict[str, Site] = {}
         while len(found) < count and time.monotonic() < ends:
-            for site in self._hear():
+            for node, site in self._hear():
                 if site.name in found:
-                    self._turn_away(site, f"another node already takes part as {site.name!r}")
+                    self._turn_away(node, site.name, f"another node already takes part as {site.name!r}")
                 elif len(found) == count:
-                    self._turn_away(site, f"the run is for {count} sites, and they are complete")
+                    self._turn_away(node, site.name, f"the run is for {count} sites, and they are complete")
                 else:
                     found[site.name] = site
                     has = f" with {site.train} images" if self.sites else ""
                     log.info("site %s takes part%s (%d of %d)", site.name, has, len(found), count)
             time.sleep(SECONDS_BETWEEN_LOOKS)
         if len(found) < count:
-            reasons = "; ".join(dict.fromkeys(one["reason"] for one in self.turned_away))
+            in_now = {str(site.node) for site in found.values()}
+            out = [one["reason"] for one in self.turned_away if one["node"] not in in_now]
+            reasons = "; ".join(dict.fromkeys(out))
             remedy = "or lower 'sites'" if self.sites else f"in a simulation with num-supernodes={count}"
             raise UserError(
                 f"{len(found)} of {count} sites came within {seconds:g} s ({', '.join(sorted(found)) or 'none'}"
@@ -115,16 +117,16 @@ class Roster:
     def refresh(self) -> None:
         """Ask nodes that are new who they are, and give a place to those that have answered. Does not wait."""
         by_name = {site.name: site for site in self.clients}
-        for site in self._hear():
+        for node, site in self._hear():
             place = by_name.get(site.name)
             if place is None:
-                self._turn_away(site, "it is not one of the sites that the run was begun with")
+                self._turn_away(node, site.name, "it is not one of the sites that the run was begun with")
             elif place.key and place.key != site.key:
-                self._turn_away(site, f"{site.name!r} takes part with another key")
-            elif place.node is not None and place.node != site.node and place.node in self._nodes():
-                self._turn_away(site, f"another node already takes part as {site.name!r}")
+                self._turn_away(node, site.name, f"{site.name!r} takes part with another key")
+            elif place.node is not None and place.node != node and place.node in self._nodes():
+                self._turn_away(node, site.name, f"another node already takes part as {site.name!r}")
             else:
-                place.node = site.node
+                place.node = node
 
     def connected(self) -> dict[int, int]:
         """The node that speaks for each client now; clients that are not connected are left out."""
@@ -154,8 +156,8 @@ class Roster:
     def _nodes(self) -> set[int]:
         return set(self.grid.get_node_ids())
 
-    def _hear(self) -> Iterator[Site]:
-        """What nodes say of themselves; each is asked once, and again only if its process died."""
+    def _hear(self) -> Iterator[tuple[int, Site]]:
+        """What nodes say of themselves; one that was turned away is asked again, for its site may mend it."""
         request = {
             "format": FORMAT,
             "federation": self.federation,
@@ -163,25 +165,31 @@ class Roster:
             "sites": self.sites,
         }
         keys = {node.node_id: node.public_key.hex() for node in self.grid.get_nodes()}
-        for node in sorted(node for node in keys if self._asked.get(node, 0.0) <= time.monotonic()):
-            self._asked[node] = math.inf
-            self._keys[node] = keys[node]
-            self._post.send(node, node, f"{QUERY}.hello", request)
-        for node, answer in self._post.look():
-            site = _read(answer, self._keys[node], node, self.sites > 0)
-            if isinstance(site, Site):
-                yield site
-                continue
-            turned_away = {"name": "", "node": str(node), "reason": site}
-            if turned_away not in self.turned_away:
-                log.warning("node %d cannot take part: %s", node, site)
-                self.turned_away.append(turned_away)
-            if isinstance(answer, Lost):  # a node that is well, but may not take part, said so itself
-                self._asked[node] = time.monotonic() + SECONDS_UNTIL_ASKED_AGAIN
+        for node in sorted(node for node in keys if self._ask_at.get(node, 0.0) <= time.monotonic()):
+            self._ask_at[node] = math.inf
+            post = Post(self.grid, SECONDS_TO_ANSWER)
+            post.send(node, node, f"{QUERY}.hello", request)
+            self._hellos[node] = post, keys[node]
+        for post, key in list(self._hellos.values()):
+            for node, answer in post.look():
+                del self._hellos[node]
+                site = _read(answer, key, node, self.sites > 0)
+                if isinstance(site, Site):
+                    yield node, site
+                else:
+                    self._turn_away(node, "", site)
 
-    def _turn_away(self, site: Site, reason: str) -> None:
-        log.warning("node %s, which calls itself %r, is turned away: %s", site.node, site.name, reason)
-        self.turned_away.append({"name": site.name, "node": str(site.node), "reason": reason})
+    def _turn_away(self, node: int, name: str, reason: str) -> None:
+        """Say so, once, and ask again: soon, and then less and less often, since each time starts a process."""
+        first, longest = SECONDS_UNTIL_ASKED_AGAIN
+        pause = self._pauses.get(node, first)
+        self._ask_at[node] = time.monotonic() + pause
+        self._pauses[node] = min(2 * pause, longest)
+        record = {"name": name, "node": str(node), "reason": reason}
+        if record not in self.turned_away:
+            who = f", which calls itself {name!r}," if name else ""
+            log.warning("node %d%s cannot take part: %s", node, who, reason)
+            self.turned_away.append(record)
 
 
 def _read(answer: dict[str, Tree] | Lost, key: str, node: int, real: bool) -> Site | str:
