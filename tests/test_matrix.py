@@ -9,6 +9,7 @@ import torch
 
 from atoll.data.sources import load_data
 from atoll.engines.federation import Federation
+from atoll.engines.server import Server
 from atoll.engines.simulation import simulate
 from atoll.errors import UserError
 from atoll.methods.catalogue import AGGREGATIONS, MERGES, OBJECTIVES, SERVER_STEPS, TERMS
@@ -19,7 +20,7 @@ from harness import tiny
 
 AXES = {
     "objective": sorted(OBJECTIVES),
-    "terms": ["", *sorted(TERMS)],
+    "terms": ["", *sorted(TERMS), "hsd:mask"],  # what stands behind a colon is for NEEDS alone
     "merge": sorted(MERGES),
     "aggregation": sorted(AGGREGATIONS),
     "server": sorted(SERVER_STEPS),
@@ -39,6 +40,7 @@ NEEDS = {
         "model.encoder=vit-tiny", "model.stem=cifar", "model.width=64", "model.depth=1",
         "model.decoder_depth=1", "model.patch=2",
     ),
+    "hsd:mask": ("options.hsd.kind=mask",),
     "fedca_alignment": ("options.fedca_alignment.data={source='digits'}",),
     "multi_krum": ("options.multi_krum.byzantine=0",),
     "private_fedavg": ("train.bn_buffers=leave",),
@@ -82,32 +84,40 @@ def images():
 
 def settings_of(objective, term, merge, aggregation, server):
     settings = [f"method.objective={objective}", f"method.merge={merge}", f"method.aggregation={aggregation}"]
-    settings += [f"method.server={server}", f"method.terms=[{f'{term!r}' if term else ''}]"]
+    terms = [term.partition(":")[0]] if term else []
+    settings += [f"method.server={server}", f"method.terms={terms}"]
     for part in (objective, term, aggregation):
         settings += NEEDS.get(part, ())
     return settings
 
 
-def play(combination, images, folder):
-    """Two rounds; what the server ends with."""
+def prepare(combination, images):
+    """All that comes before the first round, where a combination may be refused."""
     recipe = tiny(*SMALL, "method.name=fed_simclr", *settings_of(*combination))
     federation = Federation(recipe.plan(), images)
     trained = {
         name: Trained(federation.initial_weights(), images.test.images)
         for name in recipe.composed.prerequisites()
     }
+    Server(federation.plan, federation.setting, federation.initial_weights(), trained)
+    return federation, trained
+
+
+def play(federation, trained, folder):
+    """Two rounds; what the server ends with."""
     server, _ = simulate(federation, Run(folder), prerequisites=trained)
     return server
 
 
 def check(combination, images, folder):
     try:
-        server = play(combination, images, folder)
+        prepared = prepare(combination, images)
     except UserError as refusal:
         sentence = str(refusal)
         assert len(sentence) > 20
         assert not re.search(r"Traceback|object at 0x|None", sentence)
         return
+    server = play(*prepared, folder)  # once a round has begun, a refusal comes too late
     assert server.round == 2
     assert all(torch.isfinite(tensor).all() for tensor in leaves(server.state) if tensor.is_floating_point())
 
@@ -145,4 +155,4 @@ def test_each_part_works_beside_plain_ones(axis, images, tmp_path):
     """A matrix of refusals would prove nothing."""
     for value in AXES[axis]:
         combination = tuple({**PLAIN, axis: value}.values())
-        assert play(combination, images, tmp_path / (value or "none")).round == 2, value
+        assert play(*prepare(combination, images), tmp_path / (value or "none")).round == 2, value
