@@ -13,7 +13,8 @@ from flwr.supercore.task_identity import TaskIdentity
 from atoll.engines.flower.client_app import app
 from atoll.tree import Tree
 
-Handler = Callable[[Message], Message | None]
+Answer = Message | list[Message] | None
+Handler = Callable[[Message], Answer]
 
 
 def be_a_task() -> None:
@@ -33,6 +34,7 @@ class FakeGrid:
     def __post_init__(self) -> None:
         be_a_task()
         self._messages: dict[str, tuple[int, Message]] = {}
+        self._replies: dict[str, list[Message]] = {}
 
     def get_node_ids(self) -> list[int]:
         return list(self.nodes)
@@ -53,22 +55,21 @@ class FakeGrid:
     def pull_messages(self, ids: Iterable[str]) -> list[Message]:
         replies = []
         for name in ids:
-            if name not in self._messages or (self.late_first and name != max(self._messages)):
-                continue
-            node, message = self._messages.pop(name)
-            reply = self.nodes[node](message) if node in self.nodes else None
-            if reply is not None:
-                replies.append(reply)
+            if name in self._messages and not (self.late_first and name != next(reversed(self._messages))):
+                node, message = self._messages.pop(name)
+                answer = self.nodes[node](message) if node in self.nodes else None
+                # As a SuperLink does, whatever comes is filed under the message that it answers.
+                for reply in [answer] if isinstance(answer, Message) else answer or []:
+                    self._replies.setdefault(reply.metadata.reply_to_message_id, []).append(reply)
+            replies += self._replies.pop(name, [])
         return replies
 
 
-def node(
-    number: int, config: dict[str, Tree], spoil: Callable[[Message], Message | None] | None = None
-) -> Handler:
+def node(number: int, config: dict[str, Tree], spoil: Callable[[Message], Answer] | None = None) -> Handler:
     """A node that runs our ClientApp; ``spoil`` may change or withhold its answer."""
     context = Context(run_id=1, node_id=number, node_config=config, state=RecordDict(), run_config={})
 
-    def handle(message: Message) -> Message | None:
+    def handle(message: Message) -> Answer:
         reply = app(message, context)
         return spoil(reply) if spoil else reply
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import shutil
+import weakref
+from itertools import count
 from pathlib import Path
 
 import pytest
@@ -14,10 +16,11 @@ from grid import FakeGrid, node, shares
 
 from atoll.engines.flower import wire
 from atoll.engines.flower.engine import FlowerEngine, FlowerOptions
+from atoll.engines.server import TooFewUpdatesError
 from atoll.errors import UserError
 from atoll.launch import launch
 from atoll.runs import Run
-from atoll.tree import num_bytes, same
+from atoll.tree import load, num_bytes, same
 from harness import final_models, run_tiny, tiny
 
 
@@ -125,3 +128,100 @@ def test_a_share_must_be_a_number(tmp_path):
 def renamed(reply):
     reply.content = wire.records({**wire.tree(reply.content), "name": "three"})
     return reply
+
+
+def answering(spoil):
+    """Four shares; ``spoil`` gets client, round and answer, and says what is answered."""
+    grid = shares(4)
+
+    def spoiler(client):
+        rounds = count(1)
+
+        def change(reply):
+            return spoil(client, next(rounds), reply) if "update" in wire.tree(reply.content) else reply
+
+        return change
+
+    for k in range(4):
+        grid.nodes[100 + k] = node(100 + k, {"partition-id": k}, spoiler(k))
+    return grid
+
+
+def dropping(rounds):
+    """Four shares, some of which do not answer at their so-manieth turns."""
+    return answering(lambda client, turn, reply: None if client in rounds.get(turn, ()) else reply)
+
+
+def test_a_reply_counts_once_and_in_its_own_round(tmp_path, monkeypatch):
+    """Client 1's answer of round 2 comes in round 3, and everything that it says comes twice."""
+    monkeypatch.setenv("ATOLL_STATE", str(tmp_path / "state"))
+    settings = ("train.rounds=3", "train.bn_buffers=local")
+    kept = []
+
+    def late_and_double(client, turn, reply):
+        if client != 1:
+            return reply
+        kept.append(reply)
+        return [] if turn == 2 else [*kept, *kept]
+
+    theirs = play(answering(late_and_double), tmp_path / "theirs", *settings, deadline=1.0)
+    assert [line["clients"] for line in theirs.metrics()[1:]] == [4, 3, 4]
+    assert theirs.metrics()[2]["lost"] == {"1": "no answer within 1 s"}
+    silent = play(dropping({2: [1]}), tmp_path / "silent", *settings, deadline=1.0)
+    assert same(final_models(theirs), final_models(silent))
+
+
+def test_one_more_update_is_in_memory_while_early_ones_wait_on_disk(tmp_path, monkeypatch):
+    monkeypatch.setenv("ATOLL_STATE", str(tmp_path / "state"))
+    held, most = [], []
+
+    def watched(read):
+        def reading(source):
+            most.append(sum(one() is not None for one in held))  # beside the one that comes
+            answer = read(source)
+            if "update" in answer:
+                held.append(weakref.ref(answer["update"]["weights"]["encoder.conv1.weight"]))
+            return answer
+
+        return reading
+
+    monkeypatch.setattr("atoll.engines.flower.post.tree", watched(wire.tree))
+    monkeypatch.setattr("atoll.engines.flower.executor.load", watched(load))
+    grid = shares(4)
+    grid.late_first = True
+    play(grid, tmp_path / "run")
+    assert len(held) == 2 * (4 + 3)  # each as it came, and three of a round once more, from disk
+    assert max(most) == 1
+
+
+def test_a_round_with_too_few_answers_leaves_the_model_and_is_played_again(tmp_path, monkeypatch):
+    monkeypatch.setenv("ATOLL_STATE", str(tmp_path / "state"))
+    settings = ("train.min_accepted=0.75", "train.bn_buffers=local")
+    whole = play(dropping({1: [0]}), tmp_path / "whole", *settings, deadline=1.0)  # three are enough
+    with pytest.raises(TooFewUpdatesError, match=r"round 2 failed: 2 of 4 updates .* asks for 75%"):
+        play(dropping({1: [0], 2: [0, 3]}), tmp_path / "cut", *settings, deadline=1.0)
+    assert Run(tmp_path / "cut").latest()["round"] == 1
+    cut = play(shares(4), tmp_path / "cut", *settings, resume=True)
+    assert [line["clients"] for line in cut.metrics()[1:]] == [3, 4]
+    assert same(final_models(whole), final_models(cut))
+
+
+SECRET = (
+    "method.name=fed_align_uniform",
+    "method.aggregation=private_fedavg",
+    "options.private_fedavg.secret=7",
+    "train.bn_buffers=leave",
+    "train.participation=0.8",
+    "train.min_accepted=0.25",
+)
+
+
+def test_a_private_run_is_that_of_our_engine(tmp_path, monkeypatch):
+    """Noise and cohorts are the server's: a secret makes them the same here and there."""
+    monkeypatch.setenv("ATOLL_STATE", str(tmp_path / "state"))
+    ours, theirs = run_tiny(tmp_path / "ours", *SECRET), play(shares(4), tmp_path / "theirs", *SECRET)
+    assert same(final_models(ours), final_models(theirs))
+    spent = [line["privacy"] for line in theirs.metrics()[1:]]
+    assert spent == [line["privacy"] for line in ours.metrics()[1:]]
+    assert spent[0]["epsilon"] < spent[1]["epsilon"]
+    assert {line["clients"] for line in theirs.metrics()[1:]} != {4}  # a sample, not all

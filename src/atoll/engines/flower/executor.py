@@ -39,8 +39,9 @@ class RemoteStates:
 class FlowerExecutor:
     """Runs jobs on the nodes of a roster.
 
-    An answer that comes before its turn waits on disk, so that memory holds one update, however many clients there
-    are. A client that does not answer in time is lost for the round, and what it sends later is not read.
+    An answer that comes before its turn waits on disk, so that memory holds the update that is folded and the next,
+    however many clients there are. A client that does not answer in time is lost for the round, and what it sends
+    later is not read.
 
     Args:
         roster: which node speaks for which client.
@@ -87,10 +88,11 @@ class FlowerExecutor:
         turn = iter([job.client for job in jobs])
         current = next(turn, None)
         for client, answer in self.ask(TRAIN, requests):
-            result = _result(client, answer)
-            if progress is not None and not result.lost:
+            if progress is not None and not isinstance(answer, Lost) and "update" in answer:
                 progress(self._roster.clients[client].train)
-            waiting[client] = self._put_aside(result) if client != current else result
+            waiting[client] = (
+                self._put_aside(client, answer) if client != current else _result(client, answer)
+            )
             while current in waiting:
                 yield self._take_up(current, waiting.pop(current))
                 current = next(turn, None)
@@ -128,10 +130,11 @@ class FlowerExecutor:
     def close(self) -> None:
         """Nothing to stop: nodes are their sites' own."""
 
-    def _put_aside(self, result: Result) -> Result | Path:
+    def _put_aside(self, client: int, answer: dict[str, Tree] | Lost) -> Result | Path:
+        result = _result(client, answer)
         if result.lost:
             return result
-        path = self._scratch / f"{result.client}.safetensors"
+        path = self._scratch / f"{client}.safetensors"
         save(path, {"update": result.update})
         return path
 
@@ -147,7 +150,7 @@ def _result(client: int, answer: dict[str, Tree] | Lost) -> Result:
     if isinstance(answer, Lost) or "update" not in answer:
         afresh = not isinstance(answer, Lost) and answer.get("afresh") is True
         return Result(client, lost=_reason(answer), afresh=afresh)
-    return Result(client, answer["update"])
+    return Result(client, answer.pop("update"))  # out of the answer, which others hold until the next comes
 
 
 def _reason(answer: dict[str, Tree] | Lost) -> str:

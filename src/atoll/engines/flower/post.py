@@ -71,11 +71,15 @@ class Post:
         late = time.monotonic() >= self._ends - 1  # from then on Flower may have dropped a message by itself
         # One at a time: all that have arrived at once might not fit in memory.
         for message_id in list(self._pending):
-            for reply in self._grid.pull_messages([message_id]):
-                if not (late and reply.has_error()):
-                    yield self._pending.pop(message_id), _read(reply)
-            if late and message_id in self._pending:
-                yield self._pending.pop(message_id), Lost(f"no answer within {self._seconds:g} s")
+            answer = self._pull(message_id, late)
+            if answer is not None:
+                yield self._pending.pop(message_id), answer
+
+    def _pull(self, message_id: str, late: bool) -> dict[str, Tree] | Lost | None:
+        reply = next(iter(self._grid.pull_messages([message_id])), None)  # a second one is not read
+        if reply is not None and not (late and reply.has_error()):
+            return _read(reply)
+        return Lost(f"no answer within {self._seconds:g} s") if late else None
 
 
 def _read(reply: Message) -> dict[str, Tree] | Lost:
