@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import re
 import sys
 from pathlib import Path
 from typing import Any
@@ -12,7 +13,7 @@ from flwr.serverapp import Grid, ServerApp
 
 from atoll.engines.federation import Federation
 from atoll.engines.flower.engine import FlowerEngine, FlowerOptions
-from atoll.engines.server import Record, Server
+from atoll.engines.server import Record, Server, TooFewUpdatesError
 from atoll.errors import UserError
 
 log = logging.getLogger("flwr")
@@ -52,7 +53,7 @@ def main(grid: Grid, context: Context) -> None:
     """Play a run, or go on with the one in its folder."""
     try:
         run_federation(grid, FlowerOptions.read(context.run_config))
-    except UserError as error:
+    except (UserError, TooFewUpdatesError) as error:
         log.error("%s", error)
         raise
 
@@ -65,13 +66,18 @@ def run_federation(grid: Grid, options: FlowerOptions) -> Path:
     from atoll.report import write_report
     from atoll.runs import Run, default_folder
 
-    recipe = load_recipe(_find(options.recipe), options.set.split())
+    recipe = load_recipe(_find(options.recipe), _settings(options.set))
     folder = Path(options.out) if options.out else default_folder(recipe.name, recipe.seed)
     engine = FlowerEngine(grid, options, recipe.to_toml())
     run = launch(recipe, folder, Run(folder).exists(), LogLines(), engine)
     report = write_report([run.folder], run.folder / "report.html")
     log.info("run: %s, report: %s", run.folder, report)
     return run.folder
+
+
+def _settings(text: str) -> list[str]:
+    """``key=value`` pairs; a value goes on to the next key, so that it may hold blanks."""
+    return re.split(r"\s+(?=[\w.]+=)", text.strip()) if text.strip() else []
 
 
 def _find(recipe: str) -> str:
