@@ -7,6 +7,7 @@
 # All that is made lies in FOLDER (default: trial); the report is FOLDER/run/report.html.
 set -euo pipefail
 
+die() { echo "$1" >&2; exit 1; }
 here=$(cd "$(dirname "$0")" && pwd)
 trial=trial
 if [[ $# -gt 0 && $1 != --set ]]; then trial=$1; shift; fi
@@ -44,13 +45,15 @@ flower-superlink --host 127.0.0.1 --port "$port" --database "$trial/superlink.db
   --ssl-ca-certfile "$trial/keys/ca.crt" --ssl-certfile "$trial/keys/server.crt" --ssl-keyfile "$trial/keys/server.key" \
   --enable-supernode-auth --disable-runtime-dependency-installation > "$trial/logs/superlink.log" 2>&1 &
 processes+=($!)
-for site in "${sites[@]}"; do
-  for attempt in $(seq 30); do
-    flwr supernode register "$trial/keys/$site.pub" > "$trial/logs/register-$site.log" 2>&1 && break
-    grep -q "already in use" "$trial/logs/register-$site.log" && break # from an earlier trial
+register() {
+  for _ in $(seq 30); do # the SuperLink takes some seconds to start
+    flwr supernode register "$trial/keys/$1.pub" > "$trial/logs/register-$1.log" 2>&1 && return
+    grep -q "already in use" "$trial/logs/register-$1.log" && return # from an earlier trial
     sleep 1
   done
-done
+  die "the SuperLink did not register $1; $trial/logs/register-$1.log and superlink.log say why"
+}
+for site in "${sites[@]}"; do register "$site"; done
 
 # 4. The sites. Each node is told its name, its folder and where to keep its state.
 number=0
@@ -64,5 +67,7 @@ for site in "${sites[@]}"; do
 done
 
 # 5. The run.
-flwr run "$trial/app" --stream
-echo "report: $trial/run/report.html"
+flwr run "$trial/app" --stream || true
+report=$trial/run/report.html
+[[ $report -nt $FLWR_HOME/config.toml ]] || die "the run did not end with a report; the log above and $trial/logs say why"
+echo "report: $report"
