@@ -218,6 +218,7 @@ SECRET = (
 
 def test_a_private_run_is_that_of_our_engine(tmp_path, monkeypatch):
     """Noise and cohorts are the server's: a secret makes them the same here and there."""
+    pytest.importorskip("dp_accounting", reason="the extra atoll[dp] is not installed")
     monkeypatch.setenv("ATOLL_STATE", str(tmp_path / "state"))
     ours, theirs = run_tiny(tmp_path / "ours", *SECRET), play(shares(4), tmp_path / "theirs", *SECRET)
     assert same(final_models(ours), final_models(theirs))

@@ -68,6 +68,7 @@ def test_the_log_names_sites_and_tells_epsilon(caplog):
 
 
 def test_a_private_run_tells_epsilon_each_round(written, caplog):
+    pytest.importorskip("dp_accounting", reason="the extra atoll[dp] is not installed")
     caplog.set_level("INFO", "flwr")
     run = Run(run_federation(shares(4), FlowerOptions(**written(*SECRET))))
     told = [line["privacy"]["epsilon"] for line in run.metrics()[1:]]
