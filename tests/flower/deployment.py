@@ -60,9 +60,16 @@ class Deployment:
             self.flwr("supernode", "register", str(self.folder / "keys" / f"{site}.pub"))
 
     def start_node(
-        self, site: str, key: str = "", name: str = "", ca: str = "", supervise: bool = False, **config: str
+        self,
+        site: str,
+        key: str = "",
+        name: str = "",
+        ca: str = "",
+        supervise: bool = False,
+        credentials: tuple[str, ...] | None = None,
+        **config: str,
     ) -> None:
-        """Start a node; ``supervise``: as systemd does, again and again.
+        """Start a node; ``supervise``: as systemd does, again and again; ``credentials``: in place of CA and key.
 
         A SuperLink that has not yet missed a killed node's heartbeat (a minute) refuses that node, which then ends.
         """
@@ -74,10 +81,13 @@ class Deployment:
             "state": str(self.folder / "state" / name),
             **config,
         }
+        if credentials is None:
+            credentials = (
+                "--root-certificates", ca or str(self.folder / "keys" / "ca.crt"),
+                "--auth-supernode-private-key", str(self.folder / "keys" / (key or site)),
+            )  # fmt: skip
         self._start(
-            name, "flower-supernode", "--superlink", f"127.0.0.1:{self.port}",
-            "--root-certificates", ca or str(self.folder / "keys" / "ca.crt"),
-            "--auth-supernode-private-key", str(self.folder / "keys" / (key or site)),
+            name, "flower-supernode", "--superlink", f"127.0.0.1:{self.port}", *credentials,
             "--port", str(_free_port()), "--max-retries", "3",
             "--node-config", " ".join(f'{k}="{v}"' for k, v in given.items()), supervise=supervise,
         )  # fmt: skip
@@ -129,6 +139,16 @@ class Deployment:
         with suppress(ProcessLookupError):
             os.killpg(process.pid, signal.SIGKILL)
         process.wait()
+
+    def kill_server_app(self) -> None:
+        """The coordinator's process alone, which the SuperLink started."""
+        found = subprocess.run(
+            ["pgrep", "-f", f"flwr-serverapp .*:{self.port} "], capture_output=True, text=True
+        )
+        pids = [int(pid) for pid in found.stdout.split()]
+        assert pids, "no ServerApp is running"
+        for pid in pids:
+            os.kill(pid, signal.SIGKILL)
 
     def close(self) -> None:
         for name in list(self.processes):

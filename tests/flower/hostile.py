@@ -19,5 +19,5 @@ class Hostile(AlignUniform):
                 parameter.data.mul_(1000.0)
         if fault == (4, 2) and local.steps == 2:
             weight.data = torch.zeros(1)
-        if fault == (5, 3):
-            time.sleep(60)
+        if fault == (5, 3) and local.steps == 1:  # once: it must be free again in round 6
+            time.sleep(50)

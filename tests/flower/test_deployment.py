@@ -81,18 +81,27 @@ def test_same_weights_and_strangers_are_kept_out(deployment, tmp_path):
     other = tmp_path / "other"
     subprocess.run([sys.executable, EXAMPLES / "make_keys.py", other], check=True)
     deployment.start_node("east", name="impostor", ca=str(other / "ca.crt"))  # trusts another authority
+    deployment.start_node("east", name="plain", credentials=("--insecure",))
+    certificate = ("--root-certificates", str(tmp_path / "keys" / "ca.crt"))
+    deployment.start_node("east", name="keyless", credentials=certificate)
+    refused = ("stranger", "impostor", "plain", "keyless")
     deployment.run(deployment.app(recipe(f"method.name={method}"), wait=240.0))
     run = deployment.finish()
     assert same(final_models(run), final_models(ours(tmp_path, f"method.name={method}")))
     record = json.loads((run.folder / "sites.json").read_text())
     assert [site["name"] for site in record["sites"]] == list(SITES)
     assert len({site["key"] for site in record["sites"]}) == 4
-    print(
-        {name: deployment.log(name)[-800:] for name in ("stranger", "impostor", "twin")},
-        record["turned_away"],
-    )
-    assert deployment.processes["stranger"].poll() not in (None, 0)
-    assert deployment.processes["impostor"].poll() not in (None, 0)
+    turned = [one for one in record["turned_away"] if one["name"] == "west"]
+    assert turned
+    assert {one["node"] for one in turned}.isdisjoint(str(site["node"]) for site in record["sites"])
+    reasons = {one["reason"] for one in turned}
+    assert reasons <= {
+        "another node already takes part as 'west'",
+        "the run is for 4 sites, and they are complete",
+        "'west' takes part with another key",
+    }
+    for name in refused:
+        assert deployment.processes[name].poll() not in (None, 0), deployment.log(name)[-800:]
 
 
 def test_a_killed_node_comes_back_with_its_state(deployment, tmp_path):
@@ -113,23 +122,27 @@ def test_a_killed_node_comes_back_with_its_state(deployment, tmp_path):
     assert 6 in kept
 
 
-def test_a_killed_superlink_resumes_with_the_same_weights(deployment, tmp_path):
+def test_a_killed_server_app_and_superlink_resume_with_the_same_weights(deployment, tmp_path):
     for site in SITES:
         deployment.start_node(site)
-    settings = ("train.bn_buffers=local", "train.rounds=3", "method.name=fed_align_uniform")
+    settings = ("train.bn_buffers=local", "train.rounds=4", "method.name=fed_align_uniform")
     app = deployment.app(recipe(*settings), wait=240.0)
     deployment.run(app)
     deployment.wait_for(lambda: deployment.round() >= 1, 240, "round 1")
+    deployment.kill_server_app()
+    assert deployment.round() < 2
+    deployment.run(app)
+    deployment.wait_for(lambda: deployment.round() >= 2, 240, "round 2")
     for name in ("superlink", *SITES):
         deployment.kill(name)
-    assert deployment.round() < 3
+    assert deployment.round() < 4
     deployment.start_superlink()
     for site in SITES:
         deployment.start_node(site, supervise=True)
     deployment.run(app)
     run = deployment.finish()
-    assert [line["round"] for line in run.metrics()] == [0, 1, 2, 3]
-    assert [line["clients"] for line in run.metrics()[1:]] == [4, 4, 4]
+    assert [line["round"] for line in run.metrics()] == [0, 1, 2, 3, 4]
+    assert [line["clients"] for line in run.metrics()[1:]] == [4, 4, 4, 4]
     assert same(final_models(run), final_models(ours(tmp_path, *settings)))
 
 
@@ -153,5 +166,7 @@ def test_spoiled_and_late_updates_and_a_vanished_folder(deployment, tmp_path):
     assert "beyond the bound" in lines[3]["refused"]["1"]
     assert "has shape (1,)" in lines[4]["refused"]["2"]
     assert "no answer within 45 s" in lines[5]["lost"]["3"]
+    assert set(lines[6]["lost"]) == {"0"}  # who was late is back
+    assert lines[6]["clients"] == 3
     assert "no file or folder" in lines[6]["lost"]["0"]
     assert all(torch.isfinite(tensor).all() for tensor in final_models(run)["global"].values())
