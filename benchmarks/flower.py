@@ -17,13 +17,16 @@ import os
 import statistics
 import sys
 import tempfile
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import torch
 
 from atoll.launch import launch
 from atoll.recipe import Recipe, load_recipe
-from atoll.runs import Run
 
 sys.path.append(str(Path(__file__).parents[1] / "tests" / "flower"))  # for `deployment`
 CLIENTS = 4
@@ -47,7 +50,8 @@ def main() -> None:
         place = Path(folder)
         os.environ |= {"FLWR_TELEMETRY_ENABLED": "0", "FLWR_DISABLE_UPDATE_CHECK": "1"}
         os.environ |= {"FLWR_HOME": str(place / "flwr"), "ATOLL_STATE": str(place / "state")}
-        found["our engine"] = seconds(launch(recipe, place / "ours"))
+        with clock(place / "ours") as found["our engine"]:
+            launch(recipe, place / "ours")
         found["Atoll on Flower's simulation"] = simulate_ours(recipe, place)
         found["Flower's FedAvg on its simulation"] = simulate_theirs(options.rounds, place)
         if options.deployment:
@@ -60,8 +64,28 @@ def main() -> None:
         options.json.write_text(json.dumps({"median": medians, "rounds": found}, indent=1) + "\n")
 
 
-def seconds(run: Run) -> list[float]:
-    return [line["seconds"] for line in run.metrics() if line["round"]]
+@contextmanager
+def clock(folder: Path) -> Iterator[list[float]]:
+    """The seconds between a run's lines of metrics: all that a round takes, its checkpoint too."""
+    path, found, over = folder / "metrics.jsonl", [], threading.Event()
+
+    def watch() -> None:
+        lines, last = 0, time.perf_counter()
+        while not over.is_set():
+            now = time.perf_counter()
+            if path.is_file() and (count := path.read_bytes().count(b"\n")) > lines:
+                found.extend([now - last] if lines else [])  # the first line is of the untrained encoder
+                lines, last = count, now
+            time.sleep(0.005)
+
+    thread = threading.Thread(target=watch, daemon=True)
+    thread.start()
+    try:
+        yield found
+    finally:
+        time.sleep(0.05)
+        over.set()
+        thread.join()
 
 
 def simulate(server, client) -> None:
@@ -85,8 +109,9 @@ def simulate_ours(recipe: Recipe, place: Path) -> list[float]:
     def play(grid, context) -> None:
         run_federation(grid, FlowerOptions(recipe=str(place / "recipe.toml"), out=str(place / "simulated")))
 
-    simulate(server, app)
-    return seconds(Run(place / "simulated"))
+    with clock(place / "simulated") as found:
+        simulate(server, app)
+    return found
 
 
 def simulate_theirs(rounds: int, place: Path) -> list[float]:
@@ -119,8 +144,10 @@ def deploy(place: Path, rounds: int, ours: bool) -> list[float]:
         if ours:
             settings = ("data.source=clients", "data.path=nowhere", "partition.kind=natural")
             app = made.app(load_recipe("digits", [*SETTINGS, f"train.rounds={rounds}", *settings]))
-            made.run(app)
-            return seconds(made.finish(900))
+            with clock(place / "run") as found:
+                made.run(app)
+                made.finish(900)
+            return found
         made.run(fedavg_app(place / "app", rounds, out))
         made.wait_for(out.is_file, 900, "the end")
         return json.loads(out.read_text())
