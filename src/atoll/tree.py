@@ -86,7 +86,7 @@ def unpack(data: bytes) -> Tree:
         header = json.loads(data[8 : 8 + header_size])
         structure = header["__metadata__"][_KEY]
         tensors = safetensors.torch.load(data)
-        return _join(json.loads(structure), tensors)
+        return resolve(json.loads(structure), _REF, tensors.__getitem__)
     except (KeyError, RecursionError, TypeError, safetensors.SafetensorError, ValueError) as error:
         raise ValueError(f"these bytes are not a tree of tensors: {error}") from None
 
@@ -178,15 +178,20 @@ def _split(tree: Tree) -> tuple[str, Weights]:
     return structure, tensors
 
 
-def _join(structure: Tree, tensors: Weights, depth: int = 0) -> Tree:
+def resolve(structure: Tree, mark: str, find: Callable[[Any], Tensor], depth: int = 0) -> Tree:
+    """The tree that a structure describes, where ``{mark: place}`` stands for the tensor ``find(place)``.
+
+    Raises:
+        ValueError: it nests too deep.
+    """
     if depth > _DEEPEST:
         raise ValueError(f"it nests more than {_DEEPEST} levels deep")
     if isinstance(structure, dict):
-        if structure.keys() == {_REF}:
-            return tensors[structure[_REF]]
-        return {key: _join(value, tensors, depth + 1) for key, value in structure.items()}
+        if structure.keys() == {mark}:
+            return find(structure[mark])
+        return {key: resolve(value, mark, find, depth + 1) for key, value in structure.items()}
     if isinstance(structure, list):
-        return [_join(value, tensors, depth + 1) for value in structure]
+        return [resolve(value, mark, find, depth + 1) for value in structure]
     return structure
 
 

@@ -16,12 +16,11 @@ from collections.abc import Iterable, Iterator, Mapping
 from flwr.app import Array, ArrayRecord, RecordDict
 from torch import Tensor
 
-from atoll.tree import Tree, pack, unpack
+from atoll.tree import Tree, pack, resolve, unpack
 
 RECORD = "atoll"
 REST = "."  # the tree without its tensors
 STYPE = "atoll.tree.safetensors"
-DEEPEST = 100  # levels of a tree that comes from outside: what walks through one must not exhaust the stack
 _REF = "→"  # marks a tensor's place; then come its Array and which of that Array's tensors it is
 
 _Key = tuple[int, ...]  # the identities of an Array's tensors
@@ -63,7 +62,7 @@ def tree(content: RecordDict) -> dict[str, Tree]:
     """
     try:
         arrays = {name: unpack(bytes(array.data)) for name, array in content.array_records[RECORD].items()}
-        made = _with_tensors(arrays.pop(REST), arrays, DEEPEST)
+        made = resolve(arrays.pop(REST), _REF, lambda place: _tensor(arrays, *place))
     except (AttributeError, LookupError, RuntimeError, TypeError, ValueError) as error:
         raise ValueError(f"the message holds no tree: {error!r}") from None
     if not isinstance(made, dict):
@@ -95,17 +94,11 @@ def _near(values: Iterable[Tree]) -> Iterator[Tensor]:
             yield from _near(value)
 
 
-def _with_tensors(tree: Tree, arrays: Mapping[str, list[Tensor]], levels: int) -> Tree:
-    if not levels:
-        raise ValueError(f"the message's tree has more than {DEEPEST} levels")
-    if isinstance(tree, dict):
-        if tree.keys() == {_REF}:
-            array, place = tree[_REF]
-            return arrays[str(array)][place]
-        return {name: _with_tensors(value, arrays, levels - 1) for name, value in tree.items()}
-    if isinstance(tree, list):
-        return [_with_tensors(value, arrays, levels - 1) for value in tree]
-    return tree
+def _tensor(arrays: Mapping[str, list[Tensor]], array: int, place: int) -> Tensor:
+    found = arrays[str(array)][place]
+    if not isinstance(found, Tensor):  # a tree in its place could be of any depth
+        raise TypeError(f"place {place} of array {array} holds no tensor")
+    return found
 
 
 def _array(value: Tree) -> Array:
