@@ -67,12 +67,14 @@ def test_a_table_is_mean_and_std_over_seeds_and_a_comparison_resumes(tmp_path):
     runs = compare([recipe], 2, tmp_path).runs
     accuracies = [100 * run.read_json("evaluation.json")["knn/accuracy"] for run in runs]
     untrained = [100 * run.metrics()[0]["evaluation"]["knn/accuracy"] for run in runs]
-    shown = text(comparison_table(runs))
+    shown = text(comparison_table(comparison_cells(runs)))
     for values in (accuracies, untrained):
         assert f"{statistics.mean(values):.2f} ± {statistics.stdev(values):.2f}" in shown
     stamps = [run.encoder_path.stat().st_mtime_ns for run in runs]
     again = compare([recipe], 3, tmp_path).runs
-    assert f"| FedSimCLR | {statistics.mean(accuracies):.2f} ± " in comparison_markdown(runs)
+    assert f"| FedSimCLR | {statistics.mean(accuracies):.2f} ± " in comparison_markdown(
+        comparison_cells(runs)
+    )
     assert [run.encoder_path.stat().st_mtime_ns for run in again[:2]] == stamps
     assert len(again) == 3
     # Two methods begin with the same weights: the untrained encoder still counts once a seed.

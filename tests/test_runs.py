@@ -10,7 +10,7 @@ from PIL import Image
 from rich.console import Console
 from sklearn.datasets import load_digits
 
-from atoll.compare import comparison_table
+from atoll.compare import comparison_cells, comparison_table
 from atoll.errors import UserError
 from atoll.runs import Run
 from harness import run_tiny
@@ -76,7 +76,7 @@ def test_metrics_cut_in_mid_line_get_the_newest_back(folder):
 def test_a_run_that_lost_its_metrics_has_no_untrained_encoder_to_show(folder):
     (folder / "metrics.jsonl").unlink()
     console = Console(width=200, file=io.StringIO())
-    console.print(comparison_table([run_tiny(folder, resume=True)]))
+    console.print(comparison_table(comparison_cells([run_tiny(folder, resume=True)])))
     shown = console.file.getvalue().splitlines()
     assert next(line for line in shown if line.startswith("untrained")).split()[-1] == "–"
 

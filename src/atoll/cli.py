@@ -45,7 +45,7 @@ def _resumable(options: argparse.Namespace) -> str:
 
 
 def _run(options: argparse.Namespace) -> int:
-    from atoll.compare import comparison_table
+    from atoll.compare import comparison_cells, comparison_table
     from atoll.console import Bar, make_console
     from atoll.launch import launch
     from atoll.recipe import load_recipe
@@ -59,13 +59,20 @@ def _run(options: argparse.Namespace) -> int:
     finally:
         bar.stop()
     report = write_report([run.folder], run.folder / "report.html")
-    console.print(comparison_table([run]))
+    console.print(comparison_table(comparison_cells([run])))
     console.print(f"run:    {run.folder}\nreport: {report}", highlight=False)
     return 0
 
 
 def _compare(options: argparse.Namespace) -> int:
-    from atoll.compare import by_method, compare, comparison_markdown, comparison_table, counterparts
+    from atoll.compare import (
+        by_method,
+        compare,
+        comparison_cells,
+        comparison_markdown,
+        comparison_table,
+        counterparts,
+    )
     from atoll.console import Bar, make_console
     from atoll.recipe import load_recipe
     from atoll.report import write_report
@@ -80,9 +87,9 @@ def _compare(options: argparse.Namespace) -> int:
     compared = compare(recipes, options.seeds, options.out, lambda title: Bar(console, title))
     if compared.runs:
         report = write_report([run.folder for run in compared.runs], options.out / "report.html")
-        table = options.out / "table.md"
-        write_whole(table, comparison_markdown(compared.runs).encode())
-        console.print(comparison_table(compared.runs))
+        table, cells = options.out / "table.md", comparison_cells(compared.runs)
+        write_whole(table, comparison_markdown(cells).encode())
+        console.print(comparison_table(cells))
         console.print(f"runs:   {options.out}\ntable:  {table}\nreport: {report}", highlight=False)
     for why in compared.failures.values():
         print(f"atoll: {why}", file=sys.stderr)  # noqa: T201

@@ -143,13 +143,13 @@ def compare(
     return Comparison(runs, failures)
 
 
-def comparison_cells(runs: Sequence[Run]) -> tuple[list[str], list[list[str]], list[str]]:
+Cells = tuple[list[str], list[list[str]], list[str]]  # a table's header, its rows, and how they were measured
+
+
+def comparison_cells(runs: Sequence[Run]) -> Cells:
     """The runs' results, recipes side by side, the untrained encoder first; mean ± std over seeds.
 
     A recipe that has fewer runs than another says how many.
-
-    Returns:
-        The table's header, its rows, and how its numbers were measured.
     """
     recipes = [load_recipe(run.recipe_path) for run in runs]
     beginnings = {(recipe.model, recipe.data, recipe.views.size) for recipe in recipes}
@@ -178,9 +178,9 @@ def comparison_cells(runs: Sequence[Run]) -> tuple[list[str], list[list[str]], l
     return ["method", *columns], rows, sorted(protocols)
 
 
-def comparison_table(runs: Sequence[Run]) -> Table:
+def comparison_table(cells: Cells) -> Table:
     """The same for a terminal."""
-    (first, *headings), rows, protocols = comparison_cells(runs)
+    (first, *headings), rows, protocols = cells
     table = Table(show_edge=False, pad_edge=False)
     table.add_column(first)
     for heading in headings:
@@ -192,9 +192,9 @@ def comparison_table(runs: Sequence[Run]) -> Table:
     return table
 
 
-def comparison_markdown(runs: Sequence[Run]) -> str:
+def comparison_markdown(cells: Cells) -> str:
     """The same as Markdown."""
-    header, rows, protocols = comparison_cells(runs)
+    header, rows, protocols = cells
     return "\n".join([*markdown_table(header, rows), "", *(f"- {said}" for said in protocols)]) + "\n"
 
 
