@@ -54,11 +54,12 @@ def remains(run: Run) -> Tree:
     """All that a run leaves but times: its encoders' bytes, the server's newest state and clients' own states."""
     checkpoint = run.latest()
     assert checkpoint is not None
-    checkpoint.pop("line", None)  # of the metrics, with seconds in it
     states = ClientStates(run.checkpoints / "clients")
     return {
         "encoders": {path.name: path.read_bytes() for path in run.folder.glob("encoder*.safetensors")},
-        "server": {name: value for name, value in checkpoint.items() if name != "line"},
+        "server": {
+            name: value for name, value in checkpoint.items() if name != "line"
+        },  # which holds seconds
         "clients": {
             client: states.load(int(client), round)
             for client, round in checkpoint["valid"].items()
