@@ -275,7 +275,8 @@ def _dirichlet(task: _Task) -> _Dealt:
         sizes = counts.sum(axis=1)
         if low <= sizes.min() and sizes.max() <= high:
             return _numbered(deal_dirichlet(variant, by_class, counts, rng))
-    bounds = f"at least {low:g} images" if high == np.inf else f"between {low:g} and {high:g} images"
+    images = "image" if low == 1 else "images"
+    bounds = f"at least {low:g} {images}" if high == np.inf else f"between {low:g} and {high:g} images"
     raise UserError(
         f"no Dirichlet draw out of {options.retries} with partition.alpha = {options.alpha:g} (variant "
         f"{options.variant!r}) gave each of {options.clients} clients {bounds} (partition.min_size = "

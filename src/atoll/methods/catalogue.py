@@ -281,7 +281,9 @@ def _title(method: Method, composed: Method, name: str) -> str:
         if getattr(composed, axis).name != getattr(method, axis).name:
             words.append(f"{axis} {getattr(composed, axis).name}")
     if [term.name for term in composed.terms] != [term.name for term in method.terms]:
-        words.append(f"terms {' + '.join(term.name for term in composed.terms) or 'none'}")
+        words.append(
+            f"terms {' + '.join(term.name for term in composed.terms)}" if composed.terms else "no terms"
+        )
     changes = (f" with {', '.join(words)}" if words else "") + (", each client alone" if alone else "")
     return (method.title or name) + changes if changes else method.title
 
