@@ -114,3 +114,13 @@ def test_a_comparison_that_cannot_be_made_is_a_mistake(tmp_path):
     with pytest.raises(UserError, match="two recipes are called 'digits'"):
         compare([tiny(), tiny("train.lr=0.3")], 1, tmp_path)
     assert list(tmp_path.iterdir()) == []
+
+
+def test_recipes_of_one_method_keep_rows_of_their_own(tmp_path):
+    """Else the mean of two settings would pass for one over seeds, and one's untrained encoder for the other's."""
+    made = compare([tiny("name=small"), tiny("name=large", "data.image_size=12")], 1, tmp_path)
+    _, rows, _ = comparison_cells(made.runs)
+    results = [run.read_json("evaluation.json") for run in made.runs]
+    first = [run.metrics()[0]["evaluation"] for run in made.runs]
+    assert [row[0].rpartition(" (")[2] for row in rows] == ["small)", "large)", "small)", "large)"]
+    assert [row[1] for row in rows] == [f"{100 * one['knn/accuracy']:.2f}" for one in (*first, *results)]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -146,32 +146,56 @@ def compare(
 Cells = tuple[list[str], list[list[str]], list[str]]  # a table's header, its rows, and how they were measured
 
 
+@dataclass
+class _Row:
+    """One row of a comparison: a label, the first recipe's name, and the results by seed."""
+
+    label: str
+    recipe: str
+    results: dict[int, dict[str, Any]] = field(default_factory=dict)
+
+    @property
+    def by_seed(self) -> list[dict[str, Any]]:
+        return list(self.results.values())
+
+
+def _named(rows: dict[str, _Row]) -> list[tuple[str, _Row]]:
+    """Rows with their labels; where two have the same one, the recipe's name tells them apart."""
+    labels = [row.label for row in rows.values()]
+    return [
+        (row.label if labels.count(row.label) == 1 else f"{row.label} ({row.recipe})", row)
+        for row in rows.values()
+    ]
+
+
 def comparison_cells(runs: Sequence[Run]) -> Cells:
     """The runs' results, recipes side by side, the untrained encoder first; mean ± std over seeds.
 
     A recipe that has fewer runs than another says how many.
     """
-    recipes = [load_recipe(run.recipe_path) for run in runs]
-    beginnings = {(recipe.model, recipe.data, recipe.views.size) for recipe in recipes}
-    untrained: dict[
-        str, dict[int, dict[str, Any]]
-    ] = {}  # by seed, for all methods begin with the same weights
-    groups: dict[str, list[dict[str, Any]]] = {}
+    beginnings: dict[str, _Row] = {}  # by seed: all methods of a setting begin with the same weights
+    groups: dict[str, _Row] = {}
     protocols = set()
-    for run, recipe in zip(runs, recipes, strict=True):
-        label = "untrained encoder" + (f" ({recipe.model.encoder})" if len(beginnings) > 1 else "")
+    for run in runs:
+        recipe, results = load_recipe(run.recipe_path), run.read_json("evaluation.json")
         first = next((line for line in run.metrics() if line["round"] == 0), {}).get("evaluation", {})
-        untrained.setdefault(label, {})[recipe.seed] = first
-        results = run.read_json("evaluation.json")
-        groups.setdefault(recipe.label, []).append(results)
+        begun = repr((recipe.model, recipe.data, recipe.views.size, recipe.train.start))
+        row = beginnings.setdefault(begun, _Row(f"untrained encoder ({recipe.model.encoder})", recipe.name))
+        row.results[recipe.seed] = first
+        engine = replace(recipe.engine, workers=1)
+        same = repr(replace(recipe, seed=0, name="", title="", engine=engine))
+        row = groups.setdefault(same, _Row(recipe.label, recipe.name))
+        row.results[recipe.seed] = results
         protocols.add(_protocol(recipe, results))
-    measured = {key for group in groups.values() for results in group for key in results}
-    columns = {heading: column for heading, column in COLUMNS.items() if column[0] in measured}
-    most = max(map(len, groups.values()), default=0)
-    named = {label: list(by_seed.values()) for label, by_seed in untrained.items()} | {
-        name if len(group) == most else f"{name} ({len(group)} of {most} runs)": group
-        for name, group in groups.items()
+    named = {
+        name if len(beginnings) > 1 else "untrained encoder": row.by_seed for name, row in _named(beginnings)
     }
+    most = max((len(row.results) for row in groups.values()), default=0)
+    for name, row in _named(groups):
+        few = f" ({len(row.results)} of {most} runs)" if len(row.results) < most else ""
+        named[name + few] = row.by_seed
+    measured = {key for row in groups.values() for results in row.by_seed for key in results}
+    columns = {heading: column for heading, column in COLUMNS.items() if column[0] in measured}
     rows = [
         [name, *(_spread(group, *column) for column in columns.values())] for name, group in named.items()
     ]

@@ -5,6 +5,7 @@ from torch import Tensor, nn
 from atoll.data.images import StoredPixels
 from atoll.errors import UserError
 from atoll.evaluation.embed import embed, one_thread, sample
+from atoll.models import ModelOptions, build_encoder
 
 
 class Net(nn.Module):
@@ -16,11 +17,11 @@ class Net(nn.Module):
         self.norm = nn.BatchNorm2d(5)
         self.drop = nn.Dropout(0.5)
 
-    def features(self, x: Tensor) -> Tensor:
+    def feature_maps(self, x: Tensor) -> Tensor:
         return self.drop(self.norm(self.conv(x)))
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.features(x).mean((2, 3))
+        return self.feature_maps(x).mean((2, 3))
 
 
 def to_float(pixels: Tensor) -> Tensor:
@@ -105,3 +106,11 @@ def test_one_thread_gives_the_threads_back() -> None:
         assert torch.get_num_threads() == 2
     finally:
         torch.set_num_threads(before)
+
+
+def test_our_resnets_give_their_maps() -> None:
+    encoder = build_encoder(ModelOptions(encoder="resnet-narrow", width=4), channels=1, image_size=8).eval()
+    images = StoredPixels(torch.randint(0, 256, (6, 1, 8, 8), dtype=torch.uint8))
+    maps = embed(encoder, to_float, images, maps=True)
+    h = embed(encoder, to_float, images)
+    torch.testing.assert_close(maps.reshape(6, encoder.dim, -1).mean(2), h)

@@ -23,11 +23,11 @@ class Net(nn.Module):
         self.conv = nn.Conv2d(1, 12, 3, stride=2, padding=1)
         self.norm = nn.BatchNorm2d(12)
 
-    def features(self, x: Tensor) -> Tensor:
+    def feature_maps(self, x: Tensor) -> Tensor:
         return self.norm(self.conv(x)).relu()
 
     def forward(self, x: Tensor) -> Tensor:
-        return nn.functional.adaptive_avg_pool2d(self.features(x), 2).flatten(1)
+        return nn.functional.adaptive_avg_pool2d(self.feature_maps(x), 2).flatten(1)
 
 
 @pytest.fixture

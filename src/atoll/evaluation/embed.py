@@ -102,10 +102,10 @@ def device_of(encoder: nn.Module) -> torch.device:
 
 
 def _feature_maps(encoder: nn.Module) -> Callable[[Tensor], Tensor]:
-    features = getattr(encoder, "features", None)
+    feature_maps = getattr(encoder, "feature_maps", None)
 
     def forward(images: Tensor) -> Tensor:
-        maps = features(images) if callable(features) else None
+        maps = feature_maps(images) if callable(feature_maps) else None
         if not isinstance(maps, Tensor) or maps.ndim != 4:
             raise UserError(
                 f"this protocol reads feature maps before the global pooling, and {type(encoder).__name__} "
