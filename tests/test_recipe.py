@@ -83,6 +83,7 @@ def test_misspelt_key_names_the_right_one():
         ("train.momentum=-1", "train.momentum is -1"),
         ("train.momentum=1.5", "train.momentum is 1.5"),
         ("train.weight_decay=-0.1", "train.weight_decay is -0.1"),
+        ("train.decay=0.0", "train.decay is 0.0; it must be above 0"),
         ("train.decay=nan", "train.decay is nan"),
         ("engine.device=meta", "use auto, cpu or cuda"),
         ("engine.device=nonsense", "use auto, cpu or cuda"),

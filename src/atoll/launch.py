@@ -168,12 +168,15 @@ def _check_folder(run: Run, recipe: Recipe, resume: bool) -> None:
 
 
 def deployed(federation: Federation, server: Server, states: States) -> dict[str, tuple[Weights, list[int]]]:
-    """The finished models by name, each with the clients that use it."""
+    """The finished models by name, each with the clients that use it.
+
+    A client that never took part has no model of its own, and counts only while none has.
+    """
     method, clients = federation.plan.method, range(federation.setting.num_clients)
     deployment = server.deploy()
     if method.personalises(federation.plan.train):
         models = {}
-        for client in clients:
+        for client in [c for c in clients if server.valid.get(c)] or clients:
             own = states.load(client, server.valid.get(client, 0))
             if own is not None or deployment.models:
                 models[f"client-{client}"] = (method.personal(deployment, client, own), [client])

@@ -35,6 +35,8 @@ class Setting:
         model: the recipe's model section, for parts that build heads of their own.
         sizes: samples at each client, where the server may know them.
         buffers: names of the weights that no gradient trains, such as BatchNorm's running statistics.
+        stays: names of the weights that never leave a client.
+        draw: which of the independent initial models is being built; 0 is the one that all share.
         checkpoint_every: rounds between checkpoints, which a kill may have played again.
         fresh: draws further initial models, independent of the one that all share: the first, the second, …
             It is there wherever networks can be built, and None in a setting that was made by hand.
@@ -50,6 +52,8 @@ class Setting:
     model: ModelOptions
     sizes: tuple[int, ...] = ()
     buffers: frozenset[str] = frozenset()
+    stays: frozenset[str] = frozenset()
+    draw: int = 0
     checkpoint_every: int = 1
     fresh: Callable[[int], Weights] | None = None
 
@@ -204,7 +208,8 @@ class Local:
         networks: the networks under training; ``networks["encoder"]``, ``["projector"]`` and parts' heads.
         after: what a part does to a head's output before any loss reads it, by the head's name, in all networks,
             until the round ends.
-        received: the weights that the client started from, before any merge (as they were downloaded).
+        received: the weights that were downloaded, before any merge; what never leaves a client is not among them,
+            and a client that trains alone has none.
         shared: names of the weights that leave the client.
         fresh: the client has no usable past of its own: parts start their state anew.
         lr: learning rate of this round.

@@ -52,6 +52,12 @@ def _derive(recipe: Recipe, name: str, wanted: Prerequisite) -> Recipe:
                 f"the {name} run that this method needs first must have this run's networks, and its {what} "
                 f"differs; mend the recipe {wanted.recipe or made.name!r}"
             )
+    if made.train.bn_buffers != "average" or made.composed.merge.personalises:
+        raise UserError(
+            f"the {name} run that this method needs first must end with one whole model, BatchNorm's statistics "
+            f"included; set train.bn_buffers = 'average' and method.merge = 'replace' in the recipe "
+            f"{wanted.recipe or made.name!r}"
+        )
     return made
 
 

@@ -76,9 +76,10 @@ class TrainOptions:
         for name in ("lr", "norm_factor", "first_norm"):
             if not getattr(self, name) > 0:
                 raise UserError(f"train.{name} is {getattr(self, name)}; it must be above 0")
-        for name in ("weight_decay", "decay"):
-            if not 0 <= getattr(self, name) < math.inf:
-                raise UserError(f"train.{name} is {getattr(self, name)}; it must be at least 0")
+        if not 0 < self.decay < math.inf:
+            raise UserError(f"train.decay is {self.decay}; it must be above 0")
+        if not 0 <= self.weight_decay < math.inf:
+            raise UserError(f"train.weight_decay is {self.weight_decay}; it must be at least 0")
         if not 0 <= self.momentum < 1:
             raise UserError(f"train.momentum is {self.momentum}; it must be at least 0 and below 1")
         for name in ("participation", "min_accepted"):

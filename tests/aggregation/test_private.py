@@ -18,6 +18,7 @@ from atoll.launch import launch
 from atoll.runs import Run
 from atoll.tree import clone, same
 from harness import final_models, run_tiny, tiny
+from rounds import Rounds
 
 pytest.importorskip("dp_accounting", reason="the extra atoll[dp] is not installed")
 
@@ -26,7 +27,7 @@ PRIVATE = ("method.aggregation=private_fedavg", "train.bn_buffers=leave", "metho
 
 def setting(**changes):
     made = Federation(tiny("partition.clients=8").plan()).setting
-    return replace(made, train=replace(made.train, **changes))
+    return replace(made, train=replace(made.train, **changes), stays=frozenset({"bn.running_mean"}))
 
 
 def model(value):
@@ -56,6 +57,16 @@ def test_buffers_and_counters_take_no_part():
     folded = fold(PrivateFedAvg(), [model(5)])
     assert torch.equal(folded["bn.running_mean"], torch.zeros(2))
     assert folded["n"] == 0
+
+
+def test_no_noise_gathers_on_what_never_travels():
+    rounds = Rounds(*PRIVATE, "method.merge=fedbn")
+    before = clone(rounds.server.state["models"]["global"])
+    rounds.fold(1, {0: rounds.train(0)[0]})
+    after = rounds.server.state["models"]["global"]
+    sent = rounds.federation.update_names()
+    changed = {name for name in before if not torch.equal(before[name], after[name])}
+    assert changed == sent
 
 
 def test_one_clients_influence_is_bounded_whatever_it_sends():

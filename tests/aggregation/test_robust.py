@@ -8,7 +8,7 @@ from atoll.aggregation import spill
 from atoll.aggregation.robust import Median, MultiKrum, TrimmedMean
 from atoll.errors import UserError
 from atoll.tree import same
-from folds import copies, fold, model, setting
+from folds import BUFFERS, copies, fold, model, setting
 
 RULES = (Median(), TrimmedMean(0.2), MultiKrum())
 
@@ -108,3 +108,16 @@ def test_bad_options_are_sentences():
         TrimmedMean(0.5)
     with pytest.raises(UserError, match=r"options\.multi_krum\.byzantine is -1"):
         MultiKrum(-1)
+
+
+def test_krum_measures_trained_weights_alone():
+    """Else whoever sends the mean of the others' statistics lies in the middle, whatever weights it sends."""
+    models = [model(k) for k in range(7)]
+    for k, weights in enumerate(models):
+        weights["bn.running_var"] *= 1000 * k
+    trained = [{name: w for name, w in one.items() if not name.startswith("bn.")} for one in models]
+    result = fold(MultiKrum(1, chosen=1), model(0), copies(models), buffers=BUFFERS)
+    (kept,) = slow_krum(trained, 1, 1)
+    assert slow_krum(models, 1, 1) != [kept]
+    for name in ("conv.weight", "bn.running_var"):
+        assert torch.equal(result[name], models[kept][name])

@@ -1,9 +1,11 @@
+import math
+
 import pytest
 import torch
 
-from atoll.functional import sinkhorn_assignments
+from atoll.functional import assignment_loss, sinkhorn_assignments
 
-from .oracles import rows
+from .oracles import dot, normalised, rows
 
 SCORES = torch.tensor([[1.0, 0.0], [0.9, 0.1], [0.8, 0.2], [0.0, 1.0]], dtype=torch.float64)
 
@@ -43,3 +45,41 @@ def test_bad_arguments():
         sinkhorn_assignments(torch.ones(3))
     with pytest.raises(ValueError, match="iterations must be above 0"):
         sinkhorn_assignments(SCORES, iterations=0)
+
+
+def test_assignments_agree_with_a_slow_loop():
+    target, online, centroids = rows(5, 4, 1), rows(5, 4, 2), torch.nn.functional.normalize(rows(3, 4, 3))
+
+    def assigned(z):
+        scores = [dot(normalised(z.tolist()), c) / 0.1 for c in centroids.tolist()]
+        total = sum(math.exp(s) for s in scores)
+        return [math.exp(s) / total for s in scores]
+
+    losses = [
+        -sum(p * math.log(q) for p, q in zip(assigned(t), assigned(o), strict=True))
+        for t, o in zip(target, online, strict=True)
+    ]
+    assert assignment_loss(target, online, centroids).item() == pytest.approx(sum(losses) / 5, rel=1e-12)
+    online.requires_grad_()
+    assert torch.autograd.gradcheck(lambda z: assignment_loss(target, z, centroids), online)
+    target.requires_grad_()
+    assignment_loss(target, online, centroids).backward()
+    assert target.grad is None  # assignments are constants
+
+
+def test_assignments_are_taken_in_full_precision():
+    target, online, centroids = (rows(8, 16, seed).float() for seed in (1, 2, 3))
+    plain = assignment_loss(target, online, centroids)
+    with torch.autocast("cpu", torch.bfloat16):
+        mixed = assignment_loss(target, online, centroids)
+    assert mixed.dtype == torch.float32
+    assert torch.equal(mixed, plain)
+
+
+def test_assignments_of_a_zero_row_are_even():
+    centroids = torch.nn.functional.normalize(rows(4, 3))
+    zero = torch.zeros(1, 3, dtype=torch.float64, requires_grad=True)
+    loss = assignment_loss(zero.detach(), zero, centroids)
+    assert loss.item() == pytest.approx(math.log(4))
+    loss.backward()
+    assert zero.grad.isfinite().all()

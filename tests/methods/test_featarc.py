@@ -5,6 +5,7 @@ import torch
 
 from atoll.errors import UserError
 from atoll.methods.featarc import FeatARC
+from atoll.methods.fedbn import norm_names
 from atoll.tree import clone, same
 from functional.oracles import dot, normalised
 from harness import run_tiny
@@ -182,3 +183,34 @@ def test_by_hand_further_models_must_be_given():
     setting = Rounds(*FEATARC).federation.setting
     with pytest.raises(ValueError, match="further initial models"):
         FeatARC().models({}, replace(setting, fresh=None))
+
+
+def test_a_client_chooses_by_models_with_its_own_batchnorm():
+    """The server's is the one that training began with, and no model's."""
+    rounds = Rounds(*FEATARC, "method.merge=fedbn")
+    _, kept = rounds.train(1)
+    rounds.start(1, 2, kept)
+    last = rounds.client.copies["featarc"].state_dict()  # the last cluster, as its features were computed
+    own, model = kept["parts"]["featarc"], rounds.server.state["models"]["cluster-1"]
+    norms = norm_names(rounds.federation.networks)
+    for name in encoder_of(model):
+        assert torch.equal(last[name], own[name] if name in norms else model[name])
+
+
+def test_a_server_step_leaves_a_cluster_that_nobody_chose():
+    rounds = Rounds(*FEATARC, "method.server=fedavgm")
+    rounds.fold(1, {client: rounds.train(client)[0] for client in (0, 1)})
+    before = clone(rounds.server.state)
+    rounds.fold(2, {0: rounds.train(0, 2)[0]})
+    (chosen,) = {rounds.server.state["parts"]["featarc"]["0"]}
+    (other,) = {"cluster-0", "cluster-1"} - {chosen}
+    after = rounds.server.state
+    assert same(after["models"][other], before["models"][other])
+    assert same(after["parts"]["fedavgm"][other], before["parts"]["fedavgm"][other])
+    assert not same(after["models"][chosen], before["models"][chosen])
+
+
+def test_the_clusters_heads_are_drawn_independently_too():
+    models = Rounds("method.name=fed_pr", "method.aggregation=featarc").server.state["models"]
+    heads = [model["rotation_head.weight"] for model in models.values()]
+    assert not torch.equal(*heads)

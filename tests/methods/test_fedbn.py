@@ -60,3 +60,28 @@ def test_networks_without_batchnorm_are_refused():
     vit = ("model.encoder=vit-tiny", "model.width=64", "model.depth=1", "model.stem=cifar")
     with pytest.raises(UserError, match="these networks have none"):
         federation(*FEDBN, *vit, "model.projector=none")
+
+
+@pytest.mark.parametrize("home", ["method.merge=fedbn", "train.bn_buffers=local"])
+@pytest.mark.parametrize("term", ["fedx", "moon", "featarc_alignment", "fedprox"])
+def test_the_global_model_that_a_term_looks_to_is_the_one_that_training_begins_with(term, home):
+    """With the server's own BatchNorm, which nobody ever trained, it would be no one's model."""
+    rounds = Rounds("method.name=fed_simclr", f"method.terms=['{term}']", home)
+    updates, kept = zip(*(rounds.train(client) for client in (0, 1)), strict=True)
+    rounds.fold(1, dict(enumerate(updates)))
+    start = rounds.start(0, 2, kept[0])
+    if term == "fedprox":
+        assert rounds.method.terms[0].loss(rounds.client.local, None, None).item() == 0
+    else:
+        assert same(rounds.client.copies["global"].state_dict(), start)
+
+
+def test_a_client_that_never_took_part_is_not_measured(tmp_path):
+    run = run_tiny(tmp_path / "run", *FEDBN, "train.participation=0.5", "train.rounds=1")
+    took_part = {f"client-{client}" for client in run.latest()["valid"]}
+    assert len(took_part) == 2
+    evaluation = run.read_json("evaluation.json")
+    assert evaluation["by_model"].keys() == took_part
+    assert {path.name for path in run.folder.glob("encoder-*.safetensors")} == {
+        f"encoder-{name}.safetensors" for name in took_part
+    }

@@ -7,9 +7,10 @@ from atoll.data.images import StoredPixels
 from atoll.errors import UserError
 from atoll.methods.fedca import DictionaryContrast, DictionaryFold
 from atoll.parts import Trained
+from atoll.prerequisites import prerequisite_recipes
 from atoll.tree import clone
 from functional import oracles
-from harness import run_tiny
+from harness import run_tiny, tiny
 from rounds import Rounds
 from steps import federation
 
@@ -194,11 +195,21 @@ def test_public_images_must_be_named():
         federation("method.name=fedca", *PUBLIC, "options.fedca_alignment.recipe=digits")
 
 
+def test_the_alignment_model_has_statistics_of_its_own_whatever_the_clients_do_with_theirs():
+    recipe = tiny("method.name=fedca", *PUBLIC, "train.bn_buffers=local", "train.lr=0.03")
+    train = prerequisite_recipes(recipe)["alignment"].train
+    assert (train.bn_buffers, train.lr) == ("average", 0.03)
+
+
 def test_mistakes_about_the_alignment_run_show_before_anything_is_written(tmp_path):
     with pytest.raises(UserError, match=r"alignment run that this method needs first: unknown.*'data\.pth'"):
         run_tiny(tmp_path / "run", "method.name=fedca", "options.fedca_alignment.data.pth=x")
     with pytest.raises(UserError, match=r"must have this run's networks, and its \[model\] section differs"):
         run_tiny(tmp_path / "run", "method.name=fedca", "options.fedca_alignment.recipe=digits")
+    partly = tmp_path / "partly.toml"
+    partly.write_text(tiny("method.name=fed_simclr", "method.merge=fedbn").to_toml())
+    with pytest.raises(UserError, match=r"one whole model.*train\.bn_buffers = 'average'"):
+        run_tiny(tmp_path / "run", "method.name=fedca", f"options.fedca_alignment.recipe={partly}")
     with pytest.raises(UserError, match="no file or folder"):
         run_tiny(
             tmp_path / "run", "method.name=fedca",

@@ -37,6 +37,9 @@ def test_small_clients_train_more_epochs():
     fur = FUR(equal_steps=True)
     # (⌊100/20⌋ + 1)·2 = 12 steps at most; the clients have 5, 2, 1 and 1 batches.
     assert [fur.epochs(setting, client, range(4), 1) for client in range(4)] == [2, 6, 10, 10]
+    # A rest of one image makes no batch.
+    odd = dataclasses.replace(setting, sizes=(100, 41, 21, 1))
+    assert [fur.epochs(odd, client, range(4), 1) for client in range(4)] == [2, 6, 10, 10]
     dropping = dataclasses.replace(setting, train=dataclasses.replace(train, drop_last=True))
     assert [fur.epochs(dropping, client, range(4), 1) for client in range(4)] == [2, 10, 10, 10]
     assert FUR().epochs(setting, 1, range(4), 1) is None

@@ -150,8 +150,10 @@ class MeanFold:
         self._mean.add(update["weights"], weight, self._factors(update) if self._factors else None)
 
     def close(self) -> Tree:
-        """The mean; tensors that no client sent stay as they were."""
+        """The mean; tensors that no client sent stay as they were, and so does a model that none sent."""
         mean = self._mean.mean
+        if not mean:
+            return {"global": self._current}
         if self._factors and not self._renormalise:
             for name, total in self._mean.totals.items():
                 if total != self._total:

@@ -21,8 +21,6 @@ from torch import Tensor
 from atoll.parts import Aggregation, Setting
 from atoll.tree import Tree, Weights
 
-BUFFERS = ("running_mean", "running_var")
-
 
 @dataclass(frozen=True)
 class PrivateFedAvg(Aggregation):
@@ -83,7 +81,7 @@ class PrivateFedAvg(Aggregation):
     def open(self, models: Tree, setting: Setting, round: int, scratch: Path | None) -> PrivateFold:
         """Begin a round's sum."""
         expected = setting.train.participation * setting.num_clients
-        return PrivateFold(models["global"], self, expected, self._key("noise", round))
+        return PrivateFold(models["global"], self, expected, self._key("noise", round), setting.stays)
 
     def _key(self, purpose: str, round: int) -> bytes:
         if self.secret is None:
@@ -94,20 +92,20 @@ class PrivateFedAvg(Aggregation):
 class PrivateFold:
     """The noisy mean of a round."""
 
-    def __init__(self, current: Weights, options: PrivateFedAvg, expected: float, key: bytes) -> None:
+    def __init__(
+        self, current: Weights, options: PrivateFedAvg, expected: float, key: bytes, stays: frozenset[str]
+    ) -> None:
         self._current = current
         self._options = options
         self._expected = expected
         self._key = key
         self._names = [
-            name
-            for name, tensor in current.items()
-            if tensor.is_floating_point() and not name.endswith(BUFFERS)
+            name for name, tensor in current.items() if tensor.is_floating_point() and name not in stays
         ]
         self._sum = [torch.zeros_like(current[name]) for name in self._names]
 
     def add(self, client: int, update: Tree) -> None:
-        """Fold in one client's step; tensors that it keeps to itself have not moved."""
+        """Fold in one client's step; tensors that it did not send have not moved."""
         weights: Weights = update["weights"]
         step = [weights.get(name, self._current[name]) - self._current[name] for name in self._names]
         norm = _norm(step)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import ClassVar
 
@@ -31,10 +32,10 @@ class Robust(Aggregation):
 
     def open(self, models: Tree, setting: Setting, round: int, scratch: Path | None) -> CollectingFold:
         """Begin to collect a round's updates."""
-        return CollectingFold(models["global"], self.combine, scratch)
+        return CollectingFold(models["global"], partial(self.combine, buffers=setting.buffers), scratch)
 
-    def combine(self, updates: Spill, current: Weights) -> Weights:
-        """The next model's floating-point tensors."""
+    def combine(self, updates: Spill, current: Weights, buffers: frozenset[str]) -> Weights:
+        """The next model's floating-point tensors; no gradient trains the ``buffers`` among them."""
         raise NotImplementedError
 
 
@@ -68,7 +69,7 @@ class Median(Robust):
     name: ClassVar[str] = "median"
     source: ClassVar[str] = "Yin et al. 2018, Definition 1"
 
-    def combine(self, updates: Spill, current: Weights) -> Weights:
+    def combine(self, updates: Spill, current: Weights, buffers: frozenset[str]) -> Weights:
         """The medians."""
         low, high = (len(updates) - 1) // 2, len(updates) // 2
 
@@ -95,7 +96,7 @@ class TrimmedMean(Robust):
         if not 0 <= self.trim < 0.5:
             raise UserError(f"options.{self.name}.trim is {self.trim}; it must be at least 0 and below 0.5")
 
-    def combine(self, updates: Spill, current: Weights) -> Weights:
+    def combine(self, updates: Spill, current: Weights, buffers: frozenset[str]) -> Weights:
         """The trimmed means."""
         cut = int(self.trim * len(updates) + 1e-9)  # 0.3 × 10 is 3
 
@@ -110,7 +111,8 @@ class MultiKrum(Robust):
     """The mean of the m updates that lie closest to their K − f − 2 nearest neighbours.
 
     An update's score is the sum of its squared distances to those neighbours; of equal scores the lower client id
-    wins. With m = 1 this is Krum.
+    wins. With m = 1 this is Krum. Distances are those of trained weights: BatchNorm's running statistics follow the
+    data's scale and would drown them.
 
     Attributes:
         byzantine: f, how many updates may be wrong; K must be at least 2f + 3.
@@ -133,7 +135,7 @@ class MultiKrum(Robust):
         """Krum promises nothing for fewer than 2f + 3 updates."""
         return self._too_few(setting.train.cohort_size(setting.num_clients))
 
-    def combine(self, updates: Spill, current: Weights) -> Weights:
+    def combine(self, updates: Spill, current: Weights, buffers: frozenset[str]) -> Weights:
         """The mean of the chosen.
 
         Raises:
@@ -142,7 +144,8 @@ class MultiKrum(Robust):
         clients = len(updates)
         if reason := self._too_few(clients):
             raise UserError(reason)
-        gram = updates.gram(updates.flat(current))
+        trained = {name: torch.full_like(tensor, name not in buffers) for name, tensor in current.items()}
+        gram = updates.gram(updates.flat(current), updates.flat(trained))
         squares = gram.diagonal()
         distances = (squares[:, None] + squares[None, :] - 2 * gram).clamp_min(0).fill_diagonal_(torch.inf)
         nearest = distances.sort(dim=1).values[:, : clients - self.byzantine - 2]

@@ -92,11 +92,18 @@ class Spill:
             vector[part] = function(rows, part)
         return self.unflat(vector)
 
-    def gram(self, origin: Tensor) -> Tensor:
-        """⟨w_i − o, w_j − o⟩ for all pairs of models, (K, K) in float64; ``origin`` o is a flat vector."""
+    def gram(self, origin: Tensor, scale: Tensor | None = None) -> Tensor:
+        """⟨s (w_i − o), s (w_j − o)⟩ for all pairs of models, (K, K) in float64.
+
+        Args:
+            origin: o, a flat vector.
+            scale: s, a flat vector; None: 1.
+        """
         gram = torch.zeros(self._rows, self._rows, dtype=torch.float64)
         for part, rows in self.blocks():
             moved = rows.double() - origin[part].double()
+            if scale is not None:
+                moved *= scale[part]
             gram += moved @ moved.T
         return gram
 

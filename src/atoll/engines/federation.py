@@ -87,7 +87,12 @@ class Federation:
         self.device = plan.engine.find_device()
         self.networks = _assemble(plan, self.setting, encoder, projector).to(self.device)
         trained = {name for name, weight in self.networks.named_parameters() if weight.requires_grad}
-        self.setting = replace(self.setting, buffers=frozenset(self.networks.state_dict().keys() - trained))
+        names = self.networks.state_dict().keys()
+        self.setting = replace(
+            self.setting,
+            buffers=frozenset(names - trained),
+            stays=frozenset(names - self.update_names()),
+        )
         if reason := plan.method.refuse_networks(self.networks):
             raise UserError(reason)
         if plan.engine.channels_last:
@@ -113,7 +118,7 @@ class Federation:
 
     def fresh_weights(self, draw: int) -> Weights:
         """A further initial model, independent of the one that all share; ``draw`` counts from 1."""
-        networks = _assemble(self.plan, self.setting, *_bodies(self.plan, draw), draw)
+        networks = _assemble(self.plan, replace(self.setting, draw=draw), *_bodies(self.plan, draw))
         return {name: value.detach() for name, value in networks.state_dict().items()}
 
     def update_names(self) -> set[str]:
@@ -189,14 +194,12 @@ def _dimensions(plan: Plan, encoder: Encoder, projector: nn.Module) -> Setting:
     )
 
 
-def _assemble(
-    plan: Plan, setting: Setting, encoder: nn.Module, projector: nn.Module, draw: int = 0
-) -> nn.ModuleDict:
+def _assemble(plan: Plan, setting: Setting, encoder: nn.Module, projector: nn.Module) -> nn.ModuleDict:
     networks = nn.ModuleDict({"encoder": encoder})
     if any(part.embeds() for part in plan.method.parts):
         networks["projector"] = projector
     for part in plan.method.parts:
-        heads = seeded(init_seed(plan.seed, part.name, draw), lambda part=part: part.heads(setting))
+        heads = seeded(init_seed(plan.seed, part.name, setting.draw), lambda part=part: part.heads(setting))
         for name, head in heads.items():
             if name not in networks:
                 networks[name] = head

@@ -7,7 +7,7 @@ to zero, with gradient zero.
 
 from atoll.functional.aggregation import angular_divergence, metropolis_weights, min_norm_weights
 from atoll.functional.agreement import alignment, byol, masked_reconstruction, simsiam
-from atoll.functional.clustering import sinkhorn_assignments
+from atoll.functional.clustering import assignment_loss, sinkhorn_assignments
 from atoll.functional.contrastive import (
     dictionary_contrast,
     model_contrast,
@@ -38,6 +38,7 @@ __all__ = [
     "UniformityDecomposition",
     "alignment",
     "angular_divergence",
+    "assignment_loss",
     "barlow_twins",
     "byol",
     "decorrelation",

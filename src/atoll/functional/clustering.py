@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from atoll.functional._tensors import check_positive, check_rows, full_precision
+from atoll.functional._tensors import check_positive, check_rows, check_width, full_precision, unit
 
 
 @full_precision
@@ -47,3 +47,32 @@ def sinkhorn_assignments(scores: Tensor, lam: float = 25.0, iterations: int = 10
             break
     assignments = kernel * c[:, None] * r * n
     return assignments / assignments.sum(dim=1, keepdim=True)
+
+
+@full_precision
+def assignment_loss(target: Tensor, online: Tensor, centroids: Tensor, temperature: float = 0.1) -> Tensor:
+    """Cross-entropy between two networks' soft assignments to centroids, −⟨softmax(z̄ᵗCᵀ/T), log softmax(z̄Cᵀ/T)⟩.
+
+    z̄ is z on the unit sphere. The target's assignments are constants.
+
+    Args:
+        target: the target's embeddings.
+        online: those of the network that learns.
+        centroids: C, on the unit sphere.
+        temperature: T.
+
+    Shape:
+        target, online: (N, d); centroids: (G, d). Output: scalar, the mean over rows.
+
+    Raises:
+        ValueError: shapes that do not fit, or a temperature that is not positive.
+
+    Reference:
+        Lubana et al., Orchestra: Unsupervised Federated Learning via Globally Consistent Clustering, 2022.
+    """
+    check_rows(target=target, online=online)
+    check_width(target, least=1, centroids=centroids)
+    check_positive(temperature=temperature)
+    given = (unit(target.detach()) @ centroids.T / temperature).softmax(dim=1)
+    said = (unit(online) @ centroids.T / temperature).log_softmax(dim=1)
+    return -(given * said).sum(dim=1).mean()

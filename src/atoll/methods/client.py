@@ -53,10 +53,10 @@ class Client:
         local.shared = self._shared
         self.networks.train()
         models = message["models"]
-        local.received = method.aggregation.choose(local, models) if models else {}
-        joined = method.merge.join(local, local.received)
-        local.received = local.received or joined  # a client that trains alone was sent nothing
-        self.networks.load_state_dict(joined)
+        downloaded = method.aggregation.choose(local, models) if models else {}
+        # What no client sends stands on the server as it began: no part may take it for the others' model.
+        local.received = {name: weight for name, weight in downloaded.items() if name in self._shared}
+        self.networks.load_state_dict(method.merge.join(local, downloaded))
         if train.bn_buffers == "local" and own:
             self.networks.load_state_dict(own["buffers"], strict=False)
         for group in self.optimizer.param_groups:
@@ -162,7 +162,8 @@ def train_client(
             with torch.autocast(device, torch.bfloat16, enabled=train.amp and device == "cuda"):
                 loss = client.step(batch)
             client.optimizer.zero_grad(set_to_none=True)
-            torch.autograd.backward(loss)
+            if loss.requires_grad:
+                torch.autograd.backward(loss)
             client.optimizer.step()
             client.after_step()
             if progress is not None:

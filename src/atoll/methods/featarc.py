@@ -117,7 +117,9 @@ class FeatARC(FedAvg):
             mine.chosen = names[local.client % self.clusters]
         else:
             past = self._features(local, mine.own)
-            alike = [float(cosine_similarity(self._features(local, models[n]), past).mean()) for n in names]
+            home = {name: weight for name, weight in mine.own.items() if name not in local.shared}
+            features = [self._features(local, {**models[n], **home}) for n in names]
+            alike = [float(cosine_similarity(made, past).mean()) for made in features]
             mine.chosen = names[alike.index(max(alike))]
         chosen: Weights = models[mine.chosen]
         return chosen

@@ -214,7 +214,10 @@ class Alignment(Term):
             "data": {"limit": self.size, "test_fraction": 0.0, **self.data},
             "partition": {"kind": "centralised"},
             "method": {"name": "fed_simclr"},
-            "train": {"rounds": self.train_epochs, "epochs": 1, "participation": 1.0, "keep_optimizer": True},
+            "train": {
+                **{"rounds": self.train_epochs, "epochs": 1, "participation": 1.0, "keep_optimizer": True},
+                "bn_buffers": "average",  # its running statistics are read in evaluation mode
+            },
             "evaluation": {"every": 0, "at_end": ["geometry"]},
         }
         return {"alignment": Prerequisite(settings=settings)}
@@ -245,8 +248,13 @@ class Alignment(Term):
     def loss(self, local: Local, batch: Batch, passes: Passes) -> Tensor:
         """Squared distances of representations and of embeddings."""
         ours, theirs = (passes[forward] for forward in PUBLIC)
-        distances = (theirs.h - ours.h).square().sum(dim=1) + (theirs.z - ours.z).square().sum(dim=1)
+        distances = _squared(theirs.h, ours.h) + _squared(theirs.z, ours.z)
         return distances.sum() if self.reduction == "sum" else distances.mean()
+
+
+def _squared(a: Tensor, b: Tensor) -> Tensor:
+    """‖a − b‖² of each row, in float32 whatever the networks compute in."""
+    return (a.float() - b.float()).square().sum(dim=1)
 
 
 METHOD = Method(

@@ -35,7 +35,7 @@ class FedProx(Term):
         mine = local.of(self)
         trained = {name: w for name, w in local.networks.named_parameters() if w.requires_grad}
         mine.weights = list(trained.values())
-        # A client that trains alone downloads nothing after its first round, and stays near where it began.
+        # What was not downloaded (BatchNorm under FedBN, all of a client that trains alone) has w itself as w_g.
         start = {name: local.received.get(name, w).detach() for name, w in trained.items()}
         mine.downloaded = [w_g.to(local.device, copy=True) for w_g in start.values()]
 

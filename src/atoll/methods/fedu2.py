@@ -53,7 +53,7 @@ class FUR(Term):
         train = setting.train
         most_steps = (max(setting.sizes) // train.batch_size + 1) * train.epochs
         batches, rest = divmod(setting.sizes[client], train.batch_size)
-        if rest and not train.drop_last:
+        if rest > 1 and not train.drop_last:  # a rest of one image makes no batch
             batches += 1
         return min(most_steps // max(batches, 1), MOST_EPOCHS)
 

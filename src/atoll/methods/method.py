@@ -264,9 +264,9 @@ class RoundFold:
         server = self._method.server
         steps = dict(parts.get(server.name) or {})
         for name, folded in models.items():
-            steps[name], models[name] = server.step(
-                steps.get(name), self._state["models"][name], folded, self._setting
-            )
+            current = self._state["models"][name]
+            if folded is not current:  # a cluster that nobody chose takes no step
+                steps[name], models[name] = server.step(steps.get(name), current, folded, self._setting)
         if any(value is not None for value in steps.values()):
             parts[server.name] = steps
         return {"models": models, "parts": parts}

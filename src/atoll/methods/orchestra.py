@@ -26,7 +26,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import cosine_similarity, normalize
 
-from atoll.functional import sinkhorn_assignments
+from atoll.functional import assignment_loss, sinkhorn_assignments
 from atoll.methods.method import Method
 from atoll.objectives.momentum import encoding_weights, enqueue, follow, start_target
 from atoll.objectives.rotation import RotationTerm
@@ -152,10 +152,7 @@ class Orchestra(Objective):
         """Cross-entropy between the two networks' assignments."""
         mine = local.of(self)
         mine.newest = normalize(passes[TARGET].z.detach().float())
-        given = (mine.newest @ mine.centroids.T / self.temperature).softmax(dim=1)
-        logits = normalize(passes[ONLINE].z.float()) @ mine.centroids.T / self.temperature
-        agreement: Tensor = (given * logits.log_softmax(dim=1)).sum(dim=1).mean()
-        return -agreement
+        return assignment_loss(mine.newest, passes[ONLINE].z, mine.centroids, self.temperature)
 
     def after_step(self, local: Local) -> None:
         """Remember the newest embeddings; let the target follow."""

@@ -105,7 +105,8 @@ class MetricLearning(Objective):
         """Cross-entropy on the anchors if asked for, and β times the loss on distances."""
         (forward,) = self.forwards()
         anchors, *partners = torch.split(read(self.on, passes[forward]), len(batch.indices))
-        loss = label_loss(local, anchors, batch) if self.cross_entropy else anchors.sum() * 0.0
+        # Without classes to tell apart no loss is left: a constant, so that no weight decay acts on its own.
+        loss = label_loss(local, anchors, batch) if self.cross_entropy else anchors.new_zeros(())
         if not partners:
             return loss
         positives, *negatives = partners

@@ -23,7 +23,7 @@ def linear_head(setting: Setting, name: str, space: Space, outputs: int) -> dict
     classifier begin with the same one.
     """
     width = setting.encoder_dim if space == "h" else setting.embedding_dim
-    return {name: seeded(init_seed(setting.seed, name), lambda: nn.Linear(width, outputs))}
+    return {name: seeded(init_seed(setting.seed, name, setting.draw), lambda: nn.Linear(width, outputs))}
 
 
 def classifying(space: Space, name: str) -> tuple[str, ...]:
