@@ -73,6 +73,8 @@ def finished(tmp_path_factory):
             ["run", "digits-ssd", "--set", "data.labels=false", "partition.kind=iid", "method.name=fed_sl"],
             "no labels",
         ),
+        (["run", "digits-ssd", "--set", "name=../x"], "name = '../x' cannot name a run's folder"),
+        (["egress", "digits-ssd", "--images", "-5"], "--images is -5; it must be"),
         (["report", "/no/such/run"], "holds no run"),
         (["evaluate", "/no/such/run", "--protocol", "knn"], "holds no run"),
         (["embed", "/no/such/encoder.safetensors", ".", "-o", "x.npz"], "/no/such/encoder.safetensors"),
@@ -88,6 +90,30 @@ def test_a_mistake_is_one_sentence_and_exit_2(arguments, sentence, tmp_path, mon
     assert sentence in errors
     assert errors.count("\n") == 1
     assert list(tmp_path.iterdir()) == [], "something was written"
+
+
+def test_a_fault_in_a_users_own_objective_shows_where_it_is(tmp_path, monkeypatch):
+    (tmp_path / "faulty.py").write_text(
+        "from dataclasses import dataclass\nimport torch\nfrom atoll.parts import Objective\n\n\n"
+        "@dataclass(frozen=True)\nclass Faulty(Objective):\n    name = 'faulty'\n\n"
+        "    def loss(self, local, batch, passes):\n        return torch.ones(2, 3) @ torch.ones(2, 3)\n"
+    )
+    monkeypatch.chdir(tmp_path)
+    settings = [*TINY, "method.name=faulty:Faulty"]
+    for command in (["run", "--out", "one"], ["compare", "--out", "several"]):
+        with pytest.raises(RuntimeError, match="shapes cannot be multiplied") as raised:
+            run(command[0], "digits", *command[1:], "--set", *settings)
+        assert Path(raised.traceback[-1].path).name == "faulty.py"
+
+
+def test_a_diverging_run_is_one_sentence_with_a_remedy_and_exit_1(tmp_path, capsys):
+    settings = [*TINY, "train.first_norm=1e-9"]
+    assert run("run", "digits", "--out", tmp_path / "run", "--set", *settings) == 1
+    errors = capsys.readouterr().err
+    assert errors.startswith("atoll: round 1 failed: 0 of 4 updates were usable")
+    assert "beyond the bound of 1e-09 (train.first_norm)" in errors
+    assert "lower train.lr if training diverges, or raise a bound that is too tight" in errors
+    assert errors.count("\n") == 1
 
 
 def test_a_text_file_called_parquet(tmp_path, capsys):
@@ -247,3 +273,14 @@ def test_a_users_own_method_in_two_workers(tmp_path):
     assert "Anchored SimCLR" in (tmp_path / "out/report.html").read_text()
     lines = (tmp_path / "out/metrics.jsonl").read_text().splitlines()
     assert "anchor" in json.loads(lines[-1])["losses"]
+
+
+def test_a_page_about_several_runs_is_none_of_theirs(finished, tmp_path, monkeypatch, capsys):
+    other = run_tiny(tmp_path / "other")
+    monkeypatch.chdir(tmp_path)
+    assert run("report", str(other.folder), str(finished)) == 0
+    assert capsys.readouterr().out == "report.html\n"
+    assert (tmp_path / "report.html").is_file()
+    assert not (other.folder / "report.html").exists()
+    assert run("report", str(other.folder)) == 0
+    assert (other.folder / "report.html").is_file()

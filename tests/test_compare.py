@@ -16,7 +16,9 @@ from atoll.compare import (
 )
 from atoll.errors import UserError
 from atoll.launch import launch
+from atoll.recipe import load_recipe
 from atoll.runs import Run
+from atoll.version import version
 from harness import TINY, tiny
 
 
@@ -124,3 +126,66 @@ def test_recipes_of_one_method_keep_rows_of_their_own(tmp_path):
     first = [run.metrics()[0]["evaluation"] for run in made.runs]
     assert [row[0].rpartition(" (")[2] for row in rows] == ["small)", "large)", "small)", "large)"]
     assert [row[1] for row in rows] == [f"{100 * one['knn/accuracy']:.2f}" for one in (*first, *results)]
+
+
+def test_settings_of_methods_are_laid_over_each_that_has_the_part():
+    settings = ["method.aggregation=l_dawa", "options.simclr.temperature=0.2"]
+    recipe = tiny("name=base")
+    simclr, byol = by_method(recipe, ["fed_simclr", "fed_byol"], settings)
+    assert [one.composed.aggregation.name for one in (simclr, byol)] == ["l_dawa", "l_dawa"]
+    assert simclr.composed.objective.temperature == 0.2
+    assert byol.options == {}
+    for one in (simclr, byol):
+        assert replace(one, name=recipe.name, method=recipe.method, options=recipe.options) == recipe
+    with pytest.raises(UserError, match=r"options\.dsr belongs to no part of these methods"):
+        by_method(recipe, ["fed_byol"], ["options.dsr.scale=2.0"])
+    with pytest.raises(UserError, match=r"method\.name is what --methods stands for"):
+        by_method(recipe, ["fed_byol"], ["method.name=ssd"])
+
+
+def test_the_command_lays_settings_over_its_methods(tmp_path):
+    settings = [
+        *TINY, "train.rounds=0", "method.aggregation=m_dawa", "options.simclr.temperature=0.2"
+    ]  # fmt: skip
+    asked = f"compare digits-ssd --methods fed_simclr fed_byol --out {tmp_path} --set".split()
+    assert main([*asked, *settings]) == 0
+    first = load_recipe(tmp_path / "digits-ssd-fed_simclr-seed0" / "recipe.toml")
+    assert first.composed.aggregation.name == "m_dawa"
+    assert first.composed.objective.temperature == 0.2
+    assert "FedSimCLR with aggregation m_dawa" in (tmp_path / "table.md").read_text()
+
+
+def test_two_methods_of_ones_own_that_are_called_alike_have_folders_of_their_own(tmp_path, monkeypatch):
+    for name in ("first_file", "second_file"):
+        (tmp_path / f"{name}.py").write_text(
+            "from atoll.methods.method import Method\n"
+            "from atoll.objectives.simclr import SimCLR\n"
+            f"METHOD = Method(objective=SimCLR(), title={name!r})\n"
+        )
+    monkeypatch.syspath_prepend(str(tmp_path))
+    recipes = by_method(tiny("name=base"), ["first_file:METHOD", "second_file:METHOD"])
+    assert [one.name for one in recipes] == ["base-first_file-METHOD", "base-second_file-METHOD"]
+    assert [one.label for one in recipes] == ["first_file", "second_file"]
+
+
+def test_a_mistake_in_the_last_recipe_is_found_before_the_first_is_run(tmp_path):
+    good, bad = tiny("name=good"), tiny("name=bad", "partition.clients=170", "partition.kind=iid")
+    with pytest.raises(UserError, match=r"^bad: "):
+        compare([good, bad], 1, tmp_path)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_table_says_what_made_it(tmp_path):
+    made = compare([tiny("name=a", "data.limit=100", "partition.alpha=0.3")], 2, tmp_path)
+    text = comparison_markdown(comparison_cells(made.runs), ["SSD, seed 9: it broke"])
+    assert "- digits, at most 100 images, 4 clients, iid; test split; kNN k=" in text
+    assert f"- seeds 0, 1; Atoll {version()}\n" in text
+    assert text.endswith("- Failed: SSD, seed 9: it broke\n")
+
+
+def test_a_warm_start_is_not_called_untrained(tmp_path):
+    first = compare([tiny("name=first")], 1, tmp_path).runs[0]
+    warm = compare([tiny("name=warm", f"train.start={first.folder}", "train.rounds=0")], 1, tmp_path)
+    assert [row[0] for row in comparison_cells(warm.runs)[1]] == ["start encoder", "SSD"]
+    both = [row[0] for row in comparison_cells([first, *warm.runs])[1]]
+    assert both[:2] == ["untrained encoder (resnet-narrow)", f"start encoder ({first.folder})"]

@@ -6,6 +6,7 @@ from rich.console import Console
 from atoll.console import egress_tables
 from atoll.egress import egress
 from atoll.engines.federation import Federation
+from atoll.errors import UserError
 from harness import tiny
 
 
@@ -64,3 +65,10 @@ def test_names_and_sizes_are_shown_whole_at_any_width():
             assert width < 160 or item.name in shown
             assert f" {item.bytes:,} " in shown
             assert item.shape is None or str(list(item.shape)) in shown
+
+
+@pytest.mark.parametrize("images", [-5, 0])
+def test_a_site_has_images(images):
+    with pytest.raises(UserError, match=rf"--images is {images}; it must be .* at least 1"):
+        egress(tiny(), images)
+    assert egress(tiny(), 1).images == 1

@@ -1,9 +1,15 @@
+import html
+
 import pytest
 import torch
+from safetensors.torch import save_file
 
+import atoll
 from atoll.engines.federation import Federation
 from atoll.errors import UserError
 from atoll.models import load_encoder
+from atoll.options import describe
+from atoll.report import write_report
 from harness import final_models, run_tiny, tiny
 
 
@@ -66,3 +72,32 @@ def test_streaming_gives_the_same_bytes_as_the_cache(tmp_path):
     cached = run_tiny(tmp_path / "cached")
     streamed = run_tiny(tmp_path / "streamed", "data.memory_gib=0.000001")
     assert streamed.encoder_path.read_bytes() == cached.encoder_path.read_bytes()
+
+
+def test_a_warm_start_says_what_it_took(tmp_path):
+    wide = run_tiny(tmp_path / "wide", "train.rounds=0", "data.channels=3")
+    run = run_tiny(tmp_path / "run", "train.rounds=0", f"train.start={wide.encoder_path}")
+    said = run.metrics()[0]["start"]
+    assert (
+        f"came from {wide.encoder_path}; missing there or of another shape, so kept as they were: conv1"
+        in said
+    )
+    assert html.escape(said) in write_report([run.folder], tmp_path / "report.html").read_text()
+    assert "start" not in wide.metrics()[0]
+
+
+def test_a_warm_start_that_fits_counters_alone_is_a_mistake(tmp_path):
+    other = {"conv1.weight": torch.zeros(3), "bn1.num_batches_tracked": torch.tensor(7)}
+    save_file(other, tmp_path / "other.safetensors")
+    with pytest.raises(UserError, match="holds no trained tensor that fits"):
+        run_tiny(tmp_path / "run", f"train.start={tmp_path / 'other.safetensors'}")
+
+
+def test_a_recipe_as_a_table_or_objects_and_nothing_else(tmp_path):
+    table = {"base": "digits", **describe(tiny("train.rounds=1"))}
+    first = atoll.simulate(table, tmp_path / "table")
+    second = atoll.simulate(tiny("train.rounds=1"), tmp_path / "objects")
+    assert first.encoder_path.read_bytes() == second.encoder_path.read_bytes()
+    assert atoll.load_recipe(first.recipe_path) == atoll.load_recipe(second.recipe_path)
+    with pytest.raises(UserError, match=r"a table or an atoll\.Recipe, not a Plan"):
+        atoll.simulate(tiny().plan(), tmp_path / "plan")

@@ -5,7 +5,7 @@ import pytest
 
 from atoll.errors import UserError
 from atoll.parts import Aggregation, Merge, Objective, Part, Term
-from harness import tiny
+from harness import run_tiny, tiny
 
 FAMILIES = [Part, Objective, Term, Merge, Aggregation]
 
@@ -48,3 +48,64 @@ def test_a_users_module_with_such_an_option_is_a_sentence(tmp_path, monkeypatch)
     monkeypatch.chdir(tmp_path)
     with pytest.raises(UserError, match=r"^term 'shadowing:Slow': Slow\.start is an option"):
         tiny("method.name=ssd", "method.terms=['shadowing:Slow']")
+
+
+@pytest.mark.parametrize(
+    ("axis", "base", "name"),
+    [
+        ("objective", "Objective", "simclr"),
+        ("terms", "Term", "simclr"),  # whichever axis has the name
+        ("terms", "Term", "pd"),
+        ("merge", "Merge", "replace"),
+        ("aggregation", "Aggregation", "fedavg"),
+        ("server", "ServerStep", "direct"),
+        ("terms", "Term", ""),
+        ("terms", "Term", " "),
+        ("terms", "Term", "loss"),
+    ],
+)
+def test_a_part_needs_a_name_of_its_own(axis, base, name, tmp_path, monkeypatch, request):
+    module = f"named_{request.node.callspec.indices['axis']}"
+    (tmp_path / f"{module}.py").write_text(
+        f"from dataclasses import dataclass\nfrom atoll.parts import {base}\n\n\n"
+        f"@dataclass(frozen=True)\nclass Mine({base}):\n    name = {name!r}\n\n\n"
+        f"@dataclass(frozen=True)\nclass Own({base}):\n    name = 'own'\n"
+    )
+    monkeypatch.chdir(tmp_path)
+    named = (lambda part: f"['{module}:{part}']") if axis == "terms" else (lambda part: f"{module}:{part}")
+    with pytest.raises(
+        UserError, match=rf"name of the part Mine is '{name}', which is blank or another's; give"
+    ):
+        tiny(f"method.{axis}={named('Mine')}")
+    assert "own" in {part.name for part in tiny(f"method.{axis}={named('Own')}").composed.parts}
+
+
+def test_two_parts_of_one_name_would_share_their_state(tmp_path, monkeypatch):
+    (tmp_path / "twins.py").write_text(
+        "from dataclasses import dataclass\nfrom atoll.parts import Objective, Term\n\n\n"
+        "@dataclass(frozen=True)\nclass One(Objective):\n    name = 'twin'\n\n\n"
+        "@dataclass(frozen=True)\nclass Other(Term):\n    name = 'twin'\n"
+    )
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(UserError, match="name of the part Other is 'twin', which is blank or another's"):
+        tiny("method.objective=twins:One", "method.terms=['twins:Other']")
+
+
+def test_our_own_parts_may_be_named_by_their_place():
+    place = "atoll.objectives.simclr:SimCLR"
+    assert tiny(f"method.objective={place}").composed.objective.name == "simclr"
+
+
+def test_a_loss_for_each_image_is_a_mistake(tmp_path, monkeypatch):
+    (tmp_path / "rows.py").write_text(
+        "from dataclasses import dataclass\nfrom atoll.parts import Forward, Term\n\n\n"
+        "@dataclass(frozen=True)\nclass Rows(Term):\n    name = 'rows'\n\n"
+        "    def forwards(self):\n        return [Forward('view1')]\n\n"
+        "    def loss(self, local, batch, passes):\n"
+        "        return passes[Forward('view1')].z.square().sum(dim=1)\n"
+    )
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(
+        UserError, match=r"loss of 'rows' has shape \(20,\) and must be a scalar; return its mean"
+    ):
+        run_tiny(tmp_path / "run", "method.name=fed_simclr", "method.terms=['rows:Rows']")

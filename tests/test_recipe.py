@@ -1,3 +1,4 @@
+import re
 import tomllib
 from dataclasses import dataclass
 from typing import Literal
@@ -40,11 +41,17 @@ def test_build_converts_and_describe_goes_back():
         ({"n": True}, "n = True is not a whole number"),
         ({"on": 1}, "on = 1 is not true or false"),
         ({"pair": [1]}, "needs 2 values"),
+        (
+            {"names": "a"},
+            """names = 'a' is not a list; write names = ["a"] in a recipe, --set 'names=["a"]' in a shell""",
+        ),
+        ({"names": "[a, b]"}, 'write names = ["a", "b"] in a recipe'),
+        ({"pair": 0.5}, "pair = 0.5 is not a list; write pair = [0.5] in"),
         ({"kind": "gren"}, "did you mean 'green'"),
     ],
 )
 def test_mistakes_get_a_sentence(table, sentence):
-    with pytest.raises(UserError, match=sentence.replace("[", r"\[")):
+    with pytest.raises(UserError, match=re.escape(sentence)):
         build(Outer, table)
 
 
@@ -89,6 +96,11 @@ def test_misspelt_key_names_the_right_one():
         ("engine.device=nonsense", "use auto, cpu or cuda"),
         ("train", "not of the form key=value"),
         ("seed.deep=1", "seed"),
+        ("method.terms=dsr", r"write method\.terms = \[\"dsr\"\] in a recipe"),
+        *(
+            (f"name={name}", r"^name = .* cannot name a run's folder; give it a short word")
+            for name in ("x" * 300, "'../x'", "a/b", "'a\\b'", "..", "'  '", "''", '"a\\u0000"')
+        ),
     ],
 )
 def test_bad_settings(setting, sentence):

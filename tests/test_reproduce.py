@@ -238,3 +238,30 @@ def test_missing_images_name_what_to_set(monkeypatch: pytest.MonkeyPatch, tmp_pa
     monkeypatch.delenv("ATOLL_DATA", raising=False)
     with pytest.raises(UserError, match=r"data\.path.*ATOLL_DATA.*or choose other rows with --rows"):
         reproduce(find_table("ssd-3", out=tmp_path / "out"))
+
+
+OWN = """
+title = "Does the rate matter?"
+recipe = "tiny.toml"
+columns = ["kNN %"]
+rows = [[["slow"]]]
+
+[measures."kNN %"]
+of = "knn/accuracy"
+times = 100
+
+[choices.slow]
+title = "slow"
+changes.train.lr = 0.01
+"""
+
+
+def test_a_table_without_published_values_is_no_papers(folder: Path) -> None:
+    (folder / "own.toml").write_text(OWN)
+    job = find_table(str(folder / "own.toml"), settings=["train.epochs=2"], out=folder / "own")
+    assert job.changed() == {"train.epochs": "2; in the table's setting 1"}
+    record = reproduce(job)
+    assert cells(record)[0] == ["", "kNN %"]
+    assert [len(row) for row in cells(record)[1]] == [2]
+    assert remarks(record)[0] == "NOT the table's own setting:"
+    assert "paper" not in text(plan_table(job)) + markdown(record)

@@ -3,6 +3,7 @@
 import io
 import json
 import shutil
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -11,9 +12,11 @@ from rich.console import Console
 from sklearn.datasets import load_digits
 
 from atoll.compare import comparison_cells, comparison_table
+from atoll.engines.server import TooFewUpdatesError
 from atoll.errors import UserError
+from atoll.launch import launch
 from atoll.runs import Run
-from harness import run_tiny
+from harness import run_tiny, tiny
 
 
 @pytest.fixture(scope="module")
@@ -108,3 +111,51 @@ def test_a_run_does_not_go_on_with_other_images(tmp_path):
         run_tiny(tmp_path / "run", *longer, resume=True)
     Image.fromarray((load_digits().images[3] * 15).astype(np.uint8)).save(images / "03.png")
     run_tiny(tmp_path / "run", *longer, resume=True)
+
+
+def test_a_folder_that_cannot_be_is_a_mistake(tmp_path, monkeypatch):
+    with pytest.raises(UserError, match=r"cannot look into .*: File name too long; choose another folder"):
+        run_tiny(tmp_path / ("x" * 300))
+    monkeypatch.chdir(tmp_path)
+    for name in ("../x", "x" * 300):  # of a recipe that was made by hand
+        with pytest.raises(UserError, match="cannot name a run's folder; give it a short word"):
+            launch(replace(tiny(), name=name))
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("resume", [False, True])
+def test_a_run_that_failed_before_its_first_round_is_begun_anew_with_the_mistake_mended(tmp_path, resume):
+    mistake = ("seed=3", "partition.clients=3", "train.start=nothing.safetensors")
+    with pytest.raises(UserError, match=r"nothing\.safetensors"):
+        run_tiny(tmp_path / "run", *mistake)
+    assert (tmp_path / "run/recipe.toml").is_file()
+    mended = run_tiny(tmp_path / "run", resume=resume)
+    straight = run_tiny(tmp_path / "straight")
+    assert mended.encoder_path.read_bytes() == straight.encoder_path.read_bytes()
+    for name in ("partition.json", "recipe.toml"):
+        assert (mended.folder / name).read_text() == (straight.folder / name).read_text()
+
+
+@pytest.mark.parametrize("resume", [False, True])
+def test_so_is_one_that_failed_in_its_first_round(tmp_path, resume):
+    """The untrained encoder that it has kept was another's."""
+    with pytest.raises(TooFewUpdatesError, match=r"0 of 4 .*\(train\.first_norm\).*; lower train\.lr if"):
+        run_tiny(tmp_path / "run", "seed=3", "train.first_norm=1e-9")
+    assert Run(tmp_path / "run").latest()["round"] == 0
+    mended = run_tiny(tmp_path / "run", resume=resume)
+    straight = run_tiny(tmp_path / "straight")
+    assert mended.encoder_path.read_bytes() == straight.encoder_path.read_bytes()
+    assert mended.metrics()[0] == straight.metrics()[0]
+    assert [line["round"] for line in mended.metrics()] == [0, 1, 2]
+
+
+@pytest.mark.parametrize("left", ["checkpoints", "evaluation.json", "metrics.jsonl"])
+def test_a_run_that_has_played_is_never_begun_anew(folder, left):
+    """One trace of its rounds is enough."""
+    for name in {"checkpoints", "evaluation.json", "metrics.jsonl"} - {left}:
+        path = folder / name
+        shutil.rmtree(path) if path.is_dir() else path.unlink()
+    with pytest.raises(UserError, match="already holds a run; add --resume"):
+        run_tiny(folder)
+    with pytest.raises(UserError, match=r"begun with train\.lr"):
+        run_tiny(folder, "train.lr=0.01", resume=True)

@@ -12,7 +12,7 @@ from typing import Any
 from rich.table import Table
 
 from atoll import __version__
-from atoll.errors import UserError
+from atoll.errors import RunError, UserError
 
 Command = Callable[[argparse.Namespace], int]
 
@@ -33,7 +33,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         print(f"atoll: interrupted{_resumable(options)}", file=sys.stderr)  # noqa: T201
         return 130
-    except RuntimeError as error:
+    except RunError as error:
         print(f"atoll: {error}", file=sys.stderr)  # noqa: T201
         return 1
 
@@ -66,6 +66,7 @@ def _run(options: argparse.Namespace) -> int:
 
 def _compare(options: argparse.Namespace) -> int:
     from atoll.compare import (
+        OF_METHODS,
         by_method,
         compare,
         comparison_cells,
@@ -79,16 +80,20 @@ def _compare(options: argparse.Namespace) -> int:
     from atoll.tree import write_whole
 
     console = make_console()
-    recipes = [load_recipe(name, options.set) for name in options.recipes]
+    theirs = [text for text in options.set if options.methods and text.startswith(OF_METHODS)]
+    recipes = [
+        load_recipe(name, [text for text in options.set if text not in theirs]) for name in options.recipes
+    ]
     if options.methods:
-        recipes = [one for recipe in recipes for one in by_method(recipe, options.methods)]
+        recipes = [one for recipe in recipes for one in by_method(recipe, options.methods, theirs)]
     if options.lines:
         recipes += counterparts(recipes)
     compared = compare(recipes, options.seeds, options.out, lambda title: Bar(console, title))
     if compared.runs:
-        report = write_report([run.folder for run in compared.runs], options.out / "report.html")
+        failures = compared.failures.values()
+        report = write_report([run.folder for run in compared.runs], options.out / "report.html", failures)
         table, cells = options.out / "table.md", comparison_cells(compared.runs)
-        write_whole(table, comparison_markdown(cells).encode())
+        write_whole(table, comparison_markdown(cells, failures).encode())
         console.print(comparison_table(cells))
         console.print(f"runs:   {options.out}\ntable:  {table}\nreport: {report}", highlight=False)
     for why in compared.failures.values():
@@ -174,7 +179,8 @@ def _report(options: argparse.Namespace) -> int:
     from atoll.runs import Run
 
     folders = [Run(run).require().folder for run in options.runs]
-    print(write_report(folders, options.output or folders[0] / "report.html"))  # noqa: T201
+    home = folders[0] if len(folders) == 1 else Path()  # a page about several is none of theirs
+    print(write_report(folders, options.output or home / "report.html"))  # noqa: T201
     return 0
 
 
@@ -313,7 +319,9 @@ def _parser() -> argparse.ArgumentParser:
 
     report = command("report", _report, "Write one page about one run or several.")
     report.add_argument("runs", nargs="+", type=Path, metavar="RUN")
-    report.add_argument("-o", "--output", type=Path)
+    report.add_argument(
+        "-o", "--output", type=Path, help="the page (default: report.html in the run; of several runs, here)"
+    )
 
     bench = command("bench", _bench, "Time a recipe's training step; recommends threads and memory layout.")
     bench.add_argument("recipe", metavar="RECIPE")

@@ -3,19 +3,23 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Protocol
 
 from rich.table import Table
 
+from atoll.engines.federation import Federation
 from atoll.engines.simulation import Watcher
-from atoll.errors import UserError
+from atoll.errors import RunError, UserError, did_you_mean
 from atoll.launch import launch
 from atoll.methods.catalogue import METHODS, MethodOptions
-from atoll.recipe import Recipe, load_recipe
+from atoll.options import describe
+from atoll.prerequisites import prerequisite_recipes
+from atoll.recipe import Recipe, load_recipe, make_recipe
 from atoll.report.numbers import markdown_table
+from atoll.report.tables import setting_words
 from atoll.runs import Run
 
 DEMO = ("digits-align-uniform", "digits-simclr", "digits-ssd")
@@ -29,19 +33,43 @@ COLUMNS = {  # heading → (key of the results, factor, digits)
 }
 
 
-def by_method(recipe: Recipe, methods: Sequence[str]) -> list[Recipe]:
+OF_METHODS = ("method.", "options.")  # settings that belong to a method, and not to the rest of a recipe
+
+
+def by_method(recipe: Recipe, methods: Sequence[str], settings: Sequence[str] = ()) -> list[Recipe]:
     """A recipe with each of these methods in its method's place.
 
+    Args:
+        recipe: whose own method and options are left out.
+        methods: their names.
+        settings: ``method.KEY=value`` for each of them, ``options.PART.KEY=value`` for those that have the part.
+
     Raises:
-        UserError: an unknown method.
+        UserError: an unknown method, or a setting that fits none.
     """
-    made = [
-        replace(
-            recipe, name=f"{recipe.name}-{name.rpartition(':')[2]}", method=MethodOptions(name), options={}
-        )
-        for name in methods
-    ]
-    return [_valid(one) for one in made]
+    axes = [text for text in settings if not text.startswith("options.")]
+    if any(text.startswith("method.name") for text in axes):
+        raise UserError("method.name is what --methods stands for; name the method there")
+    made, known = [], set()
+    for name in methods:
+        plain = replace(recipe, name=f"{recipe.name}-{_word(name)}", method=MethodOptions(name), options={})
+        table = {**describe(plain), "method": {"name": name}, "options": {}}
+        parts = {part.name for part in make_recipe(table, axes).composed.parts}
+        known |= parts
+        theirs = [text for text in settings if text not in axes and text.split(".")[1] in parts]
+        made.append(make_recipe(table, [*axes, *theirs]))
+    for text in settings:
+        part = text.split(".")[1]
+        if text not in axes and part not in known:
+            raise UserError(
+                f"options.{part} belongs to no part of these methods; {did_you_mean(part, known)}"
+            )
+    return made
+
+
+def _word(method: str) -> str:
+    """A method's name as part of a folder's."""
+    return method.replace(":", "-")
 
 
 def counterparts(recipes: Sequence[Recipe]) -> list[Recipe]:
@@ -60,7 +88,7 @@ def counterparts(recipes: Sequence[Recipe]) -> list[Recipe]:
         method = MethodOptions(
             plain or recipe.method.name, objective.name, terms=(), aggregation="fedavg", server="direct"
         )
-        name = f"{recipe.name.removesuffix(f'-{recipe.method.name}')}-{method.name.rpartition(':')[2]}"
+        name = f"{recipe.name.removesuffix(f'-{_word(recipe.method.name)}')}-{_word(method.name)}"
         options = {part: table for part, table in recipe.options.items() if part == objective.name}
         line = replace(recipe, options=options)
         lines += [
@@ -118,7 +146,7 @@ def compare(
         What was run.
 
     Raises:
-        UserError: no seeds, two recipes of one name, or a run's own mistake.
+        UserError: no seeds, two recipes of one name, or a mistake in one of them, before any is run.
     """
     if seeds < 1:
         raise UserError(f"a comparison needs at least 1 seed a recipe, not {seeds}")
@@ -126,6 +154,7 @@ def compare(
     twice = next((name for name in names if names.count(name) > 1), None)
     if twice is not None:
         raise UserError(f"two recipes are called {twice!r}, and would share a folder; give each its own name")
+    _check(recipes, seeds, out)
     runs, failures = [], {}
     for recipe in recipes:
         for seed in range(recipe.seed, recipe.seed + seeds):
@@ -135,7 +164,7 @@ def compare(
             bar = watcher(title) if watcher else None
             try:
                 runs.append(launch(seeded, run.folder, resume=run.exists(), watcher=bar))
-            except RuntimeError as error:
+            except RunError as error:
                 failures[run.name] = f"{title}: {error}"
             finally:
                 if bar:
@@ -143,7 +172,20 @@ def compare(
     return Comparison(runs, failures)
 
 
-Cells = tuple[list[str], list[list[str]], list[str]]  # a table's header, its rows, and how they were measured
+def _check(recipes: Sequence[Recipe], seeds: int, out: Path) -> None:
+    """Find now the mistakes that would end the comparison after hours."""
+    for recipe in recipes:
+        folders = [out / f"{recipe.name}-seed{seed}" for seed in range(recipe.seed, recipe.seed + seeds)]
+        if all(Run(folder).finished for folder in folders):
+            continue
+        try:
+            for one in (*prerequisite_recipes(recipe).values(), recipe):
+                Federation(one.plan())
+        except UserError as error:
+            raise UserError(f"{recipe.name}: {error}" if len(recipes) > 1 else str(error)) from None
+
+
+Cells = tuple[list[str], list[list[str]], list[str]]  # a table's header, its rows, and what made the numbers
 
 
 @dataclass
@@ -168,6 +210,15 @@ def _named(rows: dict[str, _Row]) -> list[tuple[str, _Row]]:
     ]
 
 
+def _beginning(recipe: Recipe) -> str:
+    """What the encoder before the first round is called."""
+    return (
+        f"start encoder ({recipe.train.start})"
+        if recipe.train.start
+        else f"untrained encoder ({recipe.model.encoder})"
+    )
+
+
 def comparison_cells(runs: Sequence[Run]) -> Cells:
     """The runs' results, recipes side by side, the untrained encoder first; mean ± std over seeds.
 
@@ -175,20 +226,23 @@ def comparison_cells(runs: Sequence[Run]) -> Cells:
     """
     beginnings: dict[str, _Row] = {}  # by seed: all methods of a setting begin with the same weights
     groups: dict[str, _Row] = {}
-    protocols = set()
+    protocols, seeds, versions = set(), set(), set()
     for run in runs:
         recipe, results = load_recipe(run.recipe_path), run.read_json("evaluation.json")
         first = next((line for line in run.metrics() if line["round"] == 0), {}).get("evaluation", {})
         begun = repr((recipe.model, recipe.data, recipe.views.size, recipe.train.start))
-        row = beginnings.setdefault(begun, _Row(f"untrained encoder ({recipe.model.encoder})", recipe.name))
+        row = beginnings.setdefault(begun, _Row(_beginning(recipe), recipe.name))
         row.results[recipe.seed] = first
         engine = replace(recipe.engine, workers=1)
         same = repr(replace(recipe, seed=0, name="", title="", engine=engine))
         row = groups.setdefault(same, _Row(recipe.label, recipe.name))
         row.results[recipe.seed] = results
         protocols.add(_protocol(recipe, results))
+        seeds.add(recipe.seed)
+        versions.add(results["version"])
     named = {
-        name if len(beginnings) > 1 else "untrained encoder": row.by_seed for name, row in _named(beginnings)
+        name if len(beginnings) > 1 else name.partition(" (")[0]: row.by_seed
+        for name, row in _named(beginnings)
     }
     most = max((len(row.results) for row in groups.values()), default=0)
     for name, row in _named(groups):
@@ -199,27 +253,29 @@ def comparison_cells(runs: Sequence[Run]) -> Cells:
     rows = [
         [name, *(_spread(group, *column) for column in columns.values())] for name, group in named.items()
     ]
-    return ["method", *columns], rows, sorted(protocols)
+    made = f"seed{'s' * (len(seeds) > 1)} {', '.join(map(str, sorted(seeds)))}; Atoll {', '.join(sorted(versions))}"
+    return ["method", *columns], rows, [*sorted(protocols), made]
 
 
 def comparison_table(cells: Cells) -> Table:
     """The same for a terminal."""
-    (first, *headings), rows, protocols = cells
+    (first, *headings), rows, notes = cells
     table = Table(show_edge=False, pad_edge=False)
     table.add_column(first)
     for heading in headings:
         table.add_column(heading, justify="right")
     for row in rows:
         table.add_row(*row)
-    table.caption = "\n".join(protocols)
+    table.caption = "\n".join(notes)
     table.caption_justify = "left"
     return table
 
 
-def comparison_markdown(cells: Cells) -> str:
-    """The same as Markdown."""
-    header, rows, protocols = cells
-    return "\n".join([*markdown_table(header, rows), "", *(f"- {said}" for said in protocols)]) + "\n"
+def comparison_markdown(cells: Cells, failures: Iterable[str] = ()) -> str:
+    """The same as Markdown, with sentences about the runs that came to nothing."""
+    header, rows, notes = cells
+    below = [*notes, *(f"Failed: {why}" for why in failures)]
+    return "\n".join([*markdown_table(header, rows), "", *(f"- {said}" for said in below)]) + "\n"
 
 
 def _spread(results: Sequence[dict[str, Any]], key: str, factor: float, digits: int) -> str:
@@ -232,7 +288,7 @@ def _spread(results: Sequence[dict[str, Any]], key: str, factor: float, digits: 
 
 
 def _protocol(recipe: Recipe, results: dict[str, Any]) -> str:
-    said = [f"{recipe.title or recipe.name}; {results['split']} split"]
+    said = [f"{recipe.title or setting_words(describe(recipe))}; {results['split']} split"]
     if "knn/k" in results:
         said.append(f"kNN k={results['knn/k']}, T={results['knn/temperature']}, cosine")
     if "probe/name" in results:

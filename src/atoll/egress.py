@@ -23,6 +23,7 @@ from atoll.engines.executors import InProcess
 from atoll.engines.federation import Federation, Plan
 from atoll.engines.server import Job, Result, Server
 from atoll.engines.simulation import threads
+from atoll.errors import UserError
 from atoll.methods.method import Method
 from atoll.parts import Trained
 from atoll.recipe import Recipe
@@ -82,8 +83,10 @@ def egress(recipe: Recipe, images: int = 1000) -> Egress:
     What grows with the images is drawn out in a straight line from two small numbers of them.
 
     Raises:
-        UserError: the recipe's method does not fit its networks.
+        UserError: fewer than 1 image, or the recipe's method does not fit its networks.
     """
+    if images < 1:
+        raise UserError(f"--images is {images}; it must be the number of images at the site, at least 1")
     few, more = (_play(recipe.plan(), count) for count in PROBES)
     method = recipe.composed
 

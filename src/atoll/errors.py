@@ -1,4 +1,4 @@
-"""The one exception that means: the user can fix this."""
+"""The two exceptions that hold a sentence for the user."""
 
 from __future__ import annotations
 
@@ -10,6 +10,14 @@ class UserError(ValueError):
     """A mistake of the user's: what was wrong, where, and what to do, in one sentence.
 
     The command prints the sentence and leaves with exit code 2; library callers catch it as a `ValueError`.
+    """
+
+
+class RunError(RuntimeError):
+    """A run that came to nothing on its way: what happened, and how to go on, in one sentence.
+
+    The command prints the sentence and leaves with exit code 1. Any other error is a fault in our code, or in the
+    user's own part, and shows its traceback.
     """
 
 

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import json
 import multiprocessing
+from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 from torch import nn
 
-from atoll import __version__
 from atoll.data.images import ImageSet
 from atoll.data.partitions import Partition
 from atoll.data.sources import Splits
@@ -19,21 +19,22 @@ from atoll.engines.federation import Federation
 from atoll.engines.server import Server
 from atoll.engines.simulation import Engine, Simulation, Watcher, threads
 from atoll.errors import UserError
-from atoll.evaluation import classifier_accuracy, evaluate
+from atoll.evaluation import Results, classifier_accuracy, evaluate, mean_over_clients
 from atoll.models import Encoder, save_encoder
 from atoll.options import describe, flatten
 from atoll.parts import Trained
 from atoll.prerequisites import FOLDER, outcome, prerequisite_recipes
-from atoll.recipe import Recipe, load_recipe
+from atoll.recipe import Recipe, load_recipe, make_recipe
 from atoll.report.artifacts import save_artifacts
 from atoll.runs import SITES_OWN, Run, default_folder
 from atoll.tree import Weights
+from atoll.version import version
 
 LENGTH = {"train.rounds", "engine.workers", "name", "title"}  # what a resumed recipe may say otherwise
 
 
 def launch(
-    recipe: Recipe | str | Path,
+    recipe: Recipe | Mapping[str, Any] | str | Path,
     out: Path | str | None = None,
     resume: bool = False,
     watcher: Watcher | None = None,
@@ -42,7 +43,7 @@ def launch(
     """Run a recipe, or go on with one that was interrupted or is to be longer.
 
     Args:
-        recipe: a recipe, a preset's name or a TOML file.
+        recipe: a preset's name, a TOML file, the table that such a file holds, or a recipe as objects.
         out: the run's folder; None: ``runs/NAME-seedN``.
         resume: go on with what the folder holds.
         watcher: is told of progress.
@@ -60,8 +61,16 @@ def launch(
             "a worker process imports this script, and the script begins a run again; put what it does under "
             "if __name__ == '__main__':"
         )
-    if not isinstance(recipe, Recipe):
+    if isinstance(recipe, Mapping):
+        recipe = make_recipe(recipe)
+    elif isinstance(recipe, str | Path):
         recipe = load_recipe(recipe)
+    elif not isinstance(recipe, Recipe):
+        raise UserError(
+            f"a recipe is a preset's name, a TOML file, a table or an atoll.Recipe, not a {type(recipe).__name__}; "
+            "name your own parts in it as module:attribute"
+        )
+    code = version()  # now: the files may change before the run ends
     run = Run(out or default_folder(recipe.name, recipe.seed))
     _check_folder(run, recipe, resume)
     if resume and _is_done(run, recipe):
@@ -74,6 +83,8 @@ def launch(
     federation = engine.gather(recipe.plan(), run.folder)
     with run.locked():
         _check_folder(run, recipe, resume)  # again: another process may have been at work here meanwhile
+        if not run.begun():
+            run.begin_anew()
         _check_images(run, federation)
         run.write("recipe.toml", recipe.to_toml())
         if not run.partition_path.is_file():
@@ -97,7 +108,7 @@ def launch(
         server, states = engine.play(federation, run, watcher, measure, trained)
         with threads(recipe.engine.threads):
             results = measure(federation, server, states, final=True)
-            _finish(run, federation, server, states, results, recipe.label)
+            _finish(run, federation, server, states, results, recipe.label, code)
     return run
 
 
@@ -140,6 +151,8 @@ def _check_folder(run: Run, recipe: Recipe, resume: bool) -> None:
                 f"{run.folder} holds no run (no recipe.toml in it), and a run would write over its {stray[0]!r}; "
                 "choose another --out"
             )
+        return
+    if not run.begun():  # it failed before its first round, maybe of the recipe: nothing of it would be lost
         return
     if not resume:
         raise UserError(
@@ -201,6 +214,11 @@ def held_out(splits: Splits) -> tuple[str, ImageSet]:
     return ("test", splits.test) if splits.test is not None else ("train", splits.train)
 
 
+def model_path(run: Run, name: str) -> Path:
+    """The finished encoder of one of several models."""
+    return run.folder / f"encoder-{name}.safetensors"
+
+
 def _evaluate_all(federation: Federation, server: Server, states: States, final: bool) -> dict[str, Any]:
     """Numbers of the deployed models; of several, the mean over the clients that use them, and each one's.
 
@@ -212,52 +230,35 @@ def _evaluate_all(federation: Federation, server: Server, states: States, final:
     if not len(images) or not models:
         return {}
     protocols = plan.evaluation.at_end if final else plan.evaluation.during
-    if split == "train":  # each image would find itself among its neighbours
-        protocols = ("geometry",)
-    by_model: dict[str, dict[str, Any]] = {}
-    users: dict[str, int] = {}
-    for name, (weights, clients) in models.items():
-        users[name] = len(clients)
-        by_model[name] = dict(
-            evaluate(
-                load_networks(federation, weights),
-                federation.splits.train,
-                images,
-                federation.views,
-                plan.evaluation,
-                seed=plan.seed,
-                protocols=protocols,
-                client_ids=federation.client_ids(),
-            )
+    by_model: dict[str, Results] = {}
+    for name, (weights, _) in models.items():
+        by_model[name] = evaluate(
+            load_networks(federation, weights),
+            federation.splits.train,
+            images,
+            federation.views,
+            plan.evaluation,
+            seed=plan.seed,
+            protocols=protocols,
+            client_ids=federation.client_ids(),
         )
         chain = plan.method.objective.classifier()
         if chain and images.labels is not None:
             networks = nn.Sequential(*(federation.networks[network] for network in chain))
             accuracy = classifier_accuracy(networks, federation.views.plain, images)
             by_model[name]["classifier/accuracy"] = accuracy
-    results = next(iter(by_model.values()))
-    if len(by_model) > 1:
-        mean = _weighted_mean(list(by_model.values()), list(users.values()))
-        results = {**mean, "by_model": by_model, "clients_by_model": users}
-    return {"split": split, **results}
-
-
-def _weighted_mean(results: list[dict[str, Any]], weights: list[int]) -> dict[str, Any]:
-    if not sum(weights):
-        weights = [1] * len(results)
-    mean: dict[str, Any] = {}
-    for key, value in results[0].items():
-        if all(result.get(key) == value for result in results):  # a constant of the protocol, most likely
-            mean[key] = value
-        elif isinstance(value, int | float) and not isinstance(value, bool):
-            mean[key] = sum(w * r[key] for w, r in zip(weights, results, strict=True)) / sum(weights)
-        else:
-            mean[key] = value
-    return mean
+    clients = {name: len(users) for name, (_, users) in models.items()}
+    return {"split": split, **mean_over_clients(by_model, clients)}
 
 
 def _finish(
-    run: Run, federation: Federation, server: Server, states: States, results: dict[str, Any], label: str
+    run: Run,
+    federation: Federation,
+    server: Server,
+    states: States,
+    results: dict[str, Any],
+    label: str,
+    code: str,
 ) -> None:
     """Save the encoders and say what they are worth."""
     plan = federation.plan
@@ -268,7 +269,7 @@ def _finish(
     for name in models:
         if len(models) > 1:
             encoder = load_networks(federation, models[name][0])
-            save_encoder(run.folder / f"encoder-{name}.safetensors", encoder, metadata)
+            save_encoder(model_path(run, name), encoder, metadata)
     encoder = load_networks(federation, models[largest][0] if largest else {})
     if largest:
         save_encoder(run.encoder_path, encoder, metadata)
@@ -280,7 +281,7 @@ def _finish(
         "method": label,
         "egress": list(method.egress),
         "keeps": list(method.keeps),
-        "version": __version__,
+        "version": code,
     }
     record = {"round": server.round, "model": largest, **results, **about}
     run.write("evaluation.json", json.dumps(record) + "\n")

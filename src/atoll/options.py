@@ -85,6 +85,8 @@ def _convert(hint: Any, value: Any, place: str) -> Any:
         if rest and rest != [Ellipsis] and len(value) != 1 + len(rest):
             raise UserError(f"{place} needs {1 + len(rest)} values, and {value!r} has {len(value)}")
         return tuple(_convert(inner, one, place) for one in value)
+    if typing.get_origin(hint) is tuple:
+        raise UserError(f"{place} = {value!r} is not a list; {_as_list(hint, value, place)}")
     if hint is Any:
         return value
     if hint is float and isinstance(value, int) and not isinstance(value, bool):
@@ -92,6 +94,13 @@ def _convert(hint: Any, value: Any, place: str) -> Any:
     if isinstance(hint, type) and isinstance(value, hint) and (hint is bool or not isinstance(value, bool)):
         return value
     raise UserError(f"{place} = {value!r} is not {_WORDS.get(hint, 'what this key takes')}")
+
+
+def _as_list(hint: Any, value: Any, place: str) -> str:
+    """How to write a value as the list that it was meant to be, in a file and in a shell, which eats quotes."""
+    words = [word.strip() for word in str(value).strip("[] ").split(",")]
+    items = ", ".join(f'"{word}"' for word in words) if str in typing.get_args(hint) else ", ".join(words)
+    return f"write {place} = [{items}] in a recipe, --set '{place}=[{items}]' in a shell"
 
 
 _WORDS = {int: "a whole number", float: "a number", str: "a text", bool: "true or false"}

@@ -23,6 +23,7 @@ from atoll.methods.catalogue import MethodOptions, complete, make_method
 from atoll.methods.method import Method
 from atoll.models import ModelOptions
 from atoll.options import build, describe
+from atoll.runs import check_name
 from atoll.training import TrainOptions
 
 
@@ -103,14 +104,17 @@ def load_recipe(recipe: str | Path, settings: Sequence[str] = ()) -> Recipe:
 
 
 def make_recipe(table: Mapping[str, Any], settings: Sequence[str] = ()) -> Recipe:
-    """A recipe's table, with ``key=value`` settings laid over it, as a recipe.
+    """A recipe's table, with ``key=value`` settings laid over it, as a recipe; ``base`` in it names another.
 
     Raises:
         UserError: an unknown key, a value out of range.
     """
+    if "base" in table:
+        table = over(read(str(table["base"]), presets()), {k: v for k, v in table.items() if k != "base"})
     for text in settings:
         table = over(table, setting(text))
     made = build(Recipe, table)
+    check_name(made.name)
     _ = made.composed  # so that a misspelt method is found now, not after the data has loaded
     return made
 

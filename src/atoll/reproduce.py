@@ -13,7 +13,6 @@ from rich.console import Group
 from rich.table import Table
 from rich.text import Text
 
-from atoll import __version__
 from atoll.compare import Bar, compare
 from atoll.data.options import DataOptions
 from atoll.data.sources import load_data
@@ -27,6 +26,7 @@ from atoll.report.tables import plural
 from atoll.runs import Run
 from atoll.tree import write_whole
 from atoll.use import measure_run
+from atoll.version import version
 
 UNMEASURED = "–"
 NO_SETTING = ("engine.", "name", "title", "seed")  # of a recipe: they change no paper's setting
@@ -55,8 +55,14 @@ class Reproduction:
         first = row.recipe.seed
         return [self.out / f"{row.name}-seed{seed}" for seed in range(first, first + self.seeds)]
 
+    @property
+    def published(self) -> bool:
+        """Whether there are published values to compare with."""
+        return any(value.get("value") for row in self.rows for value in row.published.values())
+
     def changed(self) -> dict[str, str]:
-        """What ``--set`` changed in the paper's setting: the key, and both values in words."""
+        """What ``--set`` changed in the table's setting: the key, and both values in words."""
+        whose = "the paper's" if self.published else "the table's"
         found: dict[str, tuple[list[Any], list[Any]]] = {}
         for row in self.rows:
             ours, papers = (flatten(describe(one.completed())) for one in (row.recipe, row.paper))
@@ -67,7 +73,7 @@ class Reproduction:
                     ):
                         values += [] if value in values else [value]
         return {
-            key: f"{_words(ours)}; in the paper's setting {_words(papers)}"
+            key: f"{_words(ours)}; in {whose} setting {_words(papers)}"
             for key, (ours, papers) in found.items()
         }
 
@@ -136,7 +142,8 @@ def reproduce(job: Reproduction, watcher: Callable[[str], Bar] | None = None) ->
     record = {
         "table": job.name,
         "title": job.table.title,
-        "version": __version__,
+        "version": version(),
+        "published": job.published,
         "changed": job.changed(),
         "notes": job.notes(),
         "failures": compared.failures,
@@ -145,7 +152,7 @@ def reproduce(job: Reproduction, watcher: Callable[[str], Bar] | None = None) ->
     write_whole(job.out / "table.json", (json.dumps(record, indent=2, ensure_ascii=False) + "\n").encode())
     write_whole(job.out / "table.md", markdown(record).encode())
     if finished:
-        write_report(list(finished), job.out / "report.html")
+        write_report(list(finished), job.out / "report.html", compared.failures.values())
     return record
 
 
@@ -217,9 +224,10 @@ def _measured(row: Row, runs: Sequence[Run], results: Sequence[dict[str, Any]]) 
 
 
 def cells(record: dict[str, Any]) -> tuple[list[str], list[list[str]]]:
-    """The table's header and its rows, each of our values followed by the published one."""
+    """The table's header and its rows, each of our values followed by the published one where there are such."""
     columns = list(record["rows"][0]["values"])
-    header = ["", *(heading for column in columns for heading in (column, "paper"))]
+    beside = ("paper",) if record["published"] else ()
+    header = ["", *(heading for column in columns for heading in (column, *beside))]
     digits = {
         column: max(_digits(row["values"][column]["published"]) for row in record["rows"])
         for column in columns
@@ -228,7 +236,8 @@ def cells(record: dict[str, Any]) -> tuple[list[str], list[list[str]]]:
     for row in record["rows"]:
         shown = [row["label"]]
         for column, value in row["values"].items():
-            shown += [_mean(value["ours"], digits[column]), value["published"] or UNMEASURED]
+            theirs = (value["published"] or UNMEASURED,) if beside else ()
+            shown += [_mean(value["ours"], digits[column]), *theirs]
         rows.append(shown)
     return header, rows
 
@@ -249,8 +258,13 @@ def _mean(ours: Sequence[float], digits: int) -> str:
 def remarks(record: dict[str, Any]) -> list[str]:
     """The lines below the table: first, and clearly, what is not the paper's setting."""
     changed = [f"{key} = {words}" for key, words in record["changed"].items()]
+    warning = (
+        "NOT the paper's setting, and so no reproduction of its numbers:"
+        if record["published"]
+        else "NOT the table's own setting:"
+    )
     return [
-        *(["NOT the paper's setting, and so no reproduction of its numbers:", *changed] if changed else []),
+        *([warning, *changed] if changed else []),
         *(f"Failed: {why}" for why in record["failures"].values()),
         *record["notes"],
     ]
@@ -292,7 +306,9 @@ def plan_table(job: Reproduction) -> Group:
     header = ["row", "method", "images", "partition", "encoder", "rounds × epochs", "finished"]
     below = [
         f"{plural(len(rows) * job.seeds, 'run')}, into {job.out}; images: {image_names(job.rows)}",
-        *remarks({"changed": job.changed(), "notes": job.notes(), "failures": {}}),
+        *remarks(
+            {"published": job.published, "changed": job.changed(), "notes": job.notes(), "failures": {}}
+        ),
     ]
     return _terminal(job.table.title, header, rows, below)
 

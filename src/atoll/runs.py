@@ -25,6 +25,7 @@ from atoll.tree import Tree, disk_sentence, load, pack, write_whole
 
 SITES_OWN = "sites' own"  # the split of an evaluation that only sites made, on images that stayed there
 KEPT = 2  # complete rounds that a run keeps: should the newest be damaged by a crash of the machine
+LONGEST_NAME = 200  # bytes of a recipe's name: file systems allow 255, and what is put behind it needs some
 WRITTEN = (
     *("metrics.jsonl", "partition.json", "evaluation.json"),
     *("checkpoints", "prerequisites", "encoder.safetensors", "report.html"),
@@ -65,11 +66,11 @@ class Run:
     @property
     def finished(self) -> bool:
         """Whether the run ended."""
-        return (self.folder / "evaluation.json").is_file()
+        return self._holds("evaluation.json")
 
     def exists(self) -> bool:
         """Whether there is a run here."""
-        return self.recipe_path.is_file()
+        return self._holds("recipe.toml")
 
     def require(self) -> Run:
         """This run, if there is one.
@@ -82,6 +83,14 @@ class Run:
                 f"{self.folder} holds no run (no recipe.toml in it); give the folder of an Atoll run"
             )
         return self
+
+    def _holds(self, name: str) -> bool:
+        try:
+            return (self.folder / name).is_file()
+        except OSError as error:  # the folder's name is too long, or it is closed to us
+            raise UserError(
+                f"cannot look into {self.folder}: {error.strerror}; choose another folder"
+            ) from None
 
     @contextmanager
     def locked(self) -> Iterator[None]:
@@ -119,6 +128,15 @@ class Run:
             return json.loads(path.read_text("utf-8")) if path.is_file() else None
         except ValueError as error:
             raise UserError(f"{path} is damaged ({error}); delete it, then resume the run") from None
+
+    def begun(self) -> bool:
+        """Whether there is more here than what comes before the first round."""
+        return self.finished or self.played() > 0 or any(line["round"] > 0 for line in self.metrics())
+
+    def begin_anew(self) -> None:
+        """Forget which client holds which sample, and the untrained encoder: another recipe has others."""
+        for path in (self.partition_path, *self._complete()):
+            path.unlink(missing_ok=True)
 
     # Metrics.
 
@@ -183,6 +201,25 @@ class Run:
         return sorted(self.checkpoints.glob("round-*.safetensors"), reverse=True)
 
 
+def check_name(name: str) -> None:
+    """Check that a folder can be called after a recipe, and lies where it should.
+
+    Raises:
+        UserError: the name is blank, a path or too long.
+    """
+    path = name.strip() in ("", "..") or set(name) & set("/\\\0")
+    if path or len(os.fsencode(name)) > LONGEST_NAME:
+        raise UserError(
+            f"name = {name!r} cannot name a run's folder; give it a short word, and say with --out where the "
+            "folder is to lie"
+        )
+
+
 def default_folder(name: str, seed: int) -> Path:
-    """Where a run goes when no ``--out`` is given: under ``$ATOLL_RUNS``, or ``runs`` in this folder."""
+    """Where a run goes when no ``--out`` is given: under ``$ATOLL_RUNS``, or ``runs`` in this folder.
+
+    Raises:
+        UserError: no folder can have the name.
+    """
+    check_name(name)
     return Path(os.environ.get("ATOLL_RUNS", "runs")) / f"{name}-seed{seed}"

@@ -19,13 +19,15 @@ from torch import Tensor
 from atoll.data.decode import Decoding, decode_batch
 from atoll.data.files import read_bytes
 from atoll.data.folders import IMAGE_SUFFIXES
+from atoll.data.images import ImageSet
 from atoll.data.options import DataOptions
+from atoll.data.partitions import Partition
 from atoll.data.sources import load_data
 from atoll.data.view_options import ViewOptions
 from atoll.data.views import Views, make_views
 from atoll.errors import UserError, did_you_mean
-from atoll.evaluation import embed, evaluate
-from atoll.launch import held_out
+from atoll.evaluation import embed, evaluate, mean_over_clients
+from atoll.launch import held_out, model_path
 from atoll.models import Encoder, load_encoder
 from atoll.recipe import load_recipe
 from atoll.runs import Run
@@ -52,35 +54,70 @@ def find_encoder(run_or_encoder: Path | str) -> Path:
 
 
 def evaluate_run(run: Run, protocol: str) -> dict[str, Any]:
-    """Measure a finished run's encoder under a named protocol, and keep the result beside it.
+    """Measure a finished run under a named protocol, and keep the result beside it.
 
     Returns:
-        The numbers and constants, as `atoll.evaluation.evaluate` gives them.
+        What `measure_run` gives, less the numbers of each of several models: those are in the file.
+
+    Raises:
+        UserError: see `measure_run`; or the file cannot be written.
     """
     results = {"protocol": protocol, **measure_run(run, [protocol])}
     run.write(f"evaluation-{protocol}.json", json.dumps(results) + "\n")
-    return results
+    return {key: value for key, value in results.items() if key != "by_model"}
 
 
 def measure_run(run: Run, protocols: Sequence[str], data: DataOptions | None = None) -> dict[str, Any]:
-    """A finished run's encoder under named protocols.
+    """A finished run's encoder, or encoders, under named protocols.
 
     Args:
         run: finished.
         protocols: their names.
         data: other images than those it learnt from: kNN and probes learn from their training part.
+
+    Returns:
+        The ``"split"`` that was measured on, and what `atoll.evaluation.evaluate` gives; where the run ended
+        with several models their mean, as `atoll.evaluation.mean_over_clients` makes it.
+
+    Raises:
+        UserError: the run has not finished, a protocol is unknown, or the images have not the labels, or not
+            the held-out part, that it needs.
     """
-    encoder = load_encoder(find_encoder(run.folder))
+    paths, clients = _models(run)
     recipe = load_recipe(run.recipe_path)
     data = data or recipe.data
     splits = load_data(data, recipe.seed)
     split, images = held_out(splits)
     views = make_views(recipe.views, data.image_size, data.channels)
-    encoder.to(recipe.engine.find_device())
-    found = evaluate(
-        encoder, splits.train, images, views, recipe.evaluation, seed=recipe.seed, protocols=protocols
-    )
-    return {"split": split, **found}
+    client_ids, device = _client_ids(run, splits.train), recipe.engine.find_device()
+    by_model = {
+        name: evaluate(
+            load_encoder(path).to(device),
+            splits.train,
+            images,
+            views,
+            recipe.evaluation,
+            seed=recipe.seed,
+            protocols=protocols,
+            client_ids=client_ids,
+            strict=True,
+        )
+        for name, path in paths.items()
+    }
+    return {"split": split, **mean_over_clients(by_model, clients)}
+
+
+def _models(run: Run) -> tuple[dict[str, Path], dict[str, int]]:
+    """A finished run's encoders by the names of their models, and how many clients use each."""
+    only = find_encoder(run.folder)
+    clients: dict[str, int] = (run.read_json("evaluation.json") or {}).get("clients_by_model", {})
+    return {name: model_path(run, name) for name in clients} or {"": only}, clients
+
+
+def _client_ids(run: Run, images: ImageSet) -> Tensor | None:
+    """Which client held each training image; None where the run has lost the file that says so."""
+    path = run.partition_path
+    return Partition.from_json(path.read_text("utf-8")).client_ids(images) if path.is_file() else None
 
 
 def decoding_of(encoder: Encoder) -> Decoding:
@@ -122,7 +159,10 @@ def embed_images(encoder: Encoder, images: Path) -> tuple[list[str], Tensor]:
         pixels, corrupt = decode_batch([read_bytes(path) for path in some], how)
         if corrupt:
             row, reason = next(iter(corrupt.items()))
-            raise UserError(f"{some[row]} cannot be decoded: {reason}; repair or remove it")
+            raise UserError(
+                f"{some[row]} cannot be read as the encoder's training images were: {reason}; save it anew as a "
+                "common image of 8 or 16 bits, or leave it out"
+            )
         rows.append(embed(encoder, views.plain, _Held(torch.from_numpy(pixels))))
     names = [str(path.relative_to(images)) if images.is_dir() else path.name for path in paths]
     return names, torch.cat(rows)

@@ -105,9 +105,16 @@ WHOLE = encoded(picture(32, 32), "JPEG")
     [b"", b"hello", WHOLE[:200], WHOLE[: len(WHOLE) // 2], encoded(picture(32, 32))[:500]],
     ids=["empty", "text", "header", "half a JPEG", "part of a PNG"],
 )
-def test_damaged_bytes_are_corrupt(data):
-    with pytest.raises(CorruptImageError):
+def test_damaged_bytes_are_corrupt_and_a_clause_says_so(data):
+    with pytest.raises(CorruptImageError, match=r"^it is (empty|damaged)") as error:
         decode(data, Decoding(32, 3))
+    assert " at 0x" not in str(error.value), "an address in memory tells nobody anything"
+
+
+def test_an_image_that_is_too_large_is_not_called_damaged(monkeypatch):
+    monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 100)
+    with pytest.raises(CorruptImageError, match="more pixels than are safe"):
+        decode(encoded(picture(32, 32)), Decoding(32, 3))
 
 
 def test_a_batch_names_its_corrupt_positions_and_keeps_the_order():

@@ -81,6 +81,31 @@ def test_a_named_split_must_be_there(tmp_path, place):
             load("folder", tmp_path, **options)
 
 
+@pytest.mark.parametrize("source", ["folder", "clients", "images"])
+def test_another_training_split_must_be_there(tmp_path, place, source):
+    """Else the other splits would be read as classes, or as clients."""
+    place(tmp_path, "train/cat/a.png", "test/cat/b.png", "fitted.png")
+    said = r"holds no folder .*'fit' for the training split, but 'test', 'train'; set data\.train_split"
+    with pytest.raises(UserError, match=said):
+        load(source, tmp_path, train_split="fit")
+    place(tmp_path, "fit/cat/a.png", "fit/dog/b.png")
+    assert len(load(source, tmp_path, train_split="fit").train) == 2
+
+
+@pytest.mark.parametrize("source", ["folder", "clients"])
+def test_loose_images_beside_class_or_client_folders_are_refused(tmp_path, place, source):
+    place(tmp_path, "north/a.png", "south/b.png", "z.PNG", "c.png", ".hidden.png")
+    (tmp_path / "notes.txt").write_text("not an image")
+    with pytest.raises(
+        UserError, match=r"/c\.png lies beside the .* folders and in none .*\(2 such images\)"
+    ):
+        load(source, tmp_path)
+    assert len(load("images", tmp_path).train) == 4
+    for name in ("z.PNG", "c.png"):
+        (tmp_path / name).unlink()
+    assert len(load(source, tmp_path).train) == 2
+
+
 def test_clients_without_labels(tmp_path, place, digits):
     place(tmp_path, "north/a.png", "north/b.png", "south/c.png")
     images = load("clients", tmp_path).train

@@ -1,6 +1,7 @@
 """Partitions: properties of every kind, the papers' label distances, the record, sentences for mistakes."""
 
 import json
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -9,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from atoll.data.dirichlet import VARIANTS
+from atoll.data.images import ImageSet, StoredPixels
 from atoll.data.options import KINDS
 from atoll.data.partitions import Partition, PartitionOptions, make_partition
 from atoll.errors import UserError
@@ -249,3 +251,15 @@ def test_lengths_must_agree():
 def test_wrong_options_get_a_sentence(options, sentence):
     with pytest.raises(UserError, match=sentence):
         PartitionOptions(**options)
+
+
+def test_it_says_which_client_holds_each_image_of_its_own_set():
+    images = ImageSet(StoredPixels(torch.zeros(7, 1, 2, 2, dtype=torch.uint8)), fingerprint="ours")
+    options = PartitionOptions(kind="iid", clients=2)
+    dealt = replace(
+        make_partition(options, None, {}, 7, 0, fingerprint="ours"),
+        clients=[torch.tensor([6, 1]), torch.tensor([0, 3, 2])],
+    )
+    assert dealt.client_ids(images).tolist() == [1, 0, 1, 1, -1, -1, 0]
+    other = replace(images, fingerprint="theirs")
+    assert dealt.client_ids(other).tolist() == [-1] * 7

@@ -87,7 +87,7 @@ def test_a_good_update_passes_and_is_measured():
         (spoiled(1e30), "'conv.weight' holds values that are not finite, or beyond all bounds"),
         (
             with_weights(**{"conv.bias": MODEL["conv.bias"] + 5000}),
-            "it lies 8660 from the model that it got, beyond the bound of 1000",
+            "it lies 8660 from the model that it got, beyond the bound of 1000 (train.first_norm)",
         ),
         ({k: v for k, v in update().items() if k != "samples"}, "its 'samples' is None"),
         (update(samples="10"), "its 'samples' is '10'"),
@@ -158,15 +158,17 @@ def test_the_bound_is_ten_times_the_running_median_of_earlier_rounds():
         verdict = guard.examine(update(weights=moved), {"global": MODEL})
         return not isinstance(verdict, str)
 
-    assert guard.bound() == 3.0
+    assert guard.bound() == (3.0, "train.first_norm")
     assert [try_at(x) for x in (1.0, 2.0, 3.5)] == [True, True, False]
-    assert guard.bound() == 3.0  # nothing counts before its round is closed
+    assert guard.bound()[0] == 3.0  # nothing counts before its round is closed
     guard.close_round()
     assert guard.norms == pytest.approx([1.0, 2.0], rel=1e-5)
-    assert guard.bound() == pytest.approx(15.0, rel=1e-5)
+    assert guard.bound() == (pytest.approx(15.0, rel=1e-5), "train.norm_factor")
     assert [try_at(x) for x in (14.9, 15.1, 1000.0)] == [True, False, False]
     guard.close_round()
-    assert guard.bound() == pytest.approx(20.0, rel=1e-5)  # of 1, 2 and 14.9; what was refused does not count
+    assert guard.bound()[0] == pytest.approx(
+        20.0, rel=1e-5
+    )  # of 1, 2 and 14.9; what was refused does not count
 
 
 def test_a_round_that_came_to_nothing_does_not_count():
@@ -241,6 +243,10 @@ def test_too_few_accepted_updates_are_an_error_and_change_nothing(trained):
     )
     assert "client 0: 'encoder." in sentence
     assert "client 1: its machine is off" in sentence
+    assert sentence.endswith(
+        "; lower train.lr if training diverges, or raise a bound that is too tight, or resume when the lost "
+        "clients are back, or lower train.min_accepted to go on with fewer"
+    )
     assert "\n" not in sentence
     assert same(server.checkpoint(), before)
     # The same server plays the round again, as if nothing had been.

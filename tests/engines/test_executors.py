@@ -11,6 +11,7 @@ import pytest
 from atoll.engines.executors import WorkerPool
 from atoll.engines.federation import Federation
 from atoll.engines.server import Server
+from atoll.errors import RunError
 from harness import TINY, tiny
 
 
@@ -24,7 +25,7 @@ def test_a_worker_outlives_ctrl_c_and_its_death_is_a_sentence(tmp_path):
         pool.start(server.constants)
         assert server.play(pool).clients == 4
         os.kill(worker.pid, signal.SIGKILL)
-        with pytest.raises(RuntimeError, match=r"a worker process died .*; resume the run"):
+        with pytest.raises(RunError, match=r"a worker process died .*; resume the run"):
             server.play(pool)
     assert signal.SIGINT not in signal.pthread_sigmask(signal.SIG_BLOCK, ())
 

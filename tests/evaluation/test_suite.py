@@ -138,6 +138,29 @@ def test_without_labels_the_geometry_alone_and_why(
     assert all(key.startswith("geometry/") for key in found)
 
 
+def test_without_held_out_images_the_geometry_alone_and_why(
+    encoder: nn.Module, digits: Sets, views: Views
+) -> None:
+    train = digits[0]
+    found = evaluate(encoder, train, train, views, OPTIONS, seed=0)
+    assert str(found.pop("note")).startswith("knn, probe: not measured, because no images are held out")
+    assert found == evaluate(encoder, train, train, views, OPTIONS, seed=0, protocols=["geometry"])
+
+
+def test_strictly_what_cannot_be_measured_is_refused(encoder: nn.Module, digits: Sets, views: Views) -> None:
+    train, test = digits
+    for sets, why in (
+        ((train, train), "no images are held out"),
+        ((train, ImageSet(test.images)), "the test im"),
+    ):
+        with pytest.raises(
+            UserError, match=f"knn, probe cannot be measured, because {why}.*data.test_fraction"
+        ):
+            evaluate(encoder, *sets, views, OPTIONS, seed=0, strict=True)
+        alone = evaluate(encoder, *sets, views, OPTIONS, seed=0, protocols=["geometry"], strict=True)
+        assert "geometry/uniformity" in alone
+
+
 def test_named_protocols_are_the_papers_whatever_the_recipe_changes(
     encoder: nn.Module, digits: Sets, views: Views, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -73,6 +73,35 @@ def test_a_part_that_may_send_something_must_say_what_where_only_weights_are_cov
     assert Method(objective=SimCLR(), terms=(term,)).refuse(setting()) is None
 
 
+@dataclass(frozen=True)
+class Forgetful(Term):
+    """Hands over what should be kept, and does not say so."""
+
+    name: ClassVar[str] = "forgetful"
+
+    def keep(self, local):
+        return local.steps
+
+
+@dataclass(frozen=True)
+class Mindful(Forgetful):
+    """Says so."""
+
+    keeps: ClassVar[tuple[str, ...]] = ("its number of steps",)
+
+
+def test_a_part_that_keeps_something_must_say_what_or_it_would_be_lost():
+    def refused(term):
+        return Method(objective=SimCLR(), terms=(term,)).refuse(setting())
+
+    assert refused(Forgetful()) == (
+        "'forgetful' overrides keep without saying in keeps what a client keeps, and nothing would be kept; "
+        "declare it (keeps = () if nothing is)"
+    )
+    assert refused(Mindful()) is None
+    assert refused(Forgetful(weight=0.0)) is None
+
+
 def test_what_a_part_sends_against_its_word_is_refused_at_the_door():
     method = Method(objective=SimCLR(), terms=(Tidy(),), aggregation=PrivateFedAvg())
     update = {"weights": model(0), "parts": {}}

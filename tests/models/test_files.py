@@ -180,7 +180,7 @@ class Pickled:
 def test_weights_that_cannot_be_used_get_one_sentence(tmp_path):
     path = tmp_path / "w.pth"
     for content, sentence in [
-        ({"other": torch.ones(1)}, "no tensor that fits this encoder.*it has other"),
+        ({"other": torch.ones(1)}, "no trained tensor that fits this encoder.*it has other"),
         ([1, 2], "holds no state dict"),
         ({"epoch": 3}, "holds no state dict"),
         (Pickled(), "not a file of plain weights"),

@@ -258,3 +258,30 @@ def test_a_folder_that_holds_no_run_is_a_mistake_and_writes_nothing(tmp_path):
     with pytest.raises(UserError, match=r"recipe\.toml"):
         write_report([run], tmp_path / "report.html")
     assert not (tmp_path / "report.html").exists()
+
+
+def test_the_page_says_which_images_and_setting_it_shows(tmp_path):
+    setting = {
+        "title": "",
+        "data": {"source": "parquet", "path": "cifar10", "limit": 500},
+        "partition": {"kind": "dirichlet", "clients": 7, "alpha": 0.3, "variant": "moon"},
+    }
+    tuned = {**evaluation(0.5), "split": "validation"}
+    page = report(tmp_path, make_run(tmp_path / "run", recipe=setting, results=tuned))
+    assert (
+        "cifar10 (parquet), at most 500 images, 7 clients, dirichlet (alpha 0.3, variant moon)" in page.text
+    )
+    assert "Every mark is one of the validation images" in page.text
+    assert "Singular values of the validation images’" in page.text
+
+
+def test_runs_that_came_to_nothing_are_named(tmp_path):
+    write_report([make_run(tmp_path / "run")], tmp_path / "page.html", ["SSD, seed 3: round 1 failed"])
+    text = (tmp_path / "page.html").read_text()
+    assert "SSD, seed 3: round 1 failed" in text
+
+
+def test_a_warm_start_is_no_untrained_encoder(tmp_path):
+    warm = {"train": {"rounds": 3, "lr": 0.05, "start": "runs/first"}}
+    rows = report(tmp_path, make_run(tmp_path / "run", recipe=warm)).tables["Methods side by side"]
+    assert rows[1][0].startswith("Start encoder")

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
-from PIL import Image, ImageOps
+from PIL import Image, ImageOps, UnidentifiedImageError
 
 Encoded = bytes | Image.Image
 WINDOWS = ("fixed", "per-image")
@@ -26,7 +26,7 @@ WINDOWS = ("fixed", "per-image")
 # What Pillow's plugins raise on damaged files; anything else is a fault of ours and should be seen.
 _DAMAGED: tuple[type[Exception], ...] = (
     *(OSError, EOFError, SyntaxError, ValueError, IndexError, TypeError),
-    *(struct.error, zlib.error, Image.DecompressionBombError),
+    *(struct.error, zlib.error),
 )
 
 _FULL_RANGE = (0.0, 65535.0)
@@ -49,7 +49,7 @@ class Decoding:
 
 
 class CorruptImageError(Exception):
-    """An image that cannot be decoded; the message says why."""
+    """An image that cannot be decoded; the message is a clause that says why, and begins with "it"."""
 
 
 def decode(encoded: Encoded, how: Decoding) -> NDArray[np.uint8]:
@@ -59,7 +59,7 @@ def decode(encoded: Encoded, how: Decoding) -> NDArray[np.uint8]:
         - output: (C, H, W) uint8
 
     Raises:
-        CorruptImageError: The bytes are not a whole image.
+        CorruptImageError: The bytes are not a whole image, or its values do not fit the window.
     """
     try:
         if isinstance(encoded, bytes):
@@ -68,8 +68,13 @@ def decode(encoded: Encoded, how: Decoding) -> NDArray[np.uint8]:
             encoded = Image.open(io.BytesIO(encoded))
         image = ImageOps.exif_transpose(encoded)
         image = _fit(_eight_bit(image, how), how.image_size)
+    except UnidentifiedImageError as error:  # whose own words name an object in memory
+        raise CorruptImageError("it is damaged, or in no image format that can be read") from error
+    except Image.DecompressionBombError as error:
+        raise CorruptImageError("it has more pixels than are safe to decode") from error
     except _DAMAGED as error:
-        raise CorruptImageError(" ".join(str(error).split()) or type(error).__name__) from error
+        words = " ".join(str(error).split()) or type(error).__name__
+        raise CorruptImageError(f"it is damaged ({words})") from error
     pixels = np.asarray(image)
     return np.ascontiguousarray(pixels.transpose(2, 0, 1)) if how.channels == 3 else pixels[None]
 
@@ -122,8 +127,8 @@ def _windowed(image: Image.Image, how: Decoding) -> Image.Image:
         low, high = values.min(), values.max()
     elif image.mode == "F" and (low, high) == _FULL_RANGE:
         raise CorruptImageError(
-            "it holds floating-point values, which have no full range: set data.window = 'per-image', "
-            "or data.window_low and data.window_high"
+            "it holds floating-point values, and the recipe does not say which are black and white "
+            "(data.window_low and data.window_high, or data.window = 'per-image')"
         )
     scaled = (values - low) * (255.0 / (high - low if high > low else 1.0))
     return Image.fromarray(np.rint(scaled.clip(0, 255)).astype(np.uint8))

@@ -47,9 +47,11 @@ def _splits(root: Path, options: DataOptions, nested: bool = True) -> tuple[Path
         return folder.is_dir() and (not nested or bool(_folders(folder)))
 
     if not is_split(root / options.train_split):
-        if options.test_split is not None:
+        if options.test_split is not None or options.train_split != DataOptions.train_split:
+            kind = "folder of folders" if nested else "folder"
             raise UserError(
-                f"{root} holds no folder {options.train_split!r}, so it has no split {options.test_split!r}"
+                f"{root} holds no {kind} {options.train_split!r} for the training split, but {_there(root)}; "
+                "set data.train_split"
             )
         return root, None
     names = ("test", "val") if options.test_split is None else (options.test_split,)
@@ -59,12 +61,21 @@ def _splits(root: Path, options: DataOptions, nested: bool = True) -> tuple[Path
     return root / options.train_split, test
 
 
+def _there(root: Path) -> str:
+    """What folders there are, in words."""
+    found = [repr(folder.name) for folder in _folders(root)]
+    some = ", ".join(found[:5]) + (f" and {len(found) - 5} more" if len(found) > 5 else "")
+    return some or "no folders at all"
+
+
 def _by_class(folder: Path) -> Listing:
     names: list[str] = []
     labels: list[str] = []
-    for class_folder in _folders(
+    class_folders = _folders(
         folder, f"{folder} holds no class folders; use data.source = 'images' for plain folders"
-    ):
+    )
+    _refuse_loose(folder, "class")
+    for class_folder in class_folders:
         files = _images(class_folder, folder)
         if not files:
             raise UserError(f"the class folder {class_folder} holds no images; fill or remove it")
@@ -78,7 +89,9 @@ def _by_client(folder: Path, labelled: bool) -> Listing:
     names: list[str] = []
     owners: list[str] = []
     labels: list[str] = []
-    for client in _folders(folder, f"{folder} holds no client folders"):
+    client_folders = _folders(folder, f"{folder} holds no client folders")
+    _refuse_loose(folder, "client")
+    for client in client_folders:
         files = _images(client, folder)
         if not files:
             raise UserError(f"the client folder {client} holds no images; fill or remove it")
@@ -118,9 +131,19 @@ def _images(folder: Path, root: Path) -> list[str]:
     found = []
     for place, folders, files in os.walk(folder):
         folders[:] = [name for name in folders if not name.startswith(".")]
-        found += [
-            (Path(place) / name).relative_to(root).as_posix()
-            for name in files
-            if not name.startswith(".") and Path(name).suffix.lower() in IMAGE_SUFFIXES
-        ]
+        found += [(Path(place) / name).relative_to(root).as_posix() for name in files if _is_image(name)]
     return sorted(found)
+
+
+def _is_image(name: str) -> bool:
+    return not name.startswith(".") and Path(name).suffix.lower() in IMAGE_SUFFIXES
+
+
+def _refuse_loose(folder: Path, kind: str) -> None:
+    """Images beside the folders of classes or clients would be left out, unnoticed."""
+    loose = sorted(entry for entry in folder.iterdir() if entry.is_file() and _is_image(entry.name))
+    if loose:
+        raise UserError(
+            f"{loose[0]} lies beside the {kind} folders and in none of them ({len(loose)} such images); "
+            f"sort them into {kind} folders, or move them elsewhere"
+        )

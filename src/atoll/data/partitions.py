@@ -67,6 +67,20 @@ class Partition:
         """How many images each client holds."""
         return [len(indices) for indices in self.clients]
 
+    def client_ids(self, images: ImageSet) -> Tensor:
+        """Which client holds each image; −1 for an image that none holds.
+
+        All are −1 where the indices point into another set than `images`: the clients' images are elsewhere.
+
+        Shape:
+            - output: (N,) int64
+        """
+        ids = torch.full((len(images),), -1, dtype=torch.int64)
+        if self.fingerprint == images.fingerprint:
+            for client, indices in enumerate(self.clients):
+                ids[indices] = client
+        return ids
+
     def to_json(self) -> str:
         """The text of ``partition.json``: which sample went where, and why."""
         record = {

@@ -46,14 +46,13 @@ class Door:
     fresh: list[float] = field(default_factory=list)
     _yardsticks: dict[int, Yardstick] = field(default_factory=dict)
 
-    def bound(self) -> float:
-        """The distance from its model beyond which an update is refused."""
+    def bound(self) -> tuple[float, str]:
+        """The distance from its model beyond which an update is refused, and the option that sets it."""
         train = self.setting.train
-        if self.method.aggregation.only_weights:
-            return (
-                train.first_norm
-            )  # what others sent must not decide what becomes of one's own: it is clipped
-        return train.norm_factor * statistics.median(self.norms) if self.norms else train.first_norm
+        # Where updates are clipped, what others sent must not decide what becomes of one's own.
+        if self.norms and not self.method.aggregation.only_weights:
+            return train.norm_factor * statistics.median(self.norms), "train.norm_factor"
+        return train.first_norm, "train.first_norm"
 
     def open_round(self) -> None:
         """Forget what a round that came to nothing has left."""
@@ -124,10 +123,9 @@ class Door:
             if not math.isfinite(moved):
                 return f"{name!r} holds values that are not finite, or beyond all bounds"
         distance = measure.distance(self.buffers)
-        if distance > self.bound():
-            return (
-                f"it lies {distance:.4g} from the model that it got, beyond the bound of {self.bound():.4g}"
-            )
+        bound, option = self.bound()
+        if distance > bound:
+            return f"it lies {distance:.4g} from the model that it got, beyond the bound of {bound:.4g} ({option})"
         if distance > 0:  # a client that took no step says nothing about how far one may go
             self.fresh.append(distance)
         return measure

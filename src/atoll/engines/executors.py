@@ -18,7 +18,7 @@ import torch
 from atoll.engines.client_states import ClientStates
 from atoll.engines.federation import Federation, Plan
 from atoll.engines.server import Job, Result
-from atoll.errors import UserError
+from atoll.errors import RunError, UserError
 from atoll.methods.client import train_client
 from atoll.tree import Tree, map_tensors, pack, unpack
 
@@ -155,7 +155,7 @@ class _Pipe:
         try:
             answer = unpack(self.connection.recv_bytes())
         except (EOFError, ConnectionResetError):
-            raise RuntimeError(
+            raise RunError(
                 "a worker process died (was it killed for want of memory?); resume the run, and it goes on from "
                 "its last complete round"
             ) from None

@@ -84,6 +84,7 @@ class Federation:
         )
         if reason := plan.method.refuse(self.setting):
             raise UserError(reason)
+        self.warmed = ""
         self.device = plan.engine.find_device()
         self.networks = _assemble(plan, self.setting, encoder, projector).to(self.device)
         trained = {name for name, weight in self.networks.named_parameters() if weight.requires_grad}
@@ -108,12 +109,14 @@ class Federation:
     def initial_weights(self) -> Weights:
         """The one initial model that server and clients share; call before anything trains.
 
+        What a warm start took, and what it could not use, is then in ``warmed``.
+
         Raises:
             UserError: the recipe's ``train.start`` cannot be loaded.
         """
         if self.plan.train.start:
             path = Path(self.plan.train.start)
-            load_weights(self.encoder, path / "encoder.safetensors" if path.is_dir() else path)
+            self.warmed = load_weights(self.encoder, path / "encoder.safetensors" if path.is_dir() else path)
         return {name: value.detach().cpu().clone() for name, value in self.networks.state_dict().items()}
 
     def fresh_weights(self, draw: int) -> Weights:
@@ -143,12 +146,7 @@ class Federation:
 
     def client_ids(self) -> Tensor:
         """(N,) the client of each training sample; −1 for samples that no client holds."""
-        ids = torch.full((len(self.splits.train),), -1, dtype=torch.int64)
-        if self.partition.fingerprint != self.splits.train.fingerprint:
-            return ids  # the clients' images are elsewhere
-        for client, indices in enumerate(self.partition.clients):
-            ids[indices] = client
-        return ids
+        return self.partition.client_ids(self.splits.train)
 
 
 def _deal(images: ImageSet, plan: Plan) -> Partition:

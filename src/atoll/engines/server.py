@@ -14,12 +14,13 @@ import torch
 
 from atoll.engines.door import Door
 from atoll.engines.federation import Plan
+from atoll.errors import RunError
 from atoll.parts import Deployment, Setting, Trained
 from atoll.rng import stream
 from atoll.tree import Tree, Weights, num_bytes
 
 
-class TooFewUpdatesError(RuntimeError):
+class TooFewUpdatesError(RunError):
     """A round ended with fewer usable updates than the recipe asks for; the model was left as it was."""
 
 
@@ -236,7 +237,13 @@ def _average(means: dict[str, float], values: dict[str, float], count: int) -> N
 
 def _too_few(record: Record, accepted: int, asked: int, least: float) -> str:
     reasons = [f"client {client}: {reason}" for client, reason in {**record.refused, **record.lost}.items()]
+    remedies = {
+        "lower train.lr if training diverges, or raise a bound that is too tight": record.refused,
+        "resume when the lost clients are back": record.lost,
+        "lower train.min_accepted to go on with fewer": accepted,
+    }
     return (
         f"round {record.round} failed: {accepted} of {asked} updates were usable and train.min_accepted asks for "
-        f"{least:.0%}; {'; '.join(reasons[:3])}{' …' if len(reasons) > 3 else ''}"
+        f"{least:.0%}; {'; '.join(reasons[:3])}{' …' if len(reasons) > 3 else ''}; "
+        f"{', or '.join(remedy for remedy, fits in remedies.items() if fits)}"
     )

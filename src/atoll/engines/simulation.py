@@ -194,7 +194,8 @@ def play_rounds(
             watcher.begin(federation, server)
         if latest is None:
             if evaluate:
-                journal.log({"round": 0, "evaluation": evaluate(federation, server, states)})
+                start = {"start": federation.warmed} if federation.warmed else {}
+                journal.log({"round": 0, **start, "evaluation": evaluate(federation, server, states)})
             journal.checkpoint(0, server.checkpoint())
         elif logged < server.round and "line" in latest:
             conclude(latest["line"])

@@ -6,6 +6,7 @@ from atoll.evaluation.embedding_map import embedding_map, map_rows
 from atoll.evaluation.finetune import FineTuneResult, finetune, label_subset
 from atoll.evaluation.geometry import geometry
 from atoll.evaluation.knn import knn_accuracy
+from atoll.evaluation.models import mean_over_clients
 from atoll.evaluation.options import PROTOCOLS, EvaluationOptions
 from atoll.evaluation.probe import ProbeResult, linear_probe
 from atoll.evaluation.protocols import FINE_TUNES, PROBES, FineTuneProtocol, ProbeProtocol, find_probe
@@ -32,5 +33,6 @@ __all__ = [
     "label_subset",
     "linear_probe",
     "map_rows",
+    "mean_over_clients",
     "sample",
 ]

@@ -37,6 +37,7 @@ def evaluate(
     protocols: Sequence[str] | None = None,
     client_ids: Tensor | None = None,
     device: torch.device | str | None = None,
+    strict: bool = False,
 ) -> Results:
     """Measures a frozen encoder under named protocols.
 
@@ -46,7 +47,7 @@ def evaluate(
     Args:
         encoder: the encoder.
         train: images that kNN and the probe learn from; their labels, if any, are used here only.
-        test: images that everything is measured on.
+        test: images that everything is measured on; ``train`` itself where none are held out.
         views: makes images what the encoder reads, and the two views of alignment.
         options: constants.
         seed: of the run.
@@ -54,6 +55,7 @@ def evaluate(
         client_ids: which client holds each training image, -1 for none; splits the uniformity of the
             training images into pairs within a client and across two.
         device: where to compute; None for the encoder's own.
+        strict: refuse protocols that these images do not allow, instead of measuring the geometry alone.
 
     Shape:
         - client_ids: (N,) int, N training images
@@ -61,10 +63,12 @@ def evaluate(
     Returns:
         Values that JSON can hold, under ``"protocol/name"``: accuracies in [0, 1] as ``"knn/accuracy"`` and
         ``"probe/accuracy"``, ``"geometry/uniformity"`` and so on (see `geometry`), and each constant beside
-        them. If labels are missing, the geometry alone, and ``"note"``, a sentence that says why.
+        them. If labels or held-out images are missing, the geometry alone, and ``"note"``, a sentence that
+        says why.
 
     Raises:
-        UserError: an unknown protocol, fewer than two test images, or representations that are not finite.
+        UserError: an unknown protocol, fewer than two test images, or representations that are not finite;
+            with ``strict``, labels or held-out images that a protocol needs and that are missing.
     """
     names = tuple(options.at_end if protocols is None else protocols)
     check_protocols(names, "evaluation")
@@ -74,12 +78,15 @@ def evaluate(
             f"there are {len(test)} and {len(train)}"
         )
     results: Results = {}
-    unlabelled = [name for name, images in (("training", train), ("test", test)) if images.labels is None]
-    if unlabelled and (skipped := [name for name in names if name != "geometry"]):
+    if (why := _obstacle(train, test)) and (skipped := ", ".join(n for n in names if n != "geometry")):
+        if strict:
+            raise UserError(
+                f"{skipped} cannot be measured, because {why}; ask for the protocol geometry, which needs none, "
+                "or run the recipe on labelled images of which data.test_fraction holds some out"
+            )
         names = ("geometry",)
         results["note"] = (
-            f"{', '.join(skipped)}: not measured, because the {' and '.join(unlabelled)} images have no "
-            "labels; the geometry of the representation needs none"
+            f"{skipped}: not measured, because {why}; the geometry of the representation needs none"
         )
     device = torch.device(device) if device is not None else device_of(encoder)
     subject = _Subject(encoder, train, test, views, options, seed, device, client_ids, names)
@@ -87,6 +94,16 @@ def evaluate(
         found = MEASURES[name](subject)
         results.update({f"{name}/{key}": value for key, value in found.items()})
     return results
+
+
+def _obstacle(train: ImageSet, test: ImageSet) -> str:
+    """Why no accuracy can be measured on these images; empty if it can."""
+    unlabelled = [name for name, images in (("training", train), ("test", test)) if images.labels is None]
+    if unlabelled:
+        return f"the {' and '.join(unlabelled)} images have no labels"
+    if test is train:  # an image is its own nearest neighbour, and a probe has been told its label
+        return "no images are held out, and a classifier knows those that it learns from"
+    return ""
 
 
 @dataclass

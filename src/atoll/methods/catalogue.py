@@ -7,7 +7,7 @@ import importlib
 import os
 import sys
 import traceback
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -105,6 +105,8 @@ AGGREGATIONS: dict[str, type[Aggregation]] = by_name(
     EUA, featarc.FeatARC, FedAvg, LDAWA, LossWeighted, MDAWA, Median, MultiKrum, PrivateFedAvg, TrimmedMean
 )
 SERVER_STEPS: dict[str, type[ServerStep]] = by_name(Direct, FedAdam, FedAvgM)
+
+OURS: dict[str, type[Part]] = {**OBJECTIVES, **TERMS, **MERGES, **AGGREGATIONS, **SERVER_STEPS}
 
 METHODS: dict[str, Method] = {
     "fed_align_uniform": fedavg_ssl.FED_ALIGN_UNIFORM,
@@ -220,6 +222,16 @@ def _made(kind: type[P], name: str | None, what: str) -> P:
         ) from None
 
 
+def _check_name(part: Part, used: Collection[str]) -> None:
+    """Refuse a name under which a part's options, losses or state would be mixed with another's."""
+    ours = OURS.get(part.name, type(part)) is not type(part)
+    if ours or not part.name.strip() or part.name in ("loss", *used):  # "loss" is the sum of all
+        raise UserError(
+            f"the name of the part {type(part).__qualname__} is {part.name!r}, which is blank or another's; give "
+            'it one of its own, as in name: ClassVar[str] = "mine"'
+        )
+
+
 def make_method(chosen: MethodOptions, options: Mapping[str, Mapping[str, Any]]) -> Method:
     """Compose a method: a preset, its axes replaced where the recipe says so, its parts' options set.
 
@@ -228,7 +240,7 @@ def make_method(chosen: MethodOptions, options: Mapping[str, Mapping[str, Any]])
         options: the ``[options.PART]`` tables.
 
     Raises:
-        UserError: an unknown method, part or option.
+        UserError: an unknown method, part or option, or a part that has no name of its own.
     """
     method = find(chosen.name, METHODS, "method")
     if isinstance(method, type) and issubclass(method, Objective):
@@ -245,6 +257,7 @@ def make_method(chosen: MethodOptions, options: Mapping[str, Mapping[str, Any]])
             made = _made(made, name, what)
         if not isinstance(made, Part):
             raise UserError(f"{what} {name!r} is no atoll part but a {type(made).__name__}")
+        _check_name(made, used)
         used.add(made.name)
         table = {**describe(made), **options.get(made.name, {})}
         return build(type(made), table, f"options.{made.name}")

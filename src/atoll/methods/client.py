@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from atoll.errors import UserError
 from atoll.methods.method import Method
 from atoll.parts import (
     Batch,
@@ -70,7 +71,11 @@ class Client:
         self._epoch_began = 0
 
     def step(self, batch: Batch) -> Tensor:
-        """The local loss of a batch; every declared pass runs once."""
+        """The local loss of a batch; every declared pass runs once.
+
+        Raises:
+            UserError: a part's loss is no scalar.
+        """
         method, local = self.method, self.local
         for part in method.parts:
             batch.images.update(part.inputs(local, batch))
@@ -80,6 +85,10 @@ class Client:
         total = torch.zeros((), device=local.device)
         for weight, part in method.losses:
             loss = part.loss(local, batch, passes)
+            if loss.dim():
+                raise UserError(
+                    f"the loss of {part.name!r} has shape {tuple(loss.shape)} and must be a scalar; return its mean"
+                )
             self._losses.setdefault(part.name, []).append(loss.detach())
             total = total + weight * loss if weight != 1 else total + loss
         self._losses["loss"].append(total.detach())

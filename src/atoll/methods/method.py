@@ -134,6 +134,12 @@ class Method:
                         "without saying in egress what it sends; declare it (egress = () if nothing leaves), or "
                         "choose another method or aggregation"
                     )
+        for part in self.parts:
+            if type(part).keep is not Part.keep and type(part).keeps is Part.keeps:
+                return (
+                    f"{part.name!r} overrides keep without saying in keeps what a client keeps, and nothing would "
+                    "be kept; declare it (keeps = () if nothing is)"
+                )
         return next((reason for part in self.parts if (reason := part.refuse(setting))), None)
 
     def refuse_networks(self, networks: nn.ModuleDict) -> str | None:

@@ -50,13 +50,13 @@ def graft(module: nn.Module, state: dict[str, Tensor], source: str) -> str:
         One sentence: how many of the module's tensors were found, which were not, and what was left unused.
 
     Raises:
-        UserError: Not one tensor matches.
+        UserError: Not one trained tensor matches.
     """
     own = module.state_dict()
     fitting = {name for name in own.keys() & state.keys() if own[name].shape == state[name].shape}
-    if not fitting:
+    if fitting.isdisjoint(name for name, _ in module.named_parameters()):  # BatchNorm's counters fit anything
         raise UserError(
-            f"{source} holds no tensor that fits this encoder by name and shape "
+            f"{source} holds no trained tensor that fits this encoder by name and shape "
             f"(it has {_some(state)}; the encoder has {_some(own)}); give weights of the same architecture."
         )
     with torch.no_grad():

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import zipfile
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,7 @@ from atoll.models.encoder import Encoder, graft
 from atoll.models.options import rebuild_encoder
 
 FORMAT = 1
+_REMEDY = "name an encoder's file, such as encoder.safetensors in a finished run's folder"
 
 
 def save_encoder(path: str | os.PathLike[str], encoder: Encoder, metadata: dict[str, Any]) -> None:
@@ -54,12 +56,14 @@ def load_encoder(path: str | os.PathLike[str]) -> Encoder:
     tensors, about = _read_safetensors(path)
     if about is None:
         raise UserError(
-            f"{path} is a safetensors file but holds no encoder saved by atoll; "
-            "to start from another library's weights, build an encoder and use load_weights."
+            f"{path} holds no encoder saved by atoll but weights alone, as other libraries and exports have them; "
+            f"{_REMEDY}, or load them into an encoder with load_weights (in a recipe: train.start)."
         )
-    if about.get("format") != FORMAT:
+    if "format" not in about:  # `atoll.tree` keeps its trees under the same key
+        raise UserError(f"{path} holds the state of a run, such as a checkpoint, and no encoder; {_REMEDY}.")
+    if about["format"] != FORMAT:
         raise UserError(
-            f"{path} has format {about.get('format')}, and this version of atoll reads {FORMAT}; upgrade."
+            f"{path} has format {about['format']}, and this version of atoll reads {FORMAT}; upgrade."
         )
     # The random weights that loading replaces must not move the caller's generator.
     with torch.random.fork_rng(devices=[]):
@@ -101,8 +105,13 @@ def _read_safetensors(path: Path) -> tuple[dict[str, Tensor], dict[str, Any] | N
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (not a dict)
         return tensors, None if about is None else dict(json.loads(about))
     except (SafetensorError, OSError, ValueError, TypeError) as error:
+        if zipfile.is_zipfile(path):
+            raise UserError(
+                f"{path} is an archive, as torch.save and torch.export write them, and not a safetensors file; "
+                f"{_REMEDY}."
+            ) from error
         raise UserError(
-            f"{path} is damaged or not a safetensors file ({error}); save or fetch it again."
+            f"{path} is damaged or not a safetensors file ({error}); save or fetch it again, or {_REMEDY}."
         ) from error
 
 

@@ -99,7 +99,7 @@ def untrained_rows(groups: Sequence[Group]) -> list[tuple[str, list[dict[str, An
         by_seed = {run.seed: run.untrained for run in group.runs if run.untrained}
         measured = {
             section: group.recipe.get(section) for section in ("data", "model", "views", "evaluation")
-        }
+        } | {"start": group.recipe.get("train", {}).get("start")}
         if not by_seed:
             continue
         for labels, known, recipe in rows:
@@ -112,11 +112,15 @@ def untrained_rows(groups: Sequence[Group]) -> list[tuple[str, list[dict[str, An
             rows.append(([group.label], by_seed, measured))
     return [
         (
-            "Untrained encoder" if len(rows) == 1 else f"Untrained encoder of {', '.join(labels)}",
+            _first_encoder(recipe) + ("" if len(rows) == 1 else f" of {', '.join(labels)}"),
             [known[seed] for seed in sorted(known)],
         )
-        for labels, known, _ in rows
+        for labels, known, recipe in rows
     ]
+
+
+def _first_encoder(recipe: Mapping[str, Any]) -> str:
+    return "Start encoder" if recipe["start"] else "Untrained encoder"
 
 
 def distinct_partitions(groups: Sequence[Group]) -> list[tuple[str, dict[str, Any]]]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from importlib import resources
 from pathlib import Path
 from string import Template
@@ -18,12 +18,13 @@ from atoll.report.html import Html, bullets, join, json_for_script, tag
 from atoll.tree import write_whole
 
 
-def write_report(folders: Sequence[Path], out: Path) -> Path:
+def write_report(folders: Sequence[Path], out: Path, failures: Iterable[str] = ()) -> Path:
     """Write a page about runs, side by side. It needs no network, and the same runs give the same page.
 
     Args:
         folders: of the runs, finished or not; those that differ by their seed alone become one row.
         out: the page's file, written whole or not at all.
+        failures: sentences about runs that came to nothing, which the page repeats.
 
     Returns:
         ``out``.
@@ -34,11 +35,11 @@ def write_report(folders: Sequence[Path], out: Path) -> Path:
     if not folders:
         raise UserError("a report needs the folder of at least one run")
     distinct = {Path(folder).resolve(): Path(folder) for folder in folders}
-    write_whole(out, page([read_folder(folder) for folder in distinct.values()]).encode())
+    write_whole(out, page([read_folder(folder) for folder in distinct.values()], failures).encode())
     return out
 
 
-def page(runs: Sequence[Folder]) -> str:
+def page(runs: Sequence[Folder], failures: Iterable[str] = ()) -> str:
     """The page's text."""
     groups = group_runs(runs)
     untrained = untrained_rows(groups)
@@ -50,7 +51,7 @@ def page(runs: Sequence[Folder]) -> str:
         islands=_islands(runs),
         lead=join([_lead(groups)]),
         facts=_facts(groups),
-        notices=_notices(runs),
+        notices=_notices(runs, failures),
         results=join([tables.results_table(groups, untrained), tables.geometry_table(groups, untrained)]),
         models=join([tables.models_table(groups), tables.sites_table(groups)]),
         protocols=tables.protocols(groups, untrained),
@@ -60,12 +61,14 @@ def page(runs: Sequence[Folder]) -> str:
         traffic_curves=_figure("traffic", drawn["traffic"], "", ""),
         uncounted=tables.uncounted(groups),
         partition=_partition(distinct_partitions(groups)),
-        map=_figure("map", drawn["maps"], "No run has a map yet.", MAP_WORDS + _largest(groups)),
+        map=_figure(
+            "map", drawn["maps"], "No run has a map yet.", _measured(MAP_WORDS, runs) + _largest(groups)
+        ),
         spectrum=_figure(
             "spectrum",
             drawn["spectrum"]["series"],
             "No singular values have been measured yet.",
-            SPECTRUM_WORDS,
+            _measured(SPECTRUM_WORDS, runs),
         ),
         egress=tables.egress_table(groups),
         provenance=tables.provenance(groups),
@@ -78,12 +81,12 @@ RING = 34  # radius of the atoll in the heading, whose box is 100 wide
 MAX_ISLANDS = 36
 MAX_NAMES = 5  # methods that the first sentence names
 MAP_WORDS = (
-    "Every mark is a test image, placed by t-SNE near the images whose representations are alike. Groups mean "
-    "something; distances between groups, sizes and directions do not."
+    "Every mark is one of the {split} images, placed by t-SNE near the images whose representations are alike. "
+    "Groups mean something; distances between groups, sizes and directions do not."
 )
 SPECTRUM_WORDS = (
-    "Singular values of the test images’ representations as shares of the largest, on a logarithmic axis. A curve "
-    "that falls off early uses few dimensions."
+    "Singular values of the {split} images’ representations as shares of the largest, on a logarithmic axis. A "
+    "curve that falls off early uses few dimensions."
 )
 
 
@@ -91,8 +94,16 @@ def _file(name: str) -> str:
     return (resources.files("atoll.report") / name).read_text(encoding="utf-8")
 
 
+def _measured(words: str, runs: Sequence[Folder]) -> str:
+    """A sentence about the images that runs were measured on."""
+    splits = dict.fromkeys(str(run.results["split"]) for run in runs if "split" in run.results)
+    return words.format(
+        split=" or ".join({"train": "training"}.get(split, split) for split in splits) or "test"
+    )
+
+
 def _title(groups: Sequence[Group]) -> str:
-    titles = {str(group.recipe.get("title") or group.recipe.get("name") or group.label) for group in groups}
+    titles = {str(group.recipe.get("title") or tables.setting_words(group.recipe)) for group in groups}
     return titles.pop() if len(titles) == 1 else f"{len(groups)} recipes side by side"
 
 
@@ -144,10 +155,15 @@ def _facts(groups: Sequence[Group]) -> Html:
     return tag("dl", *entries, class_="facts")
 
 
-def _notices(runs: Sequence[Folder]) -> Html:
+def _notices(runs: Sequence[Folder], failures: Iterable[str]) -> Html:
     notes = dict.fromkeys(str(run.results.get("note") or run.untrained.get("note") or "") for run in runs)
+    notes |= dict.fromkeys(
+        f"{run.name} starts from weights: {run.metrics[0]['start']}"
+        for run in runs
+        if run.metrics and "start" in run.metrics[0]
+    )
     said = [Html(tag("p", note, class_="note")) for note in notes if note]
-    missing = [sentence for run in runs for sentence in run.missing]
+    missing = [*failures, *(sentence for run in runs for sentence in run.missing)]
     if missing:
         said.append(tag("div", tag("p", "Some of this page is missing."), bullets(missing), class_="note"))
     return join(said)

@@ -395,6 +395,18 @@ def partition_kind(partition: Mapping[str, Any]) -> str:
     return " ".join([kind, *(f"({text})" for text in [", ".join(said)] if text)])
 
 
+def setting_words(recipe: Mapping[str, Any]) -> str:
+    """The images of a run and how they were dealt, as its recipe says."""
+    data, partition = recipe.get("data", {}), recipe.get("partition", {})
+    source = str(data.get("source", "unknown images"))
+    said = [f"{data['path']} ({source})" if data.get("path") else source]
+    if data.get("limit"):
+        said.append(f"at most {plural(data['limit'], 'image')}")
+    if "clients" in partition and partition.get("kind") not in ("natural", "centralised"):
+        said.append(plural(partition["clients"], "client"))
+    return ", ".join([*said, partition_kind({"options": partition})])
+
+
 def partition_tables(partitions: Sequence[tuple[str, Mapping[str, Any]]]) -> Html:
     """The pictures as tables, those that are small enough to be read."""
     found = [whole for label, partition in partitions if (whole := _partition_table(label, partition))]

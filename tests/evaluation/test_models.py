@@ -1,0 +1,30 @@
+import pytest
+
+from atoll.evaluation import mean_over_clients
+
+TWO = {
+    "a": {"knn/accuracy": 0.25, "knn/k": 20, "note": "first", "geometry/singular_values": [2.0]},
+    "b": {"knn/accuracy": 0.5, "knn/k": 20, "note": "second", "geometry/singular_values": [1.0]},
+}
+
+
+def test_one_model_speaks_for_itself() -> None:
+    assert mean_over_clients({"a": TWO["a"]}, {"a": 3}) == TWO["a"]
+    assert mean_over_clients({"a": TWO["a"]}, {}) == TWO["a"]
+
+
+def test_models_count_by_their_clients() -> None:
+    found = mean_over_clients(TWO, {"a": 3, "b": 1})
+    assert found == {
+        "knn/accuracy": 0.3125,  # (3 · 0.25 + 0.5) / 4
+        "knn/k": 20,
+        "note": "first",
+        "geometry/singular_values": [2.0],
+        "by_model": TWO,
+        "clients_by_model": {"a": 3, "b": 1},
+    }
+    assert type(found["knn/k"]) is int
+
+
+def test_models_that_nobody_uses_count_alike() -> None:
+    assert mean_over_clients(TWO, {"a": 0, "b": 0})["knn/accuracy"] == pytest.approx(0.375)
