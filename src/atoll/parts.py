@@ -358,8 +358,12 @@ class Aggregation(Part):
         """On the client: what the fold needs beside the weights and `statistics`."""
         return {}
 
+    def sent(self, models: Tree, client: int) -> Tree:
+        """On the server: the models that a client is sent."""
+        return models
+
     def reference(self, models: Tree, update: Tree) -> Weights:
-        """The model that an update set out from (its distance to it is checked at the door)."""
+        """Of the models that a client was sent, the one that its update set out from, as the door measures it."""
         weights: Weights = models["global"]
         return weights
 

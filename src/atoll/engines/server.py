@@ -186,7 +186,8 @@ class Server:
                         self.valid.pop(job.client, None)
                     continue
                 record.bytes_up += num_bytes(result.update)
-                verdict = self.door.examine(result.update, self.state["models"])
+                sent = self.plan.method.aggregation.sent(self.state["models"], job.client)
+                verdict = self.door.examine(result.update, sent)
                 if isinstance(verdict, str):
                     record.refused[str(job.client)] = verdict
                     continue

@@ -32,6 +32,7 @@ from atoll.methods import (
     fedu,
     fedu2,
     fedx,
+    gossip,
     ldawa,
     local_only,
     moon,
@@ -102,7 +103,17 @@ MERGES: dict[str, type[Merge]] = by_name(
     euc.EUC, fedbn.FedBN, fedema.FedEMA, fedu.FedU, local_only.LocalOnly, Replace
 )
 AGGREGATIONS: dict[str, type[Aggregation]] = by_name(
-    EUA, featarc.FeatARC, FedAvg, LDAWA, LossWeighted, MDAWA, Median, MultiKrum, PrivateFedAvg, TrimmedMean
+    EUA,
+    featarc.FeatARC,
+    FedAvg,
+    gossip.Gossip,
+    LDAWA,
+    LossWeighted,
+    MDAWA,
+    Median,
+    MultiKrum,
+    PrivateFedAvg,
+    TrimmedMean,
 )
 SERVER_STEPS: dict[str, type[ServerStep]] = by_name(Direct, FedAdam, FedAvgM)
 
@@ -146,6 +157,7 @@ METHODS: dict[str, Method] = {
     "trimmed_mean": fedopt.TRIMMED_MEAN,
     "multi_krum": fedopt.MULTI_KRUM,
     "local_only": local_only.METHOD,
+    "peer_to_peer": gossip.METHOD,
     "fed_sl": supervised.FED_SL,
     "dec_sl": supervised.DEC_SL,
     "dec_slrep": supervised.DEC_SLREP,

@@ -187,7 +187,7 @@ class Method:
             "client": client,
             "epochs": next((e for e in epochs if e is not None), setting.train.epochs),
             "kept": kept,
-            "models": {} if self.merge.alone and kept else state["models"],
+            "models": {} if self.merge.alone and kept else self.aggregation.sent(state["models"], client),
             "parts": {name: value for name, value in slices.items() if value is not None},
         }
 
