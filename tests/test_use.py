@@ -1,6 +1,8 @@
 """What is done with a finished run; the run's own evaluation is the oracle of every later one."""
 
 import json
+import re
+import shutil
 
 import numpy as np
 import pytest
@@ -226,3 +228,22 @@ def test_a_file_that_is_no_encoder_says_what_it_is_and_where_one_lies(one, tmp_p
     assert "encoder.safetensors in a finished run's folder" in sentence
     assert "upgrade" not in sentence
     assert sentence.count("\n") == 1
+
+
+def test_images_that_the_clients_did_not_hold_are_not_taken_for_theirs(one, tmp_path):
+    copy = Run(shutil.copytree(one.folder, tmp_path / "copy"))
+    record = json.loads(copy.partition_path.read_text())
+    copy.write("partition.json", json.dumps({**record, "fingerprint": "sites-of-others"}))
+    with pytest.raises(
+        UserError, match=r"held other images than its recipe's data give .* --set data\.source"
+    ):
+        evaluate_run(copy, "knn")
+    found = evaluate_run(copy, "knn", ["data.limit=80"])
+    assert (found["knn/train_images"], found["data"]["limit"]) == (80, 80)
+    with pytest.raises(UserError, match=r"--set evaluation\.knn_k=3: a finished run is measured as"):
+        evaluate_run(copy, "knn", ["evaluation.knn_k=3"])
+
+
+def test_the_command_measures_on_other_images(one, capsys):
+    assert main(["evaluate", str(one.folder), "--protocol", "knn", "--set", "data.limit=80"]) == 0
+    assert re.search(r"knn/train_images\W+80\b", capsys.readouterr().out)

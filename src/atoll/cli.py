@@ -144,7 +144,7 @@ def _evaluate(options: argparse.Namespace) -> int:
     from atoll.runs import Run
     from atoll.use import evaluate_run
 
-    results = evaluate_run(Run(options.run).require(), options.protocol)
+    results = evaluate_run(Run(options.run).require(), options.protocol, options.set)
     table = Table(show_header=False, show_edge=False)
     for key, value in results.items():
         if not isinstance(value, list):
@@ -306,6 +306,9 @@ def _parser() -> argparse.ArgumentParser:
     evaluate = command("evaluate", _evaluate, "Measure a finished run's encoder under a named protocol.")
     evaluate.add_argument("run", type=Path, metavar="RUN")
     evaluate.add_argument("--protocol", required=True, metavar="NAME")
+    evaluate.add_argument(
+        "--set", nargs="+", action="extend", default=[], metavar="data.KEY=VALUE", help="on other images"
+    )
 
     embed = command("embed", _embed, "Write the representations of images.")
     embed.add_argument("encoder", type=Path, metavar="RUN_OR_ENCODER")

@@ -132,12 +132,16 @@ def _is_done(run: Run, recipe: Recipe) -> bool:
     return record["model"] is None or run.encoder_path.is_file()
 
 
+def partition_of(run: Run) -> Partition | None:
+    """Which client holds which image; None where the run has not come so far, or has lost the file."""
+    path = run.partition_path
+    return Partition.from_json(path.read_text("utf-8")) if path.is_file() else None
+
+
 def _check_images(run: Run, federation: Federation) -> None:
     """A run goes on with the images that it began with."""
-    if not run.partition_path.is_file():
-        return
-    began = Partition.from_json(run.partition_path.read_text("utf-8"))
-    if began.fingerprint != federation.partition.fingerprint:
+    began = partition_of(run)
+    if began and began.fingerprint != federation.partition.fingerprint:
         raise UserError(
             f"{run.folder} was begun with other training images than the recipe's data give now; put them back, "
             "or choose another --out"

@@ -19,16 +19,15 @@ from torch import Tensor
 from atoll.data.decode import Decoding, decode_batch
 from atoll.data.files import read_bytes
 from atoll.data.folders import IMAGE_SUFFIXES
-from atoll.data.images import ImageSet
 from atoll.data.options import DataOptions
-from atoll.data.partitions import Partition
 from atoll.data.sources import load_data
 from atoll.data.view_options import ViewOptions
 from atoll.data.views import Views, make_views
 from atoll.errors import UserError, did_you_mean
 from atoll.evaluation import embed, evaluate, mean_over_clients
-from atoll.launch import held_out, model_path
+from atoll.launch import held_out, model_path, partition_of
 from atoll.models import Encoder, load_encoder
+from atoll.options import describe
 from atoll.recipe import load_recipe
 from atoll.runs import Run
 from atoll.tree import write_whole
@@ -53,16 +52,29 @@ def find_encoder(run_or_encoder: Path | str) -> Path:
     return run.encoder_path
 
 
-def evaluate_run(run: Run, protocol: str) -> dict[str, Any]:
+def evaluate_run(run: Run, protocol: str, settings: Sequence[str] = ()) -> dict[str, Any]:
     """Measure a finished run under a named protocol, and keep the result beside it.
+
+    Args:
+        run: finished.
+        protocol: its name.
+        settings: ``data.KEY=value``, for other images than the recipe's.
 
     Returns:
         What `measure_run` gives, less the numbers of each of several models: those are in the file.
 
     Raises:
-        UserError: see `measure_run`; or the file cannot be written.
+        UserError: see `measure_run`; or another setting; or the file cannot be written.
     """
-    results = {"protocol": protocol, **measure_run(run, [protocol])}
+    other = next((text for text in settings if not text.startswith("data.")), None)
+    if other is not None:
+        raise UserError(
+            f"--set {other}: a finished run is measured as its recipe says, on other data.… at most"
+        )
+    data = load_recipe(run.recipe_path, settings).data if settings else None
+    results = {"protocol": protocol, **measure_run(run, [protocol], data)}
+    if data:
+        results["data"] = describe(data)
     run.write(f"evaluation-{protocol}.json", json.dumps(results) + "\n")
     return {key: value for key, value in results.items() if key != "by_model"}
 
@@ -80,16 +92,23 @@ def measure_run(run: Run, protocols: Sequence[str], data: DataOptions | None = N
         with several models their mean, as `atoll.evaluation.mean_over_clients` makes it.
 
     Raises:
-        UserError: the run has not finished, a protocol is unknown, or the images have not the labels, or not
-            the held-out part, that it needs.
+        UserError: the run has not finished, a protocol is unknown, the images have not the labels, or not the
+            held-out part, that it needs, or the recipe's are no longer those that the clients held.
     """
     paths, clients = _models(run)
     recipe = load_recipe(run.recipe_path)
+    splits = load_data(data or recipe.data, recipe.seed)
+    partition = partition_of(run)
+    if data is None and partition and partition.fingerprint != splits.train.fingerprint:
+        raise UserError(
+            f"the clients of {run.folder} held other images than its recipe's data give here; put those back, or "
+            "name images to measure it on: --set data.source=folder data.path=…"
+        )
     data = data or recipe.data
-    splits = load_data(data, recipe.seed)
     split, images = held_out(splits)
     views = make_views(recipe.views, data.image_size, data.channels)
-    client_ids, device = _client_ids(run, splits.train), recipe.engine.find_device()
+    client_ids = partition.client_ids(splits.train) if partition else None
+    device = recipe.engine.find_device()
     by_model = {
         name: evaluate(
             load_encoder(path).to(device),
@@ -112,12 +131,6 @@ def _models(run: Run) -> tuple[dict[str, Path], dict[str, int]]:
     only = find_encoder(run.folder)
     clients: dict[str, int] = (run.read_json("evaluation.json") or {}).get("clients_by_model", {})
     return {name: model_path(run, name) for name in clients} or {"": only}, clients
-
-
-def _client_ids(run: Run, images: ImageSet) -> Tensor | None:
-    """Which client held each training image; None where the run has lost the file that says so."""
-    path = run.partition_path
-    return Partition.from_json(path.read_text("utf-8")).client_ids(images) if path.is_file() else None
 
 
 def decoding_of(encoder: Encoder) -> Decoding:
