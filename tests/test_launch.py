@@ -101,3 +101,14 @@ def test_a_recipe_as_a_table_or_objects_and_nothing_else(tmp_path):
     assert atoll.load_recipe(first.recipe_path) == atoll.load_recipe(second.recipe_path)
     with pytest.raises(UserError, match=r"a table or an atoll\.Recipe, not a Plan"):
         atoll.simulate(tiny().plan(), tmp_path / "plan")
+
+
+def test_a_warm_start_warms_every_cluster(tmp_path):
+    first = run_tiny(tmp_path / "first", "train.rounds=0", "seed=5")
+    warm = run_tiny(tmp_path / "warm", "method.name=featarc", "train.rounds=0", f"train.start={first.folder}")
+    expected = load_encoder(first.encoder_path).state_dict()
+    one, other = final_models(warm).values()
+    for name, tensor in expected.items():
+        assert torch.equal(one[f"encoder.{name}"], tensor)
+        assert torch.equal(other[f"encoder.{name}"], tensor)
+    assert not torch.equal(one["projector.0.weight"], other["projector.0.weight"])

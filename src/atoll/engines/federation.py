@@ -114,15 +114,23 @@ class Federation:
         Raises:
             UserError: the recipe's ``train.start`` cannot be loaded.
         """
-        if self.plan.train.start:
-            path = Path(self.plan.train.start)
-            self.warmed = load_weights(self.encoder, path / "encoder.safetensors" if path.is_dir() else path)
+        self._warm(self.encoder)
         return {name: value.detach().cpu().clone() for name, value in self.networks.state_dict().items()}
 
     def fresh_weights(self, draw: int) -> Weights:
-        """A further initial model, independent of the one that all share; ``draw`` counts from 1."""
-        networks = _assemble(self.plan, replace(self.setting, draw=draw), *_bodies(self.plan, draw))
+        """A further initial model, independent of the one that all share; ``draw`` counts from 1.
+
+        A warm start warms its encoder, too: what is independent then is the rest.
+        """
+        encoder, projector = _bodies(self.plan, draw)
+        self._warm(encoder)
+        networks = _assemble(self.plan, replace(self.setting, draw=draw), encoder, projector)
         return {name: value.detach() for name, value in networks.state_dict().items()}
+
+    def _warm(self, encoder: Encoder) -> None:
+        if self.plan.train.start:
+            path = Path(self.plan.train.start)
+            self.warmed = load_weights(encoder, path / "encoder.safetensors" if path.is_dir() else path)
 
     def update_names(self) -> set[str]:
         """Names of the weights that an update must hold."""
