@@ -103,8 +103,13 @@ def _measured(words: str, runs: Sequence[Folder]) -> str:
 
 
 def _title(groups: Sequence[Group]) -> str:
-    titles = {str(group.recipe.get("title") or tables.setting_words(group.recipe)) for group in groups}
+    titles = {str(group.recipe.get("title") or _images(group.recipe)) for group in groups}
     return titles.pop() if len(titles) == 1 else f"{len(groups)} recipes side by side"
+
+
+def _images(recipe: Mapping[str, Any]) -> str:
+    words = tables.images_words(recipe)
+    return words if recipe.get("data", {}).get("path") else words[:1].upper() + words[1:]
 
 
 def _listed(words: Sequence[str]) -> str:

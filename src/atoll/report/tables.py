@@ -396,7 +396,12 @@ def partition_kind(partition: Mapping[str, Any]) -> str:
 
 
 def setting_words(recipe: Mapping[str, Any]) -> str:
-    """The images of a run and how they were dealt, as its recipe says."""
+    """The images of a run, its clients and how they were dealt, as its recipe says."""
+    return f"{images_words(recipe)}, {partition_kind({'options': recipe.get('partition', {})})}"
+
+
+def images_words(recipe: Mapping[str, Any]) -> str:
+    """The images of a run and its clients."""
     data, partition = recipe.get("data", {}), recipe.get("partition", {})
     source = str(data.get("source", "unknown images"))
     said = [f"{data['path']} ({source})" if data.get("path") else source]
@@ -404,7 +409,7 @@ def setting_words(recipe: Mapping[str, Any]) -> str:
         said.append(f"at most {plural(data['limit'], 'image')}")
     if "clients" in partition and partition.get("kind") not in ("natural", "centralised"):
         said.append(plural(partition["clients"], "client"))
-    return ", ".join([*said, partition_kind({"options": partition})])
+    return ", ".join(said)
 
 
 def partition_tables(partitions: Sequence[tuple[str, Mapping[str, Any]]]) -> Html:
