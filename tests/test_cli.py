@@ -3,6 +3,7 @@
 import io
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -92,7 +93,7 @@ def test_a_mistake_is_one_sentence_and_exit_2(arguments, sentence, tmp_path, mon
     assert list(tmp_path.iterdir()) == [], "something was written"
 
 
-def test_a_fault_in_a_users_own_objective_shows_where_it_is(tmp_path, monkeypatch):
+def test_a_fault_in_a_users_own_objective_shows_where_it_is(tmp_path, monkeypatch, capsys):
     (tmp_path / "faulty.py").write_text(
         "from dataclasses import dataclass\nimport torch\nfrom atoll.parts import Objective\n\n\n"
         "@dataclass(frozen=True)\nclass Faulty(Objective):\n    name = 'faulty'\n\n"
@@ -100,10 +101,11 @@ def test_a_fault_in_a_users_own_objective_shows_where_it_is(tmp_path, monkeypatc
     )
     monkeypatch.chdir(tmp_path)
     settings = [*TINY, "method.name=faulty:Faulty"]
-    for command in (["run", "--out", "one"], ["compare", "--out", "several"]):
-        with pytest.raises(RuntimeError, match="shapes cannot be multiplied") as raised:
-            run(command[0], "digits", *command[1:], "--set", *settings)
-        assert Path(raised.traceback[-1].path).name == "faulty.py"
+    with pytest.raises(RuntimeError, match="shapes cannot be multiplied") as raised:
+        run("run", "digits", "--out", "one", "--set", *settings)
+    assert Path(raised.traceback[-1].path).name == "faulty.py"
+    assert run("compare", "digits", "--out", "several", "--set", *settings) == 1
+    assert re.search(r'File ".*faulty\.py", line 11', capsys.readouterr().err)
 
 
 def test_a_diverging_run_is_one_sentence_with_a_remedy_and_exit_1(tmp_path, capsys):
@@ -282,5 +284,8 @@ def test_a_page_about_several_runs_is_none_of_theirs(finished, tmp_path, monkeyp
     assert capsys.readouterr().out == "report.html\n"
     assert (tmp_path / "report.html").is_file()
     assert not (other.folder / "report.html").exists()
+    assert run("report", str(other.folder), str(finished)) == 2
+    assert "report.html is here already, maybe another run's own" in capsys.readouterr().err
+    assert run("report", str(other.folder), str(finished), "-o", "report.html") == 0
     assert run("report", str(other.folder)) == 0
     assert (other.folder / "report.html").is_file()

@@ -3,6 +3,7 @@ import statistics
 from dataclasses import replace
 
 import pytest
+import torch
 from rich.console import Console
 
 from atoll.cli import main
@@ -13,6 +14,7 @@ from atoll.compare import (
     comparison_markdown,
     comparison_table,
     counterparts,
+    of_methods,
 )
 from atoll.errors import UserError
 from atoll.launch import launch
@@ -137,6 +139,13 @@ def test_settings_of_methods_are_laid_over_each_that_has_the_part():
     assert byol.options == {}
     for one in (simclr, byol):
         assert replace(one, name=recipe.name, method=recipe.method, options=recipe.options) == recipe
+    tables = ["method={aggregation='l_dawa'}", "options={simclr={temperature=0.2}}"]
+    assert by_method(recipe, ["fed_simclr", "fed_byol"], tables) == [simclr, byol]
+    assert [of_methods(text) for text in (*settings, *tables, "train.lr=1", "optionsx.y=1")] == [True] * 4 + [
+        False
+    ] * 2
+    with pytest.raises(UserError, match="options = 3 is not a table; set single keys of it"):
+        by_method(recipe, ["fed_byol"], ["options=3"])
     with pytest.raises(UserError, match=r"options\.dsr belongs to no part of these methods"):
         by_method(recipe, ["fed_byol"], ["options.dsr.scale=2.0"])
     with pytest.raises(UserError, match=r"method\.name is what --methods stands for"):
@@ -168,11 +177,38 @@ def test_two_methods_of_ones_own_that_are_called_alike_have_folders_of_their_own
     assert [one.label for one in recipes] == ["first_file", "second_file"]
 
 
-def test_a_mistake_in_the_last_recipe_is_found_before_the_first_is_run(tmp_path):
-    good, bad = tiny("name=good"), tiny("name=bad", "partition.clients=170", "partition.kind=iid")
-    with pytest.raises(UserError, match=r"^bad: "):
-        compare([good, bad], 1, tmp_path)
+@pytest.mark.parametrize(
+    ("mistake", "sentence"),
+    [
+        ("partition.clients=170", "170"),
+        ("train.start=nothing.safetensors", r"nothing\.safetensors"),
+    ],
+)
+def test_a_mistake_in_the_last_recipe_is_found_before_the_first_is_run(mistake, sentence, tmp_path):
+    with pytest.raises(UserError, match=f"^bad: .*{sentence}"):
+        compare([tiny("name=good"), tiny("name=bad", mistake)], 1, tmp_path)
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_folder_of_another_recipe_is_found_before_the_first_is_run(tmp_path):
+    compare([tiny("name=second")], 1, tmp_path)
+    changed = [tiny("name=first", "train.lr=0.02"), tiny("name=second", "train.lr=0.02")]
+    with pytest.raises(UserError, match=r"^second: .* was begun with train\.lr = 0\.05"):
+        compare(changed, 1, tmp_path)
+    assert [path.name for path in tmp_path.iterdir()] == ["second-seed0"]
+
+
+def test_a_run_out_of_memory_takes_none_of_the_others_with_it(tmp_path, monkeypatch, capsys):
+    def launch_or_fail(recipe, folder, **rest):
+        if recipe.name == "first":
+            raise torch.OutOfMemoryError("40 GiB asked for")
+        return launch(recipe, folder, **rest)
+
+    monkeypatch.setattr("atoll.compare.launch", launch_or_fail)
+    compared = compare([tiny("name=first"), tiny("name=second")], 1, tmp_path)
+    assert [run.name for run in compared.runs] == ["second-seed0"]
+    assert compared.failures == {"first-seed0": "SSD: OutOfMemoryError: 40 GiB asked for"}
+    assert "launch_or_fail" in capsys.readouterr().err, "where it happened is not said"
 
 
 def test_a_table_says_what_made_it(tmp_path):

@@ -66,13 +66,13 @@ def _run(options: argparse.Namespace) -> int:
 
 def _compare(options: argparse.Namespace) -> int:
     from atoll.compare import (
-        OF_METHODS,
         by_method,
         compare,
         comparison_cells,
         comparison_markdown,
         comparison_table,
         counterparts,
+        of_methods,
     )
     from atoll.console import Bar, make_console
     from atoll.recipe import load_recipe
@@ -80,7 +80,7 @@ def _compare(options: argparse.Namespace) -> int:
     from atoll.tree import write_whole
 
     console = make_console()
-    theirs = [text for text in options.set if options.methods and text.startswith(OF_METHODS)]
+    theirs = [text for text in options.set if options.methods and of_methods(text)]
     recipes = [
         load_recipe(name, [text for text in options.set if text not in theirs]) for name in options.recipes
     ]
@@ -179,8 +179,10 @@ def _report(options: argparse.Namespace) -> int:
     from atoll.runs import Run
 
     folders = [Run(run).require().folder for run in options.runs]
-    home = folders[0] if len(folders) == 1 else Path()  # a page about several is none of theirs
-    print(write_report(folders, options.output or home / "report.html"))  # noqa: T201
+    page = options.output or (folders[0] if len(folders) == 1 else Path()) / "report.html"
+    if len(folders) > 1 and not options.output and page.exists():
+        raise UserError(f"{page} is here already, maybe another run's own; name the page with -o FILE")
+    print(write_report(folders, page))  # noqa: T201
     return 0
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import statistics
+import traceback
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -13,7 +14,8 @@ from rich.table import Table
 from atoll.engines.federation import Federation
 from atoll.engines.simulation import Watcher
 from atoll.errors import RunError, UserError, did_you_mean
-from atoll.launch import launch
+from atoll.launch import check_folder, launch
+from atoll.layers import over, setting
 from atoll.methods.catalogue import METHODS, MethodOptions
 from atoll.options import describe
 from atoll.prerequisites import prerequisite_recipes
@@ -33,7 +35,9 @@ COLUMNS = {  # heading → (key of the results, factor, digits)
 }
 
 
-OF_METHODS = ("method.", "options.")  # settings that belong to a method, and not to the rest of a recipe
+def of_methods(text: str) -> bool:
+    """Whether a ``key=value`` setting belongs to a method and its parts, and not to the rest of a recipe."""
+    return text.partition("=")[0].split(".")[0].strip() in ("method", "options")
 
 
 def by_method(recipe: Recipe, methods: Sequence[str], settings: Sequence[str] = ()) -> list[Recipe]:
@@ -47,23 +51,29 @@ def by_method(recipe: Recipe, methods: Sequence[str], settings: Sequence[str] = 
     Raises:
         UserError: an unknown method, or a setting that fits none.
     """
-    axes = [text for text in settings if not text.startswith("options.")]
-    if any(text.startswith("method.name") for text in axes):
+    asked: dict[str, Any] = {"method": {}, "options": {}}
+    for text in settings:
+        asked = over(asked, setting(text))
+    wrong = next((key for key, value in asked.items() if not isinstance(value, dict)), None)
+    if wrong:
+        raise UserError(
+            f"{wrong} = {asked[wrong]!r} is not a table; set single keys of it, {wrong}.KEY=value"
+        )
+    if "name" in asked["method"]:
         raise UserError("method.name is what --methods stands for; name the method there")
     made, known = [], set()
     for name in methods:
         plain = replace(recipe, name=f"{recipe.name}-{_word(name)}", method=MethodOptions(name), options={})
-        table = {**describe(plain), "method": {"name": name}, "options": {}}
-        parts = {part.name for part in make_recipe(table, axes).composed.parts}
+        table = {**describe(plain), "method": {"name": name, **asked["method"]}, "options": {}}
+        parts = {part.name for part in make_recipe(table).composed.parts}
         known |= parts
-        theirs = [text for text in settings if text not in axes and text.split(".")[1] in parts]
-        made.append(make_recipe(table, [*axes, *theirs]))
-    for text in settings:
-        part = text.split(".")[1]
-        if text not in axes and part not in known:
-            raise UserError(
-                f"options.{part} belongs to no part of these methods; {did_you_mean(part, known)}"
-            )
+        options = {part: values for part, values in asked["options"].items() if part in parts}
+        made.append(make_recipe({**table, "options": options}))
+    strange = next((part for part in asked["options"] if part not in known), None)
+    if strange is not None:
+        raise UserError(
+            f"options.{strange} belongs to no part of these methods; {did_you_mean(strange, known)}"
+        )
     return made
 
 
@@ -134,7 +144,8 @@ def compare(
 ) -> Comparison:
     """Run every recipe with each of its seeds; what is finished already is not run again.
 
-    A run that comes to nothing (its updates are refused, its worker dies) takes none of the others with it.
+    A run that comes to nothing (its updates are refused, its worker dies, memory runs out) takes none of the others
+    with it; a fault in the code prints its traceback.
 
     Args:
         recipes: to run.
@@ -164,8 +175,11 @@ def compare(
             bar = watcher(title) if watcher else None
             try:
                 runs.append(launch(seeded, run.folder, resume=run.exists(), watcher=bar))
-            except RunError as error:
+            except (RunError, UserError) as error:
                 failures[run.name] = f"{title}: {error}"
+            except Exception as error:
+                traceback.print_exc()
+                failures[run.name] = f"{title}: {type(error).__name__}: {error}"
             finally:
                 if bar:
                     bar.stop()
@@ -175,12 +189,16 @@ def compare(
 def _check(recipes: Sequence[Recipe], seeds: int, out: Path) -> None:
     """Find now the mistakes that would end the comparison after hours."""
     for recipe in recipes:
-        folders = [out / f"{recipe.name}-seed{seed}" for seed in range(recipe.seed, recipe.seed + seeds)]
-        if all(Run(folder).finished for folder in folders):
-            continue
         try:
-            for one in (*prerequisite_recipes(recipe).values(), recipe):
-                Federation(one.plan())
+            runs = [
+                (replace(recipe, seed=seed), Run(out / f"{recipe.name}-seed{seed}"))
+                for seed in range(recipe.seed, recipe.seed + seeds)
+            ]
+            for seeded, run in runs:
+                check_folder(run, seeded, resume=run.exists())
+            if not all(run.finished for _, run in runs):
+                for one in (*prerequisite_recipes(recipe).values(), recipe):
+                    Federation(one.plan()).initial_weights()
         except UserError as error:
             raise UserError(f"{recipe.name}: {error}" if len(recipes) > 1 else str(error)) from None
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import multiprocessing
+import shutil
 from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
@@ -72,7 +73,7 @@ def launch(
         )
     code = version()  # now: the files may change before the run ends
     run = Run(out or default_folder(recipe.name, recipe.seed))
-    _check_folder(run, recipe, resume)
+    check_folder(run, recipe, resume)
     if resume and _is_done(run, recipe):
         return run
     engine = engine or Simulation()
@@ -82,9 +83,11 @@ def launch(
         Federation(other.plan())
     federation = engine.gather(recipe.plan(), run.folder)
     with run.locked():
-        _check_folder(run, recipe, resume)  # again: another process may have been at work here meanwhile
+        check_folder(run, recipe, resume)  # again: another process may have been at work here meanwhile
         if not run.begun():
             run.begin_anew()
+            for name, other in needed.items():
+                _drop_another(Run(run.folder / FOLDER / name), other)
         _check_images(run, federation)
         run.write("recipe.toml", recipe.to_toml())
         if not run.partition_path.is_file():
@@ -112,11 +115,21 @@ def launch(
     return run
 
 
+def _drop_another(run: Run, recipe: Recipe) -> None:
+    """Make room for a run that is needed first, where there is one of another recipe."""
+    if not run.exists():
+        return
+    try:
+        check_folder(run, recipe, resume=True)
+    except UserError:
+        shutil.rmtree(run.folder)
+
+
 def _prepare(folder: Path, recipe: Recipe, watcher: Watcher | None) -> Trained:
     """What came of a run that the method needs first; it is begun or resumed where it has not finished."""
     run = Run(folder)
     if run.finished:
-        _check_folder(run, recipe, resume=True)
+        check_folder(run, recipe, resume=True)
     else:
         launch(recipe, folder, resume=run.exists(), watcher=watcher)
     return outcome(run, recipe)
@@ -148,7 +161,12 @@ def _check_images(run: Run, federation: Federation) -> None:
         )
 
 
-def _check_folder(run: Run, recipe: Recipe, resume: bool) -> None:
+def check_folder(run: Run, recipe: Recipe, resume: bool) -> None:
+    """Refuse a folder that this recipe can neither begin nor go on with.
+
+    Raises:
+        UserError: it holds other things, a run that is not to be resumed, or one of another recipe.
+    """
     if not run.exists():
         if stray := run.strays():
             raise UserError(

@@ -36,6 +36,7 @@ class Setting:
         sizes: samples at each client, where the server may know them.
         buffers: names of the weights that no gradient trains, such as BatchNorm's running statistics.
         stays: names of the weights that never leave a client.
+        personal: whether clients keep weights of their own, so that each ends with a model of its own.
         draw: which of the independent initial models is being built; 0 is the one that all share.
         checkpoint_every: rounds between checkpoints, which a kill may have played again.
         fresh: draws further initial models, independent of the one that all share: the first, the second, …
@@ -53,6 +54,7 @@ class Setting:
     sizes: tuple[int, ...] = ()
     buffers: frozenset[str] = frozenset()
     stays: frozenset[str] = frozenset()
+    personal: bool = False
     draw: int = 0
     checkpoint_every: int = 1
     fresh: Callable[[int], Weights] | None = None

@@ -323,10 +323,14 @@ class Aggregation(Part):
     Class attributes:
         whole_cohort: the mathematics needs all updates at once; they spill to disk.
         only_weights: works only where nothing but weights leaves a client.
+        clips: it cuts updates to a bound of its own, and what other clients sent must not decide on a client's.
+        serverless: the clients hold the models, and nobody is there to take a server step.
     """
 
     whole_cohort: ClassVar[bool] = False
     only_weights: ClassVar[bool] = False
+    clips: ClassVar[bool] = False
+    serverless: ClassVar[bool] = False
 
     @property
     def statistics(self) -> tuple[str, ...]:

@@ -38,7 +38,10 @@ FEDCA = (
 )
 
 
-SLOW = [pytest.param(name, marks=pytest.mark.slow) for name in ("fed_align_uniform", "l_dawa", "featarc")]
+SLOW = [
+    pytest.param(name, marks=pytest.mark.slow)
+    for name in ("fed_align_uniform", "l_dawa", "featarc", "peer_to_peer")
+]
 
 
 @pytest.mark.parametrize("method", ["ssd", "fedca", "fedema", *SLOW])

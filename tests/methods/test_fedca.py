@@ -254,6 +254,27 @@ def test_an_interrupted_alignment_run_is_resumed_and_a_finished_one_is_not_playe
     assert alignment.stat().st_mtime_ns == before
 
 
+@pytest.mark.parametrize(("change", "kept"), [("train.lr=0.03", False), ("partition.clients=3", True)])
+def test_a_run_that_failed_before_its_first_round_keeps_the_alignment_model_that_fits(
+    change, kept, tmp_path, monkeypatch
+):
+    recipe = ("method.name=fedca", *PUBLIC)
+    finish = launching._prepare
+
+    def prepared_and_killed(*asked):
+        finish(*asked)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(launching, "_prepare", prepared_and_killed)
+    with pytest.raises(KeyboardInterrupt):
+        run_tiny(tmp_path / "run", *recipe)
+    monkeypatch.undo()
+    alignment = tmp_path / "run/prerequisites/alignment/encoder.safetensors"
+    before = alignment.stat().st_mtime_ns
+    run_tiny(tmp_path / "run", *recipe, change)
+    assert (alignment.stat().st_mtime_ns == before) is kept
+
+
 @pytest.mark.slow
 def test_two_workers_give_the_same_bytes(straight, tmp_path):
     run = run_tiny(tmp_path / "run", "method.name=fedca", *PUBLIC, "engine.workers=2")

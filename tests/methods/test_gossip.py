@@ -1,4 +1,5 @@
 import itertools
+from dataclasses import replace
 from types import SimpleNamespace
 
 import networkx as nx
@@ -12,6 +13,7 @@ from atoll.engines.server import Result
 from atoll.errors import UserError
 from atoll.functional import metropolis_weights
 from atoll.methods.gossip import GRAPHS, Gossip
+from atoll.models import load_encoder
 from atoll.tree import clone, same
 from harness import final_models, run_tiny
 from rounds import Rounds
@@ -28,7 +30,7 @@ ORACLES = {
 
 def world(clients, seed=0):
     """As much of a setting as gossip reads."""
-    return SimpleNamespace(num_clients=clients, seed=seed)
+    return SimpleNamespace(num_clients=clients, seed=seed, personal=False)
 
 
 @pytest.mark.parametrize("topology", GRAPHS)
@@ -134,6 +136,34 @@ def test_the_door_measures_from_the_clients_own_model():
     assert rounds.server.door.norms == []
 
 
+def test_the_door_bounds_updates_by_those_before(tmp_path):
+    rounds = Rounds(P2P)
+    updates = {k: rounds.train(k)[0] for k in range(4)}
+
+    class Far(Still):
+        def run(self, jobs, progress):
+            for result in Still.run(self, jobs, progress):
+                far = result.client == 2 and rounds.server.round > 0
+                moved = updates[result.client]["weights"]
+                weights = {n: t + 9 if far and t.is_floating_point() else t for n, t in moved.items()}
+                yield replace(result, update={**result.update, "weights": weights})
+
+    assert rounds.server.play(Far()).clients == 4
+    record = rounds.server.play(Far())
+    assert list(record.refused) == ["2"]
+    assert "train.norm_factor" in record.refused["2"]
+
+
+@pytest.mark.parametrize("private", ["method.merge=fedbn", "train.bn_buffers=local"])
+def test_with_weights_of_their_own_clients_end_with_their_own_models(private, tmp_path):
+    run = run_tiny(tmp_path / "run", P2P, private, "options.gossip.deploys=each")
+    models = final_models(run)
+    for client, model in models.items():
+        encoder = load_encoder(run.folder / f"encoder-{client}.safetensors").state_dict()
+        assert torch.equal(encoder["conv1.weight"], model["encoder.conv1.weight"])
+        assert not torch.equal(encoder["bn1.running_mean"], torch.zeros(4))
+
+
 def test_a_run_ends_with_the_mean_or_with_each_clients_own(tmp_path):
     mean = run_tiny(tmp_path / "mean", P2P)
     models = list(final_models(mean).values())
@@ -161,6 +191,9 @@ def test_a_run_ends_with_the_mean_or_with_each_clients_own(tmp_path):
             ["options.gossip.topology=random", "options.gossip.edge_probability=0.001"],
             "1,000 random graphs of 4 clients with edges of probability 0.001 were not connected",
         ),
+        (["method.merge=fedbn"], r"set options\.gossip\.deploys = 'each'"),
+        (["train.bn_buffers=local"], "the mean of their models is nobody's"),
+        (["method.server=fedavgm"], "'gossip' knows no server, and 'fedavgm' is a server's step"),
         (["options.gossip.edge_probability=0"], r"edge_probability must lie in \(0, 1\], not 0"),
     ],
 )

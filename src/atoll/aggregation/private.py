@@ -42,6 +42,7 @@ class PrivateFedAvg(Aggregation):
     name: ClassVar[str] = "private_fedavg"
     source: ClassVar[str] = "McMahan et al. 2018, Algorithm 1"
     only_weights: ClassVar[bool] = True
+    clips: ClassVar[bool] = True
     clip: float = 1.0
     noise_multiplier: float = 1.0
     delta: float = 1e-5

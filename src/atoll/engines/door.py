@@ -50,7 +50,7 @@ class Door:
         """The distance from its model beyond which an update is refused, and the option that sets it."""
         train = self.setting.train
         # Where updates are clipped, what others sent must not decide what becomes of one's own.
-        if self.norms and not self.method.aggregation.only_weights:
+        if self.norms and not self.method.aggregation.clips:
             return train.norm_factor * statistics.median(self.norms), "train.norm_factor"
         return train.first_norm, "train.first_norm"
 

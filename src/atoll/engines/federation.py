@@ -80,6 +80,7 @@ class Federation:
             num_clients=len(self.partition.clients),
             num_classes=len(self.partition.classes),
             sizes=tuple(self.partition.sizes),
+            personal=plan.method.personalises(plan.train),
             fresh=self.fresh_weights,
         )
         if reason := plan.method.refuse(self.setting):

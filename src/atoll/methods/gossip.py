@@ -9,8 +9,9 @@ with Metropolis' weights: symmetric and doubly stochastic, so that the mean of a
 a connected graph the models draw together, faster where W's second eigenvalue is smaller. BatchNorm's statistics
 are mixed with the rest. A client that takes no part in a round, or is lost, is mixed in with the model that it had.
 
-The paper names the graphs (cycle, binary tree, Erdős–Rényi with p = 0.7, star) and leaves open the mixing weights,
-the steps a round and which model it measures: these weights, one step and the mean of the clients' models are ours.
+The paper names the graphs (cycle, binary tree, Erdős–Rényi with p = 0.7) and leaves open the mixing weights, the
+steps a round and which model it measures: these weights, one step and the mean of the clients' models are ours. Its
+"star" is the federation with a server, which is `FedAvg`; the star here gossips like the other graphs.
 """
 
 from __future__ import annotations
@@ -49,7 +50,8 @@ class Gossip(Aggregation):
 
     name: ClassVar[str] = "gossip"
     source: ClassVar[str] = "Wang et al. 2023 (Dec-SSL), Appendix B.5"
-    only_weights: ClassVar[bool] = True  # nobody is there to fold or to send anything else
+    only_weights: ClassVar[bool] = True  # nobody is there to fold anything else
+    serverless: ClassVar[bool] = True
     topology: Literal["cycle", "tree", "random", "star", "complete"] = "cycle"
     edge_probability: float = 0.7
     deploys: Literal["mean", "each"] = "mean"
@@ -61,7 +63,12 @@ class Gossip(Aggregation):
             )
 
     def refuse(self, setting: Setting) -> str | None:
-        """Models reach everyone only over a connected graph."""
+        """Models reach everyone over a connected graph alone, and nobody has the mean of models that differ."""
+        if setting.personal and self.deploys == "mean":
+            return (
+                "clients keep weights of their own, so the mean of their models is nobody's; set "
+                f"options.{self.name}.deploys = 'each'"
+            )
         return None if _connected(self.graph(setting)) else (
             f"{DRAWS:,} random graphs of {setting.num_clients} clients with edges of probability "
             f"{self.edge_probability} were not connected; raise options.{self.name}.edge_probability"

@@ -121,6 +121,11 @@ class Method:
                 f"with {self.merge.name!r} no weights leave a client, so {self.aggregation.name!r} would have none "
                 "to fold; set method.aggregation = 'fedavg'"
             )
+        if self.aggregation.serverless and type(self.server) is not Direct:
+            return (
+                f"{self.aggregation.name!r} knows no server, and {self.server.name!r} is a server's step; set "
+                "method.server = 'direct'"
+            )
         if self.aggregation.only_weights:
             for part in self.parts:
                 if part.egress:
