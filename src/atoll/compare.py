@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import statistics
 import traceback
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
@@ -20,7 +19,7 @@ from atoll.methods.catalogue import METHODS, MethodOptions
 from atoll.options import describe
 from atoll.prerequisites import prerequisite_recipes
 from atoll.recipe import Recipe, load_recipe, make_recipe
-from atoll.report.numbers import markdown_table
+from atoll.report.numbers import markdown_table, mean_std
 from atoll.report.tables import setting_words
 from atoll.runs import Run
 
@@ -268,9 +267,7 @@ def comparison_cells(runs: Sequence[Run]) -> Cells:
         named[name + few] = row.by_seed
     measured = {key for row in groups.values() for results in row.by_seed for key in results}
     columns = {heading: column for heading, column in COLUMNS.items() if column[0] in measured}
-    rows = [
-        [name, *(_spread(group, *column) for column in columns.values())] for name, group in named.items()
-    ]
+    rows = [[name, *(_cell(group, *column) for column in columns.values())] for name, group in named.items()]
     made = f"seed{'s' * (len(seeds) > 1)} {', '.join(map(str, sorted(seeds)))}; Atoll {', '.join(sorted(versions))}"
     return ["method", *columns], rows, [*sorted(protocols), made]
 
@@ -296,13 +293,8 @@ def comparison_markdown(cells: Cells, failures: Iterable[str] = ()) -> str:
     return "\n".join([*markdown_table(header, rows), "", *(f"- {said}" for said in below)]) + "\n"
 
 
-def _spread(results: Sequence[dict[str, Any]], key: str, factor: float, digits: int) -> str:
-    values = [factor * result[key] for result in results if key in result]
-    if not values:
-        return "–"
-    if len(values) == 1 or max(values) - min(values) < 10.0**-digits / 2:
-        return f"{values[0]:.{digits}f}"
-    return f"{statistics.mean(values):.{digits}f} ± {statistics.stdev(values):.{digits}f}"
+def _cell(results: Sequence[dict[str, Any]], key: str, factor: float, digits: int) -> str:
+    return mean_std([factor * result[key] for result in results if key in result], digits)
 
 
 def _protocol(recipe: Recipe, results: dict[str, Any]) -> str:

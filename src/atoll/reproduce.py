@@ -21,14 +21,13 @@ from atoll.options import describe, flatten
 from atoll.papers import NOT_COVERED, PaperTable, Row, load_table, make_rows, table_names
 from atoll.prerequisites import prerequisite_recipes
 from atoll.report import write_report
-from atoll.report.numbers import markdown_table, number, spread
+from atoll.report.numbers import UNMEASURED, markdown_table, mean_std
 from atoll.report.tables import plural
 from atoll.runs import Run
 from atoll.tree import write_whole
 from atoll.use import measure_run
 from atoll.version import version
 
-UNMEASURED = "–"
 NO_SETTING = ("engine.", "name", "title", "seed")  # of a recipe: they change no paper's setting
 
 
@@ -237,7 +236,7 @@ def cells(record: dict[str, Any]) -> tuple[list[str], list[list[str]]]:
         shown = [row["label"]]
         for column, value in row["values"].items():
             theirs = (value["published"] or UNMEASURED,) if beside else ()
-            shown += [_mean(value["ours"], digits[column]), *theirs]
+            shown += [mean_std(value["ours"], digits[column]), *theirs]
         rows.append(shown)
     return header, rows
 
@@ -245,14 +244,6 @@ def cells(record: dict[str, Any]) -> tuple[list[str], list[list[str]]]:
 def _digits(published: str) -> int:
     """After the point; where there is nothing to compare with, as many as the papers have."""
     return len(published.partition(".")[2]) if published else 2
-
-
-def _mean(ours: Sequence[float], digits: int) -> str:
-    found = spread(ours)
-    if found is None:
-        return UNMEASURED
-    mean = number(found.mean, digits)
-    return mean if found.std is None else f"{mean} ± {number(found.std, digits)}"
 
 
 def remarks(record: dict[str, Any]) -> list[str]:

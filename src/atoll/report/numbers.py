@@ -100,6 +100,19 @@ def spread(values: Sequence[float]) -> Spread | None:
     )
 
 
+UNMEASURED = "–"
+
+
+def mean_std(values: Sequence[float], digits: int) -> str:
+    """Mean ± standard deviation; the mean alone of a single value, or of values that all print alike."""
+    found = spread(values)
+    if found is None:
+        return UNMEASURED
+    mean = number(found.mean, digits)
+    alike = max(values) - min(values) < 10.0**-digits / 2
+    return mean if alike or found.std is None else f"{mean} ± {number(found.std, digits)}"
+
+
 def best(row: Sequence[Spread | None]) -> list[bool]:
     """Which are the highest, or cannot be told from it over their seeds."""
     found = [value for value in row if value is not None]
