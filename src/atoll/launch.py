@@ -299,12 +299,14 @@ def _finish(
     if points and largest and len(shown):
         save_artifacts(run.folder, encoder, shown, federation.views, plan.seed, points)
     method = plan.method
-    about = {
+    about: dict[str, Any] = {
         "method": label,
         "egress": list(method.egress),
         "keeps": list(method.keeps),
         "version": code,
     }
+    if len(models) > 1:
+        about["clients_by_model"] = {name: len(users) for name, (_, users) in models.items()}
     record = {"round": server.round, "model": largest, **results, **about}
     run.write("evaluation.json", json.dumps(record) + "\n")
 

@@ -16,6 +16,7 @@ from flwr.app import Error, Message
 from grid import FakeGrid, node
 from test_engine import FEDCA
 
+from atoll.data.options import DataOptions
 from atoll.engines.flower.engine import FlowerEngine, FlowerOptions
 from atoll.engines.flower.executor import measure_sites
 from atoll.engines.flower.roster import Roster, Site
@@ -23,6 +24,7 @@ from atoll.engines.flower.wire import records, tree
 from atoll.errors import UserError
 from atoll.launch import launch
 from atoll.tree import map_tensors, same
+from atoll.use import evaluate_run, measure_run
 from harness import final_models, run_tiny, tiny
 
 FOLDERS = ("data.source=clients", "data.channels=1", "partition.kind=natural", "evaluation.during=['knn']")
@@ -82,6 +84,18 @@ def test_each_site_measures_on_its_own_images_and_sends_numbers_only(place):
     assert measured
     for answer in measured:
         assert all(type(value) in (int, float) for value in answer["results"].values())
+
+
+def test_every_model_of_a_run_without_images_here_is_measured_on_others(place):
+    run = play(sites(place), place, "method.name=featarc")
+    clients = run.read_json("evaluation.json")["clients_by_model"]
+    assert clients.keys() == {"cluster-0", "cluster-1"}
+    assert sum(clients.values()) == 4
+    with pytest.raises(UserError, match="nowhere"):
+        evaluate_run(run, "knn")
+    data = DataOptions(source="digits", limit=80, image_size=8, channels=1)
+    found = measure_run(run, ["knn"], data)
+    assert found["by_model"].keys() == clients.keys()
 
 
 def test_the_coordinators_own_images_are_measured_too(place):
