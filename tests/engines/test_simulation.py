@@ -16,6 +16,7 @@ from atoll import tree
 from atoll.engines.federation import Federation
 from atoll.engines.server import Server
 from atoll.errors import UserError
+from atoll.runs import Run
 from harness import TINY, final_models, remains, run_tiny, tiny
 
 SSD = ("method.name=ssd", "train.rounds=3", "options.dsr.basis=random")
@@ -241,17 +242,21 @@ def test_ten_kills_change_nothing(tmp_path, workers):
     chance = random.Random(workers)
     folder, kills = tmp_path / "killed", 0
     while kills < 10:
+        played = len(Run(folder).metrics())
         process = spawn(folder, kills > 0, settings)
-        begun = time.monotonic()
-        while not (folder / "recipe.toml").exists() and time.monotonic() - begun < 60:
+        while not (folder / "recipe.toml").exists() and process.poll() is None:
             time.sleep(0.05)
-        time.sleep(4.0 + 2.0 * chance.random())
-        finished = process.poll() is not None
+        if chance.random() < 0.3:  # while it starts, maybe
+            time.sleep(3 * chance.random())
+        else:  # in a round
+            while len(Run(folder).metrics()) <= played + 1 and process.poll() is None:
+                time.sleep(0.01)
+            time.sleep(0.3 * chance.random())
+        if process.poll() is not None:
+            break
         os.killpg(process.pid, signal.SIGKILL)
         process.wait()
         kills += 1
-        if finished:
-            break
     run = run_tiny(folder, *settings, resume=True)
     assert kills == 10, "the run was over before it could be killed ten times: make it longer"
     assert encoder_bytes(run) == encoder_bytes(whole)
