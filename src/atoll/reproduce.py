@@ -22,7 +22,7 @@ from atoll.papers import NOT_COVERED, PaperTable, Row, load_table, make_rows, ta
 from atoll.prerequisites import prerequisite_recipes
 from atoll.report import write_report
 from atoll.report.numbers import UNMEASURED, markdown_table, mean_std
-from atoll.report.tables import plural
+from atoll.report.tables import plural, source_words
 from atoll.runs import Run
 from atoll.tree import write_whole
 from atoll.use import measure_run
@@ -168,11 +168,7 @@ def images_of(rows: Iterable[Row]) -> list[DataOptions]:
 
 def image_names(rows: Iterable[Row]) -> str:
     """The same in words."""
-    return ", ".join(dict.fromkeys(_images(data) for data in images_of(rows)))
-
-
-def _images(data: DataOptions) -> str:
-    return "digits" if data.source == "digits" else f"{data.path} ({data.source})"
+    return ", ".join(dict.fromkeys(source_words(describe(data)) for data in images_of(rows)))
 
 
 def _require_images(job: Reproduction) -> None:
@@ -185,7 +181,7 @@ def _require_images(job: Reproduction) -> None:
             needing = [row.name for row in waiting if data in images_of([row])]
             raise UserError(
                 f"{len(needing)} of {len(job.rows)} rows of {job.name} (such as {needing[0]}) need the images "
-                f"{_images(data)}: {error}; or choose other rows with --rows"
+                f"{source_words(describe(data))}: {error}; or choose other rows with --rows"
             ) from None
 
 
@@ -287,7 +283,8 @@ def plan_table(job: Reproduction) -> Group:
             [
                 row.name,
                 recipe.composed.title,
-                _images(recipe.data) + (f" → {_images(row.measured_on)}" if row.measured_on else ""),
+                source_words(describe(recipe.data))
+                + (f" → {source_words(describe(row.measured_on))}" if row.measured_on else ""),
                 f"{partition.kind}{alpha}{clients}",
                 f"{recipe.model.encoder}",
                 f"{train.rounds} × {train.epochs}",

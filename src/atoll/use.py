@@ -18,7 +18,7 @@ from torch import Tensor
 
 from atoll.data.decode import Decoding, decode_batch
 from atoll.data.files import read_bytes
-from atoll.data.folders import IMAGE_SUFFIXES
+from atoll.data.folders import is_image
 from atoll.data.options import DataOptions
 from atoll.data.sources import load_data
 from atoll.data.view_options import ViewOptions
@@ -161,7 +161,8 @@ def embed_images(encoder: Encoder, images: Path) -> tuple[list[str], Tensor]:
     """
     if not images.exists():
         raise UserError(f"there is no file or folder {images}")
-    paths = [images] if images.is_file() else sorted(p for p in images.rglob("*") if _is_image(p))
+    found = (path for path in images.rglob("*") if is_image(path.name) and path.is_file())
+    paths = [images] if images.is_file() else sorted(found)
     if not paths:
         raise UserError(f"{images} holds no images")
     views = views_of(encoder)
@@ -225,10 +226,6 @@ class _Held:
 
     def gather(self, indices: Tensor) -> Tensor:
         return self._data[indices]
-
-
-def _is_image(path: Path) -> bool:
-    return path.suffix.lower() in IMAGE_SUFFIXES and not path.name.startswith(".") and path.is_file()
 
 
 def _npz(names: list[str], h: Tensor) -> bytes:

@@ -131,17 +131,18 @@ def _images(folder: Path, root: Path) -> list[str]:
     found = []
     for place, folders, files in os.walk(folder):
         folders[:] = [name for name in folders if not name.startswith(".")]
-        found += [(Path(place) / name).relative_to(root).as_posix() for name in files if _is_image(name)]
+        found += [(Path(place) / name).relative_to(root).as_posix() for name in files if is_image(name)]
     return sorted(found)
 
 
-def _is_image(name: str) -> bool:
+def is_image(name: str) -> bool:
+    """Whether a file of this name counts as an image."""
     return not name.startswith(".") and Path(name).suffix.lower() in IMAGE_SUFFIXES
 
 
 def _refuse_loose(folder: Path, kind: str) -> None:
     """Images beside the folders of classes or clients would be left out, unnoticed."""
-    loose = sorted(entry for entry in folder.iterdir() if entry.is_file() and _is_image(entry.name))
+    loose = sorted(entry for entry in folder.iterdir() if entry.is_file() and is_image(entry.name))
     if loose:
         raise UserError(
             f"{loose[0]} lies beside the {kind} folders and in none of them ({len(loose)} such images); "

@@ -403,13 +403,18 @@ def setting_words(recipe: Mapping[str, Any]) -> str:
 def images_words(recipe: Mapping[str, Any]) -> str:
     """The images of a run and its clients."""
     data, partition = recipe.get("data", {}), recipe.get("partition", {})
-    source = str(data.get("source", "unknown images"))
-    said = [f"{data['path']} ({source})" if data.get("path") else source]
+    said = [source_words(data)]
     if data.get("limit"):
         said.append(f"at most {plural(data['limit'], 'image')}")
     if "clients" in partition and partition.get("kind") not in ("natural", "centralised"):
         said.append(plural(partition["clients"], "client"))
     return ", ".join(said)
+
+
+def source_words(data: Mapping[str, Any]) -> str:
+    """Where images come from, as a ``[data]`` section says."""
+    source = str(data.get("source", "unknown images"))
+    return f"{data['path']} ({source})" if data.get("path") and source != "digits" else source
 
 
 def partition_tables(partitions: Sequence[tuple[str, Mapping[str, Any]]]) -> Html:
