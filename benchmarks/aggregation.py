@@ -24,15 +24,15 @@ from pathlib import Path
 
 import torch
 
-from atoll.aggregation.dawa import LDAWA, MDAWA
 from atoll.aggregation.fedavg import FedAvg
-from atoll.engines.door import Door
+from atoll.components.base import Aggregation, Setting
+from atoll.components.training import TrainOptions
+from atoll.core.tree import Tree, Weights, num_bytes
+from atoll.engines.update_checks import UpdateChecks
+from atoll.methods.ldawa import LDAWA, MDAWA
 from atoll.methods.method import Method
 from atoll.models import ModelOptions, build_encoder
 from atoll.objectives.simclr import SimCLR
-from atoll.parts import Aggregation, Setting
-from atoll.training import TrainOptions
-from atoll.tree import Tree, Weights, num_bytes
 
 CLIENTS = 10
 SAMPLES = [5000 + 37 * client for client in range(CLIENTS)]
@@ -63,10 +63,10 @@ def make_paths(model: Weights, updates: list[Tree]) -> dict[str, Callable[[], ob
         method = Method(objective=SimCLR(), aggregation=aggregation)
 
         def fold() -> Tree:
-            door = Door(method, setting, frozenset(model))
+            checks = UpdateChecks(method, setting, frozenset(model))
             opened = method.open(state, setting, 1)
             for client, update in enumerate(updates):
-                verdict = door.examine(update, state["models"]) if checked else None
+                verdict = checks.examine(update, state["models"]) if checked else None
                 assert not isinstance(verdict, str), verdict
                 opened.add(client, {**update, "measure": verdict})
             return opened.close()

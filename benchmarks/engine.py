@@ -20,14 +20,14 @@ from pathlib import Path
 
 import torch
 
+from atoll.commands.run import run_recipe
+from atoll.components.training import make_optimizer
+from atoll.core.rng import stream
+from atoll.core.run_folder import Run
 from atoll.engines.federation import Federation
 from atoll.engines.simulation import simulate
 from atoll.functional import nt_xent
-from atoll.launch import launch
-from atoll.recipe import load_recipe
-from atoll.rng import stream
-from atoll.runs import Run
-from atoll.training import make_optimizer
+from atoll.recipe.recipe import load_recipe
 
 TIME = (
     "method.name=fed_simclr", "data.limit=4000", "train.rounds=2", "train.epochs=1", "train.lr=0.05",
@@ -49,7 +49,7 @@ def federated(federation: Federation) -> float:
 
 def bare(federation: Federation) -> float:
     """Seconds of a plain loop: no clients, no server, no files."""
-    train = federation.plan.train
+    train = federation.recipe.train
     networks = federation.networks.train()
     images = federation.splits.train.images
     draws = stream(0, "bench")
@@ -63,7 +63,7 @@ def bare(federation: Federation) -> float:
                     continue
                 pixels = images.gather(rows)
                 views = [federation.views(pixels, draws) for _ in range(2)]
-                if federation.plan.engine.channels_last:
+                if federation.recipe.engine.channels_last:
                     views = [view.contiguous(memory_format=torch.channels_last) for view in views]
                 z1, z2 = (networks["projector"](networks["encoder"](view)) for view in views)
                 loss = nt_xent(z1, z2)
@@ -83,7 +83,7 @@ def child(clients: int) -> None:
     """One run in this process; prints its peak resident size in MiB."""
     settings = [*MEMORY, f"partition.clients={clients}", f"train.participation={10 / clients}"]
     with tempfile.TemporaryDirectory() as folder:
-        launch(load_recipe("cifar10-cpu", settings), Path(folder) / "run")
+        run_recipe(load_recipe("cifar10-cpu", settings), Path(folder) / "run")
     print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024)
 
 
@@ -97,7 +97,7 @@ def main() -> None:
         child(options.child)
         return
     torch.set_num_threads(1)
-    federation = Federation(load_recipe("cifar10-cpu", TIME).plan())
+    federation = Federation(load_recipe("cifar10-cpu", TIME))
     bare(federation)  # warm
     pairs = [(federated(federation), bare(federation)) for _ in range(options.repeats)]
     ours, plain = min(pair[0] for pair in pairs), min(pair[1] for pair in pairs)

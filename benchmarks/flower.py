@@ -25,10 +25,10 @@ from pathlib import Path
 
 import torch
 
-from atoll.launch import launch
-from atoll.recipe import Recipe, load_recipe
+from atoll.commands.run import run_recipe
+from atoll.recipe.recipe import Recipe, load_recipe
 
-sys.path.append(str(Path(__file__).parents[1] / "tests" / "flower"))  # for `deployment`
+sys.path.append(str(Path(__file__).parents[1]))  # for the tests' deployment
 CLIENTS = 4
 SETTINGS = (
     "method.name=fed_align_uniform", "model.encoder=resnet18", "data.image_size=32", "data.channels=3",
@@ -51,7 +51,7 @@ def main() -> None:
         os.environ |= {"FLWR_TELEMETRY_ENABLED": "0", "FLWR_DISABLE_UPDATE_CHECK": "1"}
         os.environ |= {"FLWR_HOME": str(place / "flwr"), "ATOLL_STATE": str(place / "state")}
         with clock(place / "ours") as found["our engine"]:
-            launch(recipe, place / "ours")
+            run_recipe(recipe, place / "ours")
         found["Atoll on Flower's simulation"] = simulate_ours(recipe, place)
         found["Flower's FedAvg on its simulation"] = simulate_theirs(options.rounds, place)
         if options.deployment:
@@ -98,9 +98,9 @@ def simulate(server, client) -> None:
 def simulate_ours(recipe: Recipe, place: Path) -> list[float]:
     from flwr.serverapp import ServerApp
 
+    from atoll.commands.flower_server_app import run_federation
     from atoll.engines.flower.client_app import app
     from atoll.engines.flower.engine import FlowerOptions
-    from atoll.engines.flower.server_app import run_federation
 
     (place / "recipe.toml").write_text(recipe.to_toml())
     server = ServerApp()
@@ -131,7 +131,7 @@ def simulate_theirs(rounds: int, place: Path) -> list[float]:
 
 
 def deploy(place: Path, rounds: int, ours: bool) -> list[float]:
-    from deployment import SITES, Deployment, write_digits
+    from tests.engines.flower.deployment import SITES, Deployment, write_digits
 
     made = Deployment(place)
     write_digits(place / "images", each=20, held=4)

@@ -18,7 +18,7 @@ from sklearn.datasets import load_sample_images
 from torch import Tensor
 from torchvision.transforms import v2
 
-from atoll.data.views import PRESETS, ViewOptions, ViewSettings, make_views
+from atoll.data.views.views import PRESETS, ViewOptions, ViewSettings, make_views
 
 
 def photographs(n: int, size: int) -> Tensor:

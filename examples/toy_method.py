@@ -10,10 +10,10 @@ from typing import ClassVar
 
 from torch import Tensor
 
+from atoll.components.base import Batch, ClientContext, Forward, Passes, Term
 from atoll.functional import simsiam
 from atoll.methods.method import Method
 from atoll.objectives.simclr import SimCLR
-from atoll.parts import Batch, Forward, Local, Passes, Term
 
 
 @dataclass(frozen=True)
@@ -27,14 +27,14 @@ class Anchor(Term):
         """The first view through the trained and through the downloaded networks."""
         return Forward("view1"), Forward("view1", network="downloaded")
 
-    def start(self, local: Local) -> None:
+    def start(self, context: ClientContext) -> None:
         """Freeze a copy of the downloaded model."""
-        local.frozen("downloaded", local.received)
+        context.frozen("downloaded", context.received)
 
-    def loss(self, local: Local, batch: Batch, passes: Passes) -> Tensor:
+    def loss(self, context: ClientContext, batch: Batch, passes: Passes) -> Tensor:
         """The mean over the batch."""
-        mine, theirs = (passes[forward].z for forward in self.forwards())
-        return simsiam(mine, theirs)
+        scope, theirs = (passes[forward].z for forward in self.forwards())
+        return simsiam(scope, theirs)
 
 
 METHOD = Method(objective=SimCLR(), terms=(Anchor(),), title="Anchored SimCLR")

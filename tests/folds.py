@@ -8,10 +8,10 @@ from typing import Any
 
 import torch
 
+from atoll.components.base import Aggregation, Setting
+from atoll.components.training import TrainOptions
+from atoll.core.tree import Weights
 from atoll.models import ModelOptions
-from atoll.parts import Aggregation, Setting
-from atoll.training import TrainOptions
-from atoll.tree import Weights
 
 
 def setting(clients: int = 4, buffers: Collection[str] = (), **train: Any) -> Setting:
@@ -57,8 +57,8 @@ def fold(
     opened = aggregation.open({"global": current}, setting(len(updates), buffers), round, scratch)
     numbers = {name: list(values) for name, values in statistics.items()}
     for client, weights in enumerate(updates):
-        own = {name: values[client] for name, values in numbers.items()}
-        opened.add(client, {"weights": weights, "parts": {}, **own})
+        retained = {name: values[client] for name, values in numbers.items()}
+        opened.add(client, {"weights": weights, "parts": {}, **retained})
         for tensor in weights.values():
             tensor.zero_()  # the networks go on to train the next client
     result: Weights = opened.close()["global"]

@@ -6,11 +6,11 @@ from pathlib import Path
 
 import torch
 
+from atoll.commands.run import run_recipe
+from atoll.core.run_folder import Run
+from atoll.core.tree import Tree, Weights, load
 from atoll.engines.client_states import ClientStates
-from atoll.launch import launch
-from atoll.recipe import Recipe, load_recipe
-from atoll.runs import Run
-from atoll.tree import Tree, Weights, load
+from atoll.recipe.recipe import Recipe, load_recipe
 
 TINY = (
     "data.limit=160",
@@ -40,7 +40,7 @@ def tiny(*settings: str) -> Recipe:
 def run_tiny(folder: Path, *settings: str, resume: bool = False) -> Run:
     """Run it."""
     torch.set_num_threads(1)
-    return launch(tiny(*settings), folder, resume=resume)
+    return run_recipe(tiny(*settings), folder, resume=resume)
 
 
 def final_models(run: Run) -> dict[str, Weights]:

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
+from atoll.core.tree import Tree, clone
+from atoll.engines.client import train_client
 from atoll.engines.server import Server
-from atoll.methods.client import train_client
-from atoll.tree import Tree, clone
-from steps import federation
+from tests.steps import federation
 
 
 class Rounds:
@@ -21,10 +21,10 @@ class Rounds:
     def __init__(self, *settings: str, prerequisites: Any = None) -> None:
         self.federation = federation(*settings)
         start = self.federation.initial_weights()
-        self.server = Server(self.federation.plan, self.federation.setting, start, prerequisites)
-        self.server.door.names = frozenset(self.federation.update_names())
+        self.server = Server(self.federation.recipe, self.federation.setting, start, prerequisites)
+        self.server.checks.names = frozenset(self.federation.update_names())
         self.client = self.federation.client_side(self.server.constants)
-        self.method = self.federation.plan.method
+        self.method = self.federation.recipe.composed
 
     def message(self, client: int, round: int, kept: int | None = None) -> Tree:
         """What a client is sent in a round; it kept its state of the round before unless told otherwise."""
@@ -32,19 +32,23 @@ class Rounds:
         kept = round - 1 if kept is None else kept
         return self.method.send(self.server.state, setting, client, range(setting.num_clients), round, kept)
 
-    def train(self, client: int, round: int = 1, own: Tree = None, message: Tree = None) -> tuple[Tree, Tree]:
+    def train(
+        self, client: int, round: int = 1, retained: Tree = None, message: Tree = None
+    ) -> tuple[Tree, Tree]:
         """A client's update and what it keeps."""
         message = message or self.message(client, round)
-        update, kept = train_client(self.client, message, own, self.federation.client_data(client))
+        update, kept = train_client(self.client, message, retained, self.federation.client_data(client))
         return clone(update), clone(kept)
 
-    def start(self, client: int, round: int = 1, own: Tree = None, message: Tree = None) -> Tree:
+    def start(self, client: int, round: int = 1, retained: Tree = None, message: Tree = None) -> Tree:
         """The weights that a client's training would start from."""
-        self.client.start(message or self.message(client, round), own, self.federation.client_data(client))
+        self.client.start(
+            message or self.message(client, round), retained, self.federation.client_data(client)
+        )
         return clone(self.client.networks.state_dict())
 
     def refused(self, update: Tree) -> str | None:
-        """What the method's parts find wrong with an update."""
+        """What the method's components find wrong with an update."""
         return self.method.refuse_update(update, self.federation.setting)
 
     def fold(self, round: int, updates: dict[int, Tree]) -> None:

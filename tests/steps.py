@@ -7,12 +7,12 @@ from functools import cache
 
 import torch
 
-from atoll.data.client import FederatedClient
+from atoll.components.base import Batch
+from atoll.data.client_data import FederatedClient
 from atoll.data.sources import load_data
+from atoll.engines.client import Client
 from atoll.engines.federation import Federation
-from atoll.methods.client import Client
-from atoll.parts import Batch
-from harness import tiny
+from tests.harness import tiny
 
 
 @cache
@@ -22,8 +22,8 @@ def _splits(data, seed):
 
 def federation(*settings: str) -> Federation:
     """A tiny federation on digits; the images are loaded once for all tests."""
-    plan = tiny(*settings).plan()
-    return Federation(plan, _splits(plan.data, plan.seed))
+    recipe = tiny(*settings)
+    return Federation(recipe, _splits(recipe.data, recipe.seed))
 
 
 class Steps:
@@ -36,20 +36,20 @@ class Steps:
         round: to begin.
     """
 
-    def __init__(self, *settings: str, classes: Collection[int] | None = None, own=None, round: int = 1):
+    def __init__(self, *settings: str, classes: Collection[int] | None = None, retained=None, round: int = 1):
         self.federation = federation(*settings)
         if classes is not None:
             labels = self.federation.splits.train.labels
             self.federation.partition.clients[0] = torch.isin(labels, torch.tensor(list(classes))).nonzero()[
                 :, 0
             ]
-        plan, setting = self.federation.plan, self.federation.setting
-        state = plan.method.init(setting, self.federation.initial_weights())
-        self.client: Client = self.federation.client_side(plan.method.constants(setting, {}))
+        recipe, setting = self.federation.recipe, self.federation.setting
+        state = recipe.composed.init(setting, self.federation.initial_weights())
+        self.client: Client = self.federation.client_side(recipe.composed.constants(setting, {}))
         self.data: FederatedClient = self.federation.client_data(0)
-        message = plan.method.send(state, setting, 0, range(setting.num_clients), round)
-        self.client.start(message, own, self.data)
-        self._batches = self.data.batches(round, 10, plan.method.images)
+        message = recipe.composed.send(state, setting, 0, range(setting.num_clients), round)
+        self.client.start(message, retained, self.data)
+        self._batches = self.data.batches(round, 10, recipe.composed.images)
 
     @property
     def networks(self) -> torch.nn.ModuleDict:

@@ -14,14 +14,14 @@ from typing import Any
 import pytest
 import tomli_w
 
-from atoll.cli import _parser
+from atoll.cli.main import _parser
+from atoll.components.training import TrainOptions
 from atoll.data.options import DataOptions, PartitionOptions
-from atoll.data.view_options import PRESETS, ViewOptions, ViewSettings
+from atoll.data.views.options import PRESETS, ViewOptions, ViewSettings
 from atoll.engines.federation import Federation
-from atoll.engines.options import EngineOptions
 from atoll.evaluation import EvaluationOptions
 from atoll.evaluation.protocols import FINE_TUNES, PROBES
-from atoll.methods.catalogue import (
+from atoll.methods.registry import (
     AGGREGATIONS,
     MERGES,
     METHODS,
@@ -31,8 +31,8 @@ from atoll.methods.catalogue import (
     MethodOptions,
 )
 from atoll.models import ModelOptions
-from atoll.recipe import Recipe, load_recipe, presets
-from atoll.training import TrainOptions
+from atoll.recipe.engine_options import EngineOptions
+from atoll.recipe.recipe import Recipe, load_recipe, presets
 
 ROOT = Path(__file__).parents[1]
 PAGES = {
@@ -175,11 +175,11 @@ def test_a_method_that_changes_a_parts_default_says_so() -> None:
         for row in rows
     }
     for name, method in METHODS.items():
-        for part in method.parts:
-            for field in dataclasses.fields(part):
-                value = getattr(part, field.name)
+        for component in method.components:
+            for field in dataclasses.fields(component):
+                value = getattr(component, field.name)
                 if value != default_of(field):
-                    said = f"`options.{part.name}.{field.name} = {literal(value)}`"
+                    said = f"`options.{component.name}.{field.name} = {literal(value)}`"
                     assert said in PAGES[pages[name]], (pages[name], said)
 
 
@@ -192,11 +192,11 @@ def test_the_index_leads_to_each_method_once() -> None:
 
 @pytest.mark.parametrize("name", sorted(PARTS))
 def test_the_options_of_a_part_stand_in_one_page_as_they_are(name: str) -> None:
-    part, mark = PARTS[name], f"`[options.{name}]`"
+    component, mark = PARTS[name], f"`[options.{name}]`"
     said = [rows for _, before, _, rows in all_tables("option") if before.endswith(mark)]
-    if dataclasses.fields(part):
+    if dataclasses.fields(component):
         (rows,) = said
-        check_rows(rows, part)
+        check_rows(rows, component)
     else:
         assert not said
         assert sum(f"{mark} has no keys" in text for text in PAGES.values()) == 1
@@ -265,7 +265,7 @@ def test_a_recipe_on_a_page_is_valid(snippet: str, tmp_path: Path) -> None:
     file.write_text(snippet)
     recipe = load_recipe(file)
     if recipe.data.source == "digits" and recipe.method.aggregation != "private_fedavg":
-        Federation(recipe.plan())  # refuses parts and networks that do not fit
+        Federation(recipe)  # refuses components and networks that do not fit
 
 
 @pytest.mark.parametrize("block", fences("console"))

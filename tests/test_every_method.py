@@ -3,11 +3,11 @@
 import pytest
 import torch
 
-from atoll.launch import launch
-from atoll.methods.catalogue import METHODS
-from atoll.recipe import load_recipe
-from atoll.tree import leaves, load, same
-from harness import remains, run_tiny, tiny
+from atoll.commands.run import run_recipe
+from atoll.core.tree import leaves, load, same
+from atoll.methods.registry import METHODS
+from atoll.recipe.recipe import load_recipe
+from tests.harness import remains, run_tiny, tiny
 
 ONLY_REPORT = {"fed_pr", "fed_ae", "fed_mae"}  # weak on digits by nature: their kNN is shown, not judged
 LEARN = (
@@ -41,7 +41,7 @@ def knn(results):
 @pytest.mark.parametrize("name", sorted(METHODS))
 def test_it_beats_the_untrained_encoder(name, tmp_path):
     settings = [*LEARN, f"method.name={name}", *NEEDS.get(name, ())]
-    run = launch(load_recipe("digits", settings), tmp_path / "run")
+    run = run_recipe(load_recipe("digits", settings), tmp_path / "run")
     newest = max((run.folder / "checkpoints").glob("round-*.safetensors"))
     assert all(torch.isfinite(t).all() for t in leaves(load(newest)["state"]) if t.is_floating_point())
     before, after = run.metrics()[0]["evaluation"], run.read_json("evaluation.json")
@@ -67,6 +67,6 @@ def test_its_words_are_complete(name):
     assert method.title
     assert method.paper
     assert method.family
-    assert all(part.name and part.source for part in method.parts)
+    assert all(component.name and component.source for component in method.components)
     settings = [f"method.name={name}", *NEEDS.get(name, ())]
     assert tiny(*settings).completed().composed == tiny(*settings).composed

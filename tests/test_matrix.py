@@ -7,16 +7,16 @@ import shutil
 import pytest
 import torch
 
+from atoll.components.base import Trained
+from atoll.core.errors import UserError
+from atoll.core.run_folder import Run
+from atoll.core.tree import leaves
 from atoll.data.sources import load_data
 from atoll.engines.federation import Federation
 from atoll.engines.server import Server
 from atoll.engines.simulation import simulate
-from atoll.errors import UserError
-from atoll.methods.catalogue import AGGREGATIONS, MERGES, OBJECTIVES, SERVER_STEPS, TERMS
-from atoll.parts import Trained
-from atoll.runs import Run
-from atoll.tree import leaves
-from harness import tiny
+from atoll.methods.registry import AGGREGATIONS, MERGES, OBJECTIVES, SERVER_STEPS, TERMS
+from tests.harness import tiny
 
 AXES = {
     "objective": sorted(OBJECTIVES),
@@ -34,7 +34,7 @@ SMALL = (
     "train.lr=0.001",
     "train.norm_factor=1000",  # steps so small that a merge alone moves a client by more than ten of them
 )
-# What a part cannot do without on so few clients and images; it would be refused whatever stands beside it.
+# What a component cannot do without on so few clients and images; it would be refused whatever stands beside it.
 NEEDS = {
     "mae": (
         "model.encoder=vit-tiny", "model.stem=cifar", "model.width=64", "model.depth=1",
@@ -86,20 +86,20 @@ def settings_of(objective, term, merge, aggregation, server):
     settings = [f"method.objective={objective}", f"method.merge={merge}", f"method.aggregation={aggregation}"]
     terms = [term.partition(":")[0]] if term else []
     settings += [f"method.server={server}", f"method.terms={terms}"]
-    for part in (objective, term, aggregation):
-        settings += NEEDS.get(part, ())
+    for component in (objective, term, aggregation):
+        settings += NEEDS.get(component, ())
     return settings
 
 
 def prepare(combination, images):
     """All that comes before the first round, where a combination may be refused."""
     recipe = tiny(*SMALL, "method.name=fed_simclr", *settings_of(*combination))
-    federation = Federation(recipe.plan(), images)
+    federation = Federation(recipe, images)
     trained = {
         name: Trained(federation.initial_weights(), images.test.images)
         for name in recipe.composed.prerequisites()
     }
-    Server(federation.plan, federation.setting, federation.initial_weights(), trained)
+    Server(federation.recipe, federation.setting, federation.initial_weights(), trained)
     return federation, trained
 
 

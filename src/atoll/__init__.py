@@ -5,22 +5,20 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 __version__ = "0.1.0"
-__all__ = ["Plan", "Recipe", "Run", "load_encoder", "load_recipe", "simulate"]
+__all__ = ["Recipe", "Run", "load_encoder", "load_recipe", "simulate"]
 
 if TYPE_CHECKING:
-    from atoll.engines.federation import Plan
-    from atoll.launch import launch as simulate
+    from atoll.commands.run import run_recipe as simulate
+    from atoll.core.run_folder import Run
     from atoll.models import load_encoder
-    from atoll.recipe import Recipe, load_recipe
-    from atoll.runs import Run
+    from atoll.recipe.recipe import Recipe, load_recipe
 
 _HOMES = {
-    "Plan": ("atoll.engines.federation", "Plan"),
-    "Recipe": ("atoll.recipe", "Recipe"),
-    "Run": ("atoll.runs", "Run"),
+    "Recipe": ("atoll.recipe.recipe", "Recipe"),
+    "Run": ("atoll.core.run_folder", "Run"),
     "load_encoder": ("atoll.models", "load_encoder"),
-    "load_recipe": ("atoll.recipe", "load_recipe"),
-    "simulate": ("atoll.launch", "launch"),
+    "load_recipe": ("atoll.recipe.recipe", "load_recipe"),
+    "simulate": ("atoll.commands.run", "run_recipe"),
 }
 
 

@@ -7,9 +7,9 @@ from hypothesis import strategies as st
 
 from atoll.aggregation.fedavg import FedAvg, RunningMean
 from atoll.aggregation.loss_weighted import LossWeighted
-from atoll.errors import UserError
-from atoll.tree import same
-from folds import BUFFERS, copies, fold, model
+from atoll.core.errors import UserError
+from atoll.core.tree import same
+from tests.folds import BUFFERS, copies, fold, model
 
 
 def slow_mean(models, shares):

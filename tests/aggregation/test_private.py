@@ -10,15 +10,15 @@ import torch
 from rich.console import Console
 
 from atoll.aggregation.private import PrivateFedAvg
-from atoll.console import Bar
+from atoll.cli.console import Bar
+from atoll.commands.run import run_recipe
+from atoll.core.errors import UserError
+from atoll.core.run_folder import Run
+from atoll.core.tree import clone, same
 from atoll.engines.federation import Federation
 from atoll.engines.simulation import simulate
-from atoll.errors import UserError
-from atoll.launch import launch
-from atoll.runs import Run
-from atoll.tree import clone, same
-from harness import final_models, run_tiny, tiny
-from rounds import Rounds
+from tests.harness import final_models, run_tiny, tiny
+from tests.rounds import Rounds
 
 pytest.importorskip("dp_accounting", reason="the extra atoll[dp] is not installed")
 
@@ -26,7 +26,7 @@ PRIVATE = ("method.aggregation=private_fedavg", "train.bn_buffers=leave", "metho
 
 
 def setting(**changes):
-    made = Federation(tiny("partition.clients=8").plan()).setting
+    made = Federation(tiny("partition.clients=8")).setting
     return replace(made, train=replace(made.train, **changes), stays=frozenset({"bn.running_mean"}))
 
 
@@ -145,7 +145,7 @@ def test_a_run_tells_epsilon_each_round_and_can_be_repeated_only_with_its_secret
     told = [line["privacy"]["epsilon"] for line in runs[0].metrics()[1:]]
     assert 0 < told[0] < told[1]
     shown = Console(file=StringIO(), width=160)
-    launch(tiny(*PRIVATE), tmp_path / "other", watcher=Bar(shown, "run"))
+    run_recipe(tiny(*PRIVATE), tmp_path / "other", callback=Bar(shown, "run"))
     other = Run(tmp_path / "other")
     said = shown.file.getvalue()
     assert [f"ε {epsilon:.3g}" in line for epsilon, line in zip(told, said.splitlines(), strict=True)] == [
@@ -156,7 +156,7 @@ def test_a_run_tells_epsilon_each_round_and_can_be_repeated_only_with_its_secret
 
 def test_no_round_leaves_twice_with_different_noise(tmp_path):
     """A kill while clients evaluate: they see the same model again, not a second one that ε does not count."""
-    federation = Federation(tiny(*PRIVATE, "train.rounds=3", "evaluation.every=1").plan())
+    federation = Federation(tiny(*PRIVATE, "train.rounds=3", "evaluation.every=1"))
     seen = []
 
     def evaluate(federation, server, states):
@@ -185,7 +185,7 @@ def test_a_round_whose_checkpoint_is_damaged_is_not_played_again(tmp_path):
 
 def test_what_cannot_be_covered_is_refused():
     def make(*settings):
-        return Federation(tiny(*PRIVATE, *settings).plan())
+        return Federation(tiny(*PRIVATE, *settings))
 
     with pytest.raises(UserError, match="running statistics"):
         make("train.bn_buffers=average")

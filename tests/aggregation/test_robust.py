@@ -4,11 +4,11 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from atoll.aggregation import spill
+from atoll.aggregation import disk_buffer as disk_buffer
 from atoll.aggregation.robust import Median, MultiKrum, TrimmedMean
-from atoll.errors import UserError
-from atoll.tree import same
-from folds import BUFFERS, copies, fold, model, setting
+from atoll.core.errors import UserError
+from atoll.core.tree import same
+from tests.folds import BUFFERS, copies, fold, model, setting
 
 RULES = (Median(), TrimmedMean(0.2), MultiKrum())
 
@@ -36,7 +36,7 @@ def test_median_and_trimmed_mean_agree_with_numpy(seed, clients, trim):
     models = [model(seed + k) for k in range(clients)]
     cut = {0.0: 0, 0.1: clients // 10, 0.3: 3 * clients // 10, 0.49: 49 * clients // 100}[trim]
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(spill, "MEMORY", 64 * clients)  # several blocks
+        patch.setattr(disk_buffer, "MEMORY", 64 * clients)  # several blocks
         median = fold(Median(), model(0), copies(models))
         trimmed = fold(TrimmedMean(trim), model(0), copies(models))
     for name in ("conv.weight", "conv.bias", "bn.running_mean", "bn.running_var"):

@@ -10,10 +10,10 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from atoll.aggregation.dawa import LDAWA, MDAWA
 from atoll.aggregation.fedavg import FedAvg
 from atoll.aggregation.loss_weighted import LossWeighted
-from folds import copies, fold, model
+from atoll.methods.ldawa import LDAWA, MDAWA
+from tests.folds import copies, fold, model
 
 ROUNDING = {torch.float32: 1e-5, torch.float64: 1e-12}
 
@@ -83,17 +83,17 @@ FOLDS = [
 def test_the_fold_is_a_sum_of_what_clients_compute_alone(aggregation, term, dtype, seed, clients):
     g = model(seed, dtype)
     models = [model(seed + 1 + k, dtype) for k in range(len(clients))]
-    numbers = [dict(zip(("samples", "loss"), own, strict=True)) for own in clients]
+    numbers = [dict(zip(("samples", "loss"), retained, strict=True)) for retained in clients]
     names = [name for name, tensor in g.items() if tensor.is_floating_point()]
     sent = {name: g[name] for name in names}
     total = {name: torch.zeros_like(g[name], dtype=torch.float64) for name in names}
     normaliser = dict.fromkeys(names, 0.0)
-    for weights, own in zip(models, numbers, strict=True):
-        factor, share = term(sent, {name: weights[name] for name in names}, own)
+    for weights, retained in zip(models, numbers, strict=True):
+        factor, share = term(sent, {name: weights[name] for name in names}, retained)
         for name in names:
             total[name] += factor[name] * weights[name].double()
             normaliser[name] += share[name]
-    statistics = {key: [own[key] for own in numbers] for key in ("samples", "loss")}
+    statistics = {key: [retained[key] for retained in numbers] for key in ("samples", "loss")}
     result = fold(aggregation, g, copies(models), **statistics)
     for name in names:
         expected = total[name] / normaliser[name]

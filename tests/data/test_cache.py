@@ -9,12 +9,12 @@ import numpy as np
 import pytest
 import torch
 
+from atoll.core.errors import UserError
+from atoll.core.files import content_digest, whole_file
 from atoll.data import cache as cache_module
 from atoll.data.cache import open_records
 from atoll.data.decode import Decoding
-from atoll.data.files import content_digest, whole_file
 from atoll.data.records import FileRecords, SelectedRecords
-from atoll.errors import UserError
 
 HOW = Decoding(8, 1)
 PLENTY = 2**30
@@ -154,7 +154,7 @@ def test_a_full_disk_gets_a_sentence_and_leaves_nothing(records, cache):
     limits = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (1000, limits[1]))  # the kernel then refuses to write on
     try:
-        with pytest.raises(UserError, match=r"cannot write the image cache in .* ATOLL_CACHE"):
+        with pytest.raises(UserError, match=r"cannot write .*; point ATOLL_CACHE at another folder"):
             open_records(records, HOW, PLENTY)
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, limits)

@@ -6,10 +6,10 @@ import torch
 from PIL import Image
 from torchvision.datasets import ImageFolder
 
+from atoll.core.errors import UserError
 from atoll.data.options import DataOptions
-from atoll.data.partitions import PartitionOptions, partition_images
+from atoll.data.partition.partition import PartitionOptions, partition_images
 from atoll.data.sources import load_data
-from atoll.errors import UserError
 
 
 def load(source, path, **options):

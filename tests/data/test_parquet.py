@@ -8,11 +8,11 @@ import pyarrow.parquet as pq
 import pytest
 import torch
 
+from atoll.core.errors import UserError
 from atoll.data import parquet as parquet_module
 from atoll.data.options import DataOptions
 from atoll.data.parquet import ParquetRecords
 from atoll.data.sources import load_data
-from atoll.errors import UserError
 
 
 @pytest.fixture

@@ -12,9 +12,9 @@ import torchvision.datasets
 from PIL import Image
 from sklearn.datasets import load_digits
 
+from atoll.core.errors import UserError
 from atoll.data.options import DataOptions
 from atoll.data.sources import load_data
-from atoll.errors import UserError
 
 HOW = {"image_size": 8, "channels": 1}
 

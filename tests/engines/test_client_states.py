@@ -2,11 +2,11 @@
 
 import torch
 
+from atoll.core.tree import load, same
 from atoll.engines.client_states import ClientStates
 from atoll.engines.server import Server
-from atoll.tree import load, same
-from harness import run_tiny
-from steps import federation
+from tests.harness import run_tiny
+from tests.steps import federation
 
 
 def folders(states):
@@ -19,10 +19,10 @@ def folders(states):
 
 def test_a_state_comes_back_as_it_was_kept(tmp_path):
     states = ClientStates(tmp_path / "clients")
-    own = {"parts": {"moco": torch.randn(4, 3), "fedema": {"scaler": 1.4, "round": 2}}}
-    states.save(7, 2, own)
+    retained = {"parts": {"moco": torch.randn(4, 3), "fedema": {"scaler": 1.4, "round": 2}}}
+    states.save(7, 2, retained)
     states.save(7, 3, {"parts": {}})
-    assert same(states.load(7, 2), own)
+    assert same(states.load(7, 2), retained)
     assert states.load(7, 0) is None
 
 
@@ -41,7 +41,7 @@ def test_a_run_holds_one_state_for_each_client_that_came(tmp_path):
     settings = ("method.name=fed_moco", "options.moco.queue=40", "train.participation=0.5", "train.rounds=4")
     states = run_tiny(tmp_path / "run", *settings).folder / "checkpoints/clients"
     made = federation(*settings)
-    server = Server(made.plan, made.setting, made.initial_weights())
+    server = Server(made.recipe, made.setting, made.initial_weights())
     newest = {client: round for round in range(1, 5) for client in server.cohort(round)}
     assert {client: rounds[-1] for client, rounds in folders(states).items()} == newest
     assert all(len(rounds) <= 2 for rounds in folders(states).values())  # and the checkpoint's before it

@@ -8,25 +8,25 @@ from contextlib import closing
 
 import pytest
 
+from atoll.core.errors import RunError
 from atoll.engines.executors import WorkerPool
 from atoll.engines.federation import Federation
 from atoll.engines.server import Server
-from atoll.errors import RunError
-from harness import TINY, tiny
+from tests.harness import TINY, tiny
 
 
 def test_a_worker_outlives_ctrl_c_and_its_death_is_a_sentence(tmp_path):
-    federation = Federation(tiny().plan())
-    server = Server(federation.plan, federation.setting, federation.initial_weights())
-    server.door.names = frozenset(federation.update_names())
-    with closing(WorkerPool(federation.plan, tmp_path, 1)) as pool:
+    federation = Federation(tiny())
+    server = Server(federation.recipe, federation.setting, federation.initial_weights())
+    server.checks.names = frozenset(federation.update_names())
+    with closing(WorkerPool(federation.recipe, tmp_path, 1)) as pool:
         (worker,) = pool._processes
         os.kill(worker.pid, signal.SIGINT)  # as a terminal does, and while the worker is still importing
         pool.start(server.constants)
-        assert server.play(pool).clients == 4
+        assert server.run_round(pool).clients == 4
         os.kill(worker.pid, signal.SIGKILL)
         with pytest.raises(RunError, match=r"a worker process died .*; resume the run"):
-            server.play(pool)
+            server.run_round(pool)
     assert signal.SIGINT not in signal.pthread_sigmask(signal.SIG_BLOCK, ())
 
 

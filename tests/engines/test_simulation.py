@@ -12,12 +12,12 @@ from pathlib import Path
 import pytest
 import torch
 
-from atoll import tree
+from atoll.core import files, tree
+from atoll.core.errors import UserError
+from atoll.core.run_folder import Run
 from atoll.engines.federation import Federation
 from atoll.engines.server import Server
-from atoll.errors import UserError
-from atoll.runs import Run
-from harness import TINY, final_models, remains, run_tiny, tiny
+from tests.harness import TINY, final_models, remains, run_tiny, tiny
 
 SSD = ("method.name=ssd", "train.rounds=3", "options.dsr.basis=random")
 
@@ -47,7 +47,7 @@ def test_a_run_folder_is_complete(straight):
 
 
 def test_training_changes_the_weights(straight):
-    federation = Federation(tiny(*SSD).plan())
+    federation = Federation(tiny(*SSD))
     start = federation.initial_weights()
     end = final_models(straight)["global"]
     assert not torch.equal(start["encoder.conv1.weight"], end["encoder.conv1.weight"])
@@ -90,7 +90,7 @@ def test_a_folder_with_a_run_is_not_overwritten(straight):
 
 
 def test_two_processes_do_not_share_a_folder(tmp_path):
-    from atoll.runs import Run
+    from atoll.core.run_folder import Run
 
     run = Run(tmp_path)
     with run.locked(), pytest.raises(UserError, match="another process"), Run(tmp_path).locked():
@@ -107,15 +107,15 @@ def test_a_damaged_newest_checkpoint_falls_back_to_the_one_before(straight, tmp_
 
 def test_a_full_disk_is_a_sentence_and_the_run_resumes(straight, tmp_path, monkeypatch):
     writes = {"left": 5}
-    write = tree.write_whole
+    write = files.write_whole
 
     def full(path, data):
         writes["left"] -= 1
         if writes["left"] < 0:
-            raise UserError(tree.disk_sentence(path, OSError(28, "No space left on device")))
+            raise UserError(files.disk_sentence(path, OSError(28, "No space left on device")))
         write(path, data)
 
-    monkeypatch.setattr("atoll.runs.write_whole", full)
+    monkeypatch.setattr("atoll.core.run_folder.write_whole", full)
     with pytest.raises(UserError, match="the disk is full"):
         run_tiny(tmp_path / "run", *SSD)
     monkeypatch.undo()
@@ -129,14 +129,15 @@ def lines(run):
 
 
 @pytest.mark.parametrize("rounds", [2, 3])
-@pytest.mark.parametrize("where", ["atoll.launch._evaluate_all", "atoll.runs.Run.log"])
+@pytest.mark.parametrize("where", ["atoll.commands.run._evaluate_all", "atoll.core.run_folder.Run.log"])
 def test_a_kill_after_a_round_was_kept_loses_none_of_its_metrics(tmp_path, monkeypatch, where, rounds):
     """The round of the kill is the last one, or one before; it is not played again."""
     settings = (*SSD, f"train.rounds={rounds}", "evaluation.every=2")
     whole = run_tiny(tmp_path / "whole", *settings)
-    from atoll import launch, runs
+    from atoll.commands import evaluate as command
+    from atoll.core import run_folder as runs
 
-    original = launch._evaluate_all if "launch" in where else runs.Run.log
+    original = command._evaluate_all if "commands" in where else runs.Run.log
 
     def killed(*arguments):
         server_or_line = arguments[1]
@@ -149,11 +150,13 @@ def test_a_kill_after_a_round_was_kept_loses_none_of_its_metrics(tmp_path, monke
     with pytest.raises(KeyboardInterrupt):
         run_tiny(tmp_path / "run", *settings)
     monkeypatch.undo()
-    played = []
-    play = Server.play
-    monkeypatch.setattr(Server, "play", lambda self, *a: played.append(self.round + 1) or play(self, *a))
+    completed_rounds = []
+    play = Server.run_round
+    monkeypatch.setattr(
+        Server, "run_round", lambda self, *a: completed_rounds.append(self.round + 1) or play(self, *a)
+    )
     run = run_tiny(tmp_path / "run", *settings, resume=True)
-    assert played == list(range(3, rounds + 1))
+    assert completed_rounds == list(range(3, rounds + 1))
     assert lines(run) == lines(whole)
     assert "evaluation" in lines(run)[2]
     assert encoder_bytes(run) == encoder_bytes(whole)
@@ -161,10 +164,10 @@ def test_a_kill_after_a_round_was_kept_loses_none_of_its_metrics(tmp_path, monke
 
 def test_nothing_leaks_from_one_client_to_the_next():
     """A client's update does not depend on whom the same networks trained before (promise 3)."""
-    federation = Federation(tiny("method.name=ssd").plan())
-    server = Server(federation.plan, federation.setting, federation.initial_weights())
+    federation = Federation(tiny("method.name=ssd"))
+    server = Server(federation.recipe, federation.setting, federation.initial_weights())
     client = federation.client_side(server.constants)
-    from atoll.methods.client import train_client
+    from atoll.engines.client import train_client
 
     def update(job):
         made, _ = train_client(client, job.message, None, federation.client_data(job.client))
@@ -203,13 +206,13 @@ def test_participation_draws_part_of_the_clients(tmp_path):
 
 
 def _parts(*settings):
-    federation = Federation(tiny(*settings).plan())
-    return federation.plan, federation.setting, federation.initial_weights()
+    federation = Federation(tiny(*settings))
+    return federation.recipe, federation.setting, federation.initial_weights()
 
 
 def test_bytes_are_counted():
-    plan, setting, start = _parts("method.name=ssd", "options.dsr.basis=random")
-    server = Server(plan, setting, start)
+    recipe, setting, start = _parts("method.name=ssd", "options.dsr.basis=random")
+    server = Server(recipe, setting, start)
     model = sum(tensor.numel() * tensor.element_size() for tensor in start.values())
     basis = setting.embedding_dim**2 * 4
     assert tree.num_bytes(server.constants) == basis
@@ -220,13 +223,13 @@ PROGRAM = """
 import sys
 from pathlib import Path
 sys.path.insert(0, {tests!r})
-from harness import run_tiny
+from tests.harness import run_tiny
 run_tiny(Path(sys.argv[1]), *sys.argv[3:], resume=sys.argv[2] == "resume")
 """
 
 
 def spawn(folder, resume, settings):
-    program = PROGRAM.format(tests=str(Path(__file__).parents[1]))
+    program = PROGRAM.format(tests=str(Path(__file__).parents[2]))
     return subprocess.Popen(
         [sys.executable, "-c", program, str(folder), "resume" if resume else "new", *settings],
         start_new_session=True,
@@ -242,14 +245,14 @@ def test_ten_kills_change_nothing(tmp_path, workers):
     chance = random.Random(workers)
     folder, kills = tmp_path / "killed", 0
     while kills < 10:
-        played = len(Run(folder).metrics())
+        completed_rounds = len(Run(folder).metrics())
         process = spawn(folder, kills > 0, settings)
         while not (folder / "recipe.toml").exists() and process.poll() is None:
             time.sleep(0.05)
         if chance.random() < 0.3:  # while it starts, maybe
             time.sleep(3 * chance.random())
         else:  # in a round
-            while len(Run(folder).metrics()) <= played + 1 and process.poll() is None:
+            while len(Run(folder).metrics()) <= completed_rounds + 1 and process.poll() is None:
                 time.sleep(0.01)
             time.sleep(0.3 * chance.random())
         if process.poll() is not None:
@@ -293,7 +296,7 @@ def test_ctrl_c_stops_cleanly(tmp_path):
     arguments = [
         sys.executable,
         "-m",
-        "atoll.cli",
+        "atoll.cli.main",
         "run",
         "digits",
         "--out",

@@ -2,13 +2,13 @@ import pytest
 import torch
 from sklearn.metrics import accuracy_score
 
+from atoll.commands.evaluate import load_networks
+from atoll.core.errors import UserError
+from atoll.core.tree import load
 from atoll.data.images import ImageSet, StoredPixels
 from atoll.engines.federation import Federation
-from atoll.errors import UserError
 from atoll.evaluation import classifier_accuracy
-from atoll.launch import load_networks
-from atoll.tree import load
-from harness import run_tiny, tiny
+from tests.harness import run_tiny, tiny
 
 
 def test_it_counts_what_the_largest_logit_gets_right():
@@ -29,7 +29,7 @@ def test_it_counts_what_the_largest_logit_gets_right():
 def test_a_supervised_run_reports_its_own_classifier(tmp_path, method):
     run = run_tiny(tmp_path / "run", f"method.name={method}", "train.epochs=3")
     reported = run.read_json("evaluation.json")["classifier/accuracy"]
-    federation = Federation(tiny(f"method.name={method}").plan())
+    federation = Federation(tiny(f"method.name={method}"))
     newest = max((run.folder / "checkpoints").glob("round-*.safetensors"))
     load_networks(federation, load(newest)["state"]["models"]["global"])
     networks, test = federation.networks.eval(), federation.splits.test

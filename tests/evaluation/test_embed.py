@@ -2,9 +2,10 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from atoll.core.errors import UserError
+from atoll.core.threads import one_thread
 from atoll.data.images import StoredPixels
-from atoll.errors import UserError
-from atoll.evaluation.embed import embed, one_thread, sample
+from atoll.evaluation.embed import embed, sample
 from atoll.models import ModelOptions, build_encoder
 
 

@@ -5,10 +5,10 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from atoll.core.rng import stream
 from atoll.data.images import ImageSet
 from atoll.evaluation.finetune import FineTuneResult, finetune, label_subset
 from atoll.evaluation.protocols import FINE_TUNES, FineTuneProtocol
-from atoll.rng import stream
 
 
 def net(seed: int = 0) -> nn.Module:

@@ -6,11 +6,11 @@ import torch
 from sklearn.linear_model import LogisticRegression
 from torch import nn
 
-from atoll.errors import UserError
+from atoll.core.errors import UserError
+from atoll.core.rng import stream
 from atoll.evaluation import probe
 from atoll.evaluation.probe import linear_probe, train_linear
 from atoll.evaluation.protocols import PROBES, ProbeProtocol
-from atoll.rng import stream
 
 from .sets import Labelled, blobs
 

@@ -3,7 +3,7 @@ from dataclasses import replace
 
 import pytest
 
-from atoll.errors import UserError
+from atoll.core.errors import UserError
 from atoll.evaluation import EvaluationOptions
 from atoll.evaluation.protocols import FINE_TUNES, PROBES, FineTuneProtocol, ProbeProtocol, find_probe
 

@@ -6,12 +6,12 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from atoll.core.errors import UserError
+from atoll.core.rng import stream
 from atoll.data.images import ImageSet
-from atoll.data.views import ViewOptions, Views, make_views
-from atoll.errors import UserError
+from atoll.data.views.views import ViewOptions, Views, make_views
 from atoll.evaluation import EvaluationOptions, Results, embed, evaluate, geometry, knn_accuracy, linear_probe
 from atoll.evaluation.protocols import PROBES
-from atoll.rng import stream
 
 Sets = tuple[ImageSet, ImageSet]
 OPTIONS = EvaluationOptions(knn_k=20, probe_epochs=100, geometry_samples=150)

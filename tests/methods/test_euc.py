@@ -1,12 +1,12 @@
 import pytest
 import torch
 
-from atoll.errors import UserError
+from atoll.core.errors import UserError
+from atoll.core.tree import same
 from atoll.methods.euc import EUC, slow_layers
-from atoll.tree import same
-from folds import setting
-from harness import final_models, run_tiny
-from rounds import Rounds
+from tests.folds import setting
+from tests.harness import final_models, run_tiny
+from tests.rounds import Rounds
 
 NAME = ("method.name=euc",)
 
@@ -30,26 +30,26 @@ def test_clients_that_agree_keep_every_layer_due():
 
 
 @pytest.fixture(scope="module")
-def played():
+def completed_rounds():
     """Two rounds of two clients; then the third begins."""
     rounds = Rounds(*NAME)
     kept = {0: None, 1: None}
     for round in (1, 2):
         trained = {client: rounds.train(client, round, kept[client]) for client in kept}
         rounds.fold(round, {client: update for client, (update, _) in trained.items()})
-        kept = {client: own for client, (_, own) in trained.items()}
+        kept = {client: retained for client, (_, retained) in trained.items()}
     return rounds, kept
 
 
-def test_nothing_is_measured_before_all_layers_are_due_again(played):
-    rounds, _ = played
+def test_nothing_is_measured_before_all_layers_are_due_again(completed_rounds):
+    rounds, _ = completed_rounds
     assert rounds.server.state["parts"]["euc"] == {"slow": []}
     fresh, _ = Rounds(*NAME).train(0)
     assert fresh["parts"] == {}
 
 
-def test_a_client_measures_the_download_against_its_own(played):
-    rounds, kept = played
+def test_a_client_measures_the_download_against_its_own(completed_rounds):
+    rounds, kept = completed_rounds
     update, _ = rounds.train(0, 3, kept[0])
     downloaded = rounds.server.state["models"]["global"]
     layers = kept[0]["parts"]["euc"]["layers"]
@@ -61,8 +61,8 @@ def test_a_client_measures_the_download_against_its_own(played):
         assert size == layers[name].numel()
 
 
-def test_the_server_chooses_slow_layers_and_they_stay_at_the_client(played):
-    before, kept = played
+def test_the_server_chooses_slow_layers_and_they_stay_at_the_client(completed_rounds):
+    before, kept = completed_rounds
     rounds = Rounds(*NAME)
     rounds.server.state = before.server.state
     updates, owns = {}, {}
@@ -75,18 +75,18 @@ def test_the_server_chooses_slow_layers_and_they_stay_at_the_client(played):
     assert slow == slow_layers(means)
     assert 0 < len(slow) < len(means)
 
-    downloaded, mine = rounds.server.state["models"]["global"], updates[0]["weights"]
+    downloaded, scope = rounds.server.state["models"]["global"], updates[0]["weights"]
     start = rounds.start(0, 4, owns[0])
     for name, tensor in start.items():
-        assert torch.equal(tensor, mine[name] if name in slow else downloaded[name])
+        assert torch.equal(tensor, scope[name] if name in slow else downloaded[name])
     assert same(rounds.start(0, 5, owns[0]), downloaded)  # all are due again
     assert same(rounds.start(2, 4, None), downloaded)  # a client's first time
 
     # Distances of layers that were exchanged half as often count half.
-    _, own = rounds.train(0, 4, owns[0])
-    halved, _ = rounds.train(0, 5, own)
+    _, retained = rounds.train(0, 4, owns[0])
+    halved, _ = rounds.train(0, 5, retained)
     for name, (distance, _) in halved["parts"]["euc"].items():
-        exact = float((downloaded[name] - own["parts"]["euc"]["layers"][name]).square().sum())
+        exact = float((downloaded[name] - retained["parts"]["euc"]["layers"][name]).square().sum())
         assert distance == pytest.approx(exact / (2 if name in slow else 1), rel=1e-4)
 
 
@@ -113,21 +113,21 @@ def test_a_layer_from_before_its_last_exchange_is_taken_from_the_server():
 @pytest.mark.parametrize("seen", [5, 6])
 def test_a_layer_from_its_last_exchange_on_stays_the_clients_own(seen):
     rounds, slow = due_again()
-    _, own = rounds.train(0, seen)
-    assert torch.equal(rounds.start(0, 7, own)[slow], own["parts"]["euc"]["layers"][slow])
+    _, retained = rounds.train(0, seen)
+    assert torch.equal(rounds.start(0, 7, retained)[slow], retained["parts"]["euc"]["layers"][slow])
 
 
 def test_distances_are_over_the_rounds_since_a_layer_was_taken():
     rounds, slow = due_again()
-    _, own = rounds.train(0, 5)
-    _, own = rounds.train(0, 7, own)
-    taken = own["parts"]["euc"]["taken"]
+    _, retained = rounds.train(0, 5)
+    _, retained = rounds.train(0, 7, retained)
+    taken = retained["parts"]["euc"]["taken"]
     assert taken[slow] == 5
     assert {round for name, round in taken.items() if name != slow} == {7}
-    update, _ = rounds.train(0, 13, own)  # absent when all were due in round 9
+    update, _ = rounds.train(0, 13, retained)  # absent when all were due in round 9
     downloaded = rounds.server.state["models"]["global"]
     for name, (distance, _) in update["parts"]["euc"].items():
-        exact = float((downloaded[name].double() - own["parts"]["euc"]["layers"][name]).square().sum())
+        exact = float((downloaded[name].double() - retained["parts"]["euc"]["layers"][name]).square().sum())
         assert distance == pytest.approx(exact / (13 - taken[name]), rel=1e-4)
 
 

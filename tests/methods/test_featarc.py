@@ -3,14 +3,14 @@ from dataclasses import replace
 import pytest
 import torch
 
-from atoll.errors import UserError
+from atoll.core.errors import UserError
+from atoll.core.tree import clone, same
 from atoll.methods.featarc import FeatARC
 from atoll.methods.fedbn import norm_names
-from atoll.tree import clone, same
-from functional.oracles import dot, normalised
-from harness import run_tiny
-from rounds import Rounds
-from steps import Steps, federation
+from tests.functional.oracles import dot, normalised
+from tests.harness import run_tiny
+from tests.rounds import Rounds
+from tests.steps import Steps, federation
 
 FEATARC = ("method.name=featarc_cluster",)
 ONE = "options.featarc.clusters=1"
@@ -67,18 +67,18 @@ def test_a_client_begins_in_cluster_k_mod_c_and_then_chooses_by_features():
         "cluster-0",
     ]
     for name, model in models.items():
-        own = {"parts": {"featarc": encoder_of(model)}}
+        retained = {"parts": {"featarc": encoder_of(model)}}
         for client in (0, 1):
-            start = rounds.start(client, 2, own)
+            start = rounds.start(client, 2, retained)
             assert same(start, model)
-            assert rounds.client.local.of(rounds.method.aggregation).chosen == name
+            assert rounds.client.context.of(rounds.method.aggregation).chosen == name
 
 
 def test_the_choice_is_the_largest_mean_cosine():
     rounds = Rounds(*FEATARC)
     _, kept = rounds.train(1)
     rounds.start(1, 2, kept)
-    chosen = rounds.client.local.of(rounds.method.aggregation).chosen
+    chosen = rounds.client.context.of(rounds.method.aggregation).chosen
     data, networks = rounds.federation.client_data(1), rounds.federation.networks
     images = data.pick(torch.arange(data.num_samples))
 
@@ -131,7 +131,7 @@ def test_an_update_must_name_a_cluster():
     update, _ = rounds.train(0)
     assert rounds.refused(update) is None
     assert rounds.refused({**update, "parts": {"featarc": "cluster-9"}}) == "it names no cluster"
-    verdict = rounds.server.door.examine({**update, "parts": {}}, rounds.server.state["models"])
+    verdict = rounds.server.checks.examine({**update, "parts": {}}, rounds.server.state["models"])
     assert verdict == "it names no model that it was sent"
     with pytest.raises(UserError, match="set it to 1 or more"):
         federation(*FEATARC, "options.featarc.clusters=0")
@@ -191,10 +191,10 @@ def test_a_client_chooses_by_models_with_its_own_batchnorm():
     _, kept = rounds.train(1)
     rounds.start(1, 2, kept)
     last = rounds.client.copies["featarc"].state_dict()  # the last cluster, as its features were computed
-    own, model = kept["parts"]["featarc"], rounds.server.state["models"]["cluster-1"]
+    retained, model = kept["parts"]["featarc"], rounds.server.state["models"]["cluster-1"]
     norms = norm_names(rounds.federation.networks)
     for name in encoder_of(model):
-        assert torch.equal(last[name], own[name] if name in norms else model[name])
+        assert torch.equal(last[name], retained[name] if name in norms else model[name])
 
 
 def test_a_server_step_leaves_a_cluster_that_nobody_chose():

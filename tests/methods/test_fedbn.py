@@ -2,12 +2,12 @@ import pytest
 import torch
 from torch import nn
 
-from atoll.errors import UserError
+from atoll.core.errors import UserError
+from atoll.core.tree import load, same
 from atoll.methods.fedbn import norm_names
-from atoll.tree import load, same
-from harness import final_models, run_tiny
-from rounds import Rounds
-from steps import federation
+from tests.harness import final_models, run_tiny
+from tests.rounds import Rounds
+from tests.steps import federation
 
 FEDBN = ("method.name=fedbn",)
 
@@ -71,7 +71,7 @@ def test_the_global_model_that_a_term_looks_to_is_the_one_that_training_begins_w
     rounds.fold(1, dict(enumerate(updates)))
     start = rounds.start(0, 2, kept[0])
     if term == "fedprox":
-        assert rounds.method.terms[0].loss(rounds.client.local, None, None).item() == 0
+        assert rounds.method.terms[0].loss(rounds.client.context, None, None).item() == 0
     else:
         assert same(rounds.client.copies["global"].state_dict(), start)
 

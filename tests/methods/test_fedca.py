@@ -2,17 +2,17 @@ import pytest
 import torch
 from torch.nn.functional import normalize
 
-import atoll.launch as launching
+import atoll.commands.run as launching
+from atoll.components.base import Trained
+from atoll.core.errors import UserError
+from atoll.core.tree import clone
 from atoll.data.images import StoredPixels
-from atoll.errors import UserError
 from atoll.methods.fedca import DictionaryContrast, DictionaryFold
-from atoll.parts import Trained
-from atoll.prerequisites import prerequisite_recipes
-from atoll.tree import clone
-from functional import oracles
-from harness import run_tiny, tiny
-from rounds import Rounds
-from steps import federation
+from atoll.recipe.prerequisites import prerequisite_recipes
+from tests.functional import oracles
+from tests.harness import run_tiny, tiny
+from tests.rounds import Rounds
+from tests.steps import federation
 
 DICTIONARY = ("method.name=fedca", "method.terms=[]", "options.fedca_dictionary.size=10")
 PUBLIC = (

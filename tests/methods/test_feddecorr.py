@@ -1,9 +1,9 @@
 import pytest
 
-from atoll.errors import UserError
-from functional import oracles
-from harness import tiny
-from steps import Steps
+from atoll.core.errors import UserError
+from tests.functional import oracles
+from tests.harness import tiny
+from tests.steps import Steps
 
 
 @pytest.mark.parametrize("on", ["h", "z"])

@@ -1,8 +1,8 @@
 import pytest
 import torch
 
-from atoll.tree import clone, same
-from rounds import Rounds
+from atoll.core.tree import clone, same
+from tests.rounds import Rounds
 
 FEDEMA = ("method.name=fedema", "model.predictor_hidden=[16]")
 
@@ -25,26 +25,26 @@ def with_state(kept, **changes):
 
 
 def test_mu_is_the_scaled_divergence_and_at_most_one(trained):
-    rounds, mine, kept = trained
+    rounds, scope, kept = trained
     downloaded = rounds.server.state["models"]["global"]
     parameters = kept["parts"]["fedema"]["parameters"]
     # d = 0.5 at first and τ = 0.7 give λ = 1.4; then d = 0.25 gives μ = 0.35.
     start = rounds.start(0, 2, with_state(kept, scaler=1.4, divergence=0.25))
     for name, value in start.items():
-        expected = 0.35 * mine[name] + 0.65 * downloaded[name] if name in parameters else downloaded[name]
+        expected = 0.35 * scope[name] + 0.65 * downloaded[name] if name in parameters else downloaded[name]
         torch.testing.assert_close(value, expected, check_dtype=False)
     far = rounds.start(0, 2, with_state(kept, scaler=1.4, divergence=5.0))
-    assert same({name: far[name] for name in parameters}, {name: mine[name] for name in parameters})
+    assert same({name: far[name] for name in parameters}, {name: scope[name] for name in parameters})
     near = rounds.start(0, 2, with_state(kept, scaler=1.4, divergence=0.0))
     assert same(near, downloaded)
 
 
 def test_the_statistics_of_batchnorm_come_from_the_server(trained):
-    rounds, mine, kept = trained
+    rounds, scope, kept = trained
     start = rounds.start(0, 2, with_state(kept, scaler=1.0, divergence=9.0))
     name = "encoder.bn1.running_mean"
     assert torch.equal(start[name], rounds.server.state["models"]["global"][name])
-    assert not torch.equal(start[name], mine[name])
+    assert not torch.equal(start[name], scope[name])
 
 
 def test_the_scaler_is_set_once_from_the_first_divergence(trained):

@@ -1,8 +1,8 @@
 import pytest
 
-from atoll.errors import UserError
-from harness import run_tiny
-from rounds import Rounds
+from atoll.core.errors import UserError
+from tests.harness import run_tiny
+from tests.rounds import Rounds
 
 
 @pytest.mark.parametrize("name", ["median", "trimmed_mean", "multi_krum", "fedu2"])

@@ -1,11 +1,11 @@
 import pytest
 import torch
 
-from atoll.errors import UserError
+from atoll.core.errors import UserError
+from atoll.core.tree import same
 from atoll.methods.fedu import drift
-from atoll.tree import same
-from rounds import Rounds
-from steps import federation
+from tests.rounds import Rounds
+from tests.steps import federation
 
 FEDU = ("method.name=fedu", "model.predictor_hidden=[16]")
 
@@ -60,10 +60,10 @@ def test_the_divergence_is_the_mean_distance_of_the_encoders_kernels(trained):
 def test_the_released_code_leaves_out_shortcuts():
     rounds = Rounds(*FEDU)
     rounds.train(0)
-    local = rounds.client.local
-    names = [name for name, value in local.networks["encoder"].named_parameters() if value.ndim == 4]
+    context = rounds.client.context
+    names = [name for name, value in context.networks["encoder"].named_parameters() if value.ndim == 4]
     assert any("downsample" in name for name in names)
-    assert drift(local) != drift(local, ("downsample",))
+    assert drift(context) != drift(context, ("downsample",))
 
 
 def test_the_target_stays_the_clients_own(trained):

@@ -3,10 +3,10 @@ import dataclasses
 import pytest
 import torch
 
+from atoll.core.rng import stream
 from atoll.methods.fedu2 import FUR
-from atoll.rng import stream
-from functional import oracles
-from steps import Steps
+from tests.functional import oracles
+from tests.steps import Steps
 
 
 def test_the_regulariser_is_sliced_transport_of_both_views():
@@ -14,7 +14,7 @@ def test_the_regulariser_is_sliced_transport_of_both_views():
     batch = steps.batch()
     total = steps.client.step(batch).item()
     losses = {name: values[-1].item() for name, values in steps.client._losses.items()}
-    draws = stream(steps.federation.plan.seed, "fur", 1, 0)
+    draws = stream(steps.federation.recipe.seed, "fur", 1, 0)
     expected = 0.0
     for view in ("view1", "view2"):
         _, z = steps.encode(batch.images[view])

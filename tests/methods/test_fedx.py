@@ -3,10 +3,10 @@ import copy
 import pytest
 import torch
 
-from atoll.errors import UserError
-from functional import oracles
-from harness import tiny
-from steps import Steps
+from atoll.core.errors import UserError
+from tests.functional import oracles
+from tests.harness import tiny
+from tests.steps import Steps
 
 TEMPERATURES = ("options.fedx.temperature=0.2", "options.fedx.target_temperature=0.3")
 
@@ -18,7 +18,7 @@ def outputs(networks, images):
     return z.double(), q.double()
 
 
-def parts(steps, batch, downloaded):
+def components(steps, batch, downloaded):
     """FedX's three losses by loops, from networks that are run again."""
     (z1, q1), (z2, q2) = (outputs(steps.networks, batch.images[view]) for view in ("view1", "view2"))
     other, _ = outputs(steps.networks, batch.images["other"])
@@ -46,7 +46,7 @@ def test_the_term_is_the_sum_of_the_losses_that_are_on(on):
     assert batch.images.keys() == needed
     batch.images.setdefault("other", batch.images["view1"])
     steps.client.step(batch)
-    expected = parts(steps, batch, downloaded)
+    expected = components(steps, batch, downloaded)
     expected = sum(expected.values()) if on is None else expected[on]
     assert steps.client._losses["fedx"][-1].item() == pytest.approx(expected, rel=1e-3)
 

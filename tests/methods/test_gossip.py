@@ -9,15 +9,15 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from atoll.core.errors import UserError
+from atoll.core.tree import clone, same
 from atoll.engines.server import Result
-from atoll.errors import UserError
 from atoll.functional import metropolis_weights
 from atoll.methods.gossip import GRAPHS, Gossip
 from atoll.models import load_encoder
-from atoll.tree import clone, same
-from harness import final_models, run_tiny
-from rounds import Rounds
-from steps import federation
+from tests.harness import final_models, run_tiny
+from tests.rounds import Rounds
+from tests.steps import federation
 
 P2P = "method.name=peer_to_peer"
 ORACLES = {
@@ -45,17 +45,17 @@ def test_graphs_are_networkx_own(topology, clients):
 
 @given(st.integers(2, 30), st.integers(0, 50), st.floats(0.3, 1.0))
 def test_random_graphs_are_connected_symmetric_and_the_seeds_own(clients, seed, p):
-    part = Gossip(topology="random", edge_probability=p)
-    edges = part.graph(world(clients, seed))
+    component = Gossip(topology="random", edge_probability=p)
+    edges = component.graph(world(clients, seed))
     assert torch.equal(edges, edges.T)
     assert not edges.diagonal().any()
     assert nx.is_connected(nx.from_numpy_array(edges.numpy()))
-    assert torch.equal(edges, part.graph(world(clients, seed)))
+    assert torch.equal(edges, component.graph(world(clients, seed)))
 
 
 def test_random_graphs_have_as_many_edges_as_they_should():
-    part = Gossip(topology="random", edge_probability=0.7)
-    edges = torch.stack([part.graph(world(20, seed)) for seed in range(100)])
+    component = Gossip(topology="random", edge_probability=0.7)
+    edges = torch.stack([component.graph(world(20, seed)) for seed in range(100)])
     assert edges.float().sum() / (100 * 20 * 19) == pytest.approx(0.7, abs=0.01)
     assert not torch.equal(edges[0], edges[1])
 
@@ -64,19 +64,19 @@ def test_random_graphs_have_as_many_edges_as_they_should():
 @given(st.sampled_from(sorted(GRAPHS)), st.integers(1, 8), st.data())
 def test_a_gossip_step_is_a_matrix_product_and_keeps_the_mean(topology, clients, data):
     """Clients that send nothing count with the model that they had."""
-    part, setting = Gossip(topology=topology), world(clients)
+    component, setting = Gossip(topology=topology), world(clients)
     draws = torch.Generator().manual_seed(data.draw(st.integers(0, 1000)))
     present = data.draw(st.sets(st.integers(0, clients - 1)))
     old, new = torch.randn(2, clients, 6, generator=draws)
     models = {f"client-{k}": {"w": old[k], "n": torch.tensor(k)} for k in range(clients)}
-    fold = part.open(models, setting, 1, None)
+    fold = component.open(models, setting, 1, None)
     for client in sorted(present):
         update = {"w": new[client].clone(), "n": torch.tensor(100 + client)}
         fold.add(client, {"weights": update})
         update["w"].fill_(float("nan"))  # an engine may use its memory again
     mixed = fold.close()
     trained = torch.stack([new[k] if k in present else old[k] for k in range(clients)]).double()
-    weights = metropolis_weights(part.graph(setting).double())
+    weights = metropolis_weights(component.graph(setting).double())
     expected = weights @ trained
     got = torch.stack([mixed[f"client-{k}"]["w"] for k in range(clients)])
     torch.testing.assert_close(got.double(), expected, atol=1e-5, rtol=1e-4)
@@ -89,10 +89,10 @@ def test_a_gossip_step_is_a_matrix_product_and_keeps_the_mean(topology, clients,
 
 
 def test_repeated_steps_agree_on_the_mean():
-    part, setting = Gossip(topology="tree"), world(7)
+    component, setting = Gossip(topology="tree"), world(7)
     models = {f"client-{k}": {"w": torch.eye(7)[k]} for k in range(7)}
     for _ in range(300):
-        models = part.open(models, setting, 1, None).close()
+        models = component.open(models, setting, 1, None).close()
     for model in models.values():
         torch.testing.assert_close(model["w"], torch.full((7,), 1 / 7), atol=1e-4, rtol=0)
 
@@ -123,8 +123,8 @@ class Still:
 
     def run(self, jobs, progress):
         for job in jobs:
-            own = clone(job.message["models"]["own"])
-            yield Result(job.client, {"weights": own, "parts": {}, "losses": {"loss": 1.0}})
+            retained = clone(job.message["models"]["own"])
+            yield Result(job.client, {"weights": retained, "parts": {}, "losses": {"loss": 1.0}})
 
 
 def test_the_door_measures_from_the_clients_own_model():
@@ -132,8 +132,8 @@ def test_the_door_measures_from_the_clients_own_model():
     rounds.fold(1, {k: rounds.train(k)[0] for k in range(3)})
     models = list(rounds.server.state["models"].values())
     assert not any(same(one, other) for one, other in itertools.combinations(models, 2))
-    assert rounds.server.play(Still()).clients == 4
-    assert rounds.server.door.norms == []
+    assert rounds.server.run_round(Still()).clients == 4
+    assert rounds.server.checks.norms == []
 
 
 def test_the_door_bounds_updates_by_those_before(tmp_path):
@@ -148,8 +148,8 @@ def test_the_door_bounds_updates_by_those_before(tmp_path):
                 weights = {n: t + 9 if far and t.is_floating_point() else t for n, t in moved.items()}
                 yield replace(result, update={**result.update, "weights": weights})
 
-    assert rounds.server.play(Far()).clients == 4
-    record = rounds.server.play(Far())
+    assert rounds.server.run_round(Far()).clients == 4
+    record = rounds.server.run_round(Far())
     assert list(record.refused) == ["2"]
     assert "train.norm_factor" in record.refused["2"]
 

@@ -1,11 +1,11 @@
 import pytest
 import torch
 
-from atoll.aggregation.dawa import LDAWA
-from atoll.methods.catalogue import METHODS
-from atoll.tree import same
-from harness import final_models, run_tiny
-from rounds import Rounds
+from atoll.core.tree import same
+from atoll.methods.ldawa import LDAWA
+from atoll.methods.registry import METHODS
+from tests.harness import final_models, run_tiny
+from tests.rounds import Rounds
 
 
 @pytest.mark.parametrize(
@@ -43,9 +43,9 @@ def test_l_dawa_over_fedu_keeps_the_projector_of_clients_that_drifted():
     """SimCLR has no predictor: the projector stands in."""
     name = ("method.name=l_dawa_fedu", "options.fedu.threshold=0.0")
     rounds = Rounds(*name)
-    update, own = rounds.train(0)
+    update, retained = rounds.train(0)
     rounds.fold(1, {0: update, 1: rounds.train(1)[0]})
-    start = rounds.start(0, 2, own)
+    start = rounds.start(0, 2, retained)
     head = [weight for weight in start if weight.startswith("projector.")]
     assert all(torch.equal(start[weight], update["weights"][weight]) for weight in head)
     downloaded = rounds.server.state["models"]["global"]["encoder.conv1.weight"]

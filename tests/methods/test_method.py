@@ -4,13 +4,13 @@ from typing import ClassVar
 import pytest
 
 from atoll.aggregation.private import PrivateFedAvg
+from atoll.components.base import Component, Term
+from atoll.core.errors import UserError
 from atoll.engines.federation import Federation
-from atoll.errors import UserError
 from atoll.methods.method import Method
 from atoll.objectives.simclr import SimCLR
-from atoll.parts import Part, Term
-from folds import model, setting
-from harness import tiny
+from tests.folds import model, setting
+from tests.harness import tiny
 
 pytest.importorskip("dp_accounting", reason="the extra atoll[dp] is not installed")
 
@@ -21,8 +21,8 @@ class Silent(Term):
 
     name: ClassVar[str] = "silent"
 
-    def finish(self, local):
-        return local.data.num_samples
+    def finish(self, context):
+        return context.data.num_samples
 
 
 @dataclass(frozen=True)
@@ -43,7 +43,7 @@ class Tidy(Silent):
 
     egress: ClassVar[tuple[str, ...]] = ()
 
-    def finish(self, local):
+    def finish(self, context):
         return None
 
 
@@ -51,8 +51,8 @@ class Tidy(Silent):
 class Reporting(PrivateFedAvg):
     """An aggregation that has clients send more."""
 
-    def report(self, local):
-        return {"samples": local.data.num_samples}
+    def report(self, context):
+        return {"samples": context.data.num_samples}
 
 
 def refusal(term, aggregation=None):
@@ -79,8 +79,8 @@ class Forgetful(Term):
 
     name: ClassVar[str] = "forgetful"
 
-    def keep(self, local):
-        return local.steps
+    def keep(self, context):
+        return context.steps
 
 
 @dataclass(frozen=True)
@@ -116,7 +116,7 @@ def test_what_a_part_sends_against_its_word_is_refused_at_the_door():
 
 def test_a_users_part_that_hides_what_it_sends_is_refused_before_anything_runs(tmp_path, monkeypatch):
     (tmp_path / "hiding.py").write_text(
-        "from dataclasses import dataclass\nfrom atoll.parts import Term\n\n\n"
+        "from dataclasses import dataclass\nfrom atoll.components.base import Term\n\n\n"
         "@dataclass(frozen=True)\nclass Hiding(Term):\n    name = 'hiding'\n\n"
         "    def finish(self, local):\n        return local.data.num_samples\n"
     )
@@ -126,11 +126,11 @@ def test_a_users_part_that_hides_what_it_sends_is_refused_before_anything_runs(t
         "train.bn_buffers=leave",
     )  # fmt: skip
     with pytest.raises(UserError, match="'hiding' overrides finish without saying in egress"):
-        Federation(recipe.plan())
+        Federation(recipe)
 
 
 def test_all_of_our_own_parts_that_send_something_say_what():
-    from atoll.methods.catalogue import AGGREGATIONS, MERGES, OBJECTIVES, SERVER_STEPS, TERMS
+    from atoll.methods.registry import AGGREGATIONS, MERGES, OBJECTIVES, SERVER_STEPS, TERMS
 
     for kind in (
         *AGGREGATIONS.values(),
@@ -139,4 +139,4 @@ def test_all_of_our_own_parts_that_send_something_say_what():
         *SERVER_STEPS.values(),
         *TERMS.values(),
     ):
-        assert kind.finish is Part.finish or kind.egress is not Part.egress, kind
+        assert kind.finish is Component.finish or kind.egress is not Component.egress, kind

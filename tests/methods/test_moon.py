@@ -4,10 +4,10 @@ import math
 import pytest
 import torch
 
-from atoll import tree
-from functional import oracles
-from harness import final_models, run_tiny
-from steps import Steps
+from atoll.core import tree
+from tests.functional import oracles
+from tests.harness import final_models, run_tiny
+from tests.steps import Steps
 
 MOON = ("method.name=moon", "train.rounds=3", "options.moon.weight=1.0")
 
@@ -19,7 +19,9 @@ def test_the_term_contrasts_the_embeddings_of_three_models():
     _, kept = first.client.finish()
     kept = tree.clone(kept)
     previous = copy.deepcopy(first.networks).eval()
-    steps = Steps("method.name=moon", "options.moon.temperature=0.3", "options.moon.weight=2.0", own=kept)
+    steps = Steps(
+        "method.name=moon", "options.moon.temperature=0.3", "options.moon.weight=2.0", retained=kept
+    )
     downloaded = copy.deepcopy(steps.networks).eval()
     steps.update(steps.client.step(steps.batch()))
     batch = steps.batch()
@@ -44,8 +46,8 @@ def test_without_a_past_the_term_is_ln_2_and_moves_nothing():
         steps.update(loss)
         plain.update(bare)
     # Not to the bit: opposite gradients are added to the cross-entropy's one after the other.
-    for mine, other in zip(steps.networks.parameters(), plain.networks.parameters(), strict=True):
-        assert torch.allclose(mine, other, atol=1e-6)
+    for scope, other in zip(steps.networks.parameters(), plain.networks.parameters(), strict=True):
+        assert torch.allclose(scope, other, atol=1e-6)
 
 
 def test_a_client_keeps_its_model_and_says_so(tmp_path):
@@ -53,8 +55,8 @@ def test_a_client_keeps_its_model_and_says_so(tmp_path):
     states = {path.parent.name: tree.load(path) for path in run.folder.glob("checkpoints/clients/*/*")}
     assert states.keys() == {f"{client:06d}" for client in range(4)}
     model = final_models(run)["global"]
-    for own in states.values():
-        assert own["parts"]["moon"].keys() == model.keys()
+    for retained in states.values():
+        assert retained["parts"]["moon"].keys() == model.keys()
     assert Steps("method.name=moon").client.method.keeps == ("its model as it left the last round",)
     # Once clients have a past, the contrast is no longer the constant.
     assert abs(run.metrics()[-1]["losses"]["moon"] - math.log(2)) > 1e-5

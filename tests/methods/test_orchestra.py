@@ -5,12 +5,12 @@ import pytest
 import torch
 from torch.nn.functional import normalize
 
+from atoll.core.tree import clone, same
 from atoll.functional import sinkhorn_assignments
 from atoll.methods.orchestra import balanced_centroids, fit_centroids
-from atoll.tree import clone, same
-from functional.oracles import dot, log_softmax, units
-from harness import run_tiny
-from rounds import Rounds
+from tests.functional.oracles import dot, log_softmax, units
+from tests.harness import run_tiny
+from tests.rounds import Rounds
 
 ORCHESTRA = (
     "method.name=orchestra",
@@ -105,22 +105,22 @@ def test_the_local_loss_is_the_cross_entropy_of_the_two_networks_assignments():
 def test_the_memory_holds_the_newest_target_embeddings():
     rounds = Rounds(*ORCHESTRA)
     rounds.start(0, 2)
-    mine = rounds.client.local.of(rounds.method.objective)
-    before, newest = mine.memory.clone(), []
+    scope = rounds.client.context.of(rounds.method.objective)
+    before, newest = scope.memory.clone(), []
     for batch in rounds.federation.client_data(0).batches(2, 1, rounds.method.images):
         loss = rounds.client.step(batch)
         loss.backward()
-        newest.append(mine.newest.clone())
+        newest.append(scope.newest.clone())
         rounds.client.after_step()
     everything = torch.cat([before, *newest])
-    assert torch.equal(mine.memory, everything[-25:])
-    assert torch.equal(slot(rounds.client.finish()[1])["memory"], mine.memory)
+    assert torch.equal(scope.memory, everything[-25:])
+    assert torch.equal(slot(rounds.client.finish()[1])["memory"], scope.memory)
 
 
 def test_targets_are_those_of_the_code_whose_target_moves_before_each_step():
     rounds = Rounds(*ORCHESTRA, "options.orchestra.momentum=0.6")
     rounds.start(0, 2)
-    mine = rounds.client.local.of(rounds.method.objective)
+    scope = rounds.client.context.of(rounds.method.objective)
     online = rounds.federation.networks
     target = copy.deepcopy(online).requires_grad_(False)
     for batch in rounds.federation.client_data(0).batches(2, 1, rounds.method.images):
@@ -128,7 +128,7 @@ def test_targets_are_those_of_the_code_whose_target_moves_before_each_step():
             ours.copy_(0.6 * ours + 0.4 * theirs)
         loss = rounds.client.step(batch)
         z = target["projector"](target["encoder"](batch.images["view1"]))
-        torch.testing.assert_close(mine.newest, normalize(z))
+        torch.testing.assert_close(scope.newest, normalize(z))
         loss.backward()
         rounds.client.optimizer.step()
         rounds.client.optimizer.zero_grad()
@@ -139,8 +139,8 @@ def test_the_memory_is_the_clients_own():
     rounds = Rounds(*ORCHESTRA)
     _, kept = rounds.train(0)
     rounds.start(0, 2, kept)
-    mine = rounds.client.local.of(rounds.method.objective)
-    assert torch.equal(mine.memory, slot(kept)["memory"])
+    scope = rounds.client.context.of(rounds.method.objective)
+    assert torch.equal(scope.memory, slot(kept)["memory"])
     assert list(slot(kept)) == ["memory"]
 
 

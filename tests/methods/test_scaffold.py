@@ -3,14 +3,14 @@ from dataclasses import replace
 import pytest
 import torch
 
-from atoll.errors import UserError
-from atoll.methods.client import Client
+from atoll.components.base import Batch, Objective
+from atoll.core.errors import UserError
+from atoll.core.tree import clone
+from atoll.engines.client import Client
 from atoll.methods.method import Method
 from atoll.methods.scaffold import Scaffold, effective_steps
-from atoll.parts import Batch, Objective
-from atoll.tree import clone
-from rounds import Rounds
-from steps import federation
+from tests.rounds import Rounds
+from tests.steps import federation
 
 PLAIN = ("method.name=scaffold", "train.momentum=0.0", "train.weight_decay=0.0")
 
@@ -23,8 +23,8 @@ class Given(Objective):
     def __init__(self, gradients):
         object.__setattr__(self, "gradients", iter(gradients))
 
-    def loss(self, local, batch, passes):
-        return local.networks["encoder"].weight.sum() * next(self.gradients)
+    def loss(self, context, batch, passes):
+        return context.networks["encoder"].weight.sum() * next(self.gradients)
 
 
 def scalar_client(gradients, lr, c, c_k, momentum=0.0):
@@ -36,20 +36,20 @@ def scalar_client(gradients, lr, c, c_k, momentum=0.0):
     method = Method(objective=Given(gradients), terms=(Scaffold(),))
     client = Client(method, setting, networks, {})
     one = {"encoder.weight": torch.ones(1, 1)}
-    variate, own = ({"scaffold": {"encoder.weight": torch.full((1, 1), value)}} for value in (c, c_k))
+    variate, retained = ({"scaffold": {"encoder.weight": torch.full((1, 1), value)}} for value in (c, c_k))
     message = {"client": 0, "round": 1, "models": {"global": one}, "parts": variate}
-    client.start(message, {"parts": own}, federation(*PLAIN).client_data(0))
+    client.start(message, {"parts": retained}, federation(*PLAIN).client_data(0))
     for _ in range(len(gradients)):
         client.optimizer.zero_grad()
         client.step(Batch(torch.zeros(1), {}, None)).backward()
         client.optimizer.step()
         client.after_step()
     client.end_epoch()
-    update, own = client.finish()
+    update, retained = client.finish()
     change = update["parts"]["scaffold"]["encoder.weight"].item()
     return (
         update["weights"]["encoder.weight"].item(),
-        own["parts"]["scaffold"]["encoder.weight"].item(),
+        retained["parts"]["scaffold"]["encoder.weight"].item(),
         change,
     )
 

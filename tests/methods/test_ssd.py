@@ -2,19 +2,19 @@ import pytest
 import torch
 
 from atoll import functional as F
+from atoll.components.base import run_forwards
+from atoll.core.errors import UserError
+from atoll.core.tree import clone, same
+from atoll.engines.client import train_client
 from atoll.engines.federation import Federation
 from atoll.engines.server import Server
-from atoll.errors import UserError
-from atoll.methods.client import train_client
-from atoll.parts import run_forwards
-from atoll.tree import clone, same
-from harness import tiny
+from tests.harness import tiny
 
 
 def first_step(*settings, client=2):
     """The loss of a client's first batch, and what it was made from."""
-    federation = Federation(tiny("method.name=ssd", *settings).plan())
-    server = Server(federation.plan, federation.setting, federation.initial_weights())
+    federation = Federation(tiny("method.name=ssd", *settings))
+    server = Server(federation.recipe, federation.setting, federation.initial_weights())
     side = federation.client_side(server.constants)
     job = next(job for job in server.jobs(1) if job.client == client)
     data = federation.client_data(client)
@@ -60,8 +60,8 @@ def test_equation_7_may_be_read_literally(basis):
     loss, _, z, server, federation = first_step(*settings, "method.terms=['dsr']")
     inside, q = own_dimensions(federation, 2), server.constants.get("dsr")
     # z − P z is (1 − α) z on S_k and 0 elsewhere, so a row's loss is (α − 1)² ‖z on S_k‖².
-    own = [one if q is None else one @ q for one in z]
-    dsr = sum(81 * ((one * inside) ** 2).sum() / len(one) for one in own) / 2
+    retained = [one if q is None else one @ q for one in z]
+    dsr = sum(81 * ((one * inside) ** 2).sum() / len(one) for one in retained) / 2
     torch.testing.assert_close(loss, F.alignment(*z) + sum(F.uniformity(one) for one in z) / 2 + dsr)
 
 
@@ -74,18 +74,16 @@ def test_distillation_options():
 
 
 def test_clients_have_dimensions_of_their_own():
-    federation = Federation(tiny("method.name=ssd").plan())
+    federation = Federation(tiny("method.name=ssd"))
     places = [own_dimensions(federation, client) for client in range(4)]
     assert torch.equal(sum(places), torch.ones(federation.setting.embedding_dim))
-    server = Server(federation.plan, federation.setting, federation.initial_weights())
+    server = Server(federation.recipe, federation.setting, federation.initial_weights())
     assert [job.message["parts"]["dsr"] for job in server.jobs(1)] == [0, 1, 2, 3]
 
 
 def test_by_slot_the_subspace_follows_the_order_of_the_draw():
-    federation = Federation(
-        tiny("method.name=ssd", "options.dsr.index_by=slot", "train.participation=0.5").plan()
-    )
-    server = Server(federation.plan, federation.setting, federation.initial_weights())
+    federation = Federation(tiny("method.name=ssd", "options.dsr.index_by=slot", "train.participation=0.5"))
+    server = Server(federation.recipe, federation.setting, federation.initial_weights())
     for round in range(1, 6):
         cohort = server.cohort(round)
         assert {job.client: job.message["parts"]["dsr"] for job in server.jobs(round)} == {
@@ -106,10 +104,8 @@ def test_hard_separation_draws_towards_the_projection():
 
 def masked(*terms):
     """A federation under the mask and a way to train its clients, one after the other on the same networks."""
-    federation = Federation(
-        tiny("method.name=ssd", f"method.terms={list(terms)}", "options.hsd.kind=mask").plan()
-    )
-    server = Server(federation.plan, federation.setting, federation.initial_weights())
+    federation = Federation(tiny("method.name=ssd", f"method.terms={list(terms)}", "options.hsd.kind=mask"))
+    server = Server(federation.recipe, federation.setting, federation.initial_weights())
     side = federation.client_side(server.constants)
     messages = {job.client: job.message for job in server.jobs(1)}
 
@@ -128,11 +124,11 @@ def test_masked_hard_separation_keeps_every_embedding_inside_and_the_projector_a
     assert {"local", "global", "previous"} <= networks.keys()
     outside = own_dimensions(federation, 1) == 0
     for joint in (True, False):
-        passes = run_forwards(side.method.forwards, networks, batch.images, joint, side.local.after)
+        passes = run_forwards(side.method.forwards, networks, batch.images, joint, side.context.after)
         for features in passes.values():
             assert features.z[:, outside].abs().max() == 0
             assert features.z[:, ~outside].abs().max() > 0
-    assert side.local.outputs(side.networks, "z")[0][:, outside].abs().max() == 0
+    assert side.context.outputs(side.networks, "z")[0][:, outside].abs().max() == 0
     h = torch.randn(5, federation.setting.encoder_dim)
     assert all(network["projector"](h)[:, outside].abs().max() > 0 for network in networks.values())
 
@@ -161,7 +157,7 @@ def test_the_mask_does_not_depend_on_the_order_of_the_terms():
 )
 def test_what_cannot_work_is_refused(settings, sentence):
     with pytest.raises(UserError, match=sentence):
-        Federation(tiny("method.name=ssd", *settings).plan())
+        Federation(tiny("method.name=ssd", *settings))
 
 
 def test_nothing_but_weights_and_numbers_leaves_the_client():

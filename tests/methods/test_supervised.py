@@ -1,7 +1,7 @@
 import pytest
 
-from atoll.methods.catalogue import METHODS
-from harness import run_tiny, tiny
+from atoll.methods.registry import METHODS
+from tests.harness import run_tiny, tiny
 
 
 def test_fedquad_without_beta_is_supervised_fedavg(tmp_path):

@@ -1,7 +1,7 @@
 import pytest
 import torch
 
-from atoll.errors import UserError
+from atoll.core.errors import UserError
 from atoll.models import ModelOptions, build_decoder, build_encoder
 
 

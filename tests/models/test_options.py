@@ -3,7 +3,7 @@ import json
 import pytest
 import torch
 
-from atoll.errors import UserError
+from atoll.core.errors import UserError
 from atoll.models import ENCODERS, ModelOptions, build_encoder, rebuild_encoder
 
 SMALL = {"resnet-narrow": {"width": 8, "stem": "strided"}, "vit-tiny": {"width": 64, "depth": 1, "patch": 4}}

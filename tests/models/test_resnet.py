@@ -3,7 +3,7 @@ import torch
 import torchvision
 from torch import nn
 
-from atoll.errors import UserError
+from atoll.core.errors import UserError
 from atoll.models import ModelOptions, ResNet, build_encoder
 
 

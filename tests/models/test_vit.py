@@ -3,7 +3,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from atoll.errors import UserError
+from atoll.core.errors import UserError
 from atoll.models import (
     ModelOptions,
     ViT,

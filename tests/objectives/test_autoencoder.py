@@ -1,8 +1,8 @@
 import pytest
 import torch
 
-from harness import tiny
-from steps import Steps, federation
+from tests.harness import tiny
+from tests.steps import Steps, federation
 
 
 def test_the_local_loss_is_the_mean_squared_error_of_plain_images():

@@ -1,7 +1,7 @@
 import pytest
 
-from functional import oracles
-from steps import Steps
+from tests.functional import oracles
+from tests.steps import Steps
 
 
 @pytest.mark.parametrize("unbiased", [False, True])

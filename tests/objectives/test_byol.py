@@ -1,10 +1,10 @@
 import pytest
 import torch
 
-from atoll.tree import same
-from functional.oracles import dot, normalised
-from rounds import Rounds
-from steps import Steps
+from atoll.core.tree import same
+from tests.functional.oracles import dot, normalised
+from tests.rounds import Rounds
+from tests.steps import Steps
 
 BYOL = ("method.name=fed_byol", "model.predictor_hidden=[16]")
 

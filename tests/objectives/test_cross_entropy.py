@@ -1,9 +1,9 @@
 import pytest
 import torch
 
-from atoll.errors import UserError
-from functional.oracles import log_softmax
-from steps import Steps, federation
+from atoll.core.errors import UserError
+from tests.functional.oracles import log_softmax
+from tests.steps import Steps, federation
 
 
 @pytest.mark.parametrize(

@@ -2,9 +2,9 @@ import pytest
 import torch
 from torch import nn
 
-from atoll.errors import UserError
+from atoll.core.errors import UserError
 from atoll.models.vit import patchify
-from steps import Steps, federation
+from tests.steps import Steps, federation
 
 VIT = (
     "method.name=fed_mae",
@@ -95,7 +95,7 @@ def test_masks_change_from_step_to_step_and_training_moves_both_networks():
     steps.update(steps.client.step(steps.batch()))
     moved = {name for name, p in steps.networks.named_parameters() if not torch.equal(p, before[name])}
     assert {"encoder.embed.weight", "mae_decoder.head.weight", "mae_decoder.mask_token"} <= moved
-    masks = steps.client.local.of(steps.client.method.objective).masks
+    masks = steps.client.context.of(steps.client.method.objective).masks
     state = masks.get_state()
     steps.client.step(steps.batch())
     assert not torch.equal(state, masks.get_state())

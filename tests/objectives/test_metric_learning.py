@@ -3,11 +3,11 @@ import math
 import pytest
 import torch
 
-from atoll.errors import UserError
-from functional.oracles import log_softmax
-from harness import tiny
-from rounds import Rounds
-from steps import Steps
+from atoll.core.errors import UserError
+from tests.functional.oracles import log_softmax
+from tests.harness import tiny
+from tests.rounds import Rounds
+from tests.steps import Steps
 
 PARTS = {"triplet": 3, "quadruplet": 4, "fedquad": 4}
 
@@ -39,12 +39,12 @@ def fedquad(a, p, n1, n2, classes, power=1):
 def outputs(steps, batch):
     """The members' representations, all of them in one batch, recomputed from the drawn tuples."""
     objective = steps.client.method.objective
-    mine = steps.client.local.of(objective)
-    rows = mine.tuples[: objective.members, batch.indices]
+    scope = steps.client.context.of(objective)
+    rows = scope.tuples[: objective.members, batch.indices]
     assert torch.equal(rows[0], batch.indices)
     images = steps.data.pick(rows.flatten())
     h, _ = steps.encode(images)
-    return h, [part.double().tolist() for part in h.split(len(batch.indices))]
+    return h, [component.double().tolist() for component in h.split(len(batch.indices))]
 
 
 @pytest.mark.parametrize("classes", [range(10), (3, 8)], ids=["ten classes", "two classes"])
@@ -104,14 +104,14 @@ def test_a_client_of_one_class_learns_from_cross_entropy_alone(name):
 
 def drawn(steps, epochs=2):
     """The partners of each epoch, as they stand at every one of its batches."""
-    mine = steps.client.local.of(steps.client.method.objective)
+    scope = steps.client.context.of(steps.client.method.objective)
     found = {}
     while len(found) < epochs:
         batch = steps.batch()
         steps.client.step(batch)
-        assert torch.equal(found.setdefault(batch.epoch, mine.tuples), mine.tuples)
+        assert torch.equal(found.setdefault(batch.epoch, scope.tuples), scope.tuples)
         _, *partners = torch.split(batch.images["fedquad"], len(batch.indices))
-        for row, images in zip(mine.tuples[1:, batch.indices], partners, strict=True):
+        for row, images in zip(scope.tuples[1:, batch.indices], partners, strict=True):
             assert torch.equal(images, steps.data.pick(row))
     return list(found.values())
 
@@ -131,7 +131,7 @@ def test_clients_with_the_same_labels_draw_their_own_partners():
     tuples = []
     for client in (0, 1):
         rounds.start(client)
-        tuples.append(rounds.client.local.of(rounds.method.objective).tuples)
+        tuples.append(rounds.client.context.of(rounds.method.objective).tuples)
     assert not torch.equal(*tuples)
 
 
@@ -151,7 +151,7 @@ def test_augmented_partners_are_views_and_anchors_the_batch_s_own():
     assert len(members) == 4 * n
     assert torch.equal(members[:n], batch.images["view1"])
     plain = steps.data.pick(
-        steps.client.local.of(steps.client.method.objective).tuples[1:, batch.indices].flatten()
+        steps.client.context.of(steps.client.method.objective).tuples[1:, batch.indices].flatten()
     )
     assert not torch.equal(members[n:], plain)
 

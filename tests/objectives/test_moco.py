@@ -1,9 +1,9 @@
 import pytest
 import torch
 
-from functional import oracles
-from rounds import Rounds
-from steps import Steps
+from tests.functional import oracles
+from tests.rounds import Rounds
+from tests.steps import Steps
 
 MOCO = ("method.name=fed_moco", "options.moco.queue=30")
 
@@ -11,7 +11,7 @@ MOCO = ("method.name=fed_moco", "options.moco.queue=30")
 @pytest.mark.parametrize("symmetric", [True, False])
 def test_the_local_loss_contrasts_with_keys_and_queue(symmetric):
     steps = Steps(*MOCO, f"options.moco.symmetric={str(symmetric).lower()}")
-    queue = steps.client.local.of(steps.client.method.objective).queue.clone()
+    queue = steps.client.context.of(steps.client.method.objective).queue.clone()
     batch = steps.batch()
     loss = steps.client.step(batch)
     z1, z2 = (steps.encode(batch.images[view])[1] for view in ("view1", "view2"))
@@ -22,15 +22,15 @@ def test_the_local_loss_contrasts_with_keys_and_queue(symmetric):
 
 def test_the_queue_holds_directions_and_the_newest_keys_last():
     steps = Steps(*MOCO)
-    mine = steps.client.local.of(steps.client.method.objective)
-    torch.testing.assert_close(mine.queue.norm(dim=1), torch.ones(30))
-    before = mine.queue.clone()
+    scope = steps.client.context.of(steps.client.method.objective)
+    torch.testing.assert_close(scope.queue.norm(dim=1), torch.ones(30))
+    before = scope.queue.clone()
     batch = steps.batch()
     steps.update(steps.client.step(batch))
-    assert mine.queue.shape == before.shape
-    z = torch.cat(mine.keys)  # 20 keys of each view: more than the queue takes
-    torch.testing.assert_close(mine.queue, z[-30:])
-    torch.testing.assert_close(mine.queue.norm(dim=1), torch.ones(30))
+    assert scope.queue.shape == before.shape
+    z = torch.cat(scope.keys)  # 20 keys of each view: more than the queue takes
+    torch.testing.assert_close(scope.queue, z[-30:])
+    torch.testing.assert_close(scope.queue.norm(dim=1), torch.ones(30))
 
 
 def test_the_key_encoder_starts_as_the_query_encoder_and_follows():
@@ -49,6 +49,6 @@ def test_the_client_keeps_its_queue():
     rounds = Rounds(*MOCO)
     _, kept = rounds.train(1)
     rounds.start(1, 2, kept)
-    assert torch.equal(rounds.client.local.of(rounds.method.objective).queue, kept["parts"]["moco"])
+    assert torch.equal(rounds.client.context.of(rounds.method.objective).queue, kept["parts"]["moco"])
     rounds.start(2, 2)
-    assert not torch.equal(rounds.client.local.of(rounds.method.objective).queue, kept["parts"]["moco"])
+    assert not torch.equal(rounds.client.context.of(rounds.method.objective).queue, kept["parts"]["moco"])

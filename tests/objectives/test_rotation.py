@@ -3,8 +3,8 @@ import math
 import pytest
 import torch
 
-from functional.oracles import log_softmax
-from steps import Steps
+from tests.functional.oracles import log_softmax
+from tests.steps import Steps
 
 
 def expected_loss(steps, rotated, turns, on="h"):

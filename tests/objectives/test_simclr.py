@@ -1,7 +1,7 @@
 import pytest
 
-from functional import oracles
-from steps import Steps
+from tests.functional import oracles
+from tests.steps import Steps
 
 VARIANTS = {
     "exact": lambda z1, z2: oracles.nt_xent(z1, z2, 0.2),

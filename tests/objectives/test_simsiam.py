@@ -1,8 +1,8 @@
 import pytest
 import torch
 
-from functional.oracles import dot, normalised
-from steps import Steps
+from tests.functional.oracles import dot, normalised
+from tests.steps import Steps
 
 SIMSIAM = ("method.name=fed_simsiam", "model.predictor_hidden=[16]")
 

@@ -2,8 +2,8 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from functional import oracles
-from steps import Steps
+from tests.functional import oracles
+from tests.steps import Steps
 
 
 @pytest.mark.parametrize("cross_entropy", [False, True])

@@ -10,7 +10,7 @@ import numpy as np
 import tomli_w
 import torch
 
-from atoll.tree import save
+from atoll.core.tree import save
 
 CLASSES = ["cat", "dog", "<script>alert('x')</script>"]
 

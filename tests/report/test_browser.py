@@ -4,9 +4,9 @@ import subprocess
 from html import escape, unescape
 
 import pytest
-from run_folders import make_run
 
 from atoll.report import write_report
+from tests.report.run_folders import make_run
 
 BROWSER = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
 pytestmark = pytest.mark.skipif(

@@ -6,12 +6,12 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
-from run_folders import evaluation, make_run, thumbnails
 
+from atoll.core.tree import load, save
 from atoll.report.figures import MAX_CLIENTS, SPRITE_COLUMNS, figures
 from atoll.report.folders import read_folder
 from atoll.report.groups import group_runs, untrained_rows
-from atoll.tree import load, save
+from tests.report.run_folders import evaluation, make_run, thumbnails
 
 
 def drawn(*folders):

@@ -1,7 +1,6 @@
-from run_folders import evaluation, make_run
-
 from atoll.report.folders import read_folder
 from atoll.report.groups import group_runs, untrained_rows
+from tests.report.run_folders import evaluation, make_run
 
 
 def grouped(*folders):

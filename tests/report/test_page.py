@@ -4,12 +4,12 @@ import re
 
 import numpy as np
 import pytest
-from pages import Page
-from run_folders import CLASSES, evaluation, make_run
 
-from atoll.errors import UserError
+from atoll.core.errors import UserError
 from atoll.report import write_report
-from harness import run_tiny
+from tests.harness import run_tiny
+from tests.report.pages import Page
+from tests.report.run_folders import CLASSES, evaluation, make_run
 
 RESULTS = "Methods side by side"
 
@@ -152,7 +152,7 @@ def test_a_folder_with_a_recipe_alone_is_a_page(tmp_path):
         (run / file).unlink()
     page = report(tmp_path, run)
     assert "run: 0 of 3 rounds are done" in page.text
-    assert "No round has been played yet." in page.text
+    assert "No round has been run yet." in page.text
 
 
 def test_an_unfinished_run_shows_how_far_it_came(tmp_path):

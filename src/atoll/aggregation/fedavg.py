@@ -10,9 +10,9 @@ from typing import ClassVar
 
 import torch
 
-from atoll.errors import UserError, did_you_mean
-from atoll.parts import Aggregation, Fold, Setting
-from atoll.tree import Tree, Weights
+from atoll.components.base import Aggregation, Fold, Setting
+from atoll.core.errors import UserError, did_you_mean
+from atoll.core.tree import Tree, Weights
 
 Factors = Callable[[Tree], Mapping[str, float]]
 
@@ -85,14 +85,14 @@ class Weighing:
         return math.exp(-update["loss"] - self._top), math.exp(before - self._top)
 
 
-def check_weights(part: Aggregation, weights: str, known: tuple[str, ...]) -> None:
+def check_weights(component: Aggregation, weights: str, known: tuple[str, ...]) -> None:
     """Refuse an unknown way to weigh updates.
 
     Raises:
         UserError: there is none of this name.
     """
     if weights not in known:
-        raise UserError(f"options.{part.name}.weights is {weights!r}; {did_you_mean(weights, known)}")
+        raise UserError(f"options.{component.name}.weights is {weights!r}; {did_you_mean(weights, known)}")
 
 
 @dataclass(frozen=True)

@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import ClassVar
 
 from atoll.aggregation.fedavg import MeanFold
-from atoll.parts import Aggregation, Setting
-from atoll.tree import Tree
+from atoll.components.base import Aggregation, Setting
+from atoll.core.tree import Tree
 
 
 @dataclass(frozen=True)

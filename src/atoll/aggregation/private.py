@@ -18,8 +18,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from atoll.parts import Aggregation, Setting
-from atoll.tree import Tree, Weights
+from atoll.components.base import Aggregation, Setting
+from atoll.core.tree import Tree, Weights
 
 
 @dataclass(frozen=True)
@@ -29,8 +29,8 @@ class PrivateFedAvg(Aggregation):
     The cohort is a Poisson sample, as the accountant assumes, and the divisor its expected size, so that neither
     depends on who came. BatchNorm's running statistics take no part: clients keep them, or they stay as they began.
     Noise and sample are drawn under keys of the operating system, because every client knows the recipe and with it
-    the seed: a private run is not repeatable. A round that is played again spends again, so each is kept before
-    anyone sees it. The losses in the log are no part of the guarantee.
+    the seed: a private run is not repeatable. A round that is run again spends again, so each is kept before
+    anyone sees it. The losses in the log are no component of the guarantee.
 
     Attributes:
         clip: C, the norm to which an update is cut.
@@ -62,7 +62,7 @@ class PrivateFedAvg(Aggregation):
             )
         if setting.checkpoint_every > 1:
             return (
-                f"engine.checkpoint_every is {setting.checkpoint_every}: after a kill, rounds would be played "
+                f"engine.checkpoint_every is {setting.checkpoint_every}: after a kill, rounds would be run "
                 "again with other noise, which ε does not count; set it to 1"
             )
         if importlib.util.find_spec("dp_accounting") is None:

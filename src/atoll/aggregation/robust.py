@@ -15,13 +15,13 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
+from atoll.aggregation.disk_buffer import DiskBuffer
 from atoll.aggregation.fedavg import RunningMean
-from atoll.aggregation.spill import Spill
-from atoll.errors import UserError
-from atoll.parts import Aggregation, Setting
-from atoll.tree import Tree, Weights
+from atoll.components.base import Aggregation, Setting
+from atoll.core.errors import UserError
+from atoll.core.tree import Tree, Weights
 
-Combine = Callable[[Spill, Weights], Weights]
+Combine = Callable[[DiskBuffer, Weights], Weights]
 
 
 @dataclass(frozen=True)
@@ -34,7 +34,7 @@ class Robust(Aggregation):
         """Begin to collect a round's updates."""
         return CollectingFold(models["global"], partial(self.combine, buffers=setting.buffers), scratch)
 
-    def combine(self, updates: Spill, current: Weights, buffers: frozenset[str]) -> Weights:
+    def combine(self, updates: DiskBuffer, current: Weights, buffers: frozenset[str]) -> Weights:
         """The next model's floating-point tensors; no gradient trains the ``buffers`` among them."""
         raise NotImplementedError
 
@@ -45,7 +45,7 @@ class CollectingFold:
     def __init__(self, current: Weights, combine: Combine, scratch: Path | None) -> None:
         self._current = current
         self._combine = combine
-        self._updates = Spill(scratch)
+        self._updates = DiskBuffer(scratch)
         self._counters = RunningMean()
 
     def add(self, client: int, update: Tree) -> None:
@@ -69,11 +69,11 @@ class Median(Robust):
     name: ClassVar[str] = "median"
     source: ClassVar[str] = "Yin et al. 2018, Definition 1"
 
-    def combine(self, updates: Spill, current: Weights, buffers: frozenset[str]) -> Weights:
+    def combine(self, updates: DiskBuffer, current: Weights, buffers: frozenset[str]) -> Weights:
         """The medians."""
         low, high = (len(updates) - 1) // 2, len(updates) // 2
 
-        def median(rows: Tensor, part: slice) -> Tensor:
+        def median(rows: Tensor, component: slice) -> Tensor:
             ordered = rows.sort(dim=0).values
             return ordered[low] if low == high else torch.lerp(ordered[low], ordered[high], 0.5)
 
@@ -96,11 +96,11 @@ class TrimmedMean(Robust):
         if not 0 <= self.trim < 0.5:
             raise UserError(f"options.{self.name}.trim is {self.trim}; it must be at least 0 and below 0.5")
 
-    def combine(self, updates: Spill, current: Weights, buffers: frozenset[str]) -> Weights:
+    def combine(self, updates: DiskBuffer, current: Weights, buffers: frozenset[str]) -> Weights:
         """The trimmed means."""
         cut = int(self.trim * len(updates) + 1e-9)  # 0.3 × 10 is 3
 
-        def mean(rows: Tensor, part: slice) -> Tensor:
+        def mean(rows: Tensor, component: slice) -> Tensor:
             return rows.sort(dim=0).values[cut : len(rows) - cut].double().mean(dim=0)
 
         return updates.map(mean)
@@ -135,7 +135,7 @@ class MultiKrum(Robust):
         """Krum promises nothing for fewer than 2f + 3 updates."""
         return self._too_few(setting.train.cohort_size(setting.num_clients))
 
-    def combine(self, updates: Spill, current: Weights, buffers: frozenset[str]) -> Weights:
+    def combine(self, updates: DiskBuffer, current: Weights, buffers: frozenset[str]) -> Weights:
         """The mean of the chosen.
 
         Raises:
@@ -152,7 +152,7 @@ class MultiKrum(Robust):
         best = nearest.sum(dim=1).sort(stable=True).indices
         kept = best[: self.chosen or clients - self.byzantine].sort().values
 
-        return updates.map(lambda rows, part: rows[kept].double().mean(dim=0))
+        return updates.map(lambda rows, component: rows[kept].double().mean(dim=0))
 
     def _too_few(self, clients: int) -> str | None:
         least = 2 * self.byzantine + 3

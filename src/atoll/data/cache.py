@@ -17,11 +17,11 @@ from pathlib import Path
 import numpy as np
 from torch import Tensor, from_numpy
 
+from atoll.core.errors import UserError
+from atoll.core.files import cache_folder, hash_bytes, whole_file, write_whole
 from atoll.data.decode import Decoding, decode_batch
-from atoll.data.files import cache_folder, hash_bytes, whole_file, write_text
 from atoll.data.images import Pixels, Shape, StoredPixels
 from atoll.data.records import Records
-from atoll.errors import UserError
 
 Progress = Callable[[int, int], None]
 
@@ -107,11 +107,11 @@ def open_records(
             for _ in _decoded(records, how, corrupt, progress):
                 pass
             known = _Notes(None, corrupt)
-            write_text(notes, json.dumps(asdict(known)))
+            write_whole(notes, json.dumps(asdict(known)).encode(), shared=True)
         return Opened(StreamedPixels(records, how), known.corrupt, fingerprint)
     if known is None or not _intact(stored, shape, known.checksum):
         known = _build(stored, records, how, shape, progress)
-        write_text(notes, json.dumps(asdict(known)))
+        write_whole(notes, json.dumps(asdict(known)).encode(), shared=True)
     return Opened(StoredPixels.open(stored), known.corrupt, fingerprint)
 
 
@@ -130,7 +130,7 @@ def _decoded(
 def _build(path: Path, records: Records, how: Decoding, shape: Shape, progress: Progress | None) -> _Notes:
     corrupt: dict[int, str] = {}
     checksum = 0
-    with whole_file(path) as file:
+    with whole_file(path, shared=True) as file:
         header = {"descr": "|u1", "fortran_order": False, "shape": shape}
         np.lib.format.write_array_header_1_0(file, header)
         for pixels in _decoded(records, how, corrupt, progress):

@@ -9,9 +9,9 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
+from atoll.core.errors import UserError
 from atoll.data.options import DataOptions
 from atoll.data.records import FileRecords, Listing, encode
-from atoll.errors import UserError
 
 IMAGE_SUFFIXES = {
     *(".png", ".jpg", ".jpeg", ".jpe", ".bmp", ".tif", ".tiff", ".webp", ".gif"),

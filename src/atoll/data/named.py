@@ -12,12 +12,12 @@ from typing import Any
 import numpy as np
 from PIL import Image
 
+from atoll.core.errors import UserError, did_you_mean
+from atoll.core.files import cache_folder
 from atoll.data.decode import Encoded
-from atoll.data.files import cache_folder
 from atoll.data.options import DataOptions
 from atoll.data.parquet import choose_columns, encoded, table_listing
 from atoll.data.records import ItemRecords, Listing, Rows, encode, reason
-from atoll.errors import UserError, did_you_mean
 
 
 def read_digits() -> Listing:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from atoll.core.errors import UserError, did_you_mean
 from atoll.data.decode import WINDOWS, Decoding
-from atoll.data.dirichlet import VARIANTS
-from atoll.errors import UserError, did_you_mean
+from atoll.data.partition.dirichlet import VARIANTS
 
 SOURCES = ("digits", "parquet", "folder", "clients", "images", "hub", "torchvision")
 KINDS = ("iid", "dirichlet", "skew", "shards", "single-class", "natural", "centralised")

@@ -17,11 +17,11 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from atoll.core.errors import UserError, did_you_mean
+from atoll.core.files import content_digest
 from atoll.data.decode import Encoded
-from atoll.data.files import content_digest
 from atoll.data.options import DataOptions
 from atoll.data.records import Listing, Records, Rows, encode, reason
-from atoll.errors import UserError, did_you_mean
 
 _HELD_BYTES = 2**28  # encoded row groups that a process keeps at hand
 

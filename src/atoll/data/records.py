@@ -11,9 +11,9 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from atoll.core.errors import UserError
+from atoll.core.files import content_digest, read_bytes
 from atoll.data.decode import Encoded
-from atoll.data.files import content_digest, read_bytes
-from atoll.errors import UserError
 
 Rows = NDArray[np.int64]
 

@@ -11,6 +11,8 @@ from pathlib import Path
 import numpy as np
 import torch
 
+from atoll.core.errors import UserError
+from atoll.core.rng import numpy_stream
 from atoll.data.cache import Opened, Progress, open_records
 from atoll.data.folders import read_class_folders, read_client_folders, read_plain_folder
 from atoll.data.images import ImageSet
@@ -18,8 +20,6 @@ from atoll.data.named import read_digits, read_hub, read_torchvision
 from atoll.data.options import DataOptions
 from atoll.data.parquet import read_parquet
 from atoll.data.records import Listing, Records, Rows
-from atoll.errors import UserError
-from atoll.rng import numpy_stream
 
 __all__ = ["DataOptions", "ImageSet", "Splits", "load_data"]
 

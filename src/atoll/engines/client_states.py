@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Protocol
 
-from atoll.tree import Tree, load, save
+from atoll.core.tree import Tree, load, save
 
 
 class States(Protocol):
@@ -40,9 +40,9 @@ class ClientStates:
         """The state that the client kept after ``round``; None after round 0."""
         return load(self._path(client, round)) if round else None
 
-    def save(self, client: int, round: int, own: Tree) -> None:
+    def save(self, client: int, round: int, retained: Tree) -> None:
         """Keep a state, whole or not at all."""
-        save(self._path(client, round), own)
+        save(self._path(client, round), retained)
 
     def prune(self, valid: Mapping[int, int]) -> None:
         """Delete the states that are older than each client's valid one."""

@@ -15,12 +15,13 @@ from typing import Any
 
 import torch
 
+from atoll.core.errors import RunError, UserError
+from atoll.core.tree import Tree, map_tensors, pack, unpack
+from atoll.engines.client import train_client
 from atoll.engines.client_states import ClientStates
-from atoll.engines.federation import Federation, Plan
+from atoll.engines.federation import Federation
 from atoll.engines.server import Job, Result
-from atoll.errors import RunError, UserError
-from atoll.methods.client import train_client
-from atoll.tree import Tree, map_tensors, pack, unpack
+from atoll.recipe.recipe import Recipe
 
 Progress = Callable[[int], None] | None
 _SENT = "→"  # marks, in a message to a worker, a tensor that travels beside it or went before
@@ -47,9 +48,9 @@ class InProcess:
 
     def _train(self, job: Job, progress: Progress) -> Tree:
         stateful = self._client.method.stateful(self._client.setting.train)
-        own = self._states.load(job.client, job.message["kept"]) if stateful else None
+        retained = self._states.load(job.client, job.message["kept"]) if stateful else None
         data = self._federation.client_data(job.client)
-        update, kept = train_client(self._client, job.message, own, data, progress)
+        update, kept = train_client(self._client, job.message, retained, data, progress)
         if stateful:
             self._states.save(job.client, job.round, kept)
         return map_tensors(lambda tensor: tensor.cpu(), update)
@@ -62,14 +63,16 @@ class WorkerPool:
     order, and at most two updates a worker wait their turn.
     """
 
-    def __init__(self, plan: Plan, states: Path, workers: int) -> None:
+    def __init__(self, recipe: Recipe, states: Path, workers: int) -> None:
         context = multiprocessing.get_context("spawn")
         self._pipes: list[_Pipe] = []
         self._processes = []
         with _interrupts_held():
             for _ in range(workers):
                 ours, theirs = context.Pipe()
-                process = context.Process(target=_work, args=(theirs, plan, states, os.getpid()), daemon=True)
+                process = context.Process(
+                    target=_work, args=(theirs, recipe, states, os.getpid()), daemon=True
+                )
                 process.start()
                 theirs.close()
                 self._pipes.append(_Pipe(ours))
@@ -177,10 +180,10 @@ def _interrupts_held() -> Iterator[None]:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
-def _work(connection: Connection, plan: Plan, states: Path, parent: int) -> None:
+def _work(connection: Connection, recipe: Recipe, states: Path, parent: int) -> None:
     """A worker process: build the federation, then train what comes through the pipe until it closes."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the main process's to handle
-    torch.set_num_threads(plan.engine.threads)
+    torch.set_num_threads(recipe.engine.threads)
 
     def answer(kind: str, body: Tree) -> None:
         connection.send_bytes(pack({"kind": kind, "body": body}))
@@ -191,7 +194,7 @@ def _work(connection: Connection, plan: Plan, states: Path, parent: int) -> None
         answer("progress", images)
 
     try:
-        federation = Federation(plan)
+        federation = Federation(recipe)
         executor = InProcess(federation, ClientStates(states))
         known: dict[int, torch.Tensor] = {}
         while True:

@@ -2,92 +2,62 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from pathlib import Path
 
 import torch
 from torch import Tensor, nn
 
-from atoll.data.client import FederatedClient
+from atoll.components.base import Setting, init_seed, seeded
+from atoll.core.errors import UserError
+from atoll.core.tree import Tree, Weights
+from atoll.data.client_data import FederatedClient
 from atoll.data.images import ImageSet
-from atoll.data.options import DataOptions
-from atoll.data.partitions import Partition, PartitionOptions, partition_images
+from atoll.data.partition.partition import Partition, partition_images
 from atoll.data.sources import Splits, load_data, settled
-from atoll.data.view_options import ViewOptions
-from atoll.data.views import Views, make_views
-from atoll.engines.options import EngineOptions
-from atoll.errors import UserError
-from atoll.evaluation import EvaluationOptions
-from atoll.methods.client import Client, buffer_names, update_names
-from atoll.methods.method import Method
-from atoll.models import Encoder, ModelOptions, build_encoder, build_projector, load_weights
-from atoll.parts import Setting, init_seed, seeded
-from atoll.training import TrainOptions
-from atoll.tree import Tree, Weights
-
-
-@dataclass(frozen=True)
-class Plan:
-    """A run as objects: what an engine needs, and all that a worker process is given.
-
-    Attributes:
-        method: to run.
-        seed: every random stream comes from it.
-        data: where the images come from.
-        partition: which client holds which.
-        views: augmentation.
-        model: encoder and heads.
-        train: how clients train.
-        evaluation: what is measured, and when.
-        engine: where it runs.
-    """
-
-    method: Method
-    seed: int = 0
-    data: DataOptions = field(default_factory=DataOptions)
-    partition: PartitionOptions = field(default_factory=PartitionOptions)
-    views: ViewOptions = field(default_factory=ViewOptions)
-    model: ModelOptions = field(default_factory=ModelOptions)
-    train: TrainOptions = field(default_factory=TrainOptions)
-    evaluation: EvaluationOptions = field(default_factory=EvaluationOptions)
-    engine: EngineOptions = field(default_factory=EngineOptions)
+from atoll.data.views.views import Views, make_views
+from atoll.engines.client import Client, buffer_names, update_names
+from atoll.models import Encoder, build_encoder, build_projector, load_weights
+from atoll.recipe.recipe import Recipe
 
 
 class Federation:
     """The loaded images, their partition, and what is built on them.
 
     Args:
-        plan: of the run.
+        recipe: of the run.
         splits: images already loaded; None: load them.
-        partition: which client holds which of them; None: as the plan says. Where clients hold images that are not
-            among ``splits``, it tells how many and of which classes.
+        partition: which client holds which of them; None: as the recipe says. Where clients hold images that are
+            not among ``splits``, it tells how many and of which classes.
 
     Raises:
         UserError: data, partition, model and method do not fit together.
     """
 
-    def __init__(self, plan: Plan, splits: Splits | None = None, partition: Partition | None = None) -> None:
-        self.plan = plan
+    def __init__(
+        self, recipe: Recipe, splits: Splits | None = None, partition: Partition | None = None
+    ) -> None:
+        self.recipe = recipe
         if splits is None:
-            plan = self.plan = replace(plan, data=settled(plan.data))
-        self.splits = splits or load_data(plan.data, plan.seed)
-        self.partition = partition or _deal(self.splits.train, plan)
-        channels, size = plan.data.channels, plan.data.image_size
-        self.views: Views = make_views(plan.views, size, channels)
-        encoder, projector = _bodies(plan)
+            recipe = self.recipe = replace(recipe, data=settled(recipe.data))
+        self.splits = splits or load_data(recipe.data, recipe.seed)
+        self.partition = partition or _partition(self.splits.train, recipe)
+        channels, size = recipe.data.channels, recipe.data.image_size
+        self.views: Views = make_views(recipe.views, size, channels)
+        encoder, projector = _encoder_and_projector(recipe)
         self.setting = replace(
-            _dimensions(plan, encoder, projector),
+            _dimensions(recipe, encoder, projector),
             num_clients=len(self.partition.clients),
             num_classes=len(self.partition.classes),
             sizes=tuple(self.partition.sizes),
-            personal=plan.method.personalises(plan.train),
-            fresh=self.fresh_weights,
+            personal=recipe.composed.personalises(recipe.train),
+            fresh=self.further_initial_weights,
         )
-        if reason := plan.method.refuse(self.setting):
+        if reason := recipe.composed.refuse(self.setting):
             raise UserError(reason)
-        self.warmed = ""
-        self.device = plan.engine.find_device()
-        self.networks = _assemble(plan, self.setting, encoder, projector).to(self.device)
+        self.warm_start = ""
+        self.device = recipe.engine.find_device()
+        self.networks = _assemble(recipe, self.setting, encoder, projector).to(self.device)
         trained = {name for name, weight in self.networks.named_parameters() if weight.requires_grad}
         names = self.networks.state_dict().keys()
         self.setting = replace(
@@ -95,9 +65,9 @@ class Federation:
             buffers=frozenset(names - trained),
             stays=frozenset(names - self.update_names()),
         )
-        if reason := plan.method.refuse_networks(self.networks):
+        if reason := recipe.composed.refuse_networks(self.networks):
             raise UserError(reason)
-        if plan.engine.channels_last:
+        if recipe.engine.channels_last:
             self.networks.to(memory_format=torch.channels_last)
 
     @property
@@ -115,27 +85,27 @@ class Federation:
         Raises:
             UserError: the recipe's ``train.start`` cannot be loaded.
         """
-        self._warm(self.encoder)
+        self._load_start(self.encoder)
         return {name: value.detach().cpu().clone() for name, value in self.networks.state_dict().items()}
 
-    def fresh_weights(self, draw: int) -> Weights:
+    def further_initial_weights(self, draw: int) -> Weights:
         """A further initial model, independent of the one that all share; ``draw`` counts from 1.
 
         A warm start warms its encoder, too: what is independent then is the rest.
         """
-        encoder, projector = _bodies(self.plan, draw)
-        self._warm(encoder)
-        networks = _assemble(self.plan, replace(self.setting, draw=draw), encoder, projector)
+        encoder, projector = _encoder_and_projector(self.recipe, draw)
+        self._load_start(encoder)
+        networks = _assemble(self.recipe, replace(self.setting, draw=draw), encoder, projector)
         return {name: value.detach() for name, value in networks.state_dict().items()}
 
-    def _warm(self, encoder: Encoder) -> None:
-        if self.plan.train.start:
-            path = Path(self.plan.train.start)
-            self.warmed = load_weights(encoder, path / "encoder.safetensors" if path.is_dir() else path)
+    def _load_start(self, encoder: Encoder) -> None:
+        if self.recipe.train.start:
+            path = Path(self.recipe.train.start)
+            self.warm_start = load_weights(encoder, path / "encoder.safetensors" if path.is_dir() else path)
 
     def update_names(self) -> set[str]:
         """Names of the weights that an update must hold."""
-        return update_names(self.plan.method, self.plan.train, self.networks)
+        return update_names(self.recipe.composed, self.recipe.train, self.networks)
 
     def buffer_names(self) -> set[str]:
         """Names of BatchNorm's running statistics."""
@@ -143,14 +113,14 @@ class Federation:
 
     def client_side(self, constants: Tree) -> Client:
         """The client's side of the method, on this process's networks."""
-        return Client(self.plan.method, self.setting, self.networks, constants)
+        return Client(self.recipe.composed, self.setting, self.networks, constants)
 
     def client_data(self, client: int) -> FederatedClient:
         """A client's samples."""
-        train = self.plan.train
+        train = self.recipe.train
         return FederatedClient(
-            self.splits.train, self.partition.clients[client], client, self.views, self.plan.seed,
-            train.batch_size, train.drop_last, self.device, self.plan.engine.channels_last,
+            self.splits.train, self.partition.clients[client], client, self.views, self.recipe.seed,
+            train.batch_size, train.drop_last, self.device, self.recipe.engine.channels_last,
         )  # fmt: skip
 
     def client_ids(self) -> Tensor:
@@ -158,8 +128,8 @@ class Federation:
         return self.partition.client_ids(self.splits.train)
 
 
-def _deal(images: ImageSet, plan: Plan) -> Partition:
-    partition = partition_images(images, plan.partition, plan.seed)
+def _partition(images: ImageSet, recipe: Recipe) -> Partition:
+    partition = partition_images(images, recipe.partition, recipe.seed)
     small = [k for k, size in enumerate(partition.sizes) if size < 2]
     if small:
         raise UserError(
@@ -169,44 +139,49 @@ def _deal(images: ImageSet, plan: Plan) -> Partition:
     return partition
 
 
-def _image_shape(plan: Plan) -> tuple[int, int, int]:
-    size = plan.views.size or plan.data.image_size
-    return plan.data.channels, size, size
+def _image_shape(recipe: Recipe) -> tuple[int, int, int]:
+    size = recipe.views.size or recipe.data.image_size
+    return recipe.data.channels, size, size
 
 
-def _bodies(plan: Plan, draw: int = 0) -> tuple[Encoder, nn.Module]:
-    channels, size, _ = _image_shape(plan)
-    encoder = seeded(init_seed(plan.seed, "encoder", draw), lambda: build_encoder(plan.model, channels, size))
+def _encoder_and_projector(recipe: Recipe, draw: int = 0) -> tuple[Encoder, nn.Module]:
+    channels, size, _ = _image_shape(recipe)
+    encoder = seeded(
+        init_seed(recipe.seed, "encoder", draw), lambda: build_encoder(recipe.model, channels, size)
+    )
     projector = seeded(
-        init_seed(plan.seed, "projector", draw), lambda: build_projector(plan.model, encoder.dim)
+        init_seed(recipe.seed, "projector", draw), lambda: build_projector(recipe.model, encoder.dim)
     )
     return encoder, projector
 
 
-def _dimensions(plan: Plan, encoder: Encoder, projector: nn.Module) -> Setting:
+def _dimensions(recipe: Recipe, encoder: Encoder, projector: nn.Module) -> Setting:
     projector.eval()
     with torch.no_grad():
         embedding_dim = projector(torch.zeros(1, encoder.dim)).shape[1]
     projector.train()
     return Setting(
-        seed=plan.seed,
+        seed=recipe.seed,
         num_clients=0,
-        image_shape=_image_shape(plan),
+        image_shape=_image_shape(recipe),
         num_classes=0,
         encoder_dim=encoder.dim,
         embedding_dim=embedding_dim,
-        train=plan.train,
-        model=plan.model,
-        checkpoint_every=plan.engine.checkpoint_every,
+        train=recipe.train,
+        model=recipe.model,
+        checkpoint_every=recipe.engine.checkpoint_every,
     )
 
 
-def _assemble(plan: Plan, setting: Setting, encoder: nn.Module, projector: nn.Module) -> nn.ModuleDict:
+def _assemble(recipe: Recipe, setting: Setting, encoder: nn.Module, projector: nn.Module) -> nn.ModuleDict:
     networks = nn.ModuleDict({"encoder": encoder})
-    if any(part.embeds() for part in plan.method.parts):
+    if any(component.embeds() for component in recipe.composed.components):
         networks["projector"] = projector
-    for part in plan.method.parts:
-        heads = seeded(init_seed(plan.seed, part.name, setting.draw), lambda part=part: part.heads(setting))
+    for component in recipe.composed.components:
+        heads = seeded(
+            init_seed(recipe.seed, component.name, setting.draw),
+            lambda component=component: component.heads(setting),
+        )
         for name, head in heads.items():
             if name not in networks:
                 networks[name] = head

@@ -12,12 +12,12 @@ from typing import Any, Protocol
 
 import torch
 
-from atoll.engines.door import Door
-from atoll.engines.federation import Plan
-from atoll.errors import RunError
-from atoll.parts import Deployment, Setting, Trained
-from atoll.rng import stream
-from atoll.tree import Tree, Weights, num_bytes
+from atoll.components.base import Deployment, Setting, Trained
+from atoll.core.errors import RunError
+from atoll.core.rng import stream
+from atoll.core.tree import Tree, Weights, num_bytes
+from atoll.engines.update_checks import UpdateChecks
+from atoll.recipe.recipe import Recipe
 
 
 class TooFewUpdatesError(RunError):
@@ -114,7 +114,7 @@ class Server:
     """State of the server between rounds, and one round at a time.
 
     Args:
-        plan: of the run.
+        recipe: of the run.
         setting: of the run.
         start: the one initial model.
         prerequisites: what came of the runs that the method needs first.
@@ -123,36 +123,36 @@ class Server:
 
     def __init__(
         self,
-        plan: Plan,
+        recipe: Recipe,
         setting: Setting,
         start: Weights,
         prerequisites: Mapping[str, Trained] | None = None,
         scratch: Path | None = None,
     ) -> None:
-        self.plan = plan
+        self.recipe = recipe
         self.setting = setting
         self.round = 0
         self.valid: dict[int, int] = {}
-        self.constants = plan.method.constants(setting, prerequisites or {})
-        self.state = plan.method.init(setting, start)
-        self.door = Door(plan.method, setting, frozenset())
+        self.constants = recipe.composed.constants(setting, prerequisites or {})
+        self.state = recipe.composed.init(setting, start)
+        self.checks = UpdateChecks(recipe.composed, setting, frozenset())
         self._constants_sent: set[int] = set()
         self._scratch = scratch
 
     def cohort(self, round: int) -> list[int]:
         """The clients of a round, in the order in which they were drawn."""
-        prescribed = self.plan.method.aggregation.cohort(self.setting, round)
+        prescribed = self.recipe.composed.aggregation.cohort(self.setting, round)
         if prescribed is not None:
             return prescribed
         clients = self.setting.num_clients
-        count = self.plan.train.cohort_size(clients)
-        drawn = torch.randperm(clients, generator=stream(self.plan.seed, "cohort", round))
+        count = self.recipe.train.cohort_size(clients)
+        drawn = torch.randperm(clients, generator=stream(self.recipe.seed, "cohort", round))
         return [int(client) for client in drawn[:count]]
 
     def jobs(self, round: int) -> list[Job]:
         """A round's tasks, in client-id order, which is the order of the fold."""
         cohort = self.cohort(round)
-        method = self.plan.method
+        method = self.recipe.composed
         jobs = []
         for client in sorted(cohort):
             kept = self.valid.get(client, 0)
@@ -161,7 +161,7 @@ class Server:
             )
         return jobs
 
-    def play(self, executor: Executor, progress: Callable[[int], None] | None = None) -> Record:
+    def run_round(self, executor: Executor, progress: Callable[[int], None] | None = None) -> Record:
         """Play the next round.
 
         Raises:
@@ -170,8 +170,8 @@ class Server:
         began = time.perf_counter()
         record = Record(self.round + 1)
         jobs = self.jobs(record.round)
-        fold = self.plan.method.open(self.state, self.setting, record.round, self._scratch)
-        self.door.open_round()
+        fold = self.recipe.composed.open(self.state, self.setting, record.round, self._scratch)
+        self.checks.open_round()
         accepted: list[int] = []
         cosines: list[float] = []
         with closing(executor.run(jobs, progress)) as results:
@@ -186,8 +186,8 @@ class Server:
                         self.valid.pop(job.client, None)
                     continue
                 record.bytes_up += num_bytes(result.update)
-                sent = self.plan.method.aggregation.sent(self.state["models"], job.client)
-                verdict = self.door.examine(result.update, sent)
+                sent = self.recipe.composed.aggregation.sent(self.state["models"], job.client)
+                verdict = self.checks.examine(result.update, sent)
                 if isinstance(verdict, str):
                     record.refused[str(job.client)] = verdict
                     continue
@@ -196,21 +196,23 @@ class Server:
                 _average(record.losses, result.update.get("losses", {}), len(accepted))
                 if verdict.moved:
                     cosines.append(verdict.cosine())
-        if len(accepted) < self.plan.train.min_accepted * len(jobs) or (jobs and not accepted):
-            raise TooFewUpdatesError(_too_few(record, len(accepted), len(jobs), self.plan.train.min_accepted))
+        if len(accepted) < self.recipe.train.min_accepted * len(jobs) or (jobs and not accepted):
+            raise TooFewUpdatesError(
+                _too_few(record, len(accepted), len(jobs), self.recipe.train.min_accepted)
+            )
         self.state = fold.close()
-        self.door.close_round()
+        self.checks.close_round()
         self.valid.update(dict.fromkeys(accepted, record.round))
         self.round = record.round
         record.angular_divergence = fmean(cosines) if cosines else None
         record.clients = len(accepted)
-        record.privacy = self.plan.method.aggregation.spent(self.setting, self.round)
+        record.privacy = self.recipe.composed.aggregation.spent(self.setting, self.round)
         record.seconds = time.perf_counter() - began
         return record
 
     def deploy(self) -> Deployment:
         """The models that result so far."""
-        return self.plan.method.deploy(self.state)
+        return self.recipe.composed.deploy(self.state)
 
     def checkpoint(self) -> Tree:
         """All that a resumed server needs."""
@@ -218,7 +220,7 @@ class Server:
             "round": self.round,
             "state": self.state,
             "valid": {str(client): round for client, round in self.valid.items()},
-            "norms": self.door.norms,
+            "norms": self.checks.norms,
             "constants_sent": sorted(self._constants_sent),
         }
 
@@ -227,7 +229,7 @@ class Server:
         self.round = checkpoint["round"]
         self.state = checkpoint["state"]
         self.valid = {int(client): round for client, round in checkpoint["valid"].items()}
-        self.door.norms = list(checkpoint["norms"])
+        self.checks.norms = list(checkpoint["norms"])
         self._constants_sent = set(checkpoint["constants_sent"])
 
 

@@ -6,8 +6,8 @@ from collections.abc import Callable
 
 from torch import Tensor, nn
 
+from atoll.core.errors import UserError
 from atoll.data.images import ImageSet
-from atoll.errors import UserError
 from atoll.evaluation.embed import embed
 
 

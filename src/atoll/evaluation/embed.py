@@ -8,9 +8,9 @@ from contextlib import contextmanager
 import torch
 from torch import Tensor, nn
 
+from atoll.core.errors import UserError
+from atoll.core.rng import stream
 from atoll.data.images import Pixels
-from atoll.errors import UserError
-from atoll.rng import stream
 
 
 @contextmanager
@@ -23,24 +23,6 @@ def evaluating(module: nn.Module) -> Iterator[None]:
     finally:
         for part, training in modes:
             part.training = training
-
-
-@contextmanager
-def one_thread(device: torch.device) -> Iterator[None]:
-    """One CPU thread inside, if the work is on the CPU at all.
-
-    For long loops of tiny operations: a second thread gains them little, costs tenfold on a busy machine, and
-    would let the result depend on the number of threads.
-    """
-    if device.type != "cpu":
-        yield
-        return
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)
 
 
 def embed(

@@ -8,8 +8,8 @@ from threadpoolctl import threadpool_limits  # type: ignore[import-untyped]
 from torch import Tensor
 from torch.nn import functional as F
 
+from atoll.core.rng import derive_seed
 from atoll.evaluation.embed import sample
-from atoll.rng import derive_seed
 
 COMPONENTS = 50  # before t-SNE, which is slow in many dimensions
 PERPLEXITY = 30.0

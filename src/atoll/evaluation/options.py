@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from atoll.errors import UserError, did_you_mean
+from atoll.core.errors import UserError, did_you_mean
 from atoll.evaluation.protocols import FINE_TUNES, PROBES, FineTuneProtocol, ProbeProtocol, find_probe
 
 PROTOCOLS = ("geometry", "knn", "probe", *(f"probe-{name}" for name in PROBES), *FINE_TUNES)

@@ -10,8 +10,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from atoll.errors import UserError
-from atoll.evaluation.embed import one_thread
+from atoll.core.errors import UserError
+from atoll.core.threads import one_thread
 from atoll.evaluation.knn import check_labelled
 from atoll.evaluation.protocols import ProbeProtocol
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING
 
-from atoll.errors import UserError, did_you_mean
+from atoll.core.errors import UserError, did_you_mean
 
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance

@@ -10,10 +10,11 @@ from typing import TypeAlias
 import torch
 from torch import Tensor, nn
 
+from atoll.core.errors import UserError
+from atoll.core.rng import stream
 from atoll.data.images import ImageSet
-from atoll.data.view_options import PRESETS
-from atoll.data.views import Views
-from atoll.errors import UserError
+from atoll.data.views.options import PRESETS
+from atoll.data.views.views import Views
 from atoll.evaluation.embed import device_of, embed, sample
 from atoll.evaluation.finetune import finetune, label_subset
 from atoll.evaluation.geometry import geometry
@@ -21,7 +22,6 @@ from atoll.evaluation.knn import knn_accuracy
 from atoll.evaluation.options import EvaluationOptions, check_protocols
 from atoll.evaluation.probe import linear_probe
 from atoll.evaluation.protocols import FINE_TUNES, PROBES, FineTuneProtocol, ProbeProtocol
-from atoll.rng import stream
 
 Results: TypeAlias = dict[str, bool | float | int | str | list[float]]
 

@@ -1,1 +1,1 @@
-"""Methods: one file each, composed of the parts of the floor below."""
+"""Methods: one file each, composed of the components of the floor below."""

@@ -23,11 +23,11 @@ from typing import ClassVar
 
 import torch
 
-from atoll.errors import UserError
+from atoll.components.base import ClientContext, Merge, Setting
+from atoll.core.errors import UserError
+from atoll.core.tree import Tree, Weights
 from atoll.methods.method import Method
 from atoll.objectives.simclr import SimCLR
-from atoll.parts import Local, Merge, Setting
-from atoll.tree import Tree, Weights
 
 
 @dataclass(frozen=True)
@@ -58,32 +58,32 @@ class EUC(Merge):
         """The layers that are exchanged less often, and the last round in which they were due."""
         return {"slow": state["slow"], "due": round - (round - 1) % self.interval}
 
-    def join(self, local: Local, downloaded: Weights) -> Weights:
+    def join(self, context: ClientContext, downloaded: Weights) -> Weights:
         """The download; slow layers that the client took when they were last due, or later, are its own."""
-        mine = local.of(self)
-        mine.distances, mine.since = {}, {}
-        if not mine.own:
+        scope = context.of(self)
+        scope.distances, scope.since = {}, {}
+        if not scope.retained:
             return downloaded
-        kept: Weights = mine.own["layers"]
-        taken: dict[str, int] = mine.own["taken"]
-        due = mine.message["due"]
-        if due == local.round:
+        kept: Weights = scope.retained["layers"]
+        taken: dict[str, int] = scope.retained["taken"]
+        due = scope.message["due"]
+        if due == context.round:
             for name, w in kept.items():
                 if name in downloaded:
                     distance = float(torch.linalg.vector_norm(downloaded[name] - w)) ** 2
-                    mine.distances[name] = [distance / (local.round - taken[name]), w.numel()]
-        mine.since = {name: taken[name] for name in mine.message["slow"] if taken.get(name, 0) >= due}
-        return {**downloaded, **{name: kept[name] for name in mine.since}}
+                    scope.distances[name] = [distance / (context.round - taken[name]), w.numel()]
+        scope.since = {name: taken[name] for name in scope.message["slow"] if taken.get(name, 0) >= due}
+        return {**downloaded, **{name: kept[name] for name in scope.since}}
 
-    def finish(self, local: Local) -> Tree:
+    def finish(self, context: ClientContext) -> Tree:
         """[‖w̄ − w_k‖² / τ, dim] of each layer, in the rounds in which all are due."""
-        return local.of(self).distances or None
+        return context.of(self).distances or None
 
-    def keep(self, local: Local) -> Tree:
+    def keep(self, context: ClientContext) -> Tree:
         """The layers as trained, and the round in which each was taken from the server."""
-        layers = {name: w.detach() for name, w in local.networks.named_parameters() if w.ndim >= 2}
-        since = local.of(self).since
-        return {"layers": layers, "taken": {name: since.get(name, local.round) for name in layers}}
+        layers = {name: w.detach() for name, w in context.networks.named_parameters() if w.ndim >= 2}
+        since = context.of(self).since
+        return {"layers": layers, "taken": {name: since.get(name, context.round) for name in layers}}
 
     def refuse_slice(self, piece: Tree, setting: Setting, weights: Weights) -> str | None:
         """A distance and a size for layers that there are."""

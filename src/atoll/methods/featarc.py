@@ -26,11 +26,21 @@ from torch import Tensor
 from torch.nn.functional import cosine_similarity
 
 from atoll.aggregation.fedavg import FedAvg
+from atoll.components.base import (
+    Batch,
+    ClientContext,
+    Deployment,
+    Fold,
+    Forward,
+    Passes,
+    Setting,
+    SliceFold,
+    Term,
+)
+from atoll.core.tree import Tree, Weights
 from atoll.methods.method import Method
 from atoll.objectives.align_uniform import VIEWS
 from atoll.objectives.simclr import SimCLR
-from atoll.parts import Batch, Deployment, Fold, Forward, Local, Passes, Setting, SliceFold, Term
-from atoll.tree import Tree, Weights
 
 
 @dataclass(frozen=True)
@@ -110,34 +120,34 @@ class FeatARC(FedAvg):
 
     # The client's side.
 
-    def choose(self, local: Local, models: Tree) -> Weights:
+    def choose(self, context: ClientContext, models: Tree) -> Weights:
         """The cluster model whose features lie nearest to those of the client's last model."""
-        mine, names = local.of(self), self.names()
-        if mine.own is None:
-            mine.chosen = names[local.client % self.clusters]
+        scope, names = context.of(self), self.names()
+        if scope.retained is None:
+            scope.chosen = names[context.client % self.clusters]
         else:
-            past = self._features(local, mine.own)
-            home = {name: weight for name, weight in mine.own.items() if name not in local.shared}
-            features = [self._features(local, {**models[n], **home}) for n in names]
+            past = self._features(context, scope.retained)
+            home = {name: weight for name, weight in scope.retained.items() if name not in context.shared}
+            features = [self._features(context, {**models[n], **home}) for n in names]
             alike = [float(cosine_similarity(made, past).mean()) for made in features]
-            mine.chosen = names[alike.index(max(alike))]
-        chosen: Weights = models[mine.chosen]
+            scope.chosen = names[alike.index(max(alike))]
+        chosen: Weights = models[scope.chosen]
         return chosen
 
-    def finish(self, local: Local) -> Tree:
+    def finish(self, context: ClientContext) -> Tree:
         """The choice."""
-        return local.of(self).chosen
+        return context.of(self).chosen
 
-    def keep(self, local: Local) -> Tree:
+    def keep(self, context: ClientContext) -> Tree:
         """w̃_k: as much of it as features need."""
         if not self.keeps:
             return None
-        parts = ("encoder.",) if self.features == "h" else ("encoder.", "projector.")
-        state = local.networks.state_dict()
-        return {name: state[name].detach() for name in state if name.startswith(parts)}
+        components = ("encoder.",) if self.features == "h" else ("encoder.", "projector.")
+        state = context.networks.state_dict()
+        return {name: state[name].detach() for name in state if name.startswith(components)}
 
-    def _features(self, local: Local, weights: Weights) -> Tensor:
-        return local.outputs(local.frozen("featarc", weights), self.features)[0]
+    def _features(self, context: ClientContext, weights: Weights) -> Tensor:
+        return context.outputs(context.frozen("featarc", weights), self.features)[0]
 
 
 class ClusterFold:
@@ -196,16 +206,16 @@ class FeatureAlignment(Term):
         """Both views, or a view and the image."""
         return VIEWS if self.reading == "code" else (VIEWS[0], Forward("image"))
 
-    def start(self, local: Local) -> None:
+    def start(self, context: ClientContext) -> None:
         """Compute the anchors."""
-        received = local.frozen("global", local.received)
-        (local.of(self).anchors,) = local.outputs(received, "h" if self.reading == "code" else "z")
+        received = context.frozen("global", context.received)
+        (context.of(self).anchors,) = context.outputs(received, "h" if self.reading == "code" else "z")
 
-    def loss(self, local: Local, batch: Batch, passes: Passes) -> Tensor:
+    def loss(self, context: ClientContext, batch: Batch, passes: Passes) -> Tensor:
         """The mean of both distances, in [−1, 1]."""
-        anchors = local.of(self).anchors
+        anchors = context.of(self).anchors
         zg = anchors[batch.indices.to(anchors.device)]
-        predicts = self.reading == "paper" and "predictor" in local.networks
+        predicts = self.reading == "paper" and "predictor" in context.networks
         outputs = [passes[forward] for forward in self.forwards()]
         return torch.stack(
             [-cosine_similarity(made.q if predicts else made.z, zg).mean() for made in outputs]

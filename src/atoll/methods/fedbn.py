@@ -14,10 +14,10 @@ from typing import ClassVar
 from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
+from atoll.components.base import ClientContext, Merge
+from atoll.core.tree import Tree, Weights
 from atoll.methods.method import Method
 from atoll.objectives.simclr import SimCLR
-from atoll.parts import Local, Merge
-from atoll.tree import Tree, Weights
 
 
 def norm_names(networks: nn.Module) -> set[str]:
@@ -50,18 +50,18 @@ class FedBN(Merge):
         """All of BatchNorm."""
         return norm_names(networks)
 
-    def join(self, local: Local, downloaded: Weights) -> Weights:
+    def join(self, context: ClientContext, downloaded: Weights) -> Weights:
         """The downloaded weights, with the client's own BatchNorm; at its first time, the server's first."""
-        return {**downloaded, **(local.of(self).own or {})}
+        return {**downloaded, **(context.of(self).retained or {})}
 
-    def keep(self, local: Local) -> Tree:
+    def keep(self, context: ClientContext) -> Tree:
         """BatchNorm as trained."""
-        state = local.networks.state_dict()
-        return {name: state[name].detach() for name in sorted(norm_names(local.networks))}
+        state = context.networks.state_dict()
+        return {name: state[name].detach() for name in sorted(norm_names(context.networks))}
 
-    def personal(self, weights: Weights, own: Tree) -> Weights:
+    def personal(self, weights: Weights, retained: Tree) -> Weights:
         """The shared weights with the client's BatchNorm."""
-        return {**weights, **(own or {})}
+        return {**weights, **(retained or {})}
 
 
 METHOD = Method(

@@ -27,14 +27,10 @@ import torch
 from torch import Tensor
 from torch.nn.functional import normalize
 
-from atoll.errors import UserError
-from atoll.functional import dictionary_contrast
-from atoll.methods.method import Method
-from atoll.objectives.align_uniform import VIEWS
-from atoll.parts import (
+from atoll.components.base import (
     Batch,
+    ClientContext,
     Forward,
-    Local,
     Objective,
     Passes,
     Prerequisite,
@@ -43,8 +39,12 @@ from atoll.parts import (
     Trained,
     require_positive,
 )
-from atoll.rng import stream
-from atoll.tree import Tree, Weights
+from atoll.core.errors import UserError
+from atoll.core.rng import stream
+from atoll.core.tree import Tree, Weights
+from atoll.functional import dictionary_contrast
+from atoll.methods.method import Method
+from atoll.objectives.align_uniform import VIEWS
 
 PUBLIC = (Forward("public"), Forward("public", "alignment"))
 
@@ -102,35 +102,35 @@ class DictionaryContrast(Objective):
         """Both views through the local networks."""
         return VIEWS
 
-    def start(self, local: Local) -> None:
+    def start(self, context: ClientContext) -> None:
         """Take up D."""
-        mine = local.of(self)
-        rows = mine.message["rows"]
-        mine.dictionary = torch.zeros(0, local.setting.embedding_dim) if rows is None else rows
-        mine.dictionary = mine.dictionary.to(local.device)
+        scope = context.of(self)
+        rows = scope.message["rows"]
+        scope.dictionary = torch.zeros(0, context.setting.embedding_dim) if rows is None else rows
+        scope.dictionary = scope.dictionary.to(context.device)
 
-    def loss(self, local: Local, batch: Batch, passes: Passes) -> Tensor:
+    def loss(self, context: ClientContext, batch: Batch, passes: Passes) -> Tensor:
         """Cross-entropy over N + M candidates."""
         z1, z2 = (passes[view].z for view in VIEWS)
-        return dictionary_contrast(z1, z2, local.of(self).dictionary, self.temperature)
+        return dictionary_contrast(z1, z2, context.of(self).dictionary, self.temperature)
 
-    def finish(self, local: Local) -> Tree:
+    def finish(self, context: ClientContext) -> Tree:
         """Ensemble the projections, and send some."""
         if not self.size:
             return None
-        mine = local.of(self)
-        (z,) = local.outputs(local.networks, "z")
-        past = torch.zeros_like(z) if local.fresh or mine.own is None else mine.own.to(z.device)
-        mine.ensemble = self.momentum * past + (1 - self.momentum) * z
-        rows = normalize(mine.ensemble)
-        share = mine.message["share"]
+        scope = context.of(self)
+        (z,) = context.outputs(context.networks, "z")
+        past = torch.zeros_like(z) if context.fresh or scope.retained is None else scope.retained.to(z.device)
+        scope.ensemble = self.momentum * past + (1 - self.momentum) * z
+        rows = normalize(scope.ensemble)
+        share = scope.message["share"]
         if share is None:
             return rows
-        return rows[torch.randperm(len(rows), generator=local.stream("fedca-rows"))[:share].to(rows.device)]
+        return rows[torch.randperm(len(rows), generator=context.stream("fedca-rows"))[:share].to(rows.device)]
 
-    def keep(self, local: Local) -> Tree:
+    def keep(self, context: ClientContext) -> Tree:
         """Z."""
-        return local.of(self).ensemble if self.keeps else None
+        return context.of(self).ensemble if self.keeps else None
 
     def refuse_slice(self, piece: Tree, setting: Setting, weights: Weights) -> str | None:
         """Rows of length 1, as wide as an embedding."""
@@ -232,20 +232,20 @@ class Alignment(Term):
         """Public images through the local networks and the alignment model."""
         return PUBLIC
 
-    def start(self, local: Local) -> None:
+    def start(self, context: ClientContext) -> None:
         """Freeze the alignment model."""
-        mine = local.of(self)
-        local.frozen("alignment", mine.constants["model"])
-        mine.draws = local.stream("fedca-public")
+        scope = context.of(self)
+        context.frozen("alignment", scope.constants["model"])
+        scope.draws = context.stream("fedca-public")
 
-    def inputs(self, local: Local, batch: Batch) -> dict[str, Tensor]:
+    def inputs(self, context: ClientContext, batch: Batch) -> dict[str, Tensor]:
         """This step's public images."""
-        mine = local.of(self)
-        images: Tensor = mine.constants["images"]
-        rows = torch.randperm(len(images), generator=mine.draws)[: len(batch.indices)]
-        return {"public": local.data.plain(images[rows])}
+        scope = context.of(self)
+        images: Tensor = scope.constants["images"]
+        rows = torch.randperm(len(images), generator=scope.draws)[: len(batch.indices)]
+        return {"public": context.data.plain(images[rows])}
 
-    def loss(self, local: Local, batch: Batch, passes: Passes) -> Tensor:
+    def loss(self, context: ClientContext, batch: Batch, passes: Passes) -> Tensor:
         """Squared distances of representations and of embeddings."""
         ours, theirs = (passes[forward] for forward in PUBLIC)
         distances = _squared(theirs.h, ours.h) + _squared(theirs.z, ours.z)

@@ -15,12 +15,12 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from atoll.errors import UserError, did_you_mean
+from atoll.components.base import Batch, ClientContext, Forward, Passes, Term
+from atoll.core.errors import UserError, did_you_mean
 from atoll.functional import decorrelation
 from atoll.methods.method import Method
 from atoll.objectives.align_uniform import AlignUniform
 from atoll.objectives.spaces import Space, read
-from atoll.parts import Batch, Forward, Local, Passes, Term
 
 IMAGES = ("view1", "view2", "image")
 
@@ -56,7 +56,7 @@ class FedDecorr(Term):
         """The named images through the local networks."""
         return tuple(Forward(name) for name in self.images_of)
 
-    def loss(self, local: Local, batch: Batch, passes: Passes) -> Tensor:
+    def loss(self, context: ClientContext, batch: Batch, passes: Passes) -> Tensor:
         """Off-diagonal correlations, squared."""
         return torch.stack(
             [decorrelation(read(self.on, passes[forward])) for forward in self.forwards()]

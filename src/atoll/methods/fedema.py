@@ -18,11 +18,11 @@ from typing import ClassVar
 
 import torch
 
+from atoll.components.base import ClientContext, Merge
+from atoll.core.tree import Tree, Weights
 from atoll.methods.fedu import drift
 from atoll.methods.method import Method
 from atoll.objectives.byol import BYOL
-from atoll.parts import Local, Merge
-from atoll.tree import Tree, Weights
 
 
 @dataclass(frozen=True)
@@ -40,23 +40,25 @@ class FedEMA(Merge):
     tau: float = 0.7
     skip: tuple[str, ...] = ()
 
-    def join(self, local: Local, downloaded: Weights) -> Weights:
+    def join(self, context: ClientContext, downloaded: Weights) -> Weights:
         """μ_k θ_k + (1 − μ_k) θ; a client that missed a round starts anew."""
-        own = local.of(self).own
-        if own is None or own["round"] != local.round - 1:
-            local.fresh = True
+        retained = context.of(self).retained
+        if retained is None or retained["round"] != context.round - 1:
+            context.fresh = True
             return downloaded
-        mu = min(own["scaler"] * own["divergence"], 1.0)
-        mixed = {name: torch.lerp(downloaded[name], mine, mu) for name, mine in own["parameters"].items()}
+        mu = min(retained["scaler"] * retained["divergence"], 1.0)
+        mixed = {
+            name: torch.lerp(downloaded[name], scope, mu) for name, scope in retained["parameters"].items()
+        }
         return {**downloaded, **mixed}
 
-    def keep(self, local: Local) -> Tree:
+    def keep(self, context: ClientContext) -> Tree:
         """The parameters as trained, d_k, and λ_k = τ / d_k from the first measurement on."""
-        own, divergence = local.of(self).own, drift(local, self.skip)
-        scaler = own["scaler"] if own else 0.0
+        retained, divergence = context.of(self).retained, drift(context, self.skip)
+        scaler = retained["scaler"] if retained else 0.0
         return {
-            "round": local.round,
-            "parameters": {name: p.detach() for name, p in local.networks.named_parameters()},
+            "round": context.round,
+            "parameters": {name: p.detach() for name, p in context.networks.named_parameters()},
             "divergence": divergence,
             "scaler": scaler or (self.tau / divergence if divergence else 0.0),
         }

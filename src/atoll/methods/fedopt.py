@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from atoll.aggregation.robust import Median, MultiKrum, TrimmedMean
+from atoll.aggregation.server_steps import FedAdam, FedAvgM
 from atoll.methods.method import Method
-from atoll.methods.server import FedAdam, FedAvgM
 from atoll.objectives.align_uniform import AlignUniform
 
 FEDAVGM = Method(

@@ -13,9 +13,9 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
+from atoll.components.base import Batch, ClientContext, Passes, Term
 from atoll.methods.method import Method
 from atoll.objectives.simclr import SimCLR
-from atoll.parts import Batch, Local, Passes, Term
 
 
 @dataclass(frozen=True)
@@ -30,19 +30,19 @@ class FedProx(Term):
         """Weights alone are compared."""
         return False
 
-    def start(self, local: Local) -> None:
+    def start(self, context: ClientContext) -> None:
         """Remember w_g."""
-        mine = local.of(self)
-        trained = {name: w for name, w in local.networks.named_parameters() if w.requires_grad}
-        mine.weights = list(trained.values())
+        scope = context.of(self)
+        trained = {name: w for name, w in context.networks.named_parameters() if w.requires_grad}
+        scope.weights = list(trained.values())
         # What was not downloaded (BatchNorm under FedBN, all of a client that trains alone) has w itself as w_g.
-        start = {name: local.received.get(name, w).detach() for name, w in trained.items()}
-        mine.downloaded = [w_g.to(local.device, copy=True) for w_g in start.values()]
+        start = {name: context.received.get(name, w).detach() for name, w in trained.items()}
+        scope.downloaded = [w_g.to(context.device, copy=True) for w_g in start.values()]
 
-    def loss(self, local: Local, batch: Batch, passes: Passes) -> Tensor:
+    def loss(self, context: ClientContext, batch: Batch, passes: Passes) -> Tensor:
         """Half the squared distance."""
-        mine = local.of(self)
-        squares = [(w - w_g).square().sum() for w, w_g in zip(mine.weights, mine.downloaded, strict=True)]
+        scope = context.of(self)
+        squares = [(w - w_g).square().sum() for w, w_g in zip(scope.weights, scope.downloaded, strict=True)]
         return 0.5 * torch.stack(squares).sum()
 
 

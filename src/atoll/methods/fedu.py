@@ -21,18 +21,18 @@ from typing import ClassVar
 import torch
 from torch import nn
 
+from atoll.components.base import ClientContext, Merge
+from atoll.core.tree import Tree, Weights
 from atoll.methods.method import Method
 from atoll.objectives.byol import BYOL
-from atoll.parts import Local, Merge
-from atoll.tree import Tree, Weights
 
 
-def drift(local: Local, skip: tuple[str, ...] = ()) -> float:
+def drift(context: ClientContext, skip: tuple[str, ...] = ()) -> float:
     """d_k: how far the encoder's kernels and matrices moved from the downloaded ones; their mean L2 distance."""
     moved = [
-        torch.linalg.vector_norm(weight.detach() - local.received[f"encoder.{name}"].to(weight.device))
-        for name, weight in local.networks["encoder"].named_parameters()
-        if weight.ndim >= 2 and not any(part in name for part in skip)
+        torch.linalg.vector_norm(weight.detach() - context.received[f"encoder.{name}"].to(weight.device))
+        for name, weight in context.networks["encoder"].named_parameters()
+        if weight.ndim >= 2 and not any(component in name for component in skip)
     ]
     return float(torch.stack(moved).mean())
 
@@ -68,19 +68,19 @@ class FedU(Merge):
             )
         return None
 
-    def join(self, local: Local, downloaded: Weights) -> Weights:
+    def join(self, context: ClientContext, downloaded: Weights) -> Weights:
         """The downloaded networks, with the client's own predictor where it had moved far."""
-        own = local.of(self).own
-        if own is None or own["divergence"] < self.threshold:
+        retained = context.of(self).retained
+        if retained is None or retained["divergence"] < self.threshold:
             return downloaded
-        return {**downloaded, **own["predictor"]}
+        return {**downloaded, **retained["predictor"]}
 
-    def keep(self, local: Local) -> Tree:
+    def keep(self, context: ClientContext) -> Tree:
         """The predictor as trained, and d_k."""
-        head = last_head(local.networks) + "."
-        state = local.networks.state_dict()
+        head = last_head(context.networks) + "."
+        state = context.networks.state_dict()
         predictor = {name: state[name].detach() for name in state if name.startswith(head)}
-        return {"predictor": predictor, "divergence": drift(local, self.skip)}
+        return {"predictor": predictor, "divergence": drift(context, self.skip)}
 
 
 METHOD = Method(

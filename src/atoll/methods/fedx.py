@@ -20,13 +20,13 @@ from typing import ClassVar
 import torch
 from torch import Tensor, nn
 
-from atoll.errors import UserError
+from atoll.components.base import Batch, ClientContext, Forward, Passes, Setting, Term, require_positive
+from atoll.core.errors import UserError
 from atoll.functional import nt_xent, relational
 from atoll.methods.method import Method
 from atoll.models import build_predictor
 from atoll.objectives.align_uniform import VIEWS
 from atoll.objectives.simclr import SimCLR
-from atoll.parts import Batch, Forward, Local, Passes, Setting, Term, require_positive
 
 OTHER = Forward("other")
 GLOBAL_VIEW, GLOBAL_OTHER = Forward("view2", "global"), Forward("other", "global")
@@ -72,12 +72,12 @@ class FedX(Term):
         }
         return (*VIEWS, *(forward for forward, needed in wanted.items() if needed))
 
-    def start(self, local: Local) -> None:
+    def start(self, context: ClientContext) -> None:
         """Freeze the downloaded model."""
         if self.global_contrast or self.global_relation:
-            local.frozen("global", local.received)
+            context.frozen("global", context.received)
 
-    def loss(self, local: Local, batch: Batch, passes: Passes) -> Tensor:
+    def loss(self, context: ClientContext, batch: Batch, passes: Passes) -> Tensor:
         """The sum of the losses that are on."""
         one, two = (passes[view] for view in VIEWS)
         temperatures = (self.temperature, self.target_temperature)

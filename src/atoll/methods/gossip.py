@@ -25,13 +25,13 @@ import torch
 from torch import Tensor
 
 from atoll.aggregation.fedavg import RunningMean
-from atoll.errors import UserError
+from atoll.components.base import Aggregation, ClientContext, Deployment, Setting
+from atoll.core.errors import UserError
+from atoll.core.rng import stream
+from atoll.core.tree import Tree, Weights
 from atoll.functional import metropolis_weights
 from atoll.methods.method import Method
 from atoll.objectives.simclr import SimCLR
-from atoll.parts import Aggregation, Deployment, Local, Setting
-from atoll.rng import stream
-from atoll.tree import Tree, Weights
 
 DRAWS = 1000  # of a random graph, until it is connected
 
@@ -96,15 +96,15 @@ class Gossip(Aggregation):
         """A client gets its own, as its last gossip step left it."""
         return {"own": models[_name(client)]}
 
-    def choose(self, local: Local, models: Tree) -> Weights:
+    def choose(self, context: ClientContext, models: Tree) -> Weights:
         """Its own."""
-        own: Weights = models["own"]
-        return own
+        retained: Weights = models["own"]
+        return retained
 
     def reference(self, models: Tree, update: Tree) -> Weights:
         """Its own."""
-        own: Weights = models["own"]
-        return own
+        retained: Weights = models["own"]
+        return retained
 
     def open(self, models: Tree, setting: Setting, round: int, scratch: Path | None) -> GossipFold:
         """Wait for the trained models."""

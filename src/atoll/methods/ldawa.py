@@ -1,19 +1,110 @@
 """L-DAWA: layer-wise divergence-aware weight aggregation (Rehman et al., ICCV 2023), and what it compares with.
 
-Clients train as under FedAvg, with SimCLR (or Barlow Twins: ``method.objective=barlow_twins``). The server scales
-each layer of an update by its cosine to the global model's (see `atoll.aggregation.dawa`). The variants weigh the
-clients by samples or by loss; _FedU adds FedU's merge at the client.
+    δ_k^(l) = ⟨w_g^(l), w_k^(l)⟩ / (‖w_g^(l)‖ ‖w_k^(l)‖)                                         (Eq. 2)
+    w_g^(l) ← Σ_k p_k δ_k^(l) w_k^(l)                                                        (Eqs. 4-6)
+
+Clients train as under FedAvg, with SimCLR (or Barlow Twins: ``method.objective=barlow_twins``). w_g is the model
+that the clients set out from. A layer l is each tensor by itself: weight and bias, BatchNorm's γ, β and running
+statistics. p_k = 1/K over the clients of the round; the variants weigh clients by samples or by loss, and _FedU
+adds FedU's merge at the client. M-DAWA has one δ_k for the whole model (Eq. 3).
+
+δ ≤ 1 is not made up for, so the model shrinks as clients diverge. Where a tensor is all zero, no angle is defined,
+and δ = 1; rounding never makes a cosine larger than 1.
 """
 
 from __future__ import annotations
 
-from dataclasses import replace
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from functools import cache
+from pathlib import Path
+from typing import ClassVar
 
-from atoll.aggregation.dawa import LDAWA, MDAWA
+from atoll.aggregation.fedavg import MeanFold, check_weights
 from atoll.aggregation.loss_weighted import LossWeighted
+from atoll.aggregation.update_geometry import Reference, UpdateGeometry
+from atoll.components.base import Aggregation, Setting
+from atoll.core.errors import UserError
+from atoll.core.tree import Tree
 from atoll.methods.fedu import FedU
 from atoll.methods.method import Method
 from atoll.objectives.simclr import SimCLR
+
+
+@dataclass(frozen=True)
+class DAWA(Aggregation):
+    """What L-DAWA and M-DAWA share.
+
+    Attributes:
+        weights: p_k: ``"uniform"`` (1/K), ``"samples"`` (the paper's _FedAvg), ``"batches"``, or ``"loss"``
+            (_Loss: softmax(−L_k)).
+        warmup_rounds: first rounds that are plain FedAvg by samples: 0 in the paper, 3 in its code.
+        include_buffers: tensors that no gradient trains (BatchNorm's running statistics) are scaled like layers,
+            as the code does; otherwise they are averaged with p_k.
+        renormalise: divide by Σ_k p_k |δ_k^(l)|, so that the model does not shrink.
+    """
+
+    weights: str = "uniform"
+    warmup_rounds: int = 0
+    include_buffers: bool = True
+    renormalise: bool = False
+
+    def __post_init__(self) -> None:
+        check_weights(self, self.weights, ("batches", "loss", "samples", "uniform"))
+        if self.warmup_rounds < 0:
+            raise UserError(
+                f"options.{self.name}.warmup_rounds is {self.warmup_rounds}; it must be at least 0"
+            )
+
+    @property
+    def statistics(self) -> tuple[str, ...]:
+        """What p_k is made from."""
+        needed = [] if self.weights == "uniform" else [self.weights]
+        return tuple(dict.fromkeys([*needed, *(["samples"] if self.warmup_rounds else [])]))
+
+    def open(self, models: Tree, setting: Setting, round: int, scratch: Path | None) -> MeanFold:
+        """Begin a round's sum."""
+        current = models["global"]
+        if round <= self.warmup_rounds:
+            return MeanFold(current, "samples")
+        reference_of = cache(lambda: Reference(current))
+
+        def factors(update: Tree) -> Mapping[str, float]:
+            # The door has measured the update already; without one, it is measured here.
+            measure = update.get("measure") or reference_of().measure(update["weights"])
+            scaled = [name for name in measure.moved if self.include_buffers or name not in setting.buffers]
+            return {**dict.fromkeys(measure.moved, 1.0), **self.cosines(measure, scaled)}
+
+        return MeanFold(current, self.weights, factors, self.renormalise)
+
+    def cosines(self, measure: UpdateGeometry, names: list[str]) -> dict[str, float]:
+        """δ_k for each of these tensors."""
+        raise NotImplementedError
+
+
+@dataclass(frozen=True)
+class LDAWA(DAWA):
+    """L-DAWA: each tensor is scaled by its own cosine to the global model's."""
+
+    name: ClassVar[str] = "l_dawa"
+    source: ClassVar[str] = "L-DAWA Eqs. 2, 4-6, Algorithm 1"
+
+    def cosines(self, measure: UpdateGeometry, names: list[str]) -> dict[str, float]:
+        """δ_k^(l)."""
+        return {name: measure.cosine([name]) for name in names}
+
+
+@dataclass(frozen=True)
+class MDAWA(DAWA):
+    """M-DAWA: a model is scaled by its cosine to the global model, all tensors taken as one vector."""
+
+    name: ClassVar[str] = "m_dawa"
+    source: ClassVar[str] = "L-DAWA Eqs. 2-3"
+
+    def cosines(self, measure: UpdateGeometry, names: list[str]) -> dict[str, float]:
+        """δ_k, the same for all."""
+        return dict.fromkeys(names, measure.cosine(names))
+
 
 L_DAWA = Method(
     objective=SimCLR(),

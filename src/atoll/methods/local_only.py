@@ -13,10 +13,10 @@ from typing import ClassVar
 from torch import nn
 
 from atoll.aggregation.fedavg import FedAvg
+from atoll.components.base import ClientContext, Merge
+from atoll.core.tree import Tree, Weights
 from atoll.methods.method import Method
 from atoll.objectives.simclr import SimCLR
-from atoll.parts import Local, Merge
-from atoll.tree import Tree, Weights
 
 
 @dataclass(frozen=True)
@@ -34,18 +34,18 @@ class LocalOnly(Merge):
         """Everything."""
         return set(networks.state_dict())
 
-    def join(self, local: Local, downloaded: Weights) -> Weights:
+    def join(self, context: ClientContext, downloaded: Weights) -> Weights:
         """The client's own networks; at its first time, those that all begin with."""
-        own: Weights | None = local.of(self).own
-        return downloaded if own is None else own
+        retained: Weights | None = context.of(self).retained
+        return downloaded if retained is None else retained
 
-    def keep(self, local: Local) -> Tree:
+    def keep(self, context: ClientContext) -> Tree:
         """The networks as trained."""
-        return {name: value.detach() for name, value in local.networks.state_dict().items()}
+        return {name: value.detach() for name, value in context.networks.state_dict().items()}
 
-    def personal(self, weights: Weights, own: Tree) -> Weights:
+    def personal(self, weights: Weights, retained: Tree) -> Weights:
         """The client's networks."""
-        return weights if own is None else own
+        return weights if retained is None else retained
 
 
 METHOD = Method(

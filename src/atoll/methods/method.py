@@ -13,25 +13,25 @@ from pathlib import Path
 from torch import nn
 
 from atoll.aggregation.fedavg import FedAvg
-from atoll.methods.merge import Replace
-from atoll.methods.server import Direct
-from atoll.parts import (
+from atoll.aggregation.server_steps import Direct
+from atoll.components.base import (
     Aggregation,
+    Component,
     Deployment,
     Fold,
     Forward,
     Merge,
     Objective,
-    Part,
     Prerequisite,
+    Replace,
     ServerStep,
     Setting,
     SliceFold,
     Term,
     Trained,
 )
-from atoll.training import TrainOptions
-from atoll.tree import Tree, Weights
+from atoll.components.training import TrainOptions
+from atoll.core.tree import Tree, Weights
 
 
 @dataclass(frozen=True)
@@ -59,31 +59,35 @@ class Method:
     family: str = ""
 
     @property
-    def parts(self) -> tuple[Part, ...]:
-        """All parts, in the order in which their hooks run; terms of weight 0 are left out."""
+    def components(self) -> tuple[Component, ...]:
+        """All components, in the order in which their hooks run; terms of weight 0 are left out."""
         terms = [term for term in self.terms if term.weight != 0]
         return (self.objective, *terms, self.merge, self.aggregation, self.server)
 
     @property
     def losses(self) -> list[tuple[float, Objective | Term]]:
-        """The local loss as (weight, part) pairs."""
+        """The local loss as (weight, component) pairs."""
         return [(1.0, self.objective), *((term.weight, term) for term in self.terms if term.weight != 0)]
 
     @property
     def forwards(self) -> tuple[Forward, ...]:
-        """The passes of a step: those of every part, each once, in declared order."""
-        return tuple(dict.fromkeys(forward for part in self.parts for forward in part.forwards()))
+        """The passes of a step: those of every component, each once, in declared order."""
+        return tuple(
+            dict.fromkeys(forward for component in self.components for forward in component.forwards())
+        )
 
     @property
     def images(self) -> tuple[str, ...]:
-        """What a batch must hold: the images of every pass, and those that parts read without one."""
+        """What a batch must hold: the images of every pass, and those that components read without one."""
         passed = [forward.images for forward in self.forwards]
-        return tuple(dict.fromkeys([*passed, *(name for part in self.parts for name in part.images())]))
+        return tuple(
+            dict.fromkeys([*passed, *(name for component in self.components for name in component.images())])
+        )
 
     @property
     def needs_labels(self) -> bool:
-        """Whether a part reads labels."""
-        return any(part.needs_labels for part in self.parts)
+        """Whether a component reads labels."""
+        return any(component.needs_labels for component in self.components)
 
     @property
     def egress(self) -> tuple[str, ...]:
@@ -95,13 +99,13 @@ class Method:
     def egress_beyond_weights(self) -> tuple[str, ...]:
         """What else leaves a client, in words."""
         numbers = [_STATISTICS[name] for name in self.aggregation.statistics]
-        pieces = [item for part in self.parts for item in part.egress]
+        pieces = [item for component in self.components for item in component.egress]
         return (*dict.fromkeys([*numbers, *pieces]), "the mean of each loss over the round")
 
     @property
     def keeps(self) -> tuple[str, ...]:
         """What a client keeps from round to round, in words."""
-        return tuple(dict.fromkeys(item for part in self.parts for item in part.keeps))
+        return tuple(dict.fromkeys(item for component in self.components for item in component.keeps))
 
     def stateful(self, train: TrainOptions) -> bool:
         """Whether clients keep anything at all."""
@@ -114,7 +118,7 @@ class Method:
     def refuse(self, setting: Setting) -> str | None:
         """Why this composition cannot work, in a sentence; None if it can."""
         if self.needs_labels and setting.num_classes == 0:
-            needy = next(part.name for part in self.parts if part.needs_labels)
+            needy = next(component.name for component in self.components if component.needs_labels)
             return f"{needy!r} is supervised and these images have no labels; choose a self-supervised method"
         if self.merge.alone and type(self.aggregation) is not FedAvg:
             return (
@@ -127,44 +131,46 @@ class Method:
                 "method.server = 'direct'"
             )
         if self.aggregation.only_weights:
-            for part in self.parts:
-                if part.egress:
+            for component in self.components:
+                if component.egress:
                     return (
-                        f"{self.aggregation.name!r} covers weights only, and {part.name!r} sends more than that "
-                        f"({'; '.join(part.egress)}); choose another method or aggregation"
+                        f"{self.aggregation.name!r} covers weights only, and {component.name!r} sends more than "
+                        f"that ({'; '.join(component.egress)}); choose another method or aggregation"
                     )
-                if hook := _undeclared(part):
+                if hook := _undeclared(component):
                     return (
-                        f"{self.aggregation.name!r} covers weights only, and {part.name!r} overrides {hook} "
+                        f"{self.aggregation.name!r} covers weights only, and {component.name!r} overrides {hook} "
                         "without saying in egress what it sends; declare it (egress = () if nothing leaves), or "
                         "choose another method or aggregation"
                     )
-        for part in self.parts:
-            if type(part).keep is not Part.keep and type(part).keeps is Part.keeps:
+        for component in self.components:
+            if type(component).keep is not Component.keep and type(component).keeps is Component.keeps:
                 return (
-                    f"{part.name!r} overrides keep without saying in keeps what a client keeps, and nothing would "
-                    "be kept; declare it (keeps = () if nothing is)"
+                    f"{component.name!r} overrides keep without saying in keeps what a client keeps, and nothing "
+                    "would be kept; declare it (keeps = () if nothing is)"
                 )
-        return next((reason for part in self.parts if (reason := part.refuse(setting))), None)
+        return next((reason for component in self.components if (reason := component.refuse(setting))), None)
 
     def refuse_networks(self, networks: nn.ModuleDict) -> str | None:
         """Why this composition cannot work with these networks, in a sentence; None if it can."""
-        return next((reason for part in self.parts if (reason := part.refuse_networks(networks))), None)
+        return next(
+            (reason for component in self.components if (reason := component.refuse_networks(networks))), None
+        )
 
     # The server's side.
 
     def prerequisites(self) -> dict[str, Prerequisite]:
         """The runs that the method needs first, by name."""
-        return {name: run for part in self.parts for name, run in part.prerequisites().items()}
+        return {name: run for component in self.components for name, run in component.prerequisites().items()}
 
     def constants(self, setting: Setting, prerequisites: Mapping[str, Trained]) -> Tree:
         """What each client gets once."""
-        made = {part.name: part.constants(setting, prerequisites) for part in self.parts}
+        made = {component.name: component.constants(setting, prerequisites) for component in self.components}
         return {name: value for name, value in made.items() if value is not None}
 
     def init(self, setting: Setting, start: Weights) -> Tree:
         """The server's first state, from the one initial model."""
-        slices = {part.name: part.init(setting) for part in self.parts}
+        slices = {component.name: component.init(setting) for component in self.components}
         return {
             "models": self.aggregation.models(start, setting),
             "parts": {name: value for name, value in slices.items() if value is not None},
@@ -183,9 +189,10 @@ class Method:
             round: from 1.
             kept: the round after which the client kept what is still valid of its own; 0: none.
         """
-        epochs = (part.epochs(setting, client, cohort, round) for part in self.parts)
+        epochs = (component.epochs(setting, client, cohort, round) for component in self.components)
         slices = {
-            part.name: part.send(state["parts"].get(part.name), client, cohort, round) for part in self.parts
+            component.name: component.send(state["parts"].get(component.name), client, cohort, round)
+            for component in self.components
         }
         return {
             "round": round,
@@ -204,15 +211,15 @@ class Method:
         """The named models that result, and which client uses which."""
         return self.aggregation.deploy(state["models"], state)
 
-    def personal(self, deployment: Deployment, client: int, own: Tree) -> Weights:
+    def personal(self, deployment: Deployment, client: int, retained: Tree) -> Weights:
         """The model that a client uses: the one chosen for it, joined with what it keeps to itself."""
-        own = own or {}
+        retained = retained or {}
         shared: Weights = {}
         if deployment.models:
             first = next(iter(deployment.models))
             shared = deployment.models[deployment.choice.get(client, first)]
-        mine = self.merge.personal(shared, own.get("parts", {}).get(self.merge.name))
-        return {**mine, **own.get("buffers", {})}
+        scope = self.merge.personal(shared, retained.get("parts", {}).get(self.merge.name))
+        return {**scope, **retained.get("buffers", {})}
 
     def refuse_update(self, update: Tree, setting: Setting) -> str | None:
         """What is wrong with the parts' slices of an update, in a sentence."""
@@ -221,21 +228,25 @@ class Method:
                 f"it holds more than weights ({', '.join(map(repr, update['parts']))}), and "
                 f"{self.aggregation.name!r} covers those only"
             )
-        for part in self.parts:
-            reason = part.refuse_slice(update["parts"].get(part.name), setting, update["weights"])
+        for component in self.components:
+            reason = component.refuse_slice(update["parts"].get(component.name), setting, update["weights"])
             if reason:
                 return reason
         return None
 
 
-def _undeclared(part: Part) -> str | None:
-    """The hook by which a part may send something that its ``egress`` says nothing of."""
-    kind = type(part)
-    if kind.egress is not Part.egress:
+def _undeclared(component: Component) -> str | None:
+    """The hook by which a component may send something that its ``egress`` says nothing of."""
+    kind = type(component)
+    if kind.egress is not Component.egress:
         return None
-    if kind.finish is not Part.finish:
+    if kind.finish is not Component.finish:
         return "finish"
-    return "report" if isinstance(part, Aggregation) and type(part).report is not Aggregation.report else None
+    return (
+        "report"
+        if isinstance(component, Aggregation) and type(component).report is not Aggregation.report
+        else None
+    )
 
 
 _STATISTICS = {
@@ -246,7 +257,7 @@ _STATISTICS = {
 
 
 class RoundFold:
-    """A round's fold: models by the aggregation, slices by their parts, then the server step."""
+    """A round's fold: models by the aggregation, slices by their components, then the server step."""
 
     def __init__(
         self, method: Method, state: Tree, setting: Setting, round: int, scratch: Path | None
@@ -256,10 +267,10 @@ class RoundFold:
         self._setting = setting
         self._models: Fold = method.aggregation.open(state["models"], setting, round, scratch)
         self._slices: dict[str, SliceFold] = {}
-        for part in method.parts:
-            fold = part.fold(state["parts"].get(part.name), setting, round)
+        for component in method.components:
+            fold = component.fold(state["parts"].get(component.name), setting, round)
             if fold is not None:
-                self._slices[part.name] = fold
+                self._slices[component.name] = fold
 
     def add(self, client: int, update: Tree) -> None:
         """Fold in one client's update; clients come in id order, and the update may be reused after."""
@@ -270,14 +281,14 @@ class RoundFold:
     def close(self) -> Tree:
         """The server's next state."""
         models = self._models.close()
-        parts = dict(self._state["parts"])
-        parts.update({name: fold.close() for name, fold in self._slices.items()})
+        components = dict(self._state["parts"])
+        components.update({name: fold.close() for name, fold in self._slices.items()})
         server = self._method.server
-        steps = dict(parts.get(server.name) or {})
+        steps = dict(components.get(server.name) or {})
         for name, folded in models.items():
             current = self._state["models"][name]
             if folded is not current:  # a cluster that nobody chose takes no step
                 steps[name], models[name] = server.step(steps.get(name), current, folded, self._setting)
         if any(value is not None for value in steps.values()):
-            parts[server.name] = steps
-        return {"models": models, "parts": parts}
+            components[server.name] = steps
+        return {"models": models, "parts": components}

@@ -15,11 +15,11 @@ from typing import ClassVar
 
 from torch import Tensor
 
+from atoll.components.base import Batch, ClientContext, Forward, Passes, Term, require_positive
+from atoll.core.tree import Tree
 from atoll.functional import model_contrast
 from atoll.methods.method import Method
 from atoll.objectives.cross_entropy import CrossEntropy
-from atoll.parts import Batch, Forward, Local, Passes, Term, require_positive
-from atoll.tree import Tree
 
 
 @dataclass(frozen=True)
@@ -46,20 +46,20 @@ class MOON(Term):
         images = "view1" if self.augment else "image"
         return tuple(Forward(images, network) for network in ("local", "global", "previous"))
 
-    def start(self, local: Local) -> None:
+    def start(self, context: ClientContext) -> None:
         """Freeze the two models to compare with."""
-        kept = local.of(self).own
-        local.frozen("global", local.received)
-        local.frozen("previous", local.received if kept is None else kept)
+        kept = context.of(self).retained
+        context.frozen("global", context.received)
+        context.frozen("previous", context.received if kept is None else kept)
 
-    def loss(self, local: Local, batch: Batch, passes: Passes) -> Tensor:
+    def loss(self, context: ClientContext, batch: Batch, passes: Passes) -> Tensor:
         """The contrast."""
         z, z_global, z_previous = (passes[forward].z for forward in self.forwards())
         return model_contrast(z, z_global, z_previous, self.temperature)
 
-    def keep(self, local: Local) -> Tree:
+    def keep(self, context: ClientContext) -> Tree:
         """The trained model."""
-        return {name: value.detach() for name, value in local.networks.state_dict().items()}
+        return {name: value.detach() for name, value in context.networks.state_dict().items()}
 
 
 METHOD = Method(

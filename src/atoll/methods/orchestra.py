@@ -26,13 +26,13 @@ import torch
 from torch import Tensor
 from torch.nn.functional import cosine_similarity, normalize
 
+from atoll.components.base import Batch, ClientContext, Forward, Objective, Passes, Setting, require_positive
+from atoll.core.rng import stream
+from atoll.core.tree import Tree, Weights
 from atoll.functional import assignment_loss, sinkhorn_assignments
 from atoll.methods.method import Method
 from atoll.objectives.momentum import encoding_weights, enqueue, follow, start_target
 from atoll.objectives.rotation import RotationTerm
-from atoll.parts import Batch, Forward, Local, Objective, Passes, Setting, require_positive
-from atoll.rng import stream
-from atoll.tree import Tree, Weights
 
 TARGET, ONLINE = Forward("view1", "orchestra_target"), Forward("view2")
 
@@ -134,43 +134,43 @@ class Orchestra(Objective):
         """One view through the target, the other through the online network."""
         return TARGET, ONLINE
 
-    def start(self, local: Local) -> None:
+    def start(self, context: ClientContext) -> None:
         """Take up C, target and memory; a client without one fills it with embeddings of its images."""
-        mine = local.of(self)
-        own = None if local.fresh else mine.own
-        kept: Weights | None = own["target"] if own and self.target == "kept" else None
-        mine.target = start_target(local, "orchestra_target", kept)
-        mine.centroids = mine.message.to(local.device)
-        if own is None:
-            (z,) = local.outputs(mine.target, "z")
-            chosen = torch.randperm(len(z), generator=local.stream("orchestra-memory"))[: self.memory]
-            mine.memory = normalize(z[chosen.to(z.device)])
+        scope = context.of(self)
+        retained = None if context.fresh else scope.retained
+        kept: Weights | None = retained["target"] if retained and self.target == "kept" else None
+        scope.target = start_target(context, "orchestra_target", kept)
+        scope.centroids = scope.message.to(context.device)
+        if retained is None:
+            (z,) = context.outputs(scope.target, "z")
+            chosen = torch.randperm(len(z), generator=context.stream("orchestra-memory"))[: self.memory]
+            scope.memory = normalize(z[chosen.to(z.device)])
         else:
-            mine.memory = own["memory"].to(local.device)
+            scope.memory = retained["memory"].to(context.device)
 
-    def loss(self, local: Local, batch: Batch, passes: Passes) -> Tensor:
+    def loss(self, context: ClientContext, batch: Batch, passes: Passes) -> Tensor:
         """Cross-entropy between the two networks' assignments."""
-        mine = local.of(self)
-        mine.newest = normalize(passes[TARGET].z.detach().float())
-        return assignment_loss(mine.newest, passes[ONLINE].z, mine.centroids, self.temperature)
+        scope = context.of(self)
+        scope.newest = normalize(passes[TARGET].z.detach().float())
+        return assignment_loss(scope.newest, passes[ONLINE].z, scope.centroids, self.temperature)
 
-    def after_step(self, local: Local) -> None:
+    def after_step(self, context: ClientContext) -> None:
         """Remember the newest embeddings; let the target follow."""
-        mine = local.of(self)
-        mine.memory = enqueue(mine.memory, mine.newest)
-        follow(mine.target, local.networks, self.momentum)
+        scope = context.of(self)
+        scope.memory = enqueue(scope.memory, scope.newest)
+        follow(scope.target, context.networks, self.momentum)
 
-    def finish(self, local: Local) -> Tree:
+    def finish(self, context: ClientContext) -> Tree:
         """Local centroids of the memory."""
-        memory = local.of(self).memory
+        memory = context.of(self).memory
         count = min(self.local_clusters, len(memory))
-        return balanced_centroids(memory, count, local.stream("orchestra-centroids"))
+        return balanced_centroids(memory, count, context.stream("orchestra-centroids"))
 
-    def keep(self, local: Local) -> Tree:
+    def keep(self, context: ClientContext) -> Tree:
         """The memory, and the target where it is kept."""
-        mine = local.of(self)
-        target = {"target": encoding_weights(mine.target)} if self.target == "kept" else {}
-        return {"memory": mine.memory, **target}
+        scope = context.of(self)
+        target = {"target": encoding_weights(scope.target)} if self.target == "kept" else {}
+        return {"memory": scope.memory, **target}
 
     def refuse_slice(self, piece: Tree, setting: Setting, weights: Weights) -> str | None:
         """Directions, as wide as an embedding."""
@@ -189,8 +189,8 @@ class Orchestra(Objective):
 class CentroidFold:
     """All clients' local centroids, and the global ones that fit them."""
 
-    def __init__(self, part: Orchestra, c: Tensor) -> None:
-        self._part = part
+    def __init__(self, component: Orchestra, c: Tensor) -> None:
+        self._part = component
         self._c = c
         self._local: list[Tensor] = []
 
@@ -200,8 +200,8 @@ class CentroidFold:
 
     def close(self) -> Tree:
         """The next C."""
-        part = self._part
-        return fit_centroids(self._c, torch.cat(self._local), part.temperature, part.server_steps)
+        component = self._part
+        return fit_centroids(self._c, torch.cat(self._local), component.temperature, component.server_steps)
 
 
 METHOD = Method(

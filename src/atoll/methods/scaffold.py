@@ -24,10 +24,10 @@ import torch
 from torch import Tensor
 
 from atoll.aggregation.fedavg import FedAvg
+from atoll.components.base import Batch, ClientContext, Passes, Setting, Term
+from atoll.core.tree import Tree, Weights
 from atoll.methods.method import Method
 from atoll.objectives.simclr import SimCLR
-from atoll.parts import Batch, Local, Passes, Setting, Term
-from atoll.tree import Tree, Weights
 
 
 def effective_steps(steps: int, momentum: float) -> float:
@@ -72,39 +72,39 @@ class Scaffold(Term):
         """c; none before the first fold, when it is zero."""
         return state
 
-    def start(self, local: Local) -> None:
+    def start(self, context: ClientContext) -> None:
         """Take up c and c_k, and remember x."""
-        mine = local.of(self)
-        trained = {name: p for name, p in local.networks.named_parameters() if name in local.shared}
-        mine.y = {name: p for name, p in trained.items() if p.requires_grad}
-        mine.x = {name: p.detach().clone() for name, p in mine.y.items()}
-        zero = {name: torch.zeros_like(p) for name, p in mine.x.items()}
-        c, c_k = mine.message or zero, mine.own or zero
-        mine.c_k = {name: c_k[name].to(local.device) for name in mine.y}
-        mine.correction = {name: c[name].to(local.device) - mine.c_k[name] for name in mine.y}
+        scope = context.of(self)
+        trained = {name: p for name, p in context.networks.named_parameters() if name in context.shared}
+        scope.y = {name: p for name, p in trained.items() if p.requires_grad}
+        scope.x = {name: p.detach().clone() for name, p in scope.y.items()}
+        zero = {name: torch.zeros_like(p) for name, p in scope.x.items()}
+        c, c_k = scope.message or zero, scope.retained or zero
+        scope.c_k = {name: c_k[name].to(context.device) for name in scope.y}
+        scope.correction = {name: c[name].to(context.device) - scope.c_k[name] for name in scope.y}
 
-    def loss(self, local: Local, batch: Batch, passes: Passes) -> Tensor:
+    def loss(self, context: ClientContext, batch: Batch, passes: Passes) -> Tensor:
         """The linear term; its gradient is the correction."""
-        mine = local.of(self)
-        products = [(mine.correction[name] * y).sum() for name, y in mine.y.items()]
-        return torch.stack(products).sum() if products else torch.zeros((), device=local.device)
+        scope = context.of(self)
+        products = [(scope.correction[name] * y).sum() for name, y in scope.y.items()]
+        return torch.stack(products).sum() if products else torch.zeros((), device=context.device)
 
-    def finish(self, local: Local) -> Tree:
+    def finish(self, context: ClientContext) -> Tree:
         """c_k⁺ − c_k = (x − y) / (τ η) − c; nothing new without a step."""
-        mine = local.of(self)
-        rate = effective_steps(local.steps, local.setting.train.momentum) * local.lr
-        mine.change = {
-            name: (mine.x[name] - y.detach()) / rate - (mine.correction[name] + mine.c_k[name])
-            if local.steps
-            else torch.zeros_like(mine.x[name])
-            for name, y in mine.y.items()
+        scope = context.of(self)
+        rate = effective_steps(context.steps, context.setting.train.momentum) * context.lr
+        scope.change = {
+            name: (scope.x[name] - y.detach()) / rate - (scope.correction[name] + scope.c_k[name])
+            if context.steps
+            else torch.zeros_like(scope.x[name])
+            for name, y in scope.y.items()
         }
-        return mine.change
+        return scope.change
 
-    def keep(self, local: Local) -> Tree:
+    def keep(self, context: ClientContext) -> Tree:
         """c_k⁺."""
-        mine = local.of(self)
-        return {name: mine.c_k[name] + change for name, change in mine.change.items()}
+        scope = context.of(self)
+        return {name: scope.c_k[name] + change for name, change in scope.change.items()}
 
     def refuse_slice(self, piece: Tree, setting: Setting, weights: Weights) -> str | None:
         """A change for weights that it sent, of their shapes."""

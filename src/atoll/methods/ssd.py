@@ -18,12 +18,21 @@ import torch
 from torch import Tensor
 
 from atoll.aggregation.fedavg import FedAvg
+from atoll.components.base import (
+    Batch,
+    ClientContext,
+    Forward,
+    Passes,
+    Setting,
+    Term,
+    Trained,
+    require_positive,
+)
+from atoll.core.rng import stream
+from atoll.core.tree import Tree
 from atoll.functional import dimension_scaling, projector_distillation
 from atoll.methods.method import Method
 from atoll.objectives.align_uniform import VIEWS, AlignUniform
-from atoll.parts import Batch, Forward, Local, Passes, Setting, Term, Trained, require_positive
-from atoll.rng import stream
-from atoll.tree import Tree
 
 
 @dataclass(frozen=True)
@@ -64,13 +73,13 @@ class Separation(Term):
         """Both views through the local networks."""
         return VIEWS
 
-    def start(self, local: Local) -> None:
+    def start(self, context: ClientContext) -> None:
         """Where S_k lies, as a 0/1 vector."""
-        mine = local.of(self)
-        size = local.setting.embedding_dim // local.setting.num_clients
-        mine.inside = torch.zeros(local.setting.embedding_dim, device=local.device)
-        mine.inside[mine.message * size : (mine.message + 1) * size] = 1
-        mine.basis = None if mine.constants is None else mine.constants.to(local.device)
+        scope = context.of(self)
+        size = context.setting.embedding_dim // context.setting.num_clients
+        scope.inside = torch.zeros(context.setting.embedding_dim, device=context.device)
+        scope.inside[scope.message * size : (scope.message + 1) * size] = 1
+        scope.basis = None if scope.constants is None else scope.constants.to(context.device)
 
 
 @dataclass(frozen=True)
@@ -90,12 +99,12 @@ class DSR(Separation):
     reduction: Literal["fro_over_n", "mean_sq"] = "fro_over_n"
     renormalise: bool = True
 
-    def loss(self, local: Local, batch: Batch, passes: Passes) -> Tensor:
+    def loss(self, context: ClientContext, batch: Batch, passes: Passes) -> Tensor:
         """The mean of both views' distance to their scaled copies."""
-        mine = local.of(self)
-        d_k = 1 + (self.scale - 1) * mine.inside
+        scope = context.of(self)
+        d_k = 1 + (self.scale - 1) * scope.inside
         losses = [
-            dimension_scaling(passes[view].z, d_k, mine.basis, self.reduction, self.renormalise)
+            dimension_scaling(passes[view].z, d_k, scope.basis, self.reduction, self.renormalise)
             for view in VIEWS
         ]
         return torch.stack(losses).mean()
@@ -116,22 +125,26 @@ class HSD(Separation):
     kind: Literal["target", "mask"] = "target"
     reduction: Literal["fro_over_n", "mean_sq"] = "fro_over_n"
 
-    def start(self, local: Local) -> None:
+    def start(self, context: ClientContext) -> None:
         """For ``"mask"``: project what projectors make, the one under training and those of frozen copies."""
-        super().start(local)
-        mine = local.of(self)
+        super().start(context)
+        scope = context.of(self)
         if self.kind == "mask":
-            q = mine.basis if mine.basis is not None else torch.eye(len(mine.inside), device=local.device)
-            projection = (q * mine.inside) @ q.T
-            local.after["projector"] = lambda z: z @ projection.to(z.dtype)
+            q = (
+                scope.basis
+                if scope.basis is not None
+                else torch.eye(len(scope.inside), device=context.device)
+            )
+            projection = (q * scope.inside) @ q.T
+            context.after["projector"] = lambda z: z @ projection.to(z.dtype)
 
-    def loss(self, local: Local, batch: Batch, passes: Passes) -> Tensor:
+    def loss(self, context: ClientContext, batch: Batch, passes: Passes) -> Tensor:
         """The mean of both views' distance to their projections (0 for ``"mask"``: nothing is left to draw)."""
-        mine = local.of(self)
+        scope = context.of(self)
         if self.kind == "mask":
             return passes[VIEWS[0]].z.new_zeros(())
         losses = [
-            dimension_scaling(passes[view].z, mine.inside, mine.basis, self.reduction) for view in VIEWS
+            dimension_scaling(passes[view].z, scope.inside, scope.basis, self.reduction) for view in VIEWS
         ]
         return torch.stack(losses).mean()
 
@@ -169,7 +182,7 @@ class PD(Term):
         """Both views through the local networks."""
         return VIEWS
 
-    def loss(self, local: Local, batch: Batch, passes: Passes) -> Tensor:
+    def loss(self, context: ClientContext, batch: Batch, passes: Passes) -> Tensor:
         """The mean over both views."""
         losses = [
             projector_distillation(

@@ -4,13 +4,7 @@ from atoll.models.cnn import ConvDecoder, build_decoder
 from atoll.models.encoder import Encoder
 from atoll.models.files import load_encoder, load_weights, save_encoder
 from atoll.models.heads import build_predictor, build_projector, embedding_dim, mlp
-from atoll.models.options import (
-    ENCODERS,
-    ModelOptions,
-    build_encoder,
-    build_mae_decoder,
-    rebuild_encoder,
-)
+from atoll.models.options import ENCODERS, ModelOptions, build_encoder, build_mae_decoder, rebuild_encoder
 from atoll.models.resnet import ResNet
 from atoll.models.vit import MAEDecoder, ViT, patchify, random_masking, unpatchify
 

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from atoll.errors import UserError
+from atoll.core.errors import UserError
 
 
 class Encoder(nn.Module):

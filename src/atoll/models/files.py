@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
 import zipfile
@@ -14,7 +13,8 @@ import torch
 from safetensors import SafetensorError
 from torch import Tensor
 
-from atoll.errors import UserError
+from atoll.core.errors import UserError
+from atoll.core.files import write_whole
 from atoll.models.encoder import Encoder, graft
 from atoll.models.options import rebuild_encoder
 
@@ -43,7 +43,7 @@ def save_encoder(path: str | os.PathLike[str], encoder: Encoder, metadata: dict[
     }
     # safetensors keeps its metadata in a hash map of random order, so everything goes under a single key.
     data = safetensors.torch.save(tensors, {"atoll": json.dumps(about, sort_keys=True)})
-    _write_whole(Path(path), data)
+    write_whole(Path(path), data)
 
 
 def load_encoder(path: str | os.PathLike[str]) -> Encoder:
@@ -59,7 +59,7 @@ def load_encoder(path: str | os.PathLike[str]) -> Encoder:
             f"{path} holds no encoder saved by atoll but weights alone, as other libraries and exports have them; "
             f"{_REMEDY}, or load them into an encoder with load_weights (in a recipe: train.start)."
         )
-    if "format" not in about:  # `atoll.tree` keeps its trees under the same key
+    if "format" not in about:  # `atoll.core.tree` keeps its trees under the same key
         raise UserError(f"{path} holds the state of a run, such as a checkpoint, and no encoder; {_REMEDY}.")
     if about["format"] != FORMAT:
         raise UserError(
@@ -138,21 +138,3 @@ def _check_file(path: Path) -> None:
         raise UserError(f"{path} is a folder; name the file in it, such as {path / 'encoder.safetensors'}.")
     if not path.exists():
         raise UserError(f"There is no file {path}; check the path.")
-
-
-def _write_whole(path: Path, data: bytes) -> None:
-    """Writes beside the target and renames, so that a reader or a crash never sees half a file."""
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    try:
-        with temporary.open("wb") as file:
-            file.write(data)
-            file.flush()
-            os.fsync(file.fileno())
-        temporary.replace(path)
-    except OSError as error:
-        raise UserError(
-            f"{path} could not be written ({error.strerror}); make room or choose another place."
-        ) from error
-    finally:
-        with contextlib.suppress(OSError):  # after the rename there is nothing left to remove
-            temporary.unlink()

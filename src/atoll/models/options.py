@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, fields
 from typing import Any
 
-from atoll.errors import UserError, did_you_mean
+from atoll.core.errors import UserError, did_you_mean
 from atoll.models.cnn import FedCACNN, FedQuadCNN
 from atoll.models.encoder import Encoder
 from atoll.models.resnet import STEMS, narrow_resnet, torchvision_resnet

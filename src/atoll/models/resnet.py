@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torchvision.models.resnet import BasicBlock
 
-from atoll.errors import UserError
+from atoll.core.errors import UserError
 from atoll.models.encoder import Encoder, graft
 
 Stem = tuple[nn.Conv2d, nn.Module]

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 from torchvision.models.vision_transformer import EncoderBlock
 
-from atoll.errors import UserError
+from atoll.core.errors import UserError
 from atoll.models.encoder import Encoder
 
 HEAD_WIDTH = 64  # 192 / 3 heads in ViT-Tiny; other widths keep the heads as wide

@@ -8,8 +8,8 @@ from typing import ClassVar
 
 from torch import Tensor
 
+from atoll.components.base import Batch, ClientContext, Forward, Objective, Passes, require_positive
 from atoll.functional import alignment, uniformity
-from atoll.parts import Batch, Forward, Local, Objective, Passes, require_positive
 
 VIEWS = (Forward("view1"), Forward("view2"))
 
@@ -35,7 +35,7 @@ class AlignUniform(Objective):
         """Both views through the local networks."""
         return VIEWS
 
-    def loss(self, local: Local, batch: Batch, passes: Passes) -> Tensor:
+    def loss(self, context: ClientContext, batch: Batch, passes: Passes) -> Tensor:
         """The two parts' sum."""
         z1, z2 = (passes[view].z for view in VIEWS)
         uniform = 0.5 * (uniformity(z1, self.t) + uniformity(z2, self.t))

@@ -9,8 +9,8 @@ from typing import ClassVar
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from atoll.components.base import Batch, ClientContext, Forward, Objective, Passes, Setting
 from atoll.models.cnn import build_decoder
-from atoll.parts import Batch, Forward, Local, Objective, Passes, Setting
 
 IMAGE = Forward("image")
 
@@ -38,6 +38,6 @@ class Autoencoder(Objective):
         """Images as they are through the local encoder."""
         return (IMAGE,)
 
-    def loss(self, local: Local, batch: Batch, passes: Passes) -> Tensor:
+    def loss(self, context: ClientContext, batch: Batch, passes: Passes) -> Tensor:
         """The mean squared error."""
         return F.mse_loss(passes[IMAGE].head("decoder"), batch.images["image"])

@@ -8,9 +8,9 @@ from typing import ClassVar
 
 from torch import Tensor
 
+from atoll.components.base import Batch, ClientContext, Forward, Objective, Passes
 from atoll.functional import barlow_twins
 from atoll.objectives.align_uniform import VIEWS
-from atoll.parts import Batch, Forward, Local, Objective, Passes
 
 
 @dataclass(frozen=True)
@@ -31,7 +31,7 @@ class BarlowTwins(Objective):
         """Both views through the local networks."""
         return VIEWS
 
-    def loss(self, local: Local, batch: Batch, passes: Passes) -> Tensor:
+    def loss(self, context: ClientContext, batch: Batch, passes: Passes) -> Tensor:
         """The distance of C from the identity."""
         z1, z2 = (passes[view].z for view in VIEWS)
         return barlow_twins(z1, z2, self.lambd, self.unbiased)

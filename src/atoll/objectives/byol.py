@@ -8,12 +8,12 @@ from typing import ClassVar, Literal
 
 from torch import Tensor, nn
 
+from atoll.components.base import Batch, ClientContext, Forward, Objective, Passes, Setting
+from atoll.core.tree import Tree
 from atoll.functional import byol
 from atoll.models.heads import build_predictor
 from atoll.objectives.align_uniform import VIEWS
 from atoll.objectives.momentum import encoding_weights, follow, start_target
-from atoll.parts import Batch, Forward, Local, Objective, Passes, Setting
-from atoll.tree import Tree
 
 TARGETS = (Forward("view1", "byol_target"), Forward("view2", "byol_target"))
 
@@ -48,21 +48,21 @@ class BYOL(Objective):
         """Both views, through both networks."""
         return (*VIEWS, *TARGETS)
 
-    def start(self, local: Local) -> None:
+    def start(self, context: ClientContext) -> None:
         """Take up the target."""
-        mine = local.of(self)
-        mine.target = start_target(local, "byol_target", None if local.fresh else mine.own)
+        scope = context.of(self)
+        scope.target = start_target(context, "byol_target", None if context.fresh else scope.retained)
 
-    def loss(self, local: Local, batch: Batch, passes: Passes) -> Tensor:
+    def loss(self, context: ClientContext, batch: Batch, passes: Passes) -> Tensor:
         """Both directions' sum."""
         q1, q2 = (passes[view].q for view in VIEWS)
         z1, z2 = (passes[view].z for view in TARGETS)
         return byol(q1, z2) + byol(q2, z1)
 
-    def after_step(self, local: Local) -> None:
+    def after_step(self, context: ClientContext) -> None:
         """Let the target follow."""
-        follow(local.of(self).target, local.networks, self.momentum)
+        follow(context.of(self).target, context.networks, self.momentum)
 
-    def keep(self, local: Local) -> Tree:
+    def keep(self, context: ClientContext) -> Tree:
         """The target."""
-        return encoding_weights(local.of(self).target) if self.target == "kept" else None
+        return encoding_weights(context.of(self).target) if self.target == "kept" else None

@@ -9,16 +9,16 @@ from typing import ClassVar
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from atoll.components.base import Batch, ClientContext, Forward, Objective, Passes, Setting
 from atoll.objectives.spaces import Space, classifying, linear_head, read
-from atoll.parts import Batch, Forward, Local, Objective, Passes, Setting
 
 CLASSIFIER = "classifier"
 
 
-def label_loss(local: Local, outputs: Tensor, batch: Batch) -> Tensor:
+def label_loss(context: ClientContext, outputs: Tensor, batch: Batch) -> Tensor:
     """Cross-entropy of the classifier's logits for some outputs of a batch's own samples."""
     assert batch.labels is not None  # noqa: S101  (a method that needs labels is refused without)
-    return F.cross_entropy(local.networks[CLASSIFIER](outputs), batch.labels)
+    return F.cross_entropy(context.networks[CLASSIFIER](outputs), batch.labels)
 
 
 @dataclass(frozen=True)
@@ -52,7 +52,7 @@ class CrossEntropy(Objective):
         """One image of each sample through the local networks."""
         return (Forward("view1" if self.augment else "image"),)
 
-    def loss(self, local: Local, batch: Batch, passes: Passes) -> Tensor:
+    def loss(self, context: ClientContext, batch: Batch, passes: Passes) -> Tensor:
         """The mean over the batch."""
         (forward,) = self.forwards()
-        return label_loss(local, read(self.on, passes[forward]), batch)
+        return label_loss(context, read(self.on, passes[forward]), batch)

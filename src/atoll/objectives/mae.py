@@ -9,12 +9,12 @@ from typing import ClassVar
 import torch
 from torch import Tensor, nn
 
-from atoll.errors import UserError
+from atoll.components.base import Batch, ClientContext, Objective, Passes, Setting
+from atoll.core.errors import UserError
 from atoll.functional import masked_reconstruction
 from atoll.models import build_encoder
 from atoll.models.options import build_mae_decoder
 from atoll.models.vit import ViT, patchify, random_masking
-from atoll.parts import Batch, Local, Objective, Passes, Setting
 
 
 @dataclass(frozen=True)
@@ -57,19 +57,19 @@ class MAE(Objective):
         return {"mae_decoder": build_mae_decoder(setting.model, encoder)}
 
     def images(self) -> Sequence[str]:
-        """Images as they are; the encoder only ever sees parts of them."""
+        """Images as they are; the encoder only ever sees components of them."""
         return ("image",)
 
-    def start(self, local: Local) -> None:
+    def start(self, context: ClientContext) -> None:
         """Where masks are drawn from."""
-        local.of(self).masks = local.stream("mae-masks")
+        context.of(self).masks = context.stream("mae-masks")
 
-    def loss(self, local: Local, batch: Batch, passes: Passes) -> Tensor:
+    def loss(self, context: ClientContext, batch: Batch, passes: Passes) -> Tensor:
         """Encode what is visible, decode all, compare what was hidden."""
-        encoder, decoder = local.networks["encoder"], local.networks["mae_decoder"]
+        encoder, decoder = context.networks["encoder"], context.networks["mae_decoder"]
         assert isinstance(encoder, ViT)  # noqa: S101  (see refuse)
         images = batch.images["image"]
-        keep, mask = random_masking(len(images), encoder.patches, local.of(self).masks, self.mask_ratio)
+        keep, mask = random_masking(len(images), encoder.patches, context.of(self).masks, self.mask_ratio)
         keep = keep.to(images.device)
         prediction = decoder(encoder.forward_masked(images, keep), keep)
         return masked_reconstruction(prediction, patchify(images, encoder.patch), mask.to(images.device))

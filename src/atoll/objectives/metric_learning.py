@@ -10,13 +10,13 @@ from typing import ClassVar, Literal
 import torch
 from torch import Tensor, nn
 
-from atoll.errors import UserError
+from atoll.components.base import Batch, ClientContext, Forward, Objective, Passes, Setting
+from atoll.core.errors import UserError
+from atoll.core.rng import stream
 from atoll.functional import quadruplet, triplet
 from atoll.objectives.cross_entropy import CLASSIFIER, label_loss
 from atoll.objectives.quadruplets import draw_quadruplets
 from atoll.objectives.spaces import Space, classifying, linear_head, read
-from atoll.parts import Batch, Forward, Local, Objective, Passes, Setting
-from atoll.rng import stream
 
 
 @dataclass(frozen=True)
@@ -78,39 +78,41 @@ class MetricLearning(Objective):
         """All members of the batch's tuples together; the anchors alone where β is 0."""
         return (Forward(self.name if self.beta else self._view),)
 
-    def start(self, local: Local) -> None:
+    def start(self, context: ClientContext) -> None:
         """Draw partners, from a stream that knows no round; take up where their views are drawn from."""
-        mine = local.of(self)
-        mine.labels = local.data.labels
-        mine.classes = len(torch.unique(mine.labels))
-        mine.tuples = draw_quadruplets(mine.labels, stream(local.setting.seed, "quadruplets", local.client))
-        mine.draws = local.stream("quadruplets-redrawn")
-        mine.views = local.stream("quadruplets-views") if self.augment else None
-        mine.epoch = None
+        scope = context.of(self)
+        scope.labels = context.data.labels
+        scope.classes = len(torch.unique(scope.labels))
+        scope.tuples = draw_quadruplets(
+            scope.labels, stream(context.setting.seed, "quadruplets", context.client)
+        )
+        scope.draws = context.stream("quadruplets-redrawn")
+        scope.views = context.stream("quadruplets-views") if self.augment else None
+        scope.epoch = None
 
-    def inputs(self, local: Local, batch: Batch) -> dict[str, Tensor]:
+    def inputs(self, context: ClientContext, batch: Batch) -> dict[str, Tensor]:
         """The anchors and behind them their partners, in one batch."""
         if not self.beta:
             return {}
-        mine = local.of(self)
-        if self.redraw and batch.epoch != mine.epoch:
-            mine.tuples, mine.epoch = draw_quadruplets(mine.labels, mine.draws), batch.epoch
+        scope = context.of(self)
+        if self.redraw and batch.epoch != scope.epoch:
+            scope.tuples, scope.epoch = draw_quadruplets(scope.labels, scope.draws), batch.epoch
         anchors = batch.images[self._view]
-        if mine.classes == 1:
+        if scope.classes == 1:
             return {self.name: anchors}
-        partners = mine.tuples[1 : self.members, batch.indices].flatten()
-        return {self.name: torch.cat([anchors, local.data.pick(partners, mine.views)])}
+        partners = scope.tuples[1 : self.members, batch.indices].flatten()
+        return {self.name: torch.cat([anchors, context.data.pick(partners, scope.views)])}
 
-    def loss(self, local: Local, batch: Batch, passes: Passes) -> Tensor:
+    def loss(self, context: ClientContext, batch: Batch, passes: Passes) -> Tensor:
         """Cross-entropy on the anchors if asked for, and β times the loss on distances."""
         (forward,) = self.forwards()
         anchors, *partners = torch.split(read(self.on, passes[forward]), len(batch.indices))
         # Without classes to tell apart no loss is left: a constant, so that no weight decay acts on its own.
-        loss = label_loss(local, anchors, batch) if self.cross_entropy else anchors.new_zeros(())
+        loss = label_loss(context, anchors, batch) if self.cross_entropy else anchors.new_zeros(())
         if not partners:
             return loss
         positives, *negatives = partners
-        return loss + self.beta * self.distances(anchors, positives, negatives, local.of(self).classes)
+        return loss + self.beta * self.distances(anchors, positives, negatives, context.of(self).classes)
 
 
 @dataclass(frozen=True)

@@ -10,11 +10,11 @@ import torch
 from torch import Tensor
 from torch.nn.functional import normalize
 
+from atoll.components.base import Batch, ClientContext, Forward, Objective, Passes, require_positive
+from atoll.core.tree import Tree
 from atoll.functional import queue_contrast
 from atoll.objectives.align_uniform import VIEWS
 from atoll.objectives.momentum import enqueue, follow, start_target
-from atoll.parts import Batch, Forward, Local, Objective, Passes, require_positive
-from atoll.tree import Tree
 
 KEYS = (Forward("view1", "moco_key"), Forward("view2", "moco_key"))
 
@@ -49,34 +49,34 @@ class MoCo(Objective):
         """Queries and keys."""
         return (*VIEWS, *KEYS) if self.symmetric else (VIEWS[0], KEYS[1])
 
-    def start(self, local: Local) -> None:
+    def start(self, context: ClientContext) -> None:
         """Copy the key encoder; take up the queue, or fill it with random directions."""
-        mine = local.of(self)
-        mine.key = start_target(local, "moco_key", None)
-        if local.fresh or mine.own is None:
-            shape = (self.queue, local.setting.embedding_dim)
-            mine.queue = normalize(torch.randn(shape, generator=local.stream("moco-queue")))
+        scope = context.of(self)
+        scope.key = start_target(context, "moco_key", None)
+        if context.fresh or scope.retained is None:
+            shape = (self.queue, context.setting.embedding_dim)
+            scope.queue = normalize(torch.randn(shape, generator=context.stream("moco-queue")))
         else:
-            mine.queue = mine.own
-        mine.queue = mine.queue.to(local.device)
+            scope.queue = scope.retained
+        scope.queue = scope.queue.to(context.device)
 
-    def loss(self, local: Local, batch: Batch, passes: Passes) -> Tensor:
+    def loss(self, context: ClientContext, batch: Batch, passes: Passes) -> Tensor:
         """One direction, or the sum of both."""
-        mine = local.of(self)
+        scope = context.of(self)
         pairs = [(VIEWS[0], KEYS[1]), (VIEWS[1], KEYS[0])] if self.symmetric else [(VIEWS[0], KEYS[1])]
-        mine.keys = [normalize(passes[key].z.float()) for _, key in pairs]
+        scope.keys = [normalize(passes[key].z.float()) for _, key in pairs]
         losses = [
-            queue_contrast(passes[query].z, k, mine.queue, self.temperature)
-            for (query, _), k in zip(pairs, mine.keys, strict=True)
+            queue_contrast(passes[query].z, k, scope.queue, self.temperature)
+            for (query, _), k in zip(pairs, scope.keys, strict=True)
         ]
         return torch.stack(losses).sum()
 
-    def after_step(self, local: Local) -> None:
+    def after_step(self, context: ClientContext) -> None:
         """Let the key encoder follow, and queue this step's keys."""
-        mine = local.of(self)
-        follow(mine.key, local.networks, self.momentum)
-        mine.queue = enqueue(mine.queue, *mine.keys)
+        scope = context.of(self)
+        follow(scope.key, context.networks, self.momentum)
+        scope.queue = enqueue(scope.queue, *scope.keys)
 
-    def keep(self, local: Local) -> Tree:
+    def keep(self, context: ClientContext) -> Tree:
         """The queue."""
-        return local.of(self).queue
+        return context.of(self).queue

@@ -5,16 +5,16 @@ from __future__ import annotations
 import torch
 from torch import nn
 
-from atoll.parts import Local
-from atoll.tree import Weights
+from atoll.components.base import ClientContext
+from atoll.core.tree import Weights
 
 
-def start_target(local: Local, name: str, kept: Weights | None) -> nn.ModuleDict:
+def start_target(context: ClientContext, name: str, kept: Weights | None) -> nn.ModuleDict:
     """A target network ξ that passes can name: the kept one, or a copy of the online network.
 
     It stays in train mode: BatchNorm normalises by the batch, as it does in the online network.
     """
-    return local.frozen(name, kept, train=True)
+    return context.frozen(name, kept, train=True)
 
 
 @torch.no_grad()

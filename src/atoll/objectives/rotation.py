@@ -10,14 +10,14 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from atoll.components.base import Batch, ClientContext, Component, Forward, Objective, Passes, Setting, Term
 from atoll.objectives.spaces import Space, linear_head, read
-from atoll.parts import Batch, Forward, Local, Objective, Part, Passes, Setting, Term
 
 TURNS = 4
 
 
 @dataclass(frozen=True)
-class RotationTask(Part):
+class RotationTask(Component):
     """L = cross-entropy of a linear layer's four logits against the turn, the same as objective and as term.
 
     Attributes:
@@ -48,26 +48,26 @@ class RotationTask(Part):
         """The turned images through the local networks."""
         return (Forward(self.name),)
 
-    def start(self, local: Local) -> None:
+    def start(self, context: ClientContext) -> None:
         """Where turns are drawn from."""
-        local.of(self).draws = local.stream(self.name)
+        context.of(self).draws = context.stream(self.name)
 
-    def inputs(self, local: Local, batch: Batch) -> dict[str, Tensor]:
+    def inputs(self, context: ClientContext, batch: Batch) -> dict[str, Tensor]:
         """Turn the images, and remember by how much."""
-        mine, images = local.of(self), batch.images[self.images_of]
+        scope, images = context.of(self), batch.images[self.images_of]
         n = len(images)
         turned = torch.cat([images.rot90(turns, (2, 3)) for turns in range(TURNS)])
         if self.every:
-            mine.turns = torch.arange(TURNS).repeat_interleave(n).to(images.device)
+            scope.turns = torch.arange(TURNS).repeat_interleave(n).to(images.device)
             return {self.name: turned}
-        drawn = torch.randint(TURNS, (n,), generator=mine.draws)
-        mine.turns = drawn.to(images.device)
+        drawn = torch.randint(TURNS, (n,), generator=scope.draws)
+        scope.turns = drawn.to(images.device)
         return {self.name: turned[(drawn * n + torch.arange(n)).to(images.device)]}
 
-    def loss(self, local: Local, batch: Batch, passes: Passes) -> Tensor:
+    def loss(self, context: ClientContext, batch: Batch, passes: Passes) -> Tensor:
         """Cross-entropy; ln 4 where nothing is known."""
-        logits = local.networks["rotation_head"](read(self.on, passes[Forward(self.name)]))
-        return F.cross_entropy(logits, local.of(self).turns)
+        logits = context.networks["rotation_head"](read(self.on, passes[Forward(self.name)]))
+        return F.cross_entropy(logits, context.of(self).turns)
 
 
 @dataclass(frozen=True)

@@ -8,9 +8,9 @@ from typing import ClassVar, Literal
 
 from torch import Tensor
 
+from atoll.components.base import Batch, ClientContext, Forward, Objective, Passes, require_positive
 from atoll.functional import nt_xent, one_sided_nt_xent
 from atoll.objectives.align_uniform import VIEWS
-from atoll.parts import Batch, Forward, Local, Objective, Passes, require_positive
 
 
 @dataclass(frozen=True)
@@ -35,7 +35,7 @@ class SimCLR(Objective):
         """Both views through the local networks."""
         return VIEWS
 
-    def loss(self, local: Local, batch: Batch, passes: Passes) -> Tensor:
+    def loss(self, context: ClientContext, batch: Batch, passes: Passes) -> Tensor:
         """NT-Xent."""
         z1, z2 = (passes[view].z for view in VIEWS)
         if self.variant == "one_sided":

@@ -8,10 +8,10 @@ from typing import ClassVar
 
 from torch import Tensor, nn
 
+from atoll.components.base import Batch, ClientContext, Forward, Objective, Passes, Setting
 from atoll.functional import simsiam
 from atoll.models.heads import build_predictor
 from atoll.objectives.align_uniform import VIEWS
-from atoll.parts import Batch, Forward, Local, Objective, Passes, Setting
 
 
 @dataclass(frozen=True)
@@ -29,7 +29,7 @@ class SimSiam(Objective):
         """Both views through the local networks."""
         return VIEWS
 
-    def loss(self, local: Local, batch: Batch, passes: Passes) -> Tensor:
+    def loss(self, context: ClientContext, batch: Batch, passes: Passes) -> Tensor:
         """Both directions' mean."""
         one, two = (passes[view] for view in VIEWS)
         return 0.5 * (simsiam(one.q, two.z) + simsiam(two.q, one.z))

@@ -6,7 +6,7 @@ from typing import Literal
 
 from torch import Tensor, nn
 
-from atoll.parts import Features, Setting, init_seed, seeded
+from atoll.components.base import Features, Setting, init_seed, seeded
 
 Space = Literal["h", "z"]
 

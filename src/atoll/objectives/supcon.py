@@ -9,11 +9,11 @@ from typing import ClassVar
 import torch
 from torch import Tensor, nn
 
+from atoll.components.base import Batch, ClientContext, Forward, Objective, Passes, Setting, require_positive
 from atoll.functional import supcon
 from atoll.objectives.align_uniform import VIEWS
 from atoll.objectives.cross_entropy import CLASSIFIER, label_loss
 from atoll.objectives.spaces import classifying, linear_head
-from atoll.parts import Batch, Forward, Local, Objective, Passes, Setting, require_positive
 
 
 @dataclass(frozen=True)
@@ -49,9 +49,9 @@ class SupCon(Objective):
         """Both views through the local networks."""
         return VIEWS
 
-    def loss(self, local: Local, batch: Batch, passes: Passes) -> Tensor:
+    def loss(self, context: ClientContext, batch: Batch, passes: Passes) -> Tensor:
         """The contrast, and the cross-entropy if asked for."""
         assert batch.labels is not None  # noqa: S101  (a method that needs labels is refused without)
         z = torch.cat([passes[view].z for view in VIEWS])
         contrast = supcon(z, batch.labels.repeat(2), self.temperature, self.base_temperature)
-        return contrast + label_loss(local, passes[VIEWS[0]].h, batch) if self.cross_entropy else contrast
+        return contrast + label_loss(context, passes[VIEWS[0]].h, batch) if self.cross_entropy else contrast

@@ -6,11 +6,11 @@ from pathlib import Path
 
 import torch
 
+from atoll.core.tree import save
 from atoll.data.images import ImageSet
-from atoll.data.views import Views
+from atoll.data.views.views import Views
 from atoll.evaluation import embed, embedding_map, map_rows
 from atoll.models import Encoder
-from atoll.tree import save
 
 FILE = "map.safetensors"
 THUMBNAIL = 32  # pixels

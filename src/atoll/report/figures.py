@@ -14,10 +14,10 @@ import torch
 from PIL import Image
 from torch import Tensor
 
+from atoll.core.tree import Tree
 from atoll.report.folders import Folder, compact
 from atoll.report.groups import Group, distinct_partitions
 from atoll.report.numbers import ALIGNMENT, Column, columns, spread
-from atoll.tree import Tree
 
 MAX_CLIENTS = 40  # rows in the picture of a partition
 SPRITE_COLUMNS = 32

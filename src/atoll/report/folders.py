@@ -11,10 +11,10 @@ from typing import Any
 
 import torch
 
-from atoll.errors import UserError
+from atoll.core.errors import UserError
+from atoll.core.run_folder import SITES_OWN, Run
+from atoll.core.tree import Tree, load
 from atoll.report.artifacts import FILE as MAP_FILE
-from atoll.runs import SITES_OWN, Run
-from atoll.tree import Tree, load
 
 
 @dataclass(frozen=True)

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from atoll.options import flatten
+from atoll.core.config import flatten
 from atoll.report.folders import Folder
 
 # Differences between recipes that make no other experiment of a run.

@@ -9,13 +9,13 @@ from pathlib import Path
 from string import Template
 from typing import Any
 
-from atoll.errors import UserError
+from atoll.core.errors import UserError
+from atoll.core.files import write_whole
 from atoll.report import tables
 from atoll.report.figures import figures
 from atoll.report.folders import Folder, read_folder
 from atoll.report.groups import Group, distinct_partitions, group_runs, untrained_rows
 from atoll.report.html import Html, bullets, join, json_for_script, tag
-from atoll.tree import write_whole
 
 
 def write_report(folders: Sequence[Path], out: Path, failures: Iterable[str] = ()) -> Path:
@@ -56,7 +56,7 @@ def page(runs: Sequence[Folder], failures: Iterable[str] = ()) -> str:
         models=join([tables.models_table(groups), tables.sites_table(groups)]),
         protocols=tables.protocols(groups, untrained),
         differences=tables.recipe_differences(groups),
-        curves=_figure("curves", drawn["curves"], "No round has been played yet.", _curve_words(groups)),
+        curves=_figure("curves", drawn["curves"], "No round has been run yet.", _curve_words(groups)),
         traffic=tables.traffic_table(groups),
         traffic_curves=_figure("traffic", drawn["traffic"], "", ""),
         uncounted=tables.uncounted(groups),

@@ -276,24 +276,24 @@ def traffic_table(groups: Sequence[Group]) -> Html:
     """Bytes up and down, and the updates that did not count."""
     body = []
     for i, group in enumerate(groups):
-        played = [[line for line in run.metrics if "bytes_up" in line] for run in group.runs]
-        played = [lines for lines in played if lines]
-        if not played:
+        completed_rounds = [[line for line in run.metrics if "bytes_up" in line] for run in group.runs]
+        completed_rounds = [lines for lines in completed_rounds if lines]
+        if not completed_rounds:
             continue
         cells = []
         for name in ("bytes_up", "bytes_down"):
-            totals = [sum(line[name] for line in lines) for lines in played]
-            rounds = [total / len(lines) for total, lines in zip(totals, played, strict=True)]
+            totals = [sum(line[name] for line in lines) for lines in completed_rounds]
+            rounds = [total / len(lines) for total, lines in zip(totals, completed_rounds, strict=True)]
             cells += [megabytes(statistics.fmean(rounds)), megabytes(statistics.fmean(totals))]
         uncounted = [
-            str(sum(len(line.get(name, ())) for lines in played for line in lines))
+            str(sum(len(line.get(name, ())) for lines in completed_rounds for line in lines))
             for name in ("refused", "lost")
         ]
-        seconds = statistics.median(line.get("seconds", 0.0) for lines in played for line in lines)
-        runs = f"mean of {len(played)} seeds" if len(played) > 1 else ""
+        seconds = statistics.median(line.get("seconds", 0.0) for lines in completed_rounds for line in lines)
+        runs = f"mean of {len(completed_rounds)} seeds" if len(completed_rounds) > 1 else ""
         body.append([_method(i, group.label, runs), *cells, *uncounted, f"{seconds:.1f} s"])
     if not body:
-        return tag("p", "No round has been played yet.")
+        return tag("p", "No round has been run yet.")
     head = [
         "method",
         "up a round",

@@ -1,13 +1,13 @@
 """The second engine: the same rounds over Flower (https://flower.ai), simulated or between real sites.
 
-One ServerApp (`server_app`) plays the rounds of `atoll.engines.server`, one ClientApp (`client_app`) trains a
-site's client; both live in this package, so that a Flower app is a ``pyproject.toml`` and a recipe, without code.
-What travels are trees of tensors and numbers (`wire`), never a pickle.
+One ServerApp (`atoll.commands.flower_server_app`) runs the rounds of `atoll.engines.server`, one ClientApp
+(`client_app`) trains a site's client; both live in this package, so that a Flower app is a ``pyproject.toml`` and a
+recipe, without code. What travels are trees of tensors and numbers (`codec`), never a pickle.
 """
 
 from __future__ import annotations
 
-from atoll.errors import UserError
+from atoll.core.errors import UserError
 
 
 def require_flower() -> None:

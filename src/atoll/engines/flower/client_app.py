@@ -12,27 +12,29 @@ from collections.abc import Callable
 from flwr.app import Context, Message
 from flwr.clientapp import ClientApp
 
-from atoll.engines.federation import Plan
-from atoll.engines.flower import wire
+from atoll.core.tree import Tree
+from atoll.engines.flower import codec as codec
 from atoll.engines.flower.site import SiteOptions, SiteSide
-from atoll.tree import Tree
+from atoll.recipe.recipe import Recipe
 
 log = logging.getLogger("flwr")
 app = ClientApp()
 
 
-def read_plan(text: str) -> Plan:
-    """The plan in a complete recipe's text."""
-    from atoll.recipe import read_recipe  # an entry point may look at the floors above
+def read_recipe(text: str) -> Recipe:
+    """The recipe in a complete recipe's text."""
+    from atoll.recipe.recipe import read_recipe  # an entry point may look at the floors above
 
-    return read_recipe(text).plan()
+    return read_recipe(text)
 
 
 def answer(message: Message, context: Context, handle: Callable[[SiteSide, Tree], Tree]) -> Message:
     """A request's answer, or why there is none."""
     reply: Tree
     try:
-        reply = handle(SiteSide(SiteOptions.read(context.node_config), read_plan), wire.tree(message.content))
+        reply = handle(
+            SiteSide(SiteOptions.read(context.node_config), read_recipe), codec.tree(message.content)
+        )
         if "lost" in reply:
             log.error("%s", reply["lost"])
     except ValueError as error:  # UserError among them: the sentence is for the coordinator, too
@@ -41,7 +43,7 @@ def answer(message: Message, context: Context, handle: Callable[[SiteSide, Tree]
     except Exception as error:
         log.error("%s", traceback.format_exc())
         reply = {"lost": f"{type(error).__name__}: {error}"}
-    return Message(wire.records(reply), reply_to=message)
+    return Message(codec.records(reply), reply_to=message)
 
 
 @app.query("hello")

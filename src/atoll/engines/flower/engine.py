@@ -12,17 +12,18 @@ from typing import Any
 import torch
 from flwr.serverapp import Grid
 
+from atoll.components.base import Trained
+from atoll.core.errors import UserError
+from atoll.core.files import write_whole
 from atoll.data.images import ImageSet, StoredPixels
-from atoll.data.partitions import Partition
+from atoll.data.partition.partition import Partition
 from atoll.data.sources import Splits, load_data
-from atoll.engines.federation import Federation, Plan
+from atoll.engines.federation import Federation
 from atoll.engines.flower.executor import FlowerExecutor, RemoteStates, measure_sites
-from atoll.engines.flower.roster import Roster
+from atoll.engines.flower.site_registry import SiteRegistry
+from atoll.engines.rounds import Callback, Evaluate, RunStore, run_rounds
 from atoll.engines.server import Executor, Server
-from atoll.engines.simulation import Evaluate, Journal, Watcher, play_rounds
-from atoll.errors import UserError
-from atoll.parts import Trained
-from atoll.tree import write_whole
+from atoll.recipe.recipe import Recipe
 
 SITES = "sites.json"  # in the run's folder
 PARTITION = "partition.json"  # there, once the run has begun
@@ -89,10 +90,10 @@ class FlowerEngine:
 
     def __init__(self, grid: Grid, options: FlowerOptions, recipe: str) -> None:
         self._options = options
-        self._roster = Roster(grid, recipe, options.sites)
+        self._registry = SiteRegistry(grid, recipe, options.sites)
         self._executor: FlowerExecutor | None = None
 
-    def gather(self, plan: Plan, folder: Path) -> Federation:
+    def gather(self, recipe: Recipe, folder: Path) -> Federation:
         """Wait for the sites, and make a federation of what they say.
 
         Raises:
@@ -100,28 +101,28 @@ class FlowerEngine:
         """
         begun = (folder / PARTITION).is_file()
         if begun and (folder / SITES).is_file():
-            self._roster.restore(json.loads((folder / SITES).read_text()))
-        federation = self._gather(plan)
+            self._registry.restore(json.loads((folder / SITES).read_text()))
+        federation = self._gather(recipe)
         if not begun:  # before the partition is written, which names the run
             self._write_sites(folder)
         return federation
 
-    def play(
+    def run(
         self,
         federation: Federation,
-        journal: Journal,
-        watcher: Watcher | None = None,
+        store: RunStore,
+        callback: Callback | None = None,
         evaluate: Evaluate | None = None,
         prerequisites: Mapping[str, Trained] | None = None,
     ) -> tuple[Server, RemoteStates]:
         """All rounds."""
-        folder = journal.checkpoints.parent
+        folder = store.checkpoints.parent
         self._write_sites(folder)
         states = RemoteStates()
         self._executor = FlowerExecutor(
-            self._roster,
+            self._registry,
             states,
-            journal.checkpoints / "early",
+            store.checkpoints / "early",
             self._options.deadline,
             federation.partition.classes,
         )
@@ -130,7 +131,7 @@ class FlowerEngine:
             assert self._executor is not None  # noqa: S101
             return self._executor
 
-        server = play_rounds(federation, journal, states, begin, watcher, evaluate, prerequisites)
+        server = run_rounds(federation, store, states, begin, callback, evaluate, prerequisites)
         self._write_sites(folder)  # with who was turned away meanwhile
         return server, states
 
@@ -148,63 +149,63 @@ class FlowerEngine:
                 "final": final,
                 "model": deployment.models[deployment.choice.get(client, first)] if first is not None else {},
             }
-            for client in range(len(self._roster.clients))
+            for client in range(len(self._registry.clients))
         }
         if first is None:  # there are only the clients' own models, and none before the first round
             requests = {client: request for client, request in requests.items() if request["kept"]}
         found = measure_sites(self._executor, requests)
         if not found:
             return {}
-        by_site = {self._roster.clients[client].name: numbers for client, (numbers, _) in found.items()}
+        by_site = {self._registry.clients[client].name: numbers for client, (numbers, _) in found.items()}
         return {"sites": by_site, "sites_mean": _mean(list(found.values()))}
 
-    def _gather(self, plan: Plan) -> Federation:
+    def _gather(self, recipe: Recipe) -> Federation:
         sites, wait = self._options.sites, self._options.wait
         if not sites:
-            federation = Federation(plan)
-            self._roster.gather(federation.setting.num_clients, wait)
+            federation = Federation(recipe)
+            self._registry.gather(federation.setting.num_clients, wait)
             self._check_shares(federation)
             return federation
-        own = self._own_images(plan)  # before anybody is waited for: the folder may be wrong
-        self._roster.gather(sites, wait)
-        return Federation(plan, own or self._no_images(plan), _partition_of(self._roster, plan))
+        retained = self._own_images(recipe)  # before anybody is waited for: the folder may be wrong
+        self._registry.gather(sites, wait)
+        return Federation(recipe, retained or self._no_images(recipe), _partition_of(self._registry, recipe))
 
     def _write_sites(self, folder: Path) -> None:
-        write_whole(folder / SITES, self._roster.to_json().encode())
+        write_whole(folder / SITES, self._registry.to_json().encode())
 
     def _check_shares(self, federation: Federation) -> None:
         count = federation.setting.num_clients
-        names = [site.name for site in self._roster.clients]
+        names = [site.name for site in self._registry.clients]
         if names != [str(k) for k in range(count)]:
             raise UserError(
                 f"the recipe's partition has {count} clients and the nodes hold the shares {', '.join(names)}; "
                 f"start {count} nodes with partition-id 0 to {count - 1}"
             )
-        for site, size in zip(self._roster.clients, federation.setting.sizes, strict=True):
+        for site, size in zip(self._registry.clients, federation.setting.sizes, strict=True):
             site.train = size
 
-    def _own_images(self, plan: Plan) -> Splits | None:
+    def _own_images(self, recipe: Recipe) -> Splits | None:
         """The coordinator's images, if it has some."""
         if not self._options.images:
             return None
-        data = replace(plan.data, source=self._options.images_source, path=self._options.images, limit=None)
-        return load_data(data, plan.seed)
+        data = replace(recipe.data, source=self._options.images_source, path=self._options.images, limit=None)
+        return load_data(data, recipe.seed)
 
-    def _no_images(self, plan: Plan) -> Splits:
+    def _no_images(self, recipe: Recipe) -> Splits:
         """Empty sets that know the sites' classes."""
-        channels, size = plan.data.channels, plan.data.image_size
+        channels, size = recipe.data.channels, recipe.data.image_size
         pixels = StoredPixels(torch.empty(0, channels, size, size, dtype=torch.uint8))
-        return Splits(ImageSet(pixels, classes=self._roster.classes()))
+        return Splits(ImageSet(pixels, classes=self._registry.classes()))
 
 
-def _partition_of(roster: Roster, plan: Plan) -> Partition:
+def _partition_of(registry: SiteRegistry, recipe: Recipe) -> Partition:
     """The sites' images in a row: who holds how many, of classes that all sites' names make up."""
-    sizes = [site.train for site in roster.clients]
-    names = [site.name for site in roster.clients]
+    sizes = [site.train for site in registry.clients]
+    names = [site.name for site in registry.clients]
     rows = list(torch.split(torch.arange(sum(sizes)), sizes))
     return Partition(
-        rows, names, None, None, plan.partition, plan.seed, sum(sizes), f"sites-{roster.federation}",
-        tuple(roster.classes()),
+        rows, names, None, None, recipe.partition, recipe.seed, sum(sizes), f"sites-{registry.federation}",
+        tuple(registry.classes()),
     )  # fmt: skip
 
 

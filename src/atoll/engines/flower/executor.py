@@ -8,12 +8,12 @@ import shutil
 from collections.abc import Callable, Generator, Mapping, Sequence
 from pathlib import Path
 
-from atoll.engines.door import is_count, is_number
-from atoll.engines.flower.post import EVALUATE, TRAIN, Lost, Post, words
-from atoll.engines.flower.roster import Roster
+from atoll.core.tree import Tree, load, save
+from atoll.engines.flower.exchange import EVALUATE, TRAIN, Exchange, Lost, words
 from atoll.engines.flower.site import digest_of
+from atoll.engines.flower.site_registry import SiteRegistry
 from atoll.engines.server import Job, Result
-from atoll.tree import Tree, load, save
+from atoll.engines.update_checks import is_count, is_number
 
 log = logging.getLogger("flwr")
 
@@ -52,9 +52,14 @@ class FlowerExecutor:
     """
 
     def __init__(
-        self, roster: Roster, states: RemoteStates, scratch: Path, deadline: float, classes: Sequence[str]
+        self,
+        registry: SiteRegistry,
+        states: RemoteStates,
+        scratch: Path,
+        deadline: float,
+        classes: Sequence[str],
     ) -> None:
-        self._roster = roster
+        self._registry = registry
         self._states = states
         self._scratch = scratch
         self._deadline = deadline
@@ -66,8 +71,8 @@ class FlowerExecutor:
     def start(self, constants: Tree) -> None:
         """Settle what every client must know. It goes out with a client's first request, and stays on its disk."""
         self._agreed = {
-            "recipe": self._roster.recipe,
-            "clients": len(self._roster.clients),
+            "recipe": self._registry.recipe,
+            "clients": len(self._registry.clients),
             "classes": self._classes,
             "constants": constants,
         }
@@ -89,7 +94,7 @@ class FlowerExecutor:
         current = next(turn, None)
         for client, answer in self.ask(TRAIN, requests):
             if progress is not None and not isinstance(answer, Lost) and "update" in answer:
-                progress(self._roster.clients[client].train)
+                progress(self._registry.clients[client].train)
             waiting[client] = (
                 self._put_aside(client, answer) if client != current else _result(client, answer)
             )
@@ -102,30 +107,30 @@ class FlowerExecutor:
         self, kind: str, requests: Mapping[int, dict[str, Tree]]
     ) -> Generator[tuple[int, dict[str, Tree] | Lost], None, None]:
         """One request to each of some clients; the answers as they arrive, one each."""
-        self._roster.refresh()
-        post = Post(self._roster.grid, self._deadline)
-        common = {"federation": self._roster.federation, "digest": self._digest}
-        nodes = self._roster.connected()
+        self._registry.refresh()
+        exchange = Exchange(self._registry.grid, self._deadline)
+        common = {"federation": self._registry.federation, "digest": self._digest}
+        nodes = self._registry.connected()
         fresh = set(requests) - self._told
         for client, request in requests.items():
             if client not in nodes:
                 yield client, Lost("its site is not connected")
                 continue
             agreed = {"agreed": self._agreed} if client in fresh else {}
-            post.send(client, nodes[client], kind, {**common, **request, **agreed})
-        for client, answer in post.answers():
+            exchange.send(client, nodes[client], kind, {**common, **request, **agreed})
+        for client, answer in exchange.answers():
             if not isinstance(answer, Lost):
                 self._told.add(client)
                 if "unprepared" in answer and client not in fresh:  # its disk was lost since
                     fresh.add(client)
                     again = {**common, **requests[client], "agreed": self._agreed}
-                    post.send(client, nodes[client], kind, again)
+                    exchange.send(client, nodes[client], kind, again)
                     continue
             yield client, answer
 
     def name(self, client: int) -> str:
         """A client's site."""
-        return self._roster.clients[client].name
+        return self._registry.clients[client].name
 
     def close(self) -> None:
         """Nothing to stop: nodes are their sites' own."""

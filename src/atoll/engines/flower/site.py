@@ -18,20 +18,22 @@ from typing import Any
 import torch
 
 from atoll import __version__
+from atoll.components.base import Deployment
+from atoll.core.errors import UserError, did_you_mean
+from atoll.core.files import write_whole
+from atoll.core.threads import threads
+from atoll.core.tree import Tree, load, map_tensors, pack
 from atoll.data.images import ImageSet
-from atoll.data.partitions import Partition
+from atoll.data.partition.partition import Partition
 from atoll.data.sources import load_data
+from atoll.engines.client import Client, train_client
 from atoll.engines.client_states import ClientStates
-from atoll.engines.federation import Federation, Plan
-from atoll.engines.flower.roster import FORMAT, is_site_name
-from atoll.engines.simulation import threads
-from atoll.errors import UserError, did_you_mean
+from atoll.engines.federation import Federation
+from atoll.engines.flower.site_registry import FORMAT, is_site_name
 from atoll.evaluation import evaluate
-from atoll.methods.client import Client, train_client
-from atoll.parts import Deployment
-from atoll.tree import Tree, load, map_tensors, pack, write_whole
+from atoll.recipe.recipe import Recipe
 
-PlanReader = Callable[[str], Plan]
+RecipeReader = Callable[[str], Recipe]
 WORDS = ("site", "data", "source", "state", "device", "afresh")  # what a node's configuration may say
 NUMBERS = ("partition-id", "num-partitions")  # and what Flower's simulation adds
 
@@ -95,13 +97,13 @@ class SiteOptions:
         """Where the site keeps its state."""
         return Path(self.state or os.environ.get("ATOLL_STATE", "~/.atoll/state")).expanduser()
 
-    def plan(self, plan: Plan) -> Plan:
-        """The recipe's plan, with the site's own images and device."""
-        engine = replace(plan.engine, device=self.device) if self.device else plan.engine
+    def recipe(self, recipe: Recipe) -> Recipe:
+        """The recipe's recipe, with the site's own images and device."""
+        engine = replace(recipe.engine, device=self.device) if self.device else recipe.engine
         if not self.site:
-            return replace(plan, engine=engine)
-        data = replace(plan.data, source=self.source, path=self.data, limit=None)
-        return replace(plan, data=data, engine=engine)
+            return replace(recipe, engine=engine)
+        data = replace(recipe.data, source=self.source, path=self.data, limit=None)
+        return replace(recipe, data=data, engine=engine)
 
 
 @dataclass(frozen=True)
@@ -110,11 +112,11 @@ class SiteSide:
 
     Attributes:
         options: the node's configuration.
-        read_plan: makes a plan out of a recipe's text.
+        read_recipe: makes a recipe out of a recipe's text.
     """
 
     options: SiteOptions
-    read_plan: PlanReader
+    read_recipe: RecipeReader
 
     def hello(self, request: Tree) -> Tree:
         """Who this is, and how many images of which classes it has."""
@@ -122,11 +124,11 @@ class SiteSide:
             return {
                 "lost": f"the coordinator's Atoll speaks format {request['format']}, this is {__version__}"
             }
-        plan = self.read_plan(request["recipe"])
+        recipe = self.read_recipe(request["recipe"])
         if bool(request["sites"]) != bool(self.options.site):
             wanted = "real sites (site=… data=…)" if request["sites"] else "shares of the recipe's own images"
             return {"lost": f"the run is for {wanted}, and this node is configured for the other"}
-        splits = load_data(self.options.plan(plan).data, plan.seed) if self.options.site else None
+        splits = load_data(self.options.recipe(recipe).data, recipe.seed) if self.options.site else None
         if splits is not None and len(splits.train) < 2:
             return {"lost": f"site {self.options.site!r} has {len(splits.train)} training image(s), needs 2"}
         return {
@@ -142,16 +144,16 @@ class SiteSide:
         if agreed is None:
             return {"unprepared": True}
         message = request["message"]
-        federation, client = _client_side(agreed, self.options, self.read_plan, message["client"])
-        with threads(federation.plan.engine.threads):
+        federation, client = _client_side(agreed, self.options, self.read_recipe, message["client"])
+        with threads(federation.recipe.engine.threads):
             states = self._states(request)
-            own = None
-            if stateful := federation.plan.method.stateful(federation.plan.train):
+            retained = None
+            if stateful := federation.recipe.composed.stateful(federation.recipe.train):
                 try:
-                    own = states.load(message["client"], message["kept"])
+                    retained = states.load(message["client"], message["kept"])
                 except UserError as error:
                     return self._bereft(request["federation"], message["kept"], error)
-            update, kept = train_client(client, message, own, federation.client_data(message["client"]))
+            update, kept = train_client(client, message, retained, federation.client_data(message["client"]))
             if stateful:
                 states.save(message["client"], message["round"], kept)
                 states.prune({message["client"]: request["needed"]})
@@ -163,18 +165,22 @@ class SiteSide:
         if agreed is None:
             return {"unprepared": True}
         client, kept = request["client"], request["kept"]
-        federation, _ = _client_side(agreed, self.options, self.read_plan, client)
-        plan, splits = federation.plan, federation.splits
+        federation, _ = _client_side(agreed, self.options, self.read_recipe, client)
+        recipe, splits = federation.recipe, federation.splits
         held = splits.validation if splits.validation is not None else splits.test
         if held is None:
             return {"results": {}, "images": 0}
-        with threads(plan.engine.threads):
-            own = self._states(request).load(client, kept) if plan.method.personalises(plan.train) else None
-            weights = plan.method.personal(Deployment({"": request["model"]}), client, own)
+        with threads(recipe.engine.threads):
+            retained = (
+                self._states(request).load(client, kept)
+                if recipe.composed.personalises(recipe.train)
+                else None
+            )
+            weights = recipe.composed.personal(Deployment({"": request["model"]}), client, retained)
             federation.networks.load_state_dict({**federation.networks.state_dict(), **weights})
-            protocols = plan.evaluation.at_end if request["final"] else plan.evaluation.during
+            protocols = recipe.evaluation.at_end if request["final"] else recipe.evaluation.during
             results = evaluate(
-                federation.encoder, splits.train, held, federation.views, plan.evaluation, seed=plan.seed,
+                federation.encoder, splits.train, held, federation.views, recipe.evaluation, seed=recipe.seed,
                 protocols=protocols,
             )  # fmt: skip
         numbers = {name: value for name, value in results.items() if type(value) in (int, float)}
@@ -229,27 +235,29 @@ def digest_of(agreed: Tree) -> str:
 
 
 def _client_side(
-    agreed: Agreed, options: SiteOptions, read_plan: PlanReader, client: int
+    agreed: Agreed, options: SiteOptions, read_recipe: RecipeReader, client: int
 ) -> tuple[Federation, Client]:
     if options.site:
-        return _open(agreed, options, read_plan, client)
-    return _open(agreed, replace(options, share=None), read_plan, 0)  # the same for every share
+        return _open(agreed, options, read_recipe, client)
+    return _open(agreed, replace(options, share=None), read_recipe, 0)  # the same for every share
 
 
 @lru_cache(maxsize=1)  # a process of a simulation serves many requests
 def _open(
-    file: Agreed, options: SiteOptions, read_plan: PlanReader, client: int
+    file: Agreed, options: SiteOptions, read_recipe: RecipeReader, client: int
 ) -> tuple[Federation, Client]:
     agreed = load(file.path)
-    plan = options.plan(read_plan(agreed["recipe"]))
+    recipe = options.recipe(read_recipe(agreed["recipe"]))
     if not options.site:
-        federation = Federation(plan)
+        federation = Federation(recipe)
     else:
-        splits = load_data(plan.data, plan.seed)
+        splits = load_data(recipe.data, recipe.seed)
         for images in (splits.train, splits.test, splits.validation):
             if images is not None:
                 _rename_classes(images, agreed["classes"])
-        federation = Federation(plan, splits, _own_partition(plan, splits.train, client, agreed["clients"]))
+        federation = Federation(
+            recipe, splits, _own_partition(recipe, splits.train, client, agreed["clients"])
+        )
     return federation, federation.client_side(agreed["constants"])
 
 
@@ -260,11 +268,11 @@ def _rename_classes(images: ImageSet, classes: list[str]) -> None:
         images.classes = list(classes)
 
 
-def _own_partition(plan: Plan, images: ImageSet, client: int, clients: int) -> Partition:
+def _own_partition(recipe: Recipe, images: ImageSet, client: int, clients: int) -> Partition:
     """All images here are this client's; of the others' a site knows nothing."""
     shares = [torch.arange(len(images) if k == client else 0) for k in range(clients)]
     names = [str(k) for k in range(clients)]
     return Partition(
-        shares, names, None, None, plan.partition, plan.seed, len(images), images.fingerprint,
+        shares, names, None, None, recipe.partition, recipe.seed, len(images), images.fingerprint,
         tuple(images.classes),
     )  # fmt: skip

@@ -1,0 +1,116 @@
+"""Server steps: what becomes of the folded model w̄ of a round that began with w.
+
+    direct:  w ← w̄
+    FedAvgM: v ← β v + Δ,  w ← w + η v
+    FedAdam: m ← β₁ m + (1 − β₁) Δ,  v ← β₂ v + (1 − β₂) Δ²,  w ← w + η m / (√v + τ)
+
+with Δ = w̄ − w, the negative of a gradient. Only trained weights take these steps; BatchNorm's running statistics,
+for which momentum means nothing, are taken as they were folded.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+
+from atoll.components.base import ServerStep, Setting
+from atoll.core.errors import UserError
+from atoll.core.tree import Tree, Weights
+
+
+@dataclass(frozen=True)
+class Direct(ServerStep):
+    """w ← the fold of the updates."""
+
+    name: ClassVar[str] = "direct"
+    source: ClassVar[str] = "McMahan et al. 2017, Algorithm 1"
+
+
+def pseudo_gradient(current: Weights, folded: Weights, setting: Setting) -> Weights:
+    """Δ = w̄ − w of the trained weights."""
+    trained = [name for name, w in current.items() if w.is_floating_point() and name not in setting.buffers]
+    return {name: folded[name] - current[name] for name in trained}
+
+
+@dataclass(frozen=True)
+class FedAvgM(ServerStep):
+    """Momentum at the server. With ``momentum`` 0 and ``server_lr`` 1 this is FedAvg.
+
+    Attributes:
+        server_lr: η.
+        momentum: β.
+    """
+
+    name: ClassVar[str] = "fedavgm"
+    source: ClassVar[str] = "Hsu et al. 2019, Section 4.3"
+    server_lr: float = 1.0
+    momentum: float = 0.9
+
+    def __post_init__(self) -> None:
+        _check(self, ("server_lr",), ("momentum",))
+
+    def step(self, state: Tree, current: Weights, folded: Weights, setting: Setting) -> tuple[Tree, Weights]:
+        """The velocity v and w."""
+        velocity = pseudo_gradient(current, folded, setting)
+        if state:
+            for name, delta in velocity.items():
+                delta.add_(state["velocity"][name], alpha=self.momentum)
+        moved = {name: torch.add(current[name], v, alpha=self.server_lr) for name, v in velocity.items()}
+        return {"velocity": velocity}, {**folded, **moved}
+
+
+@dataclass(frozen=True)
+class FedAdam(ServerStep):
+    """Adam at the server, without bias correction; v begins at τ², as the paper asks.
+
+    Attributes:
+        server_lr: η.
+        beta1: β₁.
+        beta2: β₂.
+        adaptivity: τ.
+    """
+
+    name: ClassVar[str] = "fedadam"
+    source: ClassVar[str] = "Reddi et al. 2021, Algorithm 2"
+    server_lr: float = 0.01
+    beta1: float = 0.9
+    beta2: float = 0.99
+    adaptivity: float = 1e-3
+
+    def __post_init__(self) -> None:
+        _check(self, ("server_lr", "adaptivity"), ("beta1", "beta2"))
+
+    def step(self, state: Tree, current: Weights, folded: Weights, setting: Setting) -> tuple[Tree, Weights]:
+        """The moments m and v, and w."""
+        deltas = pseudo_gradient(current, folded, setting)
+        if not state:
+            state = {
+                "m": {name: torch.zeros_like(delta) for name, delta in deltas.items()},
+                "v": {name: torch.full_like(delta, self.adaptivity**2) for name, delta in deltas.items()},
+            }
+        first = {name: torch.lerp(state["m"][name], delta, 1 - self.beta1) for name, delta in deltas.items()}
+        second = {
+            name: torch.lerp(state["v"][name], delta.square(), 1 - self.beta2)
+            for name, delta in deltas.items()
+        }
+        moved = {
+            name: torch.addcdiv(current[name], m, second[name].sqrt() + self.adaptivity, value=self.server_lr)
+            for name, m in first.items()
+        }
+        return {"m": first, "v": second}, {**folded, **moved}
+
+
+def _check(component: ServerStep, positive: tuple[str, ...], shares: tuple[str, ...]) -> None:
+    for option in positive:
+        if not getattr(component, option) > 0:
+            raise UserError(
+                f"options.{component.name}.{option} is {getattr(component, option)}; it must be above 0"
+            )
+    for option in shares:
+        if not 0 <= getattr(component, option) < 1:
+            value = getattr(component, option)
+            raise UserError(
+                f"options.{component.name}.{option} is {value}; it must be at least 0 and below 1"
+            )

@@ -1,0 +1,193 @@
+"""Several recipes over several seeds, side by side."""
+
+from __future__ import annotations
+
+import traceback
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Protocol
+
+from atoll.commands.run import check_folder, run_recipe
+from atoll.core.config import describe, over, setting
+from atoll.core.errors import RunError, UserError, did_you_mean
+from atoll.core.run_folder import Run
+from atoll.engines.federation import Federation
+from atoll.engines.rounds import Callback
+from atoll.methods.registry import METHODS, MethodOptions
+from atoll.recipe.prerequisites import prerequisite_recipes
+from atoll.recipe.recipe import Recipe, make_recipe
+
+DEMO = ("digits-align-uniform", "digits-simclr", "digits-ssd")
+
+
+def of_methods(text: str) -> bool:
+    """Whether a ``key=value`` setting belongs to a method and its components, and not to the rest of a recipe."""
+    return text.partition("=")[0].split(".")[0].strip() in ("method", "options")
+
+
+def by_method(recipe: Recipe, methods: Sequence[str], settings: Sequence[str] = ()) -> list[Recipe]:
+    """A recipe with each of these methods in its method's place.
+
+    Args:
+        recipe: whose own method and options are left out.
+        methods: their names.
+        settings: ``method.KEY=value`` for each of them, ``options.PART.KEY=value`` for those that have it.
+
+    Raises:
+        UserError: an unknown method, or a setting that fits none.
+    """
+    asked: dict[str, Any] = {"method": {}, "options": {}}
+    for text in settings:
+        asked = over(asked, setting(text))
+    wrong = next((key for key, value in asked.items() if not isinstance(value, dict)), None)
+    if wrong:
+        raise UserError(
+            f"{wrong} = {asked[wrong]!r} is not a table; set single keys of it, {wrong}.KEY=value"
+        )
+    if "name" in asked["method"]:
+        raise UserError("method.name is what --methods stands for; name the method there")
+    made, known = [], set()
+    for name in methods:
+        plain = replace(recipe, name=f"{recipe.name}-{_word(name)}", method=MethodOptions(name), options={})
+        table = {**describe(plain), "method": {"name": name, **asked["method"]}, "options": {}}
+        components = {component.name for component in make_recipe(table).composed.components}
+        known |= components
+        options = {
+            component: values for component, values in asked["options"].items() if component in components
+        }
+        made.append(make_recipe({**table, "options": options}))
+    strange = next((component for component in asked["options"] if component not in known), None)
+    if strange is not None:
+        raise UserError(
+            f"options.{strange} belongs to no component of these methods; {did_you_mean(strange, known)}"
+        )
+    return made
+
+
+def _word(method: str) -> str:
+    """A method's name as part of a folder's."""
+    return method.replace(":", "-")
+
+
+def counterparts(recipes: Sequence[Recipe]) -> list[Recipe]:
+    """The lines between which a federated method lies, for each objective with its options among the recipes.
+
+    The upper one: one client holds all data and keeps its optimiser. The lower one: each client learns alone.
+    """
+    lines, seen = [], []
+    for recipe in recipes:
+        objective = recipe.composed.objective
+        setting = (objective, replace(recipe, name="", title="", method=MethodOptions(), options={}))
+        if setting in seen:
+            continue
+        seen.append(setting)
+        plain = next((n for n, m in METHODS.items() if m.objective == objective and not m.terms), None)
+        method = MethodOptions(
+            plain or recipe.method.name, objective.name, terms=(), aggregation="fedavg", server="direct"
+        )
+        name = f"{recipe.name.removesuffix(f'-{_word(recipe.method.name)}')}-{_word(method.name)}"
+        options = {
+            component: table for component, table in recipe.options.items() if component == objective.name
+        }
+        line = replace(recipe, options=options)
+        lines += [
+            replace(
+                line,
+                name=f"{name}-centralised",
+                method=replace(method, merge="replace"),
+                partition=replace(recipe.partition, kind="centralised"),
+                train=replace(recipe.train, participation=1.0, keep_optimizer=True),
+            ),
+            replace(line, name=f"{name}-alone", method=replace(method, merge="local_only")),
+        ]
+    return [_valid(line) for line in lines]
+
+
+def _valid(recipe: Recipe) -> Recipe:
+    _ = recipe.composed
+    return recipe
+
+
+class Bar(Callback, Protocol):
+    """Shows a run's progress."""
+
+    def stop(self) -> None:
+        """Leave the terminal as it was."""
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """Runs side by side.
+
+    Attributes:
+        runs: that finished, recipe by recipe.
+        failures: why the others came to nothing, in a sentence, by the name of their folder.
+    """
+
+    runs: list[Run]
+    failures: dict[str, str]
+
+
+def compare(
+    recipes: Sequence[Recipe], seeds: int, out: Path, callback: Callable[[str], Bar] | None = None
+) -> Comparison:
+    """Run every recipe with each of its seeds; what is finished already is not run again.
+
+    A run that comes to nothing (its updates are refused, its worker dies, memory runs out) takes none of the others
+    with it; a fault in the code prints its traceback.
+
+    Args:
+        recipes: to run.
+        seeds: how many seeds a recipe, from the recipe's own on.
+        out: a folder for the runs' folders.
+        callback: makes a progress bar for a title.
+
+    Returns:
+        What was run.
+
+    Raises:
+        UserError: no seeds, two recipes of one name, or a mistake in one of them, before any is run.
+    """
+    if seeds < 1:
+        raise UserError(f"a comparison needs at least 1 seed a recipe, not {seeds}")
+    names = [recipe.name for recipe in recipes]
+    twice = next((name for name in names if names.count(name) > 1), None)
+    if twice is not None:
+        raise UserError(f"two recipes are called {twice!r}, and would share a folder; give each its own name")
+    _check(recipes, seeds, out)
+    runs, failures = [], {}
+    for recipe in recipes:
+        for seed in range(recipe.seed, recipe.seed + seeds):
+            seeded = replace(recipe, seed=seed)
+            run = Run(out / f"{recipe.name}-seed{seed}")
+            title = f"{recipe.label}" + (f", seed {seed}" if seeds > 1 else "")
+            bar = callback(title) if callback else None
+            try:
+                runs.append(run_recipe(seeded, run.folder, resume=run.exists(), callback=bar))
+            except (RunError, UserError) as error:
+                failures[run.name] = f"{title}: {error}"
+            except Exception as error:
+                traceback.print_exc()
+                failures[run.name] = f"{title}: {type(error).__name__}: {error}"
+            finally:
+                if bar:
+                    bar.stop()
+    return Comparison(runs, failures)
+
+
+def _check(recipes: Sequence[Recipe], seeds: int, out: Path) -> None:
+    """Find now the mistakes that would end the comparison after hours."""
+    for recipe in recipes:
+        try:
+            runs = [
+                (replace(recipe, seed=seed), Run(out / f"{recipe.name}-seed{seed}"))
+                for seed in range(recipe.seed, recipe.seed + seeds)
+            ]
+            for seeded, run in runs:
+                check_folder(run, seeded, resume=run.exists())
+            if not all(run.finished for _, run in runs):
+                for one in (*prerequisite_recipes(recipe).values(), recipe):
+                    Federation(one).initial_weights()
+        except UserError as error:
+            raise UserError(f"{recipe.name}: {error}" if len(recipes) > 1 else str(error)) from None

@@ -1,0 +1,254 @@
+"""What leaves a client, what comes in and what it keeps: to the tensor, before any real image is read.
+
+The answer is measured, not promised: the recipe's method plays rounds on noise with the recipe's networks, and
+every message, update and state that it makes is listed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Generator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from atoll.components.base import Trained
+from atoll.core.errors import UserError
+from atoll.core.rng import stream
+from atoll.core.threads import threads
+from atoll.core.tree import Tree, clone
+from atoll.data.images import ImageSet, StoredPixels
+from atoll.data.partition.partition import Partition
+from atoll.data.sources import Splits
+from atoll.engines.client_states import ClientStates
+from atoll.engines.executors import InProcess
+from atoll.engines.federation import Federation
+from atoll.engines.server import Job, Result, Server
+from atoll.methods.method import Method
+from atoll.recipe.recipe import Recipe
+
+CLASSES = 10  # of the noise, where a method reads labels
+ROUNDS = 2
+CLIENTS = 5  # enough for the rules that need a crowd, such as multi-Krum
+OTHERS = 4  # images at each client but the second
+PROBES = 64, 96  # images at the client, twice: what grows between the two is one a row an image
+
+
+@dataclass(frozen=True)
+class Item:
+    """A tensor or a number.
+
+    Attributes:
+        name: its place in the tree, dotted.
+        shape: of the tensor; None for a number or a word. Sizes that depend on the images are those for all.
+        dtype: of the tensor.
+        bytes: its weight on the wire.
+        why: what it is for.
+        rounds: in which of the first rounds it was there.
+    """
+
+    name: str
+    shape: tuple[int, ...] | None
+    dtype: str
+    bytes: int
+    why: str
+    rounds: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Egress:
+    """A client's traffic.
+
+    Attributes:
+        up: what leaves it in a round.
+        down: what it gets in a round.
+        once: what it gets once.
+        kept: what it keeps and does not send.
+        images: the number of training images that this is for.
+    """
+
+    up: list[Item]
+    down: list[Item]
+    once: list[Item]
+    kept: list[Item]
+    images: int
+
+
+def egress(recipe: Recipe, images: int = 1000) -> Egress:
+    """Measure what a client of ``images`` training images sends, gets and keeps.
+
+    What grows with the images is drawn out in a straight line from two small numbers of them.
+
+    Raises:
+        UserError: fewer than 1 image, or the recipe's method does not fit its networks.
+    """
+    if images < 1:
+        raise UserError(f"--images is {images}; it must be the number of images at the site, at least 1")
+    few, more = (_play(recipe, count) for count in PROBES)
+    method = recipe.composed
+
+    def items(place: str) -> list[Item]:
+        small, large = _rounds(few[place]), _rounds(more[place])
+        return [
+            _item(name, value, large[name][0], rounds, images, _why(method, place, name))
+            for name, (value, rounds) in small.items()
+        ]
+
+    return Egress(items("up"), items("down"), items("once"), items("kept"), images)
+
+
+_Flat = dict[str, Any]
+
+
+def _play(recipe: Recipe, count: int) -> dict[str, list[_Flat]]:
+    """Some clients' rounds on noise; what the second one sent, got and kept in each round, flattened.
+
+    The second, because the first may be given more in the beginning.
+    """
+    train = replace(
+        recipe.train,
+        rounds=ROUNDS,
+        epochs=min(recipe.train.epochs, 1),
+        batch_size=min(recipe.train.batch_size, 32),
+        participation=1.0,
+        start=None,
+        lr=1e-6,
+        first_norm=1e9,
+        norm_factor=1e9,
+    )
+    recipe = replace(recipe, train=train, engine=replace(recipe.engine, device="cpu"))
+    federation = Federation(recipe, *_noise(recipe, count))
+    prerequisites = {
+        name: Trained(federation.initial_weights(), StoredPixels(_pixels(recipe, count)))
+        for name in recipe.composed.prerequisites()
+    }
+    found: dict[str, list[_Flat]] = {"up": [], "down": [], "once": [], "kept": []}
+    with TemporaryDirectory() as folder, threads(recipe.engine.threads):
+        states = ClientStates(Path(folder) / "clients")
+        server = Server(
+            recipe, federation.setting, federation.initial_weights(), prerequisites, Path(folder) / "scratch"
+        )
+        server.checks.names = frozenset(federation.update_names())
+        server.checks.buffers = frozenset(federation.buffer_names())
+        executor = _Recorder(InProcess(federation, states), found)
+        executor.start(server.constants)
+        for _ in range(ROUNDS):
+            server.run_round(executor)
+            if recipe.composed.stateful(train):
+                found["kept"].append(_flat(states.load(1, server.round)))
+    return found
+
+
+class _Recorder:
+    """Notes what passes between the server and the second client."""
+
+    def __init__(self, executor: InProcess, found: dict[str, list[_Flat]]) -> None:
+        self._executor = executor
+        self._found = found
+
+    def start(self, constants: Tree) -> None:
+        self._found["once"].append(_flat(constants))
+        self._executor.start(constants)
+
+    def run(
+        self, jobs: Sequence[Job], progress: Callable[[int], None] | None
+    ) -> Generator[Result, None, None]:
+        for job, result in zip(jobs, self._executor.run(jobs, progress), strict=True):
+            self._note(job, result.update)
+            yield result
+
+    def close(self) -> None:
+        self._executor.close()
+
+    def _note(self, job: Job, update: Tree) -> None:
+        if job.client == 1:
+            self._found["down"].append(_flat(job.message))
+            self._found["up"].append(_flat(clone(update)))
+
+
+def _noise(recipe: Recipe, count: int) -> tuple[Splits, Partition]:
+    sizes = [OTHERS, count, *([OTHERS] * (CLIENTS - 2))]
+    labels = torch.arange(sum(sizes)) % CLASSES if recipe.composed.needs_labels else None
+    classes = [str(k) for k in range(CLASSES)] if recipe.composed.needs_labels else []
+    images = ImageSet(StoredPixels(_pixels(recipe, sum(sizes))), labels, classes)
+    shares = list(torch.split(torch.arange(sum(sizes)), sizes))
+    names = [str(k) for k in range(CLIENTS)]
+    partition = Partition(
+        shares, names, None, None, recipe.partition, recipe.seed, sum(sizes), classes=tuple(classes)
+    )
+    return Splits(images), partition
+
+
+def _pixels(recipe: Recipe, count: int) -> Tensor:
+    size = recipe.data.image_size
+    shape = (count, recipe.data.channels, size, size)
+    return torch.randint(256, shape, generator=stream(0, "egress"), dtype=torch.uint8)
+
+
+def _flat(tree: Tree, prefix: str = "") -> _Flat:
+    if isinstance(tree, Mapping):
+        pairs = [(str(key), value) for key, value in tree.items()]
+    elif isinstance(tree, list | tuple) and any(isinstance(value, Tensor | Mapping | list) for value in tree):
+        pairs = [(str(key), value) for key, value in enumerate(tree)]
+    else:
+        return {} if tree is None else {prefix.removesuffix("."): tree}
+    return {name: leaf for key, value in pairs for name, leaf in _flat(value, f"{prefix}{key}.").items()}
+
+
+def _rounds(flats: list[_Flat]) -> dict[str, tuple[Any, tuple[int, ...]]]:
+    """Each leaf of any round, as it was last, with the rounds in which it was there."""
+    names = dict.fromkeys(name for flat in flats for name in flat)
+    return {
+        name: (
+            next(flat[name] for flat in reversed(flats) if name in flat),
+            tuple(k for k, flat in enumerate(flats, 1) if name in flat),
+        )
+        for name in names
+    }
+
+
+def _item(name: str, small: Any, large: Any, rounds: tuple[int, ...], images: int, why: str) -> Item:
+    if not isinstance(small, Tensor):
+        return Item(name, None, type(small).__name__, 8, why, rounds)
+    shape = tuple(small.shape)
+    if isinstance(large, Tensor) and large.dim() == small.dim():
+        slopes = [(b - a) / (PROBES[1] - PROBES[0]) for a, b in zip(small.shape, large.shape, strict=True)]
+        shape = tuple(round(a + slope * (images - PROBES[0])) for a, slope in zip(shape, slopes, strict=True))
+    count = 1
+    for size in shape:
+        count *= size
+    return Item(
+        name, shape, str(small.dtype).removeprefix("torch."), count * small.element_size(), why, rounds
+    )
+
+
+def _why(method: Method, place: str, name: str) -> str:
+    """What an entry is for: the component that it belongs to says so itself."""
+    first, *rest = name.split(".")
+    if first in ("parts", *(component.name for component in method.components)):
+        owner = rest[0] if first == "parts" else first
+        component = next((component for component in method.components if component.name == owner), None)
+        if component is None:
+            return f"for {owner}"
+        words = {"up": component.egress, "kept": component.keeps}.get(place, ())
+        return "; ".join(words) or f"for {owner} ({component.source})"
+    return _REASONS.get((place, first)) or _REASONS.get(("", first)) or "for the fold"
+
+
+_REASONS = {
+    ("up", "weights"): "the trained weights: the server folds them",
+    ("down", "models"): "what training starts from",
+    ("", "losses"): "the mean of each loss over the round, for the log",
+    ("", "samples"): "the number of training images: the weight in the fold",
+    ("", "batches"): "the number of batches: the weight in the fold",
+    ("", "loss"): "the mean loss of the last epoch: the weight in the fold",
+    ("", "round"): "which round this is",
+    ("", "client"): "which client this is",
+    ("", "epochs"): "how long to train",
+    ("", "kept"): "which of its own states is valid",
+    ("", "buffers"): "BatchNorm's running statistics, which do not leave",
+    ("", "optimizer"): "the optimiser's state, which does not leave",
+}

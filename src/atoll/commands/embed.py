@@ -1,0 +1,127 @@
+"""Write the representations of images."""
+
+from __future__ import annotations
+
+import csv
+import io
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import torch
+from torch import Tensor
+
+from atoll.core.errors import UserError
+from atoll.core.files import read_bytes, write_whole
+from atoll.data.decode import Decoding, decode_batch
+from atoll.data.folders import is_image
+from atoll.data.views.options import ViewOptions
+from atoll.data.views.views import Views, make_views
+from atoll.evaluation import embed
+from atoll.models import Encoder
+
+BATCH = 256
+
+
+def decoding_of(encoder: Encoder) -> Decoding:
+    """How image files are decoded for an encoder, as its file says."""
+    about = encoder.metadata
+    how = about.get(
+        "decoding", {"image_size": about["image_size"]}
+    )  # files of older versions say only the size
+    return Decoding(channels=about["channels"], **how)
+
+
+def views_of(encoder: Encoder) -> Views:
+    """Makes an encoder's inputs of decoded images, as its file says."""
+    about = encoder.metadata
+    size, mean, std = about["image_size"], tuple(about["mean"]), tuple(about["std"])
+    options = ViewOptions(preset="none", size=size, mean=mean, std=std)
+    return make_views(options, decoding_of(encoder).image_size, about["channels"])
+
+
+def embed_images(encoder: Encoder, images: Path) -> tuple[list[str], Tensor]:
+    """Representations of an image file, or of all images below a folder.
+
+    Shape:
+        - Output: names, and (N, d) float32
+
+    Raises:
+        UserError: no such file, no images, or one that cannot be decoded.
+    """
+    if not images.exists():
+        raise UserError(f"there is no file or folder {images}")
+    found = (path for path in images.rglob("*") if is_image(path.name) and path.is_file())
+    paths = [images] if images.is_file() else sorted(found)
+    if not paths:
+        raise UserError(f"{images} holds no images")
+    views = views_of(encoder)
+    how = decoding_of(encoder)
+    rows = []
+    for begin in range(0, len(paths), BATCH):
+        some = paths[begin : begin + BATCH]
+        pixels, corrupt = decode_batch([read_bytes(path) for path in some], how)
+        if corrupt:
+            row, reason = next(iter(corrupt.items()))
+            raise UserError(
+                f"{some[row]} cannot be read as the encoder's training images were: {reason}; save it anew as a "
+                "common image of 8 or 16 bits, or leave it out"
+            )
+        rows.append(embed(encoder, views.plain, _Held(torch.from_numpy(pixels))))
+    names = [str(path.relative_to(images)) if images.is_dir() else path.name for path in paths]
+    return names, torch.cat(rows)
+
+
+def save_embeddings(path: Path, names: list[str], h: Tensor) -> None:
+    """Write representations as ``.npz``, ``.csv`` or ``.parquet``.
+
+    Raises:
+        UserError: another ending, or a file that cannot be written.
+    """
+    writers: dict[str, Callable[[list[str], Tensor], bytes]] = {
+        ".npz": _npz,
+        ".csv": _csv,
+        ".parquet": _parquet,
+    }
+    if path.suffix not in writers:
+        raise UserError(f"embeddings are written as {', '.join(writers)}, and {path} ends otherwise")
+    write_whole(path, writers[path.suffix](names, h))
+
+
+class _Held:
+    """Pixels that are in memory already."""
+
+    def __init__(self, data: Tensor) -> None:
+        self._data = data
+        self.shape: tuple[int, int, int, int] = (data.shape[0], data.shape[1], data.shape[2], data.shape[3])
+
+    def __len__(self) -> int:
+        return len(self._data)
+
+    def gather(self, indices: Tensor) -> Tensor:
+        return self._data[indices]
+
+
+def _npz(names: list[str], h: Tensor) -> bytes:
+    file = io.BytesIO()
+    np.savez(file, names=np.array(names), embeddings=h.cpu().numpy())
+    return file.getvalue()
+
+
+def _csv(names: list[str], h: Tensor) -> bytes:
+    file = io.StringIO()
+    writer = csv.writer(file, lineterminator="\n")
+    writer.writerow(["name", *(f"h{i}" for i in range(h.shape[1]))])
+    writer.writerows(
+        [name, *(repr(value) for value in row)] for name, row in zip(names, h.tolist(), strict=True)
+    )
+    return file.getvalue().encode()
+
+
+def _parquet(names: list[str], h: Tensor) -> bytes:
+    values = pa.FixedSizeListArray.from_arrays(pa.array(h.cpu().numpy().reshape(-1)), h.shape[1])
+    file = pa.BufferOutputStream()
+    pq.write_table(pa.table({"name": names, "embedding": values}), file)
+    return bytes(file.getvalue())

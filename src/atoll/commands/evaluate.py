@@ -1,0 +1,201 @@
+"""Measure the encoders of a run: during it, at its end, and later under another protocol."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from torch import nn
+
+from atoll.core.config import describe
+from atoll.core.errors import UserError
+from atoll.core.run_folder import Run
+from atoll.core.tree import Weights
+from atoll.data.images import ImageSet
+from atoll.data.options import DataOptions
+from atoll.data.partition.partition import Partition
+from atoll.data.sources import Splits, load_data
+from atoll.data.views.views import make_views
+from atoll.engines.client_states import States
+from atoll.engines.federation import Federation
+from atoll.engines.server import Server
+from atoll.evaluation import Results, classifier_accuracy, evaluate, mean_over_clients
+from atoll.models import Encoder, load_encoder
+from atoll.recipe.recipe import load_recipe
+
+
+def partition_of(run: Run) -> Partition | None:
+    """Which client holds which image; None where the run has not come so far, or has lost the file."""
+    path = run.partition_path
+    return Partition.from_json(path.read_text("utf-8")) if path.is_file() else None
+
+
+def deployed(federation: Federation, server: Server, states: States) -> dict[str, tuple[Weights, list[int]]]:
+    """The finished models by name, each with the clients that use it.
+
+    A client that never took part has no model of its own, and counts only while none has.
+    """
+    method, clients = federation.recipe.composed, range(federation.setting.num_clients)
+    deployment = server.deploy()
+    if method.personalises(federation.recipe.train):
+        models = {}
+        for client in [c for c in clients if server.valid.get(c)] or clients:
+            own = states.load(client, server.valid.get(client, 0))
+            if own is not None or deployment.models:
+                models[f"client-{client}"] = (method.personal(deployment, client, own), [client])
+        return models
+    first = next(iter(deployment.models))
+    users = {
+        name: [c for c in clients if deployment.choice.get(c, first) == name] for name in deployment.models
+    }
+    return {name: (weights, users[name]) for name, weights in deployment.models.items()}
+
+
+def load_networks(federation: Federation, weights: Weights) -> Encoder:
+    """The encoder with these weights; names that they lack stay as the networks have them."""
+    federation.networks.load_state_dict({**federation.networks.state_dict(), **weights})
+    return federation.encoder
+
+
+def held_out(splits: Splits) -> tuple[str, ImageSet]:
+    """The images that measure an encoder: for tuning the validation split, else the test set, else all."""
+    if splits.validation is not None:
+        return "validation", splits.validation
+    return ("test", splits.test) if splits.test is not None else ("train", splits.train)
+
+
+def model_path(run: Run, name: str) -> Path:
+    """The finished encoder of one of several models."""
+    return run.folder / f"encoder-{name}.safetensors"
+
+
+def _evaluate_all(federation: Federation, server: Server, states: States, final: bool) -> dict[str, Any]:
+    """Numbers of the deployed models; of several, the mean over the clients that use them, and each one's.
+
+    With ``final`` by every protocol, otherwise by the cheap ones.
+    """
+    recipe = federation.recipe
+    split, images = held_out(federation.splits)
+    models = deployed(federation, server, states)
+    if not len(images) or not models:
+        return {}
+    protocols = recipe.evaluation.at_end if final else recipe.evaluation.during
+    by_model: dict[str, Results] = {}
+    for name, (weights, _) in models.items():
+        by_model[name] = evaluate(
+            load_networks(federation, weights),
+            federation.splits.train,
+            images,
+            federation.views,
+            recipe.evaluation,
+            seed=recipe.seed,
+            protocols=protocols,
+            client_ids=federation.client_ids(),
+        )
+        chain = recipe.composed.objective.classifier()
+        if chain and images.labels is not None:
+            networks = nn.Sequential(*(federation.networks[network] for network in chain))
+            accuracy = classifier_accuracy(networks, federation.views.plain, images)
+            by_model[name]["classifier/accuracy"] = accuracy
+    clients = {name: len(users) for name, (_, users) in models.items()}
+    return {"split": split, **mean_over_clients(by_model, clients)}
+
+
+def find_encoder(run_or_encoder: Path | str) -> Path:
+    """The encoder's file of a run's folder, or the file itself.
+
+    Raises:
+        UserError: there is none, or the run has not finished.
+    """
+    path = Path(run_or_encoder)
+    if not path.is_dir():
+        return path
+    run = Run(path).require()
+    if not run.encoder_path.is_file():
+        raise UserError(
+            f"{path} has no finished encoder yet; finish it with: atoll run … --out {path} --resume"
+        )
+    return run.encoder_path
+
+
+def evaluate_run(run: Run, protocol: str, settings: Sequence[str] = ()) -> dict[str, Any]:
+    """Measure a finished run under a named protocol, and keep the result beside it.
+
+    Args:
+        run: finished.
+        protocol: its name.
+        settings: ``data.KEY=value``, for other images than the recipe's.
+
+    Returns:
+        What `measure_run` gives, less the numbers of each of several models: those are in the file.
+
+    Raises:
+        UserError: see `measure_run`; or another setting; or the file cannot be written.
+    """
+    other = next((text for text in settings if not text.startswith("data.")), None)
+    if other is not None:
+        raise UserError(
+            f"--set {other}: a finished run is measured as its recipe says, on other data.… at most"
+        )
+    data = load_recipe(run.recipe_path, settings).data if settings else None
+    results = {"protocol": protocol, **measure_run(run, [protocol], data)}
+    if data:
+        results["data"] = describe(data)
+    run.write(f"evaluation-{protocol}.json", json.dumps(results) + "\n")
+    return {key: value for key, value in results.items() if key != "by_model"}
+
+
+def measure_run(run: Run, protocols: Sequence[str], data: DataOptions | None = None) -> dict[str, Any]:
+    """A finished run's encoder, or encoders, under named protocols.
+
+    Args:
+        run: finished.
+        protocols: their names.
+        data: other images than those it learnt from: kNN and probes learn from their training split.
+
+    Returns:
+        The ``"split"`` that was measured on, and what `atoll.evaluation.evaluate` gives; where the run ended
+        with several models their mean, as `atoll.evaluation.mean_over_clients` makes it.
+
+    Raises:
+        UserError: the run has not finished, a protocol is unknown, the images have not the labels, or not the
+            held-out split, that it needs, or the recipe's are no longer those that the clients held.
+    """
+    paths, clients = _models(run)
+    recipe = load_recipe(run.recipe_path)
+    splits = load_data(data or recipe.data, recipe.seed)
+    partition = partition_of(run)
+    if data is None and partition and partition.fingerprint != splits.train.fingerprint:
+        raise UserError(
+            f"the clients of {run.folder} held other images than its recipe's data give here; put those back, or "
+            "name images to measure it on: --set data.source=folder data.path=…"
+        )
+    data = data or recipe.data
+    split, images = held_out(splits)
+    views = make_views(recipe.views, data.image_size, data.channels)
+    client_ids = partition.client_ids(splits.train) if partition else None
+    device = recipe.engine.find_device()
+    by_model = {
+        name: evaluate(
+            load_encoder(path).to(device),
+            splits.train,
+            images,
+            views,
+            recipe.evaluation,
+            seed=recipe.seed,
+            protocols=protocols,
+            client_ids=client_ids,
+            strict=True,
+        )
+        for name, path in paths.items()
+    }
+    return {"split": split, **mean_over_clients(by_model, clients)}
+
+
+def _models(run: Run) -> tuple[dict[str, Path], dict[str, int]]:
+    """A finished run's encoders by the names of their models, and how many clients use each."""
+    only = find_encoder(run.folder)
+    clients: dict[str, int] = (run.read_json("evaluation.json") or {}).get("clients_by_model", {})
+    return {name: model_path(run, name) for name in clients} or {"": only}, clients

@@ -1,0 +1,67 @@
+"""Hand a finished encoder to other programs."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Callable
+from pathlib import Path
+
+import safetensors.torch
+import torch
+from torch import Tensor
+
+from atoll.core.errors import UserError, did_you_mean
+from atoll.core.files import write_whole
+from atoll.models import Encoder
+
+
+def export(encoder: Encoder, path: Path, format: str) -> None:
+    """Hand an encoder to other programs.
+
+    Args:
+        encoder: to export.
+        path: file to write.
+        format: a name in `FORMATS`.
+
+    Raises:
+        UserError: an unknown format, or a library that is missing.
+    """
+    if format not in FORMATS:
+        raise UserError(f"unknown format {format!r}; {did_you_mean(format, FORMATS)}")
+    write_whole(path, FORMATS[format](encoder))
+
+
+def _weights(encoder: Encoder) -> bytes:
+    state = {
+        name: tensor.detach().cpu().contiguous() for name, tensor in sorted(encoder.state_dict().items())
+    }
+    return safetensors.torch.save(state)
+
+
+def _example(encoder: Encoder) -> tuple[Tensor, ...]:
+    about = encoder.metadata
+    return (torch.zeros(2, about["channels"], about["image_size"], about["image_size"]),)
+
+
+def _pt2(encoder: Encoder) -> bytes:
+    batch = {0: torch.export.Dim("batch", min=1)}
+    program = torch.export.export(encoder.eval(), _example(encoder), dynamic_shapes=(batch,))
+    file = io.BytesIO()
+    torch.export.save(program, file)
+    return file.getvalue()
+
+
+def _onnx(encoder: Encoder) -> bytes:
+    try:
+        import onnxscript  # type: ignore[import-not-found, import-untyped, unused-ignore]  # noqa: F401
+    except ImportError:
+        raise UserError("ONNX needs two more libraries: pip install onnx onnxscript") from None
+    batch = {0: torch.export.Dim("batch", min=1)}
+    program = torch.onnx.export(
+        encoder.eval(), _example(encoder), dynamo=True, dynamic_shapes=(batch,), verbose=False
+    )
+    assert program is not None  # noqa: S101
+    return bytes(program.model_proto.SerializeToString())
+
+
+FORMATS: dict[str, Callable[[Encoder], bytes]] = {"onnx": _onnx, "pt2": _pt2, "safetensors": _weights}

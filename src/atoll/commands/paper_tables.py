@@ -1,0 +1,248 @@
+"""The papers' tables: which runs make each row, what is measured, and the published value beside it.
+
+A table is a TOML file. Its ``rows`` are products of axes, each a list of names of ``choices``; a choice says what
+it changes in the recipe and which published values are its own:
+
+    title = "…"                      # what the table shows
+    recipe = "ssd-paper"             # the paper's setting, a preset or a file beside this one
+    columns = ["LP acc %"]           # names of measures
+    rows = [[["silo", "device"], ["fedx", "ssd"]]]     # four rows
+    [published]                      # keys that find the published values of all rows
+    [changes]                        # of the recipe, for all rows
+    [measures."LP acc %"]            # which number of a run's evaluation is meant
+    [choices.ssd]                    # title, published, changes, measures, measured_on
+    [notes]                          # sentences below the table
+
+``base`` names another table that this one is laid over.
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from fnmatch import fnmatchcase
+from functools import cache
+from importlib import resources
+from itertools import product
+from pathlib import Path
+from typing import Any
+
+from atoll.core.config import build, describe, over, packaged, read
+from atoll.core.errors import UserError, did_you_mean
+from atoll.data.options import DataOptions
+from atoll.evaluation import PROTOCOLS
+from atoll.recipe.recipe import Recipe, make_recipe, presets
+
+CLASSIFIER = "classifier"  # measured beside the protocols, where a method trains one
+NOT_COVERED = {  # the papers' other tables, and why they are not here
+    "dec-ssl-1-left": "ImageNet-100's encoders in a Mask R-CNN on COCO, for which Atoll has no protocol",
+    "dec-ssl-1-right": "segmentation of Amazon's packages, whose images are not public",
+}
+
+
+@dataclass(frozen=True)
+class Measure:
+    """A column of a table.
+
+    Attributes:
+        of: the key in a run's evaluation, such as ``"probe-ssd/accuracy"``.
+        times: from the evaluation's unit to the published one.
+        missing: instead, why Atoll does not measure it.
+        published: keys of the published values that differ from the row's; ``metric``, if not the column's name.
+    """
+
+    of: str = ""
+    times: float = 1.0
+    missing: str = ""
+    published: dict[str, str] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        if bool(self.of) == bool(self.missing):
+            raise UserError(
+                "a measure says what it is of, or why it is missing: set one of 'of' and 'missing'"
+            )
+        known = (*PROTOCOLS, CLASSIFIER)
+        if self.of and self.protocol not in known:
+            raise UserError(
+                f"no protocol {self.protocol!r} to measure {self.of!r}; {did_you_mean(self.protocol, known)}"
+            )
+
+    @property
+    def protocol(self) -> str:
+        """What must be measured for it."""
+        return self.of.partition("/")[0]
+
+
+@dataclass(frozen=True)
+class Choice:
+    """One step along one axis of a table.
+
+    Attributes:
+        title: in the row's label.
+        published: keys of its published values.
+        changes: of the recipe. One that names a method drops the method and options that it stands over.
+        measures: columns that are measured in another way here.
+        measured_on: other images, as a ``[data]`` table, that the finished encoder is measured on.
+    """
+
+    title: str
+    published: dict[str, str] = field(default_factory=dict)
+    changes: dict[str, Any] = field(default_factory=dict)
+    measures: dict[str, Measure] = field(default_factory=dict)
+    measured_on: dict[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class PaperTable:
+    """A table as its file has it; the file's form stands at this module's beginning."""
+
+    title: str
+    recipe: str
+    columns: tuple[str, ...]
+    rows: tuple[tuple[tuple[str, ...], ...], ...]
+    published: dict[str, str] = field(default_factory=dict)
+    changes: dict[str, Any] = field(default_factory=dict)
+    measures: dict[str, Measure] = field(default_factory=dict)
+    measured_on: dict[str, Any] = field(default_factory=dict)
+    choices: dict[str, Choice] = field(default_factory=dict)
+    notes: dict[str, str] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        for column in self.columns:
+            _known(column, self.measures, "columns names the measure")
+        for name in (name for group in self.rows for axis in group for name in axis):
+            _known(name, self.choices, "rows names the choice")
+
+
+@dataclass(frozen=True)
+class Row:
+    """A row of a table.
+
+    Attributes:
+        name: also of its runs.
+        choices: that it is made of.
+        label: for readers.
+        recipe: to run.
+        paper: the same recipe before any ``--set``.
+        measures: by column.
+        published: the paper's value by column: its line of ``published.csv``, or an empty one.
+        measured_on: the images that the encoder is measured on, if not the recipe's.
+    """
+
+    name: str
+    choices: tuple[str, ...]
+    label: str
+    recipe: Recipe
+    paper: Recipe
+    measures: dict[str, Measure]
+    published: dict[str, dict[str, str]]
+    measured_on: DataOptions | None
+
+
+def table_names() -> list[str]:
+    """The tables that come with Atoll."""
+    return list(packaged("tables"))
+
+
+def load_table(name: str) -> tuple[PaperTable, Path]:
+    """A table by name or from a TOML file, and the folder that its recipe is looked for in.
+
+    Raises:
+        UserError: no such table, or a mistake in it.
+    """
+    if name in NOT_COVERED:
+        raise UserError(f"the table {name!r} is not covered: {NOT_COVERED[name]}")
+    known = packaged("tables")
+    table = build(PaperTable, read(name, known, "table", "paper's table"), "table")
+    return table, Path() if name in known else Path(name).parent
+
+
+def make_rows(
+    table: PaperTable,
+    settings: Sequence[str] = (),
+    folder: Path = Path(),
+    wanted: Sequence[str] = (),
+) -> list[Row]:
+    """The rows of a table.
+
+    Args:
+        table: the table.
+        settings: ``key=value``, laid over the recipe of every row.
+        folder: where the table's recipe is looked for.
+        wanted: rows, by name or by a pattern such as ``"cifar10-*"``; none: all.
+
+    Raises:
+        UserError: an unknown row, a recipe that is none, or a published value that is not there.
+    """
+    base = _laid(read(table.recipe, presets(), folder=folder), table.changes)
+    made_of = {"-".join(names): names for group in table.rows for names in product(*group)}
+    for pattern in wanted:
+        if not any(fnmatchcase(name, pattern) for name in made_of):
+            raise UserError(f"the table has no row {pattern!r}; {did_you_mean(pattern, made_of)}")
+    return [
+        _row(table, base, names, settings)
+        for name, names in made_of.items()
+        if not wanted or any(fnmatchcase(name, pattern) for pattern in wanted)
+    ]
+
+
+def _row(table: PaperTable, base: Mapping[str, Any], names: tuple[str, ...], settings: Sequence[str]) -> Row:
+    choices = [table.choices[name] for name in names]
+    name, label = "-".join(names), ", ".join(choice.title for choice in choices)
+    keys, measures, elsewhere = dict(table.published), dict(table.measures), dict(table.measured_on)
+    for choice in choices:
+        base = _laid(base, choice.changes)
+        keys |= choice.published
+        measures |= choice.measures
+        elsewhere |= choice.measured_on
+    measures = {column: measures[column] for column in table.columns}
+    protocols = [one.protocol for one in measures.values() if one.protocol in PROTOCOLS]
+    if elsewhere and any(one.protocol == CLASSIFIER for one in measures.values()):
+        raise UserError(f"row {name} of the table: a classifier cannot be measured on other images' classes")
+    evaluation = {"at_end": ["knn"] if elsewhere else list(dict.fromkeys(protocols))}
+    base = over(base, {"name": name, "title": f"{table.title}: {label}", "evaluation": evaluation})
+    try:
+        paper = make_recipe(base)
+        recipe = make_recipe(base, settings) if settings else paper
+        data = build(DataOptions, {**describe(recipe.data), **elsewhere}) if elsewhere else None
+    except UserError as error:
+        raise UserError(f"row {name} of the table: {error}") from None
+    published = {
+        column: find_published({**keys, **one.published}, column) if keys else {}
+        for column, one in measures.items()
+    }
+    return Row(name, names, label, recipe, paper, measures, published, data)
+
+
+def _laid(base: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
+    """Changes laid over a recipe; another method begins with options of its own."""
+    if "name" in changes.get("method", {}):
+        base = {section: value for section, value in base.items() if section not in ("method", "options")}
+    return over(base, changes)
+
+
+@cache
+def _published() -> list[dict[str, str]]:
+    text = (resources.files("atoll") / "tables" / "published.csv").read_text("utf-8")
+    return list(csv.DictReader(io.StringIO(text)))
+
+
+def find_published(keys: Mapping[str, str], metric: str) -> dict[str, str]:
+    """The line of ``published.csv`` that these keys find; its ``value`` is as the paper prints it.
+
+    Raises:
+        UserError: there is none, or more than one.
+    """
+    wanted = {"metric": metric, **keys}
+    found = [row for row in _published() if all(row.get(key) == value for key, value in wanted.items())]
+    if len(found) != 1:
+        said = ", ".join(f"{key} = {value!r}" for key, value in wanted.items())
+        raise UserError(f"{len(found) or 'no'} published values have {said}; the keys must find one")
+    return found[0]
+
+
+def _known(name: str, known: Mapping[str, Any], what: str) -> None:
+    if name not in known:
+        raise UserError(f"the table's {what} {name!r}; {did_you_mean(name, known)}")

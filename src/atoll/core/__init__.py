@@ -1,0 +1,1 @@
+"""What everything stands on: configuration, trees, files, run folders, randomness."""

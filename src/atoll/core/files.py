@@ -1,0 +1,133 @@
+"""Files: where the cache lies, files that are written whole or not at all, and hashes of what files hold."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import hashlib
+import itertools
+import os
+import tempfile
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import IO
+
+from atoll.core.errors import UserError
+
+
+def cache_folder() -> Path:
+    """``$ATOLL_CACHE``, by default ``~/.cache/atoll``."""
+    return Path(os.environ.get("ATOLL_CACHE") or "~/.cache/atoll").expanduser()
+
+
+def content_digest(files: Sequence[tuple[str, Path]]) -> str:
+    """Hash of files' names and bytes, whatever machine and folder they are on.
+
+    The answer is remembered by the files' sizes and times, so that a large source is not read again at every
+    start.
+
+    Raises:
+        UserError: A file cannot be read.
+    """
+    try:
+        stats = [path.stat() for _, path in files]
+        places = [
+            f"{name}\0{path.resolve()}\0{stat.st_size}\0{stat.st_mtime_ns}"
+            for (name, path), stat in zip(files, stats, strict=True)
+        ]
+        memo = cache_folder() / "digests" / hash_bytes("\n".join(places).encode())
+        with contextlib.suppress(OSError, ValueError):
+            known = memo.read_text()
+            if len(known) == 32:
+                return known
+        digest = hashlib.blake2b(digest_size=16)
+        for (name, path), stat in zip(files, stats, strict=True):
+            digest.update(f"{name}\0{stat.st_size}\0".encode())
+            with path.open("rb") as file:
+                while chunk := file.read(1 << 20):
+                    digest.update(chunk)
+    except OSError as error:
+        raise UserError(f"cannot read {error.filename}: {error.strerror or error}") from error
+    write_whole(memo, digest.hexdigest().encode(), shared=True)
+    return digest.hexdigest()
+
+
+@contextlib.contextmanager
+def whole_file(path: Path, shared: bool = False) -> Iterator[IO[bytes]]:
+    """A file that a reader, or a kill at any instant, sees as the old one or the new one, never as a part.
+
+    It appears under its name only when the block ends well; otherwise nothing is left. After that, a power cut does
+    not bring the old file back.
+
+    Args:
+        path: of the file; missing folders are made.
+        shared: several processes may write it at the same time, so each needs a temporary file of its own.
+
+    Raises:
+        UserError: the disk is full or the folder cannot be written.
+    """
+    part = path.with_name(f".{path.name}.part")
+    try:
+        new = list(itertools.takewhile(lambda folder: not folder.exists(), path.parents))
+        path.parent.mkdir(parents=True, exist_ok=True)
+        if shared:
+            descriptor, name = tempfile.mkstemp(prefix=".", suffix=".part", dir=path.parent)
+            os.close(descriptor)
+            part = Path(name)
+        with part.open("wb") as file:
+            yield file
+            file.flush()
+            os.fsync(file.fileno())
+        part.replace(path)
+        for folder in dict.fromkeys([path.parent, *(made.parent for made in new)]):
+            _sync_names(folder)
+    except BaseException as error:
+        with contextlib.suppress(OSError):
+            part.unlink()
+        if isinstance(error, OSError):
+            raise UserError(disk_sentence(path, error)) from None
+        raise
+
+
+def write_whole(path: Path, data: bytes, shared: bool = False) -> None:
+    """Write a `whole_file` at once."""
+    with whole_file(path, shared) as file:
+        file.write(data)
+
+
+def hash_bytes(data: bytes) -> str:
+    """The hash behind every fingerprint."""
+    return hashlib.blake2b(data, digest_size=16).hexdigest()
+
+
+def read_bytes(path: Path) -> bytes:
+    """A file's bytes, or a sentence that says why not."""
+    try:
+        return path.read_bytes()
+    except OSError as error:
+        raise UserError(f"cannot read {path}: {error.strerror or error}") from error
+
+
+def _sync_names(folder: Path) -> None:
+    """Put a folder's list of names on the disk, on systems that can open and sync folders."""
+    try:
+        descriptor = os.open(folder, os.O_RDONLY)
+    except OSError:
+        return
+    try:
+        os.fsync(descriptor)
+    except OSError as error:
+        if error.errno not in (errno.EBADF, errno.EINVAL, errno.ENOTSUP):
+            raise
+    finally:
+        os.close(descriptor)
+
+
+def disk_sentence(path: Path, error: OSError) -> str:
+    """What to tell a user when a file cannot be written."""
+    cached = path.is_relative_to(cache_folder())
+    if error.errno in (errno.ENOSPC, errno.EDQUOT):
+        remedy = "free some space or point ATOLL_CACHE at another folder" if cached else "free some space"
+        return f"the disk is full: {path} could not be written; {remedy}, then resume the run"
+    remedy = "; point ATOLL_CACHE at another folder" if cached else ""
+    return f"cannot write {path}: {error.strerror}{remedy}"

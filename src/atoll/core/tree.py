@@ -1,0 +1,156 @@
+"""Plain trees of tensors and numbers: the one form of server state, messages, updates and client state.
+
+A tree is a dict with string keys, a list, a tensor, a number, a string, a bool or None. It travels and rests
+as safetensors: the tensors as they are, the structure as JSON beside them. Nothing is ever pickled.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import safetensors
+import safetensors.torch
+import torch
+from torch import Tensor
+
+from atoll.core.errors import UserError
+from atoll.core.files import write_whole
+
+Tree = Any  # dict[str, Tree] | list[Tree] | Tensor | int | float | str | bool | None
+Weights = dict[str, Tensor]
+
+_KEY = "atoll"  # one metadata key: the header's map has no stable order, so two would break byte identity
+_REF = "§"  # marks, in the structure, the place of a tensor
+_DEEPEST = 64  # levels of a tree that is read: whoever walks over one must not run out of stack
+
+
+def leaves(tree: Tree) -> Iterator[Tensor]:
+    """The tensors of a tree, in its own order."""
+    if isinstance(tree, Tensor):
+        yield tree
+    elif isinstance(tree, Mapping):
+        for value in tree.values():
+            yield from leaves(value)
+    elif isinstance(tree, list | tuple):
+        for value in tree:
+            yield from leaves(value)
+
+
+def map_tensors(function: Callable[[Tensor], Any], tree: Tree) -> Tree:
+    """The same tree with every tensor replaced by ``function(tensor)``."""
+    if isinstance(tree, Tensor):
+        return function(tree)
+    if isinstance(tree, Mapping):
+        return {key: map_tensors(function, value) for key, value in tree.items()}
+    if isinstance(tree, list | tuple):
+        return [map_tensors(function, value) for value in tree]
+    return tree
+
+
+def num_bytes(tree: Tree) -> int:
+    """What a tree weighs on the wire: its tensors' bytes, and 8 for every number or short string."""
+    if isinstance(tree, Tensor):
+        return tree.numel() * tree.element_size()
+    if isinstance(tree, Mapping):
+        return sum(map(num_bytes, tree.values()))
+    if isinstance(tree, list | tuple):
+        return sum(map(num_bytes, tree))
+    return 0 if tree is None else 8
+
+
+def clone(tree: Tree) -> Tree:
+    """A deep copy on the CPU that shares no memory with the original."""
+    return map_tensors(lambda tensor: tensor.detach().to("cpu", copy=True), tree)
+
+
+def pack(tree: Tree) -> bytes:
+    """A tree as bytes; equal trees give equal bytes. A tensor that stands in several places is stored once."""
+    structure, tensors = _split(tree)
+    return safetensors.torch.save(tensors, metadata={_KEY: structure})
+
+
+def unpack(data: bytes) -> Tree:
+    """The tree that `pack` wrote.
+
+    Raises:
+        ValueError: the bytes are not such a tree.
+    """
+    try:
+        header_size = int.from_bytes(data[:8], "little")
+        header = json.loads(data[8 : 8 + header_size])
+        structure = header["__metadata__"][_KEY]
+        tensors = safetensors.torch.load(data)
+        return resolve(json.loads(structure), _REF, tensors.__getitem__)
+    except (KeyError, RecursionError, TypeError, safetensors.SafetensorError, ValueError) as error:
+        raise ValueError(f"these bytes are not a tree of tensors: {error}") from None
+
+
+def save(path: Path, tree: Tree) -> None:
+    """Write a tree to a file, whole or not at all."""
+    write_whole(path, pack(tree))
+
+
+def load(path: Path) -> Tree:
+    """Read a tree from a file.
+
+    Raises:
+        UserError: the file is missing, damaged or something else.
+    """
+    try:
+        return unpack(path.read_bytes())
+    except OSError as error:
+        raise UserError(f"cannot read {path}: {error.strerror}") from None
+    except ValueError as error:
+        raise UserError(f"{path} is damaged or not written by Atoll: {error}") from None
+
+
+def _split(tree: Tree) -> tuple[str, Weights]:
+    tensors: Weights = {}
+    places: dict[int, str] = {}
+
+    def place(tensor: Tensor) -> dict[str, str]:
+        if id(tensor) not in places:
+            places[id(tensor)] = str(len(tensors))
+            tensors[str(len(tensors))] = tensor.detach().cpu().contiguous()
+        return {_REF: places[id(tensor)]}
+
+    structure = json.dumps(map_tensors(place, tree), separators=(",", ":"))
+    # Tensors that share storage (views of one arena) must each own their bytes in the file.
+    owners: set[int] = set()
+    for name, tensor in tensors.items():
+        storage = tensor.untyped_storage()
+        if storage.nbytes() != tensor.numel() * tensor.element_size() or storage.data_ptr() in owners:
+            tensors[name] = tensor.clone()
+        owners.add(storage.data_ptr())
+    return structure, tensors
+
+
+def resolve(structure: Tree, mark: str, find: Callable[[Any], Tensor], depth: int = 0) -> Tree:
+    """The tree that a structure describes, where ``{mark: place}`` stands for the tensor ``find(place)``.
+
+    Raises:
+        ValueError: it nests too deep.
+    """
+    if depth > _DEEPEST:
+        raise ValueError(f"it nests more than {_DEEPEST} levels deep")
+    if isinstance(structure, dict):
+        if structure.keys() == {mark}:
+            return find(structure[mark])
+        return {key: resolve(value, mark, find, depth + 1) for key, value in structure.items()}
+    if isinstance(structure, list):
+        return [resolve(value, mark, find, depth + 1) for value in structure]
+    return structure
+
+
+def same(a: Tree, b: Tree) -> bool:
+    """Whether two trees are equal to the bit."""
+    if isinstance(a, Tensor) and isinstance(b, Tensor):
+        return a.dtype == b.dtype and a.shape == b.shape and torch.equal(a, b)
+    if isinstance(a, Mapping) and isinstance(b, Mapping):
+        return a.keys() == b.keys() and all(same(a[key], b[key]) for key in a)
+    if isinstance(a, list | tuple) and isinstance(b, list | tuple):
+        return len(a) == len(b) and all(map(same, a, b))
+    return bool(a == b) and type(a) is type(b)

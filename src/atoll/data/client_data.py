@@ -1,0 +1,123 @@
+"""A client's samples as its method sees them: shuffled batches of views, and an ordered pass."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+import torch
+from torch import Tensor
+
+from atoll.components.base import Batch
+from atoll.core.rng import stream
+from atoll.data.sources import ImageSet
+from atoll.data.views.views import Views
+
+VIEWS = ("view1", "view2", "view3")
+
+
+class FederatedClient:
+    """One client's data. It holds indices, never pixels.
+
+    Args:
+        images: the training set that all clients are cut from.
+        indices: which of its samples are this client's.
+        client: id.
+        views: augmentation.
+        seed: of the run.
+        batch_size: of training.
+        drop_last: leave out a last, smaller batch, unless it is the only one.
+        device: where batches go.
+        channels_last: memory layout of the images.
+    """
+
+    def __init__(
+        self,
+        images: ImageSet,
+        indices: Tensor,
+        client: int,
+        views: Views,
+        seed: int,
+        batch_size: int,
+        drop_last: bool,
+        device: torch.device,
+        channels_last: bool = False,
+    ) -> None:
+        self.num_samples = len(indices)
+        self._set = images
+        self._indices = indices
+        self._client = client
+        self._views = views
+        self._seed = seed
+        self._batch_size = batch_size
+        self._drop_last = drop_last
+        self._device = device
+        self._format = torch.channels_last if channels_last else torch.contiguous_format
+
+    @property
+    def labels(self) -> Tensor | None:
+        """(N,) int64 labels of the client's samples, on the CPU; None where there are none."""
+        labels = self._set.labels
+        return None if labels is None else labels[self._indices]
+
+    def pick(self, rows: Tensor, generator: torch.Generator | None = None) -> Tensor:
+        """Images of chosen samples: augmented with draws from ``generator``, or as they are without one.
+
+        Shape:
+            rows: (N,) positions among the client's samples; result: float32 (N, C, size, size).
+        """
+        pixels = self._pixels(rows)
+        images = self._views.plain(pixels) if generator is None else self._views(pixels, generator)
+        return images.contiguous(memory_format=self._format)
+
+    def num_batches(self) -> int:
+        """Batches in one epoch."""
+        return len(self._cut(torch.arange(self.num_samples)))
+
+    def batches(self, round: int, epochs: int, images: Sequence[str]) -> Iterator[Batch]:
+        """Shuffled batches of ``epochs`` passes, with the named images of each sample.
+
+        Each kind of image has its own random stream, so asking for one more does not change the others.
+        """
+        keys = (round, self._client)
+        order = stream(self._seed, "order", *keys)
+        draws = {name: stream(self._seed, "views", *keys, name) for name in (*VIEWS, "other")}
+        others = stream(self._seed, "others", *keys)
+        for epoch in range(epochs):
+            for rows in self._cut(torch.randperm(self.num_samples, generator=order)):
+                pixels = self._pixels(rows)
+                made = {name: self._views(pixels, draws[name]) for name in VIEWS if name in images}
+                if "image" in images:
+                    made["image"] = self._views.plain(pixels)
+                if "other" in images:
+                    picked = torch.randint(self.num_samples, (len(rows),), generator=others)
+                    made["other"] = self._views(self._pixels(picked), draws["other"])
+                made = {name: image.contiguous(memory_format=self._format) for name, image in made.items()}
+                yield Batch(rows, made, self._labels(rows), epoch)
+
+    def ordered(self) -> Iterator[Batch]:
+        """Every sample once, in order, without augmentation."""
+        for rows in torch.split(torch.arange(self.num_samples), self._batch_size):
+            yield Batch(rows, {"image": self._views.plain(self._pixels(rows))}, self._labels(rows))
+
+    def plain(self, pixels: Tensor) -> Tensor:
+        """Other images as the networks see them, without augmentation.
+
+        Shape:
+            pixels: uint8 (N, C, H, W); result: float32 (N, C, size, size), on the training device.
+        """
+        return self._views.plain(pixels.to(self._device)).contiguous(memory_format=self._format)
+
+    def _cut(self, order: Tensor) -> list[Tensor]:
+        cuts = list(torch.split(order, self._batch_size))
+        short = len(cuts[-1]) < self._batch_size
+        # A batch of one has no other to contrast with, and BatchNorm cannot normalise it.
+        if len(cuts) > 1 and (len(cuts[-1]) < 2 or (self._drop_last and short)):
+            cuts.pop()
+        return cuts
+
+    def _pixels(self, rows: Tensor) -> Tensor:
+        return self._set.images.gather(self._indices[rows]).to(self._device)
+
+    def _labels(self, rows: Tensor) -> Tensor | None:
+        labels = self._set.labels
+        return None if labels is None else labels[self._indices[rows]].to(self._device)

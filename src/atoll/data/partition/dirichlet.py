@@ -1,0 +1,141 @@
+"""Dirichlet splits over labels, in the four variants that the literature calls "Dir(α)".
+
+All draw, for every class c, proportions p_c ~ Dir(α 1_K) over the K clients. They differ in how proportions
+become counts and in which draws they accept, so that the same α gives clients of quite different sizes. A
+draw decides sizes only; indices are dealt once, after a draw was accepted.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from atoll.data.partition.iid_skew_shards import Indices, largest_remainder
+
+Counts = NDArray[np.int64]
+Floats = NDArray[np.float64]
+
+
+@dataclass(frozen=True)
+class Variant:
+    """One published way to turn proportions into clients.
+
+    Attributes:
+        counts: (proportions (C, K), class sizes (C,), rng) → images by client and class (K, C).
+        min_size: The fewest images a client may hold by default.
+        window: Bounds of a client's size as multiples of N/K.
+        shuffle_classes: Whether a class is shuffled before it is cut (otherwise cut in dataset order).
+        shuffle_clients: Whether a client's list is shuffled at the end (otherwise it goes class by class).
+    """
+
+    counts: Callable[[Floats, Counts, np.random.Generator], Counts]
+    min_size: int = 1
+    window: tuple[float, float] = (0.0, np.inf)
+    shuffle_classes: bool = True
+    shuffle_clients: bool = False
+
+    def bounds(self, num_samples: int, clients: int) -> tuple[float, float]:
+        """The smallest and largest size of a client that an accepted draw may have."""
+        low, high = self.window
+        return low * num_samples / clients, high * num_samples / clients
+
+
+def _masked(proportions: Floats, class_sizes: Counts, rng: np.random.Generator) -> Counts:
+    """Clients that already hold N/K get nothing more; cuts at ⌊cumulative p · N_c⌋."""
+    C, K = proportions.shape
+    counts = np.zeros((K, C), dtype=np.int64)
+    sizes = np.zeros(K, dtype=np.int64)
+    full = class_sizes.sum() / K
+    for c, (p, size) in enumerate(zip(proportions, class_sizes, strict=True)):
+        open_clients = sizes < full
+        p = p * open_clients
+        if not p.any():
+            # At tiny α all mass can underflow onto full clients; the limit is one open client at random.
+            p[rng.choice(np.flatnonzero(open_clients))] = 1.0
+        cuts = np.floor(np.cumsum(p / p.sum())[:-1] * size).astype(np.int64)
+        counts[:, c] = np.diff(cuts, prepend=0, append=size)
+        sizes += counts[:, c]
+    return counts
+
+
+def _whole(proportions: Floats, class_sizes: Counts, rng: np.random.Generator) -> Counts:
+    """Every image is dealt: counts by largest remainder, no balancing."""
+    return np.stack([largest_remainder(p, n) for p, n in zip(proportions, class_sizes, strict=True)], axis=1)
+
+
+def _floored(proportions: Floats, class_sizes: Counts, rng: np.random.Generator) -> Counts:
+    """⌊p · N_c⌋: the few images that flooring leaves over belong to nobody."""
+    # The tolerance gives a client that should have all of a class its last image.
+    return np.floor(proportions * class_sizes[:, None] + 1e-9).astype(np.int64).T
+
+
+VARIANTS: dict[str, Variant] = {
+    # A: clients shuffled.
+    "moon": Variant(_masked, min_size=10, shuffle_clients=True),
+    # B: clients class by class.
+    "fedu2": Variant(_whole),
+    # C: clients class by class, sizes within [0.5, 1.5] · N/K.
+    "dec-ssl": Variant(_masked, window=(0.5, 1.5)),
+    # D: clients class by class, in dataset order within a class.
+    "l-dawa": Variant(_floored, shuffle_classes=False),
+}
+
+
+def dirichlet_counts(
+    variant: Variant,
+    class_sizes: Counts,
+    clients: int,
+    alpha: float,
+    balanced: bool,
+    rng: np.random.Generator,
+) -> Counts:
+    """One draw: images by client and class.
+
+    Shape:
+        - class_sizes: (C,)
+        - output: (K, C), column sums at most class_sizes
+    """
+    proportions = rng.dirichlet(np.full(clients, alpha), size=len(class_sizes))
+    if balanced:
+        proportions = sinkhorn_balance(proportions, class_sizes)
+    return variant.counts(proportions, class_sizes, rng)
+
+
+def sinkhorn_balance(proportions: Floats, class_sizes: Counts, steps: int = 100) -> Floats:
+    """Scales clients to equal totals and classes to their whole, in turn (Orchestra).
+
+    Classes weigh by their size, which is Orchestra's own step where classes are equally large. The last
+    scaling is the classes', so no class is dealt twice over.
+
+    Shape:
+        - proportions: (C, K); class_sizes: (C,); output: (C, K), rows sum to 1
+
+    Reference:
+        Lubana et al., "Orchestra: Unsupervised Federated Learning via Globally Consistent
+        Clustering", ICML 2022.
+    """
+    mass = proportions * class_sizes[:, None]
+    per_client = class_sizes.sum() / proportions.shape[1]
+    tiny = np.finfo(
+        np.float64
+    ).tiny  # a client whose mass underflowed stays empty, and the draw is then refused
+    for _ in range(steps):
+        mass = mass / np.maximum(mass.sum(axis=0, keepdims=True), tiny) * per_client
+        mass = mass / np.maximum(mass.sum(axis=1, keepdims=True), tiny) * class_sizes[:, None]
+    return mass / class_sizes[:, None]
+
+
+def deal_dirichlet(
+    variant: Variant, by_class: Sequence[Indices], counts: Counts, rng: np.random.Generator
+) -> list[Indices]:
+    """Cuts each class by its counts and joins every client's pieces, in the variant's order."""
+    pieces: list[list[Indices]] = [[] for _ in range(len(counts))]
+    for c, indices in enumerate(by_class):
+        order = rng.permutation(indices) if variant.shuffle_classes else indices
+        for k, piece in enumerate(np.split(order, np.cumsum(counts[:, c]))[:-1]):
+            pieces[k].append(piece)
+    shares = [np.concatenate(piece) for piece in pieces]
+    return [rng.permutation(share) for share in shares] if variant.shuffle_clients else shares

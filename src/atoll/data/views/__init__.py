@@ -1,0 +1,1 @@
+"""Augmented views of images."""

@@ -1,0 +1,200 @@
+"""The client's side of a method: one object for any number of clients in turn, and one client's whole round."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from atoll.components.base import Batch, ClientContext, ClientData, Setting, run_forwards
+from atoll.components.training import TrainOptions, learning_rate, make_optimizer
+from atoll.core.errors import UserError
+from atoll.core.rng import derive_seed
+from atoll.core.tree import Tree
+from atoll.methods.method import Method
+
+
+class Client:
+    """The client's side: one object, one set of networks and one optimiser for any number of clients in turn.
+
+    Args:
+        method: to run.
+        setting: of the run.
+        networks: made by `build_networks`; overwritten at every start.
+        constants: as `Method.constants` made them.
+    """
+
+    def __init__(self, method: Method, setting: Setting, networks: nn.ModuleDict, constants: Tree) -> None:
+        self.method = method
+        self.setting = setting
+        self.networks = networks
+        self.constants = constants
+        self.copies: dict[str, nn.ModuleDict] = {}
+        self.optimizer = make_optimizer(setting.train, networks.parameters())
+        self._buffers = buffer_names(networks)
+        self._shared = frozenset(update_names(method, setting.train, networks))
+
+    def start(self, message: Tree, retained: Tree, data: ClientData) -> None:
+        """Load what was sent and what was kept; ``own`` is None at the client's first time."""
+        method, train = self.method, self.setting.train
+        self.context = ClientContext(
+            self.setting, message["client"], message["round"], self.networks, self.copies,
+            message, self.constants, retained, data,
+        )  # fmt: skip
+        context = self.context
+        context.lr = learning_rate(train, context.round)
+        context.shared = self._shared
+        self.networks.train()
+        models = message["models"]
+        downloaded = method.aggregation.choose(context, models) if models else {}
+        # What no client sends stands on the server as it began: no component may take it for the others' model.
+        context.received = {name: weight for name, weight in downloaded.items() if name in self._shared}
+        self.networks.load_state_dict(method.merge.join(context, downloaded))
+        if train.bn_buffers == "local" and retained:
+            self.networks.load_state_dict(retained["buffers"], strict=False)
+        for group in self.optimizer.param_groups:
+            group["lr"] = context.lr
+        self.optimizer.state.clear()
+        if train.keep_optimizer and retained:
+            self._load_optimizer(retained["optimizer"])
+        for component in method.components:
+            component.start(context)
+        self._losses: dict[str, list[Tensor]] = {"loss": []}
+        self._epoch_began = 0
+
+    def step(self, batch: Batch) -> Tensor:
+        """The local loss of a batch; every declared pass runs once.
+
+        Raises:
+            UserError: a part's loss is no scalar.
+        """
+        method, context = self.method, self.context
+        for component in method.components:
+            batch.images.update(component.inputs(context, batch))
+        networks = {"local": self.networks, **self.copies}
+        joint = self.setting.train.views_batch == "joint"
+        passes = run_forwards(method.forwards, networks, batch.images, joint, context.after)
+        total = torch.zeros((), device=context.device)
+        for weight, component in method.losses:
+            loss = component.loss(context, batch, passes)
+            if loss.dim():
+                raise UserError(
+                    f"the loss of {component.name!r} has shape {tuple(loss.shape)} and must be a scalar; "
+                    "return its mean"
+                )
+            self._losses.setdefault(component.name, []).append(loss.detach())
+            total = total + weight * loss if weight != 1 else total + loss
+        self._losses["loss"].append(total.detach())
+        return total
+
+    def after_step(self) -> None:
+        """After each optimiser step."""
+        self.context.steps += 1
+        for component in self.method.components:
+            component.after_step(self.context)
+
+    def end_epoch(self) -> None:
+        """Close a local epoch: its mean loss is what loss-weighted aggregation uploads."""
+        steps = self._losses["loss"][self._epoch_began :]
+        self.context.last_epoch_loss = float(torch.stack(steps).mean()) if steps else 0.0
+        self._epoch_began += len(steps)
+
+    def finish(self) -> tuple[Tree, Tree]:
+        """The update, and what the client keeps (None where the method keeps nothing).
+
+        The tensors of both may be the networks' own: use or copy them before the next `start`.
+        """
+        method, context, train = self.method, self.context, self.setting.train
+        weights = {name: value.detach() for name, value in self.networks.state_dict().items()}
+        statistics = {
+            "samples": context.data.num_samples,
+            "batches": context.data.num_batches(),
+            "loss": context.last_epoch_loss,
+        }
+        slices = {component.name: component.finish(context) for component in method.components}
+        update = {
+            "weights": {name: value for name, value in weights.items() if name in self._shared},
+            "losses": {name: float(torch.stack(v).mean()) for name, v in self._losses.items() if v},
+            "parts": {name: value for name, value in slices.items() if value is not None},
+            **{name: statistics[name] for name in method.aggregation.statistics},
+            **method.aggregation.report(context),
+        }
+        if not method.stateful(train):
+            return update, None
+        kept = {component.name: component.keep(context) for component in method.components}
+        retained: dict[str, Any] = {
+            "parts": {name: value for name, value in kept.items() if value is not None}
+        }
+        if train.bn_buffers == "local":
+            retained["buffers"] = {name: weights[name] for name in sorted(self._buffers)}
+        if train.keep_optimizer:
+            retained["optimizer"] = {str(k): v for k, v in self.optimizer.state_dict()["state"].items()}
+        return update, retained
+
+    def _load_optimizer(self, kept: Tree) -> None:
+        groups = self.optimizer.state_dict()["param_groups"]
+        state = {int(key): value for key, value in kept.items()}
+        self.optimizer.load_state_dict({"state": state, "param_groups": groups})
+
+
+def train_client(
+    client: Client,
+    message: Tree,
+    retained: Tree,
+    data: ClientData,
+    progress: Callable[[int], None] | None = None,
+) -> tuple[Tree, Tree]:
+    """One client's whole round: what every engine runs, wherever it runs it.
+
+    Args:
+        client: the reusable client side.
+        message: from `Method.send`.
+        retained: what the client kept, or None.
+        data: its samples.
+        progress: called after each step with the images seen.
+
+    Returns:
+        The update and what the client keeps, valid until the client's next start.
+    """
+    train = client.setting.train
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(derive_seed(client.setting.seed, "networks", message["round"], message["client"]))
+        client.start(message, retained, data)
+        device = client.context.device.type
+        epoch = 0
+        for batch in data.batches(message["round"], message["epochs"], client.method.images):
+            if batch.epoch != epoch:
+                client.end_epoch()
+                epoch = batch.epoch
+            # bfloat16 has float32's range, so gradients need no scaling, as float16's would
+            with torch.autocast(device, torch.bfloat16, enabled=train.amp and device == "cuda"):
+                loss = client.step(batch)
+            client.optimizer.zero_grad(set_to_none=True)
+            if loss.requires_grad:
+                torch.autograd.backward(loss)
+            client.optimizer.step()
+            client.after_step()
+            if progress is not None:
+                progress(len(batch.indices))
+        client.end_epoch()
+        return client.finish()
+
+
+def update_names(method: Method, train: TrainOptions, networks: nn.ModuleDict) -> set[str]:
+    """Names of the weights that an update holds: all but what the merge or the buffers' policy keeps back."""
+    stays = method.merge.private(networks)
+    if train.bn_buffers != "average":
+        stays = stays | buffer_names(networks)
+    return set(networks.state_dict()) - stays
+
+
+def buffer_names(networks: nn.Module) -> set[str]:
+    """Names of BatchNorm's running statistics, found by module type."""
+    return {
+        f"{prefix}.{name}"
+        for prefix, module in networks.named_modules()
+        if isinstance(module, nn.modules.batchnorm._BatchNorm)
+        for name, _ in module.named_buffers(recurse=False)
+    }

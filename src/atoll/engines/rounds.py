@@ -1,0 +1,172 @@
+"""The rounds of a run, wherever its clients are."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from contextlib import closing
+from pathlib import Path
+from typing import Any, Protocol
+
+from atoll.components.base import Trained
+from atoll.core.errors import UserError
+from atoll.core.threads import threads
+from atoll.core.tree import Tree
+from atoll.engines.client_states import States
+from atoll.engines.federation import Federation
+from atoll.engines.server import Executor, Record, Server
+from atoll.recipe.recipe import Recipe
+
+
+class RunStore(Protocol):
+    """Where a simulation keeps what it must not lose (see `atoll.core.run_folder.Run`)."""
+
+    @property
+    def checkpoints(self) -> Path:
+        """A folder for client states and what does not fit in memory."""
+        ...
+
+    def latest(self) -> Tree | None:
+        """The newest complete round."""
+        ...
+
+    def checkpoint(self, round: int, tree: Tree) -> None:
+        """Keep a complete round."""
+        ...
+
+    def log(self, line: dict[str, Any]) -> None:
+        """Keep a line of metrics."""
+        ...
+
+    def completed_rounds(self) -> int:
+        """The newest round that was complete, whether it can still be read or not."""
+        ...
+
+    def rewind(self, round: int) -> int:
+        """Forget metrics beyond a round; the newest round that is left, −1 if none is."""
+        ...
+
+
+class Callback(Protocol):
+    """Who looks on: a progress bar, or nobody."""
+
+    def begin(self, federation: Federation, server: Server) -> None:
+        """Before the first round that runs now."""
+        ...
+
+    def step(self, images: int) -> None:
+        """Some client trained on so many images."""
+        ...
+
+    def round(self, record: Record, line: dict[str, Any]) -> None:
+        """A round is complete."""
+        ...
+
+
+Evaluate = Callable[[Federation, Server, States], dict[str, Any]]
+
+
+class Engine(Protocol):
+    """Who finds the clients of a run and plays its rounds with them."""
+
+    def gather(self, recipe: Recipe, folder: Path) -> Federation:
+        """The federation of a recipe; ``folder`` is the run's, and may hold what an interrupted run knew."""
+        ...
+
+    def run(
+        self,
+        federation: Federation,
+        store: RunStore,
+        callback: Callback | None = None,
+        evaluate: Evaluate | None = None,
+        prerequisites: Mapping[str, Trained] | None = None,
+    ) -> tuple[Server, States]:
+        """All rounds; see `run_rounds`."""
+        ...
+
+    def measure(self, federation: Federation, server: Server, final: bool) -> dict[str, Any]:
+        """What clients measure on their own images, where the engine asks them."""
+        ...
+
+
+def run_rounds(
+    federation: Federation,
+    store: RunStore,
+    states: States,
+    make_executor: Callable[[Server], Executor],
+    callback: Callback | None = None,
+    evaluate: Evaluate | None = None,
+    prerequisites: Mapping[str, Trained] | None = None,
+) -> Server:
+    """Run all rounds of a recipe, from the journal's newest complete one on, wherever the clients are.
+
+    A round is kept before anyone sees what came of it, an evaluation at the clients' included: run again, it
+    might come out otherwise (a private one has other noise, and spends again). Its line of metrics is kept with it,
+    and is completed on resumption where a kill came in between.
+
+    Args:
+        federation: images, clients and networks.
+        store: checkpoints and metrics.
+        states: what clients keep.
+        make_executor: called once there is a round to run.
+        callback: is told of progress.
+        evaluate: called before round 1 and after each round that ``evaluation.every`` names.
+        prerequisites: what came of the runs that the method needs first.
+
+    Returns:
+        The server after the last round.
+
+    Raises:
+        TooFewUpdatesError: a round got too few usable updates.
+        UserError: a round that spent privacy would have to be run again.
+    """
+    recipe = federation.recipe
+    server = Server(
+        recipe, federation.setting, federation.initial_weights(), prerequisites, store.checkpoints / "scratch"
+    )
+    server.checks.names = frozenset(federation.update_names())
+    server.checks.buffers = frozenset(federation.buffer_names())
+    latest = store.latest()
+    spends = recipe.composed.aggregation.spent(federation.setting, 1)
+    if spends and store.completed_rounds() > (latest["round"] if latest else 0):
+        raise UserError(
+            f"the newest round in {store.checkpoints} cannot be read, and a private round that is run again "
+            "spends privacy that ε would not count; put the folder back from a copy, or begin another run"
+        )
+    if latest is None:
+        states.clear()
+    else:
+        server.restore(latest)
+    logged = store.rewind(-1 if latest is None else server.round)
+    every = recipe.evaluation.every
+
+    def conclude(line: dict[str, Any]) -> None:
+        if evaluate and every and server.round % every == 0:
+            line["evaluation"] = evaluate(federation, server, states)
+        store.log(line)
+
+    with threads(recipe.engine.threads):
+        if callback:
+            callback.begin(federation, server)
+        if latest is None:
+            if evaluate:
+                start = {"start": federation.warm_start} if federation.warm_start else {}
+                store.log({"round": 0, **start, "evaluation": evaluate(federation, server, states)})
+            store.checkpoint(0, server.checkpoint())
+        elif logged < server.round and "line" in latest:
+            conclude(latest["line"])
+        if server.round >= recipe.train.rounds:
+            return server
+        with closing(make_executor(server)) as executor:
+            executor.start(server.constants)
+            valid = dict(server.valid)
+            while server.round < recipe.train.rounds:
+                record = server.run_round(executor, callback.step if callback else None)
+                line = record.to_dict()
+                if server.round % recipe.engine.checkpoint_every == 0 or server.round == recipe.train.rounds:
+                    store.checkpoint(server.round, {**server.checkpoint(), "line": line})
+                    states.prune(valid)
+                    valid = dict(server.valid)
+                conclude(line)
+                if callback:
+                    callback.round(record, line)
+    return server

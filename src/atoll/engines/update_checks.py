@@ -1,0 +1,151 @@
+"""The door: every update is checked before it is folded (promise 4 of the design)."""
+
+from __future__ import annotations
+
+import math
+import reprlib
+import statistics
+from dataclasses import dataclass, field
+from typing import Any, TypeGuard
+
+import torch
+
+from atoll.aggregation.update_geometry import Reference, UpdateGeometry
+from atoll.components.base import Setting
+from atoll.core.tree import Tree, Weights, leaves
+from atoll.methods.method import Method
+
+HISTORY = 1000  # accepted distances that the median looks back on
+LARGEST = 1e30  # of a number that a client tells: sums of such are finite in float32, too
+MOST_IMAGES = 20_000_000  # of one client: ImageNet-21k has 14 million
+DTYPES = {
+    *(torch.float16, torch.bfloat16, torch.float32, torch.float64),
+    *(torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64, torch.bool),
+}  # of what a client may send: PyTorch cannot compute with every other
+
+
+@dataclass
+class UpdateChecks:
+    """Checks updates and remembers how far accepted ones went.
+
+    Attributes:
+        method: which update forms are right.
+        setting: of the run.
+        names: the weights that an update must hold, no more and no less.
+        buffers: those of them that are BatchNorm's running statistics. They follow the data's scale, which a first
+            round may move by thousands, so they must be finite but do not count in the distance.
+        norms: accepted distances of earlier rounds.
+        fresh: accepted distances of this round.
+    """
+
+    method: Method
+    setting: Setting
+    names: frozenset[str]
+    buffers: frozenset[str] = frozenset()
+    norms: list[float] = field(default_factory=list)
+    fresh: list[float] = field(default_factory=list)
+    _references: dict[int, Reference] = field(default_factory=dict)
+
+    def bound(self) -> tuple[float, str]:
+        """The distance from its model beyond which an update is refused, and the option that sets it."""
+        train = self.setting.train
+        # Where updates are clipped, what others sent must not decide what becomes of one's own.
+        if self.norms and not self.method.aggregation.clips:
+            return train.norm_factor * statistics.median(self.norms), "train.norm_factor"
+        return train.first_norm, "train.first_norm"
+
+    def open_round(self) -> None:
+        """Forget what a round that came to nothing has left."""
+        self.fresh = []
+        self._references = {}
+
+    def examine(self, update: Tree, models: Tree) -> UpdateGeometry | str:
+        """Where an update lies, or, in a sentence, why it must not be folded."""
+        reason = self._form(update)
+        if reason:
+            return reason
+        try:
+            reference = self.method.aggregation.reference(models, update)
+        except (KeyError, TypeError, ValueError):
+            return "it names no model that it was sent"
+        reason = self._tensors(update["weights"], reference) or _bad_tensors(update["parts"])
+        if reason:
+            return reason
+        try:
+            reason = self.method.refuse_update(update, self.setting)
+        except (ArithmeticError, AttributeError, LookupError, RuntimeError, TypeError, ValueError) as error:
+            reason = f"its parts' slices cannot be read ({error!r})"
+        return reason or self._distance(update["weights"], reference)
+
+    def close_round(self) -> None:
+        """Let this round's accepted distances count from the next round on."""
+        self.norms = (self.norms + self.fresh)[-HISTORY:]
+        self.open_round()
+
+    def _form(self, update: Tree) -> str | None:
+        if not isinstance(update, dict) or not isinstance(update.get("weights"), dict):
+            return "it is not an update"
+        if not isinstance(update.get("parts"), dict):
+            return "it lacks its parts' slices"
+        strangers = update["parts"].keys() - {component.name for component in self.method.components}
+        if strangers:
+            return f"it holds a slice of {min(strangers, key=str)!r}, which is no component of this method"
+        for name in self.method.aggregation.statistics:
+            value = update.get(name)
+            if not (is_number(value) if name == "loss" else is_count(value)):
+                return f"its {name!r} is {reprlib.repr(value)}"
+        losses = update.get("losses")
+        if not isinstance(losses, dict) or not all(map(is_number, losses.values())):
+            return "its losses are not finite numbers"
+        return None
+
+    def _tensors(self, weights: Weights, reference: Weights) -> str | None:
+        missing, extra = self.names - weights.keys(), weights.keys() - self.names
+        if missing:
+            return f"it lacks {min(missing)!r} ({len(missing)} names missing)"
+        if extra:
+            return f"it holds {min(extra, key=str)!r}, which was not asked for ({len(extra)} such names)"
+        for name, tensor in weights.items():
+            model = reference[name]
+            if not isinstance(tensor, torch.Tensor) or tensor.shape != model.shape:
+                return f"{name!r} has shape {tuple(getattr(tensor, 'shape', ()))}, not {tuple(model.shape)}"
+            if tensor.dtype != model.dtype:
+                return f"{name!r} is {tensor.dtype}, not {model.dtype}"
+        return None
+
+    def _distance(self, weights: Weights, reference: Weights) -> UpdateGeometry | str:
+        if id(reference) not in self._references:
+            self._references[id(reference)] = Reference(
+                reference
+            )  # holds the model, so that its id stays its own
+        measure = self._references[id(reference)].measure(weights)
+        for name, moved in measure.moved.items():
+            if not math.isfinite(moved):
+                return f"{name!r} holds values that are not finite, or beyond all bounds"
+        distance = measure.distance(self.buffers)
+        bound, option = self.bound()
+        if distance > bound:
+            return f"it lies {distance:.4g} from the model that it got, beyond the bound of {bound:.4g} ({option})"
+        if distance > 0:  # a client that took no step says nothing about how far one may go
+            self.fresh.append(distance)
+        return measure
+
+
+def is_number(value: Any) -> TypeGuard[float]:
+    """Whether it is one, and of a size that can be computed with."""
+    return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) <= LARGEST
+
+
+def is_count(value: Any, least: int = 1) -> TypeGuard[int]:
+    """Whether so many images, or batches, may be at one client."""
+    return isinstance(value, int) and not isinstance(value, bool) and least <= value <= MOST_IMAGES
+
+
+def _bad_tensors(components: Tree) -> str | None:
+    for component, piece in components.items():
+        for tensor in leaves(piece):
+            if tensor.dtype not in DTYPES:
+                return f"its slice of {component!r} holds {tensor.dtype}, with which nothing can be computed"
+            if tensor.is_floating_point() and not torch.isfinite(tensor.sum()):
+                return f"its slice of {component!r} holds values that are not finite"
+    return None

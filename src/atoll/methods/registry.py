@@ -1,0 +1,348 @@
+"""All components and methods by the names that recipes use, and how a recipe's words become a `Method`."""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib
+import os
+import sys
+import traceback
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+from atoll.aggregation.fedavg import FedAvg
+from atoll.aggregation.loss_weighted import LossWeighted
+from atoll.aggregation.private import PrivateFedAvg
+from atoll.aggregation.robust import Median, MultiKrum, TrimmedMean
+from atoll.aggregation.server_steps import Direct, FedAdam, FedAvgM
+from atoll.components.base import Aggregation, Component, Merge, Objective, Replace, ServerStep, Term
+from atoll.core.config import build, describe
+from atoll.core.errors import UserError, did_you_mean
+from atoll.methods import (
+    euc,
+    featarc,
+    fedavg_ssl,
+    fedbn,
+    fedca,
+    feddecorr,
+    fedema,
+    fedopt,
+    fedprox,
+    fedquad,
+    fedu,
+    fedu2,
+    fedx,
+    gossip,
+    ldawa,
+    local_only,
+    moon,
+    orchestra,
+    scaffold,
+    ssd,
+    supervised,
+)
+from atoll.methods.fedu2 import EUA
+from atoll.methods.ldawa import LDAWA, MDAWA
+from atoll.methods.method import Method
+from atoll.objectives.align_uniform import AlignUniform
+from atoll.objectives.autoencoder import Autoencoder
+from atoll.objectives.barlow_twins import BarlowTwins
+from atoll.objectives.byol import BYOL
+from atoll.objectives.cross_entropy import CrossEntropy
+from atoll.objectives.mae import MAE
+from atoll.objectives.metric_learning import Quadruplet, Triplet
+from atoll.objectives.moco import MoCo
+from atoll.objectives.rotation import Rotation, RotationTerm
+from atoll.objectives.simclr import SimCLR
+from atoll.objectives.simsiam import SimSiam
+from atoll.objectives.supcon import SupCon
+
+P = TypeVar("P", bound=Component)
+
+
+def by_name(*components: type[P]) -> dict[str, type[P]]:
+    """Parts under the names that they carry."""
+    return {component.name: component for component in components}
+
+
+OBJECTIVES: dict[str, type[Objective]] = by_name(
+    AlignUniform,
+    Autoencoder,
+    BarlowTwins,
+    BYOL,
+    CrossEntropy,
+    fedca.DictionaryContrast,
+    fedquad.FedQuad,
+    MAE,
+    MoCo,
+    orchestra.Orchestra,
+    Quadruplet,
+    Rotation,
+    SimCLR,
+    SimSiam,
+    SupCon,
+    Triplet,
+)
+TERMS: dict[str, type[Term]] = by_name(
+    featarc.FeatureAlignment,
+    fedca.Alignment,
+    feddecorr.FedDecorr,
+    fedprox.FedProx,
+    fedu2.FUR,
+    fedx.FedX,
+    moon.MOON,
+    RotationTerm,
+    scaffold.Scaffold,
+    ssd.DSR,
+    ssd.HSD,
+    ssd.PD,
+)
+MERGES: dict[str, type[Merge]] = by_name(
+    euc.EUC, fedbn.FedBN, fedema.FedEMA, fedu.FedU, local_only.LocalOnly, Replace
+)
+AGGREGATIONS: dict[str, type[Aggregation]] = by_name(
+    EUA,
+    featarc.FeatARC,
+    FedAvg,
+    gossip.Gossip,
+    LDAWA,
+    LossWeighted,
+    MDAWA,
+    Median,
+    MultiKrum,
+    PrivateFedAvg,
+    TrimmedMean,
+)
+SERVER_STEPS: dict[str, type[ServerStep]] = by_name(Direct, FedAdam, FedAvgM)
+
+OURS: dict[str, type[Component]] = {**OBJECTIVES, **TERMS, **MERGES, **AGGREGATIONS, **SERVER_STEPS}
+
+METHODS: dict[str, Method] = {
+    "fed_align_uniform": fedavg_ssl.FED_ALIGN_UNIFORM,
+    "fed_simclr": fedavg_ssl.FED_SIMCLR,
+    "fed_barlow": fedavg_ssl.FED_BARLOW,
+    "fed_byol": fedavg_ssl.FED_BYOL,
+    "fed_simsiam": fedavg_ssl.FED_SIMSIAM,
+    "fed_moco": fedavg_ssl.FED_MOCO,
+    "fed_moco_v1": fedavg_ssl.FED_MOCO_V1,
+    "fed_mae": fedavg_ssl.FED_MAE,
+    "fed_pr": fedavg_ssl.FED_PR,
+    "fed_ae": fedavg_ssl.FED_AE,
+    "ssd": ssd.METHOD,
+    "fedu": fedu.METHOD,
+    "fedema": fedema.METHOD,
+    "fedca": fedca.METHOD,
+    "orchestra": orchestra.METHOD,
+    "fedx": fedx.METHOD,
+    "fedu2": fedu2.METHOD,
+    "feddecorr": feddecorr.METHOD,
+    "fedprox": fedprox.METHOD,
+    "scaffold": scaffold.METHOD,
+    "fedbn": fedbn.METHOD,
+    "featarc": featarc.METHOD,
+    "featarc_align": featarc.ALIGN_ONLY,
+    "featarc_cluster": featarc.CLUSTER_ONLY,
+    "l_dawa": ldawa.L_DAWA,
+    "l_dawa_fedavg": ldawa.L_DAWA_FEDAVG,
+    "l_dawa_loss": ldawa.L_DAWA_LOSS,
+    "l_dawa_fedu": ldawa.L_DAWA_FEDU,
+    "m_dawa": ldawa.M_DAWA,
+    "fed_loss": ldawa.FED_LOSS,
+    "euc": euc.METHOD,
+    "fedavgm": fedopt.FEDAVGM,
+    "fedadam": fedopt.FEDADAM,
+    "median": fedopt.MEDIAN,
+    "trimmed_mean": fedopt.TRIMMED_MEAN,
+    "multi_krum": fedopt.MULTI_KRUM,
+    "local_only": local_only.METHOD,
+    "peer_to_peer": gossip.METHOD,
+    "fed_sl": supervised.FED_SL,
+    "dec_sl": supervised.DEC_SL,
+    "dec_slrep": supervised.DEC_SLREP,
+    "supcon": supervised.SUPCON,
+    "triplet": supervised.TRIPLET,
+    "quadruplet": supervised.QUADRUPLET,
+    "fedquad": fedquad.METHOD,
+    "moon": moon.METHOD,
+}
+
+
+@dataclass(frozen=True)
+class MethodOptions:
+    """The recipe's ``[method]`` section: a method by name, and any axis chosen otherwise.
+
+    Attributes:
+        name: of a method (``atoll methods`` lists them) or ``module:attribute``.
+        objective: a part's name or ``module:attribute``; None: the method's own.
+        terms: as above, in order.
+        merge: as above.
+        aggregation: as above.
+        server: as above.
+    """
+
+    name: str = "ssd"
+    objective: str | None = None
+    terms: tuple[str, ...] | None = None
+    merge: str | None = None
+    aggregation: str | None = None
+    server: str | None = None
+
+
+def find(name: str, known: Mapping[str, Any], what: str) -> Any:
+    """A known thing, or the attribute of a user's module that ``module:attribute`` names."""
+    if ":" not in name:
+        if name not in known:
+            raise UserError(f"unknown {what} {name!r}; {did_you_mean(name, known)}")
+        return known[name]
+    module, _, attribute = name.partition(":")
+    if os.getcwd() not in sys.path:
+        sys.path.insert(0, os.getcwd())
+    try:
+        imported = importlib.import_module(module)
+    except ModuleNotFoundError as error:
+        raise UserError(
+            f"{what} {name!r}: no module {error.name!r} in this folder or the environment"
+        ) from None
+    except UserError as error:
+        raise UserError(f"{what} {name!r}: {error}") from None
+    except Exception as error:  # the module is the user's, and so is whatever it raises
+        raise UserError(
+            f"{what} {name!r}: module {module!r} cannot be imported: {_where(error)}; mend it, then run again"
+        ) from error
+    if not hasattr(imported, attribute):
+        raise UserError(f"{what} {name!r}: module {module!r} has no {attribute!r}")
+    return getattr(imported, attribute)
+
+
+def _where(error: Exception) -> str:
+    """An error in a user's file: its kind, what it says, and the line that it came from."""
+    if isinstance(error, SyntaxError):
+        return f"{type(error).__name__}: {error.msg} ({error.filename}, line {error.lineno})"
+    frames = traceback.extract_tb(error.__traceback__)
+    return f"{type(error).__name__}: {error} ({frames[-1].filename}, line {frames[-1].lineno})"
+
+
+def _made(kind: type[P], name: str | None, what: str) -> P:
+    """A component with its defaults."""
+    try:
+        return kind()
+    except TypeError as error:
+        raise UserError(
+            f"{what} {name!r} cannot be made without options ({error}); give each a default"
+        ) from None
+
+
+def _check_name(component: Component, used: Collection[str]) -> None:
+    """Refuse a name under which a part's options, losses or state would be mixed with another's."""
+    ours = OURS.get(component.name, type(component)) is not type(component)
+    if ours or not component.name.strip() or component.name in ("loss", *used):  # "loss" is the sum of all
+        raise UserError(
+            f"the name of the component {type(component).__qualname__} is {component.name!r}, which is blank or "
+            'another component\'s; give it one of its own, as in name: ClassVar[str] = "mine"'
+        )
+
+
+def make_method(chosen: MethodOptions, options: Mapping[str, Mapping[str, Any]]) -> Method:
+    """Compose a method: a preset, its axes replaced where the recipe says so, its parts' options set.
+
+    Args:
+        chosen: the ``[method]`` section.
+        options: the ``[options.PART]`` tables.
+
+    Raises:
+        UserError: an unknown method, component or option, or a component that has no name of its own.
+    """
+    method = find(chosen.name, METHODS, "method")
+    if isinstance(method, type) and issubclass(method, Objective):
+        method = Method(objective=_made(method, chosen.name, "method"), title=chosen.name)
+    if not isinstance(method, Method):
+        raise UserError(
+            f"method {chosen.name!r} is no atoll Method or Objective but a {type(method).__name__}"
+        )
+    used: set[str] = set()
+
+    def component(name: str | None, own: Any, known: Mapping[str, type[Component]], what: str) -> Any:
+        made = own if name is None or (own is not None and name == own.name) else find(name, known, what)
+        if isinstance(made, type) and issubclass(made, Component):
+            made = _made(made, name, what)
+        if not isinstance(made, Component):
+            raise UserError(f"{what} {name!r} is no atoll component but a {type(made).__name__}")
+        _check_name(made, used)
+        used.add(made.name)
+        table = {**describe(made), **options.get(made.name, {})}
+        return build(type(made), table, f"options.{made.name}")
+
+    own_terms = {term.name: term for term in method.terms}
+    names = list(own_terms) if chosen.terms is None else list(chosen.terms)
+    twice = next((name for name in names if names.count(name) > 1), None)
+    if twice is not None:
+        raise UserError(
+            f"method.terms names {twice!r} twice; give it a larger options.{twice}.weight instead"
+        )
+    composed = dataclasses.replace(
+        method,
+        objective=component(chosen.objective, method.objective, OBJECTIVES, "objective"),
+        terms=tuple(component(name, own_terms.get(name), TERMS, "term") for name in names),
+        merge=component(chosen.merge, method.merge, MERGES, "merge"),
+        aggregation=component(chosen.aggregation, method.aggregation, AGGREGATIONS, "aggregation"),
+        server=component(chosen.server, method.server, SERVER_STEPS, "server step"),
+    )
+    composed = dataclasses.replace(composed, title=_title(method, composed, chosen.name))
+    unused = sorted(set(options) - used)
+    if unused:
+        raise UserError(
+            f"options.{unused[0]} belongs to no component of this method; {did_you_mean(unused[0], used)}"
+        )
+    return composed
+
+
+def _title(method: Method, composed: Method, name: str) -> str:
+    """What a method is called, with the components that a recipe put in the place of its own."""
+    alone = composed.merge.alone and not method.merge.alone
+    words = []
+    for axis in ("objective", *(() if alone else ("merge",)), "aggregation", "server"):
+        if getattr(composed, axis).name != getattr(method, axis).name:
+            words.append(f"{axis} {getattr(composed, axis).name}")
+    if [term.name for term in composed.terms] != [term.name for term in method.terms]:
+        words.append(
+            f"terms {' + '.join(term.name for term in composed.terms)}" if composed.terms else "no terms"
+        )
+    changes = (f" with {', '.join(words)}" if words else "") + (", each client alone" if alone else "")
+    return (method.title or name) + changes if changes else method.title
+
+
+def complete(chosen: MethodOptions, method: Method) -> tuple[MethodOptions, dict[str, dict[str, Any]]]:
+    """The same choice with nothing left to defaults, as it stands in a run's ``recipe.toml``."""
+    filled = MethodOptions(
+        name=chosen.name,
+        objective=chosen.objective or method.objective.name,
+        terms=chosen.terms if chosen.terms is not None else tuple(term.name for term in method.terms),
+        merge=chosen.merge or method.merge.name,
+        aggregation=chosen.aggregation or method.aggregation.name,
+        server=chosen.server or method.server.name,
+    )
+    components = (method.objective, *method.terms, method.merge, method.aggregation, method.server)
+    return filled, {component.name: table for component in components if (table := describe(component))}
+
+
+def list_methods() -> dict[str, list[dict[str, Any]]]:
+    """Methods by family: name, title, paper, components, what leaves a client beyond weights, what it keeps."""
+    families: dict[str, list[dict[str, Any]]] = {}
+    for name, method in METHODS.items():
+        families.setdefault(method.family, []).append(
+            {
+                "name": name,
+                "title": method.title,
+                "paper": method.paper,
+                "objective": method.objective.name,
+                "terms": [term.name for term in method.terms],
+                "merge": method.merge.name,
+                "aggregation": method.aggregation.name,
+                "server": method.server.name,
+                "supervised": method.needs_labels,
+                "egress": list(method.egress_beyond_weights),
+                "keeps": list(method.keeps),
+            }
+        )
+    return families

@@ -1,0 +1,1 @@
+"""One validated description of a run."""

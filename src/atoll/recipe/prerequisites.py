@@ -1,0 +1,78 @@
+"""Runs that a method needs first, such as FedCA's alignment model: their recipes, and what came of them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from atoll.components.base import Prerequisite, Trained
+from atoll.core.config import build, describe
+from atoll.core.errors import UserError
+from atoll.core.run_folder import Run
+from atoll.data.sources import load_data
+from atoll.recipe.recipe import Recipe, load_recipe
+
+FOLDER = "prerequisites"  # in the run's own
+INHERITED = ("seed", "views", "model", "train", "engine")
+
+
+def prerequisite_recipes(recipe: Recipe) -> dict[str, Recipe]:
+    """The recipes of all runs that a recipe's method needs first, by name.
+
+    Raises:
+        UserError: one of them is no valid recipe, or its networks are not this run's.
+    """
+    return {name: _derive(recipe, name, wanted) for name, wanted in recipe.composed.prerequisites().items()}
+
+
+def outcome(run: Run, recipe: Recipe) -> Trained:
+    """The networks of a finished run, and the images that they learnt from."""
+    newest = run.latest()
+    if newest is None:
+        raise UserError(f"{run.folder} has lost its checkpoints; delete the folder, and it is trained again")
+    (weights, *others) = newest["state"]["models"].values()
+    if others:
+        raise UserError(f"{run.folder} ends with several models, and one is needed; choose another recipe")
+    return Trained(weights, load_data(recipe.data, recipe.seed).train.images)
+
+
+def _derive(recipe: Recipe, name: str, wanted: Prerequisite) -> Recipe:
+    try:
+        made = load_recipe(wanted.recipe) if wanted.recipe else build(Recipe, _table(recipe, name, wanted))
+        _ = made.composed
+    except UserError as error:
+        raise UserError(f"the {name} run that this method needs first: {error}") from None
+    for what, ours, theirs in (
+        ("[model] section", recipe.model, made.model),
+        ("data.channels", recipe.data.channels, made.data.channels),
+        ("image size", _size(recipe), _size(made)),
+        ("projector", _embeds(recipe), _embeds(made)),
+    ):
+        if ours != theirs:
+            raise UserError(
+                f"the {name} run that this method needs first must have this run's networks, and its {what} "
+                f"differs; mend the recipe {wanted.recipe or made.name!r}"
+            )
+    if made.train.bn_buffers != "average" or made.composed.merge.personalises:
+        raise UserError(
+            f"the {name} run that this method needs first must end with one whole model, BatchNorm's statistics "
+            f"included; set train.bn_buffers = 'average' and method.merge = 'replace' in the recipe "
+            f"{wanted.recipe or made.name!r}"
+        )
+    return made
+
+
+def _table(recipe: Recipe, name: str, wanted: Prerequisite) -> dict[str, Any]:
+    whole = describe(recipe)
+    table = {section: whole[section] for section in INHERITED}
+    table["data"] = {key: whole["data"][key] for key in ("image_size", "channels")}
+    for section, values in wanted.settings.items():
+        table[section] = {**table.get(section, {}), **values}
+    return {**table, "name": f"{recipe.name}-{name}"}
+
+
+def _size(recipe: Recipe) -> int:
+    return recipe.views.size or recipe.data.image_size
+
+
+def _embeds(recipe: Recipe) -> bool:
+    return any(component.embeds() for component in recipe.composed.components)

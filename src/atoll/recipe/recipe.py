@@ -1,0 +1,122 @@
+"""A recipe: one validated description of a run, from a preset or a TOML file."""
+
+from __future__ import annotations
+
+import tomllib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import tomli_w
+
+from atoll.components.training import TrainOptions
+from atoll.core.config import build, describe, over, packaged, read, setting
+from atoll.core.errors import UserError
+from atoll.core.run_folder import check_name
+from atoll.data.options import DataOptions
+from atoll.data.partition.partition import PartitionOptions
+from atoll.data.views.options import ViewOptions
+from atoll.evaluation import EvaluationOptions
+from atoll.methods.method import Method
+from atoll.methods.registry import MethodOptions, complete, make_method
+from atoll.models import ModelOptions
+from atoll.recipe.engine_options import EngineOptions
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """Everything that decides a run's result, section by section.
+
+    Attributes:
+        name: of the run.
+        title: a line about it.
+        seed: every random stream comes from it.
+        data: where the images come from.
+        partition: which client holds which.
+        views: augmentation.
+        model: encoder and heads.
+        method: which method, by axes.
+        options: the options of the method's components, by component.
+        train: how clients train.
+        evaluation: what is measured, and when.
+        engine: where it runs.
+    """
+
+    name: str = "run"
+    title: str = ""
+    seed: int = 0
+    data: DataOptions = field(default_factory=DataOptions)
+    partition: PartitionOptions = field(default_factory=PartitionOptions)
+    views: ViewOptions = field(default_factory=ViewOptions)
+    model: ModelOptions = field(default_factory=ModelOptions)
+    method: MethodOptions = field(default_factory=MethodOptions)
+    options: dict[str, dict[str, Any]] = field(default_factory=dict)
+    train: TrainOptions = field(default_factory=TrainOptions)
+    evaluation: EvaluationOptions = field(default_factory=EvaluationOptions)
+    engine: EngineOptions = field(default_factory=EngineOptions)
+
+    @cached_property
+    def composed(self) -> Method:
+        """The method that the recipe composes."""
+        return make_method(self.method, self.options)
+
+    @property
+    def label(self) -> str:
+        """What tables and curves call a run of this recipe."""
+        name = self.composed.title or self.name
+        return f"{name}, centralised" if self.partition.kind == "centralised" else name
+
+    def completed(self) -> Recipe:
+        """The same recipe with every default written out."""
+        method, options = complete(self.method, self.composed)
+        return replace(self, method=method, options=options)
+
+    def to_toml(self) -> str:
+        """The complete recipe as TOML."""
+        return tomli_w.dumps(describe(self.completed()))
+
+
+def presets() -> dict[str, str]:
+    """The recipes that come with Atoll: their texts by name."""
+    return packaged("recipes")
+
+
+def load_recipe(recipe: str | Path, settings: Sequence[str] = ()) -> Recipe:
+    """A preset by name or a TOML file, with ``key=value`` settings laid over it.
+
+    The run is called after it, unless the file or its base has a ``name``.
+
+    Raises:
+        UserError: no such recipe, a file that is not TOML, an unknown key, a value out of range.
+    """
+    return make_recipe({"name": Path(recipe).stem, **read(str(recipe), presets())}, settings)
+
+
+def make_recipe(table: Mapping[str, Any], settings: Sequence[str] = ()) -> Recipe:
+    """A recipe's table, with ``key=value`` settings laid over it, as a recipe; ``base`` in it names another.
+
+    Raises:
+        UserError: an unknown key, a value out of range.
+    """
+    if "base" in table:
+        table = over(read(str(table["base"]), presets()), {k: v for k, v in table.items() if k != "base"})
+    for text in settings:
+        table = over(table, setting(text))
+    made = build(Recipe, table)
+    check_name(made.name)
+    _ = made.composed  # so that a misspelt method is found now, not after the data has loaded
+    return made
+
+
+def read_recipe(text: str) -> Recipe:
+    """The recipe in a text that `Recipe.to_toml` wrote.
+
+    Raises:
+        UserError: the text is no recipe.
+    """
+    try:
+        return build(Recipe, tomllib.loads(text))
+    except tomllib.TOMLDecodeError as error:
+        raise UserError(f"this recipe is not valid TOML: {error}") from None

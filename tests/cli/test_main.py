@@ -1,0 +1,291 @@
+"""The command, as a user meets it: exit codes and one clear sentence for every mistake."""
+
+import io
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from sklearn.datasets import load_digits
+
+from atoll.cli.main import main
+from atoll.methods.registry import METHODS
+from tests.harness import TINY, run_tiny
+
+EXAMPLES = Path(__file__).parents[2] / "examples"
+
+
+def run(*arguments):
+    return main([*map(str, arguments)])
+
+
+@pytest.fixture(scope="module")
+def images(tmp_path_factory):
+    """A folder of 40 real digits with no labels: greyscale, colour and 16-bit."""
+    folder = tmp_path_factory.mktemp("images")
+    for i, digit in enumerate(load_digits().images[:40]):
+        if i % 3 == 2:
+            Image.fromarray((digit * 4095).astype(np.uint16)).save(folder / f"{i:02d}.png")
+        else:
+            Image.fromarray((digit * 15.9).astype(np.uint8)).convert("RGB" if i % 3 else "L").save(
+                folder / f"{i:02d}.png"
+            )
+    return folder
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory):
+    return run_tiny(tmp_path_factory.mktemp("finished") / "run", "method.name=ssd").folder
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        (["run", "digits-sdd"], "no recipe 'digits-sdd'"),
+        (
+            ["run", "digits-ssd", "--set", "method.name=fed_simclear"],
+            "unknown method 'fed_simclear'; did you mean",
+        ),
+        (["run", "digits-ssd", "--set", "train.ronds=3"], "did you mean 'rounds'"),
+        (["run", "digits-ssd", "--set", "train.rounds=-3"], "train.rounds is -3; it must be at least 0"),
+        (
+            [
+                "run",
+                "digits-ssd",
+                "--set",
+                "partition.variant=fedu2",
+                "partition.alpha=0.01",
+                "partition.min_size=143",
+            ],
+            "lower clients or min_size",
+        ),
+        (["run", "digits-ssd", "--set", "data.source=images", "data.path=/no/such/place"], "/no/such/place"),
+        (["run", "digits-ssd", "--set", "partition.clients=5000", "partition.kind=iid"], "5000"),
+        (["run", "digits-ssd", "--set", "engine.device=cuda"], "sees no GPU"),
+        (["run", "digits-ssd", "--set", "model.projector_dim=64"], "'pd' compares representations"),
+        (
+            ["run", "digits-ssd", "--set", "data.labels=false", "partition.kind=iid", "method.name=fed_sl"],
+            "no labels",
+        ),
+        (["run", "digits-ssd", "--set", "name=../x"], "name = '../x' cannot name a run's folder"),
+        (["egress", "digits-ssd", "--images", "-5"], "--images is -5; it must be"),
+        (["report", "/no/such/run"], "holds no run"),
+        (["evaluate", "/no/such/run", "--protocol", "knn"], "holds no run"),
+        (["embed", "/no/such/encoder.safetensors", ".", "-o", "x.npz"], "/no/such/encoder.safetensors"),
+    ],
+)
+def test_a_mistake_is_one_sentence_and_exit_2(arguments, sentence, tmp_path, monkeypatch, capsys):
+    if arguments[-1] == "engine.device=cuda" and torch.cuda.is_available():
+        arguments = [*arguments[:-1], "engine.device=cuda:99"]
+    monkeypatch.chdir(tmp_path)
+    assert run(*arguments) == 2
+    errors = capsys.readouterr().err
+    assert errors.startswith("atoll: ")
+    assert sentence in errors
+    assert errors.count("\n") == 1
+    assert list(tmp_path.iterdir()) == [], "something was written"
+
+
+def test_a_fault_in_a_users_own_objective_shows_where_it_is(tmp_path, monkeypatch, capsys):
+    (tmp_path / "faulty.py").write_text(
+        "from dataclasses import dataclass\nimport torch\nfrom atoll.components.base import Objective\n\n\n"
+        "@dataclass(frozen=True)\nclass Faulty(Objective):\n    name = 'faulty'\n\n"
+        "    def loss(self, local, batch, passes):\n        return torch.ones(2, 3) @ torch.ones(2, 3)\n"
+    )
+    monkeypatch.chdir(tmp_path)
+    settings = [*TINY, "method.name=faulty:Faulty"]
+    with pytest.raises(RuntimeError, match="shapes cannot be multiplied") as raised:
+        run("run", "digits", "--out", "one", "--set", *settings)
+    assert Path(raised.traceback[-1].path).name == "faulty.py"
+    assert run("compare", "digits", "--out", "several", "--set", *settings) == 1
+    assert re.search(r'File ".*faulty\.py", line 11', capsys.readouterr().err)
+
+
+def test_a_diverging_run_is_one_sentence_with_a_remedy_and_exit_1(tmp_path, capsys):
+    settings = [*TINY, "train.first_norm=1e-9"]
+    assert run("run", "digits", "--out", tmp_path / "run", "--set", *settings) == 1
+    errors = capsys.readouterr().err
+    assert errors.startswith("atoll: round 1 failed: 0 of 4 updates were usable")
+    assert "beyond the bound of 1e-09 (train.first_norm)" in errors
+    assert "lower train.lr if training diverges, or raise a bound that is too tight" in errors
+    assert errors.count("\n") == 1
+
+
+def test_a_text_file_called_parquet(tmp_path, capsys):
+    path = tmp_path / "data.parquet"
+    path.write_text("hello")
+    out = tmp_path / "out"
+    settings = ["data.source=parquet", f"data.path={path}"]
+    assert run("run", "digits-ssd", "--out", out, "--set", *settings) == 2
+    assert "data.parquet" in capsys.readouterr().err
+    assert not out.exists()
+
+
+def test_a_corrupt_image_is_named_and_refused_or_skipped(images, tmp_path, capsys):
+    folder = tmp_path / "images"
+    shutil.copytree(images, folder)
+    (folder / "13.png").write_bytes((folder / "13.png").read_bytes()[:40])
+    settings = [*TINY, "data.source=images", f"data.path={folder}", "data.limit=100", "partition.clients=2"]
+    assert run("run", "digits", "--out", tmp_path / "a", "--set", *settings) == 2
+    assert "13.png" in capsys.readouterr().err
+    assert not (tmp_path / "a").exists()
+    with pytest.warns(UserWarning, match=r"13\.png"):
+        assert run("run", "digits", "--out", tmp_path / "b", "--set", *settings, "data.on_corrupt=skip") == 0
+
+
+def test_images_without_labels_show_geometry_alone_and_why(images, tmp_path, capsys):
+    settings = [*TINY, "data.source=images", f"data.path={images}", "data.limit=100", "partition.clients=2"]
+    settings += ["evaluation.at_end=['knn','probe','geometry']"]
+    assert run("run", "digits", "--out", tmp_path / "run", "--set", *settings) == 0
+    results = json.loads((tmp_path / "run/evaluation.json").read_text())
+    assert "no labels" in results["note"]
+    assert "geometry/uniformity" in results
+    assert not any(key.startswith(("knn", "probe")) for key in results)
+    assert "no labels" in capsys.readouterr().out.replace("\n", " ")
+
+
+def test_a_checkpoint_of_another_recipe(finished, capsys):
+    settings = [*TINY, "method.name=ssd", "train.lr=0.7"]
+    assert run("run", "digits", "--out", finished, "--resume", "--set", *settings) == 2
+    assert "begun with train.lr" in capsys.readouterr().err
+
+
+def test_embed_and_export(finished, images, tmp_path, capsys):
+    assert run("embed", finished, images, "-o", tmp_path / "e.npz") == 0
+    with np.load(tmp_path / "e.npz") as file:
+        names, h = file["names"], file["embeddings"]
+    assert list(names) == [f"{i:02d}.png" for i in range(40)]
+    for ending in ("csv", "parquet"):
+        assert run("embed", finished, images, "-o", tmp_path / f"e.{ending}") == 0
+    table = np.loadtxt(tmp_path / "e.csv", delimiter=",", skiprows=1, usecols=range(1, h.shape[1] + 1))
+    np.testing.assert_allclose(table, h, rtol=1e-6)
+    assert run("export", finished, "--format", "pt2", "-o", tmp_path / "e.pt2") == 0
+    program = torch.export.load(io.BytesIO((tmp_path / "e.pt2").read_bytes())).module()
+    import atoll
+
+    x = torch.rand(5, 1, 8, 8)
+    encoder = atoll.load_encoder(finished / "encoder.safetensors")
+    torch.testing.assert_close(program(x), encoder(x))
+    assert run("export", finished, "--format", "safetensors", "-o", tmp_path / "w.safetensors") == 0
+    assert run("export", finished, "--format", "tflite") == 2
+    assert run("embed", finished, images, "-o", tmp_path / "e.xlsx") == 2
+
+
+def test_embedding_the_training_pixels_is_what_evaluation_saw(finished, tmp_path):
+    """`atoll embed` on image files agrees with the federation's own un-augmented pass."""
+    from atoll.commands.embed import embed_images
+    from atoll.commands.evaluate import load_networks
+    from atoll.core.tree import load
+    from atoll.engines.federation import Federation
+    from atoll.evaluation import embed
+    from atoll.recipe.recipe import load_recipe
+
+    federation = Federation(load_recipe(finished / "recipe.toml"))
+    pixels = federation.splits.test.images.gather(torch.arange(6))
+    folder = tmp_path / "images"
+    folder.mkdir()
+    for i, image in enumerate(pixels):
+        Image.fromarray(image[0].numpy()).save(folder / f"{i}.png")
+    import atoll
+
+    _, h = embed_images(atoll.load_encoder(finished / "encoder.safetensors"), folder)
+    newest = max((finished / "checkpoints").glob("round-*.safetensors"))
+    encoder = load_networks(federation, load(newest)["state"]["models"]["global"])
+    expected = embed(encoder, federation.views.plain, federation.splits.test.images)[:6]
+    torch.testing.assert_close(h, expected, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("window", ["data.window=per-image", "data.window_high=20000"])
+def test_embedding_reads_image_files_as_training_did(images, tmp_path, window):
+    """The window of 16-bit images, and the size that they are stored at before views of another are made."""
+    from atoll.commands.embed import embed_images
+    from atoll.engines.federation import Federation
+    from atoll.evaluation import embed
+    from atoll.recipe.recipe import load_recipe
+
+    folder = shutil.copytree(images, tmp_path / "images")
+    (folder / "folder.png").mkdir()
+    settings = ["data.source=images", f"data.path={folder}", "data.test_fraction=0", window]
+    sizes = ["data.image_size=12", "views.size=8", "train.rounds=0"]
+    done = run_tiny(tmp_path / "run", *settings, *sizes)
+    federation = Federation(load_recipe(done.recipe_path))
+    import atoll
+
+    encoder = atoll.load_encoder(done.encoder_path)
+    names, h = embed_images(encoder, folder)
+    assert len(names) == 40
+    expected = embed(encoder, federation.views.plain, federation.splits.train.images)
+    torch.testing.assert_close(h, expected, rtol=1e-5, atol=1e-6)
+
+
+def test_evaluate_under_a_named_protocol(finished, capsys):
+    assert run("evaluate", finished, "--protocol", "probe-fedca") == 0
+    results = json.loads((finished / "evaluation-probe-fedca.json").read_text())
+    assert 0 <= results["probe-fedca/accuracy"] <= 1
+    assert run("evaluate", finished, "--protocol", "probee") == 2
+
+
+def test_methods_as_json(capsys):
+    assert run("methods", "--json") == 0
+    listing = json.loads(capsys.readouterr().out)
+    shown = {method["name"]: (family, method) for family, methods in listing.items() for method in methods}
+    assert shown.keys() == METHODS.keys()
+    for name, (family, method) in shown.items():
+        assert family == METHODS[name].family
+        assert method["paper"] == METHODS[name].paper
+    fedca, moon = shown["fedca"][1], shown["moon"][1]
+    assert "the normalised projections of some of its images" in fedca["egress"]
+    assert fedca["keeps"] == ["the ensembled projection of each of its images"]
+    assert (fedca["supervised"], moon["supervised"]) == (False, True)
+    assert moon["keeps"] == ["its model as it left the last round"]
+
+
+def test_methods_in_families(capsys):
+    families = [[method.family] for method in METHODS.values()]
+    assert run("methods") == 0
+    lines = [[cell.strip() for cell in line.split("│")] for line in capsys.readouterr().out.splitlines()]
+    for name, method in METHODS.items():
+        (place,) = [i for i, cells in enumerate(lines) if cells[0] == name]
+        heading = max(i for i, cells in enumerate(lines[:place]) if cells in families)
+        assert lines[heading] == [method.family]
+
+
+def test_a_users_own_method_in_two_workers(tmp_path):
+    """`module:attribute` in the user's folder, from the command, with worker processes."""
+    assert len((EXAMPLES / "toy_method.py").read_text().splitlines()) <= 40
+    shutil.copy(EXAMPLES / "toy_method.py", tmp_path)
+    settings = [
+        "--set",
+        *TINY,
+        "method.name=toy_method:METHOD",
+        "engine.workers=2",
+        "options.anchor.weight=0.25",
+    ]
+    command = [sys.executable, "-m", "atoll.cli.main", "run", "digits", "--out", "out", *settings]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, env=os.environ)
+    assert done.returncode == 0, done.stderr
+    assert "Anchored SimCLR" in done.stdout
+    assert "Anchored SimCLR" in (tmp_path / "out/report.html").read_text()
+    lines = (tmp_path / "out/metrics.jsonl").read_text().splitlines()
+    assert "anchor" in json.loads(lines[-1])["losses"]
+
+
+def test_a_page_about_several_runs_is_none_of_theirs(finished, tmp_path, monkeypatch, capsys):
+    other = run_tiny(tmp_path / "other")
+    monkeypatch.chdir(tmp_path)
+    assert run("report", str(other.folder), str(finished)) == 0
+    assert capsys.readouterr().out == "report.html\n"
+    assert (tmp_path / "report.html").is_file()
+    assert not (other.folder / "report.html").exists()
+    assert run("report", str(other.folder), str(finished)) == 2
+    assert "report.html is here already, maybe another run's own" in capsys.readouterr().err
+    assert run("report", str(other.folder), str(finished), "-o", "report.html") == 0
+    assert run("report", str(other.folder)) == 0
+    assert (other.folder / "report.html").is_file()

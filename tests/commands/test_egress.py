@@ -1,0 +1,74 @@
+from io import StringIO
+
+import pytest
+from rich.console import Console
+
+from atoll.cli.console import egress_tables
+from atoll.commands.egress import egress
+from atoll.core.errors import UserError
+from atoll.engines.federation import Federation
+from tests.harness import tiny
+
+
+def test_what_leaves_is_the_model_and_its_sample_count_and_losses():
+    recipe = tiny("method.name=ssd")
+    found = egress(recipe, images=100)
+    weights = {item.name: item for item in found.up if item.name.startswith("weights.")}
+    model = Federation(recipe).initial_weights()
+    assert {f"weights.{name}" for name in model} == set(weights)
+    for name, tensor in model.items():
+        item = weights[f"weights.{name}"]
+        assert item.shape == tuple(tensor.shape)
+        assert item.bytes == tensor.numel() * tensor.element_size()
+    rest = {item.name for item in found.up} - set(weights)
+    assert rest == {"samples", "losses.loss", "losses.align_uniform", "losses.dsr", "losses.pd"}
+    assert found.kept == []
+
+
+def test_what_grows_with_the_images_is_told_for_all_of_them():
+    found = egress(tiny("method.name=orchestra", "options.orchestra.local_clusters=4"), images=500)
+    (centroids,) = [item for item in found.up if item.name.startswith("parts.orchestra")]
+    assert centroids.shape[0] == 4
+    (assigned,) = found.kept
+    assert 500 in assigned.shape
+    assert "centroids" in centroids.why
+
+
+@pytest.mark.parametrize("name", ["fedbn", "moon"])
+def test_state_that_stays_is_listed(name):
+    found = egress(tiny(f"method.name={name}"), images=50)
+    assert found.kept
+    assert not {item.name for item in found.kept} & {item.name for item in found.up}
+
+
+def test_what_is_there_in_a_later_round_only_is_listed_too():
+    found = egress(tiny("method.name=orchestra", "options.orchestra.local_clusters=4"), images=50)
+    losses = [item for item in found.up if item.name.startswith("losses.")]
+    assert [item.rounds for item in losses] == [(2,)] * 3  # the first round only makes centroids
+    variates = [
+        item for item in egress(tiny("method.name=scaffold"), images=50).down if "scaffold" in item.name
+    ]
+    assert variates
+    assert {item.rounds for item in variates} == {(2,)}
+
+
+def test_names_and_sizes_are_shown_whole_at_any_width():
+    recipe = tiny("method.name=ssd")
+    found = egress(recipe, images=5000)
+    for width in (80, 160):
+        console = Console(file=StringIO(), width=width)
+        for block in egress_tables(found, recipe.composed):
+            console.print(block)
+        shown = console.file.getvalue()
+        assert "…" not in shown
+        for item in found.up:
+            assert width < 160 or item.name in shown
+            assert f" {item.bytes:,} " in shown
+            assert item.shape is None or str(list(item.shape)) in shown
+
+
+@pytest.mark.parametrize("images", [-5, 0])
+def test_a_site_has_images(images):
+    with pytest.raises(UserError, match=rf"--images is {images}; it must be .* at least 1"):
+        egress(tiny(), images)
+    assert egress(tiny(), 1).images == 1

@@ -1,0 +1,249 @@
+"""What is done with a finished run; the run's own evaluation is the oracle of every later one."""
+
+import json
+import re
+import shutil
+
+import numpy as np
+import pytest
+import safetensors.torch
+import torch
+from PIL import Image
+
+from atoll.cli.main import main
+from atoll.commands.evaluate import evaluate_run, measure_run
+from atoll.core.errors import UserError
+from atoll.core.run_folder import Run
+from atoll.data.options import DataOptions
+from atoll.models import load_encoder
+from tests.harness import run_tiny
+
+BOTH = "evaluation.at_end=['knn','geometry']"
+
+
+def protocols_of(results):
+    """The numbers of protocols, and nothing else of a run's record."""
+    return {key: value for key, value in results.items() if "/" in key}
+
+
+def assert_alike(found, expected):
+    assert found.keys() == expected.keys()
+    for key, value in expected.items():
+        assert found[key] == pytest.approx(value, rel=1e-5, abs=1e-9), key
+
+
+@pytest.fixture(scope="module")
+def several(tmp_path_factory):
+    """Three clusters among four clients: their sizes differ."""
+    folder = tmp_path_factory.mktemp("several") / "run"
+    run = run_tiny(folder, "method.name=featarc", "options.featarc.clusters=3", BOTH)
+    assert len(set(run.read_json("evaluation.json")["clients_by_model"].values())) > 1
+    return run
+
+
+@pytest.fixture(scope="module")
+def one(tmp_path_factory):
+    return run_tiny(tmp_path_factory.mktemp("one") / "run", BOTH)
+
+
+@pytest.fixture(scope="module")
+def not_held_out(tmp_path_factory):
+    return run_tiny(tmp_path_factory.mktemp("whole") / "run", "data.test_fraction=0", BOTH)
+
+
+def test_every_model_of_a_run_is_measured(several):
+    own = several.read_json("evaluation.json")
+    found = measure_run(several, ["knn", "geometry"])
+    assert found["clients_by_model"] == own["clients_by_model"]
+    assert found["by_model"].keys() == own["by_model"].keys()
+    assert_alike(protocols_of(found), protocols_of(own))
+    for name, numbers in found["by_model"].items():
+        assert_alike(numbers, own["by_model"][name])
+    clients, accuracies = own["clients_by_model"], own["by_model"]
+    expected = sum(clients[name] * accuracies[name]["knn/accuracy"] for name in clients) / 4
+    assert found["knn/accuracy"] == pytest.approx(expected)
+
+
+def test_every_clients_own_model_is_measured(tmp_path):
+    run = run_tiny(tmp_path / "run", "method.name=fedbn", "train.participation=0.5", "train.rounds=1")
+    own = run.read_json("evaluation.json")
+    (run.folder / "encoder-export.safetensors").write_bytes(b"what an export leaves is no model of the run")
+    found = measure_run(run, ["knn"])
+    assert len(found["by_model"]) == 2
+    assert {key: found[key] for key in ("by_model", "clients_by_model", "knn/accuracy")} == {
+        key: own[key] for key in ("by_model", "clients_by_model", "knn/accuracy")
+    }
+
+
+def test_the_command_keeps_each_models_numbers_and_shows_their_mean(several, capsys):
+    assert main(["evaluate", str(several.folder), "--protocol", "knn"]) == 0
+    shown = capsys.readouterr().out
+    kept = several.read_json("evaluation-knn.json")
+    assert kept["by_model"].keys() == kept["clients_by_model"].keys()
+    assert f"{kept['knn/accuracy']:.4f}" in shown
+    assert "clients_by_model" in shown
+    assert "by_model" not in evaluate_run(several, "knn")
+
+
+def test_geometry_parts_the_pairs_by_client_as_in_the_run(one):
+    own = protocols_of(one.read_json("evaluation.json"))
+    found = measure_run(one, ["geometry"])
+    assert found["geometry/clients_uniformity_intra"] != found["geometry/clients_uniformity_inter"]
+    assert_alike(
+        protocols_of(found), {key: value for key, value in own.items() if key.startswith("geometry/")}
+    )
+
+
+def test_other_images_are_no_clients(one):
+    there = measure_run(one, ["geometry"], DataOptions(source="digits", limit=80, image_size=8, channels=1))
+    assert not any("clients_uniformity" in key for key in there)
+
+
+def test_a_run_without_its_partition_is_measured_all_the_same(tmp_path, one):
+    copy = Run(tmp_path / "copy")
+    for name in ("recipe.toml", "encoder.safetensors"):
+        copy.folder.mkdir(exist_ok=True)
+        (copy.folder / name).write_bytes((one.folder / name).read_bytes())
+    found = measure_run(copy, ["knn", "geometry"])
+    assert found["knn/accuracy"] == one.read_json("evaluation.json")["knn/accuracy"]
+    assert "geometry/clients_uniformity" not in found
+
+
+@pytest.mark.parametrize("protocol", ["knn", "probe-fedca", "finetune-10"])
+def test_accuracies_on_the_training_images_are_refused(not_held_out, protocol, capsys):
+    assert main(["evaluate", str(not_held_out.folder), "--protocol", protocol]) == 2
+    sentence = capsys.readouterr().err
+    assert f"{protocol} cannot be measured, because no images are held out" in sentence
+    assert "data.test_fraction" in sentence
+    assert sentence.count("\n") == 1
+    assert not (not_held_out.folder / f"evaluation-{protocol}.json").exists()
+
+
+def test_the_geometry_of_the_training_images_is_measured(not_held_out):
+    own = not_held_out.read_json("evaluation.json")
+    assert own["note"].startswith("knn: not measured, because no images are held out")
+    assert not any(key.startswith("knn") for key in own)
+    found = evaluate_run(not_held_out, "geometry")
+    assert found["split"] == own["split"] == "train"
+    assert_alike(protocols_of(found), protocols_of(own))
+
+
+def test_a_protocol_that_needs_labels_is_refused_without(one):
+    unlabelled = DataOptions(source="digits", limit=80, image_size=8, channels=1, labels=False)
+    with pytest.raises(
+        UserError, match="knn cannot be measured, because the training and test images have no"
+    ):
+        measure_run(one, ["knn", "geometry"], unlabelled)
+    assert measure_run(one, ["geometry"], unlabelled)["split"] == "test"
+
+
+def test_a_protocol_by_a_wrong_name_is_named_first(not_held_out):
+    with pytest.raises(UserError, match="did you mean 'knn'"):
+        measure_run(not_held_out, ["kn"])
+
+
+FLOATS = np.linspace(0, 1, 64, dtype=np.float32).reshape(8, 8)
+
+
+def save_floats(path):
+    Image.fromarray(FLOATS).save(path)
+
+
+def save_half(path):
+    whole = path.with_suffix(".whole.png")
+    Image.fromarray(np.random.default_rng(0).integers(0, 256, (64, 64), dtype=np.uint8)).save(whole)
+    path.write_bytes(whole.read_bytes()[:2000])
+    whole.unlink()
+
+
+@pytest.mark.parametrize(
+    ("name", "spoil", "reason"),
+    [
+        (
+            "scan.tif",
+            save_floats,
+            "it holds floating-point values, and the recipe does not say which are black",
+        ),
+        ("half.png", save_half, "it is damaged (image file is truncated"),
+        ("text.png", lambda path: path.write_text("hello"), "it is damaged, or in no image format"),
+        ("empty.png", lambda path: path.write_bytes(b""), "it is empty"),
+    ],
+)
+def test_an_image_that_cannot_be_embedded_gets_a_sentence(one, tmp_path, capsys, name, spoil, reason):
+    images = tmp_path / "images"
+    images.mkdir()
+    Image.fromarray(np.zeros((8, 8), dtype=np.uint8)).save(images / "good.png")
+    spoil(images / name)
+    assert main(["embed", str(one.folder), str(images), "-o", str(tmp_path / "e.npz")]) == 2
+    sentence = capsys.readouterr().err
+    assert sentence.startswith(f"atoll: {images / name} cannot be read")
+    assert reason in sentence
+    assert "save it anew" in sentence
+    assert "<_io" not in sentence
+    assert "set data." not in sentence, "there is no recipe to set it in"
+    assert sentence.count("\n") == 1
+    assert not (tmp_path / "e.npz").exists()
+
+
+def test_floats_are_embedded_where_the_recipe_has_a_window(tmp_path):
+    run = run_tiny(tmp_path / "run", "data.window_high=1", "train.rounds=0")
+    Image.fromarray(FLOATS).save(tmp_path / "floats.tif")
+    Image.fromarray(np.rint(FLOATS * 255).astype(np.uint8)).save(tmp_path / "bytes.png")
+    rows = {}
+    for name in ("floats.tif", "bytes.png"):
+        out = tmp_path / f"{name}.npz"
+        assert main(["embed", str(run.folder), str(tmp_path / name), "-o", str(out)]) == 0
+        rows[name] = np.load(out)["embeddings"]
+    assert np.array_equal(rows["floats.tif"], rows["bytes.png"])
+
+
+def checkpoint(run, path):
+    path.write_bytes(max(run.checkpoints.glob("round-*.safetensors")).read_bytes())
+
+
+def archive(run, path):
+    torch.save(load_encoder(run.encoder_path).state_dict(), path)
+
+
+def weights(run, path):
+    safetensors.torch.save_file(safetensors.torch.load_file(run.encoder_path), path)
+
+
+@pytest.mark.parametrize(
+    ("make", "what"),
+    [
+        (checkpoint, "holds the state of a run, such as a checkpoint, and no encoder"),
+        (archive, "is an archive, as torch.save and torch.export write them"),
+        (weights, "holds no encoder saved by atoll but weights alone"),
+        (lambda run, path: path.write_text(json.dumps({})), "is damaged or not a safetensors file"),
+    ],
+)
+def test_a_file_that_is_no_encoder_says_what_it_is_and_where_one_lies(one, tmp_path, capsys, make, what):
+    file = tmp_path / "file"
+    make(one, file)
+    Image.fromarray(np.zeros((8, 8), dtype=np.uint8)).save(tmp_path / "a.png")
+    assert main(["embed", str(file), str(tmp_path / "a.png"), "-o", str(tmp_path / "e.npz")]) == 2
+    sentence = capsys.readouterr().err
+    assert sentence.startswith(f"atoll: {file} {what}")
+    assert "encoder.safetensors in a finished run's folder" in sentence
+    assert "upgrade" not in sentence
+    assert sentence.count("\n") == 1
+
+
+def test_images_that_the_clients_did_not_hold_are_not_taken_for_theirs(one, tmp_path):
+    copy = Run(shutil.copytree(one.folder, tmp_path / "copy"))
+    record = json.loads(copy.partition_path.read_text())
+    copy.write("partition.json", json.dumps({**record, "fingerprint": "sites-of-others"}))
+    with pytest.raises(
+        UserError, match=r"held other images than its recipe's data give .* --set data\.source"
+    ):
+        evaluate_run(copy, "knn")
+    found = evaluate_run(copy, "knn", ["data.limit=80"])
+    assert (found["knn/train_images"], found["data"]["limit"]) == (80, 80)
+    with pytest.raises(UserError, match=r"--set evaluation\.knn_k=3: a finished run is measured as"):
+        evaluate_run(copy, "knn", ["evaluation.knn_k=3"])
+
+
+def test_the_command_measures_on_other_images(one, capsys):
+    assert main(["evaluate", str(one.folder), "--protocol", "knn", "--set", "data.limit=80"]) == 0
+    assert re.search(r"knn/train_images\W+80\b", capsys.readouterr().out)

@@ -1,0 +1,78 @@
+"""The coordinator's entry point: what it reads, and what it says."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+
+import pytest
+
+pytest.importorskip("flwr", reason="the extra atoll[flower] is not installed")
+
+from atoll.commands.flower_server_app import LogLines, main, run_federation
+from atoll.core.run_folder import Run
+from atoll.engines.flower.engine import FlowerOptions
+from atoll.engines.server import Record, TooFewUpdatesError
+from tests.engines.flower.grid import shares
+from tests.engines.flower.test_engine import SECRET, dropping
+from tests.harness import tiny
+
+
+@pytest.fixture
+def written(tmp_path, monkeypatch):
+    """A function that writes a recipe and gives the options of a run with it."""
+    monkeypatch.setenv("ATOLL_STATE", str(tmp_path / "state"))
+
+    def write(*settings, **options):
+        (tmp_path / "recipe.toml").write_text(tiny(*settings).to_toml())
+        return {"recipe": str(tmp_path / "recipe.toml"), "out": str(tmp_path / "run"), "wait": 3.0, **options}
+
+    return write
+
+
+def test_settings_may_hold_blanks(written):
+    text = "title=Four sites, one model  evaluation.at_end=['knn', 'geometry'] train.rounds=1"
+    folder = run_federation(shares(4), FlowerOptions(**written(set=text)))
+    run = Run(folder)
+    assert 'title = "Four sites, one model"' in run.recipe_path.read_text()
+    assert [line["round"] for line in run.metrics()] == [0, 1]
+    assert {"knn/accuracy", "geometry/alignment"} <= run.read_json("evaluation.json").keys()
+    assert (folder / "report.html").is_file()
+
+
+def test_a_round_with_too_few_updates_is_one_sentence_in_the_log(written, caplog):
+    grid = dropping({1: (2, 3)})
+    with pytest.raises(TooFewUpdatesError):
+        main(grid, SimpleNamespace(run_config=written("train.min_accepted=0.75", deadline=1.0)))
+    (said,) = [record.getMessage() for record in caplog.records if record.levelname == "ERROR"]
+    assert said.startswith("round 1 failed: 2 of 4 updates were usable and train.min_accepted asks for 75%")
+
+
+def test_the_log_names_sites_and_tells_epsilon(caplog):
+    caplog.set_level("INFO", "flwr")
+    lines = LogLines()
+    recipe = SimpleNamespace(train=SimpleNamespace(rounds=9))
+    lines.begin(
+        SimpleNamespace(recipe=recipe, partition=SimpleNamespace(names=["east", "1"])),
+        SimpleNamespace(round=2),
+    )
+    record = Record(3, clients=5, seconds=1.25)
+    record.losses, record.privacy = {"loss": 0.5}, {"epsilon": 1.2345, "delta": 1e-5}
+    record.lost, record.refused = {"0": "no answer within 2 s"}, {"1": "it lacks 'w'"}
+    lines.round(record, record.to_dict())
+    assert [line.getMessage() for line in caplog.records] == [
+        "going on after round 2 of 9",
+        "round 3/9: 5 clients, 1.2 s, loss 0.5000, ε = 1.23 at δ = 1e-05",
+        "round 3 went on without client 1: it lacks 'w'",
+        "round 3 went on without client 0 (east): no answer within 2 s",
+    ]
+
+
+def test_a_private_run_tells_epsilon_each_round(written, caplog):
+    pytest.importorskip("dp_accounting", reason="the extra atoll[dp] is not installed")
+    caplog.set_level("INFO", "flwr")
+    run = Run(run_federation(shares(4), FlowerOptions(**written(*SECRET))))
+    told = [line["privacy"]["epsilon"] for line in run.metrics()[1:]]
+    assert 0 < told[0] < told[1]
+    for round, epsilon in enumerate(told, 1):
+        (line,) = [text for text in caplog.messages if text.startswith(f"round {round}/2")]
+        assert line.endswith(f"ε = {epsilon:.3g} at δ = 1e-05")

@@ -1,0 +1,267 @@
+"""A researcher's own small table on digits, run from end to end; and what the command says of mistakes."""
+
+from __future__ import annotations
+
+import io
+import json
+import statistics
+from pathlib import Path
+
+import pytest
+import tomli_w
+from rich.console import Console, Group
+
+from atoll.cli.main import main
+from atoll.commands.reproduce import (
+    cells,
+    find_table,
+    images_of,
+    listing,
+    markdown,
+    plan_table,
+    remarks,
+    reproduce,
+    shown,
+)
+from atoll.core.config import over, setting
+from atoll.core.errors import UserError
+from atoll.core.run_folder import Run
+from tests.harness import TINY
+
+TABLE = """
+title = "Mine [1]"
+recipe = "tiny.toml"
+columns = ["kNN %", "LP acc %", "time s"]
+rows = [[["plain", "ssd"]], [["plain"], ["untrained"]], [["plain"], ["elsewhere"]]]
+
+[published]
+paper = "SSD"
+table = "3"
+
+[notes]
+all = "A note for everyone."
+ssd = "A note for SSD."
+
+[measures]
+"kNN %" = { of = "knn/accuracy", times = 100, published = { metric = "LP acc %" } }
+"LP acc %" = { of = "probe/accuracy", times = 100 }
+"time s" = { missing = "clocks differ", published = { metric = "FT 1% acc %" } }
+
+[choices.plain]
+title = "FedAlignUniform"
+published.method = "FedAlignUniform"
+changes.method.name = "fed_align_uniform"
+
+[choices.ssd]
+title = "SSD"
+published.method = "SSD (DSR+PD)"
+changes.method.name = "ssd"
+changes.options.dsr.scale = 5.0
+
+[choices.untrained]
+title = "untrained"
+changes.train.rounds = 0
+
+[choices.elsewhere]
+title = "on other digits"
+measured_on = { source = "digits", limit = 80 }
+"""
+
+
+def tiny_recipe() -> str:
+    """The harness's recipe as a file."""
+    table = {"base": "digits-ssd"}
+    for text in (*TINY, "options.dsr.basis=random", "evaluation.probe_epochs=2"):
+        table = over(table, setting(text))
+    return tomli_w.dumps(table)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("own")
+    (folder / "tiny.toml").write_text(tiny_recipe())
+    (folder / "mine.toml").write_text(TABLE)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def done(folder: Path) -> dict:
+    return reproduce(find_table(str(folder / "mine.toml"), seeds=2, out=folder / "out"))
+
+
+def results(folder: Path, run: str, name: str = "evaluation.json") -> dict:
+    return json.loads((folder / "out" / run / name).read_text())
+
+
+def text(table: Group) -> str:
+    console = Console(width=200, file=io.StringIO())
+    console.print(table)
+    return console.file.getvalue()
+
+
+def test_every_cell_is_its_runs_evaluation_beside_the_published_value(folder: Path, done: dict) -> None:
+    assert done == json.loads((folder / "out/table.json").read_text())
+    by_name = {row["name"]: row for row in done["rows"]}
+    assert list(by_name) == ["plain", "ssd", "plain-untrained", "plain-elsewhere"]
+    for name, published in (("plain", "80.84"), ("ssd", "81.32")):
+        row = by_name[name]
+        assert row["runs"] == [f"{name}-seed0", f"{name}-seed1"]
+        knn, probe = (
+            [100 * results(folder, run)[f"{key}/accuracy"] for run in row["runs"]] for key in ("knn", "probe")
+        )
+        assert row["values"]["kNN %"]["ours"] == knn
+        assert row["values"]["LP acc %"] == {
+            "published": published,
+            "ours": probe,
+            "measure": "probe/accuracy",
+        }
+    assert by_name["ssd"]["values"]["time s"]["ours"] == []
+    assert by_name["ssd"]["values"]["time s"]["published"] == "70.74"
+
+
+def test_no_rounds_leave_the_untrained_encoder(folder: Path, done: dict) -> None:
+    first = Run(folder / "out/plain-seed0").metrics()[0]["evaluation"]
+    untrained = next(row for row in done["rows"] if row["name"] == "plain-untrained")
+    assert untrained["values"]["kNN %"]["ours"][0] == 100 * first["knn/accuracy"]
+
+
+def test_an_encoder_is_measured_on_other_images(folder: Path, done: dict) -> None:
+    row = next(row for row in done["rows"] if row["name"] == "plain-elsewhere")
+    there = results(folder, "plain-elsewhere-seed0", "evaluation-on-digits.json")
+    assert there["results"]["probe/train_images"] == 80
+    assert results(folder, "plain-elsewhere-seed0")["knn/train_images"] == 160
+    assert row["values"]["LP acc %"]["ours"][0] == 100 * there["results"]["probe/accuracy"]
+
+
+def test_the_table_in_words(folder: Path, done: dict) -> None:
+    header, rows = cells(done)
+    assert header == ["", "kNN %", "paper", "LP acc %", "paper", "time s", "paper"]
+    ours = done["rows"][1]["values"]["LP acc %"]["ours"]
+    mean, std = statistics.mean(ours), statistics.stdev(ours)
+    assert rows[1][0] == "SSD"
+    assert rows[1][3:] == [f"{mean:.2f} ± {std:.2f}", "81.32", "–", "70.74"]
+    assert remarks(done) == ["A note for everyone.", "A note for SSD.", "time s: –, because clocks differ."]
+    page = (folder / "out/table.md").read_text()
+    assert page == markdown(done)
+    assert f"| {' | '.join(rows[1])} |" in page
+    assert (folder / "out/report.html").is_file()
+
+
+def test_what_is_finished_is_not_run_or_measured_again(folder: Path, done: dict) -> None:
+    def stamps() -> list[int]:
+        kept = [*(folder / "out").glob("*/*.safetensors"), *(folder / "out").glob("*/evaluation*.json")]
+        return [path.stat().st_mtime_ns for path in sorted(kept)]
+
+    before = stamps()
+    assert len(before) == 4 * 2 * 2 + 2
+    again = reproduce(find_table(str(folder / "mine.toml"), seeds=2, out=folder / "out"))
+    assert (again, stamps()) == (done, before)
+
+
+def test_a_changed_setting_is_said_and_an_engines_is_not(folder: Path) -> None:
+    mine = str(folder / "mine.toml")
+    job = find_table(mine, ["plain*"], ["train.lr=0.01", "engine.workers=2", "evaluation.knn_k=5"])
+    assert [row.name for row in job.rows] == ["plain", "plain-untrained", "plain-elsewhere"]
+    assert job.changed() == {
+        "evaluation.knn_k": "5; in the paper's setting 20",
+        "train.lr": "0.01; in the paper's setting 0.05",
+    }
+    rounds = find_table(mine, settings=["train.rounds=1"])
+    assert rounds.changed() == {"train.rounds": "1; in the paper's setting 2 or 0"}
+    assert len(find_table(mine, ["ssd"], ["options.dsr.scale=3"]).rows) == 1  # the others have no such option
+    shown = text(plan_table(rounds))
+    assert "NOT the paper's setting" in shown
+    assert "train.rounds = 1; in the paper's setting 2 or 0" in shown
+    assert "NOT" not in text(plan_table(find_table(mine)))
+
+
+def test_a_row_whose_run_fails_stays_empty_and_says_why(folder: Path) -> None:
+    job = find_table(str(folder / "mine.toml"), ["plain"], ["train.first_norm=1e-9"], out=folder / "failing")
+    record = reproduce(job)
+    assert cells(record)[1][0][1] == "–"
+    assert record["failures"]["plain-seed0"].startswith("FedAlignUniform: round 1 failed: ")
+    assert "Failed: FedAlignUniform: round 1 failed: " in text(shown(record))
+
+
+def test_a_plan_shows_the_runs_and_runs_none(
+    folder: Path, done: dict, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["reproduce", str(folder / "mine.toml"), "--dry-run", "--out", str(folder / "none")]) == 0
+    said = capsys.readouterr().out
+    assert "Mine [1]" in said
+    assert "plain-elsewhere" in said
+    assert "0/1" in said
+    assert not (folder / "none").exists()
+    assert "2/2" in text(plan_table(find_table(str(folder / "mine.toml"), seeds=2, out=folder / "out")))
+
+
+def test_all_tables_are_listed_with_their_images() -> None:
+    shown = text(listing())
+    assert "ssd-1" in shown
+    assert "cifar10 (parquet), CIFAR100 (torchvision)" in shown
+    assert "not covered: dec-ssl-1-left" in shown
+    needed = images_of(find_table("fedca-1", ["cifar10-cnn-iid-fedca"]).rows)
+    assert [data.path for data in needed] == ["cifar10", "STL10"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        (["ssd-11"], "did you mean 'ssd-1'?"),
+        (["dec-ssl-1-left"], "is not covered"),
+        (["ssd-3", "--rows", "sds"], "has no row 'sds'; did you mean 'ssd'?"),
+        (["ssd-3"], "4 of 4 rows of ssd-3 (such as fed_align_uniform) need the images cifar10 (parquet)"),
+        (["ssd-3", "--set", "train.ronds=1"], "did you mean 'rounds'"),
+        (["ssd-3", "--seeds", "0"], "at least 1 seed"),
+        (["mine.toml"], "cannot read the table mine.toml"),
+    ],
+)
+def test_a_mistake_is_one_sentence_and_exit_2(
+    arguments: list[str],
+    sentence: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("ATOLL_DATA", raising=False)
+    assert main(["reproduce", *arguments]) == 2
+    said = capsys.readouterr().err
+    assert said.startswith("atoll: ")
+    assert sentence in said
+    assert said.count("\n") == 1
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_missing_images_name_what_to_set(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("ATOLL_DATA", raising=False)
+    with pytest.raises(UserError, match=r"data\.path.*ATOLL_DATA.*or choose other rows with --rows"):
+        reproduce(find_table("ssd-3", out=tmp_path / "out"))
+
+
+OWN = """
+title = "Does the rate matter?"
+recipe = "tiny.toml"
+columns = ["kNN %"]
+rows = [[["slow"]]]
+
+[measures."kNN %"]
+of = "knn/accuracy"
+times = 100
+
+[choices.slow]
+title = "slow"
+changes.train.lr = 0.01
+"""
+
+
+def test_a_table_without_published_values_is_no_papers(folder: Path) -> None:
+    (folder / "own.toml").write_text(OWN)
+    job = find_table(str(folder / "own.toml"), settings=["train.epochs=2"], out=folder / "own")
+    assert job.changed() == {"train.epochs": "2; in the table's setting 1"}
+    record = reproduce(job)
+    assert cells(record)[0] == ["", "kNN %"]
+    assert [len(row) for row in cells(record)[1]] == [2]
+    assert remarks(record)[0] == "NOT the table's own setting:"
+    assert "paper" not in text(plan_table(job)) + markdown(record)

@@ -1,0 +1,114 @@
+import html
+
+import pytest
+import torch
+from safetensors.torch import save_file
+
+import atoll
+from atoll.core.config import describe
+from atoll.core.errors import UserError
+from atoll.engines.federation import Federation
+from atoll.models import load_encoder
+from atoll.report import write_report
+from tests.harness import final_models, run_tiny, tiny
+
+
+def test_a_run_starts_warm_from_another_runs_encoder(tmp_path):
+    first = run_tiny(tmp_path / "first", "method.name=fed_simclr")
+    trained = load_encoder(first.encoder_path).state_dict()
+    for start in (first.folder, first.encoder_path):
+        federation = Federation(tiny("method.name=ssd", f"train.start={start}"))
+        weights = federation.initial_weights()
+        assert all(torch.equal(weights[f"encoder.{name}"], value) for name, value in trained.items())
+    warm = run_tiny(tmp_path / "warm", "method.name=ssd", f"train.start={first.folder}", "train.rounds=0")
+    assert (
+        warm.metrics()[0]["evaluation"]["knn/accuracy"] == first.read_json("evaluation.json")["knn/accuracy"]
+    )
+
+
+def test_a_warm_start_from_nothing_is_a_mistake(tmp_path):
+    with pytest.raises(UserError, match=r"nothing\.safetensors"):
+        run_tiny(tmp_path / "run", "train.start=nothing.safetensors")
+
+
+def test_tuning_leaves_the_test_set_alone(tmp_path):
+    run = run_tiny(tmp_path / "run", "data.validation_fraction=0.25")
+    results = run.read_json("evaluation.json")
+    federation = Federation(tiny("data.validation_fraction=0.25"))
+    assert results["split"] == "validation"
+    assert results["knn/test_images"] == len(federation.splits.validation) == 40
+    assert results["knn/train_images"] == len(federation.splits.train) == 120
+
+
+def test_zero_rounds_give_the_initial_encoder(tmp_path):
+    run = run_tiny(tmp_path / "run", "train.rounds=0")
+    start = Federation(tiny()).initial_weights()
+    assert torch.equal(final_models(run)["global"]["encoder.conv1.weight"], start["encoder.conv1.weight"])
+
+
+def test_encoder_metadata_says_how_to_read_images_and_nothing_of_this_machine(tmp_path):
+    run = run_tiny(tmp_path / "run")
+    metadata = load_encoder(run.encoder_path).metadata
+    assert metadata == {
+        "channels": 1,
+        "classes": [str(digit) for digit in range(10)],
+        "image_size": 8,
+        "mean": [0.0],
+        "std": [1.0],
+        "decoding": {"image_size": 8, "window": "fixed", "window_low": 0.0, "window_high": 65535.0},
+    }
+    assert str(tmp_path).encode() not in run.encoder_path.read_bytes()
+
+
+def test_ssd_without_its_terms_is_align_uniform(tmp_path):
+    ssd = run_tiny(tmp_path / "ssd", "method.name=ssd", "options.dsr.weight=0", "options.pd.weight=0")
+    plain = run_tiny(tmp_path / "plain", "method.name=fed_align_uniform")
+    assert ssd.encoder_path.read_bytes() == plain.encoder_path.read_bytes()
+    full = run_tiny(tmp_path / "full", "method.name=ssd")
+    assert full.encoder_path.read_bytes() != plain.encoder_path.read_bytes()
+
+
+def test_streaming_gives_the_same_bytes_as_the_cache(tmp_path):
+    cached = run_tiny(tmp_path / "cached")
+    streamed = run_tiny(tmp_path / "streamed", "data.memory_gib=0.000001")
+    assert streamed.encoder_path.read_bytes() == cached.encoder_path.read_bytes()
+
+
+def test_a_warm_start_says_what_it_took(tmp_path):
+    wide = run_tiny(tmp_path / "wide", "train.rounds=0", "data.channels=3")
+    run = run_tiny(tmp_path / "run", "train.rounds=0", f"train.start={wide.encoder_path}")
+    said = run.metrics()[0]["start"]
+    assert (
+        f"came from {wide.encoder_path}; missing there or of another shape, so kept as they were: conv1"
+        in said
+    )
+    assert html.escape(said) in write_report([run.folder], tmp_path / "report.html").read_text()
+    assert "start" not in wide.metrics()[0]
+
+
+def test_a_warm_start_that_fits_counters_alone_is_a_mistake(tmp_path):
+    other = {"conv1.weight": torch.zeros(3), "bn1.num_batches_tracked": torch.tensor(7)}
+    save_file(other, tmp_path / "other.safetensors")
+    with pytest.raises(UserError, match="holds no trained tensor that fits"):
+        run_tiny(tmp_path / "run", f"train.start={tmp_path / 'other.safetensors'}")
+
+
+def test_a_recipe_as_a_table_or_objects_and_nothing_else(tmp_path):
+    table = {"base": "digits", **describe(tiny("train.rounds=1"))}
+    first = atoll.simulate(table, tmp_path / "table")
+    second = atoll.simulate(tiny("train.rounds=1"), tmp_path / "objects")
+    assert first.encoder_path.read_bytes() == second.encoder_path.read_bytes()
+    assert atoll.load_recipe(first.recipe_path) == atoll.load_recipe(second.recipe_path)
+    with pytest.raises(UserError, match=r"a table or an atoll\.Recipe, not a object"):
+        atoll.simulate(object(), tmp_path / "run")
+
+
+def test_a_warm_start_warms_every_cluster(tmp_path):
+    first = run_tiny(tmp_path / "first", "train.rounds=0", "seed=5")
+    warm = run_tiny(tmp_path / "warm", "method.name=featarc", "train.rounds=0", f"train.start={first.folder}")
+    expected = load_encoder(first.encoder_path).state_dict()
+    one, other = final_models(warm).values()
+    for name, tensor in expected.items():
+        assert torch.equal(one[f"encoder.{name}"], tensor)
+        assert torch.equal(other[f"encoder.{name}"], tensor)
+    assert not torch.equal(one["projector.0.weight"], other["projector.0.weight"])

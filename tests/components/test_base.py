@@ -1,0 +1,118 @@
+from dataclasses import dataclass
+from typing import ClassVar
+
+import pytest
+
+from atoll.components.base import Aggregation, Component, Merge, Objective, Term
+from atoll.core.errors import UserError
+from tests.harness import run_tiny, tiny
+
+FAMILIES = [Component, Objective, Term, Merge, Aggregation]
+
+
+def declare(base, name, hint="int", /, **members):
+    """A component of a user's own that annotates this name."""
+    return dataclass(frozen=True)(type("Mine", (base,), {"__annotations__": {name: hint}, **members}))
+
+
+@pytest.mark.parametrize(
+    ("base", "name"),
+    [(Term, "start"), (Term, "loss"), (Objective, "keeps"), (Merge, "alone"), (Aggregation, "open")]
+    + [(base, name) for base in FAMILIES for name in ("finish", "epochs", "egress", "name")],
+)
+@pytest.mark.parametrize("hint", ["int", int])
+def test_an_option_named_like_a_hook_is_refused(base, name, hint):
+    with pytest.raises(UserError, match=rf"^Mine\.{name} is an option named like a part's own '{name}'"):
+        declare(base, name, hint)
+    with pytest.raises(UserError, match="give it another name"):
+        declare(base, name, hint, **{name: 3})
+
+
+def test_other_options_and_class_attributes_are_not():
+    assert declare(Term, "rate", rate=3)().rate == 3
+    assert declare(Term, "weight", "float", weight=0.5)().weight == 0.5  # an option already
+    keeper = declare(Objective, "keeps", ClassVar[tuple[str, ...]], keeps=("a queue",))
+    assert keeper.keeps == ("a queue",)
+    assert declare(keeper, "started", "int", started=0)().started == 0
+    both = type(
+        "Both", (declare(Component, "rate", rate=3), Term), {"__annotations__": {"rate": "int"}, "rate": 4}
+    )
+    assert dataclass(frozen=True)(both)().rate == 4
+
+
+def test_a_users_module_with_such_an_option_is_a_sentence(tmp_path, monkeypatch):
+    (tmp_path / "shadowing.py").write_text(
+        "from dataclasses import dataclass\nfrom atoll.components.base import Term\n\n\n"
+        "@dataclass(frozen=True)\nclass Slow(Term):\n    start: int = 3\n"
+    )
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(UserError, match=r"^term 'shadowing:Slow': Slow\.start is an option"):
+        tiny("method.name=ssd", "method.terms=['shadowing:Slow']")
+
+
+@pytest.mark.parametrize(
+    ("axis", "base", "name"),
+    [
+        ("objective", "Objective", "simclr"),
+        ("terms", "Term", "simclr"),  # whichever axis has the name
+        ("terms", "Term", "pd"),
+        ("merge", "Merge", "replace"),
+        ("aggregation", "Aggregation", "fedavg"),
+        ("server", "ServerStep", "direct"),
+        ("terms", "Term", ""),
+        ("terms", "Term", " "),
+        ("terms", "Term", "loss"),
+    ],
+)
+def test_a_part_needs_a_name_of_its_own(axis, base, name, tmp_path, monkeypatch, request):
+    module = f"named_{request.node.callspec.indices['axis']}"
+    (tmp_path / f"{module}.py").write_text(
+        f"from dataclasses import dataclass\nfrom atoll.components.base import {base}\n\n\n"
+        f"@dataclass(frozen=True)\nclass Mine({base}):\n    name = {name!r}\n\n\n"
+        f"@dataclass(frozen=True)\nclass Own({base}):\n    name = 'own'\n"
+    )
+    monkeypatch.chdir(tmp_path)
+    named = (
+        (lambda component: f"['{module}:{component}']")
+        if axis == "terms"
+        else (lambda component: f"{module}:{component}")
+    )
+    with pytest.raises(
+        UserError,
+        match=rf"name of the component Mine is '{name}', which is blank or another component's; give",
+    ):
+        tiny(f"method.{axis}={named('Mine')}")
+    assert "own" in {
+        component.name for component in tiny(f"method.{axis}={named('Own')}").composed.components
+    }
+
+
+def test_two_parts_of_one_name_would_share_their_state(tmp_path, monkeypatch):
+    (tmp_path / "twins.py").write_text(
+        "from dataclasses import dataclass\nfrom atoll.components.base import Objective, Term\n\n\n"
+        "@dataclass(frozen=True)\nclass One(Objective):\n    name = 'twin'\n\n\n"
+        "@dataclass(frozen=True)\nclass Other(Term):\n    name = 'twin'\n"
+    )
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(UserError, match="name of the component Other is 'twin'"):
+        tiny("method.objective=twins:One", "method.terms=['twins:Other']")
+
+
+def test_our_own_parts_may_be_named_by_their_place():
+    place = "atoll.objectives.simclr:SimCLR"
+    assert tiny(f"method.objective={place}").composed.objective.name == "simclr"
+
+
+def test_a_loss_for_each_image_is_a_mistake(tmp_path, monkeypatch):
+    (tmp_path / "rows.py").write_text(
+        "from dataclasses import dataclass\nfrom atoll.components.base import Forward, Term\n\n\n"
+        "@dataclass(frozen=True)\nclass Rows(Term):\n    name = 'rows'\n\n"
+        "    def forwards(self):\n        return [Forward('view1')]\n\n"
+        "    def loss(self, local, batch, passes):\n"
+        "        return passes[Forward('view1')].z.square().sum(dim=1)\n"
+    )
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(
+        UserError, match=r"loss of 'rows' has shape \(20,\) and must be a scalar; return its mean"
+    ):
+        run_tiny(tmp_path / "run", "method.name=fed_simclr", "method.terms=['rows:Rows']")

@@ -1,0 +1,163 @@
+"""A run's folder when something is missing, damaged or not ours."""
+
+import io
+import json
+import shutil
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from PIL import Image
+from rich.console import Console
+from sklearn.datasets import load_digits
+
+from atoll.commands.run import run_recipe
+from atoll.core.errors import UserError
+from atoll.core.run_folder import Run
+from atoll.engines.server import TooFewUpdatesError
+from atoll.report.comparison import comparison_cells, comparison_table
+from tests.harness import run_tiny, tiny
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory):
+    return run_tiny(tmp_path_factory.mktemp("finished") / "run").folder
+
+
+@pytest.fixture
+def folder(finished, tmp_path):
+    """A copy of a finished run, to be damaged."""
+    return shutil.copytree(finished, tmp_path / "run")
+
+
+@pytest.mark.parametrize("resume", [False, True])
+def test_files_that_no_run_wrote_stay_as_they_are(tmp_path, resume):
+    (tmp_path / "checkpoints").mkdir()
+    for name in ("checkpoints/mine.bin", "package.json", "metrics.jsonl"):
+        (tmp_path / name).write_text("mine")
+    with pytest.raises(UserError, match=r"no recipe\.toml in it.*'metrics\.jsonl'; choose another --out"):
+        run_tiny(tmp_path, resume=resume)
+    assert {path.read_text() for path in tmp_path.rglob("*") if path.is_file()} == {"mine"}
+
+
+def test_a_folder_may_hold_a_users_notes(tmp_path):
+    (tmp_path / "notes.json").write_text("mine")
+    assert run_tiny(tmp_path, "train.rounds=0").finished
+    assert (tmp_path / "notes.json").read_text() == "mine"
+
+
+def test_a_lost_encoder_is_made_again(folder, finished):
+    (folder / "encoder.safetensors").unlink()
+    run = run_tiny(folder, resume=True)
+    assert run.encoder_path.read_bytes() == (finished / "encoder.safetensors").read_bytes()
+
+
+def test_a_finished_run_is_left_alone(folder):
+    before = {path: path.stat().st_mtime_ns for path in folder.rglob("*") if path.is_file()}
+    run_tiny(folder, resume=True)
+    assert {path: path.stat().st_mtime_ns for path in folder.rglob("*") if path.is_file()} == before
+
+
+def test_a_damaged_evaluation_is_named(folder):
+    (folder / "evaluation.json").write_text("{")
+    with pytest.raises(UserError, match=r"evaluation\.json is damaged.*delete it, then resume"):
+        run_tiny(folder, resume=True)
+    (folder / "evaluation.json").unlink()
+    assert run_tiny(folder, resume=True).read_json("evaluation.json")["round"] == 2
+
+
+def test_metrics_cut_in_mid_line_get_the_newest_back(folder):
+    lines = (folder / "metrics.jsonl").read_bytes().splitlines()
+    (folder / "metrics.jsonl").write_bytes(lines[0] + b"\n" + lines[1] + b"\n" + lines[2][:9] + b"\xff")
+    assert [line["round"] for line in Run(folder).metrics()] == [0, 1]
+    run_tiny(folder, "train.rounds=3", resume=True)
+    again = (folder / "metrics.jsonl").read_bytes().splitlines()
+    assert again[:3] == lines
+    assert [json.loads(line)["round"] for line in again] == [0, 1, 2, 3]
+
+
+def test_a_run_that_lost_its_metrics_has_no_untrained_encoder_to_show(folder):
+    (folder / "metrics.jsonl").unlink()
+    console = Console(width=200, file=io.StringIO())
+    console.print(comparison_table(comparison_cells([run_tiny(folder, resume=True)])))
+    shown = console.file.getvalue().splitlines()
+    assert next(line for line in shown if line.startswith("untrained")).split()[-1] == "–"
+
+
+def test_rounds_can_only_be_raised(tmp_path, monkeypatch):
+    monkeypatch.setattr(
+        "atoll.commands.run._finish", lambda *arguments: None
+    )  # as if killed after the last round
+    run_tiny(tmp_path)
+    monkeypatch.undo()
+    with pytest.raises(UserError, match="has completed 2 rounds already"):
+        run_tiny(tmp_path, "train.rounds=1", resume=True)
+
+
+def test_a_falling_rate_is_not_stretched(tmp_path):
+    run_tiny(tmp_path / "run", "train.schedule=cosine", "train.rounds=1")
+    with pytest.raises(UserError, match=r"cosine.*begin it elsewhere, and warm with train\.start="):
+        run_tiny(tmp_path / "run", "train.schedule=cosine", "train.rounds=2", resume=True)
+
+
+def test_a_run_does_not_go_on_with_other_images(tmp_path):
+    images = tmp_path / "images"
+    images.mkdir()
+    for i, digit in enumerate(load_digits().images[:21]):
+        Image.fromarray((digit * 15).astype(np.uint8)).save(images / f"{i:02d}.png")
+    settings = ("data.source=images", f"data.path={images}", "partition.clients=2", "train.rounds=1")
+    run_tiny(tmp_path / "run", *settings)
+    longer = (*settings, "train.rounds=2")
+    (images / "03.png").write_bytes((images / "04.png").read_bytes())
+    with pytest.raises(UserError, match="other training images"):
+        run_tiny(tmp_path / "run", *longer, resume=True)
+    Image.fromarray((load_digits().images[3] * 15).astype(np.uint8)).save(images / "03.png")
+    run_tiny(tmp_path / "run", *longer, resume=True)
+
+
+def test_a_folder_that_cannot_be_is_a_mistake(tmp_path, monkeypatch):
+    with pytest.raises(UserError, match=r"cannot look into .*: File name too long; choose another folder"):
+        run_tiny(tmp_path / ("x" * 300))
+    monkeypatch.chdir(tmp_path)
+    for name in ("../x", "x" * 300):  # of a recipe that was made by hand
+        with pytest.raises(UserError, match="cannot name a run's folder; give it a short word"):
+            run_recipe(replace(tiny(), name=name))
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("resume", [False, True])
+def test_a_run_that_failed_before_its_first_round_is_begun_anew_with_the_mistake_mended(tmp_path, resume):
+    mistake = ("seed=3", "partition.clients=3", "train.start=nothing.safetensors")
+    with pytest.raises(UserError, match=r"nothing\.safetensors"):
+        run_tiny(tmp_path / "run", *mistake)
+    assert (tmp_path / "run/recipe.toml").is_file()
+    mended = run_tiny(tmp_path / "run", resume=resume)
+    straight = run_tiny(tmp_path / "straight")
+    assert mended.encoder_path.read_bytes() == straight.encoder_path.read_bytes()
+    for name in ("partition.json", "recipe.toml"):
+        assert (mended.folder / name).read_text() == (straight.folder / name).read_text()
+
+
+@pytest.mark.parametrize("resume", [False, True])
+def test_so_is_one_that_failed_in_its_first_round(tmp_path, resume):
+    """The untrained encoder that it has kept was another's."""
+    with pytest.raises(TooFewUpdatesError, match=r"0 of 4 .*\(train\.first_norm\).*; lower train\.lr if"):
+        run_tiny(tmp_path / "run", "seed=3", "train.first_norm=1e-9")
+    assert Run(tmp_path / "run").latest()["round"] == 0
+    mended = run_tiny(tmp_path / "run", resume=resume)
+    straight = run_tiny(tmp_path / "straight")
+    assert mended.encoder_path.read_bytes() == straight.encoder_path.read_bytes()
+    assert mended.metrics()[0] == straight.metrics()[0]
+    assert [line["round"] for line in mended.metrics()] == [0, 1, 2]
+
+
+@pytest.mark.parametrize("left", ["checkpoints", "evaluation.json", "metrics.jsonl"])
+def test_a_run_that_has_played_is_never_begun_anew(folder, left):
+    """One trace of its rounds is enough."""
+    for name in {"checkpoints", "evaluation.json", "metrics.jsonl"} - {left}:
+        path = folder / name
+        shutil.rmtree(path) if path.is_dir() else path.unlink()
+    with pytest.raises(UserError, match="already holds a run; add --resume"):
+        run_tiny(folder)
+    with pytest.raises(UserError, match=r"begun with train\.lr"):
+        run_tiny(folder, "train.lr=0.01", resume=True)

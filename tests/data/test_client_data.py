@@ -1,0 +1,41 @@
+import torch
+
+from tests.steps import federation
+
+SETTINGS = ("method.name=fed_sl", "views.pad_crop=1")
+
+
+def test_chosen_samples_come_as_they_are_or_as_views():
+    made = federation(*SETTINGS)
+    data = made.client_data(1)
+    rows = torch.tensor([5, 0, 5])
+    stored = made.splits.train.images.gather(made.partition.clients[1][rows])
+    plain = data.pick(rows)
+    assert torch.equal(plain, stored.float() / 255)
+    views = data.pick(rows, torch.Generator().manual_seed(0))
+    assert views.shape == plain.shape
+    assert not torch.equal(views[0], views[2])  # each its own draw
+    assert torch.equal(views, data.pick(rows, torch.Generator().manual_seed(0)))
+
+
+def test_labels_are_the_client_s_own_in_its_order():
+    made = federation(*SETTINGS)
+    data = made.client_data(2)
+    assert data.labels.tolist() == made.splits.train.labels[made.partition.clients[2]].tolist()
+    (first, *_) = data.ordered()
+    assert first.labels.tolist() == data.labels[: len(first.indices)].tolist()
+    assert federation(*SETTINGS, "method.name=fed_simclr", "data.labels=false").client_data(2).labels is None
+
+
+def test_only_the_images_that_are_asked_for_are_made():
+    data = federation(*SETTINGS).client_data(0)
+    for names in (("image",), ("view2", "other"), ("view1", "view3", "a part's own")):
+        batch = next(data.batches(1, 1, names))
+        assert batch.images.keys() == set(names) - {"a part's own"}
+    # One more kind of image does not change the others.
+    everything = ("view1", "view2", "view3", "other")
+    alone, beside = (next(data.batches(1, 1, names)).images for names in (("view1",), everything))
+    assert torch.equal(alone["view1"], beside["view1"])
+    # Every view is drawn by itself.
+    assert not torch.equal(beside["view1"], beside["view3"])
+    assert not torch.equal(beside["view2"], beside["view3"])

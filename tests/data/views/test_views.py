@@ -1,0 +1,429 @@
+"""Views against torchvision's per-image tensor transforms, at the same drawn parameters, on real images."""
+
+import dataclasses
+import itertools
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from scipy.stats import chisquare, ks_2samp
+from sklearn.datasets import load_digits, load_sample_images
+from torch import Tensor
+from torchvision.transforms import v2
+from torchvision.transforms.v2 import functional as tv
+
+from atoll.core.errors import UserError
+from atoll.data.views import ops as ops
+from atoll.data.views import views as views_module
+from atoll.data.views.views import PRESETS, ViewOptions, ViewSettings, make_views, rotate90
+
+
+def generator(seed: int = 0) -> torch.Generator:
+    return torch.Generator().manual_seed(seed)
+
+
+def photos(n: int, height: int, width: int) -> Tensor:
+    """Crops of two photographs, uint8 (n, 3, height, width)."""
+    chosen = generator(7)
+    pictures = [torch.tensor(picture).permute(2, 0, 1) for picture in load_sample_images().images]
+    crops = []
+    for i in range(n):
+        picture = pictures[i % 2]
+        top = int(torch.randint(picture.shape[1] - height, (1,), generator=chosen))
+        left = int(torch.randint(picture.shape[2] - width, (1,), generator=chosen))
+        crops.append(picture[:, top : top + height, left : left + width])
+    return torch.stack(crops)
+
+
+def digits(n: int) -> Tensor:
+    return torch.from_numpy(load_digits().images[:n, None] * 255 / 16).round().to(torch.uint8)
+
+
+PHOTOS = photos(24, 32, 32)
+FLOAT = PHOTOS.float() / 255
+
+
+def by_torchvision(image: Tensor, draw: views_module.Draw, chosen: ViewSettings, size: int) -> Tensor:
+    """The slow way: one image, one transform after the other. `draw` has one row."""
+    interpolation = v2.InterpolationMode(chosen.interpolation)
+    box = [int(each) for each in (draw.top, draw.left, draw.height, draw.width)]
+    view = tv.resized_crop(image.float() / 255, *box, [size, size], interpolation, antialias=True).clamp(0, 1)
+    pad = chosen.pad_crop
+    if pad:
+        down, right = (draw.shift[0] + pad).tolist()
+        view = tv.crop(tv.pad(view, [pad], padding_mode="reflect"), down, right, size, size)
+    if draw.flip:
+        view = tv.horizontal_flip(view)
+    if draw.jitter:
+        brightness, contrast, saturation, hue = draw.factors[0].tolist()
+        for step in draw.order[0].tolist():
+            view = (
+                lambda x: tv.adjust_brightness(x, brightness),
+                lambda x: tv.adjust_contrast(x, contrast),
+                lambda x: tv.adjust_saturation(x, saturation),
+                lambda x: tv.adjust_hue(x, hue),
+            )[step](view)
+    if draw.grayscale:
+        view = tv.rgb_to_grayscale(view, num_output_channels=image.shape[0])
+    if draw.blur:
+        kernel = chosen.blur_kernel or max(3, 2 * (size // 20) + 1)
+        view = tv.gaussian_blur(view, [kernel, kernel], [float(draw.sigma)])
+    if draw.solarize:
+        view = tv.solarize(view, chosen.solarize_threshold)
+    channels = len(view)
+    one_each = [list(each) * (channels // len(each)) for each in (chosen.mean, chosen.std)]
+    return tv.normalize(view, *one_each)
+
+
+EVERYTHING = {
+    "crop_scale": [0.1, 0.9],
+    "pad_crop": 3,
+    "flip": 0.5,
+    "jitter": 0.8,
+    "brightness": 0.8,
+    "contrast": 0.8,
+    "saturation": 0.8,
+    "hue": 0.5,
+    "grayscale": 0.2,
+    "blur": 0.5,
+    "solarize": 0.3,
+}
+
+
+class TestApply:
+    @pytest.mark.parametrize("preset", PRESETS)
+    def test_preset_is_torchvision_per_image(self, preset):
+        views = make_views(ViewOptions(preset), 32, 3)
+        draw = views.draw(len(PHOTOS), generator())
+        slow = [by_torchvision(PHOTOS[i], draw[i : i + 1], views.settings, 32) for i in range(len(PHOTOS))]
+        torch.testing.assert_close(views.apply(PHOTOS, draw), torch.stack(slow), atol=2e-5, rtol=0)
+
+    @pytest.mark.parametrize(
+        ("stored", "size"), [((32, 32), 32), ((96, 96), 64), ((40, 72), 48), ((20, 20), 32)]
+    )
+    def test_every_operation_at_once_and_other_sizes(self, stored, size):
+        images = photos(16, *stored)
+        views = make_views(ViewOptions("none", size=size, **EVERYTHING), stored[0], 3)
+        draw = views.draw(len(images), generator(1), stored)
+        slow = [by_torchvision(images[i], draw[i : i + 1], views.settings, size) for i in range(len(images))]
+        torch.testing.assert_close(views.apply(images, draw), torch.stack(slow), atol=2e-5, rtol=0)
+
+    def test_digits(self):
+        images = digits(24)
+        views = make_views(ViewOptions("digits", blur=0.5, solarize=0.2), 8, 1)
+        draw = views.draw(len(images), generator())
+        slow = [by_torchvision(images[i], draw[i : i + 1], views.settings, 8) for i in range(len(images))]
+        torch.testing.assert_close(views.apply(images, draw), torch.stack(slow), atol=2e-5, rtol=0)
+
+    def test_one_channel_ignores_saturation_hue_and_grayscale(self):
+        images = digits(16)
+        off = {"saturation": 0.0, "hue": 0.0, "grayscale": 0.0}
+        full, without = (make_views(ViewOptions("ssd", **change), 8, 1) for change in ({}, off))
+        torch.testing.assert_close(full(images, generator()), without(images, generator()), atol=0, rtol=0)
+
+    def test_image_does_not_depend_on_its_batch(self, monkeypatch):
+        views = make_views(ViewOptions("ssd", blur=0.5, solarize=0.2), 32, 3)
+        draw = views.draw(len(PHOTOS), generator())
+        together = views.apply(PHOTOS, draw)
+        chosen = torch.tensor([5, 17, 3])
+        torch.testing.assert_close(
+            views.apply(PHOTOS[chosen], draw[chosen]), together[chosen], atol=1e-6, rtol=0
+        )
+        monkeypatch.setattr(views_module, "CPU_CHUNK", 5 * 32 * 32 * 3)
+        torch.testing.assert_close(views.apply(PHOTOS, draw), together, atol=1e-6, rtol=0)
+
+    def test_deterministic_and_leaves_the_images_alone(self):
+        images = PHOTOS.clone()
+        views = make_views(ViewOptions("l-dawa"), 32, 3)
+        first, second = views(images, generator(3)), views(images, generator(3))
+        assert torch.equal(first, second)
+        assert torch.equal(images, PHOTOS)
+        assert not torch.allclose(first, views(images, generator(4)))
+
+    def test_every_image_has_a_draw_of_its_own(self):
+        same = PHOTOS[:1].expand(16, -1, -1, -1)
+        made = make_views(ViewOptions("simclr"), 32, 3)(same, generator())
+        assert all(not torch.allclose(a, b) for a, b in itertools.combinations(made, 2))
+
+    def test_memory_layout_does_not_matter(self):
+        views = make_views(ViewOptions("ssd"), 32, 3)
+        turned = PHOTOS.contiguous(memory_format=torch.channels_last)
+        assert torch.equal(views(turned, generator()), views(PHOTOS, generator()))
+
+    def test_full_precision_inside_autocast(self):
+        views = make_views(ViewOptions("l-dawa"), 32, 3)
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            inside = views(PHOTOS, generator())
+        assert inside.dtype == torch.float32
+        assert torch.equal(inside, views(PHOTOS, generator()))
+
+    def test_empty_batch(self):
+        views = make_views(ViewOptions("ssd"), 32, 3)
+        assert views(PHOTOS[:0], generator()).shape == (0, 3, 32, 32)
+
+    def test_refuses_wrong_images_and_draws(self):
+        views = make_views(ViewOptions(), 32, 3)
+        with pytest.raises(ValueError, match=r"uint8 images \(N, 3, H, W\); got torch.float32"):
+            views(FLOAT, generator())
+        with pytest.raises(ValueError, match=r"\(24, 1, 32, 32\)"):
+            views(PHOTOS[:, :1], generator())
+        with pytest.raises(ValueError, match="a draw of 3 views"):
+            views.apply(PHOTOS, views.draw(3, generator()))
+
+
+class TestPlain:
+    def test_values_and_normalisation(self):
+        views = make_views(ViewOptions("l-dawa"), 32, 3)
+        settings_ = views.settings
+        normal = tv.normalize(FLOAT, list(settings_.mean), list(settings_.std))
+        torch.testing.assert_close(views.plain(PHOTOS), normal)
+        torch.testing.assert_close(views.plain(PHOTOS, normalise=False), FLOAT)
+
+    def test_other_size(self):
+        large = photos(4, 96, 80)
+        plain = make_views(ViewOptions("none", size=64), 96, 3).plain(large)
+        torch.testing.assert_close(plain, tv.resize(large.float() / 255, [64, 64], antialias=True))
+
+    def test_view_that_does_nothing_is_plain(self):
+        views = make_views(ViewOptions("mae"), 32, 3)
+        torch.testing.assert_close(views(PHOTOS, generator()), views.plain(PHOTOS))
+
+
+class TestOperations:
+    @pytest.mark.parametrize(
+        ("ours", "theirs", "low", "high"),
+        [
+            (ops.adjust_brightness_, tv.adjust_brightness, 0.0, 2.0),
+            (ops.adjust_contrast_, tv.adjust_contrast, 0.0, 2.0),
+            (ops.adjust_saturation_, tv.adjust_saturation, 0.0, 2.0),
+            (ops.adjust_hue_, tv.adjust_hue, -0.5, 0.5),
+            (lambda x, p: ops.grayscale_(x), lambda x, p: tv.rgb_to_grayscale(x, x.shape[0]), 0.0, 1.0),
+        ],
+    )
+    @pytest.mark.parametrize("images", [FLOAT, digits(8).float() / 255], ids=["colour", "grey"])
+    def test_colour(self, ours, theirs, low, high, images):
+        parameter = torch.linspace(low, high, len(images))
+        slow = torch.stack([theirs(x, p) for x, p in zip(images, parameter.tolist(), strict=True)])
+        torch.testing.assert_close(ours(images.clone(), parameter), slow, atol=1e-5, rtol=0)
+
+    def test_hue_of_pure_and_grey_colours(self):
+        # Red turned by a third is green; by a third more, blue. Grey, black and white have no hue to turn.
+        colours = torch.tensor([[1.0, 0, 0], [0, 1, 0], [0.5, 0.5, 0.5], [0, 0, 0], [1, 1, 1]])[
+            :, :, None, None
+        ]
+        turned = ops.adjust_hue_(colours.clone(), torch.full((5,), 1 / 3))[:, :, 0, 0]
+        expected = torch.tensor([[0.0, 1, 0], [0, 0, 1], [0.5, 0.5, 0.5], [0, 0, 0], [1, 1, 1]])
+        torch.testing.assert_close(turned, expected, atol=1e-6, rtol=0)
+
+    @given(st.integers(0, 2**31), st.sampled_from(["bilinear", "bicubic"]), st.integers(1, 40))
+    @settings(max_examples=25, deadline=None)
+    def test_resize_is_torchs_antialiased_interpolation(self, seed, kind, size):
+        image = torch.rand(1, 1, 19, 33, generator=generator(seed))
+        y, x = torch.randint(19, (2,), generator=generator(seed)).sort().values.tolist()
+        a, b = torch.randint(33, (2,), generator=generator(seed + 1)).sort().values.tolist()
+        positions = torch.arange(size)[None]
+        rows = ops.resize_matrix(torch.tensor([y]), torch.tensor([x - y + 1]), 19, positions, kind)
+        columns = ops.resize_matrix(torch.tensor([a]), torch.tensor([b - a + 1]), 33, positions, kind)
+        crop = image[:, :, y : x + 1, a : b + 1]
+        slow = torch.nn.functional.interpolate(crop, (size, size), mode=kind, antialias=True)
+        torch.testing.assert_close(ops.separable(image, rows, columns), slow, atol=1e-5, rtol=1e-4)
+
+    @pytest.mark.parametrize("kernel", [3, 5, 13, 23])
+    def test_blur(self, kernel):
+        sigma = torch.linspace(0.1, 4.0, len(FLOAT))
+        matrix = ops.blur_matrix(sigma, kernel, 32)
+        slow = [
+            tv.gaussian_blur(x, [kernel, kernel], [s]) for x, s in zip(FLOAT, sigma.tolist(), strict=True)
+        ]
+        torch.testing.assert_close(ops.separable(FLOAT, matrix, matrix), torch.stack(slow), atol=1e-5, rtol=0)
+
+    @pytest.mark.parametrize("kernel", [4, 65])
+    def test_blur_refuses_a_kernel_that_does_not_fit(self, kernel):
+        with pytest.raises(ValueError, match=f"kernel {kernel}, size 32"):
+            ops.blur_matrix(torch.ones(1), kernel, 32)
+
+    def test_solarize(self):
+        torch.testing.assert_close(ops.solarize_(FLOAT.clone(), 0.3), tv.solarize(FLOAT, 0.3))
+
+    def test_unknown_interpolation(self):
+        with pytest.raises(UserError, match="did you mean 'bicubic'"):
+            ops.resize_matrix(torch.zeros(1), torch.ones(1), 4, torch.zeros(1, 4), "bicubik")
+
+
+class TestDraw:
+    @pytest.mark.parametrize(
+        ("height", "width", "scale", "ratio"),
+        [(32, 32, (0.08, 1.0), (3 / 4, 4 / 3)), (24, 90, (0.5, 1.0), (1 / 3, 3.0))],
+    )
+    def test_crops_are_distributed_as_torchvisions(self, height, width, scale, ratio):
+        n = 3000
+        views = make_views(ViewOptions("none", crop_scale=scale, crop_ratio=ratio), height, 3)
+        draw = views.draw(n, generator(), (height, width))
+        torch.manual_seed(0)
+        transform = v2.RandomResizedCrop(8, scale=scale, ratio=ratio)
+        image = torch.empty(3, height, width)
+        theirs = [transform.make_params([image]) for _ in range(n)]
+        for name in ("top", "left", "height", "width"):
+            ours = getattr(draw, name)
+            assert ks_2samp(ours.numpy(), [row[name] for row in theirs]).pvalue > 1e-3, name
+        area = [row["height"] * row["width"] for row in theirs]
+        assert ks_2samp((draw.height * draw.width).numpy(), area).pvalue > 1e-3
+        assert (draw.top >= 0).all()
+        assert (draw.top + draw.height <= height).all()
+        assert (draw.left + draw.width <= width).all()
+
+    @pytest.mark.parametrize(("height", "width"), [(20, 90), (91, 20), (32, 32)])
+    def test_crop_that_never_fits_is_torchvisions_middle(self, height, width):
+        # At scale 1 only a crop of the image's own ratio fits, and a draw rarely has that.
+        options = ViewOptions("none", crop_scale=(1.0, 1.0), crop_ratio=(0.8, 1.25))
+        draw = make_views(options, 32, 3).draw(1, generator(), (height, width))
+        tall, wide = min(height, round(width / 0.8)), min(width, round(height * 1.25))
+        box = [int(each) for each in (draw.top, draw.left, draw.height, draw.width)]
+        assert box == [(height - tall) // 2, (width - wide) // 2, tall, wide]
+        torch.manual_seed(0)
+        transform = v2.RandomResizedCrop(8, scale=(1.0, 1.0), ratio=(0.8, 1.25))
+        theirs = transform.make_params([torch.empty(3, height, width)])
+        assert box == [theirs[name] for name in ("top", "left", "height", "width")]
+
+    def test_rates_and_ranges(self):
+        n = 20_000
+        chosen = ViewOptions("ssd", flip=0.3, blur=0.6, solarize=0.1, brightness=1.5, pad_crop=2, hue=0.2)
+        draw = make_views(chosen, 32, 3).draw(n, generator())
+        rates = {"flip": 0.3, "jitter": 0.8, "grayscale": 0.2, "blur": 0.6, "solarize": 0.1}
+        for name, rate in rates.items():
+            assert getattr(draw, name).float().mean().item() == pytest.approx(rate, abs=0.015), name
+        bounds = torch.tensor([[0.0, 2.5], [0.2, 1.8], [0.2, 1.8], [-0.2, 0.2]])
+        for column, (low, high) in zip(draw.factors.T, bounds.tolist(), strict=True):
+            assert ks_2samp(column.numpy(), torch.linspace(low, high, n).numpy()).pvalue > 1e-3
+        assert ks_2samp(draw.sigma.numpy(), torch.linspace(0.1, 2.0, n).numpy()).pvalue > 1e-3
+        for shift in draw.shift.T:
+            assert chisquare(torch.bincount(shift + 2, minlength=5).numpy()).pvalue > 1e-3
+
+    def test_every_order_of_the_jitter_is_as_likely(self):
+        order = make_views(ViewOptions(), 32, 3).draw(12_000, generator()).order
+        assert torch.equal(order.sort(1).values, torch.arange(4).expand_as(order))
+        code = (order * torch.tensor([64, 16, 4, 1])).sum(1)
+        assert chisquare(code.unique(return_counts=True)[1].numpy()).pvalue > 1e-3
+        assert len(code.unique()) == 24
+
+    def test_events_are_independent(self):
+        draw = make_views(ViewOptions("l-dawa", solarize=0.5), 32, 3).draw(20_000, generator())
+        columns = [draw.flip, draw.jitter, draw.grayscale, draw.blur, draw.solarize, draw.left]
+        columns += [*draw.factors.T, draw.sigma]
+        correlation = torch.corrcoef(torch.stack([each.float() for each in columns])).fill_diagonal_(0)
+        assert correlation.abs().max() < 0.04
+
+    def test_other_settings_leave_the_draws_alone(self):
+        one, other = (
+            make_views(ViewOptions(name), 32, 3).draw(50, generator()) for name in ("simclr", "ssd")
+        )
+        for name in ("top", "left", "height", "width", "flip", "jitter", "order", "grayscale"):
+            assert torch.equal(getattr(one, name), getattr(other, name)), name
+
+
+class TestOptions:
+    # methods.md: the table of 1.1, sections 1.7, 2.1, 2.6 and 7.
+    @pytest.mark.parametrize(
+        ("preset", "crop", "colour", "blur", "normalised"),
+        [
+            ("simclr", (0.08, 1.0), (0.4, 0.4, 0.4, 0.1), 0.0, False),
+            ("dec-ssl", (0.08, 1.0), (0.4, 0.4, 0.4, 0.1), 0.0, True),
+            ("l-dawa", (0.2, 1.0), (0.4, 0.4, 0.4, 0.1), 0.5, True),
+            ("easyfl", (0.08, 1.0), (0.8, 0.8, 0.8, 0.2), 0.0, False),
+            ("ssd", (0.08, 1.0), (0.8, 0.8, 0.8, 0.2), 0.0, False),
+            ("fedu2", (0.2, 1.0), (0.8, 0.8, 0.8, 0.2), 0.0, False),
+            ("orchestra", (0.5, 1.0), (0.4, 0.4, 0.2, 0.1), 0.5, True),
+            ("fedx", None, (0.0, 0.0, 0.0, 0.0), 0.0, True),
+            ("mae", None, (0.0, 0.0, 0.0, 0.0), 0.0, True),
+            ("finetune", (0.64, 1.0), (0.0, 0.0, 0.0, 0.0), 0.0, False),
+        ],
+    )
+    def test_presets_are_the_papers(self, preset, crop, colour, blur, normalised):
+        chosen = ViewOptions(preset).settings()
+        assert chosen.crop_scale == crop
+        assert (chosen.brightness, chosen.contrast, chosen.saturation, chosen.hue) == colour
+        assert chosen.blur == blur
+        assert (chosen.std != (1.0,)) == normalised
+        assert chosen.jitter == (0.8 if any(colour) else 0.0)
+        assert chosen.grayscale == (0.2 if any(colour) else 0.0)
+        assert chosen.flip == (0.0 if preset == "mae" else 0.5)
+
+    def test_digits_are_never_mirrored(self):
+        assert ViewOptions("digits").settings().flip == 0
+
+    def test_simclr_kernel_is_a_tenth_of_the_image(self):
+        # 224 → 23, the kernel that SimCLR's code uses there.
+        sizes = {
+            size: make_views(ViewOptions("simclr-imagenet"), size, 3).blur_kernel for size in (32, 96, 224)
+        }
+        assert sizes == {32: 3, 96: 9, 224: 23}
+
+    def test_options_change_the_preset(self):
+        options = ViewOptions("ssd", crop_scale=[0.2, 1.0], hue=0.0)
+        assert options.crop_scale == (0.2, 1.0)
+        expected = dataclasses.replace(PRESETS["ssd"], crop_scale=(0.2, 1.0), hue=0.0)
+        assert options.settings() == expected
+
+    def test_every_setting_is_an_option(self):
+        names = {each.name for each in dataclasses.fields(ViewSettings)}
+        assert names | {"preset", "size"} == {each.name for each in dataclasses.fields(ViewOptions)}
+
+    @pytest.mark.parametrize(
+        ("change", "sentence"),
+        [
+            ({"preset": "simlcr"}, "views.preset 'simlcr' is unknown; did you mean 'simclr'?"),
+            ({"flip": 1.5}, r"views.flip is 1.5; it must be a probability in \[0, 1\]"),
+            ({"flip": float("nan")}, "views.flip is nan"),
+            ({"hue": 0.6}, "views.hue is 0.6; it must be between 0 and 0.5"),
+            ({"contrast": -1.0}, "views.contrast is -1.0; it must be 0 or more"),
+            ({"crop_scale": (0.5, 0.2)}, "views.crop_scale"),
+            ({"crop_scale": (0.5, 2.0)}, "views.crop_scale is .* high <= 1"),
+            ({"crop_ratio": (0.0, 1.0)}, "views.crop_ratio"),
+            ({"blur_sigma": (1.0,)}, "views.blur_sigma"),
+            (
+                {"interpolation": "nearest"},
+                "views.interpolation is 'nearest'; it must be 'bilinear' or 'bicubic'",
+            ),
+            ({"pad_crop": -1}, "views.pad_crop"),
+            ({"blur_kernel": 4}, "views.blur_kernel is 4; .* odd"),
+            ({"std": (0.0,)}, "views.std"),
+            ({"mean": ()}, "views.mean"),
+            ({"brightness": float("inf")}, "views.brightness"),
+            ({"size": 0}, "views.size"),
+        ],
+    )
+    def test_refuses_with_a_sentence(self, change, sentence):
+        with pytest.raises(UserError, match=sentence):
+            ViewOptions(**change)
+
+    @pytest.mark.parametrize(
+        ("options", "size", "channels", "sentence"),
+        [
+            (ViewOptions(), 32, 4, "1 or 3 channels, not 4"),
+            (ViewOptions("l-dawa"), 32, 1, r"views.mean has 3 values for images of 1 channel"),
+            (ViewOptions("fedx", mean=(0.5,), std=(0.5,)), 4, 1, "views.pad_crop is 4; it must be less than"),
+            (ViewOptions(blur=0.5, blur_kernel=23), 8, 3, "views.blur_kernel is 23; .* at most 15"),
+        ],
+    )
+    def test_refuses_what_does_not_fit_the_images(self, options, size, channels, sentence):
+        with pytest.raises(UserError, match=sentence):
+            make_views(options, size, channels)
+
+
+class TestRotate90:
+    @pytest.mark.parametrize("images", [PHOTOS, FLOAT], ids=["uint8", "float"])
+    def test_each_image_by_its_own_turns(self, images):
+        turns = torch.arange(len(images)) - 4
+        slow = [torch.rot90(x, int(k), (1, 2)) for x, k in zip(images, turns, strict=True)]
+        assert torch.equal(rotate90(images, turns), torch.stack(slow))
+
+    def test_four_turns_are_none(self):
+        turned = PHOTOS
+        for _ in range(4):
+            turned = rotate90(turned, torch.ones(len(PHOTOS), dtype=torch.long))
+        assert torch.equal(turned, PHOTOS)
+
+    def test_refuses_oblong_images(self):
+        with pytest.raises(ValueError, match=r"\(2, 3, 4, 5\)"):
+            rotate90(torch.zeros(2, 3, 4, 5), torch.zeros(2, dtype=torch.long))

@@ -1,0 +1,79 @@
+"""The Flower app folder."""
+
+import subprocess
+import sys
+import tomllib
+
+import pytest
+
+pytest.importorskip("flwr", reason="the extra atoll[flower] is not installed")
+
+from atoll.cli.main import main
+from atoll.core.errors import UserError
+from atoll.engines.flower.app_template import write_app
+from atoll.engines.flower.engine import FlowerOptions
+from atoll.recipe.recipe import load_recipe
+from tests.harness import tiny
+
+
+def test_the_app_holds_the_complete_recipe_and_no_code(tmp_path):
+    recipe = tiny("method.name=ssd")
+    write_app(tmp_path / "app", recipe, 3, tmp_path / "run")
+    assert {path.name for path in (tmp_path / "app").iterdir()} == {"pyproject.toml", "recipe.toml"}
+    assert load_recipe(tmp_path / "app" / "recipe.toml").to_toml() == recipe.to_toml()
+    app = tomllib.loads((tmp_path / "app" / "pyproject.toml").read_text())
+    options = FlowerOptions.read(app["tool"]["flwr"]["app"]["config"])
+    assert options.sites == 3
+    assert options.out == str(tmp_path / "run")
+    assert app["project"]["dependencies"] == []  # Flower would install them, from wherever
+
+
+def test_flower_accepts_the_app(tmp_path):
+    from flwr.cli.config_utils import load_and_validate
+
+    write_app(tmp_path / "app", tiny(), 2, tmp_path / "run")
+    load_and_validate(tmp_path / "app" / "pyproject.toml")
+
+
+def test_the_run_may_not_lie_in_the_app_that_sites_are_sent(tmp_path):
+    with pytest.raises(UserError, match="sent to every site"):
+        write_app(tmp_path / "app", tiny(), 2, tmp_path / "app" / "run")
+
+
+def test_a_second_app_does_not_overwrite_the_first(tmp_path, capsys):
+    arguments = ["federate", "init", str(tmp_path / "app"), "--recipe", "digits-ssd", "--sites", "2"]
+    assert main(arguments) == 0
+    assert main(arguments) == 2
+    assert "already holds" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("settings", "nodes"),
+    [
+        (("--sites", "2"), ""),
+        ((), ' --federation-config "num-supernodes=10"'),
+        (("--set", "partition.kind=natural"), ' --federation-config "num-supernodes=CLIENTS"'),
+    ],
+)
+def test_the_command_says_how_to_run_the_app(tmp_path, capsys, settings, nodes):
+    app = tmp_path / "app"
+    assert main(["federate", "init", str(app), "--recipe", "digits-ssd", *settings]) == 0
+    assert f"flwr run {app}{nodes} --stream" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(("key", "value"), [("site", 4), ("sites", "4"), ("sites", -1), ("deadline", 0.0)])
+def test_a_mistaken_configuration_gets_a_sentence(key, value):
+    with pytest.raises(UserError):
+        FlowerOptions.read({key: value})
+
+
+def test_without_flower_the_command_says_how_to_get_it(tmp_path, monkeypatch, capsys):
+    monkeypatch.setitem(sys.modules, "flwr", None)
+    assert main(["federate", "init", str(tmp_path / "app"), "--recipe", "digits-ssd"]) == 2
+    assert "pip install 'atoll[flower]'" in capsys.readouterr().err
+
+
+def test_atoll_does_not_import_flower():
+    modules = "atoll.cli.main, atoll.commands.run, atoll.commands.egress"
+    code = f"import sys, {modules}; sys.exit('flwr' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code]).returncode == 0

@@ -1,0 +1,207 @@
+import re
+import tomllib
+from dataclasses import dataclass
+from typing import Literal
+
+import pytest
+
+from atoll.core.config import build, describe
+from atoll.core.errors import UserError
+from atoll.recipe.recipe import load_recipe, presets
+
+
+@dataclass(frozen=True)
+class Inner:
+    x: float = 1.0
+
+
+@dataclass(frozen=True)
+class Outer:
+    n: int = 1
+    on: bool = False
+    pair: tuple[float, float] = (0.0, 1.0)
+    names: tuple[str, ...] | None = None
+    kind: Literal["red", "green"] = "red"
+    inner: Inner = Inner()
+
+
+def test_build_converts_and_describe_goes_back():
+    table = {"n": 3, "pair": [1, 2], "names": ["a"], "inner": {"x": 2}, "kind": "green"}
+    made = build(Outer, table)
+    assert made == Outer(3, False, (1.0, 2.0), ("a",), "green", Inner(2.0))
+    assert build(Outer, describe(made)) == made
+
+
+@pytest.mark.parametrize(
+    ("table", "sentence"),
+    [
+        ({"m": 1}, "unknown recipe key 'm'"),
+        ({"inner": {"y": 1}}, "unknown recipe key 'inner.y'"),
+        ({"n": 1.5}, "n = 1.5 is not a whole number"),
+        ({"n": True}, "n = True is not a whole number"),
+        ({"on": 1}, "on = 1 is not true or false"),
+        ({"pair": [1]}, "needs 2 values"),
+        (
+            {"names": "a"},
+            """names = 'a' is not a list; write names = ["a"] in a recipe, --set 'names=["a"]' in a shell""",
+        ),
+        ({"names": "[a, b]"}, 'write names = ["a", "b"] in a recipe'),
+        ({"pair": 0.5}, "pair = 0.5 is not a list; write pair = [0.5] in"),
+        ({"kind": "gren"}, "did you mean 'green'"),
+    ],
+)
+def test_mistakes_get_a_sentence(table, sentence):
+    with pytest.raises(UserError, match=re.escape(sentence)):
+        build(Outer, table)
+
+
+@pytest.mark.parametrize("name", sorted(presets()))
+def test_every_preset_is_valid_and_its_complete_form_means_the_same(name):
+    recipe = load_recipe(name)
+    again = tomllib.loads(recipe.to_toml())
+    from atoll.recipe.recipe import Recipe
+
+    complete = build(Recipe, again)
+    assert complete.composed == recipe.composed
+    assert complete.to_toml() == recipe.to_toml()
+
+
+def test_misspelt_key_names_the_right_one():
+    with pytest.raises(UserError, match=r"train\.ronds.*did you mean 'rounds'"):
+        load_recipe("digits-ssd", ["train.ronds=3"])
+
+
+@pytest.mark.parametrize(
+    ("setting", "sentence"),
+    [
+        ("train.rounds=-1", "train.rounds is -1"),
+        ("train.lr=0", "train.lr is 0"),
+        ("train.participation=1.5", "train.participation"),
+        ("method.name=sdd", "unknown method 'sdd'; did you mean 'ssd'"),
+        ("method.terms=['dsr','nothing']", "unknown term 'nothing'"),
+        ("options.dsr.scal=3", "options.dsr.scal.*did you mean 'scale'"),
+        ("options.simclr.temperature=3", "options.simclr belongs to no component"),
+        ("method.name=nowhere:X", "no module 'nowhere'"),
+        ("method.name=math:nothing", "has no 'nothing'"),
+        ("method.name=math:pi", "no atoll Method"),
+        ("method.name=:METHOD", "cannot be imported"),
+        ("method.name=.own:METHOD", "cannot be imported"),
+        ("method.terms=['pd','dsr','pd']", "names 'pd' twice"),
+        ("train.momentum=-1", "train.momentum is -1"),
+        ("train.momentum=1.5", "train.momentum is 1.5"),
+        ("train.weight_decay=-0.1", "train.weight_decay is -0.1"),
+        ("train.decay=0.0", "train.decay is 0.0; it must be above 0"),
+        ("train.decay=nan", "train.decay is nan"),
+        ("engine.device=meta", "use auto, cpu or cuda"),
+        ("engine.device=nonsense", "use auto, cpu or cuda"),
+        ("train", "not of the form key=value"),
+        ("seed.deep=1", "seed"),
+        ("method.terms=dsr", r"write method\.terms = \[\"dsr\"\] in a recipe"),
+        *(
+            (f"name={name}", r"^name = .* cannot name a run's folder; give it a short word")
+            for name in ("x" * 300, "'../x'", "a/b", "'a\\b'", "..", "'  '", "''", '"a\\u0000"')
+        ),
+    ],
+)
+def test_bad_settings(setting, sentence):
+    with pytest.raises(UserError, match=sentence):
+        load_recipe("digits-ssd", [setting])
+
+
+def test_settings_and_axes():
+    recipe = load_recipe(
+        "digits-ssd",
+        ["train.rounds=3", "method.terms=['pd']", "options.pd.kind=mse", "method.objective=simclr"],
+    )
+    method = recipe.composed
+    assert recipe.train.rounds == 3
+    assert [term.name for term in method.terms] == ["pd"]
+    assert method.terms[0].kind == "mse"
+    assert method.objective.name == "simclr"
+
+
+def test_a_file_that_is_not_toml(tmp_path):
+    path = tmp_path / "r.toml"
+    path.write_text("a = [1")
+    with pytest.raises(UserError, match="not valid TOML"):
+        load_recipe(path)
+
+
+def test_no_such_recipe():
+    with pytest.raises(UserError, match=r"neither a preset nor a \.toml file; did you mean 'digits-ssd'"):
+        load_recipe("digit-ssd")
+
+
+@pytest.mark.parametrize(
+    ("text", "sentence"),
+    [
+        ("x = (\n", r"SyntaxError: .*module_0\.py, line 1"),
+        ("\nfrom math import nothing\n", r"ImportError: cannot import name 'nothing'.*module_1\.py, line 2"),
+        ("import math\nmath.nothing\n", r"AttributeError: .*module_2\.py, line 2"),
+        ("import no_such_library\n", "no module 'no_such_library'"),
+        ("METHOD = int\n", "no atoll Method"),
+        (
+            "from dataclasses import dataclass\nfrom atoll.components.base import Objective\n"
+            "@dataclass(frozen=True)\nclass METHOD(Objective):\n    size: int\n",
+            "cannot be made without options.*'size'",
+        ),
+    ],
+)
+def test_a_mistake_in_the_users_own_module(text, sentence, tmp_path, monkeypatch, request):
+    name = f"module_{request.node.callspec.indices['text']}"
+    (tmp_path / f"{name}.py").write_text(text)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(tmp_path)
+    with pytest.raises(UserError, match=sentence):
+        load_recipe("digits-ssd", [f"method.name={name}:METHOD"])
+
+
+def test_a_run_is_called_after_its_recipe(tmp_path):
+    assert load_recipe("cifar10-table").name == "cifar10-table"  # and not after its base
+    plain, named = tmp_path / "mine.toml", tmp_path / "other.toml"
+    plain.write_text('base = "digits"')
+    named.write_text('name = "own"\nbase = "digits"')
+    assert load_recipe(plain).name == "mine"
+    assert load_recipe(named).name == "own"
+    assert load_recipe(named, ["name=set"]).name == "set"
+
+
+def test_a_base_is_looked_for_beside_its_file(tmp_path):
+    (tmp_path / "deep").mkdir()
+    (tmp_path / "deep/ours.toml").write_bytes("\ufefftitle = 'Größe'\nbase = 'digits'\n".encode())
+    (tmp_path / "deep/mine.toml").write_text("base = 'ours.toml'\n[train]\nrounds = 3\n")
+    recipe = load_recipe(tmp_path / "deep/mine.toml")
+    assert (recipe.title, recipe.train.rounds, recipe.data.image_size) == ("Größe", 3, 16)
+
+
+def test_a_circle_of_bases_is_a_mistake(tmp_path):
+    (tmp_path / "a.toml").write_text("base = 'b.toml'\n")
+    (tmp_path / "b.toml").write_text("base = 'a.toml'\n")
+    with pytest.raises(UserError, match="is its own base"):
+        load_recipe(tmp_path / "a.toml")
+
+
+@pytest.mark.parametrize(
+    ("method", "option"),
+    [
+        ("fed_align_uniform", "align_uniform.t"),
+        ("fed_simclr", "simclr.temperature"),
+        ("fed_moco", "moco.temperature"),
+        ("fed_moco", "moco.queue"),
+        ("supcon", "supcon.temperature"),
+        ("supcon", "supcon.base_temperature"),
+        ("moon", "moon.temperature"),
+        ("ssd", "pd.temperature"),
+        ("fedx", "fedx.temperature"),
+        ("fedx", "fedx.target_temperature"),
+        ("orchestra", "orchestra.temperature"),
+        ("orchestra", "orchestra.global_clusters"),
+        ("orchestra", "orchestra.local_clusters"),
+        ("orchestra", "orchestra.memory"),
+        ("fedca", "fedca_dictionary.temperature"),
+        ("fedu2", "fur.projections"),
+    ],
+)
+def test_an_option_that_must_be_above_0(method, option):
+    with pytest.raises(UserError, match=rf"options\.{option} is 0.*; it must be above 0"):
+        load_recipe("digits", [f"method.name={method}", f"options.{option}=0"])
