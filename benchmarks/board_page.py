@@ -1,0 +1,194 @@
+"""What the records say: the tables of docs/board.md, paired differences, and a picture."""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Iterator, Mapping, Sequence
+from html import escape
+from pathlib import Path
+
+from scipy import stats
+
+from board_rows import HERE, SELECT, Board, Record
+
+PAGE = HERE.parent / "docs" / "board.md"
+BEGIN, END = "<!-- made by benchmarks/board.py: begin -->", "<!-- made by benchmarks/board.py: end -->"
+MEASURES = {  # heading → (key of an evaluation, factor, digits)
+    "kNN %": ("knn/accuracy", 100, 2),
+    "probe %": (SELECT, 100, 2),
+    "−uniformity": ("geometry/uniformity", -1, 3),
+    "effective rank": ("geometry/effective_rank", 1, 1),
+}
+HEADER = ("row", *MEASURES, "rate", "τ", "seeds")
+
+
+def values(records: Mapping[int, Record], heading: str) -> dict[int, float]:
+    """A measure by seed, of the runs that came to something."""
+    key, factor, _ = MEASURES[heading]
+    return {
+        seed: factor * record["evaluation"][key]
+        for seed, record in records.items()
+        if key in record["evaluation"]
+    }
+
+
+def paired(mine: Mapping[int, float], base: Mapping[int, float]) -> tuple[int, float, float | None]:
+    """How many seeds both have, the mean difference, and half of its 95 % confidence interval (Student's t)."""
+    differences = [mine[seed] - base[seed] for seed in sorted(mine.keys() & base.keys())]
+    n = len(differences)
+    if n < 2:
+        return n, differences[0] if differences else math.nan, None
+    half = float(stats.t.ppf(0.975, n - 1)) * statistics.stdev(differences) / math.sqrt(n)
+    return n, statistics.fmean(differences), half
+
+
+def verdict(n: int, mean: float, half: float | None) -> str:
+    """A paired difference in words."""
+    if half is None:
+        return f"{signed(mean)}, cannot tell (one seed)" if n else "–"
+    said = f"{signed(mean)} [{signed(mean - half)}, {signed(mean + half)}]"
+    return f"{said}, cannot tell" if abs(mean) <= half else said
+
+
+def signed(number: float) -> str:
+    """With a true minus sign."""
+    return f"{number:+.2f}".replace("-", "−")
+
+
+def mean_std(numbers: Sequence[float], digits: int) -> str:
+    """Mean ± standard deviation (n − 1)."""
+    if not numbers:
+        return "–"
+    spread = f" ± {statistics.stdev(numbers):.{digits}f}" if len(numbers) > 1 else ""
+    return f"{statistics.fmean(numbers):.{digits}f}{spread}"
+
+
+def measured(records: Mapping[int, Record]) -> list[str]:
+    """The cells of all measures."""
+    return [mean_std([*values(records, heading).values()], MEASURES[heading][2]) for heading in MEASURES]
+
+
+def markdown(header: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
+    """A table's lines and an empty one."""
+    ruler = ["---", *["---:"] * (len(header) - 1)]
+    return [*(f"| {' | '.join(cells)} |" for cells in (header, ruler, *rows)), ""]
+
+
+def point_cells(point: Sequence[str]) -> list[str]:
+    """Rate and temperature; all keys of a temperature have one value."""
+    return [*(text.partition("=")[2] for text in point), "–"][:2]
+
+
+def main_rows(board: Board, protocol: str, line: bool) -> Iterator[list[str]]:
+    """The rows, or the reference lines, that have results."""
+    for row in filter(None, map(board.resolve, board.rows.values())):
+        records = board.finals(row.name, protocol)
+        chosen = board.choice(row)
+        if row.line != line or not records or chosen is None:
+            continue
+        failed = sum("failed" in record for record in records.values())
+        count = f"{len(records) - failed}" + (f", {failed} failed" if failed else "")
+        over = "" if board.rows[row.name].method else f" over {board.rows[row.base].title}"
+        yield [row.title + over, *measured(records), *point_cells(chosen.point), count]
+
+
+def untrained(board: Board, protocol: str) -> list[str]:
+    """The encoder before round 1, which all federated methods of a seed share."""
+    records = next(filter(None, (board.finals(name, protocol) for name in board.rows)), {})
+    begun = {seed: record["rounds"][0] for seed, record in records.items() if record["rounds"]}
+    return ["Untrained", *measured(begun), "–", "–", str(len(begun))]
+
+
+def differences(board: Board, protocol: str) -> Iterator[list[str]]:
+    """Each row minus its base."""
+    for row in filter(None, map(board.resolve, board.rows.values())):
+        mine, base = (board.finals(name, protocol) for name in (row.name, row.base))
+        told = [paired(values(mine, heading), values(base, heading)) for heading in ("probe %", "kNN %")]
+        if told[0][0]:
+            yield [row.title, board.rows[row.base].title, *(verdict(*one) for one in told), str(told[0][0])]
+
+
+def protocol_lines(board: Board, protocol: str) -> list[str]:
+    """The results of a protocol; nothing where there are none."""
+    rows, lines = (list(main_rows(board, protocol, line)) for line in (False, True))
+    if not rows and not lines:
+        return []
+    page = [f"### Results: {protocol}", ""]
+    if protocol == "short":
+        page += ["![Probe accuracy of every row and seed](board.svg)", ""]
+    page += [*markdown(HEADER, rows), "Reference lines:", ""]
+    page += markdown(HEADER, [untrained(board, protocol), *lines])
+    if against := list(differences(board, protocol)):
+        page += ["Paired differences in points, with their 95 % confidence intervals:", ""]
+        page += markdown(["row", "minus", "probe", "kNN", "seeds"], against)
+    return page
+
+
+def tuning_lines(board: Board) -> list[str]:
+    """All tuning runs that there are: a line for each temperature of a row, its choice in bold."""
+    told: dict[tuple[str, str], dict[str, str]] = {}
+    for row in filter(None, map(board.resolve, board.rows.values())):
+        chosen = board.choice(row)
+        for entry in () if row.choice_of else board.tunings(row):
+            if record := board.record(entry.name):
+                score = "failed" if "failed" in record else f"{100 * board.score(entry):.2f}"
+                rate, tau = point_cells(entry.point)
+                told.setdefault((row.title, tau), {})[rate] = f"**{score}**" if entry == chosen else score
+    rates = [str(rate) for rate in board.tuning["rates"]]
+    rows = [[*head, *(scores.get(rate, "") for rate in rates)] for head, scores in told.items()]
+    lines = [
+        "### Tuning runs",
+        "",
+        "Probe accuracy in % on the validation images, by learning rate; the choice in bold.",
+        "",
+    ]
+    return [*lines, *markdown(["row", "τ", *rates], rows)] if rows else []
+
+
+def made(board: Board) -> str:
+    """All that is made of the records, as Markdown."""
+    parts = [line for protocol in board.protocols for line in protocol_lines(board, protocol)]
+    return "\n".join([*parts, *tuning_lines(board)]).rstrip() or "No run is finished yet."
+
+
+def picture(board: Board, protocol: str = "short") -> str:
+    """Probe accuracy as SVG: a dot for each seed and a bar at the mean, in the board's order."""
+    found = {row.title: values(board.finals(row.name, protocol), "probe %") for row in board.rows.values()}
+    dots = {title: [*numbers.values()] for title, numbers in found.items() if numbers}
+    if not dots:
+        return ""
+    everything = [number for numbers in dots.values() for number in numbers]
+    low, high = 5 * math.floor(min(everything) / 5), 5 * math.floor(max(everything) / 5) + 5
+    bottom = 20 * len(dots) + 10
+
+    def x(number: float) -> str:
+        return f"{200 + 480 * (number - low) / (high - low):.1f}"
+
+    parts = [
+        f'<svg xmlns="http://www.w3.org/2000/svg" width="720" height="{bottom + 40}" '
+        'font-family="sans-serif" font-size="12"><rect width="100%" height="100%" fill="white"/>'
+    ]
+    for tick in range(low, high + 1, 5):
+        parts.append(f'<path d="M{x(tick)} 10V{bottom}" stroke="#ddd"/>')
+        parts.append(f'<text x="{x(tick)}" y="{bottom + 15}" text-anchor="middle">{tick}</text>')
+    parts.append(f'<text x="440" y="{bottom + 32}" text-anchor="middle">probe accuracy, %</text>')
+    for i, (title, numbers) in enumerate(dots.items()):
+        y, mean = 20 * i + 20, x(statistics.fmean(numbers))
+        parts.append(f'<text x="190" y="{y + 4}" text-anchor="end">{escape(title)}</text>')
+        parts.append(f'<path d="M{mean} {y - 7}v14" stroke="#c40" stroke-width="2"/>')
+        parts += [f'<circle cx="{x(n)}" cy="{y}" r="3" fill="#06c" fill-opacity="0.6"/>' for n in numbers]
+    return "\n".join([*parts, "</svg>", ""])
+
+
+def filled(text: str, made: str) -> str:
+    """A page's text with what is made between its markers."""
+    before, _, rest = text.partition(BEGIN)
+    return f"{before}{BEGIN}\n\n{made}\n\n{END}{rest.partition(END)[2]}"
+
+
+def write(board: Board, page: Path = PAGE) -> None:
+    """Bring the page and the picture up to date."""
+    page.write_text(filled(page.read_text("utf-8"), made(board)), "utf-8")
+    if drawn := picture(board):
+        page.with_suffix(".svg").write_text(drawn, "utf-8")

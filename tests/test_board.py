@@ -1,0 +1,235 @@
+"""The board: its page is what its records say, its arithmetic is right, and a run of it can be repeated."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import sys
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from scipy import stats
+
+import atoll
+from atoll.methods.catalogue import METHODS
+
+ROOT = Path(__file__).parents[1]
+sys.path.insert(0, str(ROOT / "benchmarks"))
+
+import board as tool  # noqa: E402
+import board_page  # noqa: E402
+from board_rows import RESULTS, Board, Entry  # noqa: E402
+
+TABLE: dict[str, Any] = {
+    "objectives": ["plain", "warm"],
+    "tuning": {
+        "recipe": "digits",
+        "seed": 17,
+        "settings": ["train.rounds=1"],
+        "rates": [0.1, 0.3],
+        "temperatures": [0.2, 0.5],
+    },
+    "protocols": {
+        "short": {"recipe": "digits", "seeds": [0, 1]},
+        "long": {"recipe": "digits", "seeds": [0]},
+    },
+    "rows": [
+        {"name": "plain", "title": "Plain", "method": "fed_align_uniform"},
+        {
+            "name": "warm",
+            "title": "Warm",
+            "method": "fed_simclr",
+            "base": "plain",
+            "temperature": ["options.simclr.temperature"],
+        },
+        {"name": "over", "title": "Over", "settings": ["method.server=fedavgm"]},
+        {
+            "name": "line",
+            "title": "Line",
+            "settings": ["partition.kind=centralised"],
+            "choice_of": "over",
+            "line": True,
+            "short": ["train.rounds=2"],
+        },
+    ],
+}
+
+
+def put(board: Board, entry: Entry, accuracy: float | None) -> None:
+    """A record with nothing in it but what the tables read; None: a run that came to nothing."""
+    results = {"knn/accuracy": 0.5, "geometry/uniformity": -1.0, "geometry/effective_rank": 9.0}
+    evaluation = {} if accuracy is None else {**results, "probe/accuracy": accuracy}
+    failed = {"failed": "it diverged"} if accuracy is None else {}
+    path = board.results / f"{entry.name}.json"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    begun = [{"round": 0, "evaluation": {**results, "probe/accuracy": 0.3}}]
+    path.write_text(json.dumps({"rounds": begun, "evaluation": evaluation, **failed}))
+
+
+# The page and its records.
+
+
+def test_the_page_says_what_the_records_say():
+    text = board_page.PAGE.read_text("utf-8")
+    assert board_page.filled(text, board_page.made(Board())) == text
+    drawn = board_page.PAGE.with_suffix(".svg")
+    assert (drawn.read_text("utf-8") if drawn.is_file() else "") == board_page.picture(Board())
+
+
+def test_the_page_lists_the_rows_in_their_order():
+    titles = [row.title for row in Board().rows.values() if not row.line]
+    text = board_page.PAGE.read_text("utf-8").partition("## Rows")[2].partition("New rows follow")[0]
+    listed = [name for line in re.findall(r"^\| ([^|]+) \|", text, re.M)[2:] for name in line.split(", ")]
+    assert [name.partition(" (")[0] for name in listed] == titles[: len(listed)]
+
+
+def test_records_follow_the_protocol_and_name_no_place():
+    for path in RESULTS.rglob("*.json"):
+        record = json.loads(path.read_text("utf-8"))
+        name = path.relative_to(RESULTS).with_suffix("").as_posix()
+        assert record["entry"] == name
+        assert not re.search(r'"(/|~|[A-Z]:\\)', path.read_text("utf-8")), f"{name} names a place"
+        recipe, tuning = record["recipe"], name.startswith("tuning/")
+        preset = "board-long" if name.startswith("long/") else "board-short"
+        plain = atoll.load_recipe(preset)
+        assert recipe["data"]["limit"] == plain.data.limit
+        assert recipe["train"]["batch_size"] == plain.train.batch_size
+        assert recipe["seed"] == record["seed"] == (17 if tuning else int(name[-1]))
+        row = name.partition("/")[2].partition("-")[0]
+        assert (Board().rows[row].line and not tuning) or recipe["train"]["rounds"] == (
+            2 if tuning else plain.train.rounds
+        )
+
+
+# Rows.
+
+
+@pytest.mark.parametrize("name", list(Board().rows))
+def test_a_row_is_a_recipe(name):
+    board = Board()
+    row = board.rows[name]
+    assert row.base == "" or row.base in board.rows
+    for method in [row.method] if row.method else board.objectives:
+        assert ":" in method or method in METHODS
+        base = board.rows[method] if not row.method else row
+        made = replace(row, method=method, temperature=base.temperature, choice_of="")
+        for entry in board.tunings(made):
+            recipe = atoll.load_recipe(entry.recipe, entry.settings)
+            assert recipe.data.validation_fraction == 0.1
+            assert recipe.train.rounds == 2
+        for protocol in board.protocols:
+            preset = board.protocols[protocol]["recipe"]
+            settings = [f"method.name={method}", *row.settings, *getattr(row, protocol)]
+            assert atoll.load_recipe(preset, settings).data.validation_fraction == 0
+
+
+def test_entries_come_in_the_documented_order(tmp_path):
+    """All rates and temperatures, then the seeds; a row over the best objective takes that one's grid."""
+    board = Board(tmp_path, TABLE)
+    order = []
+    for accuracy in (0.4, None, 0.4, 0.4, *[0.3] * 2, 0.5, None, *[0.3] * 2, *[0.3] * 3, 0.6, *[0.3] * 4):
+        entry = board.missing("short")
+        order.append(entry.name)
+        put(board, entry, accuracy)
+    assert board.missing("short") is None
+    warm = [f"lr{rate}-t{tau}" for rate in (0.1, 0.3) for tau in (0.2, 0.5)]
+    assert order == [
+        *("tuning/plain-lr0.1", "tuning/plain-lr0.3", "short/plain-seed0", "short/plain-seed1"),
+        *(f"tuning/warm-{point}" for point in warm), *("short/warm-seed0", "short/warm-seed1"),
+        *(f"tuning/over-{point}" for point in warm), *("short/over-seed0", "short/over-seed1"),
+        *("short/line-seed0", "short/line-seed1"),
+    ]  # fmt: skip
+    *_, last = board.entries(board.rows["line"], "short")
+    assert last.settings == (
+        "method.name=fed_simclr", "partition.kind=centralised", "train.lr=0.3",
+        "options.simclr.temperature=0.5", "train.rounds=2",
+    )  # fmt: skip
+    made = board_page.made(board)
+    assert "| Over over Warm | 50.00 ± 0.00 | 30.00 ± 0.00 |" in made
+    assert "| Plain | – | **40.00** | failed |" in made
+    assert "| Untrained | 50.00 ± 0.00 | 30.00 ± 0.00 |" in made
+    assert "| Warm | Plain | −10.00 [−10.00, −10.00] | +0.00 [+0.00, +0.00], cannot tell | 2 |" in made
+    assert board_page.picture(board).count("<circle") == 8
+
+
+def test_one_seed_needs_its_tuning_runs_alone(tmp_path):
+    board = Board(tmp_path, TABLE)
+    names = []
+    while entry := board.missing("short", rows=["plain"], seed=1):
+        names.append(entry.name)
+        put(board, entry, 0.4)
+    assert names == ["tuning/plain-lr0.1", "tuning/plain-lr0.3", "short/plain-seed1"]
+
+
+# Arithmetic.
+
+
+def test_paired_differences_are_students():
+    mine, base = {0: 54.1, 1: 53.0, 2: 55.2, 7: 1.0}, {0: 53.5, 1: 52.9, 2: 53.1, 8: 2.0}
+    n, mean, half = board_page.paired(mine, base)
+    test = stats.ttest_rel([54.1, 53.0, 55.2], [53.5, 52.9, 53.1])
+    interval = test.confidence_interval(0.95)
+    assert n == 3
+    assert (mean - half, mean + half) == pytest.approx((interval.low, interval.high))
+    assert board_page.verdict(n, mean, half).endswith("cannot tell")
+    assert board_page.paired({0: 2.5}, {0: 1.0}) == (1, 1.5, None)
+    assert board_page.verdict(2, 3.0, 1.0) == "+3.00 [+2.00, +4.00]"
+    assert board_page.verdict(2, -1.0, 1.0).endswith("cannot tell")
+
+
+def test_paths_lose_their_places():
+    table = {"data": {"path": "/home/me/cifar10"}, "options": {"part": {"data": {"path": "b/c"}}}}
+    assert tool.without_places(table) == {
+        "data": {"path": "cifar10"},
+        "options": {"part": {"data": {"path": "c"}}},
+    }
+
+
+# Running.
+
+TINY = (
+    "data.source=digits", "data.limit=200", "partition.clients=4", "partition.kind=iid", "train.batch_size=16",
+    "evaluation.probe_epochs=2",
+)  # fmt: skip
+
+
+def same_but_made(record: dict[str, Any]) -> str:
+    return tool.to_json({key: value for key, value in record.items() if key != "made"})
+
+
+def first(board: Board) -> Entry:
+    return board.tunings(board.rows["ssd"])[0]
+
+
+@pytest.mark.slow
+def test_an_entry_run_twice_leaves_the_same_bytes(tmp_path):
+    """A tenth of its length, on few images; once in a go, and once stopped after its first round."""
+    entry, watcher = first(Board()), SimpleNamespace(begin=print, step=print, round=stop)
+    once = tool.run(entry, tmp_path / "once", TINY)
+    with pytest.raises(tool.StopAsked):
+        tool.run(entry, tmp_path / "twice", TINY, watcher)
+    twice = tool.run(entry, tmp_path / "twice", TINY)
+    assert same_but_made(once) == same_but_made(twice)
+    assert len(once["rounds"]) == 3
+
+
+def stop(record: object, line: object) -> None:
+    raise tool.StopAsked
+
+
+@pytest.mark.slow
+def test_a_tuning_run_comes_out_as_recorded(tmp_path):
+    """On the real images, where they are, and on a machine of the record's kind."""
+    board = Board()
+    entry = first(board)
+    record = board.record(entry.name)
+    if record is None or not (Path(os.environ.get("ATOLL_DATA", "")) / "cifar10/train.parquet").is_file():
+        pytest.skip("no record yet, or no images under ATOLL_DATA")
+    here = tool.hardware_and_versions()
+    if any(record["made"][key] != here[key] for key in ("capability", "torch", "torchvision", "numpy")):
+        pytest.skip("the record is of another CPU capability, or of other versions")
+    assert same_but_made(tool.run(entry, tmp_path)) == same_but_made(record)
