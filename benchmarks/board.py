@@ -31,7 +31,7 @@ import torchvision
 
 import atoll
 import board_page
-from atoll.errors import RunError
+from atoll.core.errors import RunError
 from board_rows import RESULTS, SELECT, Board, Entry, Record
 
 

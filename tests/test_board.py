@@ -15,7 +15,7 @@ import pytest
 from scipy import stats
 
 import atoll
-from atoll.methods.catalogue import METHODS
+from atoll.methods.registry import METHODS
 
 ROOT = Path(__file__).parents[1]
 sys.path.insert(0, str(ROOT / "benchmarks"))
