@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-__version__ = "0.1.0"
+from atoll.core.version import VERSION
+
+__version__ = VERSION
 __all__ = ["Recipe", "Run", "load_encoder", "load_recipe", "simulate"]
 
 if TYPE_CHECKING:

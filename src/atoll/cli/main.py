@@ -11,8 +11,8 @@ from typing import Any
 
 from rich.table import Table
 
-from atoll import __version__
 from atoll.core.errors import RunError, UserError
+from atoll.core.version import VERSION
 
 Command = Callable[[argparse.Namespace], int]
 
@@ -249,7 +249,7 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="atoll", description="Federated self-supervised representation learning."
     )
-    parser.add_argument("--version", action="version", version=f"atoll {__version__}")
+    parser.add_argument("--version", action="version", version=f"atoll {VERSION}")
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
 
     def command(name: str, call: Command, help: str) -> argparse.ArgumentParser:

@@ -163,7 +163,13 @@ def _read(
 
 
 def over(base: Mapping[str, Any], table: Mapping[str, Any]) -> dict[str, Any]:
-    """A table laid over another, key by key and table by table."""
+    """A table laid over another, key by key and table by table.
+
+    Example:
+        >>> from atoll.core.config import over
+        >>> over({"train": {"rounds": 20, "lr": 0.1}}, {"train": {"rounds": 50}})
+        {'train': {'rounds': 50, 'lr': 0.1}}
+    """
     merged = dict(base)
     for key, value in table.items():
         old = merged.get(key)
@@ -176,6 +182,11 @@ def setting(text: str) -> dict[str, Any]:
 
     Raises:
         UserError: it is not of that form.
+
+    Example:
+        >>> from atoll.core.config import setting
+        >>> setting("train.rounds=50")
+        {'train': {'rounds': 50}}
     """
     key, equals, value = text.partition("=")
     if not equals or not key.strip():

@@ -22,7 +22,13 @@ class RunError(RuntimeError):
 
 
 def did_you_mean(name: str, known: Iterable[str]) -> str:
-    """A closing clause that names the nearest known name, or lists them all."""
+    """A closing clause that names the nearest known name, or lists them all.
+
+    Example:
+        >>> from atoll.core.errors import did_you_mean
+        >>> did_you_mean("simclar", ["simclr", "byol"])
+        "did you mean 'simclr'?"
+    """
     known = sorted(known)
     near = difflib.get_close_matches(name, known, n=1)
     if near:

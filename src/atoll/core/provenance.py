@@ -8,7 +8,7 @@ from functools import cache
 from importlib import metadata
 from pathlib import Path
 
-from atoll import __version__
+from atoll.core.version import VERSION
 
 DIGITS = 7  # of a commit's name
 
@@ -20,7 +20,7 @@ def version() -> str:
     The commit is known if this package was installed from a repository's address or is imported from a checkout.
     """
     commit = _installed() or _checked_out(Path(__file__).parent)
-    return f"{__version__}+g{commit}" if commit else __version__
+    return f"{VERSION}+g{commit}" if commit else VERSION
 
 
 def _installed() -> str:

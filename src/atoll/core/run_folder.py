@@ -34,7 +34,14 @@ WRITTEN = (
 
 
 class Run:
-    """A run's folder."""
+    """A run's folder.
+
+    Example:
+        >>> from atoll import Run
+        >>> run = Run("runs/digits-ssd-seed0")
+        >>> run.name, run.encoder_path.name, run.exists()
+        ('digits-ssd-seed0', 'encoder.safetensors', False)
+    """
 
     def __init__(self, folder: Path | str) -> None:
         self.folder = Path(folder)
@@ -223,6 +230,11 @@ def default_folder(name: str, seed: int) -> Path:
 
     Raises:
         UserError: no folder can have the name.
+
+    Example:
+        >>> from atoll.core.run_folder import default_folder
+        >>> default_folder("digits-ssd", seed=0).name
+        'digits-ssd-seed0'
     """
     check_name(name)
     return Path(os.environ.get("ATOLL_RUNS", "runs")) / f"{name}-seed{seed}"

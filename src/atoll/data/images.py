@@ -106,6 +106,14 @@ class ImageSet:
         columns: Further integer columns, each (N,) int64: ``domain``, or ``client`` of a folder per client.
         column_values: Names of a column's values, where it has names.
         fingerprint: Hash of the content and of how it was decoded; the same on every machine.
+
+    Example:
+        >>> import torch
+        >>> from atoll.data.images import ImageSet, StoredPixels
+        >>> pixels = StoredPixels(torch.zeros(4, 3, 8, 8, dtype=torch.uint8))
+        >>> images = ImageSet(pixels, labels=torch.tensor([0, 0, 1, 1]), classes=["cat", "dog"])
+        >>> images.subset(torch.tensor([3, 0])).labels
+        tensor([1, 0])
     """
 
     images: Pixels

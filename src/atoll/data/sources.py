@@ -68,6 +68,12 @@ def load_data(options: DataOptions, seed: int, progress: Progress | None = None)
     Raises:
         UserError: The source is missing, unreadable or empty, or holds a corrupt image that may not be
             skipped.
+
+    Example:
+        >>> from atoll.data.sources import DataOptions, load_data
+        >>> splits = load_data(DataOptions(source="digits"), seed=0)
+        >>> len(splits.train), len(splits.test), splits.train.classes[:3]
+        (1438, 359, ['0', '1', '2'])
     """
     train, test = _READERS[options.source](options)
     for listing in (train, test):

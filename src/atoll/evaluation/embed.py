@@ -53,6 +53,14 @@ def embed(
     Raises:
         UserError: ``maps`` is asked of an encoder that has none.
         ValueError: the encoder gives something else than one row for each image.
+
+    Example:
+        >>> import torch
+        >>> from atoll.data.images import StoredPixels
+        >>> from atoll.evaluation import embed
+        >>> images = StoredPixels(torch.full((4, 3, 8, 8), 255, dtype=torch.uint8))
+        >>> embed(torch.nn.Flatten(), lambda pixels: pixels / 255, images, device="cpu").shape
+        torch.Size([4, 192])
     """
     device = torch.device(device) if device is not None else device_of(encoder)
     forward = _feature_maps(encoder) if maps else encoder

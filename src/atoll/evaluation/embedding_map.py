@@ -45,6 +45,12 @@ def embedding_map(h: Tensor, seed: int, max_points: int = 1000) -> NDArray[np.fl
 
     Reference:
         van der Maaten and Hinton, "Visualizing Data using t-SNE", JMLR 2008.
+
+    Example:
+        >>> import torch
+        >>> from atoll.evaluation import embedding_map
+        >>> embedding_map(torch.randn(20, 8, generator=torch.Generator().manual_seed(0)), seed=0).shape
+        (20, 2)
     """
     if h.ndim != 2:
         raise ValueError(f"a map is made of representations (N, d); got {tuple(h.shape)}")

@@ -42,6 +42,14 @@ def label_subset(labels: Tensor, fraction: float, generator: torch.Generator) ->
     Shape:
         - labels: (N,) int
         - Output: (n,) int64, the places of the chosen ones, ascending
+
+    Example:
+        >>> import torch
+        >>> from atoll.evaluation import label_subset
+        >>> labels = torch.tensor([0, 1]).repeat(50)
+        >>> chosen = label_subset(labels, 0.1, torch.Generator().manual_seed(0))
+        >>> labels[chosen].bincount()
+        tensor([5, 5])
     """
     chosen = []
     for label in labels.bincount().nonzero():

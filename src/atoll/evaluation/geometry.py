@@ -44,6 +44,13 @@ def geometry(
     Reference:
         Wang and Isola, ICML 2020, https://arxiv.org/abs/2005.10242 (alignment, uniformity); SSD, Eq. 5, with
         the mixture weights that it leaves out (decomposition); Roy and Vetterli, 2007 (effective rank).
+
+    Example:
+        >>> import torch
+        >>> from atoll.evaluation import geometry
+        >>> found = geometry(torch.eye(3))
+        >>> round(found["effective_rank"], 4), round(found["uniformity"], 4)
+        (3.0, -4.0)
     """
     # R of a QR decomposition has the singular values of h in a matrix of at most d × d.
     small = torch.linalg.qr(h.double(), mode="r").R

@@ -35,6 +35,14 @@ def knn_accuracy(
     Reference:
         Wu et al., "Unsupervised Feature Learning via Non-Parametric Instance Discrimination", CVPR 2018,
         section 3.4, https://arxiv.org/abs/1805.01978.
+
+    Example:
+        >>> import torch
+        >>> from atoll.evaluation import knn_accuracy
+        >>> train_h, train_y = torch.tensor([[1.0, 0.0], [0.0, 1.0]]), torch.tensor([0, 1])
+        >>> test_h, test_y = torch.tensor([[2.0, 1.0], [1.0, 2.0]]), torch.tensor([0, 0])
+        >>> knn_accuracy(train_h, train_y, test_h, test_y, k=1)
+        0.5
     """
     classes = check_labelled(train_h, train_y, test_h, test_y)
     num_classes = classes if num_classes is None else num_classes

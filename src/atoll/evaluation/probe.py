@@ -61,6 +61,14 @@ def linear_probe(
     Raises:
         ValueError: shapes that do not fit, or labels that are no class.
         UserError: the classifier diverged.
+
+    Example:
+        >>> import torch
+        >>> from atoll.evaluation import find_probe, linear_probe
+        >>> h, y = torch.eye(2).repeat(50, 1), torch.tensor([0, 1]).repeat(50)
+        >>> protocol = find_probe("ssd", epochs=10, lr=0.1)
+        >>> linear_probe(h, y, h, y, protocol, torch.Generator().manual_seed(0)).accuracy
+        1.0
     """
     classes = check_labelled(train_h, train_y, test_h, test_y)
     train_h, test_h = train_h.detach().float(), test_h.detach().float()

@@ -244,6 +244,11 @@ def find_probe(name: str, **changes: object) -> ProbeProtocol:
 
     Raises:
         UserError: there is none of that name, or a change means nothing.
+
+    Example:
+        >>> from atoll.evaluation import find_probe
+        >>> find_probe("ssd", epochs=3).name
+        'ssd, changed: epochs'
     """
     if name not in PROBES:
         raise UserError(f"there is no probe protocol {name!r}; {did_you_mean(name, PROBES)}")

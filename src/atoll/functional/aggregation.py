@@ -37,6 +37,13 @@ def angular_divergence(
 
     Reference:
         Rehman et al., L-DAWA, 2023, Eq. 2 and 4.
+
+    Example:
+        >>> import torch
+        >>> from atoll.functional import angular_divergence
+        >>> cosines = angular_divergence({"w": torch.tensor([1.0, 0.0])}, {"w": torch.tensor([1.0, 1.0])})
+        >>> round(cosines["w"].item(), 4)
+        0.7071
     """
     if global_weights.keys() != client_weights.keys():
         odd = sorted(global_weights.keys() ^ client_weights.keys())
@@ -82,6 +89,12 @@ def min_norm_weights(directions: Tensor) -> Tensor:
     Reference:
         Désidéri, Multiple-Gradient Descent Algorithm, 2012; Lawson and Hanson, Solving Least Squares
         Problems, 1974, Chapter 23.
+
+    Example:
+        >>> import torch
+        >>> from atoll.functional import min_norm_weights
+        >>> min_norm_weights(torch.tensor([[1.0, 0.0], [0.0, 2.0]])).round(decimals=3)
+        tensor([0.8000, 0.2000])
     """
     if directions.ndim != 2 or 0 in directions.shape or not directions.is_floating_point():
         raise ValueError(f"expected float directions (K, D), got {shapes(directions=directions)}")
@@ -165,6 +178,15 @@ def metropolis_weights(adjacency: Tensor) -> Tensor:
 
     Reference:
         Xiao, Boyd and Lall, A Scheme for Robust Distributed Sensor Fusion Based on Average Consensus, 2005.
+
+    Example:
+        >>> import torch
+        >>> from atoll.functional import metropolis_weights
+        >>> line = torch.tensor([[0, 1, 0], [1, 0, 1], [0, 1, 0]])
+        >>> metropolis_weights(line).round(decimals=3)
+        tensor([[0.6670, 0.3330, 0.0000],
+                [0.3330, 0.3330, 0.3330],
+                [0.0000, 0.3330, 0.6670]])
     """
     square = adjacency.ndim == 2 and adjacency.shape[0] == adjacency.shape[1] > 0
     edges = adjacency != 0

@@ -22,6 +22,13 @@ def alignment(z1: Tensor, z2: Tensor) -> Tensor:
     Reference:
         Wang and Isola, Understanding Contrastive Representation Learning through Alignment and Uniformity on
         the Hypersphere, 2020, with exponent 2.
+
+    Example:
+        >>> import torch
+        >>> from atoll.functional import alignment
+        >>> z1, z2 = torch.tensor([[1.0, 0.0], [0.0, 2.0]]), torch.tensor([[3.0, 0.0], [1.0, 0.0]])
+        >>> round(alignment(z1, z2).item(), 4)  # squared distances 0 and 2
+        1.0
     """
     check_rows(z1=z1, z2=z2)
     return (unit(z1) - unit(z2)).square().sum(dim=1).mean()
@@ -45,6 +52,13 @@ def byol(q: Tensor, z_target: Tensor) -> Tensor:
 
     Reference:
         Grill et al., Bootstrap Your Own Latent, 2020, Eq. 2.
+
+    Example:
+        >>> import torch
+        >>> from atoll.functional import byol
+        >>> q, z = torch.tensor([[1.0, 0.0], [0.0, 1.0]]), torch.tensor([[2.0, 0.0], [0.0, -1.0]])
+        >>> round(byol(q, z).item(), 4)  # cosines 1 and −1
+        2.0
     """
     check_rows(q=q, z_target=z_target)
     return 2.0 - 2.0 * cosine(q, z_target.detach()).mean()
@@ -68,6 +82,13 @@ def simsiam(q: Tensor, z: Tensor) -> Tensor:
 
     Reference:
         Chen and He, Exploring Simple Siamese Representation Learning, 2021, Eq. 1 and 3.
+
+    Example:
+        >>> import torch
+        >>> from atoll.functional import simsiam
+        >>> q, z = torch.tensor([[3.0, 4.0]]), torch.tensor([[1.0, 0.0]])
+        >>> round(simsiam(q, z).item(), 4)
+        -0.6
     """
     check_rows(q=q, z=z)
     return -cosine(q, z.detach()).mean()
@@ -93,6 +114,13 @@ def masked_reconstruction(prediction: Tensor, target: Tensor, mask: Tensor) -> T
 
     Reference:
         He et al., Masked Autoencoders Are Scalable Vision Learners, 2022, Section 3.
+
+    Example:
+        >>> import torch
+        >>> from atoll.functional import masked_reconstruction
+        >>> prediction, target = torch.tensor([[1.0, 2.0, 3.0]]), torch.zeros(1, 3)
+        >>> masked_reconstruction(prediction, target, mask=torch.tensor([[0, 1, 1]])).item()  # (4 + 9) / 2
+        6.5
     """
     fits = prediction.shape == target.shape and prediction.is_floating_point() and prediction.numel() > 0
     fits = fits and mask.ndim <= prediction.ndim

@@ -32,6 +32,14 @@ def sinkhorn_assignments(scores: Tensor, lam: float = 25.0, iterations: int = 10
     Reference:
         Lubana et al., Orchestra: Unsupervised Federated Learning via Globally Consistent Clustering, 2022
         (released code); Cuturi, Sinkhorn Distances, 2013.
+
+    Example:
+        >>> import torch
+        >>> from atoll.functional import sinkhorn_assignments
+        >>> scores = torch.tensor([[1.0, 0.0], [1.0, 0.0]])  # both samples prefer the first cluster
+        >>> sinkhorn_assignments(scores).round(decimals=3)  # which must not get more than its share
+        tensor([[0.5000, 0.5000],
+                [0.5000, 0.5000]])
     """
     check_rows(scores=scores)
     check_positive(lam=lam, iterations=iterations)
@@ -69,6 +77,13 @@ def assignment_loss(target: Tensor, online: Tensor, centroids: Tensor, temperatu
 
     Reference:
         Lubana et al., Orchestra: Unsupervised Federated Learning via Globally Consistent Clustering, 2022.
+
+    Example:
+        >>> import torch
+        >>> from atoll.functional import assignment_loss
+        >>> z = torch.tensor([[1.0, 0.0]])
+        >>> round(assignment_loss(z, z, centroids=torch.eye(2), temperature=1.0).item(), 4)
+        0.5822
     """
     check_rows(target=target, online=online)
     check_width(target, least=1, centroids=centroids)

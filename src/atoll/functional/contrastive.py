@@ -41,6 +41,12 @@ def nt_xent(z1: Tensor, z2: Tensor, temperature: float = 0.5, zero_self: bool = 
 
     Reference:
         Chen et al., A Simple Framework for Contrastive Learning of Visual Representations, 2020, Eq. 1.
+
+    Example:
+        >>> import torch
+        >>> from atoll.functional import nt_xent
+        >>> round(nt_xent(torch.ones(2, 3), torch.ones(2, 3)).item(), 4)  # collapsed: log 3
+        1.0986
     """
     check_rows(z1=z1, z2=z2)
     check_positive(temperature=temperature)
@@ -70,6 +76,12 @@ def one_sided_nt_xent(z1: Tensor, z2: Tensor, temperature: float = 0.07) -> Tens
 
     Reference:
         Rehman et al., L-DAWA, 2023 (released code).
+
+    Example:
+        >>> import torch
+        >>> from atoll.functional import one_sided_nt_xent
+        >>> round(one_sided_nt_xent(torch.ones(2, 3), torch.ones(2, 3)).item(), 4)  # collapsed: log 4
+        1.3863
     """
     check_rows(z1=z1, z2=z2)
     check_positive(temperature=temperature)
@@ -98,6 +110,13 @@ def queue_contrast(q: Tensor, k: Tensor, queue: Tensor, temperature: float) -> T
 
     Reference:
         He et al., Momentum Contrast for Unsupervised Visual Representation Learning, 2020, Eq. 1.
+
+    Example:
+        >>> import torch
+        >>> from atoll.functional import queue_contrast
+        >>> q, queue = torch.tensor([[1.0, 0.0]]), torch.tensor([[0.0, 1.0]])
+        >>> round(queue_contrast(q, q, queue, temperature=1.0).item(), 4)  # log(1 + 1/e)
+        0.3133
     """
     check_rows(q=q, k=k)
     check_width(q, queue=queue)
@@ -129,6 +148,13 @@ def dictionary_contrast(z1: Tensor, z2: Tensor, dictionary: Tensor, temperature:
 
     Reference:
         Zhang et al., Federated Unsupervised Representation Learning, 2023, Eq. 4 to 8.
+
+    Example:
+        >>> import torch
+        >>> from atoll.functional import dictionary_contrast
+        >>> z, dictionary = torch.tensor([[1.0, 0.0]]), torch.tensor([[0.0, 1.0], [0.0, -1.0]])
+        >>> round(dictionary_contrast(z, z, dictionary, temperature=1.0).item(), 4)  # log(1 + 2/e)
+        0.5514
     """
     check_rows(z1=z1, z2=z2)
     check_width(z1, dictionary=dictionary)
@@ -157,6 +183,13 @@ def model_contrast(z: Tensor, z_global: Tensor, z_previous: Tensor, temperature:
 
     Reference:
         Li et al., Model-Contrastive Federated Learning, 2021, Eq. 3.
+
+    Example:
+        >>> import torch
+        >>> from atoll.functional import model_contrast
+        >>> z, far = torch.tensor([[1.0, 0.0]]), torch.tensor([[0.0, 1.0]])
+        >>> round(model_contrast(z, z, far, temperature=1.0).item(), 4)  # log(1 + 1/e)
+        0.3133
     """
     check_rows(z=z, z_global=z_global, z_previous=z_previous)
     check_positive(temperature=temperature)
@@ -185,6 +218,14 @@ def supcon(z: Tensor, labels: Tensor, temperature: float = 0.07, base_temperatur
 
     Reference:
         Khosla et al., Supervised Contrastive Learning, 2020, Eq. 2.
+
+    Example:
+        >>> import torch
+        >>> from atoll.functional import supcon
+        >>> z = torch.tensor([[1.0, 0.0], [1.0, 0.0], [0.0, 1.0]])
+        >>> loss = supcon(z, torch.tensor([0, 0, 1]), temperature=1.0, base_temperature=1.0)
+        >>> round(loss.item(), 4)  # (log(1 + 1/e) + log(1 + 1/e) + 0) / 3
+        0.2088
     """
     check_rows(z=z)
     check_positive(temperature=temperature, base_temperature=base_temperature)
@@ -225,6 +266,13 @@ def relational(
 
     Reference:
         Han et al., FedX: Unsupervised Federated Learning with Cross Knowledge Distillation, 2022.
+
+    Example:
+        >>> import torch
+        >>> from atoll.functional import relational
+        >>> a, b = torch.tensor([[1.0, 0.0]]), torch.tensor([[0.0, 1.0]])
+        >>> round(relational(a, b, torch.eye(2), temperature=1.0, target_temperature=1.0).item(), 4)
+        0.1201
     """
     check_rows(a=a, b=b)
     check_width(a, least=1, references=references)

@@ -26,6 +26,14 @@ def effective_rank(h: Tensor) -> Tensor:
     Reference:
         Roy and Vetterli, The Effective Rank, 2007; Fang et al., Soft Separation and Distillation, 2025, Eq.
         11.
+
+    Example:
+        >>> import torch
+        >>> from atoll.functional import effective_rank
+        >>> round(effective_rank(torch.eye(3)).item(), 4)
+        3.0
+        >>> round(effective_rank(torch.ones(5, 3)).item(), 4)  # collapsed onto one direction
+        1.0
     """
     check_rows(h=h)
     sigma = torch.linalg.svdvals(h)
@@ -52,6 +60,13 @@ def representation_angle(h1: Tensor, h2: Tensor) -> Tensor:
     Reference:
         Zhang et al., Federated Unsupervised Representation Learning, 2023, Figure 4; Kahan, How Futile are
         Mindless Assessments of Roundoff, 2006, Section 12.
+
+    Example:
+        >>> import torch
+        >>> from atoll.functional import representation_angle
+        >>> h1, h2 = torch.tensor([[1.0, 0.0], [1.0, 1.0]]), torch.tensor([[0.0, 2.0], [1.0, 0.0]])
+        >>> representation_angle(h1, h2).round(decimals=3)
+        tensor([90., 45.])
     """
     check_rows(h1=h1, h2=h2)
     u1, u2 = unit(h1), unit(h2)
@@ -85,6 +100,14 @@ def weight_distance(w1: Mapping[str, Tensor], w2: Mapping[str, Tensor]) -> Tenso
     Reference:
         Wang et al., Does Learning from Decentralized Non-IID Unlabeled Data Benefit from Self Supervision?,
         2023.
+
+    Example:
+        >>> import torch
+        >>> from atoll.functional import weight_distance
+        >>> w1 = {"weight": torch.tensor([3.0, 0.0]), "bias": torch.tensor([1.0])}
+        >>> w2 = {"weight": torch.tensor([0.0, 4.0]), "bias": torch.tensor([0.0])}
+        >>> round(weight_distance(w1, w2).item(), 4)  # 5 + 1
+        6.0
     """
     if w1.keys() != w2.keys():
         raise ValueError(f"the models differ in these tensors: {sorted(w1.keys() ^ w2.keys())}")
@@ -117,6 +140,12 @@ def representability(w: Tensor) -> Tensor:
     Reference:
         Wang et al., Does Learning from Decentralized Non-IID Unlabeled Data Benefit from Self Supervision?,
         2023, Definition 3.1.
+
+    Example:
+        >>> import torch
+        >>> from atoll.functional import representability
+        >>> representability(torch.tensor([[1.0, 1.0, 0.0]])).round(decimals=3)
+        tensor([0.5000, 0.5000, 0.0000])
     """
     check_rows(w=w)
     _, sigma, vh = torch.linalg.svd(w, full_matrices=False)
@@ -145,6 +174,14 @@ def label_distance(counts: Tensor) -> Tensor:
     Reference:
         Wang et al., Does Learning from Decentralized Non-IID Unlabeled Data Benefit from Self Supervision?,
         2023, Figure 17.
+
+    Example:
+        >>> import torch
+        >>> from atoll.functional import label_distance
+        >>> label_distance(torch.tensor([[10, 0], [0, 10]])).item()  # one class a client
+        1.0
+        >>> label_distance(torch.tensor([[5, 5], [5, 5]])).item()
+        0.0
     """
     if counts.ndim != 2 or 0 in counts.shape or bool((counts < 0).any()) or not bool((counts > 0).any()):
         raise ValueError(f"expected counts (K, C), none negative and not all 0, got {shapes(counts=counts)}")

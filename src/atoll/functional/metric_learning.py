@@ -34,6 +34,13 @@ def triplet(a: Tensor, p: Tensor, n: Tensor, margin: float = 1.0) -> Tensor:
 
     Reference:
         Schroff et al., FaceNet, 2015, with unsquared distances as FedQuad's baseline.
+
+    Example:
+        >>> import torch
+        >>> from atoll.functional import triplet
+        >>> a, p, n = torch.tensor([[0.0, 0.0]]), torch.tensor([[3.0, 4.0]]), torch.tensor([[0.0, 4.0]])
+        >>> round(triplet(a, p, n, margin=1.0).item(), 4)  # 5 − 4 + 1
+        2.0
     """
     check_rows(a=a, p=p, n=n)
     return (_distance(a, p, 1) - _distance(a, n, 1) + margin).relu().mean()
@@ -64,6 +71,13 @@ def quadruplet(
 
     Reference:
         Chen et al., Beyond Triplet Loss: A Deep Quadruplet Network for Person Re-Identification, 2017.
+
+    Example:
+        >>> import torch
+        >>> from atoll.functional import quadruplet
+        >>> a, p, n1, n2 = torch.tensor([[0.0], [1.0], [1.0], [2.0]]).split(1)
+        >>> round(quadruplet(a, p, n1, n2).item(), 4)  # (1 − 1 + 1) + (1 − 1 + 0.5)
+        1.5
     """
     check_rows(a=a, p=p, n1=n1, n2=n2)
     positive = _distance(a, p, power)
@@ -97,6 +111,13 @@ def fedquad(
 
     Reference:
         Göksu, FedQuad: Federated Stochastic Quadruplet Learning to Mitigate Data Heterogeneity, 2025, Eq. 5.
+
+    Example:
+        >>> import torch
+        >>> from atoll.functional import fedquad
+        >>> a, p, n1, n2 = torch.tensor([[0.0], [1.0], [1.0], [2.0]]).split(1)
+        >>> round(fedquad(a, p, n1, n2).item(), 4)  # (1 − 1 + 1) + [1 − 2 + 0.5]₊
+        1.0
     """
     check_rows(a=a, p=p, n1=n1, n2=n2)
     positive = _distance(a, p, power)

@@ -29,6 +29,13 @@ def barlow_twins(z1: Tensor, z2: Tensor, lambd: float = 0.0051, unbiased: bool =
 
     Reference:
         Zbontar et al., Barlow Twins: Self-Supervised Learning via Redundancy Reduction, 2021, Eq. 1 and 2.
+
+    Example:
+        >>> import torch
+        >>> from atoll.functional import barlow_twins
+        >>> z = torch.tensor([[1.0, 1.0], [-1.0, -1.0]])  # views agree, and so do the two dimensions
+        >>> round(barlow_twins(z, z).item(), 4)  # 2 · 0.0051
+        0.0102
     """
     check_rows(least=2, z1=z1, z2=z2)
     c = standardise(z1, unbiased).T @ standardise(z2, unbiased) / len(z1)
@@ -52,6 +59,12 @@ def decorrelation(h: Tensor) -> Tensor:
     Reference:
         Shi et al., Towards Understanding and Mitigating Dimensional Collapse in Heterogeneous Federated
         Learning, 2023 (released code).
+
+    Example:
+        >>> import torch
+        >>> from atoll.functional import decorrelation
+        >>> round(decorrelation(torch.tensor([[1.0, 1.0], [-1.0, -1.0]])).item(), 4)
+        0.5
     """
     check_rows(h=h)
     n, d = h.shape

@@ -43,6 +43,13 @@ def dimension_scaling(
 
     Reference:
         Fang et al., Soft Separation and Distillation, 2025, Eq. 6 and 7 (released code).
+
+    Example:
+        >>> import torch
+        >>> from atoll.functional import dimension_scaling
+        >>> z, scales = torch.tensor([[1.0, 1.0]]), torch.tensor([1.0, 0.0])
+        >>> round(dimension_scaling(z, scales, reduction="mean_sq").item(), 4)  # 2 − √2
+        0.5858
     """
     check_rows(z=z)
     d = z.shape[1]
@@ -94,6 +101,13 @@ def projector_distillation(
 
     Reference:
         Fang et al., Soft Separation and Distillation, 2025, Eq. 9 (released code).
+
+    Example:
+        >>> import torch
+        >>> from atoll.functional import projector_distillation
+        >>> h, z = torch.tensor([[0.0, 0.0]]), torch.tensor([[1.0, 0.0]])
+        >>> round(projector_distillation(h, z, temperature=1.0).item(), 4)  # log 2 − the entropy of σ(z)
+        0.1109
     """
     check_rows(h=h, z=z)
     check_positive(temperature=temperature)

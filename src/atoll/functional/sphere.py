@@ -53,6 +53,12 @@ def uniformity(z: Tensor, t: float = 2.0) -> Tensor:
     Reference:
         Wang and Isola, Understanding Contrastive Representation Learning through Alignment and Uniformity on
         the Hypersphere, 2020.
+
+    Example:
+        >>> import torch
+        >>> from atoll.functional import uniformity
+        >>> round(uniformity(torch.eye(3)).item(), 4)  # every squared distance is 2
+        -4.0
     """
     check_rows(least=2, z=z)
     check_positive(t=t)
@@ -92,6 +98,14 @@ def uniformity_decomposition(h: Tensor, client_ids: Tensor, t: float = 2.0) -> U
 
     Reference:
         Fang et al., Soft Separation and Distillation, 2025, Eq. 5, with the mixture's weights.
+
+    Example:
+        >>> import torch
+        >>> from atoll.functional import uniformity_decomposition
+        >>> h = torch.tensor([[1.0, 0.0], [1.0, 0.0], [0.0, 1.0], [0.0, 1.0]])
+        >>> split = uniformity_decomposition(h, client_ids=torch.tensor([0, 0, 1, 1]))
+        >>> [round(part.item(), 4) for part in split]  # total, intra, inter
+        [-1.0626, 0.0, -4.0]
     """
     check_rows(least=2, h=h)
     check_positive(t=t)
@@ -167,6 +181,15 @@ def sphere_sliced_uniformity(
     Reference:
         Liao et al., Rethinking the Representation in Federated Unsupervised Learning with Non-IID Data, 2024
         (released code).
+
+    Example:
+        >>> import torch
+        >>> from atoll.functional import sphere_sliced_uniformity
+        >>> def loss(z):
+        ...     return sphere_sliced_uniformity(z, torch.Generator().manual_seed(0), projections=100)
+        >>> spread, collapsed = torch.tensor([[1.0, 0.0], [-1.0, 0.0]]), torch.ones(2, 2)
+        >>> bool(loss(spread) < loss(collapsed))
+        True
     """
     check_rows(z=z)
     check_positive(projections=projections)

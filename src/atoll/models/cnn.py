@@ -94,5 +94,12 @@ class ConvDecoder(nn.Module):
 
 
 def build_decoder(dim: int, channels: int, image_size: int) -> ConvDecoder:
-    """The autoencoder's decoder for representations of width ``dim``."""
+    """The autoencoder's decoder for representations of width ``dim``.
+
+    Example:
+        >>> import torch
+        >>> from atoll.models import build_decoder
+        >>> build_decoder(dim=16, channels=1, image_size=8)(torch.zeros(4, 16)).shape
+        torch.Size([4, 1, 8, 8])
+    """
     return ConvDecoder(dim, channels, image_size)

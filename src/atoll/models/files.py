@@ -34,6 +34,13 @@ def save_encoder(path: str | os.PathLike[str], encoder: Encoder, metadata: dict[
 
     Raises:
         UserError: The file cannot be written; an older one stays as it was.
+
+    Example:
+        >>> from atoll.models import ModelOptions, build_encoder, load_encoder, save_encoder
+        >>> encoder = build_encoder(ModelOptions(encoder="resnet-narrow"), channels=1, image_size=8)
+        >>> save_encoder("encoder.safetensors", encoder, {"mean": [0.5]})
+        >>> load_encoder("encoder.safetensors").metadata
+        {'mean': [0.5]}
     """
     if not encoder.spec:
         raise UserError("An encoder can be read back only if build_encoder made it; this one has no spec.")
@@ -51,6 +58,15 @@ def load_encoder(path: str | os.PathLike[str]) -> Encoder:
 
     Raises:
         UserError: There is no such file, it is damaged, or it is not an encoder of ours.
+
+    Example:
+        >>> import torch
+        >>> import atoll
+        >>> from atoll.models import ModelOptions, build_encoder, save_encoder
+        >>> made = build_encoder(ModelOptions(encoder="resnet-narrow"), channels=1, image_size=8)
+        >>> save_encoder("encoder.safetensors", made, {})
+        >>> atoll.load_encoder("encoder.safetensors")(torch.zeros(4, 1, 8, 8)).shape
+        torch.Size([4, 128])
     """
     path = Path(path)
     tensors, about = _read_safetensors(path)
@@ -90,6 +106,13 @@ def load_weights(encoder: Encoder, path: str | os.PathLike[str]) -> str:
 
     Raises:
         UserError: The file is missing, damaged or pickled, or nothing in it fits.
+
+    Example:
+        >>> from atoll.models import ModelOptions, build_encoder, load_weights, save_encoder
+        >>> encoder = build_encoder(ModelOptions(encoder="fedca-cnn"), channels=3, image_size=32)
+        >>> save_encoder("pretrained.safetensors", encoder, {})
+        >>> load_weights(encoder, "pretrained.safetensors")
+        "35 of the encoder's 35 tensors came from pretrained.safetensors."
     """
     path = Path(path)
     tensors = _read_safetensors(path)[0] if path.suffix == ".safetensors" else _read_pth(path)

@@ -26,6 +26,11 @@ def mlp(
     Shape:
         - Input: (N, widths[0])
         - Output: (N, widths[-1])
+
+    Example:
+        >>> from atoll.models import mlp
+        >>> [layer.__class__.__name__ for layer in mlp([128, 64, 32])]
+        ['Linear', 'BatchNorm1d', 'ReLU', 'Linear']
     """
     *hidden, last = pairwise(widths)
     layers: list[nn.Module] = []
@@ -41,7 +46,13 @@ def mlp(
 
 
 def embedding_dim(options: ModelOptions, in_dim: int) -> int:
-    """Width of an embedding z when representations h are ``in_dim`` wide."""
+    """Width of an embedding z when representations h are ``in_dim`` wide.
+
+    Example:
+        >>> from atoll.models import ModelOptions, embedding_dim
+        >>> embedding_dim(ModelOptions(projector_dim=64), in_dim=128)
+        64
+    """
     if options.projector == "none":
         return in_dim
     return options.projector_dim or in_dim
@@ -53,6 +64,12 @@ def build_projector(options: ModelOptions, in_dim: int) -> nn.Module:
     Shape:
         - Input: (N, in_dim)
         - Output: (N, embedding_dim(options, in_dim))
+
+    Example:
+        >>> import torch
+        >>> from atoll.models import ModelOptions, build_projector
+        >>> build_projector(ModelOptions(projector_dim=64), in_dim=128)(torch.zeros(4, 128)).shape
+        torch.Size([4, 64])
     """
     if options.projector == "none":
         return nn.Identity()
@@ -70,5 +87,11 @@ def build_predictor(options: ModelOptions, dim: int) -> nn.Module:
     Shape:
         - Input: (N, dim)
         - Output: (N, dim)
+
+    Example:
+        >>> import torch
+        >>> from atoll.models import ModelOptions, build_predictor
+        >>> build_predictor(ModelOptions(), dim=64)(torch.zeros(4, 64)).shape
+        torch.Size([4, 64])
     """
     return mlp([dim, *options.predictor_hidden, dim], norm=options.predictor_norm)

@@ -160,6 +160,13 @@ def build_encoder(options: ModelOptions, channels: int, image_size: int) -> Enco
 
     Raises:
         UserError: The images do not suit the encoder, or torchvision's weights cannot be had.
+
+    Example:
+        >>> import torch
+        >>> from atoll.models import ModelOptions, build_encoder
+        >>> encoder = build_encoder(ModelOptions(encoder="resnet-narrow"), channels=1, image_size=8)
+        >>> encoder(torch.zeros(4, 1, 8, 8)).shape
+        torch.Size([4, 128])
     """
     kind = ENCODERS[options.encoder]
     if image_size < kind.smallest:
@@ -180,7 +187,14 @@ def build_encoder(options: ModelOptions, channels: int, image_size: int) -> Enco
 
 
 def rebuild_encoder(spec: dict[str, Any]) -> Encoder:
-    """The architecture that an encoder's ``spec`` describes, freshly initialised."""
+    """The architecture that an encoder's ``spec`` describes, freshly initialised.
+
+    Example:
+        >>> from atoll.models import ModelOptions, build_encoder, rebuild_encoder
+        >>> encoder = build_encoder(ModelOptions(encoder="resnet-narrow"), channels=1, image_size=8)
+        >>> rebuild_encoder(encoder.spec).dim == encoder.dim
+        True
+    """
     options = {name: value for name, value in spec.items() if name not in ("channels", "image_size")}
     return build_encoder(ModelOptions(**options), spec["channels"], spec["image_size"])
 
@@ -190,6 +204,13 @@ def build_mae_decoder(options: ModelOptions, encoder: Encoder) -> MAEDecoder:
 
     Raises:
         UserError: The encoder is not a vision transformer, so there are no patches to mask.
+
+    Example:
+        >>> import torch
+        >>> from atoll.models import ModelOptions, build_encoder, build_mae_decoder
+        >>> options = ModelOptions(encoder="vit-tiny", width=64, depth=1, patch=4)
+        >>> build_mae_decoder(options, build_encoder(options, channels=1, image_size=8)).__class__.__name__
+        'MAEDecoder'
     """
     if not isinstance(encoder, ViT):
         raise UserError(

@@ -24,6 +24,12 @@ def patchify(images: Tensor, patch: int) -> Tensor:
     Shape:
         - Input: (N, C, H, W), H and W multiples of ``patch``
         - Output: (N, H·W / patch², C · patch²)
+
+    Example:
+        >>> import torch
+        >>> from atoll.models import patchify
+        >>> patchify(torch.arange(16.0).reshape(1, 1, 4, 4), patch=2)[0, 0]  # the patch at the top left
+        tensor([0., 1., 4., 5.])
     """
     return nn.functional.unfold(images, patch, stride=patch).transpose(1, 2)
 
@@ -34,6 +40,13 @@ def unpatchify(patches: Tensor, patch: int, image_size: int) -> Tensor:
     Shape:
         - Input: (N, image_size² / patch², C · patch²)
         - Output: (N, C, image_size, image_size)
+
+    Example:
+        >>> import torch
+        >>> from atoll.models import patchify, unpatchify
+        >>> images = torch.rand(2, 3, 4, 4)
+        >>> torch.equal(unpatchify(patchify(images, patch=2), patch=2, image_size=4), images)
+        True
     """
     return nn.functional.fold(patches.transpose(1, 2), image_size, patch, stride=patch)
 
@@ -55,6 +68,13 @@ def random_masking(
     Shape:
         - keep: (n, visible) integers, visible = patches − round(ratio · patches)
         - mask: (n, patches)
+
+    Example:
+        >>> import torch
+        >>> from atoll.models import random_masking
+        >>> keep, mask = random_masking(n=2, patches=16, generator=torch.Generator().manual_seed(0))
+        >>> keep.shape, mask.sum(dim=1)
+        (torch.Size([2, 4]), tensor([12., 12.]))
     """
     visible = patches - round(ratio * patches)
     if not 0 < visible < patches:

@@ -42,6 +42,12 @@ class Recipe:
         train: how clients train.
         evaluation: what is measured, and when.
         engine: where it runs.
+
+    Example:
+        >>> from atoll import Recipe
+        >>> recipe = Recipe(name="mine", seed=1)
+        >>> recipe.to_toml().splitlines()[0]
+        'name = "mine"'
     """
 
     name: str = "run"
@@ -90,6 +96,12 @@ def load_recipe(recipe: str | Path, settings: Sequence[str] = ()) -> Recipe:
 
     Raises:
         UserError: no such recipe, a file that is not TOML, an unknown key, a value out of range.
+
+    Example:
+        >>> from atoll import load_recipe
+        >>> recipe = load_recipe("digits-ssd", ["train.rounds=50", "seed=1"])
+        >>> recipe.label, recipe.train.rounds, recipe.seed
+        ('SSD', 50, 1)
     """
     return make_recipe({"name": Path(recipe).stem, **read(str(recipe), presets())}, settings)
 
@@ -99,6 +111,11 @@ def make_recipe(table: Mapping[str, Any], settings: Sequence[str] = ()) -> Recip
 
     Raises:
         UserError: an unknown key, a value out of range.
+
+    Example:
+        >>> from atoll.recipe.recipe import make_recipe
+        >>> make_recipe({"base": "digits-ssd", "train": {"rounds": 50}}).train.rounds
+        50
     """
     if "base" in table:
         table = over(read(str(table["base"]), presets()), {k: v for k, v in table.items() if k != "base"})
@@ -115,6 +132,12 @@ def read_recipe(text: str) -> Recipe:
 
     Raises:
         UserError: the text is no recipe.
+
+    Example:
+        >>> from atoll.recipe.recipe import load_recipe, read_recipe
+        >>> recipe = load_recipe("digits-ssd")
+        >>> read_recipe(recipe.to_toml()) == recipe.completed()
+        True
     """
     try:
         return build(Recipe, tomllib.loads(text))

@@ -72,6 +72,12 @@ def largest_remainder(weights: NDArray[np.float64], total: int) -> Indices:
 
     Shape:
         - weights: (K,), non-negative, not all zero; output: (K,) int64
+
+    Example:
+        >>> import numpy as np
+        >>> from atoll.data.partition.iid_skew_shards import largest_remainder
+        >>> largest_remainder(np.array([1.0, 1.0, 1.0]), total=10).tolist()
+        [4, 3, 3]
     """
     quotas = weights / weights.sum() * total
     # 2.9999999999999996 is a 3 that rounding spoiled.

@@ -164,6 +164,15 @@ def make_partition(
     Reference:
         The kinds follow MOON (Li et al., CVPR 2021), FedU² (Liao et al., CVPR 2024), Dec-SSL (Wang et al.,
         ICLR 2023), L-DAWA (Rehman et al., ICCV 2023), Orchestra (Lubana et al., ICML 2022), FedCA and EasyFL.
+
+    Example:
+        >>> import torch
+        >>> from atoll.data.partition.partition import PartitionOptions, make_partition
+        >>> labels = torch.tensor([0, 1]).repeat(50)
+        >>> partition = make_partition(PartitionOptions(kind="single-class", clients=2), labels, {}, 100, seed=0)
+        >>> partition.counts
+        tensor([[50,  0],
+                [ 0, 50]])
     """
     for name, values in (*columns.items(), *([("labels", labels)] if labels is not None else [])):
         if values.shape != (num_samples,):

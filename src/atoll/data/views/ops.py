@@ -202,6 +202,13 @@ def rotate90(images: Tensor, quarter_turns: Tensor) -> Tensor:
 
     Reference:
         Gidaris, Singh, Komodakis: Unsupervised Representation Learning by Predicting Image Rotations, 2018.
+
+    Example:
+        >>> import torch
+        >>> from atoll.data.views.views import rotate90
+        >>> rotate90(torch.tensor([[[[1, 2], [3, 4]]]]), torch.tensor([1]))  # a quarter turn, anticlockwise
+        tensor([[[[2, 4],
+                  [1, 3]]]])
     """
     if images.ndim != 4 or images.shape[2] != images.shape[3] or quarter_turns.shape != images.shape[:1]:
         raise ValueError(

@@ -237,6 +237,14 @@ def make_views(options: ViewOptions, image_size: int, channels: int) -> Views:
 
     Raises:
         UserError: the settings do not fit the images.
+
+    Example:
+        >>> import torch
+        >>> from atoll.data.views.views import ViewOptions, make_views
+        >>> views = make_views(ViewOptions(preset="simclr"), image_size=8, channels=3)
+        >>> pixels = torch.randint(256, (4, 3, 8, 8), dtype=torch.uint8)
+        >>> views(pixels, torch.Generator().manual_seed(0)).shape, views.plain(pixels).dtype
+        (torch.Size([4, 3, 8, 8]), torch.float32)
     """
     settings, size = options.settings(), options.size or image_size
     if channels not in (1, 3):

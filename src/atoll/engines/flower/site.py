@@ -17,12 +17,12 @@ from typing import Any
 
 import torch
 
-from atoll import __version__
 from atoll.components.base import Deployment
 from atoll.core.errors import UserError, did_you_mean
 from atoll.core.files import write_whole
 from atoll.core.threads import threads
 from atoll.core.tree import Tree, load, map_tensors, pack
+from atoll.core.version import VERSION
 from atoll.data.images import ImageSet
 from atoll.data.partition.partition import Partition
 from atoll.data.sources import load_data
@@ -121,9 +121,7 @@ class SiteSide:
     def hello(self, request: Tree) -> Tree:
         """Who this is, and how many images of which classes it has."""
         if request["format"] != FORMAT:
-            return {
-                "lost": f"the coordinator's Atoll speaks format {request['format']}, this is {__version__}"
-            }
+            return {"lost": f"the coordinator's Atoll speaks format {request['format']}, this is {VERSION}"}
         recipe = self.read_recipe(request["recipe"])
         if bool(request["sites"]) != bool(self.options.site):
             wanted = "real sites (site=… data=…)" if request["sites"] else "shares of the recipe's own images"

@@ -1,0 +1,22 @@
+"""What the tests share with the examples in docstrings."""
+
+import os
+
+import pytest
+import torch
+
+# Old names, kept for one version: importing them warns.
+collect_ignore = ["src/atoll/parts.py", "src/atoll/engines/flower/server_app.py"]
+
+
+@pytest.fixture(autouse=True, scope="session")
+def _one_thread_and_a_cache_of_its_own(tmp_path_factory):
+    """Two cores may run two suites; and no test may lean on what an earlier one cached."""
+    torch.set_num_threads(1)
+    os.environ["ATOLL_CACHE"] = str(tmp_path_factory.mktemp("cache"))
+
+
+@pytest.fixture(autouse=True)
+def _examples_write_into_a_folder_of_their_own(request, monkeypatch):
+    if not isinstance(request.node, pytest.Function):
+        monkeypatch.chdir(request.getfixturevalue("tmp_path"))
