@@ -7,8 +7,8 @@ from collections.abc import Iterator, Sequence
 import torch
 from torch import Tensor
 
-from atoll.components.base import Batch
 from atoll.core.rng import stream
+from atoll.data.batch import Batch
 from atoll.data.sources import ImageSet
 from atoll.data.views.views import Views
 

@@ -1,0 +1,250 @@
+"""The code keeps to its layout: who may import whom, how long a file may be, where its tests lie.
+
+Everything is read from the source's syntax trees, so imports inside functions count as well.
+"""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+from dataclasses import dataclass
+from graphlib import CycleError, TopologicalSorter
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+SOURCE = ROOT / "src"
+TESTS = ROOT / "tests"
+
+# The rooms, each above all that it may import. Rooms on one floor do not import each other.
+FLOORS = """
+    atoll                       the public names, and the old name of the components' base
+    cli
+    commands
+    report
+    engines.flower
+    engines
+    recipe
+    methods
+    objectives    aggregation
+    components
+    evaluation
+    data          models
+    functional
+    core
+"""
+
+# Imports that go up on purpose, and why.
+MAY_IMPORT_UP = {
+    ("atoll.engines.flower.server_app", "atoll.commands.flower_server_app"): (
+        "Flower apps of 0.1 name the old module; it goes with 0.3"
+    ),
+}
+
+TOP_MODULES = 3
+LONGEST_FILE = 350
+
+# Files that are still longer, and why. An entry that is no longer needed must go, too.
+STILL_TOO_LONG = {
+    "atoll/cli/main.py": "commands are still moving",
+    "atoll/components/base.py": "the typed contract is being written",
+    "atoll/data/partition/partition.py": "the kinds of partition could have a file of their own",
+    "atoll/report/tables.py": "one table of measurements will replace most of it",
+}
+
+# Tests that are about more than one module, and what they are about.
+ABOUT_MORE = {
+    "aggregation/test_sums.py": "every aggregation's arithmetic",
+    "engines/flower/test_deployment.py": "a federation of real processes",
+    "engines/flower/test_flower_simulation.py": "Flower's simulation against ours",
+    "engines/flower/test_run_sh.py": "examples/deployment",
+    "engines/flower/test_sites.py": "sites and the coordinator together",
+    "methods/test_fedu2_fold.py": "the slow reference of FedU²'s aggregation",
+    "methods/test_ldawa_fold.py": "the slow reference of L-DAWA's aggregation",
+    "methods/test_resume.py": "every method that keeps client state",
+    "report/test_browser.py": "the page in a browser",
+    "report/test_palette.py": "the page's colours",
+    "test_architecture.py": "the layout",
+    "test_board.py": "benchmarks/",
+    "test_docs.py": "docs/",
+    "test_every_method.py": "all methods",
+    "test_matrix.py": "all components beside each other",
+    "test_packaging.py": "pyproject.toml and the public names",
+}
+
+
+@dataclass(frozen=True)
+class Import:
+    """One import of another module of ours."""
+
+    importer: str
+    imported: str
+    line: int
+    for_types: bool
+
+    def __str__(self) -> str:
+        return f"{self.importer}:{self.line} imports {self.imported}"
+
+
+def modules(source: Path = SOURCE) -> dict[str, Path]:
+    """All modules by their dotted name; a package is its ``__init__``."""
+    found = {}
+    for path in sorted(source.rglob("*.py")):
+        parts = path.relative_to(source).with_suffix("").parts
+        found[".".join(parts[:-1] if parts[-1] == "__init__" else parts)] = path
+    return found
+
+
+def _names(node: ast.AST, known: dict[str, Path]) -> Iterator[str]:
+    if isinstance(node, ast.Import):
+        yield from (alias.name for alias in node.names)
+    elif isinstance(node, ast.ImportFrom):
+        assert node.level == 0, "imports are absolute"
+        for alias in node.names:
+            submodule = f"{node.module}.{alias.name}"
+            yield submodule if submodule in known else str(node.module)
+    elif isinstance(node, ast.Call) and ast.unparse(node.func).endswith("import_module"):
+        yield from (arg.value for arg in node.args if isinstance(arg, ast.Constant))
+
+
+def imports(source: Path = SOURCE) -> list[Import]:
+    """Every import of ours by ours, wherever it stands in a file."""
+    known, found = modules(source), []
+    for importer, path in known.items():
+        tree = ast.parse(path.read_text())
+        for_types = {
+            id(inner)
+            for node in ast.walk(tree)
+            if isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING"
+            for inner in ast.walk(node)
+        }
+        for node in ast.walk(tree):
+            for name in _names(node, known):
+                if name.split(".")[0] == "atoll":
+                    found.append(Import(importer, name, node.lineno, id(node) in for_types))
+    return found
+
+
+def floors() -> dict[str, int]:
+    """Each room's floor, counted from the ground."""
+    lines = FLOORS.strip().splitlines()
+    rooms = {}
+    for floor, line in enumerate(reversed(lines)):
+        names = line.split()
+        for name in names[:1] if names[0] == "atoll" else names:
+            rooms[name] = floor
+    return rooms
+
+
+def room(module: str) -> str:
+    """The room that a module lies in."""
+    inside = module.split(".")[1:]
+    if ".".join(inside[:2]) in floors():
+        return ".".join(inside[:2])
+    return inside[0] if inside and inside[0] in floors() else "atoll"
+
+
+def upward(found: list[Import]) -> list[Import]:
+    """Imports of a room that does not lie below."""
+    level = floors()
+    return [
+        one
+        for one in found
+        if room(one.importer) != room(one.imported) and level[room(one.imported)] >= level[room(one.importer)]
+    ]
+
+
+def circle(found: list[Import]) -> list[str]:
+    """A circle of modules that import each other; empty if there is none."""
+    graph: dict[str, set[str]] = {}
+    for one in found:
+        if not one.for_types and one.imported != one.importer:
+            graph.setdefault(one.importer, set()).add(one.imported)
+    try:
+        TopologicalSorter(graph).prepare()
+    except CycleError as error:
+        return list(error.args[1])
+    return []
+
+
+def test_every_room_has_a_floor() -> None:
+    folders = {
+        path.parent.relative_to(SOURCE / "atoll").as_posix()
+        for path in (SOURCE / "atoll").glob("*/__init__.py")
+    }
+    assert folders == {name for name in floors() if "." not in name} - {"atoll"}
+
+
+def test_no_import_goes_up() -> None:
+    faults = [one for one in upward(imports()) if (one.importer, one.imported) not in MAY_IMPORT_UP]
+    assert [str(one) for one in faults] == []
+
+
+def test_every_exception_is_still_needed() -> None:
+    used = {(one.importer, one.imported) for one in upward(imports())}
+    assert set(MAY_IMPORT_UP) - used == set()
+
+
+def test_no_modules_import_each_other_in_a_circle() -> None:
+    # Imports for the type checker alone run nothing; they may look at a neighbour, but not up.
+    assert circle(imports()) == []
+
+
+def test_few_modules_lie_at_the_top() -> None:
+    top = sorted(path.name for path in (SOURCE / "atoll").glob("*.py"))
+    assert len(top) <= TOP_MODULES, top
+
+
+def test_no_file_is_long() -> None:
+    lengths = {
+        path.relative_to(SOURCE).as_posix(): len(path.read_text().splitlines())
+        for path in SOURCE.rglob("*.py")
+    }
+    too_long = {name: lines for name, lines in lengths.items() if lines > LONGEST_FILE}
+    assert {name: lines for name, lines in too_long.items() if name not in STILL_TOO_LONG} == {}
+    assert set(STILL_TOO_LONG) - set(too_long) == set(), "these are short now: take them out of the list"
+
+
+def test_tests_lie_where_their_modules_do() -> None:
+    alone = []
+    for path in TESTS.rglob("test_*.py"):
+        inside = path.relative_to(TESTS)
+        module = SOURCE / "atoll" / inside.with_name(inside.name.removeprefix("test_"))
+        if not module.exists():
+            alone.append(inside.as_posix())
+    assert sorted(alone) == sorted(ABOUT_MORE)
+
+
+# The readers themselves.
+
+
+@pytest.fixture
+def house(tmp_path: Path) -> Path:
+    """A small package that breaks every rule once."""
+    files = {
+        "core/__init__.py": "",
+        "core/tree.py": "def f():\n    from atoll.engines import server\n",
+        "engines/__init__.py": "",
+        "engines/server.py": "import atoll.core.tree\n",
+        "objectives/__init__.py": "from importlib import import_module\nimport_module('atoll.aggregation.x')\n",
+        "aggregation/x.py": "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    from atoll.cli import main\n",
+        "cli/main.py": "",
+    }
+    for name, text in files.items():
+        path = tmp_path / "atoll" / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+    return tmp_path
+
+
+def test_imports_in_functions_by_name_and_for_types_are_seen(house: Path) -> None:
+    assert [str(one) for one in upward(imports(house))] == [
+        "atoll.aggregation.x:3 imports atoll.cli.main",
+        "atoll.core.tree:2 imports atoll.engines.server",
+        "atoll.objectives:2 imports atoll.aggregation.x",
+    ]
+
+
+def test_a_circle_is_seen(house: Path) -> None:
+    assert set(circle(imports(house))) == {"atoll.core.tree", "atoll.engines.server"}
