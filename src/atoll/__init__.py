@@ -32,3 +32,8 @@ def __getattr__(name: str) -> Any:
 
     module, attribute = _HOMES[name]
     return getattr(importlib.import_module(module), attribute)
+
+
+def __dir__() -> list[str]:
+    """The public names as well, before their first use."""
+    return sorted({*globals(), *__all__})
