@@ -5,6 +5,7 @@ INSTALL := $(BIN)/python -m pip install -q --disable-pip-version-check -c constr
 DEMO := .venv/.for-demo
 TESTS := .venv/.for-tests
 DOCS := .venv/.for-docs
+PARALLEL := -n auto --maxprocesses 4 --dist worksteal
 
 .PHONY: help demo test test-slow lint docs bench clean
 help:           ## Show the targets
@@ -28,11 +29,11 @@ $(DOCS): pyproject.toml constraints.txt | $(BIN)/python
 demo: $(DEMO)   ## Train three methods on the same federated digits and write a report
 	$(BIN)/atoll demo
 
-test: $(TESTS)  ## Lint, types and the fast tests
+test: $(TESTS)  ## Format, lint, types, the fast tests and the examples
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy
-	$(BIN)/pytest
+	$(BIN)/pytest $(PARALLEL)
 
 test-slow: $(TESTS)  ## The tests that take minutes
 	$(BIN)/pytest -m slow

@@ -33,8 +33,8 @@ class Anchor(Term):
 
     def loss(self, context: ClientContext, batch: Batch, passes: Passes) -> Tensor:
         """The mean over the batch."""
-        scope, theirs = (passes[forward].z for forward in self.forwards())
-        return simsiam(scope, theirs)
+        ours, theirs = (passes[forward].z for forward in self.forwards())
+        return simsiam(ours, theirs)
 
 
 METHOD = Method(objective=SimCLR(), terms=(Anchor(),), title="Anchored SimCLR")

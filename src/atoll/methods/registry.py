@@ -252,12 +252,6 @@ def make_method(chosen: MethodOptions, options: Mapping[str, Mapping[str, Any]])
 
     Raises:
         UserError: an unknown method, component or option, or a component that has no name of its own.
-
-    Example:
-        >>> from atoll.methods.registry import MethodOptions, make_method
-        >>> method = make_method(MethodOptions(name="ssd", objective="simclr"), {"dsr": {"weight": 0.0}})
-        >>> [component.name for component in method.components]
-        ['simclr', 'pd', 'replace', 'fedavg', 'direct']
     """
     method = find(chosen.name, METHODS, "method")
     if isinstance(method, type) and issubclass(method, Objective):
