@@ -1,6 +1,6 @@
 import pytest
 
-from atoll.evaluation import mean_over_clients
+from atoll.evaluation import mean_over_clients, mean_over_sites
 
 TWO = {
     "a": {"knn/accuracy": 0.25, "knn/k": 20, "note": "first", "geometry/singular_values": [2.0]},
@@ -28,3 +28,14 @@ def test_models_count_by_their_clients() -> None:
 
 def test_models_that_nobody_uses_count_alike() -> None:
     assert mean_over_clients(TWO, {"a": 0, "b": 0})["knn/accuracy"] == pytest.approx(0.375)
+
+
+def test_sites_count_by_their_images_and_their_counts_add_up() -> None:
+    east = {"knn/accuracy": 0.25, "knn/k": 20.0, "knn/test_images": 10}
+    west = {"knn/accuracy": 0.5, "knn/k": 20.0, "knn/test_images": 30, "probe/accuracy": 0.75}
+    assert mean_over_sites([east, west], [10, 30]) == {
+        "knn/accuracy": 0.4375,  # (10 · 0.25 + 30 · 0.5) / 40
+        "knn/k": 20.0,
+        "knn/test_images": 40,
+        "probe/accuracy": 0.75,
+    }

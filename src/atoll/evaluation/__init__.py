@@ -1,4 +1,4 @@
-"""What an encoder is worth: kNN, linear probes, fine-tuning with few labels, and its features' geometry."""
+"""Measurements of an encoder: kNN, linear probes, fine-tuning with few labels, and the geometry of its features."""
 
 from atoll.evaluation.classifier import classifier_accuracy
 from atoll.evaluation.embed import embed, sample
@@ -6,7 +6,7 @@ from atoll.evaluation.embedding_map import embedding_map, map_rows
 from atoll.evaluation.finetune import FineTuneResult, finetune, label_subset
 from atoll.evaluation.geometry import geometry
 from atoll.evaluation.knn import knn_accuracy
-from atoll.evaluation.models import mean_over_clients
+from atoll.evaluation.models import mean_over_clients, mean_over_sites, mean_results
 from atoll.evaluation.options import PROTOCOLS, EvaluationOptions
 from atoll.evaluation.probe import ProbeResult, linear_probe
 from atoll.evaluation.protocols import FINE_TUNES, PROBES, FineTuneProtocol, ProbeProtocol, find_probe
@@ -34,5 +34,7 @@ __all__ = [
     "linear_probe",
     "map_rows",
     "mean_over_clients",
+    "mean_over_sites",
+    "mean_results",
     "sample",
 ]

@@ -23,6 +23,7 @@ from atoll.engines.flower.executor import FlowerExecutor, RemoteStates, measure_
 from atoll.engines.flower.site_registry import SiteRegistry
 from atoll.engines.rounds import Callback, Evaluate, RunStore, run_rounds
 from atoll.engines.server import Executor, Server
+from atoll.evaluation import mean_over_sites
 from atoll.recipe.recipe import Recipe
 
 SITES = "sites.json"  # in the run's folder
@@ -157,7 +158,8 @@ class FlowerEngine:
         if not found:
             return {}
         by_site = {self._registry.clients[client].name: numbers for client, (numbers, _) in found.items()}
-        return {"sites": by_site, "sites_mean": _mean(list(found.values()))}
+        numbers, images = zip(*found.values(), strict=True)
+        return {"sites": by_site, "sites_mean": mean_over_sites(numbers, images)}
 
     def _gather(self, recipe: Recipe) -> Federation:
         sites, wait = self._options.sites, self._options.wait
@@ -207,18 +209,3 @@ def _partition_of(registry: SiteRegistry, recipe: Recipe) -> Partition:
         rows, names, None, None, recipe.partition, recipe.seed, sum(sizes), f"sites-{registry.federation}",
         tuple(registry.classes()),
     )  # fmt: skip
-
-
-def _mean(found: list[tuple[dict[str, float], int]]) -> dict[str, float]:
-    """Of each number, over the sites that have it, weighted by their held-out images; counts of images add up."""
-    mean: dict[str, float] = {}
-    for name in dict.fromkeys(name for numbers, _ in found for name in numbers):
-        having = [(numbers[name], images) for numbers, images in found if name in numbers]
-        values = {value for value, _ in having}
-        if name.endswith("images"):
-            mean[name] = sum(value for value, _ in having)
-        elif len(values) == 1:  # a constant of the protocol stays what it is
-            mean[name] = values.pop()
-        else:
-            mean[name] = sum(value * images for value, images in having) / sum(images for _, images in having)
-    return mean
