@@ -16,7 +16,7 @@ from typing import Any
 import torch
 
 from atoll.core.errors import RunError, UserError
-from atoll.core.tree import Tree, map_tensors, pack, unpack
+from atoll.core.tree import Tree, map_tensors, pack, resolve, unpack
 from atoll.engines.client import train_client
 from atoll.engines.client_states import ClientStates
 from atoll.engines.federation import Federation
@@ -202,7 +202,7 @@ def _work(connection: Connection, recipe: Recipe, states: Path, parent: int) -> 
             if request["forget"]:
                 known.clear()
             known.update({int(key): tensor for key, tensor in request["fresh"].items()})
-            body = _resolve(request["body"], known)
+            body = resolve(request["body"], _SENT, known.__getitem__)
             if request["kind"] == "constants":
                 executor.start(body)
                 continue
@@ -215,13 +215,3 @@ def _work(connection: Connection, recipe: Recipe, states: Path, parent: int) -> 
         answer("mistake", str(error))
     except Exception:
         answer("failure", traceback.format_exc())
-
-
-def _resolve(tree: Tree, known: dict[int, torch.Tensor]) -> Tree:
-    if isinstance(tree, dict):
-        if tree.keys() == {_SENT}:
-            return known[tree[_SENT]]
-        return {key: _resolve(value, known) for key, value in tree.items()}
-    if isinstance(tree, list):
-        return [_resolve(value, known) for value in tree]
-    return tree
