@@ -13,25 +13,19 @@ from torch.nn import functional as F
 
 from atoll.data.images import ImageSet, Pixels
 from atoll.evaluation.embed import device_of, embed
-from atoll.evaluation.probe import first_weights
+from atoll.evaluation.probe import SelectedAccuracy, first_weights
 from atoll.evaluation.protocols import FineTuneProtocol
 
 
 @dataclass(frozen=True)
-class FineTuneResult:
-    """What fine-tuning found.
+class FineTuneResult(SelectedAccuracy):
+    """The result of fine-tuning.
 
     Attributes:
-        accuracy: share of the test set, in [0, 1], at the epoch that the protocol selects.
-        epoch: that epoch, from 1.
-        last_accuracy: after the last epoch, whatever is selected.
         labels: how many labels were used.
         protocol: the constants.
     """
 
-    accuracy: float
-    epoch: int
-    last_accuracy: float
     labels: int
     protocol: FineTuneProtocol
 

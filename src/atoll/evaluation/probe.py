@@ -17,19 +17,28 @@ from atoll.evaluation.protocols import ProbeProtocol
 
 
 @dataclass(frozen=True)
-class ProbeResult:
-    """What a probe found.
+class SelectedAccuracy:
+    """The accuracy of a classifier that was trained for several epochs.
 
     Attributes:
         accuracy: share of the test set, in [0, 1], at the epoch that the protocol selects.
         epoch: that epoch, from 1.
         last_accuracy: after the last epoch, whatever is selected.
-        protocol: the constants.
     """
 
     accuracy: float
     epoch: int
     last_accuracy: float
+
+
+@dataclass(frozen=True)
+class ProbeResult(SelectedAccuracy):
+    """The result of a probe.
+
+    Attributes:
+        protocol: the constants.
+    """
+
     protocol: ProbeProtocol
 
 
