@@ -33,6 +33,7 @@ from atoll.methods.registry import (
 from atoll.models import ModelOptions
 from atoll.recipe.engine_options import EngineOptions
 from atoll.recipe.recipe import Recipe, load_recipe, presets
+from tests.docs_tables import MARKED, TABLES, generated
 
 ROOT = Path(__file__).parents[1]
 PAGES = {
@@ -254,6 +255,14 @@ def test_the_constants_of_protocols_stand_as_they_are(protocols: dict[str, Any])
     ]
     for one in protocols.values():
         assert getattr(one, "differs", "") in page
+
+
+def test_generated_tables_stand_as_the_code_has_them() -> None:
+    """Otherwise run ``python -m tests.docs_tables``."""
+    found = [name for text in PAGES.values() for _, name, _ in MARKED.findall(text)]
+    assert sorted(found) == sorted(TABLES)
+    for page, text in PAGES.items():
+        assert generated(text) == text, page
 
 
 # What a reader would type.

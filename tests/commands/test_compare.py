@@ -119,7 +119,10 @@ def test_recipes_of_one_method_keep_rows_of_their_own(tmp_path):
     _, rows, _ = comparison_cells(made.runs)
     results = [run.read_json("evaluation.json") for run in made.runs]
     first = [run.metrics()[0]["evaluation"] for run in made.runs]
-    assert [row[0].rpartition(" (")[2] for row in rows] == ["small)", "large)", "small)", "large)"]
+    assert [row[0].partition(" · ")[2].partition(",")[0] for row in rows] == [
+        "data.image_size = 8",
+        "data.image_size = 12",
+    ] * 2
     assert [row[1] for row in rows] == [f"{100 * one['knn/accuracy']:.2f}" for one in (*first, *results)]
 
 
@@ -215,6 +218,6 @@ def test_a_table_says_what_made_it(tmp_path):
 def test_a_warm_start_is_not_called_untrained(tmp_path):
     first = compare([tiny("name=first")], 1, tmp_path).runs[0]
     warm = compare([tiny("name=warm", f"train.start={first.folder}", "train.rounds=0")], 1, tmp_path)
-    assert [row[0] for row in comparison_cells(warm.runs)[1]] == ["start encoder", "SSD"]
+    assert [row[0] for row in comparison_cells(warm.runs)[1]] == ["Start encoder", "SSD"]
     both = [row[0] for row in comparison_cells([first, *warm.runs])[1]]
-    assert both[:2] == ["untrained encoder (resnet-narrow)", f"start encoder ({first.folder})"]
+    assert both[:2] == ["Untrained encoder", f"Start encoder ({first.folder})"]

@@ -3,7 +3,7 @@ from io import StringIO
 import pytest
 from rich.console import Console
 
-from atoll.cli.console import egress_tables
+from atoll.cli.tables import egress_tables
 from atoll.commands.egress import egress
 from atoll.core.errors import UserError
 from atoll.engines.federation import Federation

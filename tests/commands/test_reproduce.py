@@ -12,20 +12,12 @@ import tomli_w
 from rich.console import Console, Group
 
 from atoll.cli.main import main
-from atoll.commands.reproduce import (
-    cells,
-    find_table,
-    images_of,
-    listing,
-    markdown,
-    plan_table,
-    remarks,
-    reproduce,
-    shown,
-)
+from atoll.cli.tables import listing, plan_table
+from atoll.commands.reproduce import find_table, images_of, reproduce
 from atoll.core.config import over, setting
 from atoll.core.errors import UserError
 from atoll.core.run_folder import Run
+from atoll.report.reproduction import cells, markdown, remarks, shown
 from tests.harness import TINY
 
 TABLE = """

@@ -81,7 +81,7 @@ def test_a_run_that_lost_its_metrics_has_no_untrained_encoder_to_show(folder):
     console = Console(width=200, file=io.StringIO())
     console.print(comparison_table(comparison_cells([run_tiny(folder, resume=True)])))
     shown = console.file.getvalue().splitlines()
-    assert next(line for line in shown if line.startswith("untrained")).split()[-1] == "–"
+    assert next(line for line in shown if line.startswith("Untrained")).split()[-1] == "–"
 
 
 def test_rounds_can_only_be_raised(tmp_path, monkeypatch):

@@ -10,13 +10,12 @@ from PIL import Image
 from atoll.core.tree import load, save
 from atoll.report.figures import MAX_CLIENTS, SPRITE_COLUMNS, figures
 from atoll.report.folders import read_folder
-from atoll.report.groups import group_runs, untrained_rows
+from atoll.report.groups import group_runs
 from tests.report.run_folders import evaluation, make_run, thumbnails
 
 
 def drawn(*folders):
-    groups = group_runs([read_folder(folder) for folder in folders])
-    return figures(groups, untrained_rows(groups))
+    return figures(group_runs([read_folder(folder) for folder in folders]))
 
 
 def tiles(sprite):

@@ -28,13 +28,13 @@ def test_a_method_is_called_as_its_paper_does_where_the_run_says_how(tmp_path):
 
 def test_methods_that_begin_with_one_encoder_share_its_row(tmp_path):
     a, b = make_run(tmp_path / "a", "moon"), make_run(tmp_path / "b", "ssd")
-    ((label, found),) = untrained_rows(grouped(a, b))
-    assert (label, len(found)) == ("Untrained encoder", 1)
+    (row,) = untrained_rows(grouped(a, b))
+    assert (row.label, len(row.results)) == ("Untrained encoder", 1)
     metrics = (b / "metrics.jsonl").read_text()
     (b / "metrics.jsonl").write_text(metrics.replace('"knn/accuracy": 0.5', '"knn/accuracy": 0.25', 1))
     rows = untrained_rows(grouped(a, b))
-    assert [label for label, _ in rows] == ["Untrained encoder of moon", "Untrained encoder of ssd"]
-    assert [found[0]["knn/accuracy"] for _, found in rows] == [0.5, 0.25]
+    assert [row.label for row in rows] == ["Untrained encoder of moon", "Untrained encoder of ssd"]
+    assert [row.results[0]["knn/accuracy"] for row in rows] == [0.5, 0.25]
 
 
 def test_an_encoder_of_another_kind_has_a_row_of_its_own(tmp_path):
@@ -42,5 +42,8 @@ def test_an_encoder_of_another_kind_has_a_row_of_its_own(tmp_path):
     b = make_run(tmp_path / "b", "ssd", seed=1)
     c = make_run(tmp_path / "c", "byol", seed=2, recipe={"model": {"encoder": "vit-tiny"}})
     rows = untrained_rows(grouped(a, b, c))
-    assert [label for label, _ in rows] == ["Untrained encoder of moon, ssd", "Untrained encoder of byol"]
-    assert [[found["knn/accuracy"] for found in results] for _, results in rows] == [[0.5, 0.501], [0.502]]
+    assert [row.label for row in rows] == [
+        "Untrained encoder · model.encoder = resnet-narrow",
+        "Untrained encoder · model.encoder = vit-tiny",
+    ]
+    assert [[found["knn/accuracy"] for found in row.results] for row in rows] == [[0.5, 0.501], [0.502]]

@@ -11,7 +11,7 @@ from tests.harness import run_tiny
 from tests.report.pages import Page
 from tests.report.run_folders import CLASSES, evaluation, make_run
 
-RESULTS = "Methods side by side"
+RESULTS = "Results by method"
 
 
 def report(tmp_path, *folders):
@@ -41,10 +41,10 @@ def test_the_page_of_a_real_run_is_whole_and_loads_nothing(tmp_path):
             f"{-found['geometry/uniformity']:.3f}".replace("-", "−"),
             f"{found['geometry/effective_rank']:.1f}",
         ]
-    (traffic,) = [rows for caption, rows in page.tables.items() if "over the wire" in caption]
+    (traffic,) = [rows for caption, rows in page.tables.items() if "Traffic of all clients" in caption]
     total = sum(line.get("bytes_up", 0) for line in metrics)
     assert traffic[1][2] == (f"{total / 1e6:.2f} MB" if total >= 1e6 else f"{total / 1e3:.1f} kB")
-    assert "Some of this page is missing" not in page.text
+    assert "Parts of this page are missing" not in page.text
 
 
 def test_runs_that_differ_by_their_seed_are_one_row_of_mean_and_std(tmp_path):
@@ -71,7 +71,7 @@ def test_the_highest_accuracy_is_marked_and_a_shape_never_is(tmp_path):
     assert "One seed cannot tell" in page.text
     error = 100 * math.sqrt(0.8 * 0.2 / 400)
     assert (
-        f"With 400 test images the standard error of an accuracy of 80 % is {error:.1f} points." in page.text
+        f"With 400 test images, the standard error of an accuracy of 80 % is {error:.1f} points." in page.text
     )
 
 
@@ -100,7 +100,9 @@ def test_every_number_names_recipe_seed_protocol_and_version(tmp_path):
 def test_what_else_differs_than_the_method_is_said(tmp_path):
     a = make_run(tmp_path / "a", "moon")
     b = make_run(tmp_path / "b", "ssd", recipe={"train": {"rounds": 3, "lr": 0.1}})
-    (rows,) = [rows for caption, rows in report(tmp_path, a, b).tables.items() if "What else" in caption]
+    (rows,) = [
+        rows for caption, rows in report(tmp_path, a, b).tables.items() if "Differences between" in caption
+    ]
     assert rows == [["recipe key", "moon", "ssd"], ["train.lr", "0.05", "0.1"]]
 
 
@@ -108,7 +110,7 @@ def test_different_protocols_are_not_passed_off_as_one(tmp_path):
     a = make_run(tmp_path / "a", "moon")
     b = make_run(tmp_path / "b", "ssd", results={**evaluation(0.9), "knn/k": 200})
     text = report(tmp_path, a, b).text
-    assert "Not all runs were measured in the same way" in text
+    assert "The runs were measured under different protocols" in text
     assert "k 20 ·" in text
     assert "k 200 ·" in text
 
@@ -128,7 +130,7 @@ def test_text_from_data_stays_text(tmp_path):
     ("file", "sentence"),
     [
         ("evaluation.json", "there are no final numbers of this run"),
-        ("partition.json", "nothing is known of its clients"),
+        ("partition.json", "its clients are unknown"),
         ("metrics.jsonl", "there are no curves and no untrained encoder"),
         ("map.safetensors", "there is no map"),
     ],
@@ -152,12 +154,12 @@ def test_a_folder_with_a_recipe_alone_is_a_page(tmp_path):
         (run / file).unlink()
     page = report(tmp_path, run)
     assert "run: 0 of 3 rounds are done" in page.text
-    assert "No round has been run yet." in page.text
+    assert "No round has been completed yet." in page.text
 
 
 def test_an_unfinished_run_shows_how_far_it_came(tmp_path):
     page = report(tmp_path, make_run(tmp_path / "run", rounds=2, asked=5))
-    assert "run: 2 of 5 rounds are done; this page shows the run as far as it has come." in page.text
+    assert "run: 2 of 5 rounds are done; this page shows the run up to there." in page.text
     (knn,) = [panel for panel in page.data["curves"] if panel["title"] == "kNN %"]
     assert knn["series"] == [{"line": 0, "x": [0, 1, 2], "y": [50.0, 65.0, 70.0], "s": None}]
     assert row(page, "ssd")[1] == "–"
@@ -172,7 +174,7 @@ def test_without_labels_geometry_stands_alone_and_the_page_says_why(tmp_path):
     page = report(tmp_path, run)
     assert page.tables[RESULTS][0] == ["method", "−uniformity", "effective rank"]
     assert page.text.count(note) == 1
-    assert "no labels" in page.tables["How the training images were dealt"][1]
+    assert "no labels" in page.tables["Partition of the training images"][1]
     assert page.data["maps"][0]["labels"] is None
 
 
@@ -180,8 +182,8 @@ def test_several_models_are_listed_and_their_mean_is_called_one(tmp_path):
     models = {"cluster-0": evaluation(0.9), "cluster-1": evaluation(0.7)}
     results = {**evaluation(0.85), "by_model": models, "clients_by_model": {"cluster-0": 3, "cluster-1": 1}}
     page = report(tmp_path, make_run(tmp_path / "run", results=results))
-    assert "mean of 2 models, by their clients" in row(page, "ssd")[0]
-    rows = page.tables["The models of the runs that have several"]
+    assert "mean of 2 models, weighted by their clients" in row(page, "ssd")[0]
+    rows = page.tables["Results of each model, for runs that end with several models"]
     assert [cells[1:4] for cells in rows[1:]] == [["cluster-0", "3", "90.00"], ["cluster-1", "1", "70.00"]]
 
 
@@ -193,7 +195,7 @@ def test_each_site_of_a_real_federation_is_listed_and_its_images_are_not_asked_f
     run = make_run(tmp_path / "run", results={**evaluation(0.9), "split": "sites' own", "sites": sites})
     (run / "map.safetensors").unlink()
     page = report(tmp_path, run)
-    head, east, west = page.tables["What each site measured on its own held-out images"]
+    head, east, west = page.tables["Results of each site on its own held-out images"]
     assert east[1:4] == ["east", "1,200", "90.00"]
     assert west[1:4] == ["west", "–", "–"]
     assert west[head.index("effective rank")] == "7.0"
@@ -269,7 +271,7 @@ def test_the_page_says_which_images_and_setting_it_shows(tmp_path):
     tuned = {**evaluation(0.5), "split": "validation"}
     page = report(tmp_path, make_run(tmp_path / "run", recipe=setting, results=tuned))
     assert "cifar10 (parquet), at most 500 images, 7 clients" in page.text
-    assert "Every mark is one of the validation images" in page.text
+    assert "Each mark is one of the validation images" in page.text
     assert "Singular values of the validation images’" in page.text
 
 
@@ -281,5 +283,5 @@ def test_runs_that_came_to_nothing_are_named(tmp_path):
 
 def test_a_warm_start_is_no_untrained_encoder(tmp_path):
     warm = {"train": {"rounds": 3, "lr": 0.05, "start": "runs/first"}}
-    rows = report(tmp_path, make_run(tmp_path / "run", recipe=warm)).tables["Methods side by side"]
+    rows = report(tmp_path, make_run(tmp_path / "run", recipe=warm)).tables[RESULTS]
     assert rows[1][0].startswith("Start encoder")

@@ -103,7 +103,9 @@ def _demo(options: argparse.Namespace) -> int:
 
 def _reproduce(options: argparse.Namespace) -> int:
     from atoll.cli.console import Bar, make_console
-    from atoll.commands.reproduce import find_table, listing, plan_table, reproduce, shown
+    from atoll.cli.tables import listing, plan_table
+    from atoll.commands.reproduce import find_table, reproduce
+    from atoll.report.reproduction import shown
 
     console = make_console()
     if options.table is None:
@@ -120,7 +122,8 @@ def _reproduce(options: argparse.Namespace) -> int:
 
 
 def _data(options: argparse.Namespace) -> int:
-    from atoll.cli.console import make_console, partition_table
+    from atoll.cli.console import make_console
+    from atoll.cli.tables import partition_table
     from atoll.data.partition.partition import partition_images
     from atoll.data.sources import load_data
     from atoll.recipe.recipe import load_recipe
@@ -193,7 +196,8 @@ def _bench(options: argparse.Namespace) -> int:
 def _egress(options: argparse.Namespace) -> int:
     from dataclasses import asdict
 
-    from atoll.cli.console import egress_tables, make_console
+    from atoll.cli.console import make_console
+    from atoll.cli.tables import egress_tables
     from atoll.commands.egress import egress
     from atoll.recipe.recipe import load_recipe
 

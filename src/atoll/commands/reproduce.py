@@ -1,4 +1,4 @@
-"""A paper's table, run again: our numbers beside the published ones."""
+"""``atoll reproduce``: runs the rows of a paper's table and records our numbers beside the published ones."""
 
 from __future__ import annotations
 
@@ -8,14 +8,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from rich import box
-from rich.console import Group
-from rich.table import Table
-from rich.text import Text
-
 from atoll.commands.compare import Bar, compare
 from atoll.commands.evaluate import measure_run
-from atoll.commands.paper_tables import NOT_COVERED, PaperTable, Row, load_table, make_rows, table_names
+from atoll.commands.paper_tables import PaperTable, Row, load_table, make_rows
 from atoll.core.config import describe, flatten
 from atoll.core.errors import UserError
 from atoll.core.files import write_whole
@@ -25,22 +20,23 @@ from atoll.data.options import DataOptions
 from atoll.data.sources import load_data
 from atoll.recipe.prerequisites import prerequisite_recipes
 from atoll.report import write_report
-from atoll.report.numbers import UNMEASURED, markdown_table, mean_std
-from atoll.report.tables import plural, source_words
+from atoll.report.numbers import UNMEASURED
+from atoll.report.reproduction import markdown
+from atoll.report.wording import source_words
 
-NO_SETTING = ("engine.", "name", "title", "seed")  # of a recipe: they change no paper's setting
+NO_SETTING = ("engine.", "name", "title", "seed")  # recipe keys that are not part of a paper's setting
 
 
 @dataclass(frozen=True)
 class Reproduction:
-    """A paper's table that is run, or is to be.
+    """A paper's table to run.
 
     Attributes:
         name: of the table, or its file.
-        table: as its file has it.
-        rows: those of it that are wanted.
-        seeds: how many runs a row.
-        out: folder of the runs and of what comes of them.
+        table: the content of its file.
+        rows: those that are wanted.
+        seeds: runs per row.
+        out: folder of the runs and their results.
     """
 
     name: str
@@ -60,7 +56,7 @@ class Reproduction:
         return any(value.get("value") for row in self.rows for value in row.published.values())
 
     def changed(self) -> dict[str, str]:
-        """What ``--set`` changed in the table's setting: the key, and both values in words."""
+        """The changes of ``--set`` to the table's setting: the key, and both values in words."""
         whose = "the paper's" if self.published else "the table's"
         found: dict[str, tuple[list[Any], list[Any]]] = {}
         for row in self.rows:
@@ -77,7 +73,7 @@ class Reproduction:
         }
 
     def notes(self) -> list[str]:
-        """What a reader of the table must know; a note under a choice's name, where a row has that choice."""
+        """The notes below the table; a note under a choice's name only where a row has that choice."""
         used = {name for row in self.rows for name in row.choices}
         return [
             *(
@@ -106,9 +102,9 @@ def find_table(
 
     Args:
         name: of the table, or a TOML file.
-        wanted: rows, by name or by a pattern such as ``"cifar10-*"``; none: all.
-        settings: ``key=value``, laid over the recipe of every row.
-        seeds: how many runs a row.
+        wanted: rows, by name or by a pattern such as ``"cifar10-*"``; all if empty.
+        settings: ``key=value``, applied to the recipe of every row.
+        seeds: runs per row.
         out: folder for the runs; None: ``runs/TABLE``.
 
     Raises:
@@ -123,13 +119,13 @@ def reproduce(job: Reproduction, callback: Callable[[str], Bar] | None = None) -
     """Run a table's rows; finished runs are not run again.
 
     Returns:
-        What is written: the table with all its numbers, as ``table.json`` holds it; ``table.md`` and
-        ``report.html`` stand beside it.
+        The table with all its numbers, which ``table.json`` stores; ``table.md`` and ``report.html`` are written
+        beside it.
 
-    A run that comes to nothing leaves its cell to the row's other seeds, or empty; ``failures`` say why.
+    If a run fails, its cell shows the row's other seeds, or stays empty; ``failures`` give the reasons.
 
     Raises:
-        UserError: images that are not there, before anything is run; or a run's own mistake.
+        UserError: images are missing (found before anything is run), or a run's own mistake.
     """
     _require_images(job)
     compared = compare([row.recipe for row in job.rows], job.seeds, job.out, callback)
@@ -156,7 +152,7 @@ def reproduce(job: Reproduction, callback: Callable[[str], Bar] | None = None) -
 
 
 def images_of(rows: Iterable[Row]) -> list[DataOptions]:
-    """The images that rows need: to train on, to measure on, and for what a method must train first."""
+    """The images that rows need: for training, for measuring, and for the prerequisites of their methods."""
     found: list[DataOptions] = []
     for row in rows:
         first = [other.data for other in prerequisite_recipes(row.recipe).values()]
@@ -167,12 +163,12 @@ def images_of(rows: Iterable[Row]) -> list[DataOptions]:
 
 
 def image_names(rows: Iterable[Row]) -> str:
-    """The same in words."""
+    """The sources of the images that rows need."""
     return ", ".join(dict.fromkeys(source_words(describe(data)) for data in images_of(rows)))
 
 
 def _require_images(job: Reproduction) -> None:
-    """Refuse now what would fail after hours."""
+    """Find missing images before the first run."""
     waiting = [row for row in job.rows if not all(Run(folder).finished for folder in job.folders(row))]
     for data in images_of(waiting):
         try:
@@ -186,7 +182,7 @@ def _require_images(job: Reproduction) -> None:
 
 
 def _results(row: Row, run: Run) -> dict[str, Any]:
-    """A run's evaluation, on the row's images; what was measured before is not measured again."""
+    """A run's evaluation on the row's images; an earlier measurement is reused."""
     record: dict[str, Any] = run.read_json("evaluation.json")
     if row.measured_on is None:
         return record
@@ -216,110 +212,6 @@ def _measured(row: Row, runs: Sequence[Run], results: Sequence[dict[str, Any]]) 
             "measure": one.of or None,
         }
     return {"name": row.name, "label": row.label, "runs": [run.name for run in runs], "values": values}
-
-
-def cells(record: dict[str, Any]) -> tuple[list[str], list[list[str]]]:
-    """The table's header and its rows, each of our values followed by the published one where there are such."""
-    columns = list(record["rows"][0]["values"])
-    beside = ("paper",) if record["published"] else ()
-    header = ["", *(heading for column in columns for heading in (column, *beside))]
-    digits = {
-        column: max(_digits(row["values"][column]["published"]) for row in record["rows"])
-        for column in columns
-    }
-    rows = []
-    for row in record["rows"]:
-        shown = [row["label"]]
-        for column, value in row["values"].items():
-            theirs = (value["published"] or UNMEASURED,) if beside else ()
-            shown += [mean_std(value["ours"], digits[column]), *theirs]
-        rows.append(shown)
-    return header, rows
-
-
-def _digits(published: str) -> int:
-    """After the point; where there is nothing to compare with, as many as the papers have."""
-    return len(published.partition(".")[2]) if published else 2
-
-
-def remarks(record: dict[str, Any]) -> list[str]:
-    """The lines below the table: first, and clearly, what is not the paper's setting."""
-    changed = [f"{key} = {words}" for key, words in record["changed"].items()]
-    warning = (
-        "NOT the paper's setting, and so no reproduction of its numbers:"
-        if record["published"]
-        else "NOT the table's own setting:"
-    )
-    return [
-        *([warning, *changed] if changed else []),
-        *(f"Failed: {why}" for why in record["failures"].values()),
-        *record["notes"],
-    ]
-
-
-def markdown(record: dict[str, Any]) -> str:
-    """The table as Markdown."""
-    lines = markdown_table(*cells(record))
-    notes = [f"- {note}" for note in remarks(record)]
-    return "\n".join([f"# {record['title']}", "", *lines, "", *notes, f"- Atoll {record['version']}."]) + "\n"
-
-
-def shown(record: dict[str, Any]) -> Group:
-    """The table for a terminal."""
-    header, rows = cells(record)
-    return _terminal(record["title"], header, rows, remarks(record))
-
-
-def plan_table(job: Reproduction) -> Group:
-    """The runs that a table needs, before any of them."""
-    rows = []
-    for row in job.rows:
-        recipe = row.recipe
-        partition, train = recipe.partition, recipe.train
-        alpha = {"dirichlet": f"({partition.alpha})", "skew": f"(β {partition.beta})"}.get(partition.kind, "")
-        clients = "" if partition.kind == "centralised" else f" × {partition.clients}"
-        finished = sum(Run(folder).finished for folder in job.folders(row))
-        rows.append(
-            [
-                row.name,
-                recipe.composed.title,
-                source_words(describe(recipe.data))
-                + (f" → {source_words(describe(row.measured_on))}" if row.measured_on else ""),
-                f"{partition.kind}{alpha}{clients}",
-                f"{recipe.model.encoder}",
-                f"{train.rounds} × {train.epochs}",
-                f"{finished}/{job.seeds}",
-            ]
-        )
-    header = ["row", "method", "images", "partition", "encoder", "rounds × epochs", "finished"]
-    below = [
-        f"{plural(len(rows) * job.seeds, 'run')}, into {job.out}; images: {image_names(job.rows)}",
-        *remarks(
-            {"published": job.published, "changed": job.changed(), "notes": job.notes(), "failures": {}}
-        ),
-    ]
-    return _terminal(job.table.title, header, rows, below)
-
-
-def listing() -> Group:
-    """All tables, and which are not covered."""
-    rows = []
-    for name in table_names():
-        job = find_table(name)
-        rows.append([name, job.table.title, str(len(job.rows)), image_names(job.rows)])
-    below = [f"not covered: {name}: {why}" for name, why in NOT_COVERED.items()]
-    return _terminal("", ["table", "shows", "runs", "images"], rows, below)
-
-
-def _terminal(
-    title: str, header: Sequence[str], rows: Iterable[Sequence[str]], below: Sequence[str]
-) -> Group:
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
-    for column, heading in enumerate(header):
-        table.add_column(Text(heading), overflow="fold", no_wrap=column == 0)
-    for row in rows:
-        table.add_row(*map(Text, row))
-    return Group(*([Text(title)] if title else []), table, *map(Text, below))
 
 
 def _words(values: Sequence[Any]) -> str:

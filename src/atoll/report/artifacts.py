@@ -1,4 +1,4 @@
-"""What a report needs of a finished run beyond its numbers, so that a page can be made from folders alone."""
+"""The data that a report needs of a finished run beyond its numbers: the map of some test images."""
 
 from __future__ import annotations
 

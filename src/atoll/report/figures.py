@@ -1,11 +1,10 @@
-"""What the page's script draws, as plain data: curves, spectra, partitions, maps and their thumbnails."""
+"""The data of the figures that the page's script draws: curves, spectra, partitions, maps and their thumbnails."""
 
 from __future__ import annotations
 
 import base64
 import hashlib
 import io
-import math
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
@@ -15,9 +14,11 @@ from PIL import Image
 from torch import Tensor
 
 from atoll.core.tree import Tree
+from atoll.evaluation.metrics import ALIGNMENT, BYTES_DOWN, BYTES_UP, LOSS, SINGULAR_VALUES, Metric, measured
 from atoll.report.folders import Folder, compact
-from atoll.report.groups import Group, distinct_partitions
-from atoll.report.numbers import ALIGNMENT, Column, columns, spread
+from atoll.report.groups import Group, Row, untrained_rows
+from atoll.report.numbers import spread
+from atoll.report.run_tables import distinct_partitions
 
 MAX_CLIENTS = 40  # rows in the picture of a partition
 SPRITE_COLUMNS = 32
@@ -27,11 +28,12 @@ SMALLEST = 1e-6  # of the largest singular value; below it is rounding
 Points = dict[int, float]  # y by x
 
 
-def figures(groups: Sequence[Group], untrained: Sequence[tuple[str, list[dict[str, Any]]]]) -> dict[str, Any]:
+def figures(groups: Sequence[Group]) -> dict[str, Any]:
     """Everything that is drawn."""
+    untrained = untrained_rows(groups)
     return {
         "lines": [group.label for group in groups],
-        "untrained": [label for label, _ in untrained],
+        "untrained": [row.label for row in untrained],
         "curves": _curves(groups),
         "traffic": _traffic(groups),
         "spectrum": _spectrum(groups, untrained),
@@ -67,16 +69,17 @@ def _curves(groups: Sequence[Group]) -> list[dict[str, Any]]:
     panels = []
     for objective in dict.fromkeys(map(_objective, groups)):
         lines = [
-            (i, [_finite({line["round"]: line.get("loss") for line in run.metrics}) for run in group.runs])
+            (i, [_points(run.metrics, LOSS) for run in group.runs])
             for i, group in enumerate(groups)
             if _objective(group) == objective
         ]
-        panels.append(_panel(f"Training loss ({objective})", lines, digits=3))
+        panels.append(_panel(f"Training loss ({objective})", lines, digits=LOSS.digits))
     during = [line["evaluation"] for group in groups for run in group.runs for line in _evaluated(run)[1:]]
-    for column in (*columns(during), ALIGNMENT):
-        if any(column.values(during)):
-            lines = [(i, [_curve(run, column) for run in group.runs]) for i, group in enumerate(groups)]
-            panels.append(_panel(column.heading, lines, digits=column.digits))
+    metrics = measured(during)
+    metrics += [metric for metric in measured(during, ALIGNMENT.place) if metric == ALIGNMENT]
+    for metric in metrics:
+        lines = [(i, [_curve(run, metric) for run in group.runs]) for i, group in enumerate(groups)]
+        panels.append(_panel(metric.title, lines, digits=metric.digits))
     return [panel for panel in panels if panel["series"]]
 
 
@@ -89,42 +92,36 @@ def _evaluated(run: Folder) -> list[dict[str, Any]]:
     return [line for line in run.metrics if line.get("evaluation")]
 
 
-def _curve(run: Folder, column: Column) -> Points:
-    evaluated = {line["round"]: line["evaluation"] for line in _evaluated(run)}
-    if run.results and run.rounds not in evaluated:
-        evaluated[run.rounds] = run.results
-    return {round: value[0] for round, found in evaluated.items() if (value := column.values([found]))}
+def _curve(run: Folder, metric: Metric) -> Points:
+    lines = [{"round": line["round"], **line["evaluation"]} for line in _evaluated(run)]
+    if run.results and run.rounds not in (line["round"] for line in lines):
+        lines.append({**run.results, "round": run.rounds})
+    return _points(lines, metric)
 
 
-def _finite(values: Mapping[int, Any]) -> Points:
-    return {x: float(y) for x, y in values.items() if isinstance(y, int | float) and math.isfinite(y)}
+def _points(lines: Iterable[Mapping[str, Any]], metric: Metric) -> Points:
+    """The finite values of a metric by round."""
+    return {line["round"]: value[0] for line in lines if (value := metric.values([line]))}
 
 
 def _traffic(groups: Sequence[Group]) -> list[dict[str, Any]]:
     panels = []
-    for title, key in (("Up, MB a round", "bytes_up"), ("Down, MB a round", "bytes_down")):
-        lines = [
-            (i, [_finite({m["round"]: m[key] / 1e6 for m in run.metrics if key in m}) for run in group.runs])
-            for i, group in enumerate(groups)
-        ]
-        panels.append(_panel(title, lines, digits=2, zero=True))
+    for metric in (BYTES_UP, BYTES_DOWN):
+        lines = [(i, [_points(run.metrics, metric) for run in group.runs]) for i, group in enumerate(groups)]
+        panels.append(_panel(metric.title.capitalize(), lines, digits=metric.digits, zero=True))
     return [panel for panel in panels if panel["series"]]
 
 
-def _spectrum(
-    groups: Sequence[Group], untrained: Sequence[tuple[str, list[dict[str, Any]]]]
-) -> dict[str, Any]:
+def _spectrum(groups: Sequence[Group], untrained: Sequence[Row]) -> dict[str, Any]:
     lines = [(i, _spectra(group.results)) for i, group in enumerate(groups)]
-    lines += [(-1 - k, _spectra(results)) for k, (_, results) in enumerate(untrained)]
-    return _panel("σᵢ ∕ σ₁", lines, log=True, digits=4, x="i")
+    lines += [(row.line, _spectra(row.results)) for row in untrained]
+    return _panel(SINGULAR_VALUES.title, lines, log=True, digits=SINGULAR_VALUES.digits, x="i")
 
 
 def _spectra(results: Iterable[Mapping[str, Any]]) -> list[Points]:
     """Singular values as shares of the largest: how steeply they fall is the shape, their size is not."""
     models = [model for result in results for model in result.get("by_model", {"": result}).values()]
-    spectra = [
-        values for model in models if (values := model.get("geometry/singular_values")) and values[0] > 0
-    ]
+    spectra = [values for model in models if (values := model.get(SINGULAR_VALUES.key)) and values[0] > 0]
     shares = [[value / values[0] for value in values if value > SMALLEST * values[0]] for values in spectra]
     # To the shortest: a mean over fewer and fewer seeds would jump.
     return [dict(zip(range(1, min(map(len, shares)) + 1), values, strict=False)) for values in shares]
@@ -153,7 +150,7 @@ def _picture(partition: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _maps(groups: Sequence[Group]) -> dict[str, Any]:
-    """A map a method, of its first seed that has one; the same thumbnails are stored once."""
+    """A map for each method, of its first seed that has one; equal thumbnails are stored once."""
     maps: list[dict[str, Any]] = []
     sprites: dict[str, dict[str, Any]] = {}
     for i, group in enumerate(groups):
@@ -164,11 +161,11 @@ def _maps(groups: Sequence[Group]) -> dict[str, Any]:
         key = hashlib.sha256(thumbnails.numpy().tobytes() + str(tuple(thumbnails.shape)).encode()).hexdigest()
         if key not in sprites:
             sprites[key] = _sprite(thumbnails)
-        maps.append({"line": i, "seed": run.seed, "sprite": list(sprites).index(key), **_points(run.map)})
+        maps.append({"line": i, "seed": run.seed, "sprite": list(sprites).index(key), **_placed(run.map)})
     return {"maps": maps, "sprites": list(sprites.values())}
 
 
-def _points(picture: Tree) -> dict[str, Any]:
+def _placed(picture: Tree) -> dict[str, Any]:
     points = np.nan_to_num(picture["points"].double().numpy())
     low, high = points.min(0), points.max(0)
     scale = float((high - low).max()) or 1.0

@@ -1,4 +1,4 @@
-"""What a run's folder holds, as a report reads it: nothing but the recipe is taken for granted."""
+"""The content of a run's folder as a report reads it: every file but the recipe may be missing."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class Folder:
         results: the final evaluation; empty if there is none.
         partition: which client holds how much; empty if there is none.
         map: points, thumbnails, labels and classes; None if there is none.
-        missing: one sentence for whatever is not there.
+        missing: one sentence for each file that is missing or damaged.
     """
 
     name: str
@@ -69,10 +69,10 @@ class Folder:
 
 
 def read_folder(path: Path) -> Folder:
-    """Read a run; what is missing or damaged is said, not raised.
+    """Read a run. Missing and damaged files are listed, not raised.
 
     Raises:
-        UserError: there is no recipe in the folder, so that it is no run, or none that can be read.
+        UserError: the folder has no recipe, so it holds no run, or the recipe cannot be read.
     """
     run = Run(path).require()
     try:
@@ -98,7 +98,7 @@ def read_folder(path: Path) -> Folder:
         return found
 
     results = read("evaluation.json", "there are no final numbers of this run")
-    partition = read("partition.json", "nothing is known of its clients")
+    partition = read("partition.json", "its clients are unknown")
     try:
         metrics = [
             line for line in run.metrics() if isinstance(line, dict) and isinstance(line.get("round"), int)
@@ -108,7 +108,7 @@ def read_folder(path: Path) -> Folder:
     if not metrics:
         note("metrics.jsonl", "there are no curves and no untrained encoder", "is not there or empty")
     elif not metrics[0].get("evaluation") or metrics[0]["round"] != 0:
-        note("metrics.jsonl", "the table lacks that row", "has no numbers of the untrained encoder")
+        note("metrics.jsonl", "the table shows none", "has no numbers of the untrained encoder")
     picture = None
     try:
         picture = _checked(load(path / MAP_FILE))
@@ -122,7 +122,7 @@ def read_folder(path: Path) -> Folder:
         missing.insert(
             0,
             f"{name}: {folder.rounds} of {folder.asked} rounds are done; "
-            "this page shows the run as far as it has come.",
+            "this page shows the run up to there.",
         )
     return folder
 

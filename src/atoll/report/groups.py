@@ -1,4 +1,4 @@
-"""Which runs belong together: those that differ by their seed alone are one row of a table, one line of a curve."""
+"""Groups of runs, and the rows and columns of a table of results, the same on the page and in the terminal."""
 
 from __future__ import annotations
 
@@ -7,20 +7,24 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from atoll.core.config import flatten
+from atoll.evaluation.metrics import Metric, measured
 from atoll.report.folders import Folder
+from atoll.report.numbers import Spread, spread
+from atoll.report.wording import show
 
-# Differences between recipes that make no other experiment of a run.
-SAME = ("seed", "engine.workers")
-# Differences that a comparison of methods is about, or that are mere names.
-EXPECTED = ("name", "title", "method.", "options.", *SAME)
+# Keys that make no other experiment of a run: its seed, its names, and the number of workers, which changes no bit.
+SAME = ("seed", "name", "title", "engine.workers")
+# Differences that a comparison of methods is about.
+EXPECTED = ("method.", "options.", *SAME)
+MAX_TELLING = 3  # differences that a label names
 
 
 @dataclass
 class Group:
-    """Runs of one recipe over seeds.
+    """Runs of one recipe, one for each seed.
 
     Attributes:
-        label: how the page calls it.
+        label: its name on the page and in the terminal.
         runs: by seed.
     """
 
@@ -34,7 +38,7 @@ class Group:
 
     @property
     def results(self) -> list[dict[str, Any]]:
-        """The final evaluations that there are."""
+        """The final evaluations of the runs that have one."""
         return [run.results for run in self.runs if run.results]
 
     @property
@@ -43,30 +47,71 @@ class Group:
         return self.runs[0].recipe
 
 
+@dataclass(frozen=True)
+class Row:
+    """An encoder in a table of results.
+
+    Attributes:
+        label: its name.
+        results: one for each seed.
+        line: its mark in the figures: the method's place, or, below zero, an untrained encoder's.
+        runs: how many runs the row has, with or without results.
+    """
+
+    label: str
+    results: list[dict[str, Any]]
+    line: int
+    runs: int
+
+    def spread(self, metric: Metric) -> Spread | None:
+        """A metric over the seeds."""
+        return spread(metric.values(self.results))
+
+
 def group_runs(folders: Sequence[Folder]) -> list[Group]:
-    """Groups in the order of their first runs, each with a label of its own."""
-    groups: dict[str, Group] = {}
+    """Groups in the order of their first runs, each with its own label.
+
+    Two runs are of one group if their recipes are equal but for the seed, the name, the title and the number of
+    workers. A group has each seed once, because a repeated run is no further sample: it begins another group.
+    """
+    groups: dict[str, list[Group]] = {}
+    found: list[Group] = []
     for folder in folders:
         key = repr(sorted((k, v) for k, v in flatten(folder.recipe).items() if k not in SAME))
-        groups.setdefault(key, Group(_method(folder))).runs.append(folder)
-    found = list(groups.values())
+        same = groups.setdefault(key, [])
+        group = next((group for group in same if folder.seed not in group.seeds), None)
+        if group is None:
+            group = Group("")
+            same.append(group)
+            found.append(group)
+        group.runs.append(folder)
     for group in found:
         group.runs.sort(key=lambda run: run.seed)
-    for label in {group.label for group in found}:
-        namesakes = [group for group in found if group.label == label]
-        if len(namesakes) > 1:
-            apart = differences([group.recipe for group in namesakes])
-            telling = [key for key in apart if key not in ("name", "title")] or list(apart)
-            for group in namesakes:
-                values = flatten(group.recipe)
-                said = (f"{key.removeprefix('options.')} = {show(values.get(key))}" for key in telling[:3])
-                group.label = f"{label} · {', '.join(said)}"
+    labels = _labels([_method(group) for group in found], [group.recipe for group in found])
+    for group, label in zip(found, labels, strict=True):
+        group.label = label if labels.count(label) == 1 else f"{label} · folder = {group.runs[0].name}"
     return found
 
 
-def _method(folder: Folder) -> str:
-    written = folder.results.get("method") or folder.recipe.get("method", {}).get("name")
-    return str(written or folder.recipe.get("name") or folder.name)
+def _method(group: Group) -> str:
+    named = next((run.results["method"] for run in group.runs if "method" in run.results), None)
+    recipe = group.recipe
+    return str(named or recipe.get("method", {}).get("name") or recipe.get("name") or group.runs[0].name)
+
+
+def _labels(names: Sequence[str], recipes: Sequence[Mapping[str, Any]]) -> list[str]:
+    """The names, each with the values that tell it apart from its namesakes, where there are any."""
+    labels = []
+    for name, recipe in zip(names, recipes, strict=True):
+        namesakes = [other for named, other in zip(names, recipes, strict=True) if named == name]
+        if len(namesakes) == 1:
+            labels.append(name)
+            continue
+        telling = list(differences(namesakes)) or list(differences(namesakes, beside=("seed",)))
+        values = flatten(recipe)
+        said = [f"{key.removeprefix('options.')} = {show(values.get(key))}" for key in telling[:MAX_TELLING]]
+        labels.append(f"{name} · {', '.join(said)}" if said else name)
+    return labels
 
 
 def differences(recipes: Sequence[Mapping[str, Any]], beside: Iterable[str] = SAME) -> dict[str, list[Any]]:
@@ -88,71 +133,64 @@ def differences(recipes: Sequence[Mapping[str, Any]], beside: Iterable[str] = SA
     return found
 
 
-def untrained_rows(groups: Sequence[Group]) -> list[tuple[str, list[dict[str, Any]]]]:
-    """What the untrained encoders are worth, each once: methods that begin with the same one share a row.
+@dataclass
+class _Start:
+    """An encoder before the first round: its settings, the methods that begin with it, its results by seed."""
 
-    Returns:
-        Label and one result a seed.
-    """
-    rows: list[tuple[list[str], dict[int, dict[str, Any]], dict[str, Any]]] = []
+    recipe: dict[str, Any]
+    methods: list[str]
+    by_seed: dict[int, dict[str, Any]]
+
+    def is_same(self, recipe: dict[str, Any], by_seed: Mapping[int, dict[str, Any]]) -> bool:
+        shared = by_seed.keys() & self.by_seed.keys()
+        return self.recipe == recipe and all(
+            _scores(by_seed[seed]) == _scores(self.by_seed[seed]) for seed in shared
+        )
+
+
+def untrained_rows(groups: Sequence[Group]) -> list[Row]:
+    """The encoders before the first round: methods that begin with the same one share a row."""
+    starts: list[_Start] = []
     for group in groups:
         by_seed = {run.seed: run.untrained for run in group.runs if run.untrained}
-        measured = {
-            section: group.recipe.get(section) for section in ("data", "model", "views", "evaluation")
-        } | {"start": group.recipe.get("train", {}).get("start")}
-        if not by_seed:
-            continue
-        for labels, known, recipe in rows:
-            shared = by_seed.keys() & known.keys()
-            if recipe == measured and all(_scores(by_seed[seed]) == _scores(known[seed]) for seed in shared):
-                labels.append(group.label)
-                known |= by_seed
-                break
+        recipe = {name: group.recipe.get(name) for name in ("data", "model", "views", "evaluation")}
+        recipe["train"] = {"start": group.recipe.get("train", {}).get("start")}
+        start = next((start for start in starts if start.is_same(recipe, by_seed)), None)
+        if start is None:
+            starts.append(_Start(recipe, [group.label], by_seed))
         else:
-            rows.append(([group.label], by_seed, measured))
+            start.methods.append(group.label)
+            start.by_seed |= by_seed
+    names = [_start_name(start.recipe["train"]["start"], len(starts) > 1) for start in starts]
+    labels = _labels(names, [start.recipe for start in starts])
     return [
-        (
-            _first_encoder(recipe) + ("" if len(rows) == 1 else f" of {', '.join(labels)}"),
-            [known[seed] for seed in sorted(known)],
+        Row(
+            label if labels.count(label) == 1 else f"{label} of {', '.join(start.methods)}",
+            [start.by_seed[seed] for seed in sorted(start.by_seed)],
+            -1 - k,
+            len(start.by_seed),
         )
-        for labels, known, recipe in rows
+        for k, (start, label) in enumerate(zip(starts, labels, strict=True))
     ]
 
 
-def _first_encoder(recipe: Mapping[str, Any]) -> str:
-    return "Start encoder" if recipe["start"] else "Untrained encoder"
-
-
-def distinct_partitions(groups: Sequence[Group]) -> list[tuple[str, dict[str, Any]]]:
-    """Each partition of the runs once, with words for whose it is."""
-    users: dict[str, list[tuple[str, int]]] = {}
-    found: dict[str, dict[str, Any]] = {}
-    for group in groups:
-        for run in group.runs:
-            if run.partition.get("clients"):
-                key = repr(run.partition["clients"])
-                found.setdefault(key, run.partition)
-                users.setdefault(key, []).append((group.label, run.seed))
-    return [(_whose(users[key]), partition) for key, partition in found.items()]
-
-
-def _whose(runs: Sequence[tuple[str, int]]) -> str:
-    labels = list(dict.fromkeys(label for label, _ in runs))
-    seeds = ", ".join(map(str, sorted({seed for _, seed in runs})))
-    return f"{labels[0] if len(labels) == 1 else f'{len(labels)} methods'}, seed {seeds}"
+def _start_name(path: str | None, several: bool) -> str:
+    if not path:
+        return "Untrained encoder"
+    return f"Start encoder ({path})" if several else "Start encoder"
 
 
 def _scores(results: Mapping[str, Any]) -> dict[str, Any]:
-    # How training images lie at clients moves the clients' uniformity, not the encoder.
+    # The partition of the training images changes the clients' uniformity, not the encoder.
     return {key: value for key, value in results.items() if "client" not in key and key != "by_model"}
 
 
-def show(value: Any) -> str:
-    """A recipe's value in words."""
-    if isinstance(value, list | tuple):
-        return ", ".join(map(show, value)) or "none"
-    if isinstance(value, bool):
-        return "yes" if value else "no"
-    if isinstance(value, float):
-        return f"{value:g}"
-    return "not set" if value is None else str(value)
+def result_rows(groups: Sequence[Group]) -> list[Row]:
+    """The rows of every table of results: the encoders before the first round, then the methods."""
+    rows = [Row(group.label, group.results, i, len(group.runs)) for i, group in enumerate(groups)]
+    return [*untrained_rows(groups), *rows]
+
+
+def result_columns(rows: Sequence[Row], place: str = "results") -> list[Metric]:
+    """The columns of a table of results: what any of its rows has."""
+    return measured((result for row in rows for result in row.results), place)

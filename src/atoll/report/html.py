@@ -1,4 +1,4 @@
-"""HTML from Python, escaped unless said otherwise."""
+"""HTML from Python, escaped unless it is marked as HTML."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def table(caption: str, head: Sequence[str], rows: Sequence[Sequence[str]], clas
     )
     whole = tag(
         "table",
-        tag("caption", tag("span", caption), class_="quiet"),
+        tag("caption", tag("span", caption), class_="muted"),
         tag("thead", header),
         tag("tbody", *body),
         class_=class_,
@@ -60,6 +60,11 @@ def _is_cell(cell: str) -> bool:
 def bullets(items: Sequence[str]) -> Html:
     """A list."""
     return tag("ul", *(tag("li", item) for item in items))
+
+
+def folded(summary: str, *content: str) -> Html:
+    """Content that a reader opens."""
+    return tag("details", tag("summary", summary), *content)
 
 
 def json_for_script(value: Any) -> Html:

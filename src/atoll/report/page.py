@@ -1,4 +1,4 @@
-"""One self-contained page: how runs went and what their encoders are worth."""
+"""One self-contained page about runs: results, curves, partitions, traffic, recipes."""
 
 from __future__ import annotations
 
@@ -11,20 +11,21 @@ from typing import Any
 
 from atoll.core.errors import UserError
 from atoll.core.files import write_whole
-from atoll.report import tables
+from atoll.report import results_tables, run_tables
 from atoll.report.figures import figures
 from atoll.report.folders import Folder, read_folder
-from atoll.report.groups import Group, distinct_partitions, group_runs, untrained_rows
+from atoll.report.groups import Group, group_runs, result_rows
 from atoll.report.html import Html, bullets, join, json_for_script, tag
+from atoll.report.wording import images_words, partition_kind, plural
 
 
 def write_report(folders: Sequence[Path], out: Path, failures: Iterable[str] = ()) -> Path:
     """Write a page about runs, side by side. It needs no network, and the same runs give the same page.
 
     Args:
-        folders: of the runs, finished or not; those that differ by their seed alone become one row.
-        out: the page's file, written whole or not at all.
-        failures: sentences about runs that came to nothing, which the page repeats.
+        folders: of the runs, finished or not; those that differ only in their seed become one row.
+        out: the page's file, written completely or not at all.
+        failures: sentences about runs that failed, which the page repeats.
 
     Returns:
         ``out``.
@@ -42,25 +43,25 @@ def write_report(folders: Sequence[Path], out: Path, failures: Iterable[str] = (
 def page(runs: Sequence[Folder], failures: Iterable[str] = ()) -> str:
     """The page's text."""
     groups = group_runs(runs)
-    untrained = untrained_rows(groups)
-    drawn = figures(groups, untrained)
-    title = _title(groups)
+    rows = result_rows(groups)
+    drawn = figures(groups)
+    no_round = "No round has been completed yet."
     return Template(_file("page.html")).substitute(
-        title=join([title]),
+        title=join([_title(groups)]),
         style=_file("page.css"),
         islands=_islands(runs),
         lead=join([_lead(groups)]),
         facts=_facts(groups),
         notices=_notices(runs, failures),
-        results=join([tables.results_table(groups, untrained), tables.geometry_table(groups, untrained)]),
-        models=join([tables.models_table(groups), tables.sites_table(groups)]),
-        protocols=tables.protocols(groups, untrained),
-        differences=tables.recipe_differences(groups),
-        curves=_figure("curves", drawn["curves"], "No round has been run yet.", _curve_words(groups)),
-        traffic=tables.traffic_table(groups),
+        results=join([results_tables.results_table(groups, rows), results_tables.geometry_table(rows)]),
+        models=join([results_tables.models_table(groups), results_tables.sites_table(groups)]),
+        protocols=results_tables.protocols(groups),
+        differences=run_tables.recipe_differences(groups),
+        curves=_figure("curves", drawn["curves"], no_round, _curve_words(groups)),
+        traffic=run_tables.traffic_table(groups),
         traffic_curves=_figure("traffic", drawn["traffic"], "", ""),
-        uncounted=tables.uncounted(groups),
-        partition=_partition(distinct_partitions(groups)),
+        failed_updates=run_tables.failed_updates(groups),
+        partition=_partition(run_tables.distinct_partitions(groups)),
         map=_figure(
             "map", drawn["maps"], "No run has a map yet.", _measured(MAP_WORDS, runs) + _largest(groups)
         ),
@@ -70,23 +71,25 @@ def page(runs: Sequence[Folder], failures: Iterable[str] = ()) -> str:
             "No singular values have been measured yet.",
             _measured(SPECTRUM_WORDS, runs),
         ),
-        egress=tables.egress_table(groups),
-        provenance=tables.provenance(groups),
+        egress=run_tables.egress_table(groups),
+        provenance=run_tables.provenance(groups),
         data=json_for_script(drawn),
-        script=_file("page.js"),
+        script="\n".join(map(_file, SCRIPTS)),
     )
 
 
+# In this order: each uses those before it.
+SCRIPTS = ("elements.js", "charts.js", "partition.js", "map.js", "page.js")
 RING = 34  # radius of the atoll in the heading, whose box is 100 wide
 MAX_ISLANDS = 36
 MAX_NAMES = 5  # methods that the first sentence names
 MAP_WORDS = (
-    "Every mark is one of the {split} images, placed by t-SNE near the images whose representations are alike. "
-    "Groups mean something; distances between groups, sizes and directions do not."
+    "Each mark is one of the {split} images. t-SNE places images with similar representations near each other. "
+    "Groups carry meaning; distances between groups, sizes and directions do not."
 )
 SPECTRUM_WORDS = (
     "Singular values of the {split} images’ representations as shares of the largest, on a logarithmic axis. A "
-    "curve that falls off early uses few dimensions."
+    "representation whose curve falls early uses few dimensions."
 )
 
 
@@ -108,7 +111,7 @@ def _title(groups: Sequence[Group]) -> str:
 
 
 def _images(recipe: Mapping[str, Any]) -> str:
-    words = tables.images_words(recipe)
+    words = images_words(recipe)
     return words if recipe.get("data", {}).get("path") else words[:1].upper() + words[1:]
 
 
@@ -122,9 +125,9 @@ def _lead(groups: Sequence[Group]) -> str:
     )
     runs = [run for group in groups for run in group.runs]
     clients = sorted({len(run.partition["clients"]) for run in runs if run.partition.get("clients")})
-    over = f" over {tables.plural(clients[-1], 'client')}" if len(clients) == 1 else ""
+    over = f" over {plural(clients[-1], 'client')}" if len(clients) == 1 else ""
     rounds = sorted({run.rounds for run in runs})
-    span = tables.plural(rounds[0], "round") if len(rounds) == 1 else f"{rounds[0]} to {rounds[-1]} rounds"
+    span = plural(rounds[0], "round") if len(rounds) == 1 else f"{rounds[0]} to {rounds[-1]} rounds"
     return (
         f"{labels}: visual representations learned{over} in {span}, from images that never left their owners."
     )
@@ -139,7 +142,7 @@ def _facts(groups: Sequence[Group]) -> Html:
             else str(run.recipe.get("data", {}).get("source", ""))
             for run in runs
         ],
-        "Partition": [tables.partition_kind(run.partition) for run in runs if run.partition],
+        "Partition": [partition_kind(run.partition.get("options", {})) for run in runs if run.partition],
         "Training images": [
             f"{run.partition['num_samples']:,}" for run in runs if "num_samples" in run.partition
         ],
@@ -163,44 +166,49 @@ def _facts(groups: Sequence[Group]) -> Html:
 def _notices(runs: Sequence[Folder], failures: Iterable[str]) -> Html:
     notes = dict.fromkeys(str(run.results.get("note") or run.untrained.get("note") or "") for run in runs)
     notes |= dict.fromkeys(
-        f"{run.name} starts from weights: {run.metrics[0]['start']}"
+        f"{run.name} starts from the weights {run.metrics[0]['start']}"
         for run in runs
         if run.metrics and "start" in run.metrics[0]
     )
     said = [Html(tag("p", note, class_="note")) for note in notes if note]
     missing = [*failures, *(sentence for run in runs for sentence in run.missing)]
     if missing:
-        said.append(tag("div", tag("p", "Some of this page is missing."), bullets(missing), class_="note"))
+        said.append(tag("div", tag("p", "Parts of this page are missing."), bullets(missing), class_="note"))
     return join(said)
 
 
 def _figure(name: str, content: Any, otherwise: str, words: str) -> Html:
-    """The place where the script draws, or the sentence that stands there instead."""
+    """The element in which the script draws, or the sentence that replaces it."""
     if not content:
-        return tag("p", otherwise, class_="quiet") if otherwise else Html("")
-    caption = [tag("figcaption", words, class_="quiet")] if words else []
+        return tag("p", otherwise, class_="muted") if otherwise else Html("")
+    caption = [tag("figcaption", words, class_="muted")] if words else []
     return tag("figure", tag("div", "", data_figure=name), *caption)
 
 
 def _curve_words(groups: Sequence[Group]) -> str:
     words = (
-        "Round 0 is the untrained encoder. Losses of different objectives share no axis: they do not compare."
+        "Round 0 is the untrained encoder. Losses of different objectives cannot be compared, so they have "
+        "separate axes."
     )
     if any(len(group.runs) > 1 for group in groups):
-        words += " A line is the mean over seeds, its band one standard deviation to either side."
+        words += " A line is the mean over seeds; its band is one standard deviation to either side."
     return words
 
 
 def _largest(groups: Sequence[Group]) -> str:
     several = any(result.get("by_model") for group in groups for result in group.results)
-    return " Of several models it is the one whose clients hold most images." if several else ""
+    return (
+        " Where a method ends with several models, the map shows the one whose clients hold the most images."
+        if several
+        else ""
+    )
 
 
 def _partition(partitions: Sequence[tuple[str, Mapping[str, Any]]]) -> Html:
     if not partitions:
-        return tag("p", "Nothing is known of the clients.", class_="quiet")
+        return tag("p", "The partition of these runs is unknown.", class_="muted")
     picture = _figure("partition", partitions, "", "")
-    return join([tables.partition_facts(partitions), picture, tables.partition_tables(partitions)])
+    return join([run_tables.partition_facts(partitions), picture, run_tables.partition_tables(partitions)])
 
 
 def _islands(runs: Sequence[Folder]) -> Html:

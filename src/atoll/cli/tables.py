@@ -1,0 +1,118 @@
+"""The tables that commands print in a terminal; the tables of results are in `atoll.report`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from rich.console import Group
+from rich.table import Table
+
+from atoll.commands.egress import Egress, Item
+from atoll.commands.paper_tables import NOT_COVERED, Row, table_names
+from atoll.commands.reproduce import Reproduction, find_table, image_names
+from atoll.core.config import describe
+from atoll.core.run_folder import Run
+from atoll.data.partition.partition import Partition
+from atoll.data.sources import Splits
+from atoll.methods.method import Method
+from atoll.report.reproduction import remarks
+from atoll.report.terminal import terminal_table
+from atoll.report.wording import plural, source_words
+
+
+def partition_table(splits: Splits, partition: Partition) -> Group:
+    """The sizes of the splits, and how many images of each class every client holds."""
+    rows = []
+    for k, name in enumerate(partition.names):
+        counts = [] if partition.counts is None else partition.counts[k].tolist()
+        rows.append([name, str(len(partition.clients[k])), *(str(n) if n else "·" for n in counts)])
+    sizes = {"train": splits.train, "validation": splits.validation, "test": splits.test}
+    said = [f"{name} {tuple(images.images.shape)}" for name, images in sizes.items() if images is not None]
+    if partition.label_distance is not None:
+        said.append(f"label distance {partition.label_distance:.3f}")
+    return terminal_table(["client", "images", *splits.train.classes], rows, [", ".join(said)])
+
+
+def plan_table(job: Reproduction) -> Group:
+    """The runs that a table needs."""
+    below = [
+        f"{plural(len(job.rows) * job.seeds, 'run')}, into {job.out}; images: {image_names(job.rows)}",
+        *remarks(
+            {"published": job.published, "changed": job.changed(), "notes": job.notes(), "failures": {}}
+        ),
+    ]
+    header = ["row", "method", "images", "partition", "encoder", "rounds × epochs", "finished"]
+    return terminal_table(
+        header, [_plan(job, row) for row in job.rows], below, job.table.title, numbers=False
+    )
+
+
+def _plan(job: Reproduction, row: Row) -> list[str]:
+    recipe, partition, train = row.recipe, row.recipe.partition, row.recipe.train
+    alpha = {"dirichlet": f"({partition.alpha})", "skew": f"(β {partition.beta})"}.get(partition.kind, "")
+    clients = "" if partition.kind == "centralised" else f" × {partition.clients}"
+    elsewhere = f" → {source_words(describe(row.measured_on))}" if row.measured_on else ""
+    finished = sum(Run(folder).finished for folder in job.folders(row))
+    return [
+        row.name,
+        recipe.composed.title,
+        source_words(describe(recipe.data)) + elsewhere,
+        f"{partition.kind}{alpha}{clients}",
+        recipe.model.encoder,
+        f"{train.rounds} × {train.epochs}",
+        f"{finished}/{job.seeds}",
+    ]
+
+
+def listing() -> Group:
+    """All tables that Atoll can reproduce, and the reasons for those that it cannot."""
+    jobs = {name: find_table(name) for name in table_names()}
+    rows = [[name, job.table.title, str(len(job.rows)), image_names(job.rows)] for name, job in jobs.items()]
+    below = [f"not covered: {name}: {why}" for name, why in NOT_COVERED.items()]
+    return terminal_table(["table", "content", "runs", "images"], rows, below, numbers=False)
+
+
+def egress_tables(egress: Egress, method: Method) -> Iterator[Table | str]:
+    """The data that leaves, reaches and stays with a client: headings with sums, a line for each tensor."""
+    every = "every round"
+    titles = {
+        "up": f"Leaves the client, {every}",
+        "down": f"Comes to the client, {every}",
+        "once": "Comes to the client, once",
+        "kept": "Stays with the client, and is kept from round to round",
+    }
+    for place, title in titles.items():
+        items: list[Item] = getattr(egress, place)
+        total = sum(item.bytes for item in items)
+        yield f"[i]{title}: {total:,} bytes[/i]"
+        table = Table(show_edge=False, pad_edge=False)
+        table.add_column("what", overflow="fold")
+        table.add_column("shape", no_wrap=True)
+        table.add_column("bytes", no_wrap=True, justify="right")
+        table.add_column("why", max_width=36)  # so that names stay whole where there is room for them
+        for item, before in zip(items, [None, *items], strict=False):
+            shape = item.dtype if item.shape is None else f"{item.dtype} {list(item.shape)}"
+            only = "" if len(item.rounds) > 1 or place == "once" else " (not in every round)"
+            why = "″" if before is not None and before.why == item.why and not only else item.why + only
+            table.add_row(item.name, shape, f"{item.bytes:,}", why)
+        if not items:
+            table.add_row("nothing", "", "", "")
+        yield table
+        yield ""
+    yield "[i]In words[/i]"
+    lines = Table(show_edge=False, pad_edge=False, show_header=False)
+    for sentence in method.egress:
+        lines.add_row(f"leaves: {sentence}")
+    lines.add_row(
+        "leaves once: a real site's name, its numbers of training and held-out images, its class names"
+    )
+    lines.add_row(
+        "leaves at evaluations: a real site's accuracies and geometry on its held-out images, as numbers"
+    )
+    lines.add_row(
+        "leaves on failure: the sentence that the site's log shows, which may name a file or folder"
+    )
+    for sentence in method.keeps or ("nothing",):
+        lines.add_row(f"keeps: {sentence}")
+    yield lines
+    yield ""

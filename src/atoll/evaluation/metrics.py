@@ -1,0 +1,193 @@
+"""Every measurement: its key, the function that makes it, and how it is printed.
+
+The report, the terminal and the docs read headings, factors, digits and directions from here only.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from atoll.evaluation.protocols import FINE_TUNES, PROBES
+
+ACCURACY = "/accuracy"  # ends the key of every protocol's accuracy
+
+
+@dataclass(frozen=True)
+class Metric:
+    """One measurement.
+
+    Attributes:
+        key: in ``evaluation.json`` and in the evaluations of ``metrics.jsonl``; of a round's own measurements, in a
+            line of ``metrics.jsonl``.
+        heading: of its column or its curve.
+        function: the dotted name of the function that makes it.
+        meaning: one line.
+        place: where the report prints it: the table of results, the table of the geometry, or a curve only.
+        unit: of the printed value.
+        better: which values are better; empty where more is not by itself better.
+        digits: after the point.
+        factor: from the stored value to the printed one.
+    """
+
+    key: str
+    heading: str
+    function: str
+    meaning: str
+    place: Literal["results", "geometry", "curve"]
+    unit: str = ""
+    better: Literal["higher", "lower", ""] = ""
+    digits: int = 3
+    factor: float = 1.0
+
+    @property
+    def title(self) -> str:
+        """The heading with the unit."""
+        if not self.unit:
+            return self.heading
+        return f"{self.heading} %" if self.unit == "%" else f"{self.heading}, {self.unit}"
+
+    def values(self, results: Iterable[Mapping[str, Any]]) -> list[float]:
+        """The printed values of all results that have a finite one."""
+        found = (result.get(self.key) for result in results)
+        return [
+            self.factor * value
+            for value in found
+            if isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+        ]
+
+
+def _accuracy(protocol: str, function: str, meaning: str) -> Metric:
+    heading = "kNN" if protocol == "knn" else protocol
+    return Metric(protocol + ACCURACY, heading, function, meaning, "results", "%", "higher", 2, 100.0)
+
+
+def _geometry(key: str, heading: str, function: str, meaning: str, **rest: Any) -> Metric:
+    return Metric(f"geometry/{key}", heading, f"atoll.functional.{function}", meaning, **rest)
+
+
+_PROBE, _FINE_TUNE = "atoll.evaluation.probe.linear_probe", "atoll.evaluation.finetune.finetune"
+
+KNN = _accuracy(
+    "knn",
+    "atoll.evaluation.knn.knn_accuracy",
+    "accuracy of a weighted k-nearest-neighbour vote on normalised representations",
+)
+ALIGNMENT = _geometry(
+    "alignment",
+    "alignment",
+    "alignment",
+    "mean ‖ĥ − ĥ⁺‖² over two views of the test images",
+    place="geometry",
+)
+SINGULAR_VALUES = Metric(
+    "geometry/singular_values",
+    "σᵢ ∕ σ₁",
+    "atoll.evaluation.geometry.geometry",
+    "singular values of the representations, not centred, largest first; the curve shows shares of the largest",
+    "curve",
+    digits=4,
+)
+LOSS = Metric(
+    "loss",
+    "training loss",
+    "atoll.engines.server.Server.run_round",
+    "mean loss of the round's training steps, over clients",
+    "curve",
+    better="lower",
+)
+BYTES_UP, BYTES_DOWN = (
+    Metric(
+        f"bytes_{way}",
+        heading,
+        "atoll.core.tree.num_bytes",
+        meaning,
+        "curve",
+        "MB per round",
+        "lower",
+        digits=2,
+        factor=1e-6,
+    )
+    for way, heading, meaning in (
+        ("up", "upload", "size of all clients' updates of the round"),
+        ("down", "download", "size of all messages to clients of the round"),
+    )
+)
+
+METRICS: tuple[Metric, ...] = (
+    KNN,
+    _accuracy("probe", _PROBE, "accuracy of the linear probe that `evaluation.probe` names"),
+    *(_accuracy(f"probe-{name}", _PROBE, f"accuracy of the linear probe `{name}`") for name in PROBES),
+    *(
+        _accuracy(name, _FINE_TUNE, f"accuracy after fine-tuning with {100 * one.fraction:g} % of the labels")
+        for name, one in FINE_TUNES.items()
+    ),
+    _accuracy(
+        "classifier",
+        "atoll.evaluation.classifier.classifier_accuracy",
+        "accuracy of the classifier that the objective trains, end to end",
+    ),
+    _geometry(
+        "uniformity",
+        "−uniformity",
+        "uniformity",
+        "−log mean_{i<j} exp(−2 ‖ĥ_i − ĥ_j‖²) over normalised representations; stored without the minus sign",
+        place="results",
+        factor=-1.0,
+    ),
+    _geometry(
+        "effective_rank",
+        "effective rank",
+        "effective_rank",
+        "exp(−Σ p_i log p_i), p_i = σ_i / Σσ, of the representations, not centred",
+        place="results",
+        digits=1,
+    ),
+    ALIGNMENT,
+    *(
+        _geometry(
+            f"clients_uniformity{part}",
+            heading,
+            "uniformity_decomposition",
+            f"−uniformity of the clients' training images{meaning}",
+            place="geometry",
+            factor=-1.0,
+        )
+        for part, heading, meaning in (
+            ("", "−uniformity, training images", ""),
+            ("_intra", "within clients", ", over pairs of one client's images"),
+            ("_inter", "between clients", ", over pairs of two clients' images"),
+        )
+    ),
+    SINGULAR_VALUES,
+    LOSS,
+    BYTES_UP,
+    BYTES_DOWN,
+)
+_KEYS = {metric.key for metric in METRICS}
+
+
+def measured(results: Iterable[Mapping[str, Any]], place: str = "results") -> list[Metric]:
+    """The metrics of a place that any of the results has: the columns of its table, in the order of `METRICS`.
+
+    An accuracy of a protocol that is not in `METRICS` (an older or a newer version measured it) comes last.
+    """
+    keys = {key for result in results for key in result}
+    known = [metric for metric in METRICS if metric.place == place and metric.key in keys]
+    if place != "results":
+        return known
+    others = sorted(key for key in keys - _KEYS if key.endswith(ACCURACY))
+    return known + [_accuracy(key.removesuffix(ACCURACY), "", "") for key in others]
+
+
+def constants(results: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
+    """The constants of every protocol of an evaluation, by protocol."""
+    found: dict[str, dict[str, Any]] = {}
+    for key, value in results.items():
+        protocol, slash, name = key.partition("/")
+        is_measurement = key in _KEYS or name in ("accuracy", "last_accuracy", "epoch")
+        if slash and not is_measurement:
+            found.setdefault(protocol, {})[name] = value
+    return found

@@ -1,0 +1,196 @@
+"""The page's tables of results, with the protocols that made the numbers."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from atoll.evaluation.metrics import KNN, Metric, constants
+from atoll.report.folders import Folder
+from atoll.report.groups import Group, Row, result_columns, untrained_rows
+from atoll.report.html import Html, folded, join, table, tag
+from atoll.report.numbers import UNMEASURED, Spread, best
+from atoll.report.wording import show
+
+GEOMETRY_NOTE = (
+    "−uniformity is the negative logarithm of the mean Gaussian potential between representations on the sphere. "
+    "The effective rank estimates how many dimensions they use. Both describe a shape; a higher value is not by "
+    "itself better."
+)
+
+
+def method_label(line: int, label: str, *more: str) -> Html:
+    """A method's name behind the mark that it has in every figure, with smaller lines below."""
+    mark = tag("i", class_=f"key k{'u' if line < 0 else line % 8}", aria_hidden="true")
+    # On a phone a long name breaks between its words.
+    words = [
+        part for word in re.split(r"(?<=_)|(?<=[a-z])(?=[A-Z])", label) for part in (Html("<wbr>"), word)
+    ]
+    below = (tag("small", text) for text in more if text)
+    return join([tag("span", mark, tag("span", *words[1:]), class_="method"), *below])
+
+
+def results_table(groups: Sequence[Group], rows: Sequence[Row]) -> Html:
+    """The encoders' results side by side."""
+    columns = result_columns(rows)
+    spreads = [[row.spread(metric) for row in rows] for metric in columns]
+    marks = [
+        best(column) if metric.better == "higher" else [False] * len(column)
+        for metric, column in zip(columns, spreads, strict=True)
+    ]
+    body = [
+        [
+            method_label(row.line, row.label, _facts(row)),
+            *(
+                _cell(column[i], metric, mark[i])
+                for metric, column, mark in zip(columns, spreads, marks, strict=True)
+            ),
+        ]
+        for i, row in enumerate(rows)
+    ]
+    whole = table("Results by method", ["method", *(metric.title for metric in columns)], body, "results")
+    seeded = any(value is not None and value.count > 1 for column in spreads for value in column)
+    accuracies = [value.mean for row in rows if (value := row.spread(KNN))]
+    notes = [
+        _meaning_of_bold(seeded) if any(map(any, marks)) else "",
+        _standard_error(groups, accuracies),
+        GEOMETRY_NOTE if any(not metric.better for metric in columns) else "",
+    ]
+    return join([whole, *(tag("p", note, class_="muted") for note in notes if note)])
+
+
+def _facts(row: Row) -> str:
+    models = max((len(result.get("by_model", ())) for result in row.results), default=0)
+    facts = [
+        f"mean ± std of {len(row.results)} seeds" if len(row.results) > 1 else "",
+        f"mean of {models} models, weighted by their clients" if models else "",
+    ]
+    return "; ".join(fact for fact in facts if fact)
+
+
+def _cell(value: Spread | None, metric: Metric, marked: bool = False) -> Html:
+    if value is None:
+        return tag("td", UNMEASURED)
+    mean, std = value.words(metric.digits)
+    shown = [tag("span", mean, class_="value")]
+    if std:
+        shown.append(tag("span", std, class_="std"))
+    if marked:
+        shown.append(tag("span", " highest", class_="visually-hidden"))
+    return tag("td", *shown, class_="best" if marked else "")
+
+
+def _meaning_of_bold(seeded: bool) -> str:
+    if seeded:
+        return "Bold: the highest accuracy of the column, and every accuracy within the standard deviations of it."
+    return "Bold: the highest accuracy of the column. One seed cannot tell a better method from a lucky one."
+
+
+def _standard_error(groups: Sequence[Group], accuracies: Sequence[float]) -> str:
+    results = [result for group in groups for result in group.results]
+    tested = {(found["knn/test_images"], found["split"]) for found in results if "knn/test_images" in found}
+    if len(tested) != 1 or not accuracies:
+        return ""
+    ((images, split),) = tested
+    top = max(accuracies) / KNN.factor
+    error = KNN.factor * math.sqrt(top * (1 - top) / images)
+    return (
+        f"With {images:,} {split} images, the standard error of an accuracy of {KNN.factor * top:.0f} % is "
+        f"{error:.1f} points."
+    )
+
+
+def geometry_table(rows: Sequence[Row]) -> Html:
+    """Alignment, and uniformity within and between clients; empty where nothing was measured."""
+    columns = result_columns(rows, "geometry")
+    if not columns:
+        return Html("")
+    body = [
+        [method_label(row.line, row.label), *(_cell(row.spread(metric), metric) for metric in columns)]
+        for row in rows
+    ]
+    caption = "Alignment of two views (lower is closer), and −uniformity of the clients’ images"
+    heads = ["method", *(metric.title for metric in columns)]
+    return folded("More geometry", table(caption, heads, body))
+
+
+def models_table(groups: Sequence[Group]) -> Html:
+    """Each model of the runs that end with several."""
+    found = [
+        (i, run, name, run.results.get("clients_by_model", {}).get(name), numbers)
+        for i, group in enumerate(groups)
+        for run in group.runs
+        for name, numbers in run.results.get("by_model", {}).items()
+    ]
+    caption = "Results of each model, for runs that end with several models"
+    return folded("Each model", _named(caption, ("model", "clients"), groups, found)) if found else Html("")
+
+
+def sites_table(groups: Sequence[Group]) -> Html:
+    """The results of each site of a real federation on its own held-out images."""
+    found = [
+        (i, run, name, numbers.get("geometry/of_test_images", numbers.get("knn/test_images")), numbers)
+        for i, group in enumerate(groups)
+        for run in group.runs
+        for name, numbers in run.results.get("sites", {}).items()
+    ]
+    caption = "Results of each site on its own held-out images"
+    return folded("Each site", _named(caption, ("site", "images"), groups, found)) if found else Html("")
+
+
+def _named(
+    caption: str,
+    headings: tuple[str, str],
+    groups: Sequence[Group],
+    found: Sequence[tuple[int, Folder, str, int | None, dict[str, Any]]],
+) -> Html:
+    """Results by a name within a run, with a count beside the name."""
+    rows = [Row(name, [numbers], i, 1) for i, _, name, _, numbers in found]
+    columns = result_columns(rows)
+    body = [
+        [
+            method_label(i, groups[i].label, f"seed {run.seed}"),
+            name,
+            UNMEASURED if count is None else f"{count:,}",
+            *(_cell(row.spread(metric), metric) for metric in columns),
+        ]
+        for row, (i, run, name, count, _) in zip(rows, found, strict=True)
+    ]
+    return table(caption, ["method", *headings, *(metric.title for metric in columns)], body)
+
+
+def protocols(groups: Sequence[Group]) -> Html:
+    """The split and the constants of the protocols, once if all runs share them."""
+    sets: dict[str, tuple[list[str], str, dict[str, dict[str, Any]]]] = {}
+    measured = [(group.label, result) for group in groups for result in group.results]
+    measured = measured or [(row.label, result) for row in untrained_rows(groups) for result in row.results]
+    for label, result in measured:
+        found = constants(next(iter(result.get("by_model", {}).values()), result))
+        split = str(result.get("split", "unknown"))
+        labels = sets.setdefault(repr((split, found)), ([], split, found))[0]
+        if label not in labels:
+            labels.append(label)
+    blocks = []
+    for labels, split, found in sets.values():
+        if len(sets) > 1:
+            blocks.append(tag("h4", ", ".join(labels)))
+        on = f"Measured on the {split} images."
+        if split == "train":
+            on = "Measured on the training images, because there are no held-out images."
+        entries = [
+            tag("div", tag("dt", "kNN, cosine" if name == "knn" else name), tag("dd", _listed(values)))
+            for name, values in found.items()
+        ]
+        blocks.append(join([tag("p", on), tag("dl", *entries, class_="constants")]))
+    if len(sets) > 1:
+        warning = "The runs were measured under different protocols. Compare their numbers with care."
+        blocks.insert(0, tag("p", warning, class_="note"))
+    return join(blocks) if blocks else tag("p", "Nothing has been measured yet.")
+
+
+def _listed(values: Mapping[str, Any]) -> str:
+    return " · ".join(
+        f"{name.replace('_', ' ')} {show(value)}" for name, value in values.items() if value not in ("", None)
+    )

@@ -1,0 +1,181 @@
+"""The page's tables of runs: recipes, traffic, refused updates, egress, partitions."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from atoll.evaluation.metrics import BYTES_DOWN, BYTES_UP
+from atoll.report.groups import EXPECTED, Group, differences
+from atoll.report.html import Html, bullets, folded, join, table, tag
+from atoll.report.numbers import UNMEASURED, megabytes
+from atoll.report.results_tables import method_label
+from atoll.report.wording import partition_kind, show
+
+MAX_LISTED = 20  # refused and lost updates that are named one by one
+MAX_CELLS = 2000  # of a partition's table
+
+
+def recipe_differences(groups: Sequence[Group]) -> Html:
+    """The differences between the recipes beside the method, so that nobody takes their effect for the method's."""
+    if len(groups) < 2:
+        return Html("")
+    apart = differences([group.recipe for group in groups], EXPECTED)
+    if not apart:
+        return tag("p", "The recipes differ only in their method and its options.")
+    body = [[name, *map(show, values)] for name, values in apart.items()]
+    caption = "Differences between the recipes beside the method and its options"
+    return table(caption, ["recipe key", *(group.label for group in groups)], body)
+
+
+def provenance(groups: Sequence[Group]) -> Html:
+    """Each run, and each recipe in full."""
+    body = [
+        [
+            method_label(i, group.label),
+            run.name,
+            str(run.seed),
+            f"{run.rounds} of {run.asked}",
+            tag("td", tag("code", run.digest)),
+            str(run.results.get("version", UNMEASURED)),
+        ]
+        for i, group in enumerate(groups)
+        for run in group.runs
+    ]
+    head = ["method", "folder", "seed", "rounds", "recipe", "Atoll"]
+    recipes = (folded(f"Recipe of {group.label}", tag("pre", group.runs[0].recipe_text)) for group in groups)
+    return join([table("Runs, each with the digest of its recipe.toml (SHA-256)", head, body), *recipes])
+
+
+def traffic_table(groups: Sequence[Group]) -> Html:
+    """Bytes up and down, the updates that were refused or lost, and the time."""
+    body = []
+    for i, group in enumerate(groups):
+        runs = [[line for line in run.metrics if BYTES_UP.key in line] for run in group.runs]
+        runs = [lines for lines in runs if lines]
+        if not runs:
+            continue
+        cells = []
+        for metric in (BYTES_UP, BYTES_DOWN):
+            totals = [sum(line[metric.key] for line in lines) for lines in runs]
+            rounds = [total / len(lines) for total, lines in zip(totals, runs, strict=True)]
+            cells += [megabytes(statistics.fmean(rounds)), megabytes(statistics.fmean(totals))]
+        counts = [
+            str(sum(len(line.get(name, ())) for lines in runs for line in lines))
+            for name in ("refused", "lost")
+        ]
+        seconds = statistics.median(line.get("seconds", 0.0) for lines in runs for line in lines)
+        seeds = f"mean of {len(runs)} seeds" if len(runs) > 1 else ""
+        body.append([method_label(i, group.label, seeds), *cells, *counts, f"{seconds:.1f} s"])
+    if not body:
+        return tag("p", "No round has been completed yet.")
+    head = ["method"]
+    head += [
+        f"{metric.heading} {span}" for metric in (BYTES_UP, BYTES_DOWN) for span in ("per round", "in total")
+    ]
+    head += ["refused", "lost", "time per round"]
+    seeded = "; with several seeds, bytes are means and refused and lost updates are sums over the seeds"
+    several = any(len(group.runs) > 1 for group in groups)
+    caption = f"Traffic of all clients together, and the median time{seeded if several else ''}"
+    return table(caption, head, body)
+
+
+def failed_updates(groups: Sequence[Group]) -> Html:
+    """Refused and lost updates by name."""
+    said = [
+        f"{group.label}, seed {run.seed}, round {line['round']}: client {client}’s update was {name} ({reason})"
+        for group in groups
+        for run in group.runs
+        for line in run.metrics
+        for name in ("refused", "lost")
+        for client, reason in line.get(name, {}).items()
+    ]
+    if not said:
+        return tag("p", "No update was refused or lost.", class_="muted")
+    more = len(said) - MAX_LISTED
+    listed = said[:MAX_LISTED] + ([f"and {more:,} more, listed in metrics.jsonl"] if more > 0 else [])
+    return bullets(listed)
+
+
+def egress_table(groups: Sequence[Group]) -> Html:
+    """What left each client, and what it retained."""
+    body = []
+    for i, group in enumerate(groups):
+        known = next((result for result in group.results if "egress" in result), None)
+        lists = [None, None] if known is None else [known["egress"], known.get("keeps", [])]
+        cells = (
+            tag("td", "not recorded in this run" if items is None else bullets(items) if items else "nothing")
+            for items in lists
+        )
+        body.append([method_label(i, group.label), *cells])
+    return table(
+        "Data that left each client, and data that each client retained",
+        ["method", "left the client", "retained by the client between rounds"],
+        body,
+        "prose",
+    )
+
+
+def distinct_partitions(groups: Sequence[Group]) -> list[tuple[str, dict[str, Any]]]:
+    """Each partition of the runs once, with the methods and seeds that share it."""
+    users: dict[str, list[tuple[str, int]]] = {}
+    found: dict[str, dict[str, Any]] = {}
+    for group in groups:
+        for run in group.runs:
+            if run.partition.get("clients"):
+                key = repr(run.partition["clients"])
+                found.setdefault(key, run.partition)
+                users.setdefault(key, []).append((group.label, run.seed))
+    return [(_users(users[key]), partition) for key, partition in found.items()]
+
+
+def _users(runs: Sequence[tuple[str, int]]) -> str:
+    labels = list(dict.fromkeys(label for label, _ in runs))
+    seeds = ", ".join(map(str, sorted({seed for _, seed in runs})))
+    return f"{labels[0] if len(labels) == 1 else f'{len(labels)} methods'}, seed {seeds}"
+
+
+def partition_facts(partitions: Sequence[tuple[str, Mapping[str, Any]]]) -> Html:
+    """The partitions of the training images."""
+    body = []
+    for label, partition in partitions:
+        sizes = [client["size"] for client in partition["clients"]]
+        held, distance = sum(sizes), partition.get("label_distance")
+        body.append(
+            [
+                label,
+                f"{len(sizes):,}",
+                partition_kind(partition.get("options", {})),
+                f"{held:,} of {partition.get('num_samples', held):,}",
+                f"{min(sizes):,} – {max(sizes):,}",
+                "no labels" if distance is None else f"{distance:.3f}",
+            ]
+        )
+    head = ["runs", "clients", "partition", "training images held", "smallest – largest", "label distance"]
+    words = (
+        "The label distance is the mean L1 distance between a client’s label distribution and the overall one: 0 "
+        "if all are equal, at most 2."
+    )
+    return join([table("Partition of the training images", head, body), tag("p", words, class_="muted")])
+
+
+def partition_tables(partitions: Sequence[tuple[str, Mapping[str, Any]]]) -> Html:
+    """The pictures as tables, those that are small enough to be read."""
+    found = [whole for label, partition in partitions if (whole := _partition_table(label, partition))]
+    return folded("As a table", *found) if found else Html("")
+
+
+def _partition_table(label: str, partition: Mapping[str, Any]) -> Html:
+    clients, classes = partition["clients"], [str(name) for name in partition.get("classes") or ()]
+    counted = all(client.get("label_counts") for client in clients)
+    width = max(len(client["label_counts"]) for client in clients) if counted else 0
+    heads = [*classes, *(str(i) for i in range(len(classes), width))][:width]
+    if len(clients) * (width + 1) > MAX_CELLS:
+        return Html("")
+    body = [
+        [str(client["name"]), f"{client['size']:,}", *(map(str, client["label_counts"]) if counted else ())]
+        for client in clients
+    ]
+    caption = f"Images by client{' and class' if counted else ''}: {label}"
+    return table(caption, ["client", "images", *heads], body)

@@ -1,0 +1,63 @@
+"""Words for counts, values and the settings of a recipe."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+# The options of each kind of partition that shape it.
+PARTITION_PARAMETERS = {
+    "dirichlet": ("alpha", "variant"),
+    "skew": ("beta",),
+    "shards": ("classes_per_client",),
+    "natural": ("column",),
+}
+
+
+def plural(count: int, word: str) -> str:
+    """A count and its noun."""
+    return f"{count:,} {word}{'' if count == 1 else 's'}"
+
+
+def show(value: Any) -> str:
+    """A recipe's value in words."""
+    if isinstance(value, list | tuple):
+        return ", ".join(map(show, value)) or "none"
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if isinstance(value, float):
+        return f"{value:g}"
+    return "not set" if value is None else str(value)
+
+
+def partition_kind(partition: Mapping[str, Any]) -> str:
+    """The kind of a partition (a ``[partition]`` section) with the parameters that shape it."""
+    kind = str(partition.get("kind", "unknown"))
+    said = ", ".join(
+        f"{name.replace('_', ' ')} {show(partition[name])}"
+        for name in PARTITION_PARAMETERS.get(kind, ())
+        if partition.get(name) is not None
+    )
+    return f"{kind} ({said})" if said else kind
+
+
+def setting_words(recipe: Mapping[str, Any]) -> str:
+    """The images of a run, its clients and their partition, from its recipe."""
+    return f"{images_words(recipe)}, {partition_kind(recipe.get('partition', {}))}"
+
+
+def images_words(recipe: Mapping[str, Any]) -> str:
+    """The images of a run and its clients."""
+    data, partition = recipe.get("data", {}), recipe.get("partition", {})
+    said = [source_words(data)]
+    if data.get("limit"):
+        said.append(f"at most {plural(data['limit'], 'image')}")
+    if "clients" in partition and partition.get("kind") not in ("natural", "centralised"):
+        said.append(plural(partition["clients"], "client"))
+    return ", ".join(said)
+
+
+def source_words(data: Mapping[str, Any]) -> str:
+    """The source of a ``[data]`` section's images."""
+    source = str(data.get("source", "unknown images"))
+    return f"{data['path']} ({source})" if data.get("path") and source != "digits" else source

@@ -1,0 +1,59 @@
+"""The one table of measurements."""
+
+import pkgutil
+
+import pytest
+import torch
+
+from atoll.evaluation import PROTOCOLS, geometry
+from atoll.evaluation.metrics import METRICS, constants, measured
+
+KEYS = [metric.key for metric in METRICS]
+
+
+def test_each_key_and_each_heading_stands_once():
+    assert len(set(KEYS)) == len(KEYS)
+    assert len({metric.title for metric in METRICS}) == len(METRICS)
+
+
+@pytest.mark.parametrize("metric", METRICS, ids=KEYS)
+def test_the_function_that_makes_a_metric_exists(metric):
+    assert callable(pkgutil.resolve_name(metric.function))
+    assert metric.meaning
+
+
+def test_everything_that_is_measured_stands_in_the_table():
+    h = torch.randn(12, 4, generator=torch.Generator().manual_seed(0))
+    found = geometry(h, views=(h, h + 0.1), clients=(h, torch.arange(12) % 3))
+    made = {f"geometry/{name}" for name in found}
+    made |= {f"{protocol}/accuracy" for protocol in PROTOCOLS if protocol != "geometry"}
+    made |= {"classifier/accuracy", "loss", "bytes_up", "bytes_down"}
+    assert made == set(KEYS)
+
+
+def test_printed_values():
+    results = [{"knn/accuracy": 0.25, "geometry/uniformity": -1.5}, {"knn/accuracy": float("nan")}, {}]
+    knn, uniformity = measured(results)
+    assert (knn.title, knn.values(results)) == ("kNN %", [25.0])
+    assert (uniformity.title, uniformity.values(results)) == ("−uniformity", [1.5])
+    assert knn.values([{"knn/accuracy": True}]) == []
+
+
+def test_an_accuracy_of_another_version_is_shown_last():
+    results = [{"probe-of-tomorrow/accuracy": 0.5, "geometry/uniformity": -1.0}]
+    titles = [metric.title for metric in measured(results)]
+    assert titles == ["−uniformity", "probe-of-tomorrow %"]
+
+
+def test_constants_are_what_is_no_measurement():
+    results = {
+        "split": "test",
+        "knn/accuracy": 0.5,
+        "knn/k": 20,
+        "probe/epoch": 3,
+        "probe/last_accuracy": 0.1,
+        "geometry/singular_values": [1.0],
+        "geometry/clients_uniformity_intra": -1.0,
+        "geometry/t": 2.0,
+    }
+    assert constants(results) == {"knn": {"k": 20}, "geometry": {"t": 2.0}}

@@ -1,0 +1,72 @@
+"""The terminal's table and the page's have the same rows and columns for the same runs."""
+
+import io
+
+import pytest
+from rich.console import Console
+
+from atoll.core.run_folder import Run
+from atoll.report import write_report
+from atoll.report.comparison import comparison_cells, comparison_table
+from tests.report.pages import Page
+from tests.report.run_folders import evaluation, make_run
+
+KNN_ALONE = {key: value for key, value in evaluation(0.7).items() if not key.startswith("probe")}
+CASES = {
+    "seeds": [{"seed": 0}, {"seed": 1, "results": evaluation(0.8)}],
+    "workers": [{"seed": 0}, {"seed": 1, "recipe": {"engine": {"workers": 2}}}],
+    "names": [{"seed": 0, "recipe": {"name": "a", "title": "A"}}, {"seed": 1, "recipe": {"name": "b"}}],
+    "names of one seed": [{"recipe": {"name": "a"}}, {"recipe": {"name": "b"}}],
+    "a run and its repetition": [{}, {"results": evaluation(0.8)}],
+    "options": [{"recipe": {"options": {"dsr": {"alpha": alpha}}}} for alpha in (0.5, 2.0)],
+    "methods": [{}, {"method": "moon"}],
+    "protocols": [{"results": KNN_ALONE}, {"method": "moon", "results": KNN_ALONE}],
+    "encoders": [{}, {"method": "moon", "recipe": {"model": {"encoder": "vit-tiny"}}}],
+    "starts": [{}, {"method": "moon", "recipe": {"train": {"rounds": 3, "lr": 0.05, "start": "first"}}}],
+}
+ROWS = {  # of methods, below the encoders before the first round
+    "seeds": ["ssd"],
+    "workers": ["ssd"],
+    "names": ["ssd"],
+    "names of one seed": ["ssd · name = a", "ssd · name = b"],
+    "a run and its repetition": ["ssd · folder = 0", "ssd · folder = 1"],
+    "options": ["ssd · dsr.alpha = 0.5", "ssd · dsr.alpha = 2"],
+    "methods": ["ssd", "moon"],
+    "protocols": ["ssd", "moon"],
+    "encoders": ["ssd", "moon"],
+    "starts": ["ssd", "moon"],
+}
+
+
+def runs(tmp_path, case):
+    return [make_run(tmp_path / str(i), **settings) for i, settings in enumerate(CASES[case])]
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_page_and_terminal_have_the_same_rows_and_columns(tmp_path, case):
+    folders = runs(tmp_path, case)
+    header, rows, _ = comparison_cells([Run(folder) for folder in folders])
+    on_page = Page(write_report(folders, tmp_path / "report.html")).tables["Results by method"]
+    # A page's label has smaller lines below it, and its best values are marked.
+    shown = [[cell.removesuffix(" highest") for cell in row] for row in on_page]
+    labels = [row[0].partition("mean ± std of")[0] for row in shown[1:]]
+    assert header == shown[0]
+    assert labels == [row[0] for row in rows]
+    assert [row[1:] for row in shown[1:]] == [row[1:] for row in rows]
+    assert [label for label in labels if "encoder" not in label.partition(" ·")[0]] == ROWS[case]
+
+
+def test_a_column_that_nothing_has_is_left_out(tmp_path):
+    (folder,) = runs(tmp_path, "protocols")[:1]
+    (folder / "metrics.jsonl").unlink()
+    header, rows, _ = comparison_cells([Run(folder)])
+    assert header == ["method", "kNN %", "−uniformity", "effective rank"]
+    assert rows[0] == ["Untrained encoder", "–", "–", "–"]
+
+
+def test_a_label_is_printed_as_it_is(tmp_path):
+    """Square brackets in it are no markup."""
+    run = make_run(tmp_path / "run", results={**evaluation(0.9), "method": "mine [bold]"})
+    console = Console(width=120, file=io.StringIO())
+    console.print(comparison_table(comparison_cells([Run(run)])))
+    assert "mine [bold]" in console.file.getvalue()
