@@ -1,7 +1,7 @@
-"""The equations: pure functions of tensors, one equation each.
+"""Losses, metrics and mixing weights as pure functions of tensors, one equation each.
 
-Losses and metrics take float tensors (N, d) unless they say otherwise, compute in float32 at least, and raise
-a ValueError that names the shapes when these do not fit. Rows that are zero have no direction: they normalise
+Losses and metrics take float tensors (N, d) unless their docstring says otherwise, compute in float32 or higher,
+and raise a ValueError that names the shapes if these do not match. A row of zeros has no direction: it normalises
 to zero, with gradient zero.
 """
 

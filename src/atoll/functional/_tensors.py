@@ -1,4 +1,4 @@
-"""What every equation shares: precision, shape checks, safe normalisation."""
+"""Helpers that all equations share: precision, shape checks, safe normalisation."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ from torch import Tensor
 P = ParamSpec("P")
 R = TypeVar("R")
 
-# Rows shorter than this have no direction; the bound is that of `torch.nn.functional.normalize`.
-SHORTEST = 1e-12
+# Rows with a smaller norm have no direction; `torch.nn.functional.normalize` uses the same bound.
+MIN_NORM = 1e-12
 
 
 def full_precision(function: Callable[P, R]) -> Callable[P, R]:
     """Evaluate an equation in float32, or in float64 if its first floating tensor is float64.
 
-    Half-precision tensors are promoted and autocast is off inside, because logarithms and exponents of
-    similarities over a small temperature lose everything in 8 or 11 bits. The other floating tensors follow
-    the first, so that a float64 constant does not slow a float32 loss down.
+    Half-precision tensors are promoted and autocast is disabled, because logarithms and exponentials of
+    similarities divided by a small temperature lose all their precision in 8 or 11 bits. The other floating
+    tensors are cast to the dtype of the first, so that a float64 constant does not slow a float32 loss down.
     """
 
     @functools.wraps(function)
@@ -44,17 +44,17 @@ def full_precision(function: Callable[P, R]) -> Callable[P, R]:
 
 
 def shapes(**tensors: Tensor) -> str:
-    """The tensors' names, shapes and dtypes, as error messages show them."""
+    """Names, shapes and dtypes of tensors, formatted for error messages."""
     return ", ".join(
         f"{name} {tuple(t.shape)} {str(t.dtype).removeprefix('torch.')}" for name, t in tensors.items()
     )
 
 
 def check_rows(least: int = 1, **tensors: Tensor) -> None:
-    """All tensors are floating and of one shape (N, d), N >= `least`, d >= 1.
+    """Check that all tensors are floating and have one shape (N, d), N >= `least`, d >= 1.
 
     Raises:
-        ValueError: naming every shape, if they are not.
+        ValueError: If they do not; the message names every shape.
     """
     first = next(iter(tensors.values()))
     good = first.ndim == 2 and first.shape[0] >= least and first.shape[1] >= 1
@@ -64,10 +64,10 @@ def check_rows(least: int = 1, **tensors: Tensor) -> None:
 
 
 def check_width(z: Tensor, least: int = 0, **tensors: Tensor) -> None:
-    """Each of the tensors is floating, (M, d) with M >= `least`, and as wide as `z`.
+    """Check that each tensor is floating and has shape (M, d), with M >= `least` and the width d of `z`.
 
     Raises:
-        ValueError: naming every shape, if one is not.
+        ValueError: If one does not; the message names every shape.
     """
     for t in tensors.values():
         if t.ndim != 2 or t.shape[0] < least or t.shape[1] != z.shape[1] or not t.is_floating_point():
@@ -76,10 +76,10 @@ def check_width(z: Tensor, least: int = 0, **tensors: Tensor) -> None:
 
 
 def check_positive(**numbers: float) -> None:
-    """Each number is above zero.
+    """Check that each number is above zero.
 
     Raises:
-        ValueError: naming the number, if one is not.
+        ValueError: If one is not; the message names it.
     """
     for name, number in numbers.items():
         if not number > 0:
@@ -87,16 +87,16 @@ def check_positive(**numbers: float) -> None:
 
 
 def unit(z: Tensor) -> Tensor:
-    """Rows scaled to length one; a row of zeros stays zero, and its gradient is zero.
+    """Scale rows to length one; a row of zeros stays zero, and its gradient is zero.
 
-    Dividing by a tiny constant instead would give a zero row a gradient of 1e12.
+    Dividing by a small constant instead would give a zero row a gradient of 1e12.
     """
     norm = torch.linalg.vector_norm(z, dim=-1, keepdim=True)
-    return torch.where(norm > SHORTEST, z / norm.clamp_min(SHORTEST), torch.zeros_like(z))
+    return torch.where(norm > MIN_NORM, z / norm.clamp_min(MIN_NORM), torch.zeros_like(z))
 
 
 def cosine(a: Tensor, b: Tensor) -> Tensor:
-    """Row-wise cosine similarity; 0 where either row is zero.
+    """Row-wise cosine similarity; 0 if either row is zero.
 
     Shape:
         a, b: (N, d). Output: (N,).
@@ -104,18 +104,21 @@ def cosine(a: Tensor, b: Tensor) -> Tensor:
     return (unit(a) * unit(b)).sum(dim=-1)
 
 
-def nothing(z: Tensor) -> Tensor:
-    """A zero that keeps `z` in the graph, with gradient zero, for losses over an empty set."""
+def zero_loss(z: Tensor) -> Tensor:
+    """Zero that keeps `z` in the graph, with gradient zero, for losses over an empty set."""
     return z.sum() * 0.0
 
 
 def off_diagonal_squares(matrix: Tensor) -> Tensor:
-    """Sum of the squared off-diagonal entries; subtracting the diagonal's part would leave rounding."""
+    """Sum of the squared off-diagonal entries.
+
+    The diagonal is set to zero; subtracting its squares from the total would leave a rounding error.
+    """
     return (matrix * matrix).fill_diagonal_(0.0).sum()
 
 
 def standardise(z: Tensor, unbiased: bool, eps: float = 0.0) -> Tensor:
-    """Columns to mean zero and variance one over the rows.
+    """Standardise each column to mean zero and variance one over the rows.
 
     A column that is constant up to rounding becomes zero, with gradient zero.
     """

@@ -1,4 +1,4 @@
-"""The numbers by which models are mixed."""
+"""Weights and cosines for mixing models."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from torch import Tensor
 
 from atoll.functional._tensors import shapes
 
-# Entries of the directions that are in float64 at once (64 MiB); all of 100 ResNet-18 would not fit.
+# Number of entries converted to float64 at a time (64 MiB); 100 ResNet-18 as a whole would not fit in memory.
 BLOCK = 2**23
 
 
@@ -17,23 +17,23 @@ BLOCK = 2**23
 def angular_divergence(
     global_weights: Mapping[str, Tensor], client_weights: Mapping[str, Tensor]
 ) -> dict[str, Tensor]:
-    """Cosine between the global model's tensor and a client's, for each layer.
+    """Cosine similarity between the global model and a client's model, for each tensor.
 
-    δ^(l) = ⟨w_g, w_k⟩ / (‖w_g‖‖w_k‖), the tensors taken as vectors; 1 where either is all zero, since no
-    angle is defined there (BatchNorm's β and running mean start as zeros). Equal tensors give exactly 1. A
+    δ^(l) = ⟨w_g, w_k⟩ / (‖w_g‖‖w_k‖), with each tensor flattened to a vector; 1 if either is all zero, because
+    the angle is then undefined (BatchNorm's β and running mean start as zeros). Equal tensors give exactly 1. A
     floating tensor without dimensions is a vector of length one, so its cosine is the product of the signs.
-    Integer tensors are counters, have no direction, and are left out. For one δ over the whole model pass it
-    as one concatenated vector.
+    Integer tensors are counters without a direction and are left out. For a single δ over the whole model, pass
+    the model as one concatenated vector.
 
     Args:
-        global_weights: the global model's tensors by name.
-        client_weights: the client's, with the same names and shapes.
+        global_weights: The global model's tensors by name.
+        client_weights: The client's tensors, with the same names and shapes.
 
     Shape:
         Output: a scalar in [−1, 1] for the name of every floating tensor.
 
     Raises:
-        ValueError: if names or shapes differ.
+        ValueError: If names or shapes differ.
 
     Reference:
         Rehman et al., L-DAWA, 2023, Eq. 2 and 4.
@@ -46,8 +46,8 @@ def angular_divergence(
         0.7071
     """
     if global_weights.keys() != client_weights.keys():
-        odd = sorted(global_weights.keys() ^ client_weights.keys())
-        raise ValueError(f"the models differ in these tensors: {odd}")
+        unmatched = sorted(global_weights.keys() ^ client_weights.keys())
+        raise ValueError(f"the models differ in these tensors: {unmatched}")
     cosines = {}
     for name, w in global_weights.items():
         other = client_weights[name]
@@ -60,8 +60,8 @@ def angular_divergence(
 
 def _cosine(w: Tensor, other: Tensor) -> Tensor:
     dtype = torch.promote_types(w.dtype, torch.float32)
-    x, y = w.double().flatten(), other.double().flatten()  # float32 holds no squares of 1e25
-    # With the three products taken alike, and the root of a square being exact, x = y gives exactly 1.
+    x, y = w.double().flatten(), other.double().flatten()  # the square of 1e25 overflows float32
+    # All three products use the same operation, and the root of a square is exact, so x = y gives exactly 1.
     xy, scale = x.dot(y), (x.dot(x) * y.dot(y)).sqrt()
     ratio = xy / torch.where(scale > 0, scale, 1.0)
     return torch.where(scale > 0, ratio.clamp(-1.0, 1.0), 1.0).to(dtype)
@@ -71,20 +71,20 @@ def _cosine(w: Tensor, other: Tensor) -> Tensor:
 def min_norm_weights(directions: Tensor) -> Tensor:
     """Weights of the shortest vector in the convex hull: argmin over the simplex of ‖Σ_k α_k u_k‖².
 
-    Solved exactly by an active set on the Gram matrix in float64, always in the same order. The minimiser is
-    scaled from min_{x ≥ 0} ‖Σ x_k u_k‖² + (1 − Σ x_k)²: for x = sα the best s leaves v/(1 + v), v = ‖Σ α_k
-    u_k‖², which grows with v. Where uniform weights are optimal already (equal or orthogonal clients, all
-    zero) they are returned; other ties are broken towards few clients. The directions are taken as they are:
-    FedU² normalises them first.
+    An active-set method on the Gram matrix solves the problem exactly, in float64 and always in the same order.
+    The minimiser is scaled from min_{x ≥ 0} ‖Σ x_k u_k‖² + (1 − Σ x_k)²: for x = sα the best s leaves v/(1 + v),
+    v = ‖Σ α_k u_k‖², which grows with v. If uniform weights are already optimal (equal or orthogonal clients, all
+    zero), they are returned; other ties are broken in favour of few clients. The directions are not normalised
+    here: FedU² normalises them before the call.
 
     Args:
-        directions: one flattened update a row.
+        directions: One flattened update per row.
 
     Shape:
         directions: (K, D). Output: (K,), non-negative, of sum 1.
 
     Raises:
-        ValueError: if `directions` is not a float (K, D), or not finite.
+        ValueError: If `directions` is not a float (K, D), or not finite.
 
     Reference:
         Désidéri, Multiple-Gradient Descent Algorithm, 2012; Lawson and Hanson, Solving Least Squares
@@ -102,8 +102,8 @@ def min_norm_weights(directions: Tensor) -> Tensor:
     gram = torch.zeros(k, k, dtype=torch.float64, device=directions.device)
     step = max(1, BLOCK // k)
     for start in range(0, directions.shape[1], step):
-        part = directions[:, start : start + step].double()
-        gram += part @ part.T
+        block = directions[:, start : start + step].double()
+        gram += block @ block.T
     gram = gram.cpu()
     if not gram.isfinite().all():
         raise ValueError(f"directions must be finite, got {shapes(directions=directions)} with other values")
@@ -111,17 +111,20 @@ def min_norm_weights(directions: Tensor) -> Tensor:
 
 
 def shortest_in_hull(gram: Tensor) -> Tensor:
-    """`min_norm_weights` of directions of which only the products ⟨u_i, u_j⟩ are at hand.
+    """`min_norm_weights` of directions of which only the inner products ⟨u_i, u_j⟩ are available.
+
+    Args:
+        gram: The matrix of inner products ⟨u_i, u_j⟩.
 
     Shape:
         gram: (K, K), float64, on the CPU. Output: (K,).
     """
     k = len(gram)
     lengths = gram.diagonal().sqrt()
-    if bool((lengths == 0).any()):  # zero is in the hull, and is shortest
+    if bool((lengths == 0).any()):  # the zero vector is in the hull and is the shortest
         zero = (lengths == 0).double()
         return zero / zero.sum()
-    # In unit directions, with y_k = x_k·length_k / shortest, all numbers are near one whatever the lengths.
+    # With unit directions and y_k = x_k·length_k / shortest, all numbers are close to one for any lengths.
     gram = gram / lengths[:, None] / lengths[None, :]
     share = lengths.min() / lengths
     rounding = 1e-12
@@ -135,7 +138,9 @@ def shortest_in_hull(gram: Tensor) -> Tensor:
     h = gram + share[:, None] * share[None, :]
     y = torch.zeros_like(share)
     active = torch.zeros(k, dtype=torch.bool)
-    for _ in range(10 * k):  # far more than are needed; a bound in case rounding makes an index come and go
+    for _ in range(
+        10 * k
+    ):  # far more than needed; a bound in case rounding adds and removes an index for ever
         gain = (share - h @ y).masked_fill(active, -torch.inf)
         if float(gain.max()) <= rounding:
             break
@@ -147,7 +152,7 @@ def shortest_in_hull(gram: Tensor) -> Tensor:
             blocked = active & (trial <= 0)
             if not bool(blocked.any()):
                 break
-            # Walk towards the unconstrained optimum until the first weight is used up, and drop that one.
+            # Move towards the unconstrained optimum until the first weight reaches zero, and drop that weight.
             steps = torch.where(blocked, y / (y - trial).clamp_min(torch.finfo(y.dtype).tiny), torch.inf)
             first = int(steps.argmin())
             y = y + steps[first] * (trial - y)
@@ -163,18 +168,18 @@ def shortest_in_hull(gram: Tensor) -> Tensor:
 def metropolis_weights(adjacency: Tensor) -> Tensor:
     """Metropolis-Hastings mixing weights of an undirected graph.
 
-    W_ij = 1/(1 + max(deg_i, deg_j)) on edges, W_ii = 1 − Σ_j W_ij: symmetric and doubly stochastic, so gossip
-    with W keeps the models' mean.
+    W_ij = 1/(1 + max(deg_i, deg_j)) on edges, W_ii = 1 − Σ_j W_ij. The matrix is symmetric and doubly stochastic,
+    so gossip with W preserves the mean of the models.
 
     Args:
-        adjacency: non-zero where two clients talk; the diagonal is ignored.
+        adjacency: Non-zero if two clients exchange models; the diagonal is ignored.
 
     Shape:
-        adjacency: (K, K), symmetric, of any dtype. Output: (K, K), in the adjacency's floating dtype or else
-        the default one.
+        adjacency: (K, K), symmetric, of any dtype. Output: (K, K), in the adjacency's dtype if that is floating,
+        otherwise in the default dtype.
 
     Raises:
-        ValueError: if the adjacency is not square or not symmetric.
+        ValueError: If the adjacency is not square or not symmetric.
 
     Reference:
         Xiao, Boyd and Lall, A Scheme for Robust Distributed Sensor Fusion Based on Average Consensus, 2005.

@@ -1,4 +1,4 @@
-"""Losses that pull two things together: two views, two networks, a picture and its rebuilding."""
+"""Losses that make two outputs agree: two views, two networks, an image and its reconstruction."""
 
 from __future__ import annotations
 
@@ -13,11 +13,15 @@ def alignment(z1: Tensor, z2: Tensor) -> Tensor:
 
     L = (1/N) Σ_i ‖ẑ1_i − ẑ2_i‖², in [0, 4].
 
+    Args:
+        z1: Embeddings of the first view.
+        z2: Embeddings of the second view.
+
     Shape:
         z1, z2: (N, d). Output: scalar.
 
     Raises:
-        ValueError: if the shapes differ.
+        ValueError: If the shapes differ.
 
     Reference:
         Wang and Isola, Understanding Contrastive Representation Learning through Alignment and Uniformity on
@@ -36,19 +40,19 @@ def alignment(z1: Tensor, z2: Tensor) -> Tensor:
 
 @full_precision
 def byol(q: Tensor, z_target: Tensor) -> Tensor:
-    """BYOL's loss in one direction: a prediction against the target network's embedding of the other view.
+    """BYOL's loss in one direction: the prediction compared with the target's embedding of the other view.
 
     L = (1/N) Σ_i (2 − 2 cos(q_i, sg z_i)), in [0, 4]. The full loss adds the other direction.
 
     Args:
-        q: predictions of the online network.
-        z_target: embeddings of the target network; no gradient flows to them.
+        q: Predictions of the online network.
+        z_target: Embeddings of the target network; no gradient flows to them.
 
     Shape:
         q, z_target: (N, d). Output: scalar.
 
     Raises:
-        ValueError: if the shapes differ.
+        ValueError: If the shapes differ.
 
     Reference:
         Grill et al., Bootstrap Your Own Latent, 2020, Eq. 2.
@@ -71,14 +75,14 @@ def simsiam(q: Tensor, z: Tensor) -> Tensor:
     The full loss is the mean of both directions.
 
     Args:
-        q: predictions for one view.
-        z: projections of the other view; no gradient flows to them.
+        q: Predictions for one view.
+        z: Projections of the other view; no gradient flows to them.
 
     Shape:
         q, z: (N, d). Output: scalar.
 
     Raises:
-        ValueError: if the shapes differ.
+        ValueError: If the shapes differ.
 
     Reference:
         Chen and He, Exploring Simple Siamese Representation Learning, 2021, Eq. 1 and 3.
@@ -96,21 +100,21 @@ def simsiam(q: Tensor, z: Tensor) -> Tensor:
 
 @full_precision
 def masked_reconstruction(prediction: Tensor, target: Tensor, mask: Tensor) -> Tensor:
-    """Mean squared error over the masked entries alone, as masked autoencoders train on it.
+    """Mean squared error over the masked entries only, the loss of masked autoencoders.
 
-    What is predicted for visible entries does not matter. With nothing masked the loss is 0.
+    Predictions for visible entries do not affect the loss. If no entry is masked, the loss is 0.
 
     Args:
-        prediction: what the decoder rebuilt.
-        target: what was there.
-        mask: 1 (or True) where masked. It may have fewer dimensions than `prediction`: a mask (N, P) covers
+        prediction: The output of the decoder.
+        target: The original values.
+        mask: 1 (or True) for masked entries. It may have fewer dimensions than `prediction`: a mask (N, P) covers
             the whole patch of a prediction (N, P, v). Dimensions of size one are expanded.
 
     Shape:
-        prediction, target: one shape, any number of dimensions. mask: its leading dimensions. Output: scalar.
+        prediction, target: the same shape, any number of dimensions. mask: the leading dimensions. Output: scalar.
 
     Raises:
-        ValueError: if the shapes do not fit.
+        ValueError: If the shapes do not match.
 
     Reference:
         He et al., Masked Autoencoders Are Scalable Vision Learners, 2022, Section 3.
@@ -128,7 +132,7 @@ def masked_reconstruction(prediction: Tensor, target: Tensor, mask: Tensor) -> T
     if not fits:
         got = shapes(prediction=prediction, target=target, mask=mask)
         raise ValueError(
-            f"expected a prediction shaped as its target and a mask of leading dimensions, got {got}"
+            f"expected a prediction of its target's shape and a mask of the leading dimensions, got {got}"
         )
     trailing = (1,) * (prediction.ndim - mask.ndim)
     masked = mask.reshape(*mask.shape, *trailing).to(prediction.dtype).expand_as(prediction)

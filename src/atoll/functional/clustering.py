@@ -1,4 +1,4 @@
-"""Balanced soft assignment to clusters."""
+"""Balanced soft assignment of samples to clusters."""
 
 from __future__ import annotations
 
@@ -11,23 +11,23 @@ from atoll.functional._tensors import check_positive, check_rows, check_width, f
 @full_precision
 @torch.no_grad()
 def sinkhorn_assignments(scores: Tensor, lam: float = 25.0, iterations: int = 100) -> Tensor:
-    """Soft assignments in which every cluster gets the same mass, by Sinkhorn-Knopp scaling.
+    """Soft assignments in which every cluster receives the same mass, by Sinkhorn-Knopp scaling.
 
-    P = diag(c)·exp(λS)·diag(r), scaled in turn to column sums N/L and row sums 1. As in Orchestra's code it
-    stops when a full scaling changes the rows' factors by less than 1 % in all, looking at every tenth
-    iteration, so columns come out close to N/L and rows exactly 1. The targets are constants: no gradient
-    flows.
+    P = diag(c)·exp(λS)·diag(r), scaled alternately to column sums N/L and row sums 1. As in Orchestra's code, the
+    iteration stops when a full scaling changes the row factors by less than 1 % in total, which is checked at every
+    tenth iteration. Column sums are therefore close to N/L, and row sums exactly 1. The assignments are constants:
+    no gradient flows.
 
     Args:
-        scores: similarities of samples to centroids.
+        scores: Similarities of samples to centroids.
         lam: λ, the sharpness.
-        iterations: the most scalings that are done.
+        iterations: The maximum number of scalings.
 
     Shape:
         scores: (N, L). Output: (N, L), rows of sum 1.
 
     Raises:
-        ValueError: if `scores` is not (N, L), or a number is not positive.
+        ValueError: If `scores` is not (N, L), or a number is not positive.
 
     Reference:
         Lubana et al., Orchestra: Unsupervised Federated Learning via Globally Consistent Clustering, 2022
@@ -45,7 +45,7 @@ def sinkhorn_assignments(scores: Tensor, lam: float = 25.0, iterations: int = 10
     check_positive(lam=lam, iterations=iterations)
     n, clusters = scores.shape
     kernel = (scores * lam).softmax(dim=1)
-    # A centroid that is far from every sample would underflow to a division by zero.
+    # The mass of a centroid that is far from every sample underflows to zero; `tiny` avoids the division by zero.
     tiny = torch.finfo(scores.dtype).tiny
     c = scores.new_full((n,), 1.0 / n)
     for i in range(iterations):
@@ -61,11 +61,11 @@ def sinkhorn_assignments(scores: Tensor, lam: float = 25.0, iterations: int = 10
 def assignment_loss(target: Tensor, online: Tensor, centroids: Tensor, temperature: float = 0.1) -> Tensor:
     """Cross-entropy between two networks' soft assignments to centroids, −⟨softmax(z̄ᵗCᵀ/T), log softmax(z̄Cᵀ/T)⟩.
 
-    z̄ is z on the unit sphere. The target's assignments are constants.
+    z̄ is z projected onto the unit sphere. The target's assignments are constants.
 
     Args:
-        target: the target's embeddings.
-        online: those of the network that learns.
+        target: Embeddings of the target network.
+        online: Embeddings of the trained network.
         centroids: C, on the unit sphere.
         temperature: T.
 
@@ -73,7 +73,7 @@ def assignment_loss(target: Tensor, online: Tensor, centroids: Tensor, temperatu
         target, online: (N, d); centroids: (G, d). Output: scalar, the mean over rows.
 
     Raises:
-        ValueError: shapes that do not fit, or a temperature that is not positive.
+        ValueError: If the shapes do not match or the temperature is not positive.
 
     Reference:
         Lubana et al., Orchestra: Unsupervised Federated Learning via Globally Consistent Clustering, 2022.
@@ -88,6 +88,6 @@ def assignment_loss(target: Tensor, online: Tensor, centroids: Tensor, temperatu
     check_rows(target=target, online=online)
     check_width(target, least=1, centroids=centroids)
     check_positive(temperature=temperature)
-    given = (unit(target.detach()) @ centroids.T / temperature).softmax(dim=1)
-    said = (unit(online) @ centroids.T / temperature).log_softmax(dim=1)
-    return -(given * said).sum(dim=1).mean()
+    assigned = (unit(target.detach()) @ centroids.T / temperature).softmax(dim=1)
+    log_predicted = (unit(online) @ centroids.T / temperature).log_softmax(dim=1)
+    return -(assigned * log_predicted).sum(dim=1).mean()

@@ -1,4 +1,4 @@
-"""Losses that tell a positive from negatives by a softmax over cosine similarities."""
+"""Contrastive losses: a softmax over cosine similarities separates positives from negatives."""
 
 from __future__ import annotations
 
@@ -27,17 +27,17 @@ def nt_xent(z1: Tensor, z2: Tensor, temperature: float = 0.5, zero_self: bool = 
     L = (1/2N) Σ_a [−u_a·u_π(a)/τ + log Σ_{b≠a} exp(u_a·u_b/τ)]. It is log(2N − 1) when all rows are equal.
 
     Args:
-        z1: embeddings of the first view.
-        z2: embeddings of the second view, row by row of the same images.
+        z1: Embeddings of the first view.
+        z2: Embeddings of the second view of the same images, in the same order.
         temperature: τ.
-        zero_self: keep the row itself in the denominator, with similarity 0 and so exp(0) = 1, as FedU²'s
+        zero_self: Keep the row itself in the denominator, with similarity 0 and therefore exp(0) = 1, as FedU²'s
             released code does.
 
     Shape:
         z1, z2: (N, d). Output: scalar.
 
     Raises:
-        ValueError: if the shapes differ or the temperature is not positive.
+        ValueError: If the shapes differ or the temperature is not positive.
 
     Reference:
         Chen et al., A Simple Framework for Contrastive Learning of Visual Representations, 2020, Eq. 1.
@@ -58,21 +58,21 @@ def nt_xent(z1: Tensor, z2: Tensor, temperature: float = 0.5, zero_self: bool = 
 
 @full_precision
 def one_sided_nt_xent(z1: Tensor, z2: Tensor, temperature: float = 0.07) -> Tensor:
-    """NT-Xent with queries of the first view only, and with the self-similarity kept in the denominator.
+    """NT-Xent with queries of the first view only and the self-similarity kept in the denominator.
 
-    L = −(1/N) Σ_i [ẑ1_i·ẑ2_i/τ − log Σ_{v ∈ [ẑ1; ẑ2]} exp(ẑ1_i·v/τ)]. This is what L-DAWA's released code
-    trains; the term exp(1/τ) of a row with itself weakens every negative.
+    L = −(1/N) Σ_i [ẑ1_i·ẑ2_i/τ − log Σ_{v ∈ [ẑ1; ẑ2]} exp(ẑ1_i·v/τ)]. L-DAWA's released code trains with this
+    loss; the term exp(1/τ) of a row with itself weakens every negative.
 
     Args:
-        z1: embeddings of the view that queries.
-        z2: embeddings of the other view.
+        z1: Embeddings of the first view, the queries.
+        z2: Embeddings of the second view.
         temperature: τ.
 
     Shape:
         z1, z2: (N, d). Output: scalar.
 
     Raises:
-        ValueError: if the shapes differ or the temperature is not positive.
+        ValueError: If the shapes differ or the temperature is not positive.
 
     Reference:
         Rehman et al., L-DAWA, 2023 (released code).
@@ -92,21 +92,21 @@ def one_sided_nt_xent(z1: Tensor, z2: Tensor, temperature: float = 0.07) -> Tens
 
 @full_precision
 def queue_contrast(q: Tensor, k: Tensor, queue: Tensor, temperature: float) -> Tensor:
-    """MoCo's loss: a query against its key and a queue of earlier keys.
+    """MoCo's loss: contrast a query and its key with a queue of earlier keys.
 
     L = CE([q̂·k̂, q̂Qᵀ]/τ, 0). Keys and queue are constants.
 
     Args:
-        q: queries of the trained encoder.
-        k: keys of the momentum encoder, row by row of the same images; no gradient flows to them.
-        queue: earlier keys with normalised rows, taken as they are. With an empty queue the loss is 0.
+        q: Queries of the trained encoder.
+        k: Keys of the momentum encoder for the same images, in the same order; no gradient flows to them.
+        queue: Earlier keys, whose rows are already normalised. With an empty queue the loss is 0.
         temperature: τ.
 
     Shape:
         q, k: (N, d). queue: (M, d), M >= 0. Output: scalar.
 
     Raises:
-        ValueError: if the shapes do not fit or the temperature is not positive.
+        ValueError: If the shapes do not match or the temperature is not positive.
 
     Reference:
         He et al., Momentum Contrast for Unsupervised Visual Representation Learning, 2020, Eq. 1.
@@ -129,22 +129,22 @@ def queue_contrast(q: Tensor, k: Tensor, queue: Tensor, temperature: float) -> T
 
 @full_precision
 def dictionary_contrast(z1: Tensor, z2: Tensor, dictionary: Tensor, temperature: float = 0.5) -> Tensor:
-    """FedCA's loss: the first view against the second view's batch and the clients' shared dictionary.
+    """FedCA's loss: contrast the first view with the second view's batch and the clients' shared dictionary.
 
-    L = CE([ẑ1ẑ2ᵀ, ẑ1Dᵀ]/τ, (0, …, N−1)). The keys are the other view, so no self-similarity appears.
+    L = CE([ẑ1ẑ2ᵀ, ẑ1Dᵀ]/τ, (0, …, N−1)). The keys come from the second view, so no self-similarity appears.
     The dictionary is a constant.
 
     Args:
-        z1: embeddings of the view that queries.
-        z2: embeddings of the other view; gradient flows to it too.
-        dictionary: projections with normalised rows, taken as they are; empty in the first round.
-        temperature: τ; the paper does not give it.
+        z1: Embeddings of the first view, the queries.
+        z2: Embeddings of the second view; gradient flows to them too.
+        dictionary: Projections whose rows are already normalised; empty in the first round.
+        temperature: τ; the paper does not give its value.
 
     Shape:
         z1, z2: (N, d). dictionary: (M, d), M >= 0. Output: scalar.
 
     Raises:
-        ValueError: if the shapes do not fit or the temperature is not positive.
+        ValueError: If the shapes do not match or the temperature is not positive.
 
     Reference:
         Zhang et al., Federated Unsupervised Representation Learning, 2023, Eq. 4 to 8.
@@ -165,21 +165,21 @@ def dictionary_contrast(z1: Tensor, z2: Tensor, dictionary: Tensor, temperature:
 
 @full_precision
 def model_contrast(z: Tensor, z_global: Tensor, z_previous: Tensor, temperature: float = 0.5) -> Tensor:
-    """MOON's term: be closer to the global model than to one's own previous model.
+    """MOON's term: pull embeddings towards the global model and away from the client's previous model.
 
-    L = −log e^{cos(z, z_g)/τ} / (e^{cos(z, z_g)/τ} + e^{cos(z, z_p)/τ}); ln 2 when the two agree.
+    L = −log e^{cos(z, z_g)/τ} / (e^{cos(z, z_g)/τ} + e^{cos(z, z_p)/τ}); ln 2 if the two similarities are equal.
 
     Args:
-        z: projections of the trained model.
-        z_global: projections of the downloaded global model; a constant.
-        z_previous: projections of this client's model of its last round; a constant.
+        z: Projections of the trained model.
+        z_global: Projections of the downloaded global model; a constant.
+        z_previous: Projections of the client's model from its last round; a constant.
         temperature: τ.
 
     Shape:
         z, z_global, z_previous: (N, d). Output: scalar.
 
     Raises:
-        ValueError: if the shapes differ or the temperature is not positive.
+        ValueError: If the shapes differ or the temperature is not positive.
 
     Reference:
         Li et al., Model-Contrastive Federated Learning, 2021, Eq. 3.
@@ -199,14 +199,14 @@ def model_contrast(z: Tensor, z_global: Tensor, z_previous: Tensor, temperature:
 
 @full_precision
 def supcon(z: Tensor, labels: Tensor, temperature: float = 0.07, base_temperature: float = 0.07) -> Tensor:
-    """Supervised contrastive loss: every row of one's own class is a positive.
+    """Supervised contrastive loss: all other rows of the anchor's class are positives.
 
-    L = −(τ/τ_b) · mean_a (1/|P(a)|) Σ_{p∈P(a)} log softmax_{b≠a}(ẑ_a·ẑ_b/τ)_p, where P(a) are the other rows
-    with a's label. An anchor with no positive contributes 0 to the mean, so one row alone gives 0.
+    L = −(τ/τ_b) · mean_a (1/|P(a)|) Σ_{p∈P(a)} log softmax_{b≠a}(ẑ_a·ẑ_b/τ)_p, where P(a) is the set of the other
+    rows with a's label. An anchor without positives contributes 0 to the mean, so a single row gives 0.
 
     Args:
-        z: embeddings; for two views stack them, and repeat the labels.
-        labels: a class for every row.
+        z: Embeddings; for two views, stack them and repeat the labels.
+        labels: The class of every row.
         temperature: τ.
         base_temperature: τ_b, a fixed scale of the loss.
 
@@ -214,7 +214,7 @@ def supcon(z: Tensor, labels: Tensor, temperature: float = 0.07, base_temperatur
         z: (N, d). labels: (N,) of integers. Output: scalar.
 
     Raises:
-        ValueError: if the shapes do not fit, labels are not integers, or a temperature is not positive.
+        ValueError: If the shapes do not match, labels are not integers, or a temperature is not positive.
 
     Reference:
         Khosla et al., Supervised Contrastive Learning, 2020, Eq. 2.
@@ -233,7 +233,7 @@ def supcon(z: Tensor, labels: Tensor, temperature: float = 0.07, base_temperatur
         raise ValueError(f"expected an integer label for each row, got {shapes(z=z, labels=labels)}")
     u = unit(z)
     itself = torch.eye(len(z), dtype=torch.bool, device=z.device)
-    # The lowest finite number, not −∞: a single row would have no other entry, and NaN on its way to 0.
+    # The lowest finite number instead of −∞: a single row has no other entry, and −∞ would give NaN instead of 0.
     logits = (u @ u.T / temperature).masked_fill(itself, torch.finfo(z.dtype).min)
     log_p = logits.log_softmax(dim=1)
     positive = (labels[:, None] == labels[None, :]) & ~itself
@@ -245,24 +245,24 @@ def supcon(z: Tensor, labels: Tensor, temperature: float = 0.07, base_temperatur
 def relational(
     a: Tensor, b: Tensor, references: Tensor, temperature: float = 0.1, target_temperature: float = 0.1
 ) -> Tensor:
-    """FedX's relational loss: two views relate alike to a set of other images.
+    """FedX's relational loss: two views should have the same similarities to a set of other images.
 
     With s_x = softmax(x̂r̂ᵀ/τ) and m = ½[softmax(âr̂ᵀ/τ') + softmax(b̂r̂ᵀ/τ')], J = ½[KL(m‖s_a) + KL(m‖s_b)],
-    averaged over the batch. Gradient flows through m as well. The paper calls it Jensen-Shannon, which it is
-    when τ = τ' and the arguments are swapped.
+    averaged over the batch. Gradient flows through m as well. The paper calls J the Jensen-Shannon divergence; it
+    is that divergence if τ = τ' and the arguments are swapped.
 
     Args:
-        a: embeddings of the first view.
-        b: embeddings of the second view.
-        references: embeddings of other images.
+        a: Embeddings of the first view.
+        b: Embeddings of the second view.
+        references: Embeddings of other images.
         temperature: τ.
-        target_temperature: τ', of the mixture.
+        target_temperature: τ', the temperature of the mixture m.
 
     Shape:
         a, b: (N, d). references: (M, d), M >= 1. Output: scalar, >= 0.
 
     Raises:
-        ValueError: if the shapes do not fit, there is no reference, or a temperature is not positive.
+        ValueError: If the shapes do not match, there is no reference, or a temperature is not positive.
 
     Reference:
         Han et al., FedX: Unsupervised Federated Learning with Cross Knowledge Distillation, 2022.

@@ -1,4 +1,4 @@
-"""What a representation, two of them, or a split of the data look like."""
+"""Metrics of representations, models and partitions: rank, angles, distances."""
 
 from __future__ import annotations
 
@@ -7,21 +7,24 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
-from atoll.functional._tensors import check_rows, full_precision, nothing, shapes, unit
+from atoll.functional._tensors import check_rows, full_precision, shapes, unit, zero_loss
 
 
 @full_precision
 def effective_rank(h: Tensor) -> Tensor:
-    """Exponential of the entropy of the normalised singular values, without centring.
+    """Effective rank: exponential of the entropy of the normalised singular values, without centring.
 
     p_i = σ_i / Σσ, erank = exp(−Σ p_i log p_i), in [1, min(N, d)]. Singular values at rounding level count as
     zero, and a matrix of zeros has effective rank 0.
+
+    Args:
+        h: Representations.
 
     Shape:
         h: (N, d). Output: scalar.
 
     Raises:
-        ValueError: if `h` is not (N, d).
+        ValueError: If `h` is not (N, d).
 
     Reference:
         Roy and Vetterli, The Effective Rank, 2007; Fang et al., Soft Separation and Distillation, 2025, Eq.
@@ -39,7 +42,7 @@ def effective_rank(h: Tensor) -> Tensor:
     sigma = torch.linalg.svdvals(h)
     sigma = sigma[sigma > sigma.max() * max(h.shape) * torch.finfo(h.dtype).eps]
     if sigma.numel() == 0:
-        return nothing(h)
+        return zero_loss(h)
     p = sigma / sigma.sum()
     return torch.exp(-(p * p.log()).sum())
 
@@ -48,14 +51,18 @@ def effective_rank(h: Tensor) -> Tensor:
 def representation_angle(h1: Tensor, h2: Tensor) -> Tensor:
     """Angle in degrees between two models' representations of each image: arccos(ĥ1·ĥ2).
 
-    Computed as 2·atan2(‖ĥ1 − ĥ2‖, ‖ĥ1 + ĥ2‖), which keeps small angles that an arccos would round away, and
-    has a gradient everywhere. A row of zeros is at 90° to everything.
+    The formula used is 2·atan2(‖ĥ1 − ĥ2‖, ‖ĥ1 + ĥ2‖), which preserves small angles that an arccos would round to
+    zero, and has a gradient everywhere. A row of zeros has an angle of 90° to every row.
+
+    Args:
+        h1: Representations of the first model.
+        h2: Representations of the second model, for the same images in the same order.
 
     Shape:
         h1, h2: (N, d). Output: (N,).
 
     Raises:
-        ValueError: if the shapes differ.
+        ValueError: If the shapes differ.
 
     Reference:
         Zhang et al., Federated Unsupervised Representation Learning, 2023, Figure 4; Kahan, How Futile are
@@ -70,32 +77,32 @@ def representation_angle(h1: Tensor, h2: Tensor) -> Tensor:
     """
     check_rows(h1=h1, h2=h2)
     u1, u2 = unit(h1), unit(h2)
-    apart, together = (u1 - u2).square().sum(dim=1), (u1 + u2).square().sum(dim=1)
-    blank = apart + together == 0
-    apart, together = torch.where(blank, 1.0, apart), torch.where(blank, 1.0, together)
-    return torch.rad2deg(2.0 * torch.atan2(_root(apart), _root(together)))
+    difference, total = (u1 - u2).square().sum(dim=1), (u1 + u2).square().sum(dim=1)
+    both_zero = difference + total == 0
+    difference, total = torch.where(both_zero, 1.0, difference), torch.where(both_zero, 1.0, total)
+    return torch.rad2deg(2.0 * torch.atan2(_root(difference), _root(total)))
 
 
 def _root(square: Tensor) -> Tensor:
-    """Square root with gradient zero, not infinity, at zero."""
+    """Square root whose gradient at zero is zero instead of infinity."""
     zero = square == 0
     return torch.where(zero, 0.0, torch.where(zero, 1.0, square).sqrt())
 
 
 def weight_distance(w1: Mapping[str, Tensor], w2: Mapping[str, Tensor]) -> Tensor:
-    """Distance of two models: Σ_l ‖w1^(l) − w2^(l)‖₂ over their tensors.
+    """Distance between two models: Σ_l ‖w1^(l) − w2^(l)‖₂ over their tensors.
 
     Integer tensors are counters, not weights, and are left out.
 
     Args:
-        w1: a model's tensors by name.
-        w2: another's, with the same names and shapes.
+        w1: The first model's tensors by name.
+        w2: The second model's tensors, with the same names and shapes.
 
     Shape:
         Output: scalar.
 
     Raises:
-        ValueError: if names or shapes differ, or no tensor is floating.
+        ValueError: If names or shapes differ, or no tensor is floating.
 
     Reference:
         Wang et al., Does Learning from Decentralized Non-IID Unlabeled Data Benefit from Self Supervision?,
@@ -126,16 +133,19 @@ def weight_distance(w1: Mapping[str, Tensor], w2: Mapping[str, Tensor]) -> Tenso
 @full_precision
 @torch.no_grad()
 def representability(w: Tensor) -> Tensor:
-    """How much of each input axis a linear map keeps: r_i = ‖Π_S e_i‖², S the row space of w.
+    """Share of each input axis that a linear map preserves: r_i = ‖Π_S e_i‖², S the row space of w.
 
-    r = diag(VVᵀ) for an orthonormal basis V of the row space, each r_i in [0, 1], Σ r_i = rank(w). A metric:
-    no gradient flows.
+    r = diag(VVᵀ) for an orthonormal basis V of the row space, each r_i in [0, 1], Σ r_i = rank(w). This is a
+    metric: no gradient flows.
+
+    Args:
+        w: The matrix of the linear map.
 
     Shape:
         w: (m, d). Output: (d,).
 
     Raises:
-        ValueError: if `w` is not (m, d).
+        ValueError: If `w` is not (m, d).
 
     Reference:
         Wang et al., Does Learning from Decentralized Non-IID Unlabeled Data Benefit from Self Supervision?,
@@ -156,20 +166,20 @@ def representability(w: Tensor) -> Tensor:
 @full_precision
 @torch.no_grad()
 def label_distance(counts: Tensor) -> Tensor:
-    """How far clients' label distributions are from the overall one.
+    """Mean L1 distance between the clients' label distributions and the overall one.
 
     (1/K) Σ_k Σ_c |p_k(c) − p(c)|, in [0, 2], where p is the distribution of all samples together. The papers
     call it EMD, but it is an L1 distance. A client without samples has no label distribution and is left out
     of the mean.
 
     Args:
-        counts: number of samples of each class at each client.
+        counts: Number of samples of each class at each client.
 
     Shape:
         counts: (K, C), of any real dtype. Output: scalar.
 
     Raises:
-        ValueError: if `counts` is not (K, C), has a negative entry, or is all zero.
+        ValueError: If `counts` is not (K, C), has a negative entry, or is all zero.
 
     Reference:
         Wang et al., Does Learning from Decentralized Non-IID Unlabeled Data Benefit from Self Supervision?,

@@ -9,7 +9,7 @@ from atoll.functional._tensors import check_rows, full_precision
 
 
 def _distance(a: Tensor, b: Tensor, power: int) -> Tensor:
-    """Row-wise ‖a − b‖^power. Torch gives the norm of equal rows the gradient zero."""
+    """Row-wise ‖a − b‖^power; the norm of equal rows has gradient zero in PyTorch."""
     if power not in (1, 2):
         raise ValueError(f"power must be 1 (distances) or 2 (squared distances), got {power!r}")
     difference = a - b
@@ -21,19 +21,19 @@ def triplet(a: Tensor, p: Tensor, n: Tensor, margin: float = 1.0) -> Tensor:
     """Triplet loss L = mean [d(a, p) − d(a, n) + m]₊ with Euclidean d.
 
     Args:
-        a: embeddings of the anchors.
-        p: embeddings of positives, of the anchors' classes.
-        n: embeddings of negatives, of other classes.
+        a: Embeddings of the anchors.
+        p: Embeddings of positives: samples of the anchors' classes.
+        n: Embeddings of negatives: samples of other classes.
         margin: m.
 
     Shape:
         a, p, n: (N, d). Output: scalar.
 
     Raises:
-        ValueError: if the shapes differ.
+        ValueError: If the shapes differ.
 
     Reference:
-        Schroff et al., FaceNet, 2015, with unsquared distances as FedQuad's baseline.
+        Schroff et al., FaceNet, 2015, with unsquared distances as in FedQuad's baseline.
 
     Example:
         >>> import torch
@@ -53,21 +53,21 @@ def quadruplet(
     """Quadruplet loss of Chen et al.: the second term pushes the two negatives apart.
 
     L = mean {[g(a, p)^k − g(a, n₁)^k + m₁]₊ + [g(a, p)^k − g(n₂, n₁)^k + m₂]₊}, g Euclidean, k = `power`. The
-    paper's equation squares g, and so does the default; the re-implementations that are in use take k = 1.
+    paper's equation squares g, and so does the default; the re-implementations in use have k = 1.
 
     Args:
-        a: embeddings of the anchors.
-        p: embeddings of positives, of the anchors' classes.
-        n1: embeddings of negatives.
-        n2: embeddings of negatives of a third class.
-        margins: (m₁, m₂), fixed; the paper adapts them to the batch where it mines hard negatives.
+        a: Embeddings of the anchors.
+        p: Embeddings of positives: samples of the anchors' classes.
+        n1: Embeddings of negatives.
+        n2: Embeddings of negatives of a third class.
+        margins: (m₁, m₂), fixed; the paper adapts them to the batch when it mines hard negatives.
         power: 2 for squared distances, 1 for distances.
 
     Shape:
         a, p, n1, n2: (N, d). Output: scalar.
 
     Raises:
-        ValueError: if the shapes differ or the power is neither 1 nor 2.
+        ValueError: If the shapes differ or the power is neither 1 nor 2.
 
     Reference:
         Chen et al., Beyond Triplet Loss: A Deep Quadruplet Network for Person Re-Identification, 2017.
@@ -90,16 +90,16 @@ def quadruplet(
 def fedquad(
     a: Tensor, p: Tensor, n1: Tensor, n2: Tensor, margins: tuple[float, float] = (1.0, 0.5), power: int = 1
 ) -> Tensor:
-    """FedQuad's quadruplet loss: the anchor is pushed from both negatives.
+    """FedQuad's quadruplet loss: both terms push the anchor away from a negative.
 
     L = mean {[d(a, p)^k − d(a, n₁)^k + m₁]₊ + [d(a, p)^k − d(a, n₂)^k + m₂]₊}, d Euclidean, k = `power`.
-    Eq. 5 has k = 1 and Algorithm 1 has k = 2, which explodes on embeddings that are not normalised.
+    Eq. 5 has k = 1. Algorithm 1 has k = 2, which explodes on embeddings that are not normalised.
 
     Args:
-        a: embeddings of the anchors, not normalised.
-        p: embeddings of positives, of the anchors' classes.
-        n1: embeddings of negatives.
-        n2: embeddings of negatives of a third class.
+        a: Embeddings of the anchors, not normalised.
+        p: Embeddings of positives: samples of the anchors' classes.
+        n1: Embeddings of negatives.
+        n2: Embeddings of negatives of a third class.
         margins: (m₁, m₂).
         power: 1 for distances, 2 for squared distances.
 
@@ -107,7 +107,7 @@ def fedquad(
         a, p, n1, n2: (N, d). Output: scalar.
 
     Raises:
-        ValueError: if the shapes differ or the power is neither 1 nor 2.
+        ValueError: If the shapes differ or the power is neither 1 nor 2.
 
     Reference:
         Göksu, FedQuad: Federated Stochastic Quadruplet Learning to Mitigate Data Heterogeneity, 2025, Eq. 5.

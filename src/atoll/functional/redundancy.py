@@ -1,31 +1,31 @@
-"""Losses on the correlation matrix of the embedding's dimensions."""
+"""Losses on the correlation matrix of embedding dimensions."""
 
 from __future__ import annotations
 
 from torch import Tensor
 
-from atoll.functional._tensors import check_rows, full_precision, nothing, off_diagonal_squares, standardise
+from atoll.functional._tensors import check_rows, full_precision, off_diagonal_squares, standardise, zero_loss
 
 
 @full_precision
 def barlow_twins(z1: Tensor, z2: Tensor, lambd: float = 0.0051, unbiased: bool = False) -> Tensor:
-    """Barlow Twins: the cross-correlation of two views should be the identity.
+    """Barlow Twins loss: make the cross-correlation of two views the identity.
 
     Each dimension is standardised over the batch, C = (1/N) Z̄1ᵀZ̄2, L = Σ_j (1 − C_jj)² + λ Σ_{i≠j} C_ij².
     A dimension that is constant over the batch has no correlation: its C_jj is 0.
 
     Args:
-        z1: embeddings of the first view.
-        z2: embeddings of the second view.
+        z1: Embeddings of the first view.
+        z2: Embeddings of the second view.
         lambd: λ, the weight of the off-diagonal entries.
-        unbiased: divide by N − 1 in the standard deviation, as L-DAWA's code does; views that agree perfectly
-            then have C_jj = (N − 1)/N.
+        unbiased: Divide by N − 1 in the standard deviation, as L-DAWA's code does; identical views then have
+            C_jj = (N − 1)/N.
 
     Shape:
         z1, z2: (N, d), N >= 2. Output: scalar.
 
     Raises:
-        ValueError: if the shapes differ or there are fewer than two rows.
+        ValueError: If the shapes differ or there are fewer than two rows.
 
     Reference:
         Zbontar et al., Barlow Twins: Self-Supervised Learning via Redundancy Reduction, 2021, Eq. 1 and 2.
@@ -44,17 +44,20 @@ def barlow_twins(z1: Tensor, z2: Tensor, lambd: float = 0.0051, unbiased: bool =
 
 @full_precision
 def decorrelation(h: Tensor) -> Tensor:
-    """FedDecorr: the dimensions of a representation should be uncorrelated.
+    """FedDecorr's loss: make the dimensions of a representation uncorrelated.
 
     With columns standardised by the unbiased variance (plus 1e-8) and M = X̄ᵀX̄,
     L = (1/N) · mean_{i≠j} M_ij². This is the scaling of the official code, about N times the paper's
-    (1/d²)‖K‖_F², and the published coefficient of 0.1 belongs to it. One row or one dimension gives 0.
+    (1/d²)‖K‖_F²; the published coefficient of 0.1 refers to it. A single row or a single dimension gives 0.
+
+    Args:
+        h: Representations.
 
     Shape:
         h: (N, d). Output: scalar.
 
     Raises:
-        ValueError: if `h` is not (N, d).
+        ValueError: If `h` is not (N, d).
 
     Reference:
         Shi et al., Towards Understanding and Mitigating Dimensional Collapse in Heterogeneous Federated
@@ -69,6 +72,6 @@ def decorrelation(h: Tensor) -> Tensor:
     check_rows(h=h)
     n, d = h.shape
     if n == 1 or d == 1:
-        return nothing(h)
+        return zero_loss(h)
     x = standardise(h, unbiased=True, eps=1e-8)
     return off_diagonal_squares(x.T @ x) / (d * (d - 1)) / n

@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from atoll.functional._tensors import check_positive, check_rows, full_precision, nothing, shapes, unit
+from atoll.functional._tensors import check_positive, check_rows, full_precision, shapes, unit, zero_loss
 
 
 @full_precision
@@ -19,27 +19,27 @@ def dimension_scaling(
     reduction: Literal["fro_over_n", "mean_sq"] = "fro_over_n",
     renormalise: bool = True,
 ) -> Tensor:
-    """Dimension-scaled regularisation: drift towards the directions that are this client's.
+    """Dimension-scaled regularisation: pull embeddings towards the dimensions assigned to this client.
 
-    With P = Q diag(scales) Qᵀ, the target of each normalised row is t = sg(Pẑ/‖Pẑ‖). The released code's
-    reduction is ‖Ẑ − T‖_F / N, which made the published numbers; Eq. 7's is (1/N)‖Ẑ − T‖_F², about 20 times
-    stronger for a usual batch. Equal scales give exactly zero with zero gradient; under the Frobenius norm
-    rounding alone would otherwise make a gradient of full strength. Scales of 0 and 1 project: hard
+    With P = Q diag(scales) Qᵀ, the target of each normalised row is t = sg(Pẑ/‖Pẑ‖). The released code reduces by
+    ‖Ẑ − T‖_F / N, which produced the published numbers; Eq. 7 reduces by (1/N)‖Ẑ − T‖_F², about 20 times stronger
+    for a usual batch. Equal scales give exactly zero with zero gradient; otherwise, under the Frobenius norm,
+    rounding errors alone would cause a gradient of full strength. Scales of 0 and 1 are a projection: hard
     separation.
 
     Args:
-        z: projector embeddings of one view.
+        z: Projector embeddings of one view.
         scales: α in this client's dimensions and 1 elsewhere.
-        basis: Q, orthonormal, the dimensions being its columns; the coordinate axes if None.
+        basis: Q, orthonormal, whose columns are the dimensions; the coordinate axes if None.
         reduction: "fro_over_n" or "mean_sq".
-        renormalise: False takes Eq. 7 literally, with t = sg(Pz) for z as it is. It has no fixed point:
-            its gradient makes the client's dimensions grow for ever.
+        renormalise: False implements Eq. 7 literally, with t = sg(Pz) and z not normalised. That loss has no fixed
+            point: its gradient makes the client's dimensions grow for ever.
 
     Shape:
         z: (N, d). scales: (d,). basis: (d, d). Output: scalar.
 
     Raises:
-        ValueError: if the shapes do not fit or the reduction is unknown.
+        ValueError: If the shapes do not match or the reduction is unknown.
 
     Reference:
         Fang et al., Soft Separation and Distillation, 2025, Eq. 6 and 7 (released code).
@@ -61,7 +61,7 @@ def dimension_scaling(
     scales = scales.to(z.dtype)
     unchanged = scales[0] if renormalise else torch.ones_like(scales[0])
     if unchanged > 0 and bool((scales == unchanged).all()):
-        return nothing(z)
+        return zero_loss(z)
     u = unit(z) if renormalise else z
     fixed = u.detach()
     target = fixed * scales if basis is None else (fixed @ basis * scales) @ basis.T
@@ -80,15 +80,15 @@ def projector_distillation(
     direction: Literal["zh", "hz"] = "zh",
     temperature: float = 0.5,
 ) -> Tensor:
-    """Projector distillation: what the projector learnt should reach the representation.
+    """Projector distillation: transfer what the projector has learnt into the representation.
 
-    "kl" with "zh" is KL(σ(z/τ)‖σ(h/τ)), as released; "hz" is KL(σ(h/τ)‖σ(z/τ)), as printed. Both average over
-    the rows, normalise nothing, and send gradient to both sides. It is 0 iff h − z is constant in each row.
-    "mse" is the mean of (h − z)² over all entries, and knows neither direction nor temperature.
+    "kl" with "zh" is KL(σ(z/τ)‖σ(h/τ)), as in the released code; "hz" is KL(σ(h/τ)‖σ(z/τ)), as in the paper. Both
+    average over the rows, do not normalise, and pass gradient to both arguments. Both are 0 iff h − z is constant
+    in each row. "mse" is the mean of (h − z)² over all entries; it has neither direction nor temperature.
 
     Args:
-        h: representations of the encoder.
-        z: embeddings of the projector.
+        h: Representations of the encoder.
+        z: Embeddings of the projector.
         kind: "kl" or "mse".
         direction: "zh" or "hz".
         temperature: τ.
@@ -97,7 +97,7 @@ def projector_distillation(
         h, z: (N, d). Output: scalar.
 
     Raises:
-        ValueError: if the shapes differ, a name is unknown, or the temperature is not positive.
+        ValueError: If the shapes differ, a name is unknown, or the temperature is not positive.
 
     Reference:
         Fang et al., Soft Separation and Distillation, 2025, Eq. 9 (released code).

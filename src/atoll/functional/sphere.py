@@ -1,4 +1,4 @@
-"""How evenly embeddings cover the sphere: the loss, its split by client, and FedU²'s transport."""
+"""Uniformity of embeddings on the sphere: the loss, its decomposition by client, FedU²'s sliced transport."""
 
 from __future__ import annotations
 
@@ -11,17 +11,17 @@ from torch import Tensor
 
 from atoll.functional._tensors import check_positive, check_rows, full_precision, shapes, unit
 
-# Entries of the largest block of pairwise distances held at once: 16 MiB in float32. A training batch of up
-# to 2,048 rows is one block; 10,000 test features take a few dozen.
+# Number of entries of the largest block of pairwise distances in memory: 16 MiB in float32. A training batch of
+# up to 2,048 rows is one block; 10,000 test features need a few dozen.
 BLOCK = 2**22
 
 
 def _pair_blocks(u: Tensor, t: float) -> Iterator[tuple[slice, slice, Tensor]]:
-    """Blocks of −t‖u_i − u_j‖² that together hold each pair i < j once, and −∞ elsewhere.
+    """Blocks of −t‖u_i − u_j‖² that together contain each pair i < j once, and −∞ elsewhere.
 
-    The last row begins no pair, so every block holds at least one and its logsumexp has a gradient. The
-    squared distance comes from a Gram matrix and no root is taken, so identical rows have a gradient (zero)
-    as well.
+    The last row is the first member of no pair and starts no block, so every block contains at least one pair and
+    its logsumexp has a gradient. The squared distance comes from a Gram matrix without a square root, so identical
+    rows have a gradient (zero) too.
     """
     n = len(u)
     square = u.square().sum(dim=1)
@@ -35,20 +35,20 @@ def _pair_blocks(u: Tensor, t: float) -> Iterator[tuple[slice, slice, Tensor]]:
 
 @full_precision
 def uniformity(z: Tensor, t: float = 2.0) -> Tensor:
-    """Log of the mean Gaussian potential over pairs; lower is more uniform.
+    """Logarithm of the mean Gaussian potential over pairs; lower is more uniform.
 
-    L = log[2/(N(N−1)) Σ_{i<j} exp(−t‖ẑ_i − ẑ_j‖²)], at most 0, which is collapse. SSD's Eq. 4 prints −log,
-    and tables report −L: the minimised quantity is this one.
+    L = log[2/(N(N−1)) Σ_{i<j} exp(−t‖ẑ_i − ẑ_j‖²)], at most 0, the value of a collapsed representation. SSD's Eq. 4
+    prints −log, and tables report −L; the quantity that is minimised is L.
 
     Args:
-        z: embeddings of one view.
-        t: the kernel's inverse width.
+        z: Embeddings of one view.
+        t: The inverse width of the kernel.
 
     Shape:
         z: (N, d), N >= 2. Output: scalar.
 
     Raises:
-        ValueError: if there are fewer than two rows (and so no pair), or t is not positive.
+        ValueError: If there are fewer than two rows (and therefore no pair), or t is not positive.
 
     Reference:
         Wang and Isola, Understanding Contrastive Representation Learning through Alignment and Uniformity on
@@ -67,7 +67,13 @@ def uniformity(z: Tensor, t: float = 2.0) -> Tensor:
 
 
 class UniformityDecomposition(NamedTuple):
-    """Logs of the mean potential over all pairs, over those within a client, and over those across."""
+    """Uniformity over all pairs, and its parts within a client and between clients.
+
+    Attributes:
+        total: Logarithm of the mean potential over all pairs.
+        intra: Logarithm of the mean potential over pairs within a client.
+        inter: Logarithm of the mean potential over pairs of two clients.
+    """
 
     total: Tensor
     intra: Tensor
@@ -77,27 +83,27 @@ class UniformityDecomposition(NamedTuple):
 @full_precision
 @torch.no_grad()
 def uniformity_decomposition(h: Tensor, client_ids: Tensor, t: float = 2.0) -> UniformityDecomposition:
-    """Uniformity, split exactly into its parts within and across clients.
+    """Decompose uniformity exactly into its parts within clients and between clients.
 
-    With G the potential of `uniformity`, intra = log mean G over the pairs i < j of one client, inter = log
-    mean G over those of two clients, and with the numbers of such pairs (n_intra·e^intra + n_inter·e^inter) /
-    (n_intra + n_inter) = e^total, where total is `uniformity(h, t)`. SSD's Eq. 5 leaves these mixture weights
-    out. A metric: no gradient flows, and memory is bounded by blocks.
+    With G the potential of `uniformity`, intra = log mean G over the pairs i < j of one client, and inter = log
+    mean G over the pairs of two clients. With the numbers n_intra and n_inter of such pairs,
+    (n_intra·e^intra + n_inter·e^inter) / (n_intra + n_inter) = e^total, where total is `uniformity(h, t)`. SSD's
+    Eq. 5 omits these mixture weights. This is a metric: no gradient flows. Computing in blocks bounds the memory.
 
     Args:
-        h: representations of all clients' samples.
-        client_ids: whose sample each row is.
-        t: the kernel's inverse width.
+        h: Representations of all clients' samples.
+        client_ids: The client that holds each row's sample.
+        t: The inverse width of the kernel.
 
     Shape:
         h: (N, d), N >= 2. client_ids: (N,) of integers. Output: three scalars.
 
     Raises:
-        ValueError: if the shapes do not fit, t is not positive, or a part has no pairs (a single client, or
-            one row a client).
+        ValueError: If the shapes do not match, t is not positive, or a part has no pairs (a single client, or
+            one row per client).
 
     Reference:
-        Fang et al., Soft Separation and Distillation, 2025, Eq. 5, with the mixture's weights.
+        Fang et al., Soft Separation and Distillation, 2025, Eq. 5, with the mixture weights.
 
     Example:
         >>> import torch
@@ -137,8 +143,8 @@ def uniformity_decomposition(h: Tensor, client_ids: Tensor, t: float = 2.0) -> U
 def _tangent_coordinates(points: Tensor, tangents: Tensor, directions: Tensor) -> Tensor:
     """Coordinates ⟨p, Log_c(x)⟩ of the sphere's logarithm at each c, along each p.
 
-    Log_c(x) = (θ/sin θ)(x − cos θ·c) with cos θ = ⟨c, x⟩, so its coordinates need only inner products and no
-    tangent vector is ever built. Near x = ±c, where arccos has no derivative, cos θ is held and passes no
+    Log_c(x) = (θ/sin θ)(x − cos θ·c) with cos θ = ⟨c, x⟩, so its coordinates need only inner products, and tangent
+    vectors are never materialised. Near x = ±c, where arccos has no derivative, cos θ is clamped and passes no
     gradient.
 
     Shape:
@@ -152,7 +158,11 @@ def _tangent_coordinates(points: Tensor, tangents: Tensor, directions: Tensor) -
 
 
 def _squared_wasserstein(a: Tensor, b: Tensor) -> Tensor:
-    """W₂² of equally many points on a line: the mean squared difference in order. Shape: (…, N) to (…)."""
+    """W₂² of two sets of N points on a line: the mean squared difference of the sorted points.
+
+    Shape:
+        a, b: (…, N). Output: (…).
+    """
     return (a.sort(dim=-1).values - b.sort(dim=-1).values).square().mean(dim=-1)
 
 
@@ -162,21 +172,21 @@ def sphere_sliced_uniformity(
 ) -> Tensor:
     """FedU²'s flexible uniform regulariser as released: sliced transport from a batch to the uniform sphere.
 
-    N points y are drawn uniformly on the sphere, and N tangent points c. At each c, Log_c(ẑ) and Log_c(y) are
-    projected on Gaussian directions (not normalised) and compared by W₂². The result is the sum over tangent
-    points of the mean over directions, divided by 6: the released code divides by that constant and loops
-    over N points. The unbalanced transport of the paper is not available; its code does not use it.
+    The function draws N points y uniformly on the sphere, and N tangent points c. At each c, Log_c(ẑ) and Log_c(y)
+    are projected onto Gaussian directions (not normalised) and compared by W₂². The result is the sum over tangent
+    points of the mean over directions, divided by 6: the released code divides by that constant and loops over N
+    points. The unbalanced transport of the paper is not available; its code does not use it.
 
     Args:
-        z: projector embeddings of one view.
-        generator: where the draws come from, on the CPU whatever `z` is on; torch's own if None.
-        projections: directions at each tangent point.
+        z: Projector embeddings of one view.
+        generator: Source of the random draws, a CPU generator for any device of `z`; the global one if None.
+        projections: Number of directions at each tangent point.
 
     Shape:
         z: (N, d). Output: scalar, >= 0.
 
     Raises:
-        ValueError: if `z` is not (N, d) or there is no projection.
+        ValueError: If `z` is not (N, d) or `projections` is not positive.
 
     Reference:
         Liao et al., Rethinking the Representation in Federated Unsupervised Learning with Non-IID Data, 2024
@@ -201,7 +211,7 @@ def sphere_sliced_uniformity(
 
 
 def _sliced_distance(u: Tensor, samples: Tensor, tangents: Tensor, directions: Tensor) -> Tensor:
-    """`sphere_sliced_uniformity` with its draws given."""
+    """`sphere_sliced_uniformity` for given random draws."""
     distance = _squared_wasserstein(
         _tangent_coordinates(u, tangents, directions), _tangent_coordinates(samples, tangents, directions)
     )
