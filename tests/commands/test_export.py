@@ -214,7 +214,7 @@ def weights(run, path):
     [
         (checkpoint, "holds the state of a run, such as a checkpoint, and no encoder"),
         (archive, "is an archive, as torch.save and torch.export write them"),
-        (weights, "holds no encoder saved by atoll but weights alone"),
+        (weights, "holds weights without the description of an encoder"),
         (lambda run, path: path.write_text(json.dumps({})), "is damaged or not a safetensors file"),
     ],
 )

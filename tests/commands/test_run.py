@@ -79,8 +79,7 @@ def test_a_warm_start_says_what_it_took(tmp_path):
     run = run_tiny(tmp_path / "run", "train.rounds=0", f"train.start={wide.encoder_path}")
     said = run.metrics()[0]["start"]
     assert (
-        f"came from {wide.encoder_path}; missing there or of another shape, so kept as they were: conv1"
-        in said
+        f"came from {wide.encoder_path}; missing there or of another shape, so left unchanged: conv1" in said
     )
     assert html.escape(said) in write_report([run.folder], tmp_path / "report.html").read_text()
     assert "start" not in wide.metrics()[0]
@@ -89,7 +88,7 @@ def test_a_warm_start_says_what_it_took(tmp_path):
 def test_a_warm_start_that_fits_counters_alone_is_a_mistake(tmp_path):
     other = {"conv1.weight": torch.zeros(3), "bn1.num_batches_tracked": torch.tensor(7)}
     save_file(other, tmp_path / "other.safetensors")
-    with pytest.raises(UserError, match="holds no trained tensor that fits"):
+    with pytest.raises(UserError, match="holds no trained tensor that matches"):
         run_tiny(tmp_path / "run", f"train.start={tmp_path / 'other.safetensors'}")
 
 

@@ -116,7 +116,7 @@ def damaged_files(path):
         (b"just a text file", "damaged or not a safetensors file"),
         (b"", "damaged or not a safetensors file"),
         (whole[: len(whole) // 2], "damaged or not a safetensors file"),
-        (safetensors.torch.save({"w": torch.ones(2)}), "holds no encoder saved by atoll"),
+        (safetensors.torch.save({"w": torch.ones(2)}), "holds weights without the description of an encoder"),
         (safetensors.torch.save({"w": torch.ones(2)}, {"atoll": "3"}), "damaged or not a safetensors file"),
         (safetensors.torch.save({"w": torch.ones(2)}, {"atoll": '{"format": 99}'}), "has format 99"),
         (
@@ -139,7 +139,7 @@ def test_files_that_are_not_ours_get_one_sentence(tmp_path):
             load_encoder(bad)
         assert "\n" not in str(error.value)
         assert str(bad) in str(error.value)
-    with pytest.raises(UserError, match="There is no file"):
+    with pytest.raises(UserError, match="there is no file"):
         load_encoder(tmp_path / "absent.safetensors")
     with pytest.raises(UserError, match="is a folder"):
         load_encoder(tmp_path)
@@ -162,7 +162,7 @@ def test_torchvision_weights_warm_up_everything_but_the_stem(tmp_path, suffix):
     assert all(torch.equal(own[k], published[k]) for k in own if k != "conv1.weight")
     assert sentence == (
         f"119 of the encoder's 120 tensors came from {path}; missing there or of another shape, "
-        "so kept as they were: conv1.weight; there but not used: fc.bias, fc.weight."
+        "so left unchanged: conv1.weight; there but not used: fc.bias, fc.weight."
     )
 
 
@@ -181,7 +181,7 @@ class Pickled:
 def test_weights_that_cannot_be_used_get_one_sentence(tmp_path):
     path = tmp_path / "w.pth"
     for content, sentence in [
-        ({"other": torch.ones(1)}, "no trained tensor that fits this encoder.*it has other"),
+        ({"other": torch.ones(1)}, "no trained tensor that matches this encoder.*it has other"),
         ([1, 2], "holds no state dict"),
         ({"epoch": 3}, "holds no state dict"),
         (Pickled(), "not a file of plain weights"),
@@ -193,5 +193,5 @@ def test_weights_that_cannot_be_used_get_one_sentence(tmp_path):
     path.write_bytes(b"text")
     with pytest.raises(UserError, match="not a file of plain weights"):
         load_weights(narrow(), path)
-    with pytest.raises(UserError, match="There is no file"):
+    with pytest.raises(UserError, match="there is no file"):
         load_weights(narrow(), tmp_path / "absent.pth")

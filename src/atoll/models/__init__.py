@@ -1,4 +1,4 @@
-"""Encoders and the heads on them: what a federation trains."""
+"""The networks that a federation trains: encoders and their heads."""
 
 from atoll.models.cnn import ConvDecoder, build_decoder
 from atoll.models.encoder import Encoder

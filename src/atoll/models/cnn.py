@@ -16,7 +16,14 @@ def _conv_block(before: int, after: int) -> nn.Sequential:
 class FedQuadCNN(Encoder):
     """Three convolutions and a linear layer to a 128-d embedding that is not normalised.
 
-    The paper states the last width (256) and leaves the first two open; ours are 64 and 128.
+    The paper states the last width (256) and leaves the first two open; this implementation uses 64 and 128.
+
+    Args:
+        channels: Channels of the images.
+
+    Shape:
+        - Input: (N, channels, H, W)
+        - Output: (N, 128)
 
     Reference:
         FedQuad (federated stochastic quadruplet learning), the backbone of its experiments.
@@ -36,7 +43,7 @@ class FedQuadCNN(Encoder):
         self.fc = nn.Linear(256, self.dim)
 
     def forward(self, images: Tensor) -> Tensor:
-        """The linear layer over the pooled features."""
+        """Apply the linear layer to the pooled features."""
         out: Tensor = self.fc(self.features(images))
         return out
 
@@ -44,9 +51,16 @@ class FedQuadCNN(Encoder):
 class FedCACNN(Encoder):
     """Five convolutions to a 2048-d representation.
 
-    The paper says "5-layer CNN" and "2048-dimension", no more. Our reading: 3×3 convolutions with BatchNorm
+    The paper says only "5-layer CNN" and "2048-dimension". This implementation has 3×3 convolutions with BatchNorm
     and ReLU, widths 64, 128, 256, 512, 512, a max-pool after each of the first four, and 2×2 maps at the
-    end, so that 512 · 2 · 2 = 2048 for images of any side from 16 up.
+    end, so that 512 · 2 · 2 = 2048 for images with a side of 16 or more.
+
+    Args:
+        channels: Channels of the images.
+
+    Shape:
+        - Input: (N, channels, H, W)
+        - Output: (N, 2048)
 
     Reference:
         Zhang et al., "Federated Unsupervised Representation Learning" (FedCA), https://arxiv.org/abs/2010.08982.
@@ -54,23 +68,29 @@ class FedCACNN(Encoder):
 
     def __init__(self, channels: int) -> None:
         super().__init__(dim=2048)
-        parts: list[nn.Module] = []
+        layers: list[nn.Module] = []
         for before, after in pairwise([channels, 64, 128, 256, 512]):
-            parts += [_conv_block(before, after), nn.MaxPool2d(2)]
-        self.features = nn.Sequential(*parts, _conv_block(512, 512), nn.AdaptiveAvgPool2d(2), nn.Flatten())
+            layers += [_conv_block(before, after), nn.MaxPool2d(2)]
+        self.features = nn.Sequential(*layers, _conv_block(512, 512), nn.AdaptiveAvgPool2d(2), nn.Flatten())
 
     def forward(self, images: Tensor) -> Tensor:
-        """The last feature maps, flattened."""
+        """Compute the last feature maps, flattened."""
         out: Tensor = self.features(images)
         return out
 
 
 class ConvDecoder(nn.Module):
-    """Representations back to images: `FedCACNN` mirrored, by transposed convolutions that double the size.
+    """Decoder from representations to images: mirrors `FedCACNN` with transposed convolutions of stride 2.
 
-    FedCA compares with a federated autoencoder and leaves its decoder open. Ours: a linear layer gives 512
-    maps of a sixteenth of the image's side (rounded up), and four transposed convolutions lead to the image.
-    The last has neither norm nor activation, since images may be normalised. What sticks out is cut off.
+    FedCA compares with a federated autoencoder and does not specify its decoder. In this implementation, a linear
+    layer produces 512 maps with a sixteenth of the image's side (rounded up), and four transposed convolutions
+    produce the image. The last one has neither norm nor activation, because images may be normalised. Pixels beyond
+    the image's size are cropped.
+
+    Args:
+        dim: Width of a representation.
+        channels: Channels of the images.
+        image_size: Side of the images.
 
     Shape:
         - Input: (N, dim)
@@ -81,20 +101,20 @@ class ConvDecoder(nn.Module):
         super().__init__()
         self.image_size = image_size
         start = -(-image_size // 16)
-        parts: list[nn.Module] = [nn.Linear(dim, 512 * start**2), nn.Unflatten(1, (512, start, start))]
+        layers: list[nn.Module] = [nn.Linear(dim, 512 * start**2), nn.Unflatten(1, (512, start, start))]
         for before, after in pairwise([512, 256, 128, 64]):
-            parts += [nn.ConvTranspose2d(before, after, 4, stride=2, padding=1), nn.BatchNorm2d(after)]
-            parts += [nn.ReLU(inplace=True)]
-        self.layers = nn.Sequential(*parts, nn.ConvTranspose2d(64, channels, 4, stride=2, padding=1))
+            layers += [nn.ConvTranspose2d(before, after, 4, stride=2, padding=1), nn.BatchNorm2d(after)]
+            layers += [nn.ReLU(inplace=True)]
+        self.layers = nn.Sequential(*layers, nn.ConvTranspose2d(64, channels, 4, stride=2, padding=1))
 
     def forward(self, h: Tensor) -> Tensor:
-        """Images of the given size."""
+        """Decode representations into images."""
         out: Tensor = self.layers(h)
         return out[..., : self.image_size, : self.image_size]
 
 
 def build_decoder(dim: int, channels: int, image_size: int) -> ConvDecoder:
-    """The autoencoder's decoder for representations of width ``dim``.
+    """Build the autoencoder's decoder for representations of width ``dim``.
 
     Example:
         >>> import torch

@@ -1,4 +1,4 @@
-"""What every encoder is: a module from images to representations that knows how to be rebuilt."""
+"""Base class of encoders: a module from images to representations that records how to rebuild it."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from atoll.core.errors import UserError
 
 
 class Encoder(nn.Module):
-    """Maps images to representations h.
+    """Module that maps images to representations h.
 
     Attributes:
         dim: Width of a representation.
-        spec: What `build_encoder` was given, as JSON values: enough to build the same architecture again.
-        metadata: What was saved beside the weights, such as the inputs' normalisation.
+        spec: Arguments of `build_encoder` as JSON values, from which the same architecture can be rebuilt.
+        metadata: JSON values saved with the weights, such as the normalisation of the inputs.
 
     Shape:
         - Input: (N, channels, image_size, image_size)
@@ -34,43 +34,47 @@ class Encoder(nn.Module):
         self.metadata = {}
 
     def forward(self, images: Tensor) -> Tensor:
-        """Representations of a batch of images; each kind of encoder says how."""
+        """Compute the representations of a batch of images; subclasses implement this."""
         raise NotImplementedError
 
 
 def graft(module: nn.Module, state: dict[str, Tensor], source: str) -> str:
-    """Copies into ``module`` the tensors of ``state`` that fit by name and shape; says what it left out.
+    """Copy into ``module`` the tensors of ``state`` that match by name and shape, and report the rest.
 
     Args:
-        module: The module to warm up, in place.
+        module: The module to initialise, in place.
         state: Named tensors, such as a torchvision state dict.
-        source: How to call ``state`` in the sentence.
+        source: Name of ``state`` in the returned sentence.
 
     Returns:
-        One sentence: how many of the module's tensors were found, which were not, and what was left unused.
+        One sentence: how many of the module's tensors were copied, which were not, and which of ``state`` were
+        not used.
 
     Raises:
-        UserError: Not one trained tensor matches.
+        UserError: No trained tensor matches.
     """
-    own = module.state_dict()
-    fitting = {name for name in own.keys() & state.keys() if own[name].shape == state[name].shape}
-    if fitting.isdisjoint(name for name, _ in module.named_parameters()):  # BatchNorm's counters fit anything
+    target = module.state_dict()
+    matching = {name for name in target.keys() & state.keys() if target[name].shape == state[name].shape}
+    if matching.isdisjoint(
+        name for name, _ in module.named_parameters()
+    ):  # BatchNorm's counters match any module
         raise UserError(
-            f"{source} holds no trained tensor that fits this encoder by name and shape "
-            f"(it has {_some(state)}; the encoder has {_some(own)}); give weights of the same architecture."
+            f"{source} holds no trained tensor that matches this encoder by name and shape "
+            f"(it has {_list_names(state)}; the encoder has {_list_names(target)}); "
+            "give weights of the same architecture"
         )
     with torch.no_grad():
-        for name in fitting:
-            own[name].copy_(state[name])
-    sentence = f"{len(fitting)} of the encoder's {len(own)} tensors came from {source}"
-    if kept := own.keys() - fitting:
-        sentence += f"; missing there or of another shape, so kept as they were: {_some(kept)}"
-    if unused := state.keys() - own.keys():
-        sentence += f"; there but not used: {_some(unused)}"
+        for name in matching:
+            target[name].copy_(state[name])
+    sentence = f"{len(matching)} of the encoder's {len(target)} tensors came from {source}"
+    if unchanged := target.keys() - matching:
+        sentence += f"; missing there or of another shape, so left unchanged: {_list_names(unchanged)}"
+    if unused := state.keys() - target.keys():
+        sentence += f"; there but not used: {_list_names(unused)}"
     return sentence + "."
 
 
-def _some(names: Any, limit: int = 4) -> str:
+def _list_names(names: Any, limit: int = 4) -> str:
     names = sorted(names)
     more = f" and {len(names) - limit} more" if len(names) > limit else ""
     return ", ".join(names[:limit]) + more

@@ -1,4 +1,4 @@
-"""Encoders on disk: one safetensors file that says how to rebuild it; equal weights give equal bytes."""
+"""Encoder files: one safetensors file with weights and architecture; equal weights give equal bytes."""
 
 from __future__ import annotations
 
@@ -23,17 +23,17 @@ _REMEDY = "name an encoder's file, such as encoder.safetensors in a finished run
 
 
 def save_encoder(path: str | os.PathLike[str], encoder: Encoder, metadata: dict[str, Any]) -> None:
-    """Writes an encoder to a safetensors file, whole or not at all.
+    """Write an encoder to a safetensors file, atomically.
 
     Equal weights and metadata give equal bytes, in any process.
 
     Args:
         path: The file to write or replace.
         encoder: The encoder, on any device.
-        metadata: JSON values to keep beside the weights, such as the normalisation of the inputs.
+        metadata: JSON values to save with the weights, such as the normalisation of the inputs.
 
     Raises:
-        UserError: The file cannot be written; an older one stays as it was.
+        UserError: The file cannot be written; an existing file stays unchanged.
 
     Example:
         >>> from atoll.models import ModelOptions, build_encoder, load_encoder, save_encoder
@@ -43,21 +43,27 @@ def save_encoder(path: str | os.PathLike[str], encoder: Encoder, metadata: dict[
         {'mean': [0.5]}
     """
     if not encoder.spec:
-        raise UserError("An encoder can be read back only if build_encoder made it; this one has no spec.")
+        raise UserError("an encoder can be read back only if build_encoder made it; this one has no spec")
     about = {"format": FORMAT, "spec": encoder.spec, "metadata": metadata}
     tensors = {
         name: tensor.detach().cpu().contiguous() for name, tensor in sorted(encoder.state_dict().items())
     }
-    # safetensors keeps its metadata in a hash map of random order, so everything goes under a single key.
+    # safetensors stores its metadata in a hash map of random order, so all metadata uses a single key.
     data = safetensors.torch.save(tensors, {"atoll": json.dumps(about, sort_keys=True)})
     write_whole(Path(path), data)
 
 
 def load_encoder(path: str | os.PathLike[str]) -> Encoder:
-    """Reads an encoder that `save_encoder` wrote, in evaluation mode; ``metadata`` is an attribute of it.
+    """Read an encoder that `save_encoder` wrote.
+
+    Args:
+        path: The file to read.
+
+    Returns:
+        The encoder in evaluation mode, with the saved metadata as its attribute ``metadata``.
 
     Raises:
-        UserError: There is no such file, it is damaged, or it is not an encoder of ours.
+        UserError: The file does not exist, is damaged, or was not written by `save_encoder`.
 
     Example:
         >>> import torch
@@ -72,16 +78,17 @@ def load_encoder(path: str | os.PathLike[str]) -> Encoder:
     tensors, about = _read_safetensors(path)
     if about is None:
         raise UserError(
-            f"{path} holds no encoder saved by atoll but weights alone, as other libraries and exports have them; "
-            f"{_REMEDY}, or load them into an encoder with load_weights (in a recipe: train.start)."
+            f"{path} holds weights without the description of an encoder, such as the files of other libraries or "
+            f"of an export, so atoll cannot rebuild the encoder; {_REMEDY}, or load them into an encoder with "
+            "load_weights (in a recipe: train.start)"
         )
-    if "format" not in about:  # `atoll.core.tree` keeps its trees under the same key
-        raise UserError(f"{path} holds the state of a run, such as a checkpoint, and no encoder; {_REMEDY}.")
+    if "format" not in about:  # `atoll.core.tree` stores its trees under the same key
+        raise UserError(f"{path} holds the state of a run, such as a checkpoint, and no encoder; {_REMEDY}")
     if about["format"] != FORMAT:
         raise UserError(
-            f"{path} has format {about['format']}, and this version of atoll reads {FORMAT}; upgrade."
+            f"{path} has format {about['format']}, and this version of atoll reads {FORMAT}; upgrade"
         )
-    # The random weights that loading replaces must not move the caller's generator.
+    # Drawing the random weights that loading then replaces must not advance the caller's generator.
     with torch.random.fork_rng(devices=[]):
         try:
             encoder = rebuild_encoder(about["spec"])
@@ -90,22 +97,26 @@ def load_encoder(path: str | os.PathLike[str]) -> Encoder:
         except (AttributeError, KeyError, TypeError, RuntimeError, ValueError) as error:
             raise UserError(
                 f"{path} is damaged: its description does not fit its weights "
-                f"({str(error).splitlines()[0]}); save the encoder again."
+                f"({str(error).splitlines()[0]}); save the encoder again"
             ) from error
     return encoder.eval()
 
 
 def load_weights(encoder: Encoder, path: str | os.PathLike[str]) -> str:
-    """Warms an encoder up, in place, from a file of weights: ours, torchvision's, or any safetensors file.
+    """Initialise an encoder, in place, from a file of weights: Atoll's, torchvision's, or any safetensors file.
 
-    A tensor is taken where name and shape agree: a ResNet with the CIFAR stem takes all of torchvision's
-    but the first convolution.
+    A tensor is copied if its name and shape match: a ResNet with the CIFAR stem takes all of torchvision's
+    tensors except the first convolution.
+
+    Args:
+        encoder: The encoder to initialise.
+        path: A safetensors file, or a state dict saved with torch.save.
 
     Returns:
-        One sentence: how many tensors were taken, and which did not match.
+        One sentence: how many tensors were copied, and which did not match.
 
     Raises:
-        UserError: The file is missing, damaged or pickled, or nothing in it fits.
+        UserError: The file is missing, damaged or pickled, or no tensor in it matches.
 
     Example:
         >>> from atoll.models import ModelOptions, build_encoder, load_weights, save_encoder
@@ -120,7 +131,7 @@ def load_weights(encoder: Encoder, path: str | os.PathLike[str]) -> str:
 
 
 def _read_safetensors(path: Path) -> tuple[dict[str, Tensor], dict[str, Any] | None]:
-    """The tensors, and what `save_encoder` wrote about them, if it did."""
+    """Read the tensors, and the description that `save_encoder` wrote, if there is one."""
     _check_file(path)
     try:
         with safetensors.safe_open(path, framework="pt") as file:
@@ -131,10 +142,10 @@ def _read_safetensors(path: Path) -> tuple[dict[str, Tensor], dict[str, Any] | N
         if zipfile.is_zipfile(path):
             raise UserError(
                 f"{path} is an archive, as torch.save and torch.export write them, and not a safetensors file; "
-                f"{_REMEDY}."
+                f"{_REMEDY}"
             ) from error
         raise UserError(
-            f"{path} is damaged or not a safetensors file ({error}); save or fetch it again, or {_REMEDY}."
+            f"{path} is damaged or not a safetensors file ({error}); save or fetch it again, or {_REMEDY}"
         ) from error
 
 
@@ -142,22 +153,22 @@ def _read_pth(path: Path) -> dict[str, Tensor]:
     _check_file(path)
     try:
         state = torch.load(path, map_location="cpu", weights_only=True)
-    except Exception as error:  # torch's unpickler raises whatever the bytes lead it to
+    except Exception as error:  # torch's unpickler can raise any type of exception on damaged bytes
         raise UserError(
             f"{path} is not a file of plain weights that torch can read safely; "
-            "save a state dict with torch.save, or use safetensors."
+            "save a state dict with torch.save, or use safetensors"
         ) from error
     if isinstance(state, dict) and isinstance(state.get("state_dict"), dict):
         state = state["state_dict"]
     if not isinstance(state, dict) or not all(isinstance(value, Tensor) for value in state.values()):
         raise UserError(
-            f"{path} holds no state dict; save model.state_dict(), and nothing else, with torch.save."
+            f"{path} holds no state dict; save model.state_dict(), and nothing else, with torch.save"
         )
     return state
 
 
 def _check_file(path: Path) -> None:
     if path.is_dir():
-        raise UserError(f"{path} is a folder; name the file in it, such as {path / 'encoder.safetensors'}.")
+        raise UserError(f"{path} is a folder; name the file in it, such as {path / 'encoder.safetensors'}")
     if not path.exists():
-        raise UserError(f"There is no file {path}; check the path.")
+        raise UserError(f"there is no file {path}; check the path")

@@ -1,4 +1,4 @@
-"""Projectors and predictors: all of them are multilayer perceptrons, and `mlp` builds every one."""
+"""Projectors and predictors: multilayer perceptrons, all built by `mlp`."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ if TYPE_CHECKING:
 def mlp(
     widths: Sequence[int], *, norm: bool = True, final_norm: str = "none", bias: bool = True
 ) -> nn.Sequential:
-    """Linear layers with ReLU between them.
+    """Build a multilayer perceptron: linear layers with ReLU between them.
 
     Args:
-        widths: From the input's width to the output's; two of them make a single linear layer.
-        norm: Whether BatchNorm stands before every ReLU.
-        final_norm: BatchNorm at the end: ``"none"``, ``"affine"`` or ``"plain"`` (no scale, no shift).
+        widths: Widths from input to output; two widths give a single linear layer.
+        norm: Whether to apply BatchNorm before every ReLU.
+        final_norm: BatchNorm after the last layer: ``"none"``, ``"affine"`` or ``"plain"`` (no scale, no shift).
         bias: Whether linear layers have a bias.
 
     Shape:
@@ -46,7 +46,7 @@ def mlp(
 
 
 def embedding_dim(options: ModelOptions, in_dim: int) -> int:
-    """Width of an embedding z when representations h are ``in_dim`` wide.
+    """Width of an embedding z for representations h of width ``in_dim``.
 
     Example:
         >>> from atoll.models import ModelOptions, embedding_dim
@@ -59,7 +59,11 @@ def embedding_dim(options: ModelOptions, in_dim: int) -> int:
 
 
 def build_projector(options: ModelOptions, in_dim: int) -> nn.Module:
-    """The projector g: h → z that the options describe; the identity where they say ``"none"``.
+    """Build the projector g: h → z that the options describe; the identity if ``options.projector`` is ``"none"``.
+
+    Args:
+        options: The recipe's ``[model]`` section.
+        in_dim: Width of a representation.
 
     Shape:
         - Input: (N, in_dim)
@@ -82,7 +86,11 @@ def build_projector(options: ModelOptions, in_dim: int) -> nn.Module:
 
 
 def build_predictor(options: ModelOptions, dim: int) -> nn.Module:
-    """The predictor q of BYOL, SimSiam and FedX, from embeddings to embeddings.
+    """Build the predictor q of BYOL, SimSiam and FedX, from embeddings to embeddings.
+
+    Args:
+        options: The recipe's ``[model]`` section.
+        dim: Width of an embedding.
 
     Shape:
         - Input: (N, dim)

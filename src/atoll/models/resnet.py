@@ -1,4 +1,4 @@
-"""ResNets for small images: torchvision's blocks under the stem that small images need.
+"""ResNets for small images: torchvision's blocks behind a stem for small images.
 
 References:
     He et al., "Deep Residual Learning for Image Recognition", CVPR 2016, https://arxiv.org/abs/1512.03385.
@@ -21,11 +21,11 @@ Stem = tuple[nn.Conv2d, nn.Module]
 
 
 class ResNet(Encoder):
-    """A ResNet without its classifier; parameters have torchvision's names, so that its weights fit.
+    """ResNet without its classifier; its parameters have torchvision's names, so torchvision's weights match.
 
     Args:
         stem: The first convolution, and the pooling after its norm and ReLU.
-        stages: The residual stages, ``layer1`` and on.
+        stages: The residual stages, named ``layer1``, ``layer2`` and so on.
         dim: Channels of the last stage.
     """
 
@@ -38,7 +38,10 @@ class ResNet(Encoder):
             self.add_module(name, stage)
 
     def feature_maps(self, images: Tensor) -> Tensor:
-        """The feature maps before the global average pooling, which L-DAWA's linear probe reads.
+        """Compute the feature maps before the global average pooling, which L-DAWA's linear probe reads.
+
+        Args:
+            images: A batch of images.
 
         Shape:
             - Output: (N, dim, H, W); 4×4 maps for ResNet-18 with the CIFAR stem on 32×32 images.
@@ -49,7 +52,7 @@ class ResNet(Encoder):
         return maps
 
     def forward(self, images: Tensor) -> Tensor:
-        """Feature maps, averaged over the image."""
+        """Compute the feature maps and average them over the image."""
         return self.feature_maps(images).mean((2, 3))
 
 
@@ -71,16 +74,16 @@ STEMS = {"cifar": _cifar_stem, "strided": _strided_stem, "standard": _standard_s
 
 
 def torchvision_resnet(name: str, stem: str, channels: int, init: str) -> ResNet:
-    """A ResNet of torchvision, its classifier removed and its stem replaced.
+    """Build a torchvision ResNet without its classifier and with another stem.
 
     Args:
-        name: Its name there: ``resnet18``, ``resnet34`` or ``resnet50``.
+        name: Its name in torchvision: ``resnet18``, ``resnet34`` or ``resnet50``.
         stem: A name in `STEMS`.
         channels: Channels of the images.
         init: ``"random"``, or ``"torchvision"`` for its ImageNet weights, downloaded unless they are cached.
 
     Raises:
-        UserError: The weights can be had neither from torch's cache nor from the network.
+        UserError: The weights are neither in torch's cache nor downloadable.
     """
     original = torchvision.models.get_model(name, weights=None)
     stages = [original.layer1, original.layer2, original.layer3, original.layer4]
@@ -91,15 +94,20 @@ def torchvision_resnet(name: str, stem: str, channels: int, init: str) -> ResNet
             state = torchvision.models.get_model_weights(name).DEFAULT.get_state_dict(progress=False)
         except OSError as error:
             raise UserError(
-                f"The torchvision weights of {name} could not be downloaded ({error}): connect once, "
-                "put the file into torch's cache yourself, or use model.init = 'random'."
+                f"the torchvision weights of {name} could not be downloaded ({error}): connect once, "
+                "put the file into torch's cache yourself, or use model.init = 'random'"
             ) from error
         graft(encoder, state, f"torchvision's {name}")
     return encoder
 
 
 def narrow_resnet(stem: str, width: int, channels: int) -> ResNet:
-    """A ResNet-10 that learns on a CPU: four stages of one basic block; the first has ``width`` channels.
+    """Build a ResNet-10 that is small enough to train on a CPU: four stages of one basic block each.
+
+    Args:
+        stem: A name in `STEMS`.
+        width: Channels of the first stage; each further stage doubles them.
+        channels: Channels of the images.
 
     Shape:
         - Output: (N, 8 · width)
@@ -121,7 +129,7 @@ def _block(before: int, after: int, stride: int) -> BasicBlock:
 
 
 def _initialise(module: nn.Module) -> None:
-    """He initialisation over the fan-out, as torchvision does for its ResNets."""
-    for part in module.modules():
-        if isinstance(part, nn.Conv2d):
-            nn.init.kaiming_normal_(part.weight, mode="fan_out", nonlinearity="relu")
+    """Apply He initialisation over the fan-out, as torchvision does for its ResNets."""
+    for submodule in module.modules():
+        if isinstance(submodule, nn.Conv2d):
+            nn.init.kaiming_normal_(submodule.weight, mode="fan_out", nonlinearity="relu")

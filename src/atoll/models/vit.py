@@ -1,4 +1,4 @@
-"""ViT-Tiny as a masked autoencoder for small images.
+"""ViT-Tiny as a masked autoencoder (MAE) for small images.
 
 References:
     He et al., "Masked Autoencoders Are Scalable Vision Learners", CVPR 2022, https://arxiv.org/abs/2111.06377.
@@ -15,11 +15,15 @@ from torchvision.models.vision_transformer import EncoderBlock
 from atoll.core.errors import UserError
 from atoll.models.encoder import Encoder
 
-HEAD_WIDTH = 64  # 192 / 3 heads in ViT-Tiny; other widths keep the heads as wide
+HEAD_WIDTH = 64  # 192 / 3 heads in ViT-Tiny; the same for all token widths
 
 
 def patchify(images: Tensor, patch: int) -> Tensor:
-    """Cuts images into square patches, row by row, each flattened as (channel, row, column).
+    """Cut images into square patches, row by row, each flattened as (channel, row, column).
+
+    Args:
+        images: A batch of images.
+        patch: Side of a patch.
 
     Shape:
         - Input: (N, C, H, W), H and W multiples of ``patch``
@@ -35,7 +39,12 @@ def patchify(images: Tensor, patch: int) -> Tensor:
 
 
 def unpatchify(patches: Tensor, patch: int, image_size: int) -> Tensor:
-    """The inverse of `patchify` for square images.
+    """Assemble square images from patches: the inverse of `patchify`.
+
+    Args:
+        patches: The patches of each image.
+        patch: Side of a patch.
+        image_size: Side of the images.
 
     Shape:
         - Input: (N, image_size² / patch², C · patch²)
@@ -54,16 +63,19 @@ def unpatchify(patches: Tensor, patch: int, image_size: int) -> Tensor:
 def random_masking(
     n: int, patches: int, generator: torch.Generator, ratio: float = 0.75
 ) -> tuple[Tensor, Tensor]:
-    """For each of ``n`` images, an independent choice of the patches that stay visible.
+    """Draw the visible patches of ``n`` images, independently for each image.
 
     Args:
-        n: How many images.
-        patches: How many patches an image has.
-        generator: Where the draw comes from; on the CPU, whatever device the model is on.
+        n: Number of images.
+        patches: Number of patches in an image.
+        generator: Source of the random draws; a CPU generator for a model on any device.
         ratio: Share of the patches to mask.
 
     Returns:
-        ``keep``, the visible patches' indices, and ``mask``, 1 where a patch is masked, both on the CPU.
+        ``keep``, the indices of the visible patches, and ``mask``, 1 for each masked patch; both on the CPU.
+
+    Raises:
+        UserError: The ratio leaves no patch visible, or masks none.
 
     Shape:
         - keep: (n, visible) integers, visible = patches − round(ratio · patches)
@@ -78,16 +90,14 @@ def random_masking(
     """
     visible = patches - round(ratio * patches)
     if not 0 < visible < patches:
-        raise UserError(
-            f"A mask ratio of {ratio} over {patches} patches leaves {visible} visible; change it."
-        )
+        raise UserError(f"a mask ratio of {ratio} over {patches} patches leaves {visible} visible; change it")
     order = torch.rand(n, patches, generator=generator).argsort(dim=1, stable=True)
     keep = order[:, :visible]
     return keep, torch.ones(n, patches).scatter_(1, keep, 0.0)
 
 
 def _blocks(width: int, depth: int) -> nn.Sequential:
-    # Not nn.TransformerEncoder: it copies one block, so that all of them would start with the same weights.
+    # nn.TransformerEncoder copies one block, so all of its blocks would start with the same weights.
     return nn.Sequential(
         *(
             EncoderBlock(width // HEAD_WIDTH, width, 4 * width, dropout=0.0, attention_dropout=0.0)
@@ -101,14 +111,17 @@ def _embedding(*shape: int) -> nn.Parameter:
 
 
 class ViT(Encoder):
-    """A vision transformer; the representation is the class token after the last norm.
+    """Vision transformer; the representation is the class token after the last norm.
 
     Args:
         channels: Channels of the images.
-        image_size: Their side, a multiple of ``patch``.
+        image_size: Side of the images, a multiple of ``patch``.
         patch: Side of a patch.
-        width: Width of a token, a multiple of 64; there is one attention head for each 64.
+        width: Width of a token, a multiple of 64; there is one attention head per 64 dimensions.
         depth: Number of blocks.
+
+    Raises:
+        UserError: The images do not divide into patches.
     """
 
     def __init__(
@@ -117,7 +130,7 @@ class ViT(Encoder):
         super().__init__(dim=width)
         if image_size % patch:
             raise UserError(
-                f"Images of side {image_size} do not divide into patches of side {patch}; change model.patch."
+                f"images of side {image_size} do not divide into patches of side {patch}; change model.patch"
             )
         self.patch = patch
         self.patches = (image_size // patch) ** 2
@@ -128,11 +141,11 @@ class ViT(Encoder):
         self.norm = nn.LayerNorm(width)
 
     def tokens(self, images: Tensor, keep: Tensor | None = None) -> Tensor:
-        """The class token and the patches' tokens after the last norm, of all patches or of those to keep.
+        """Compute the class token and the patch tokens after the last norm.
 
         Args:
             images: A batch of images.
-            keep: Indices of the visible patches of each image; all by default.
+            keep: Indices of the visible patches of each image; all patches by default.
 
         Shape:
             - images: (N, channels, image_size, image_size)
@@ -147,24 +160,24 @@ class ViT(Encoder):
         return out
 
     def forward(self, images: Tensor) -> Tensor:
-        """The class token, no patch masked."""
+        """Compute the class token without masking any patch."""
         return self.tokens(images)[:, 0]
 
     def forward_masked(self, images: Tensor, keep: Tensor) -> Tensor:
-        """The visible patches' tokens, which `MAEDecoder` takes; see `tokens`."""
+        """Compute the tokens of the visible patches, the input of `MAEDecoder`; see `tokens`."""
         return self.tokens(images, keep)
 
 
 class MAEDecoder(nn.Module):
-    """Fills mask tokens in where patches were hidden, and predicts every patch's pixels.
+    """Decoder of the masked autoencoder: inserts mask tokens and predicts the pixels of every patch.
 
     Args:
-        encoder: The encoder whose tokens it decodes; width, patches and channels are taken from it.
+        encoder: The encoder whose tokens it decodes; it defines width, patches and channels.
         depth: Number of blocks.
 
     Shape:
         - tokens: (N, 1 + V, width), from `ViT.forward_masked`
-        - keep: (N, V) integers, as given there
+        - keep: (N, V) integers, as passed to `ViT.forward_masked`
         - Output: (N, patches, channels · patch²), to compare with `patchify`
     """
 
@@ -176,7 +189,7 @@ class MAEDecoder(nn.Module):
         self.head = nn.Linear(encoder.dim, encoder.embed.in_features)
 
     def forward(self, tokens: Tensor, keep: Tensor) -> Tensor:
-        """Predicted pixels, patch by patch."""
+        """Predict the pixels of every patch."""
         n, patches = len(tokens), self.positions.shape[1] - 1
         hidden = self.mask_token.expand(n, patches, -1).to(tokens.dtype)
         x = hidden.scatter(1, keep.unsqueeze(-1).expand(-1, -1, tokens.shape[-1]), tokens[:, 1:])
