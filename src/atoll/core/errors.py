@@ -1,4 +1,4 @@
-"""The two exceptions that hold a sentence for the user."""
+"""The two exceptions whose message is a sentence for the user."""
 
 from __future__ import annotations
 
@@ -7,22 +7,26 @@ from collections.abc import Iterable
 
 
 class UserError(ValueError):
-    """A mistake of the user's: what was wrong, where, and what to do, in one sentence.
+    """Error in the user's input; the message says in one sentence what is wrong, where, and what to do.
 
-    The command prints the sentence and leaves with exit code 2; library callers catch it as a `ValueError`.
+    The command prints the sentence and exits with code 2; library callers catch it as a `ValueError`.
     """
 
 
 class RunError(RuntimeError):
-    """A run that came to nothing on its way: what happened, and how to go on, in one sentence.
+    """Failure during a run; the message says in one sentence what happened and how to continue.
 
-    The command prints the sentence and leaves with exit code 1. Any other error is a fault in our code, or in the
-    user's own part, and shows its traceback.
+    The command prints the sentence and exits with code 1. Any other exception is a defect in Atoll, or in a
+    component of the user's, and shows its traceback.
     """
 
 
 def did_you_mean(name: str, known: Iterable[str]) -> str:
-    """A closing clause that names the nearest known name, or lists them all.
+    """Final clause of an error message that suggests the nearest known name, or lists all known names.
+
+    Args:
+        name: The unknown name.
+        known: The known names.
 
     Example:
         >>> from atoll.core.errors import did_you_mean

@@ -1,4 +1,4 @@
-"""Files: where the cache lies, files that are written whole or not at all, and hashes of what files hold."""
+"""Files: location of the cache, atomic writes, and hashes of file contents."""
 
 from __future__ import annotations
 
@@ -16,26 +16,29 @@ from atoll.core.errors import UserError
 
 
 def cache_folder() -> Path:
-    """``$ATOLL_CACHE``, by default ``~/.cache/atoll``."""
+    """Path of the cache: ``$ATOLL_CACHE``, by default ``~/.cache/atoll``."""
     return Path(os.environ.get("ATOLL_CACHE") or "~/.cache/atoll").expanduser()
 
 
 def content_digest(files: Sequence[tuple[str, Path]]) -> str:
-    """Hash of files' names and bytes, whatever machine and folder they are on.
+    """Hash of the names and bytes of files, independent of the machine and the folder.
 
-    The answer is remembered by the files' sizes and times, so that a large source is not read again at every
-    start.
+    The cache stores the digest under the files' paths, sizes and modification times, so that a large source is not
+    read again at every start.
+
+    Args:
+        files: Name and path of each file.
 
     Raises:
         UserError: A file cannot be read.
     """
     try:
         stats = [path.stat() for _, path in files]
-        places = [
+        keys = [
             f"{name}\0{path.resolve()}\0{stat.st_size}\0{stat.st_mtime_ns}"
             for (name, path), stat in zip(files, stats, strict=True)
         ]
-        memo = cache_folder() / "digests" / hash_bytes("\n".join(places).encode())
+        memo = cache_folder() / "digests" / hash_bytes("\n".join(keys).encode())
         with contextlib.suppress(OSError, ValueError):
             known = memo.read_text()
             if len(known) == 32:
@@ -54,17 +57,18 @@ def content_digest(files: Sequence[tuple[str, Path]]) -> str:
 
 @contextlib.contextmanager
 def whole_file(path: Path, shared: bool = False) -> Iterator[IO[bytes]]:
-    """A file that a reader, or a kill at any instant, sees as the old one or the new one, never as a part.
+    """Write a file atomically: at any instant, readers see either the complete old file or the complete new one.
 
-    It appears under its name only when the block ends well; otherwise nothing is left. After that, a power cut does
-    not bring the old file back.
+    The file appears under its name only if the block ends without an exception; otherwise no partial file remains.
+    Once the block has ended, a power failure does not bring the old file back.
 
     Args:
-        path: of the file; missing folders are made.
-        shared: several processes may write it at the same time, so each needs a temporary file of its own.
+        path: Path of the file; missing folders are created.
+        shared: Whether several processes may write the file at the same time; each then uses a separate
+            temporary file.
 
     Raises:
-        UserError: the disk is full or the folder cannot be written.
+        UserError: The disk is full or the folder cannot be written.
     """
     part = path.with_name(f".{path.name}.part")
     try:
@@ -90,18 +94,22 @@ def whole_file(path: Path, shared: bool = False) -> Iterator[IO[bytes]]:
 
 
 def write_whole(path: Path, data: bytes, shared: bool = False) -> None:
-    """Write a `whole_file` at once."""
+    """Write bytes to a file atomically; see `whole_file`."""
     with whole_file(path, shared) as file:
         file.write(data)
 
 
 def hash_bytes(data: bytes) -> str:
-    """The hash behind every fingerprint."""
+    """Hash of bytes, which all fingerprints use."""
     return hashlib.blake2b(data, digest_size=16).hexdigest()
 
 
 def read_bytes(path: Path) -> bytes:
-    """A file's bytes, or a sentence that says why not."""
+    """Read a file's bytes.
+
+    Raises:
+        UserError: The file cannot be read.
+    """
     try:
         return path.read_bytes()
     except OSError as error:
@@ -109,7 +117,7 @@ def read_bytes(path: Path) -> bytes:
 
 
 def _sync_names(folder: Path) -> None:
-    """Put a folder's list of names on the disk, on systems that can open and sync folders."""
+    """Sync a folder's list of names to the disk, on systems that can open and sync folders."""
     try:
         descriptor = os.open(folder, os.O_RDONLY)
     except OSError:
@@ -124,7 +132,7 @@ def _sync_names(folder: Path) -> None:
 
 
 def disk_sentence(path: Path, error: OSError) -> str:
-    """What to tell a user when a file cannot be written."""
+    """Error message for a file that cannot be written."""
     cached = path.is_relative_to(cache_folder())
     if error.errno in (errno.ENOSPC, errno.EDQUOT):
         remedy = "free some space or point ATOLL_CACHE at another folder" if cached else "free some space"

@@ -1,4 +1,4 @@
-"""Which code made a number: the version, and the commit where one is known."""
+"""Provenance of results: the version of the code, and its commit if known."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ DIGITS = 7  # of a commit's name
 
 @cache
 def version() -> str:
-    """The version with its commit: ``"0.1.0+g1a2b3c4"``, and ``".dirty"`` behind it where files were changed since.
+    """Version with its commit: ``"0.1.0+g1a2b3c4"``, followed by ``".dirty"`` if files have changed since.
 
-    The commit is known if this package was installed from a repository's address or is imported from a checkout.
+    The commit is known if this package was installed from a repository's URL or is imported from a checkout.
     """
     commit = _installed() or _checked_out(Path(__file__).parent)
     return f"{VERSION}+g{commit}" if commit else VERSION
 
 
 def _installed() -> str:
-    """The commit that was installed (PEP 610), or nothing."""
+    """Commit that was installed (PEP 610), or an empty string."""
     try:
         origin = metadata.distribution("atoll").read_text("direct_url.json")
     except metadata.PackageNotFoundError:
@@ -34,16 +34,15 @@ def _installed() -> str:
 
 
 def _checked_out(package: Path) -> str:
-    """The commit of the repository that holds this package's files among its own, or nothing."""
+    """Commit of the repository that tracks this package's files, or an empty string."""
 
     def git(*arguments: str) -> str:
         call = ["git", "-C", str(package), *arguments]
         return subprocess.run(call, capture_output=True, text=True, check=True).stdout.strip()  # noqa: S603
 
     try:
-        git(
-            "ls-files", "--error-unmatch", "__init__.py"
-        )  # an environment in another project's folder is not its
+        # A repository that merely contains the environment does not track the file.
+        git("ls-files", "--error-unmatch", "__init__.py")
         described = git("describe", "--always", "--dirty=.dirty", "--exclude=*", f"--abbrev={DIGITS}")
     except (OSError, subprocess.CalledProcessError):
         return ""

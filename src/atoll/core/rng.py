@@ -1,7 +1,7 @@
-"""Random streams derived from what they are for, never from global state or order.
+"""Named random streams, derived from their purpose and independent of global state and of the order of draws.
 
-Two draws agree exactly when (seed, purpose, keys) agree, so a run gives the same numbers in one worker or
-many, interrupted or not, in simulation or deployed (promise 1 of the design).
+Two streams are equal exactly if (seed, purpose, keys) are equal. A run therefore gives the same numbers with one
+worker or many, interrupted or not, in simulation or deployed (promise 1 of the design).
 """
 
 from __future__ import annotations
@@ -13,7 +13,12 @@ import torch
 
 
 def derive_seed(seed: int, purpose: str, *keys: int | str) -> int:
-    """A 63-bit seed from a run's seed, a purpose such as ``"views"`` and keys such as (round, client).
+    """Derive a 63-bit seed.
+
+    Args:
+        seed: The run's seed.
+        purpose: Name of the stream, such as ``"views"``.
+        *keys: Further keys, such as round and client.
 
     Example:
         >>> from atoll.core.rng import derive_seed
@@ -27,10 +32,15 @@ def derive_seed(seed: int, purpose: str, *keys: int | str) -> int:
 
 
 def stream(seed: int, purpose: str, *keys: int | str) -> torch.Generator:
-    """A CPU generator for this purpose. Draws are made on the CPU, so that a GPU run sees the same ones.
+    """CPU generator for a purpose; a run on a GPU draws on the CPU too, and therefore sees the same numbers.
 
-    PyTorch's CPU generator uses the seed's low 32 bits: enough that the few streams of one client's round differ,
-    and that two alike somewhere in a long run mean nothing, but no secret.
+    PyTorch's CPU generator uses the low 32 bits of the seed. That is enough for the few streams of a client's round
+    to differ, and a collision somewhere in a long run is harmless, but it is not enough for secrets.
+
+    Args:
+        seed: The run's seed.
+        purpose: Name of the stream.
+        *keys: Further keys, such as round and client.
 
     Example:
         >>> import torch
@@ -43,5 +53,5 @@ def stream(seed: int, purpose: str, *keys: int | str) -> torch.Generator:
 
 
 def numpy_stream(seed: int, purpose: str, *keys: int | str) -> np.random.Generator:
-    """As `stream`, for NumPy: partitions and other index arithmetic."""
+    """NumPy generator for a purpose, for partitions and other index arithmetic; see `stream`."""
     return np.random.Generator(np.random.PCG64(derive_seed(seed, purpose, *keys)))

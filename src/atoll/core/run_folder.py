@@ -1,13 +1,13 @@
-"""A run on disk: recipe, metrics, checkpoints, the finished encoder; and how to go on with one.
+"""Run folder: recipe, metrics, checkpoints, the finished encoder, and the state from which a run resumes.
 
-``recipe.toml``          complete, defaults filled in
-``metrics.jsonl``        one object a line, with ``round`` in each; round 0 is the untrained encoder
-``partition.json``       which client holds which sample
-``checkpoints/``         the newest complete rounds, and what clients keep
-``prerequisites/``       runs of their own that the method needed first
-``encoder.safetensors``  the finished encoder; ``encoder-NAME.safetensors`` where there are several models
-``evaluation.json``      what the finished encoder is worth, with the constants of the protocols
-``report.html``          one page
+``recipe.toml``          the complete recipe, with defaults filled in
+``metrics.jsonl``        one object per line, each with ``round``; round 0 is the untrained encoder
+``partition.json``       the samples of each client
+``checkpoints/``         the newest complete rounds, and the client states
+``prerequisites/``       runs that the method needs before its first round
+``encoder.safetensors``  the finished encoder; ``encoder-NAME.safetensors`` if there are several models
+``evaluation.json``      results of the finished encoder, with the constants of the protocols
+``report.html``          the report, one page
 """
 
 from __future__ import annotations
@@ -24,17 +24,20 @@ from atoll.core.errors import UserError
 from atoll.core.files import disk_sentence, write_whole
 from atoll.core.tree import Tree, load, pack
 
-SITES_OWN = "sites' own"  # the split of an evaluation that only sites made, on images that stayed there
-KEPT = 2  # complete rounds that a run keeps: should the newest be damaged by a crash of the machine
-LONGEST_NAME = 200  # bytes of a recipe's name: file systems allow 255, and what is put behind it needs some
-WRITTEN = (
+SITES_OWN = "sites' own"  # the split of an evaluation that only sites made, on their local images
+RETAINED_ROUNDS = 2  # complete rounds that a run retains, in case a crash of the machine damages the newest
+MAX_NAME_BYTES = 200  # of a recipe's name: file systems allow 255, and suffixes need some of them
+RUN_FILES = (
     *("metrics.jsonl", "partition.json", "evaluation.json"),
     *("checkpoints", "prerequisites", "encoder.safetensors", "report.html"),
 )
 
 
 class Run:
-    """A run's folder.
+    """Folder of a run.
+
+    Args:
+        folder: Path of the folder; it need not exist.
 
     Example:
         >>> from atoll import Run
@@ -48,43 +51,43 @@ class Run:
 
     @property
     def name(self) -> str:
-        """The folder's own name."""
+        """Name of the folder."""
         return self.folder.name
 
     @property
     def recipe_path(self) -> Path:
-        """The complete recipe."""
+        """Path of the complete recipe."""
         return self.folder / "recipe.toml"
 
     @property
     def encoder_path(self) -> Path:
-        """The finished encoder."""
+        """Path of the finished encoder."""
         return self.folder / "encoder.safetensors"
 
     @property
     def partition_path(self) -> Path:
-        """Which client holds which sample."""
+        """Path of the partition, which lists the samples of each client."""
         return self.folder / "partition.json"
 
     @property
     def checkpoints(self) -> Path:
-        """Complete rounds and what clients keep."""
+        """Folder of the complete rounds and the client states."""
         return self.folder / "checkpoints"
 
     @property
     def finished(self) -> bool:
-        """Whether the run ended."""
+        """Whether the run has finished."""
         return self._holds("evaluation.json")
 
     def exists(self) -> bool:
-        """Whether there is a run here."""
+        """Whether the folder contains a run."""
         return self._holds("recipe.toml")
 
     def require(self) -> Run:
-        """This run, if there is one.
+        """Return this run if it exists.
 
         Raises:
-            UserError: there is none.
+            UserError: The folder contains no run.
         """
         if not self.exists():
             raise UserError(
@@ -95,17 +98,15 @@ class Run:
     def _holds(self, name: str) -> bool:
         try:
             return (self.folder / name).is_file()
-        except OSError as error:  # the folder's name is too long, or it is closed to us
-            raise UserError(
-                f"cannot look into {self.folder}: {error.strerror}; choose another folder"
-            ) from None
+        except OSError as error:  # the folder's name is too long, or access is denied
+            raise UserError(f"cannot read {self.folder}: {error.strerror}; choose another folder") from None
 
     @contextmanager
     def locked(self) -> Iterator[None]:
-        """Hold the folder against a second process.
+        """Lock the folder, so that no second process can use it.
 
         Raises:
-            UserError: another process is at work in it, or the folder cannot be made.
+            UserError: Another process is using the folder, or the folder cannot be created.
         """
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
@@ -117,19 +118,19 @@ class Run:
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except OSError:
                 raise UserError(
-                    f"another process is at work on {self.folder}; wait for it, or choose another --out"
+                    f"another process is using {self.folder}; wait for it, or choose another --out"
                 ) from None
             yield
 
     def write(self, name: str, text: str) -> None:
-        """Write one of the run's files, whole or not at all."""
+        """Write one of the run's files atomically."""
         write_whole(self.folder / name, text.encode())
 
     def read_json(self, name: str) -> Any:
-        """One of the run's JSON files; None if it is not there.
+        """Read one of the run's JSON files; None if the file does not exist.
 
         Raises:
-            UserError: it is not JSON.
+            UserError: The file is not valid JSON.
         """
         path = self.folder / name
         try:
@@ -138,20 +139,20 @@ class Run:
             raise UserError(f"{path} is damaged ({error}); delete it, then resume the run") from None
 
     def begun(self) -> bool:
-        """Whether there is more here than what comes before the first round."""
+        """Whether the run has metrics, checkpoints or results beyond round 0."""
         return (
             self.finished or self.completed_rounds() > 0 or any(line["round"] > 0 for line in self.metrics())
         )
 
     def begin_anew(self) -> None:
-        """Forget which client holds which sample, and the untrained encoder: another recipe has others."""
+        """Delete the partition and the checkpoints, because another recipe gives other ones."""
         for path in (self.partition_path, *self._complete()):
             path.unlink(missing_ok=True)
 
     # Metrics.
 
     def log(self, line: dict[str, Any]) -> None:
-        """Add a line to the metrics."""
+        """Append a line to the metrics."""
         path = self.folder / "metrics.jsonl"
         try:
             with path.open("a") as file:
@@ -160,7 +161,7 @@ class Run:
             raise UserError(disk_sentence(path, error)) from None
 
     def metrics(self) -> list[dict[str, Any]]:
-        """All complete lines."""
+        """Read all complete lines of the metrics."""
         path = self.folder / "metrics.jsonl"
         lines = path.read_text("utf-8", "replace").splitlines() if path.is_file() else []
         parsed = []
@@ -168,25 +169,29 @@ class Run:
             try:
                 parsed.append(json.loads(line))
             except json.JSONDecodeError:
-                break  # a kill in mid-line; the round is run again
+                break  # the process was killed while writing the line; the round is run again
         return parsed
 
     def rewind(self, round: int) -> int:
-        """Forget metrics beyond a round: they are made again. The newest round that is left; −1 if none is."""
-        kept = [line for line in self.metrics() if line["round"] <= round]
-        self.write("metrics.jsonl", "".join(json.dumps(line) + "\n" for line in kept))
-        return max((line["round"] for line in kept), default=-1)
+        """Delete the metrics after a round, which is going to be run again.
+
+        Returns:
+            The newest remaining round; −1 if there is none.
+        """
+        remaining = [line for line in self.metrics() if line["round"] <= round]
+        self.write("metrics.jsonl", "".join(json.dumps(line) + "\n" for line in remaining))
+        return max((line["round"] for line in remaining), default=-1)
 
     # Checkpoints.
 
     def checkpoint(self, round: int, tree: Tree) -> None:
-        """Keep a complete round, and drop the ones that it makes needless."""
+        """Save the state after a complete round, and delete the checkpoints that are no longer needed."""
         write_whole(self.checkpoints / f"round-{round:06d}.safetensors", pack(tree))
-        for path in self._complete()[KEPT:]:
+        for path in self._complete()[RETAINED_ROUNDS:]:
             path.unlink(missing_ok=True)
 
     def latest(self) -> Tree | None:
-        """The newest complete round that can be read; None if there is none."""
+        """Load the newest complete round that can be read; None if there is none."""
         for path in self._complete():
             try:
                 return load(path)
@@ -195,41 +200,45 @@ class Run:
         return None
 
     def oldest_kept(self) -> Tree | None:
-        """The oldest round that the run could go back to."""
+        """Load the oldest retained round; None if there is none."""
         complete = self._complete()
         return load(complete[-1]) if complete else None
 
     def completed_rounds(self) -> int:
-        """The newest round that was completed; 0 if none was."""
+        """Number of the newest complete round; 0 if there is none."""
         return max((int(path.stem.removeprefix("round-")) for path in self._complete()), default=0)
 
     def strays(self) -> list[str]:
-        """What stands in the folder under a name that a run gives its own files."""
-        return [name for name in WRITTEN if (self.folder / name).exists()]
+        """Names of the existing files and folders that a run would overwrite."""
+        return [name for name in RUN_FILES if (self.folder / name).exists()]
 
     def _complete(self) -> list[Path]:
         return sorted(self.checkpoints.glob("round-*.safetensors"), reverse=True)
 
 
 def check_name(name: str) -> None:
-    """Check that a folder can be called after a recipe, and lies where it should.
+    """Check that a recipe's name can be the name of a run's folder.
 
     Raises:
-        UserError: the name is blank, a path or too long.
+        UserError: The name is blank, a path or too long.
     """
-    path = name.strip() in ("", "..") or set(name) & set("/\\\0")
-    if path or len(os.fsencode(name)) > LONGEST_NAME:
+    is_path = name.strip() in ("", "..") or set(name) & set("/\\\0")
+    if is_path or len(os.fsencode(name)) > MAX_NAME_BYTES:
         raise UserError(
-            f"name = {name!r} cannot name a run's folder; give it a short word, and say with --out where the "
-            "folder is to lie"
+            f"name = {name!r} cannot name a run's folder; give it a short word, and set the location of the "
+            "folder with --out"
         )
 
 
 def default_folder(name: str, seed: int) -> Path:
-    """Where a run goes when no ``--out`` is given: under ``$ATOLL_RUNS``, or ``runs`` in this folder.
+    """Folder of a run without ``--out``: under ``$ATOLL_RUNS``, or under ``runs`` in the working folder.
+
+    Args:
+        name: The recipe's name.
+        seed: The run's seed.
 
     Raises:
-        UserError: no folder can have the name.
+        UserError: The name cannot be the name of a folder.
 
     Example:
         >>> from atoll.core.run_folder import default_folder

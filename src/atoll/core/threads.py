@@ -1,4 +1,4 @@
-"""CPU threads: how many a computation uses."""
+"""Number of CPU threads that a computation uses."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import torch
 
 @contextmanager
 def threads(count: int) -> Iterator[None]:
-    """Compute with so many CPU threads, and give back what the caller had."""
+    """Compute with the given number of CPU threads inside the block, and restore the caller's number afterwards."""
     before = torch.get_num_threads()
     torch.set_num_threads(count)
     try:
@@ -21,10 +21,10 @@ def threads(count: int) -> Iterator[None]:
 
 @contextmanager
 def one_thread(device: torch.device) -> Iterator[None]:
-    """One CPU thread inside, if the work is on the CPU at all.
+    """Compute with one CPU thread inside the block, if the device is the CPU.
 
-    For long loops of tiny operations: a second thread gains them little, costs tenfold on a busy machine, and
-    would let the result depend on the number of threads.
+    Long loops of small operations need this: a second thread speeds them up little, slows them down tenfold on a
+    busy machine, and would make the result depend on the number of threads.
     """
     if device.type != "cpu":
         yield

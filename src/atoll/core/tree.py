@@ -1,7 +1,7 @@
-"""Plain trees of tensors and numbers: the one form of server state, messages, updates and client state.
+"""Plain trees of tensors and numbers: the format of server state, messages, updates and client state.
 
-A tree is a dict with string keys, a list, a tensor, a number, a string, a bool or None. It travels and rests
-as safetensors: the tensors as they are, the structure as JSON beside them. Nothing is ever pickled.
+A tree is a dict with string keys, a list, a tensor, a number, a string, a bool or None. It is sent and stored as
+safetensors: the tensors unchanged, the structure as JSON in the metadata. Nothing is ever pickled.
 """
 
 from __future__ import annotations
@@ -22,13 +22,15 @@ from atoll.core.files import write_whole
 Tree = Any  # dict[str, Tree] | list[Tree] | Tensor | int | float | str | bool | None
 Weights = dict[str, Tensor]
 
-_KEY = "atoll"  # one metadata key: the header's map has no stable order, so two would break byte identity
-_REF = "§"  # marks, in the structure, the place of a tensor
-_DEEPEST = 64  # levels of a tree that is read: whoever walks over one must not run out of stack
+_KEY = (
+    "atoll"  # the only metadata key: the header's map has no stable order, so two would break byte identity
+)
+_REF = "§"  # marks the position of a tensor in the structure
+_MAX_DEPTH = 64  # levels of a tree that is read, so that recursive functions do not exhaust the stack
 
 
 def leaves(tree: Tree) -> Iterator[Tensor]:
-    """The tensors of a tree, in its own order."""
+    """Iterate over the tensors of a tree, in the order of the tree."""
     if isinstance(tree, Tensor):
         yield tree
     elif isinstance(tree, Mapping):
@@ -40,7 +42,7 @@ def leaves(tree: Tree) -> Iterator[Tensor]:
 
 
 def map_tensors(function: Callable[[Tensor], Any], tree: Tree) -> Tree:
-    """The same tree with every tensor replaced by ``function(tensor)``."""
+    """Return the same tree with every tensor replaced by ``function(tensor)``."""
     if isinstance(tree, Tensor):
         return function(tree)
     if isinstance(tree, Mapping):
@@ -51,7 +53,7 @@ def map_tensors(function: Callable[[Tensor], Any], tree: Tree) -> Tree:
 
 
 def num_bytes(tree: Tree) -> int:
-    """What a tree weighs on the wire: its tensors' bytes, and 8 for every number or short string."""
+    """Size of a tree in transfer: the bytes of its tensors, and 8 bytes for every number or short string."""
     if isinstance(tree, Tensor):
         return tree.numel() * tree.element_size()
     if isinstance(tree, Mapping):
@@ -62,21 +64,21 @@ def num_bytes(tree: Tree) -> int:
 
 
 def clone(tree: Tree) -> Tree:
-    """A deep copy on the CPU that shares no memory with the original."""
+    """Deep copy on the CPU that shares no memory with the original."""
     return map_tensors(lambda tensor: tensor.detach().to("cpu", copy=True), tree)
 
 
 def pack(tree: Tree) -> bytes:
-    """A tree as bytes; equal trees give equal bytes. A tensor that stands in several places is stored once."""
+    """Serialise a tree; equal trees give equal bytes. A tensor that occurs several times is stored once."""
     structure, tensors = _split(tree)
     return safetensors.torch.save(tensors, metadata={_KEY: structure})
 
 
 def unpack(data: bytes) -> Tree:
-    """The tree that `pack` wrote.
+    """Deserialise a tree that `pack` wrote.
 
     Raises:
-        ValueError: the bytes are not such a tree.
+        ValueError: The bytes are not such a tree.
     """
     try:
         header_size = int.from_bytes(data[:8], "little")
@@ -89,7 +91,7 @@ def unpack(data: bytes) -> Tree:
 
 
 def save(path: Path, tree: Tree) -> None:
-    """Write a tree to a file, whole or not at all."""
+    """Write a tree to a file atomically."""
     write_whole(path, pack(tree))
 
 
@@ -97,7 +99,7 @@ def load(path: Path) -> Tree:
     """Read a tree from a file.
 
     Raises:
-        UserError: the file is missing, damaged or something else.
+        UserError: The file is missing, damaged or not written by Atoll.
     """
     try:
         return unpack(path.read_bytes())
@@ -118,7 +120,7 @@ def _split(tree: Tree) -> tuple[str, Weights]:
         return {_REF: places[id(tensor)]}
 
     structure = json.dumps(map_tensors(place, tree), separators=(",", ":"))
-    # Tensors that share storage (views of one arena) must each own their bytes in the file.
+    # safetensors requires each tensor to own its storage, so tensors that share storage (views) are cloned.
     owners: set[int] = set()
     for name, tensor in tensors.items():
         storage = tensor.untyped_storage()
@@ -129,13 +131,19 @@ def _split(tree: Tree) -> tuple[str, Weights]:
 
 
 def resolve(structure: Tree, mark: str, find: Callable[[Any], Tensor], depth: int = 0) -> Tree:
-    """The tree that a structure describes, where ``{mark: place}`` stands for the tensor ``find(place)``.
+    """Build the tree that a structure describes, in which ``{mark: place}`` stands for the tensor ``find(place)``.
+
+    Args:
+        structure: JSON values.
+        mark: The key that marks a tensor.
+        find: Returns the tensor for a place.
+        depth: Depth of the structure in the whole tree.
 
     Raises:
-        ValueError: it nests too deep.
+        ValueError: The structure is nested too deeply.
     """
-    if depth > _DEEPEST:
-        raise ValueError(f"it nests more than {_DEEPEST} levels deep")
+    if depth > _MAX_DEPTH:
+        raise ValueError(f"it nests more than {_MAX_DEPTH} levels deep")
     if isinstance(structure, dict):
         if structure.keys() == {mark}:
             return find(structure[mark])
@@ -146,7 +154,7 @@ def resolve(structure: Tree, mark: str, find: Callable[[Any], Tensor], depth: in
 
 
 def same(a: Tree, b: Tree) -> bool:
-    """Whether two trees are equal to the bit."""
+    """Whether two trees are bitwise equal."""
     if isinstance(a, Tensor) and isinstance(b, Tensor):
         return a.dtype == b.dtype and a.shape == b.shape and torch.equal(a, b)
     if isinstance(a, Mapping) and isinstance(b, Mapping):
