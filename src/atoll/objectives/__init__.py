@@ -1,1 +1,1 @@
-"""Objectives: the local losses."""
+"""Objectives: the losses that clients minimise."""

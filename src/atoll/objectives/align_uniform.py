@@ -19,8 +19,8 @@ class AlignUniform(Objective):
     """L = L_align(z, z⁺) + β · ½ (L_unif(z) + L_unif(z⁺)), the base loss of SSD (Eqs. 3 and 4).
 
     Attributes:
-        beta: weight of uniformity.
-        t: temperature of its Gaussian potential.
+        beta: β, the weight of uniformity.
+        t: Temperature of the Gaussian potential.
     """
 
     name: ClassVar[str] = "align_uniform"
@@ -32,11 +32,11 @@ class AlignUniform(Objective):
         require_positive(self, "t")
 
     def forwards(self) -> Sequence[Forward]:
-        """Both views through the local networks."""
+        """Pass both views through the local networks."""
         return VIEWS
 
     def loss(self, context: ClientContext, batch: Batch, passes: Passes) -> Tensor:
-        """The two parts' sum."""
+        """Sum of alignment and weighted uniformity."""
         z1, z2 = (passes[view].z for view in VIEWS)
         uniform = 0.5 * (uniformity(z1, self.t) + uniformity(z2, self.t))
         return alignment(z1, z2) + self.beta * uniform

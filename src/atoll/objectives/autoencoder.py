@@ -1,4 +1,4 @@
-"""Autoencoder: rebuild the image from its representation (FedAE, a baseline of FedCA)."""
+"""Autoencoder: reconstruct the image from its representation (FedAE, a baseline of FedCA)."""
 
 from __future__ import annotations
 
@@ -19,25 +19,25 @@ IMAGE = Forward("image")
 class Autoencoder(Objective):
     """L = mean of (x − dec(f(x)))² over all pixels, on images without augmentation.
 
-    FedCA leaves the decoder open; ours mirrors its CNN (see `atoll.models.cnn.ConvDecoder`).
+    FedCA does not specify the decoder; this one mirrors FedCA's CNN (see `atoll.models.cnn.ConvDecoder`).
     """
 
     name: ClassVar[str] = "autoencoder"
     source: ClassVar[str] = "FedCA (a baseline)"
 
     def embeds(self) -> bool:
-        """The decoder reads the representation; there is no projector."""
+        """Return False: the decoder reads the representation, and there is no projector."""
         return False
 
     def heads(self, setting: Setting) -> dict[str, nn.Module]:
-        """The decoder."""
+        """Build the decoder."""
         channels, size, _ = setting.image_shape
         return {"decoder": build_decoder(setting.encoder_dim, channels, size)}
 
     def forwards(self) -> Sequence[Forward]:
-        """Images as they are through the local encoder."""
+        """Pass images without augmentation through the local encoder."""
         return (IMAGE,)
 
     def loss(self, context: ClientContext, batch: Batch, passes: Passes) -> Tensor:
-        """The mean squared error."""
+        """Mean squared error between the reconstruction and the image."""
         return F.mse_loss(passes[IMAGE].head("decoder"), batch.images["image"])

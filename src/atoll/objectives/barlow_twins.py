@@ -1,4 +1,4 @@
-"""Barlow Twins: two views' embeddings should correlate dimension by dimension (Zbontar et al. 2021)."""
+"""Barlow Twins: make the cross-correlation of two views' embeddings the identity (Zbontar et al. 2021)."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ class BarlowTwins(Objective):
     """L = Σ_j (1 − C_jj)² + λ Σ_{i≠j} C_ij², C the correlation of two views' embeddings over a batch.
 
     Attributes:
-        lambd: λ.
-        unbiased: standardise by N − 1, as L-DAWA's code does (with λ = 0.005); C_jj then ends at (N − 1)/N.
+        lambd: λ, the weight of the off-diagonal entries.
+        unbiased: Standardise with N − 1, as L-DAWA's code does (with λ = 0.005); C_jj is then at most (N − 1)/N.
     """
 
     name: ClassVar[str] = "barlow_twins"
@@ -28,10 +28,10 @@ class BarlowTwins(Objective):
     unbiased: bool = False
 
     def forwards(self) -> Sequence[Forward]:
-        """Both views through the local networks."""
+        """Pass both views through the local networks."""
         return VIEWS
 
     def loss(self, context: ClientContext, batch: Batch, passes: Passes) -> Tensor:
-        """The distance of C from the identity."""
+        """Distance of C from the identity."""
         z1, z2 = (passes[view].z for view in VIEWS)
         return barlow_twins(z1, z2, self.lambd, self.unbiased)

@@ -1,4 +1,4 @@
-"""BYOL: predict the embedding that a slowly following target gives to the other view (Grill et al. 2020)."""
+"""BYOL: predict a momentum target network's embedding of the other view (Grill et al. 2020)."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ TARGETS = (Forward("view1", "byol_target"), Forward("view2", "byol_target"))
 class BYOL(Objective):
     """L = (2 − 2cos(q₁, sg z'₂)) + (2 − 2cos(q₂, sg z'₁)), and ξ ← mξ + (1 − m)θ after each step.
 
-    Online are encoder, projector and predictor; the target has the first two.
+    The online network consists of encoder, projector and predictor; the target network of the first two.
 
     Attributes:
-        momentum: m; constant, as in the released federated code.
-        target: at the start of a round the target is the client's own of its last round (``"kept"``: FedU,
-            FedEMA) or a copy of the online network that it begins with (``"reset"``).
+        momentum: m, constant as in the released federated code.
+        target: The target network at the start of a round: the one that the client retained from its last round
+            (``"kept"``: FedU, FedEMA), or a copy of the online network at the start of this round (``"reset"``).
     """
 
     name: ClassVar[str] = "byol"
@@ -37,32 +37,32 @@ class BYOL(Objective):
 
     @property
     def keeps(self) -> tuple[str, ...]:
-        """The target, unless it starts anew each round."""
+        """Name the retained client state: the target network, unless each round resets it."""
         return ("its target network",) if self.target == "kept" else ()
 
     def heads(self, setting: Setting) -> dict[str, nn.Module]:
-        """The predictor."""
+        """Build the predictor."""
         return {"predictor": build_predictor(setting.model, setting.embedding_dim)}
 
     def forwards(self) -> Sequence[Forward]:
-        """Both views, through both networks."""
+        """Pass both views through the online and the target network."""
         return (*VIEWS, *TARGETS)
 
     def start(self, context: ClientContext) -> None:
-        """Take up the target."""
+        """Restore the target network, or copy it from the online network."""
         scope = context.of(self)
         scope.target = start_target(context, "byol_target", None if context.fresh else scope.retained)
 
     def loss(self, context: ClientContext, batch: Batch, passes: Passes) -> Tensor:
-        """Both directions' sum."""
+        """Sum of both directions."""
         q1, q2 = (passes[view].q for view in VIEWS)
         z1, z2 = (passes[view].z for view in TARGETS)
         return byol(q1, z2) + byol(q2, z1)
 
     def after_step(self, context: ClientContext) -> None:
-        """Let the target follow."""
+        """Move the target towards the online network."""
         follow(context.of(self).target, context.networks, self.momentum)
 
     def keep(self, context: ClientContext) -> Tree:
-        """The target."""
+        """Return the target's weights as client state, unless each round resets it."""
         return encoding_weights(context.of(self).target) if self.target == "kept" else None

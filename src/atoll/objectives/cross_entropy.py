@@ -1,4 +1,4 @@
-"""Cross-entropy: supervised learning, which the papers set beside methods without labels."""
+"""Cross-entropy: supervised learning, with which the papers compare methods without labels."""
 
 from __future__ import annotations
 
@@ -16,8 +16,17 @@ CLASSIFIER = "classifier"
 
 
 def label_loss(context: ClientContext, outputs: Tensor, batch: Batch) -> Tensor:
-    """Cross-entropy of the classifier's logits for some outputs of a batch's own samples."""
-    assert batch.labels is not None  # noqa: S101  (a method that needs labels is refused without)
+    """Cross-entropy of the classifier's logits for a batch.
+
+    Args:
+        context: The client's context, whose networks include the classifier.
+        outputs: Representations or embeddings of the batch's samples.
+        batch: The batch, with labels.
+
+    Shape:
+        outputs: (N, d). Output: scalar.
+    """
+    assert batch.labels is not None  # noqa: S101  (methods that need labels are refused without labels)
     return F.cross_entropy(context.networks[CLASSIFIER](outputs), batch.labels)
 
 
@@ -26,8 +35,8 @@ class CrossEntropy(Objective):
     """L = −log softmax(W f(x) + b)_y.
 
     Attributes:
-        augment: learn from augmented views instead of images as they are.
-        on: the linear classifier stands on the representation ``"h"`` or on the embedding ``"z"`` (MOON).
+        augment: Train on augmented views instead of images without augmentation.
+        on: Input of the linear classifier: the representation ``"h"`` or the embedding ``"z"`` (MOON).
     """
 
     name: ClassVar[str] = "cross_entropy"
@@ -37,22 +46,22 @@ class CrossEntropy(Objective):
     on: Space = "h"
 
     def embeds(self) -> bool:
-        """Only where the classifier stands on z."""
+        """Whether the classifier reads the embedding z."""
         return self.on == "z"
 
     def heads(self, setting: Setting) -> dict[str, nn.Module]:
-        """The linear classifier."""
+        """Build the linear classifier."""
         return linear_head(setting, CLASSIFIER, self.on, setting.num_classes)
 
     def classifier(self) -> tuple[str, ...]:
-        """What the loss trains."""
+        """Names of the networks from images to logits, which the loss trains."""
         return classifying(self.on, CLASSIFIER)
 
     def forwards(self) -> Sequence[Forward]:
-        """One image of each sample through the local networks."""
+        """Pass one image of each sample through the local networks."""
         return (Forward("view1" if self.augment else "image"),)
 
     def loss(self, context: ClientContext, batch: Batch, passes: Passes) -> Tensor:
-        """The mean over the batch."""
+        """Mean cross-entropy over the batch."""
         (forward,) = self.forwards()
         return label_loss(context, read(self.on, passes[forward]), batch)

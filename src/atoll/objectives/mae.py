@@ -1,4 +1,4 @@
-"""Masked autoencoder: rebuild the patches that a vision transformer did not see (He et al. 2022)."""
+"""Masked autoencoder: reconstruct masked patches with a vision transformer (He et al. 2022)."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ from atoll.models.vit import ViT, patchify, random_masking
 class MAE(Objective):
     """L = mean over masked pixels of (x̂ − x)², with x̂ decoded from the visible patches alone.
 
-    Images are not augmented, and pixels are not normalised patch by patch (Dec-SSL's code). The patch's size
-    and the decoder's depth are ``model.patch`` and ``model.decoder_depth``.
+    Images are not augmented, and pixels are not normalised per patch (as in Dec-SSL's code). The patch size and the
+    depth of the decoder are ``model.patch`` and ``model.decoder_depth``.
 
     Attributes:
-        mask_ratio: share of an image's patches that is hidden: at 3/4, 192 of the 256 patches of 2×2 pixels.
+        mask_ratio: Share of an image's patches that is masked: at 3/4, 192 of the 256 patches of 2×2 pixels.
     """
 
     name: ClassVar[str] = "mae"
@@ -37,35 +37,35 @@ class MAE(Objective):
             raise UserError(f"mae.mask_ratio is {self.mask_ratio}; it must lie between 0 and 1")
 
     def refuse(self, setting: Setting) -> str | None:
-        """Other encoders have no patches to hide."""
+        """Refuse encoders without patches to mask."""
         if setting.model.encoder != "vit-tiny":
             return (
-                f"'mae' hides patches of a vision transformer, and model.encoder is {setting.model.encoder!r}; "
+                f"'mae' masks patches of a vision transformer, and model.encoder is {setting.model.encoder!r}; "
                 "set model.encoder = 'vit-tiny'"
             )
         return None
 
     def embeds(self) -> bool:
-        """The decoder reads patches' tokens; there is no projector."""
+        """Return False: the decoder reads the patch tokens, and there is no projector."""
         return False
 
     def heads(self, setting: Setting) -> dict[str, nn.Module]:
-        """The decoder, sized for the encoder (which need not be built twice to know its size)."""
+        """Build the decoder for the encoder's size, which comes from an encoder on the meta device."""
         channels, size, _ = setting.image_shape
         with torch.device("meta"):
             encoder = build_encoder(setting.model, channels, size)
         return {"mae_decoder": build_mae_decoder(setting.model, encoder)}
 
     def images(self) -> Sequence[str]:
-        """Images as they are; the encoder only ever sees components of them."""
+        """Name the images that the loss reads: those without augmentation."""
         return ("image",)
 
     def start(self, context: ClientContext) -> None:
-        """Where masks are drawn from."""
+        """Open the random stream of the masks."""
         context.of(self).masks = context.stream("mae-masks")
 
     def loss(self, context: ClientContext, batch: Batch, passes: Passes) -> Tensor:
-        """Encode what is visible, decode all, compare what was hidden."""
+        """Encode the visible patches, decode all patches, and compare the masked ones with the image."""
         encoder, decoder = context.networks["encoder"], context.networks["mae_decoder"]
         assert isinstance(encoder, ViT)  # noqa: S101  (see refuse)
         images = batch.images["image"]

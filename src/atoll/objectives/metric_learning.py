@@ -1,4 +1,4 @@
-"""Metric learning on drawn samples: triplets, quadruplets, and what FedQuad shares with them."""
+"""Metric learning on randomly drawn samples: triplets, quadruplets, and the base class that FedQuad shares."""
 
 from __future__ import annotations
 
@@ -23,17 +23,17 @@ from atoll.objectives.spaces import Space, classifying, linear_head, read
 class MetricLearning(Objective):
     """L = [CE(anchors)] + β · a loss on distances between anchors, positives and negatives.
 
-    Each sample of a client is an anchor once an epoch, with the same partners in every epoch of the run
-    (see `atoll.objectives.quadruplets`). Anchors and partners pass the networks as one batch, so that
-    BatchNorm sees them together. A client of one class has no negatives, and only the cross-entropy is left.
+    Each sample of a client is an anchor once per epoch, with the same partners in every epoch of the run
+    (see `atoll.objectives.quadruplets`). Anchors and partners pass through the networks as one batch, so BatchNorm
+    normalises them together. A client with a single class has no negatives, and only the cross-entropy remains.
 
     Attributes:
-        beta: β; with 0, nothing is drawn and the objective is plain cross-entropy.
-        cross_entropy: whether a linear classifier learns from the anchors beside it.
-        redraw: draw new partners at the beginning of each local epoch.
-        augment: learn from augmented views instead of images as they are.
-        on: distances (and the classifier) are on the representation ``"h"`` or the embedding ``"z"``, which are
-            not normalised.
+        beta: β; with 0, no partners are drawn and the objective is plain cross-entropy.
+        cross_entropy: Whether a linear classifier is also trained on the anchors.
+        redraw: Draw new partners at the beginning of each local epoch.
+        augment: Train on augmented views instead of images without augmentation.
+        on: Output on which the distances (and the classifier) are computed: the representation ``"h"`` or the
+            embedding ``"z"``; neither is normalised.
     """
 
     needs_labels: ClassVar[bool] = True
@@ -51,7 +51,14 @@ class MetricLearning(Objective):
             )
 
     def distances(self, a: Tensor, p: Tensor, negatives: Sequence[Tensor], classes: int) -> Tensor:
-        """The loss on distances, for a client that holds so many classes (two or more)."""
+        """Loss on distances; subclasses implement this.
+
+        Args:
+            a: Outputs of the anchors.
+            p: Outputs of the positives.
+            negatives: Outputs of the negatives, one tensor for each row of negatives.
+            classes: Number of classes that the client holds, two or more.
+        """
         raise NotImplementedError
 
     @property
@@ -59,27 +66,27 @@ class MetricLearning(Objective):
         return "view1" if self.augment else "image"
 
     def embeds(self) -> bool:
-        """Only where distances are on z."""
+        """Whether distances are computed on the embedding z."""
         return self.on == "z"
 
     def classifier(self) -> tuple[str, ...] | None:
-        """The one that learns beside, if it does."""
+        """Names of the networks from images to logits, if a classifier is trained."""
         return classifying(self.on, CLASSIFIER) if self.cross_entropy else None
 
     def heads(self, setting: Setting) -> dict[str, nn.Module]:
-        """The classifier, where there is one."""
+        """Build the classifier, if there is one."""
         return linear_head(setting, CLASSIFIER, self.on, setting.num_classes) if self.cross_entropy else {}
 
     def images(self) -> Sequence[str]:
-        """The anchors."""
+        """Name the images of the anchors."""
         return (self._view,)
 
     def forwards(self) -> Sequence[Forward]:
-        """All members of the batch's tuples together; the anchors alone where β is 0."""
+        """Pass all members of the batch's tuples together; only the anchors if β is 0."""
         return (Forward(self.name if self.beta else self._view),)
 
     def start(self, context: ClientContext) -> None:
-        """Draw partners, from a stream that knows no round; take up where their views are drawn from."""
+        """Draw partners from a stream that does not depend on the round, and open the stream of their views."""
         scope = context.of(self)
         scope.labels = context.data.labels
         scope.classes = len(torch.unique(scope.labels))
@@ -91,7 +98,7 @@ class MetricLearning(Objective):
         scope.epoch = None
 
     def inputs(self, context: ClientContext, batch: Batch) -> dict[str, Tensor]:
-        """The anchors and behind them their partners, in one batch."""
+        """Concatenate the anchors and their partners to one batch."""
         if not self.beta:
             return {}
         scope = context.of(self)
@@ -104,10 +111,10 @@ class MetricLearning(Objective):
         return {self.name: torch.cat([anchors, context.data.pick(partners, scope.views)])}
 
     def loss(self, context: ClientContext, batch: Batch, passes: Passes) -> Tensor:
-        """Cross-entropy on the anchors if asked for, and β times the loss on distances."""
+        """Sum of the cross-entropy on the anchors, if enabled, and β times the loss on distances."""
         (forward,) = self.forwards()
         anchors, *partners = torch.split(read(self.on, passes[forward]), len(batch.indices))
-        # Without classes to tell apart no loss is left: a constant, so that no weight decay acts on its own.
+        # A client with one class has no loss without cross-entropy; a constant avoids steps of weight decay alone.
         loss = label_loss(context, anchors, batch) if self.cross_entropy else anchors.new_zeros(())
         if not partners:
             return loss
@@ -117,7 +124,7 @@ class MetricLearning(Objective):
 
 @dataclass(frozen=True)
 class Triplet(MetricLearning):
-    """L = mean [d(a, p) − d(a, n) + m]₊ on random triplets. FedQuad leaves m and the mining open.
+    """L = mean [d(a, p) − d(a, n) + m]₊ on random triplets. FedQuad specifies neither m nor the mining.
 
     Attributes:
         margin: m.
@@ -129,7 +136,7 @@ class Triplet(MetricLearning):
     margin: float = 1.0
 
     def distances(self, a: Tensor, p: Tensor, negatives: Sequence[Tensor], classes: int) -> Tensor:
-        """The triplets' loss."""
+        """Triplet loss."""
         (n,) = negatives
         return triplet(a, p, n, self.margin)
 
@@ -138,12 +145,12 @@ class Triplet(MetricLearning):
 class Quadruplet(MetricLearning):
     """Chen et al.: L = mean {[g(a, p)ᵏ − g(a, n₁)ᵏ + m₁]₊ + [g(a, p)ᵏ − g(n₂, n₁)ᵏ + m₂]₊}, g Euclidean.
 
-    The second term pushes samples of two classes apart. On a client of two classes both negatives are of one,
-    and the term is left out.
+    The second term pushes samples of two classes apart. On a client with two classes, both negatives belong to the
+    same class, and the term is omitted.
 
     Attributes:
-        margins: (m₁, m₂), fixed; the paper adapts them to the batch where it mines hard negatives.
-        power: k; 2 is the paper's equation, 1 what re-implementations take.
+        margins: (m₁, m₂), fixed; the paper adapts them to the batch when it mines hard negatives.
+        power: k; 2 as in the paper's equation, 1 as in re-implementations.
     """
 
     name: ClassVar[str] = "quadruplet"
@@ -152,8 +159,8 @@ class Quadruplet(MetricLearning):
     power: Literal[1, 2] = 2
 
     def distances(self, a: Tensor, p: Tensor, negatives: Sequence[Tensor], classes: int) -> Tensor:
-        """The quadruplets' loss."""
+        """Quadruplet loss."""
         n1, n2 = negatives
-        # A margin of −∞ is always kept, so its term is 0 and has no gradient.
+        # A margin of −∞ is always satisfied, so its term is 0 and has no gradient.
         second = self.margins[1] if classes > 2 else -math.inf
         return quadruplet(a, p, n1, n2, (self.margins[0], second), self.power)

@@ -1,4 +1,4 @@
-"""MoCo: contrast with a queue of keys from a momentum encoder (He et al. 2020; Chen et al. 2020)."""
+"""MoCo: contrastive loss with a queue of keys from a momentum encoder (He et al. 2020; Chen et al. 2020)."""
 
 from __future__ import annotations
 
@@ -23,15 +23,17 @@ KEYS = (Forward("view1", "moco_key"), Forward("view2", "moco_key"))
 class MoCo(Objective):
     """L = CE([q̂·k̂, q̂Qᵀ]/τ, 0), with queries of one view and keys of the other.
 
-    The key encoder begins each round as a copy of the query encoder and follows it after each step; the queue
-    stays with the client. v1 has τ = 0.07 and a linear projector, v2 τ = 0.2 and a hidden layer
-    (``model.projector_hidden``). The defaults are those of the released federated code.
+    At the start of each round the key encoder is a copy of the query encoder, and after each step it follows the
+    query encoder with momentum. The queue is client state and never leaves the client. v1 has τ = 0.07 and a linear
+    projector, v2 has τ = 0.2 and a hidden layer (``model.projector_hidden``). The defaults are those of the
+    released federated code.
 
     Attributes:
         temperature: τ.
         momentum: m of the key encoder.
-        queue: M, the keys that a client holds; random directions at first.
-        symmetric: the sum of both directions, each view's keys enqueued; else queries of the first view only.
+        queue: M, the number of keys that a client holds; initially they are random directions.
+        symmetric: Sum both directions and enqueue the keys of both views; if False, only the first view has
+            queries.
     """
 
     name: ClassVar[str] = "moco"
@@ -46,11 +48,11 @@ class MoCo(Objective):
         require_positive(self, "temperature", "queue")
 
     def forwards(self) -> Sequence[Forward]:
-        """Queries and keys."""
+        """Pass the queries through the local networks and the keys through the key encoder."""
         return (*VIEWS, *KEYS) if self.symmetric else (VIEWS[0], KEYS[1])
 
     def start(self, context: ClientContext) -> None:
-        """Copy the key encoder; take up the queue, or fill it with random directions."""
+        """Copy the key encoder, and restore the queue or fill it with random directions."""
         scope = context.of(self)
         scope.key = start_target(context, "moco_key", None)
         if context.fresh or scope.retained is None:
@@ -61,7 +63,7 @@ class MoCo(Objective):
         scope.queue = scope.queue.to(context.device)
 
     def loss(self, context: ClientContext, batch: Batch, passes: Passes) -> Tensor:
-        """One direction, or the sum of both."""
+        """Loss of one direction, or the sum of both."""
         scope = context.of(self)
         pairs = [(VIEWS[0], KEYS[1]), (VIEWS[1], KEYS[0])] if self.symmetric else [(VIEWS[0], KEYS[1])]
         scope.keys = [normalize(passes[key].z.float()) for _, key in pairs]
@@ -72,11 +74,11 @@ class MoCo(Objective):
         return torch.stack(losses).sum()
 
     def after_step(self, context: ClientContext) -> None:
-        """Let the key encoder follow, and queue this step's keys."""
+        """Move the key encoder towards the query encoder, and enqueue this step's keys."""
         scope = context.of(self)
         follow(scope.key, context.networks, self.momentum)
         scope.queue = enqueue(scope.queue, *scope.keys)
 
     def keep(self, context: ClientContext) -> Tree:
-        """The queue."""
+        """Return the queue as client state."""
         return context.of(self).queue

@@ -1,4 +1,4 @@
-"""FedQuad's stochastic quadruplets: for each sample of a client, whom to compare it with."""
+"""FedQuad's stochastic quadruplets: a positive and two negatives for each sample of a client."""
 
 from __future__ import annotations
 
@@ -7,22 +7,23 @@ from torch import Tensor
 
 
 def draw_quadruplets(labels: Tensor, generator: torch.Generator) -> Tensor:
-    """Draw, for each sample as the anchor, a positive and two negatives of two different other classes.
+    """Draw a positive and two negatives of two different other classes for each sample as the anchor.
 
-    A positive is uniform over the other samples of the anchor's class; a negative is uniform over a class
-    that is itself uniform over the classes left. The paper does not say what to do where these run out. Here:
+    A positive is uniform over the other samples of the anchor's class; a negative is uniform over the samples of a
+    class that is itself uniform over the remaining classes. The paper does not define the cases without enough
+    samples or classes. This implementation handles them as follows:
 
-    - a class of one sample: the anchor is its own positive;
-    - two classes: both negatives come from the other class (one sample twice, if it has only one);
+    - a class with one sample: the anchor is also the positive;
+    - two classes: both negatives come from the other class (the same sample twice, if it has only one);
     - one class: there are no negatives, and the result has two rows.
 
     Args:
-        labels: of a client's samples.
-        generator: where the draws come from, on the CPU.
+        labels: Labels of a client's samples.
+        generator: Source of the random draws, on the CPU.
 
     Shape:
         labels: (N,) of integers. Output: (4, N) positions of anchors, positives, first and second negatives;
-        (2, N) where there is one class.
+        (2, N) if there is one class.
 
     Reference:
         Göksu and Pugeault, FedQuad, 2025, Section III-A.
@@ -34,15 +35,15 @@ def draw_quadruplets(labels: Tensor, generator: torch.Generator) -> Tensor:
     n, c = len(labels), len(classes)
     anchors = torch.arange(n)
     rank = torch.empty_like(order)
-    rank[order] = anchors - first[codes[order]]  # place of each sample within its class
+    rank[order] = anchors - first[codes[order]]  # position of each sample within its class
 
     def below(limit: Tensor) -> Tensor:
         return (torch.rand(n, generator=generator, dtype=torch.float64) * limit).long()
 
     def other(kind: Tensor, than: Tensor) -> Tensor:
-        """A sample of each class that is not at the given place; the one there is, where it is alone."""
-        place = below(counts[kind] - 1)
-        return order[first[kind] + torch.where(counts[kind] > 1, place + (place >= than).long(), than)]
+        """Draw a sample of each class that is not at the given position; the only sample if there is one."""
+        drawn = below(counts[kind] - 1)
+        return order[first[kind] + torch.where(counts[kind] > 1, drawn + (drawn >= than).long(), than)]
 
     positives = other(codes, rank)
     if c == 1:

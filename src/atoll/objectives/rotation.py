@@ -1,4 +1,4 @@
-"""Rotation prediction: by how many quarter turns was an image turned? (Gidaris et al. 2018; FedPR)."""
+"""Rotation prediction: predict by how many quarter turns an image was rotated (Gidaris et al. 2018; FedPR)."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ TURNS = 4
 
 @dataclass(frozen=True)
 class RotationTask(Component):
-    """L = cross-entropy of a linear layer's four logits against the turn, the same as objective and as term.
+    """L = cross-entropy of a linear layer's four logits with the rotation as class; shared by objective and term.
 
     Attributes:
-        every: turn each image by all of 0°, 90°, 180° and 270°, in one batch (RotNet); False: by one of them,
+        every: Rotate each image by all of 0°, 90°, 180° and 270°, in one batch (RotNet); False: by one of them,
             drawn for each image (Orchestra's code).
-        images_of: what is turned: the first view, which other losses read too, a third view of its own
-            (Orchestra's code), or images as they are.
-        on: the layer stands on the representation ``"h"`` or on the embedding ``"z"`` (Orchestra).
+        images_of: The images that are rotated: the first view, which other losses read too, a separate third view
+            (Orchestra's code), or images without augmentation.
+        on: Input of the linear layer: the representation ``"h"`` or the embedding ``"z"`` (Orchestra).
     """
 
     every: bool = True
@@ -33,27 +33,27 @@ class RotationTask(Component):
     on: Space = "h"
 
     def embeds(self) -> bool:
-        """Only where the layer stands on z."""
+        """Whether the linear layer reads the embedding z."""
         return self.on == "z"
 
     def heads(self, setting: Setting) -> dict[str, nn.Module]:
-        """The linear layer."""
+        """Build the linear layer."""
         return linear_head(setting, "rotation_head", self.on, TURNS)
 
     def images(self) -> Sequence[str]:
-        """What is turned."""
+        """Name the images that are rotated."""
         return (self.images_of,)
 
     def forwards(self) -> Sequence[Forward]:
-        """The turned images through the local networks."""
+        """Pass the rotated images through the local networks."""
         return (Forward(self.name),)
 
     def start(self, context: ClientContext) -> None:
-        """Where turns are drawn from."""
+        """Open the random stream of the rotations."""
         context.of(self).draws = context.stream(self.name)
 
     def inputs(self, context: ClientContext, batch: Batch) -> dict[str, Tensor]:
-        """Turn the images, and remember by how much."""
+        """Rotate the images, and store the number of quarter turns."""
         scope, images = context.of(self), batch.images[self.images_of]
         n = len(images)
         turned = torch.cat([images.rot90(turns, (2, 3)) for turns in range(TURNS)])
@@ -65,14 +65,14 @@ class RotationTask(Component):
         return {self.name: turned[(drawn * n + torch.arange(n)).to(images.device)]}
 
     def loss(self, context: ClientContext, batch: Batch, passes: Passes) -> Tensor:
-        """Cross-entropy; ln 4 where nothing is known."""
+        """Cross-entropy of the predicted rotation; ln 4 for uniform predictions."""
         logits = context.networks["rotation_head"](read(self.on, passes[Forward(self.name)]))
         return F.cross_entropy(logits, context.of(self).turns)
 
 
 @dataclass(frozen=True)
 class Rotation(RotationTask, Objective):
-    """Rotation prediction as the objective (FedPR, FedCA's baseline)."""
+    """Rotation prediction as the objective (FedPR, a baseline of FedCA)."""
 
     name: ClassVar[str] = "rotation"
     source: ClassVar[str] = "Gidaris et al. 2018, Section 3"
@@ -80,7 +80,7 @@ class Rotation(RotationTask, Objective):
 
 @dataclass(frozen=True)
 class RotationTerm(RotationTask, Term):
-    """Rotation prediction beside another loss, against collapse (the released FedU²; Orchestra)."""
+    """Rotation prediction as an additional term against collapse (the released FedU²; Orchestra)."""
 
     name: ClassVar[str] = "rotation_term"
     source: ClassVar[str] = "Lubana et al. 2022 (Orchestra); the released code of FedU²"

@@ -1,4 +1,4 @@
-"""SimCLR: contrast each image's two views with all others of the batch (Chen et al. 2020)."""
+"""SimCLR: contrast the two views of each image with all other views in the batch (Chen et al. 2020)."""
 
 from __future__ import annotations
 
@@ -19,8 +19,9 @@ class SimCLR(Objective):
 
     Attributes:
         temperature: τ.
-        variant: ``"exact"``; or what released code trains: ``"one_sided"`` (L-DAWA: anchors of the first view
-            alone, each kept in its own denominator) or ``"zero_self"`` (FedU²: each kept with similarity 0).
+        variant: ``"exact"``, or the loss of released code: ``"one_sided"`` (L-DAWA: anchors of the first view
+            only, with the anchor itself in the denominator) or ``"zero_self"`` (FedU²: the anchor itself in the
+            denominator with similarity 0).
     """
 
     name: ClassVar[str] = "simclr"
@@ -32,11 +33,11 @@ class SimCLR(Objective):
         require_positive(self, "temperature")
 
     def forwards(self) -> Sequence[Forward]:
-        """Both views through the local networks."""
+        """Pass both views through the local networks."""
         return VIEWS
 
     def loss(self, context: ClientContext, batch: Batch, passes: Passes) -> Tensor:
-        """NT-Xent."""
+        """NT-Xent loss of the batch."""
         z1, z2 = (passes[view].z for view in VIEWS)
         if self.variant == "one_sided":
             return one_sided_nt_xent(z1, z2, self.temperature)

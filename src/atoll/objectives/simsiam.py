@@ -1,4 +1,4 @@
-"""SimSiam: predict the other view's embedding, and let no gradient pass through it (Chen and He 2021)."""
+"""SimSiam: predict the other view's embedding, with a stop-gradient on that embedding (Chen and He 2021)."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ class SimSiam(Objective):
     source: ClassVar[str] = "Chen and He 2021, Eqs. 1-4"
 
     def heads(self, setting: Setting) -> dict[str, nn.Module]:
-        """The predictor."""
+        """Build the predictor."""
         return {"predictor": build_predictor(setting.model, setting.embedding_dim)}
 
     def forwards(self) -> Sequence[Forward]:
-        """Both views through the local networks."""
+        """Pass both views through the local networks."""
         return VIEWS
 
     def loss(self, context: ClientContext, batch: Batch, passes: Passes) -> Tensor:
-        """Both directions' mean."""
+        """Mean of both directions."""
         one, two = (passes[view] for view in VIEWS)
         return 0.5 * (simsiam(one.q, two.z) + simsiam(two.q, one.z))

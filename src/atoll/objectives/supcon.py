@@ -1,4 +1,4 @@
-"""Supervised contrastive learning: all views of one class attract each other (Khosla et al. 2020)."""
+"""Supervised contrastive learning: views of one class are each other's positives (Khosla et al. 2020)."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ from atoll.objectives.spaces import classifying, linear_head
 
 @dataclass(frozen=True)
 class SupCon(Objective):
-    """L_out over the 2N embeddings of a batch; with ``cross_entropy``, a classifier learns beside it.
+    """L_out over the 2N embeddings of a batch; with ``cross_entropy``, a classifier is trained too.
 
     Attributes:
         temperature: τ.
         base_temperature: τ_b, a fixed scale of the loss.
-        cross_entropy: add the cross-entropy of a linear classifier on h (of the first view). The papers that
-            report SupCon's accuracy do not say where its classifier comes from; a linear probe is the other way.
+        cross_entropy: Add the cross-entropy of a linear classifier on h (of the first view). The papers that
+            report SupCon's accuracy do not say where its classifier comes from; the alternative is a linear probe.
     """
 
     name: ClassVar[str] = "supcon"
@@ -38,20 +38,20 @@ class SupCon(Objective):
         require_positive(self, "temperature", "base_temperature")
 
     def classifier(self) -> tuple[str, ...] | None:
-        """The one that learns beside, if it does."""
+        """Names of the networks from images to logits, if a classifier is trained."""
         return classifying("h", CLASSIFIER) if self.cross_entropy else None
 
     def heads(self, setting: Setting) -> dict[str, nn.Module]:
-        """The classifier, where there is one."""
+        """Build the classifier, if there is one."""
         return linear_head(setting, CLASSIFIER, "h", setting.num_classes) if self.cross_entropy else {}
 
     def forwards(self) -> Sequence[Forward]:
-        """Both views through the local networks."""
+        """Pass both views through the local networks."""
         return VIEWS
 
     def loss(self, context: ClientContext, batch: Batch, passes: Passes) -> Tensor:
-        """The contrast, and the cross-entropy if asked for."""
-        assert batch.labels is not None  # noqa: S101  (a method that needs labels is refused without)
+        """Contrastive loss, plus the cross-entropy if enabled."""
+        assert batch.labels is not None  # noqa: S101  (methods that need labels are refused without labels)
         z = torch.cat([passes[view].z for view in VIEWS])
         contrast = supcon(z, batch.labels.repeat(2), self.temperature, self.base_temperature)
         return contrast + label_loss(context, passes[VIEWS[0]].h, batch) if self.cross_entropy else contrast
