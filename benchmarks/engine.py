@@ -25,7 +25,8 @@ from atoll.components.training import make_optimizer
 from atoll.core.rng import stream
 from atoll.core.run_folder import Run
 from atoll.engines.federation import Federation
-from atoll.engines.simulation import simulate
+from atoll.engines.rounds import RunContext
+from atoll.engines.simulation import Simulation
 from atoll.functional import nt_xent
 from atoll.recipe.recipe import load_recipe
 
@@ -43,7 +44,7 @@ def federated(federation: Federation) -> float:
     """Seconds of a run, its checkpoints and metrics included, evaluation left out."""
     with tempfile.TemporaryDirectory() as folder:
         began = time.perf_counter()
-        simulate(federation, Run(folder))
+        Simulation().run(RunContext(federation, Run(folder)))
         return time.perf_counter() - began
 
 

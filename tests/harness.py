@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -10,6 +11,10 @@ from atoll.commands.run import run_recipe
 from atoll.core.run_folder import Run
 from atoll.core.tree import Tree, Weights, load
 from atoll.engines.client_states import ClientStates
+from atoll.engines.federation import Federation
+from atoll.engines.rounds import RunContext
+from atoll.engines.server import Server
+from atoll.engines.simulation import Simulation
 from atoll.recipe.recipe import Recipe, load_recipe
 
 TINY = (
@@ -41,6 +46,11 @@ def run_tiny(folder: Path, *settings: str, resume: bool = False) -> Run:
     """Run it."""
     torch.set_num_threads(1)
     return run_recipe(tiny(*settings), folder, resume=resume)
+
+
+def run_federation(federation: Federation, folder: Path, **context: Any) -> Server:
+    """All rounds of a federation that is built already; the server that they end with."""
+    return Simulation().run(RunContext(federation, Run(folder), **context))
 
 
 def final_models(run: Run) -> dict[str, Weights]:

@@ -9,14 +9,12 @@ import torch
 
 from atoll.components.base import Trained
 from atoll.core.errors import UserError
-from atoll.core.run_folder import Run
 from atoll.core.tree import leaves
 from atoll.data.sources import load_data
 from atoll.engines.federation import Federation
 from atoll.engines.server import Server
-from atoll.engines.simulation import simulate
 from atoll.methods.registry import AGGREGATIONS, MERGES, OBJECTIVES, SERVER_STEPS, TERMS
-from tests.harness import tiny
+from tests.harness import run_federation, tiny
 
 AXES = {
     "objective": sorted(OBJECTIVES),
@@ -105,8 +103,7 @@ def prepare(combination, images):
 
 def play(federation, trained, folder):
     """Two rounds; what the server ends with."""
-    server, _ = simulate(federation, Run(folder), prerequisites=trained)
-    return server
+    return run_federation(federation, folder, prerequisites=trained)
 
 
 def check(combination, images, folder):

@@ -10,7 +10,7 @@ __version__ = VERSION
 __all__ = ["Recipe", "Run", "load_encoder", "load_recipe", "simulate"]
 
 if TYPE_CHECKING:
-    from atoll.commands.run import run_recipe as simulate
+    from atoll.commands.run import simulate
     from atoll.core.run_folder import Run
     from atoll.models import load_encoder
     from atoll.recipe.recipe import Recipe, load_recipe
@@ -20,7 +20,7 @@ _HOMES = {
     "Run": ("atoll.core.run_folder", "Run"),
     "load_encoder": ("atoll.models", "load_encoder"),
     "load_recipe": ("atoll.recipe.recipe", "load_recipe"),
-    "simulate": ("atoll.commands.run", "run_recipe"),
+    "simulate": ("atoll.commands.run", "simulate"),
 }
 
 

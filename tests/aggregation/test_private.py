@@ -16,8 +16,7 @@ from atoll.core.errors import UserError
 from atoll.core.run_folder import Run
 from atoll.core.tree import clone, same
 from atoll.engines.federation import Federation
-from atoll.engines.simulation import simulate
-from tests.harness import final_models, run_tiny, tiny
+from tests.harness import final_models, run_federation, run_tiny, tiny
 from tests.rounds import Rounds
 
 pytest.importorskip("dp_accounting", reason="the extra atoll[dp] is not installed")
@@ -159,15 +158,18 @@ def test_no_round_leaves_twice_with_different_noise(tmp_path):
     federation = Federation(tiny(*PRIVATE, "train.rounds=3", "evaluation.every=1"))
     seen = []
 
-    def evaluate(federation, server, states):
-        seen.append((server.round, clone(server.state["models"])))
-        if len(seen) == 3:
-            raise KeyboardInterrupt
-        return {}
+    class Evaluator:
+        def during(self, server):
+            seen.append((server.round, clone(server.state["models"])))
+            if len(seen) == 3:
+                raise KeyboardInterrupt
+            return {}
+
+        final = during
 
     with pytest.raises(KeyboardInterrupt):
-        simulate(federation, Run(tmp_path), evaluate=evaluate)
-    simulate(federation, Run(tmp_path), evaluate=evaluate)
+        run_federation(federation, tmp_path, evaluator=Evaluator())
+    run_federation(federation, tmp_path, evaluator=Evaluator())
     assert [round for round, _ in seen] == [0, 1, 2, 2, 3]
     assert same(seen[2], seen[3])
     assert [line["round"] for line in Run(tmp_path).metrics()] == [0, 1, 2, 3]

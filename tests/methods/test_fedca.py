@@ -237,10 +237,10 @@ def test_an_interrupted_alignment_run_is_resumed_and_a_finished_one_is_not_playe
 ):
     finish = launching._finish
 
-    def killed(run, *rest):
-        if run.name == "alignment":
+    def killed(prepared, *rest):
+        if prepared.run.name == "alignment":
             raise KeyboardInterrupt
-        finish(run, *rest)
+        finish(prepared, *rest)
 
     monkeypatch.setattr(launching, "_finish", killed)
     with pytest.raises(KeyboardInterrupt):
@@ -259,13 +259,13 @@ def test_a_run_that_failed_before_its_first_round_keeps_the_alignment_model_that
     change, kept, tmp_path, monkeypatch
 ):
     recipe = ("method.name=fedca", *PUBLIC)
-    finish = launching._prepare
+    finish = launching._train_first
 
     def prepared_and_killed(*asked):
         finish(*asked)
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(launching, "_prepare", prepared_and_killed)
+    monkeypatch.setattr(launching, "_train_first", prepared_and_killed)
     with pytest.raises(KeyboardInterrupt):
         run_tiny(tmp_path / "run", *recipe)
     monkeypatch.undo()

@@ -8,14 +8,13 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Protocol
 
-from atoll.commands.run import check_folder, run_recipe
+from atoll.commands.run import check_folder, prepare, run_recipe
 from atoll.core.config import describe, over, setting
 from atoll.core.errors import RunError, UserError, did_you_mean
 from atoll.core.run_folder import Run
-from atoll.engines.federation import Federation
 from atoll.engines.rounds import Callback
+from atoll.engines.simulation import Simulation
 from atoll.methods.registry import METHODS, MethodOptions
-from atoll.recipe.prerequisites import prerequisite_recipes
 from atoll.recipe.recipe import Recipe, make_recipe
 
 DEMO = ("digits-align-uniform", "digits-simclr", "digits-ssd")
@@ -187,7 +186,8 @@ def _check(recipes: Sequence[Recipe], seeds: int, out: Path) -> None:
             for seeded, run in runs:
                 check_folder(run, seeded, resume=run.exists())
             if not all(run.finished for _, run in runs):
-                for one in (*prerequisite_recipes(recipe).values(), recipe):
-                    Federation(one).initial_weights()
+                prepared = prepare(*runs[0], Simulation())
+                for one in (*prepared.prerequisites.values(), prepared):
+                    one.federation.initial_weights()
         except UserError as error:
             raise UserError(f"{recipe.name}: {error}" if len(recipes) > 1 else str(error)) from None

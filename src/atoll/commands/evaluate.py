@@ -11,7 +11,7 @@ from torch import nn
 
 from atoll.core.config import describe
 from atoll.core.errors import UserError
-from atoll.core.run_folder import Run
+from atoll.core.run_folder import SITES_OWN, Run
 from atoll.core.tree import Weights
 from atoll.data.images import ImageSet
 from atoll.data.options import DataOptions
@@ -20,6 +20,7 @@ from atoll.data.sources import Splits, load_data
 from atoll.data.views.views import make_views
 from atoll.engines.client_states import States
 from atoll.engines.federation import Federation
+from atoll.engines.rounds import Engine
 from atoll.engines.server import Server
 from atoll.evaluation import Results, classifier_accuracy, evaluate, mean_over_clients
 from atoll.models import Encoder, load_encoder
@@ -32,25 +33,82 @@ def partition_of(run: Run) -> Partition | None:
     return Partition.from_json(path.read_text("utf-8")) if path.is_file() else None
 
 
-def deployed(federation: Federation, server: Server, states: States) -> dict[str, tuple[Weights, list[int]]]:
-    """The finished models by name, each with the clients that use it.
+class Evaluator:
+    """Measures the models of a run, during it and at its end.
 
-    A client that never took part has no model of its own, and counts only while none has.
+    Args:
+        federation: with the images to measure on.
+        states: what clients keep, for personal models.
+        engine: asks clients for what they measure on their own images.
     """
-    method, clients = federation.recipe.composed, range(federation.setting.num_clients)
-    deployment = server.deploy()
-    if method.personalises(federation.recipe.train):
-        models = {}
-        for client in [c for c in clients if server.valid.get(c)] or clients:
-            own = states.load(client, server.valid.get(client, 0))
-            if own is not None or deployment.models:
-                models[f"client-{client}"] = (method.personal(deployment, client, own), [client])
-        return models
-    first = next(iter(deployment.models))
-    users = {
-        name: [c for c in clients if deployment.choice.get(c, first) == name] for name in deployment.models
-    }
-    return {name: (weights, users[name]) for name, weights in deployment.models.items()}
+
+    def __init__(self, federation: Federation, states: States, engine: Engine) -> None:
+        self.federation = federation
+        self._states = states
+        self._engine = engine
+
+    def during(self, server: Server) -> dict[str, Any]:
+        """Numbers by the cheap protocols, between two rounds."""
+        return self._measure(server, final=False)
+
+    def final(self, server: Server) -> dict[str, Any]:
+        """Numbers by every protocol: of the untrained models and of the finished ones."""
+        return self._measure(server, final=True)
+
+    def models(self, server: Server) -> dict[str, tuple[Weights, list[int]]]:
+        """The deployed models by name, each with the clients that use it.
+
+        A client that never took part has no model of its own, and counts only while none has.
+        """
+        recipe, clients = self.federation.recipe, range(self.federation.setting.num_clients)
+        deployment = server.deploy()
+        if recipe.composed.personalises(recipe.train):
+            models = {}
+            for client in [c for c in clients if server.valid.get(c)] or clients:
+                retained = self._states.load(client, server.valid.get(client, 0))
+                if retained is not None or deployment.models:
+                    weights = recipe.composed.personal(deployment, client, retained)
+                    models[f"client-{client}"] = (weights, [client])
+            return models
+        first = next(iter(deployment.models))
+        return {
+            name: (weights, [c for c in clients if deployment.choice.get(c, first) == name])
+            for name, weights in deployment.models.items()
+        }
+
+    def _measure(self, server: Server, final: bool) -> dict[str, Any]:
+        here = self._measure_here(server, final)
+        at_clients = self._engine.measure(server, final)
+        if not here and "sites_mean" in at_clients:  # the clients' own numbers are all there is
+            here = {"split": SITES_OWN, **at_clients["sites_mean"]}
+        return {**here, **at_clients}
+
+    def _measure_here(self, server: Server, final: bool) -> dict[str, Any]:
+        """Numbers of the deployed models; of several, the mean over the clients that use them, and each one's."""
+        federation, recipe = self.federation, self.federation.recipe
+        split, images = held_out(federation.splits)
+        models = self.models(server)
+        if not len(images) or not models:
+            return {}
+        chain = recipe.composed.objective.classifier()
+        by_model: dict[str, Results] = {}
+        for name, (weights, _) in models.items():
+            by_model[name] = evaluate(
+                load_networks(federation, weights),
+                federation.splits.train,
+                images,
+                federation.views,
+                recipe.evaluation,
+                seed=recipe.seed,
+                protocols=recipe.evaluation.at_end if final else recipe.evaluation.during,
+                client_ids=federation.client_ids(),
+            )
+            if chain and images.labels is not None:
+                networks = nn.Sequential(*(federation.networks[network] for network in chain))
+                accuracy = classifier_accuracy(networks, federation.views.plain, images)
+                by_model[name]["classifier/accuracy"] = accuracy
+        clients = {name: len(users) for name, (_, users) in models.items()}
+        return {"split": split, **mean_over_clients(by_model, clients)}
 
 
 def load_networks(federation: Federation, weights: Weights) -> Encoder:
@@ -69,38 +127,6 @@ def held_out(splits: Splits) -> tuple[str, ImageSet]:
 def model_path(run: Run, name: str) -> Path:
     """The finished encoder of one of several models."""
     return run.folder / f"encoder-{name}.safetensors"
-
-
-def _evaluate_all(federation: Federation, server: Server, states: States, final: bool) -> dict[str, Any]:
-    """Numbers of the deployed models; of several, the mean over the clients that use them, and each one's.
-
-    With ``final`` by every protocol, otherwise by the cheap ones.
-    """
-    recipe = federation.recipe
-    split, images = held_out(federation.splits)
-    models = deployed(federation, server, states)
-    if not len(images) or not models:
-        return {}
-    protocols = recipe.evaluation.at_end if final else recipe.evaluation.during
-    by_model: dict[str, Results] = {}
-    for name, (weights, _) in models.items():
-        by_model[name] = evaluate(
-            load_networks(federation, weights),
-            federation.splits.train,
-            images,
-            federation.views,
-            recipe.evaluation,
-            seed=recipe.seed,
-            protocols=protocols,
-            client_ids=federation.client_ids(),
-        )
-        chain = recipe.composed.objective.classifier()
-        if chain and images.labels is not None:
-            networks = nn.Sequential(*(federation.networks[network] for network in chain))
-            accuracy = classifier_accuracy(networks, federation.views.plain, images)
-            by_model[name]["classifier/accuracy"] = accuracy
-    clients = {name: len(users) for name, (_, users) in models.items()}
-    return {"split": split, **mean_over_clients(by_model, clients)}
 
 
 def find_encoder(run_or_encoder: Path | str) -> Path:

@@ -5,21 +5,21 @@ from __future__ import annotations
 import json
 import multiprocessing
 import shutil
+import warnings
 from collections.abc import Mapping
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from atoll.commands.evaluate import _evaluate_all, deployed, held_out, load_networks, model_path, partition_of
+from atoll.commands.evaluate import Evaluator, held_out, load_networks, model_path, partition_of
 from atoll.components.base import Trained
 from atoll.core.config import describe, flatten
 from atoll.core.errors import UserError
 from atoll.core.provenance import version
-from atoll.core.run_folder import SITES_OWN, Run, default_folder
+from atoll.core.run_folder import Run, default_folder
 from atoll.core.threads import threads
-from atoll.engines.client_states import States
 from atoll.engines.federation import Federation
-from atoll.engines.rounds import Callback, Engine
+from atoll.engines.rounds import Callback, Engine, RunContext
 from atoll.engines.server import Server
 from atoll.engines.simulation import Simulation
 from atoll.models import save_encoder
@@ -28,6 +28,50 @@ from atoll.recipe.recipe import Recipe, load_recipe, make_recipe
 from atoll.report.artifacts import save_artifacts
 
 LENGTH = {"train.rounds", "engine.workers", "name", "title"}  # what a resumed recipe may say otherwise
+
+
+def simulate(
+    recipe: Recipe | Mapping[str, Any] | str | Path,
+    out: Path | str | None = None,
+    resume: bool = False,
+    callback: Callback | None = None,
+    *,
+    watcher: Callback | None = None,
+) -> Run:
+    """Simulate a federation on this machine: train, evaluate and save its encoder.
+
+    Args:
+        recipe: a preset's name, a TOML file, the table that such a file holds, or a recipe as objects.
+        out: the run's folder; None: ``runs/NAME-seedN``.
+        resume: go on with what the folder holds.
+        callback: is told of progress.
+        watcher: deprecated name of ``callback``.
+
+    Returns:
+        The finished run.
+
+    Raises:
+        UserError: a mistake in the recipe, the data or the folder.
+        TooFewUpdatesError: a round got too few usable updates.
+
+    Example:
+        >>> import tempfile
+        >>> import atoll
+        >>> small = {
+        ...     "base": "digits",
+        ...     "data": {"limit": 100},
+        ...     "partition": {"kind": "iid", "clients": 2},
+        ...     "train": {"rounds": 1, "epochs": 1},
+        ... }
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     run = atoll.simulate(small, out=f"{folder}/run")
+        ...     encoder = atoll.load_encoder(run.encoder_path)
+        >>> encoder.dim
+        128
+    """
+    if watcher is not None:
+        warnings.warn("watcher is now called callback", DeprecationWarning, stacklevel=2)
+    return run_recipe(recipe, out, resume, callback or watcher)
 
 
 def run_recipe(
@@ -40,11 +84,11 @@ def run_recipe(
     """Run a recipe, or go on with one that was interrupted or is to be longer.
 
     Args:
-        recipe: a preset's name, a TOML file, the table that such a file holds, or a recipe as objects.
+        recipe: as for `simulate`.
         out: the run's folder; None: ``runs/NAME-seedN``.
         resume: go on with what the folder holds.
         callback: is told of progress.
-        engine: who plays the rounds; None: the simulation on this machine.
+        engine: runs the rounds; None: the simulation on this machine.
 
     Returns:
         The finished run.
@@ -58,57 +102,93 @@ def run_recipe(
             "a worker process imports this script, and the script begins a run again; put what it does under "
             "if __name__ == '__main__':"
         )
-    if isinstance(recipe, Mapping):
-        recipe = make_recipe(recipe)
-    elif isinstance(recipe, str | Path):
-        recipe = load_recipe(recipe)
-    elif not isinstance(recipe, Recipe):
-        raise UserError(
-            f"a recipe is a preset's name, a TOML file, a table or an atoll.Recipe, not a {type(recipe).__name__}; "
-            "name your own components in it as module:attribute"
-        )
-    code = version()  # now: the files may change before the run ends
+    recipe = _as_recipe(recipe)
     run = Run(out or default_folder(recipe.name, recipe.seed))
-    check_folder(run, recipe, resume)
+    check_folder(run, recipe, resume)  # before the images are loaded, which may take long
     if resume and _is_done(run, recipe):
         return run
-    engine = engine or Simulation()
-    # Before anything is written: most mistakes show here.
-    needed = prerequisite_recipes(recipe)
-    for other in needed.values():
-        Federation(other)
-    federation = engine.gather(recipe, run.folder)
-    with run.locked():
-        check_folder(run, recipe, resume)  # again: another process may have been at work here meanwhile
-        if not run.begun():
-            run.begin_anew()
-            for name, other in needed.items():
-                _drop_another(Run(run.folder / FOLDER / name), other)
-        _check_images(run, federation)
-        run.write("recipe.toml", recipe.to_toml())
-        if not run.partition_path.is_file():
-            run.write("partition.json", federation.partition.to_json())
-
-        def measure(
-            federation: Federation, server: Server, states: States, final: bool = False
-        ) -> dict[str, Any]:
-            final = final or server.round == 0  # the untrained encoder too is measured by every protocol
-            here = _evaluate_all(federation, server, states, final)
-            there = engine.measure(federation, server, final)
-            if (
-                not here and "sites_mean" in there
-            ):  # no images here: the clients' own numbers are all there is
-                here = {"split": SITES_OWN, **there["sites_mean"]}
-            return {**here, **there}
-
-        trained = {
-            name: _prepare(run.folder / FOLDER / name, other, callback) for name, other in needed.items()
-        }
-        server, states = engine.run(federation, run, callback, measure, trained)
-        with threads(recipe.engine.threads):
-            results = measure(federation, server, states, final=True)
-            _finish(run, federation, server, states, results, recipe.label, code)
+    prepared = prepare(recipe, run, engine or Simulation())
+    _execute(prepared, resume, callback)
     return run
+
+
+@dataclass(frozen=True)
+class PreparedRun:
+    """A run whose recipe, images and networks fit together. Nothing of it is written yet.
+
+    Attributes:
+        recipe: of the run.
+        run: its folder.
+        engine: runs the rounds.
+        federation: what the engine gathered.
+        prerequisites: the runs that the method needs first, by name.
+        version: of the code, as it was read before anything ran: the files may change before the run ends.
+    """
+
+    recipe: Recipe
+    run: Run
+    engine: Engine
+    federation: Federation
+    prerequisites: dict[str, PreparedRun]
+    version: str
+
+
+def prepare(recipe: Recipe, run: Run, engine: Engine) -> PreparedRun:
+    """Load the images and build the networks of a run and of its prerequisites: most mistakes show here.
+
+    Raises:
+        UserError: a mistake in the recipe or the data.
+    """
+    code = version()
+    prerequisites = {
+        name: prepare(other, Run(run.folder / FOLDER / name), Simulation())
+        for name, other in prerequisite_recipes(recipe).items()
+    }
+    return PreparedRun(recipe, run, engine, engine.gather(recipe, run.folder), prerequisites, code)
+
+
+def _execute(prepared: PreparedRun, resume: bool, callback: Callback | None) -> None:
+    """All steps of a run, in their order."""
+    recipe, run, engine = prepared.recipe, prepared.run, prepared.engine
+    federation = prepared.federation
+    with run.locked(), threads(recipe.engine.threads):
+        check_folder(run, recipe, resume)  # under the lock: another process may have worked here meanwhile
+        _begin(prepared)
+        trained = {name: _train_first(other, callback) for name, other in prepared.prerequisites.items()}
+        evaluator = Evaluator(federation, engine.states(run), engine)
+        server = engine.run(RunContext(federation, run, evaluator, trained, callback))
+        _finish(prepared, evaluator, server)
+
+
+def _as_recipe(recipe: Recipe | Mapping[str, Any] | str | Path) -> Recipe:
+    if isinstance(recipe, Recipe):
+        return recipe
+    if isinstance(recipe, Mapping):
+        return make_recipe(recipe)
+    if isinstance(recipe, str | Path):
+        return load_recipe(recipe)
+    raise UserError(
+        f"a recipe is a preset's name, a TOML file, a table or an atoll.Recipe, not a {type(recipe).__name__}; "
+        "name your own components in it as module:attribute"
+    )
+
+
+def _begin(prepared: PreparedRun) -> None:
+    """Write what comes before the first round: the complete recipe, and which client holds which image."""
+    run, partition = prepared.run, prepared.federation.partition
+    if not run.begun():
+        run.begin_anew()
+        for other in prepared.prerequisites.values():
+            _drop_another(other.run, other.recipe)
+    began = partition_of(run)
+    if began and began.fingerprint != partition.fingerprint:
+        raise UserError(
+            f"{run.folder} was begun with other training images than the recipe's data give now; put them back, "
+            "or choose another --out"
+        )
+    run.write("recipe.toml", prepared.recipe.to_toml())
+    if not began:
+        run.write("partition.json", partition.to_json())
 
 
 def _drop_another(run: Run, recipe: Recipe) -> None:
@@ -121,14 +201,14 @@ def _drop_another(run: Run, recipe: Recipe) -> None:
         shutil.rmtree(run.folder)
 
 
-def _prepare(folder: Path, recipe: Recipe, callback: Callback | None) -> Trained:
-    """What came of a run that the method needs first; it is begun or resumed where it has not finished."""
-    run = Run(folder)
+def _train_first(prerequisite: PreparedRun, callback: Callback | None) -> Trained:
+    """What came of a run that the method needs first; it begins or goes on where it has not finished."""
+    run = prerequisite.run
     if run.finished:
-        check_folder(run, recipe, resume=True)
+        check_folder(run, prerequisite.recipe, resume=True)
     else:
-        run_recipe(recipe, folder, resume=run.exists(), callback=callback)
-    return outcome(run, recipe)
+        _execute(prerequisite, run.exists(), callback)
+    return outcome(run, prerequisite.federation.splits.train.images)
 
 
 def _is_done(run: Run, recipe: Recipe) -> bool:
@@ -139,16 +219,6 @@ def _is_done(run: Run, recipe: Recipe) -> bool:
     if record is None or record["round"] != recipe.train.rounds:
         return False
     return record["model"] is None or run.encoder_path.is_file()
-
-
-def _check_images(run: Run, federation: Federation) -> None:
-    """A run goes on with the images that it began with."""
-    began = partition_of(run)
-    if began and began.fingerprint != federation.partition.fingerprint:
-        raise UserError(
-            f"{run.folder} was begun with other training images than the recipe's data give now; put them back, "
-            "or choose another --out"
-        )
 
 
 def check_folder(run: Run, recipe: Recipe, resume: bool) -> None:
@@ -198,18 +268,11 @@ def check_folder(run: Run, recipe: Recipe, resume: bool) -> None:
         )
 
 
-def _finish(
-    run: Run,
-    federation: Federation,
-    server: Server,
-    states: States,
-    results: dict[str, Any],
-    label: str,
-    code: str,
-) -> None:
-    """Save the encoders and say what they are worth."""
-    recipe = federation.recipe
-    models = deployed(federation, server, states)
+def _finish(prepared: PreparedRun, evaluator: Evaluator, server: Server) -> None:
+    """Evaluate the finished models by every protocol, and save them with the results."""
+    recipe, run, federation = prepared.recipe, prepared.run, prepared.federation
+    results = evaluator.final(server)
+    models = evaluator.models(server)
     sizes = federation.setting.sizes
     largest = max(models, key=lambda name: sum(sizes[c] for c in models[name][1]), default=None)
     metadata = _about(federation)
@@ -224,15 +287,17 @@ def _finish(
     if points and largest and len(shown):
         save_artifacts(run.folder, encoder, shown, federation.views, recipe.seed, points)
     method = recipe.composed
-    about: dict[str, Any] = {
-        "method": label,
+    record = {
+        "round": server.round,
+        "model": largest,
+        **results,
+        "method": recipe.label,
         "egress": list(method.egress),
         "keeps": list(method.keeps),
-        "version": code,
+        "version": prepared.version,
     }
     if len(models) > 1:
-        about["clients_by_model"] = {name: len(users) for name, (_, users) in models.items()}
-    record = {"round": server.round, "model": largest, **results, **about}
+        record["clients_by_model"] = {name: len(users) for name, (_, users) in models.items()}
     run.write("evaluation.json", json.dumps(record) + "\n")
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 
 import torch
 
@@ -19,19 +19,10 @@ def threads(count: int) -> Iterator[None]:
         torch.set_num_threads(before)
 
 
-@contextmanager
-def one_thread(device: torch.device) -> Iterator[None]:
+def one_thread(device: torch.device) -> AbstractContextManager[None]:
     """Compute with one CPU thread inside the block, if the device is the CPU.
 
     Long loops of small operations need this: a second thread speeds them up little, slows them down tenfold on a
     busy machine, and would make the result depend on the number of threads.
     """
-    if device.type != "cpu":
-        yield
-        return
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)
+    return threads(1) if device.type == "cpu" else nullcontext()

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from contextlib import closing
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
 
 from atoll.components.base import Trained
 from atoll.core.errors import UserError
-from atoll.core.threads import threads
 from atoll.core.tree import Tree
 from atoll.engines.client_states import States
 from atoll.engines.federation import Federation
@@ -18,7 +18,7 @@ from atoll.recipe.recipe import Recipe
 
 
 class RunStore(Protocol):
-    """Where a simulation keeps what it must not lose (see `atoll.core.run_folder.Run`)."""
+    """Where a run keeps what it must not lose (see `atoll.core.run_folder.Run`)."""
 
     @property
     def checkpoints(self) -> Path:
@@ -47,7 +47,7 @@ class RunStore(Protocol):
 
 
 class Callback(Protocol):
-    """Who looks on: a progress bar, or nobody."""
+    """Is told how a run goes: a progress bar, lines in a log."""
 
     def begin(self, federation: Federation, server: Server) -> None:
         """Before the first round that runs now."""
@@ -62,55 +62,69 @@ class Callback(Protocol):
         ...
 
 
-Evaluate = Callable[[Federation, Server, States], dict[str, Any]]
+class Evaluator(Protocol):
+    """Measures the models of a run (see `atoll.commands.evaluate.Evaluator`)."""
+
+    def during(self, server: Server) -> dict[str, Any]:
+        """Numbers by the cheap protocols, between two rounds."""
+        ...
+
+    def final(self, server: Server) -> dict[str, Any]:
+        """Numbers by every protocol: of the untrained models and of the finished ones."""
+        ...
+
+
+@dataclass(frozen=True)
+class RunContext:
+    """What an engine needs to run a recipe.
+
+    Attributes:
+        federation: images, clients and networks.
+        store: checkpoints and metrics.
+        evaluator: called before round 1 and after each round that ``evaluation.every`` names; None: nothing is
+            measured.
+        prerequisites: what came of the runs that the method needs first.
+        callback: is told of progress.
+    """
+
+    federation: Federation
+    store: RunStore
+    evaluator: Evaluator | None = None
+    prerequisites: Mapping[str, Trained] = field(default_factory=dict)
+    callback: Callback | None = None
 
 
 class Engine(Protocol):
-    """Who finds the clients of a run and plays its rounds with them."""
+    """Finds the clients of a run and runs its rounds with them."""
 
     def gather(self, recipe: Recipe, folder: Path) -> Federation:
         """The federation of a recipe; ``folder`` is the run's, and may hold what an interrupted run knew."""
         ...
 
-    def run(
-        self,
-        federation: Federation,
-        store: RunStore,
-        callback: Callback | None = None,
-        evaluate: Evaluate | None = None,
-        prerequisites: Mapping[str, Trained] | None = None,
-    ) -> tuple[Server, States]:
+    def states(self, store: RunStore) -> States:
+        """Where clients' states are kept."""
+        ...
+
+    def run(self, context: RunContext) -> Server:
         """All rounds; see `run_rounds`."""
         ...
 
-    def measure(self, federation: Federation, server: Server, final: bool) -> dict[str, Any]:
+    def measure(self, server: Server, final: bool) -> dict[str, Any]:
         """What clients measure on their own images, where the engine asks them."""
         ...
 
 
-def run_rounds(
-    federation: Federation,
-    store: RunStore,
-    states: States,
-    make_executor: Callable[[Server], Executor],
-    callback: Callback | None = None,
-    evaluate: Evaluate | None = None,
-    prerequisites: Mapping[str, Trained] | None = None,
-) -> Server:
-    """Run all rounds of a recipe, from the journal's newest complete one on, wherever the clients are.
+def run_rounds(context: RunContext, states: States, make_executor: Callable[[], Executor]) -> Server:
+    """Run all rounds of a recipe, from the store's newest complete one on, wherever the clients are.
 
     A round is kept before anyone sees what came of it, an evaluation at the clients' included: run again, it
     might come out otherwise (a private one has other noise, and spends again). Its line of metrics is kept with it,
     and is completed on resumption where a kill came in between.
 
     Args:
-        federation: images, clients and networks.
-        store: checkpoints and metrics.
+        context: of the run.
         states: what clients keep.
         make_executor: called once there is a round to run.
-        callback: is told of progress.
-        evaluate: called before round 1 and after each round that ``evaluation.every`` names.
-        prerequisites: what came of the runs that the method needs first.
 
     Returns:
         The server after the last round.
@@ -119,9 +133,15 @@ def run_rounds(
         TooFewUpdatesError: a round got too few usable updates.
         UserError: a round that spent privacy would have to be run again.
     """
+    federation, store = context.federation, context.store
+    evaluator, callback = context.evaluator, context.callback
     recipe = federation.recipe
     server = Server(
-        recipe, federation.setting, federation.initial_weights(), prerequisites, store.checkpoints / "scratch"
+        recipe,
+        federation.setting,
+        federation.initial_weights(),
+        context.prerequisites,
+        store.checkpoints / "scratch",
     )
     server.checks.names = frozenset(federation.update_names())
     server.checks.buffers = frozenset(federation.buffer_names())
@@ -140,33 +160,32 @@ def run_rounds(
     every = recipe.evaluation.every
 
     def conclude(line: dict[str, Any]) -> None:
-        if evaluate and every and server.round % every == 0:
-            line["evaluation"] = evaluate(federation, server, states)
+        if evaluator and every and server.round % every == 0:
+            line["evaluation"] = evaluator.during(server)
         store.log(line)
 
-    with threads(recipe.engine.threads):
-        if callback:
-            callback.begin(federation, server)
-        if latest is None:
-            if evaluate:
-                start = {"start": federation.warm_start} if federation.warm_start else {}
-                store.log({"round": 0, **start, "evaluation": evaluate(federation, server, states)})
-            store.checkpoint(0, server.checkpoint())
-        elif logged < server.round and "line" in latest:
-            conclude(latest["line"])
-        if server.round >= recipe.train.rounds:
-            return server
-        with closing(make_executor(server)) as executor:
-            executor.start(server.constants)
-            valid = dict(server.valid)
-            while server.round < recipe.train.rounds:
-                record = server.run_round(executor, callback.step if callback else None)
-                line = record.to_dict()
-                if server.round % recipe.engine.checkpoint_every == 0 or server.round == recipe.train.rounds:
-                    store.checkpoint(server.round, {**server.checkpoint(), "line": line})
-                    states.prune(valid)
-                    valid = dict(server.valid)
-                conclude(line)
-                if callback:
-                    callback.round(record, line)
+    if callback:
+        callback.begin(federation, server)
+    if latest is None:
+        if evaluator:
+            start = {"start": federation.warm_start} if federation.warm_start else {}
+            store.log({"round": 0, **start, "evaluation": evaluator.final(server)})
+        store.checkpoint(0, server.checkpoint())
+    elif logged < server.round and "line" in latest:
+        conclude(latest["line"])
+    if server.round >= recipe.train.rounds:
+        return server
+    with closing(make_executor()) as executor:
+        executor.start(server.constants)
+        valid = dict(server.valid)
+        while server.round < recipe.train.rounds:
+            record = server.run_round(executor, callback.step if callback else None)
+            line = record.to_dict()
+            if server.round % recipe.engine.checkpoint_every == 0 or server.round == recipe.train.rounds:
+                store.checkpoint(server.round, {**server.checkpoint(), "line": line})
+                states.prune(valid)
+                valid = dict(server.valid)
+            conclude(line)
+            if callback:
+                callback.round(record, line)
     return server

@@ -8,7 +8,7 @@ from atoll.components.base import Prerequisite, Trained
 from atoll.core.config import build, describe
 from atoll.core.errors import UserError
 from atoll.core.run_folder import Run
-from atoll.data.sources import load_data
+from atoll.data.images import Pixels
 from atoll.recipe.recipe import Recipe, load_recipe
 
 FOLDER = "prerequisites"  # in the run's own
@@ -24,15 +24,15 @@ def prerequisite_recipes(recipe: Recipe) -> dict[str, Recipe]:
     return {name: _derive(recipe, name, wanted) for name, wanted in recipe.composed.prerequisites().items()}
 
 
-def outcome(run: Run, recipe: Recipe) -> Trained:
-    """The networks of a finished run, and the images that they learnt from."""
+def outcome(run: Run, images: Pixels) -> Trained:
+    """The networks of a finished run, with the images that they learnt from."""
     newest = run.latest()
     if newest is None:
         raise UserError(f"{run.folder} has lost its checkpoints; delete the folder, and it is trained again")
     (weights, *others) = newest["state"]["models"].values()
     if others:
         raise UserError(f"{run.folder} ends with several models, and one is needed; choose another recipe")
-    return Trained(weights, load_data(recipe.data, recipe.seed).train.images)
+    return Trained(weights, images)
 
 
 def _derive(recipe: Recipe, name: str, wanted: Prerequisite) -> Recipe:

@@ -12,7 +12,6 @@ from typing import Any
 import torch
 from flwr.serverapp import Grid
 
-from atoll.components.base import Trained
 from atoll.core.errors import UserError
 from atoll.core.files import write_whole
 from atoll.data.images import ImageSet, StoredPixels
@@ -21,8 +20,8 @@ from atoll.data.sources import Splits, load_data
 from atoll.engines.federation import Federation
 from atoll.engines.flower.executor import FlowerExecutor, RemoteStates, measure_sites
 from atoll.engines.flower.site_registry import SiteRegistry
-from atoll.engines.rounds import Callback, Evaluate, RunStore, run_rounds
-from atoll.engines.server import Executor, Server
+from atoll.engines.rounds import RunContext, RunStore, run_rounds
+from atoll.engines.server import Server
 from atoll.evaluation import mean_over_sites
 from atoll.recipe.recipe import Recipe
 
@@ -92,6 +91,7 @@ class FlowerEngine:
     def __init__(self, grid: Grid, options: FlowerOptions, recipe: str) -> None:
         self._options = options
         self._registry = SiteRegistry(grid, recipe, options.sites)
+        self._states = RemoteStates()
         self._executor: FlowerExecutor | None = None
 
     def gather(self, recipe: Recipe, folder: Path) -> Federation:
@@ -108,35 +108,26 @@ class FlowerEngine:
             self._write_sites(folder)
         return federation
 
-    def run(
-        self,
-        federation: Federation,
-        store: RunStore,
-        callback: Callback | None = None,
-        evaluate: Evaluate | None = None,
-        prerequisites: Mapping[str, Trained] | None = None,
-    ) -> tuple[Server, RemoteStates]:
-        """All rounds."""
-        folder = store.checkpoints.parent
-        self._write_sites(folder)
-        states = RemoteStates()
-        self._executor = FlowerExecutor(
+    def states(self, store: RunStore) -> RemoteStates:
+        """At the sites; here only which of them are valid."""
+        return self._states
+
+    def run(self, context: RunContext) -> Server:
+        """All rounds; see `run_rounds`."""
+        checkpoints = context.store.checkpoints
+        self._write_sites(checkpoints.parent)
+        executor = self._executor = FlowerExecutor(
             self._registry,
-            states,
-            store.checkpoints / "early",
+            self._states,
+            checkpoints / "early",
             self._options.deadline,
-            federation.partition.classes,
+            context.federation.partition.classes,
         )
+        server = run_rounds(context, self._states, lambda: executor)
+        self._write_sites(checkpoints.parent)  # with who was turned away meanwhile
+        return server
 
-        def begin(server: Server) -> Executor:
-            assert self._executor is not None  # noqa: S101
-            return self._executor
-
-        server = run_rounds(federation, store, states, begin, callback, evaluate, prerequisites)
-        self._write_sites(folder)  # with who was turned away meanwhile
-        return server, states
-
-    def measure(self, federation: Federation, server: Server, final: bool) -> dict[str, Any]:
+    def measure(self, server: Server, final: bool) -> dict[str, Any]:
         """Each real site's numbers on its own held-out images, and their mean weighted by images."""
         if not self._options.sites or self._executor is None:
             return {}
