@@ -25,7 +25,7 @@ from pathlib import Path
 import torch
 
 from atoll.aggregation.fedavg import FedAvg
-from atoll.components.base import Aggregation, Setting
+from atoll.components.base import Aggregation, Setting, UpdateGeometry
 from atoll.components.training import TrainOptions
 from atoll.core.tree import Tree, Weights, num_bytes
 from atoll.engines.update_checks import UpdateChecks
@@ -35,6 +35,7 @@ from atoll.models import ModelOptions, build_encoder
 from atoll.objectives.simclr import SimCLR
 
 CLIENTS = 10
+UNMEASURED = UpdateGeometry({}, {}, {}, {})  # FedAvg reads none
 SAMPLES = [5000 + 37 * client for client in range(CLIENTS)]
 
 
@@ -63,12 +64,12 @@ def make_paths(model: Weights, updates: list[Tree]) -> dict[str, Callable[[], ob
         method = Method(objective=SimCLR(), aggregation=aggregation)
 
         def fold() -> Tree:
-            checks = UpdateChecks(method, setting, frozenset(model))
+            checks = UpdateChecks(method, setting, frozenset(model), frozenset())
             opened = method.open(state, setting, 1)
             for client, update in enumerate(updates):
-                verdict = checks.examine(update, state["models"]) if checked else None
+                verdict = checks.examine(update, state["models"]) if checked else UNMEASURED
                 assert not isinstance(verdict, str), verdict
-                opened.add(client, {**update, "measure": verdict})
+                opened.add(client, update, verdict)
             return opened.close()
 
         return fold

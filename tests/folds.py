@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 
+from atoll.aggregation.update_geometry import Reference
 from atoll.components.base import Aggregation, Setting
 from atoll.components.training import TrainOptions
 from atoll.core.tree import Weights
@@ -58,7 +59,8 @@ def fold(
     numbers = {name: list(values) for name, values in statistics.items()}
     for client, weights in enumerate(updates):
         retained = {name: values[client] for name, values in numbers.items()}
-        opened.add(client, {"weights": weights, "parts": {}, **retained})
+        update = {"weights": weights, "losses": {}, "parts": {}, **retained}
+        opened.add(client, update, Reference(current).measure(weights))
         for tensor in weights.values():
             tensor.zero_()  # the networks go on to train the next client
     result: Weights = opened.close()["global"]

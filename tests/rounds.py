@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Mapping
 
-from atoll.core.tree import Tree, clone
+from atoll.aggregation.update_geometry import Reference
+from atoll.components.base import ClientState, Message, Trained, Update
+from atoll.core.tree import Weights, clone
 from atoll.engines.client import train_client
 from atoll.engines.server import Server
 from tests.steps import federation
@@ -18,42 +20,53 @@ class Rounds:
         prerequisites: what came of earlier runs.
     """
 
-    def __init__(self, *settings: str, prerequisites: Any = None) -> None:
+    def __init__(self, *settings: str, prerequisites: Mapping[str, Trained] | None = None) -> None:
         self.federation = federation(*settings)
         start = self.federation.initial_weights()
         self.server = Server(self.federation.recipe, self.federation.setting, start, prerequisites)
-        self.server.checks.names = frozenset(self.federation.update_names())
         self.client = self.federation.client_side(self.server.constants)
         self.method = self.federation.recipe.composed
 
-    def message(self, client: int, round: int, kept: int | None = None) -> Tree:
+    def message(self, client: int, round: int, kept: int | None = None) -> Message:
         """What a client is sent in a round; it kept its state of the round before unless told otherwise."""
         setting = self.federation.setting
         kept = round - 1 if kept is None else kept
         return self.method.send(self.server.state, setting, client, range(setting.num_clients), round, kept)
 
     def train(
-        self, client: int, round: int = 1, retained: Tree = None, message: Tree = None
-    ) -> tuple[Tree, Tree]:
+        self,
+        client: int,
+        round: int = 1,
+        retained: ClientState | None = None,
+        message: Message | None = None,
+    ) -> tuple[Update, ClientState]:
         """A client's update and what it keeps."""
         message = message or self.message(client, round)
         update, kept = train_client(self.client, message, retained, self.federation.client_data(client))
         return clone(update), clone(kept)
 
-    def start(self, client: int, round: int = 1, retained: Tree = None, message: Tree = None) -> Tree:
+    def start(
+        self,
+        client: int,
+        round: int = 1,
+        retained: ClientState | None = None,
+        message: Message | None = None,
+    ) -> Weights:
         """The weights that a client's training would start from."""
         self.client.start(
             message or self.message(client, round), retained, self.federation.client_data(client)
         )
         return clone(self.client.networks.state_dict())
 
-    def refused(self, update: Tree) -> str | None:
+    def refused(self, update: Update) -> str | None:
         """What the method's components find wrong with an update."""
         return self.method.refuse_update(update, self.federation.setting)
 
-    def fold(self, round: int, updates: dict[int, Tree]) -> None:
+    def fold(self, round: int, updates: dict[int, Update]) -> None:
         """The server's next state."""
         fold = self.method.open(self.server.state, self.federation.setting, round)
         for client, update in updates.items():
-            fold.add(client, update)
+            sent = self.method.aggregation.sent(self.server.state["models"], client)
+            reference = Reference(self.method.aggregation.reference(sent, update))
+            fold.add(client, update, reference.measure(update["weights"]))
         self.server.state = fold.close()

@@ -26,7 +26,7 @@ PRIVATE = ("method.aggregation=private_fedavg", "train.bn_buffers=leave", "metho
 
 def setting(**changes):
     made = Federation(tiny("partition.clients=8")).setting
-    return replace(made, train=replace(made.train, **changes), stays=frozenset({"bn.running_mean"}))
+    return replace(made, train=replace(made.train, **changes), local_only=frozenset({"bn.running_mean"}))
 
 
 def model(value):
@@ -40,7 +40,7 @@ def model(value):
 def fold(options, updates, of=None):
     opened = options.open({"global": model(0)}, of or setting(), 1, None)
     for client, weights in enumerate(updates):
-        opened.add(client, {"weights": weights})
+        opened.add(client, {"weights": weights}, None)
     return opened.close()["global"]
 
 

@@ -18,7 +18,6 @@ from tests.harness import TINY, tiny
 def test_a_worker_outlives_ctrl_c_and_its_death_is_a_sentence(tmp_path):
     federation = Federation(tiny())
     server = Server(federation.recipe, federation.setting, federation.initial_weights())
-    server.checks.names = frozenset(federation.update_names())
     with closing(WorkerPool(federation.recipe, tmp_path, 1)) as pool:
         (worker,) = pool._processes
         os.kill(worker.pid, signal.SIGINT)  # as a terminal does, and while the worker is still importing

@@ -3,7 +3,7 @@ import torch
 
 from atoll.core.errors import UserError
 from atoll.core.tree import same
-from atoll.methods.euc import EUC, slow_layers
+from atoll.methods.euc import EUC, METHOD, slow_layers
 from tests.folds import setting
 from tests.harness import final_models, run_tiny
 from tests.rounds import Rounds
@@ -141,19 +141,30 @@ def test_a_resumed_run_ends_alike(tmp_path):
 @pytest.mark.parametrize(
     ("piece", "reason"),
     [
-        ([], "no table"),
-        ({"y": [1.0, 4]}, "wrong entry for 'y'"),
-        ({"x": [1.0, 5]}, "wrong entry for 'x'"),
-        ({"x": 1.0}, "wrong entry for 'x'"),
-        ({"x": [float("nan"), 4]}, "distance of 'x' is nan"),
-        ({"x": [-1.0, 4]}, "distance of 'x' is -1.0"),
+        ([], "its slice of 'euc' is [], not a table of names"),
+        ({"y": [1.0, 4]}, "its slice of 'euc' holds 'y', which was not declared"),
+        ({"x": [1.0, 5]}, "its slice of 'euc' says that 'x' has 5 values; it has 4"),
+        ({"x": 1.0}, "'x' in its slice of 'euc' is 1.0, not a list of 2"),
+        (
+            {"x": [float("nan"), 4]},
+            "entry 0 of 'x' in its slice of 'euc' is nan, not a float from 0 to 1e+30",
+        ),
+        (
+            {"x": [-1.0, 4]},
+            "entry 0 of 'x' in its slice of 'euc' is -1.0, not a float from 0 to 1e+30",
+        ),
     ],
 )
 def test_wrong_slices_are_refused(piece, reason):
-    weights = {"x": torch.zeros(2, 2)}
-    assert EUC().refuse_slice({"x": [1.0, 4]}, setting(), weights) is None
-    assert EUC().refuse_slice(None, setting(), weights) is None
-    assert reason in EUC().refuse_slice(piece, setting(), weights)
+    def refused(piece):
+        return METHOD.refuse_update(
+            {"weights": {"x": torch.zeros(2, 2)}, "losses": {}, "parts": {"euc": piece}}, setting()
+        )
+
+    assert refused({"x": [1.0, 4]}) is None
+    assert refused({}) is None
+    assert refused(None) is None
+    assert refused(piece) == reason
 
 
 def test_bad_options_are_sentences():

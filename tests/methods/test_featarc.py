@@ -130,7 +130,9 @@ def test_an_update_must_name_a_cluster():
     rounds = Rounds(*FEATARC)
     update, _ = rounds.train(0)
     assert rounds.refused(update) is None
-    assert rounds.refused({**update, "parts": {"featarc": "cluster-9"}}) == "it names no cluster"
+    assert rounds.refused({**update, "parts": {"featarc": "cluster-9"}}) == (
+        "its slice of 'featarc' is 'cluster-9', not one of 'cluster-0', 'cluster-1'"
+    )
     verdict = rounds.server.checks.examine({**update, "parts": {}}, rounds.server.state["models"])
     assert verdict == "it names no model that it was sent"
     with pytest.raises(UserError, match="set it to 1 or more"):
@@ -182,7 +184,7 @@ def test_the_code_needs_representations_and_embeddings_of_one_size():
 def test_by_hand_further_models_must_be_given():
     setting = Rounds(*FEATARC).federation.setting
     with pytest.raises(ValueError, match="further initial models"):
-        FeatARC().models({}, replace(setting, fresh=None))
+        FeatARC().models({}, replace(setting, further_models=None))
 
 
 def test_a_client_chooses_by_models_with_its_own_batchnorm():

@@ -149,9 +149,9 @@ def test_projections_are_checked_at_the_door():
     long["parts"]["fedca_dictionary"] *= 2
     wide["parts"]["fedca_dictionary"] = torch.ones(3, 5)
     del none["parts"]["fedca_dictionary"]
-    assert rounds.refused(long) == "its projections are not normalised"
-    assert rounds.refused(wide) == "it lacks projections, (m, 32)"
-    assert rounds.refused(none) == "it lacks projections, (m, 32)"
+    assert rounds.refused(long) == "its slice of 'fedca_dictionary' holds rows that are not normalised"
+    assert rounds.refused(wide) == "its slice of 'fedca_dictionary' has shape (3, 5), not (1 to 10, 32)"
+    assert rounds.refused(none) == "its slice of 'fedca_dictionary' is missing"
 
 
 @pytest.mark.parametrize("options", [{"momentum": 1.0}, {"size": -1}])

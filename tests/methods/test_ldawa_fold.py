@@ -150,10 +150,10 @@ def test_the_doors_measure_is_used():
     g, w = model(1), model(2)
     expected = fold(LDAWA(), g, copies([w]))
     opened = LDAWA().open({"global": g}, setting(), 1, None)
-    opened.add(0, {"weights": copies([w])[0], "measure": Reference(g).measure(w)})
+    opened.add(0, {"weights": copies([w])[0]}, Reference(g).measure(w))
     assert same(opened.close()["global"], expected)
     turned = LDAWA().open({"global": g}, setting(), 1, None)
-    turned.add(0, {"weights": copies([w])[0], "measure": Reference(w).measure(w)})
+    turned.add(0, {"weights": copies([w])[0]}, Reference(w).measure(w))
     assert torch.equal(turned.close()["global"]["conv.weight"], w["conv.weight"])
 
 

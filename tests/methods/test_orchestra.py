@@ -163,11 +163,12 @@ def test_centroids_are_checked_at_the_door():
     update, _ = rounds.train(0)
     assert rounds.refused(update) is None
     for piece, reason in (
-        (None, "it lacks local centroids"),
-        (torch.ones(5, 32), "it lacks local centroids"),
-        (torch.ones(2, 32), "not normalised"),
+        (None, "its slice of 'orchestra' is missing"),
+        (torch.ones(5, 32), "its slice of 'orchestra' has shape (5, 32), not (1 to 4, 32)"),
+        (torch.ones(0, 32), "its slice of 'orchestra' has shape (0, 32), not (1 to 4, 32)"),
+        (torch.ones(2, 32), "its slice of 'orchestra' holds rows that are not normalised"),
     ):
-        assert reason in rounds.refused({**update, "parts": {"orchestra": piece}})
+        assert reason == rounds.refused({**update, "parts": {"orchestra": piece}})
 
 
 def test_a_round_without_steps_does_not_shut_the_door(tmp_path):

@@ -143,6 +143,10 @@ def test_a_change_that_does_not_fit_is_refused_at_the_door():
     assert rounds.refused(update) is None
     bad = clone(update)
     bad["parts"]["scaffold"]["encoder.conv1.weight"] = torch.zeros(3)
-    assert rounds.refused(bad) == "its control variate does not fit 'encoder.conv1.weight'"
+    assert rounds.refused(bad) == (
+        "'encoder.conv1.weight' in its slice of 'scaffold' has shape (3,), not (4, 1, 3, 3)"
+    )
+    del bad["parts"]["scaffold"]["encoder.conv1.weight"]
+    assert rounds.refused(bad) == "'encoder.conv1.weight' in its slice of 'scaffold' is missing"
     del bad["parts"]["scaffold"]
-    assert rounds.refused(bad) == "it lacks the change of its control variate"
+    assert rounds.refused(bad) == "its slice of 'scaffold' is missing"

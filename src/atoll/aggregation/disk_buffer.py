@@ -89,8 +89,8 @@ class DiskBuffer:
     def map(self, function: Callable[[Tensor, slice], Tensor]) -> Weights:
         """The model that ``function`` makes of all models' coordinates, (K, block) → (block,)."""
         vector = torch.empty(self._size, dtype=self._dtype)
-        for component, rows in self.blocks():
-            vector[component] = function(rows, component)
+        for block, rows in self.blocks():
+            vector[block] = function(rows, block)
         return self.unflat(vector)
 
     def gram(self, origin: Tensor, scale: Tensor | None = None) -> Tensor:
@@ -101,10 +101,10 @@ class DiskBuffer:
             scale: s, a flat vector; None: 1.
         """
         gram = torch.zeros(self._rows, self._rows, dtype=torch.float64)
-        for component, rows in self.blocks():
-            moved = rows.double() - origin[component].double()
+        for block, rows in self.blocks():
+            moved = rows.double() - origin[block].double()
             if scale is not None:
-                moved *= scale[component]
+                moved *= scale[block]
             gram += moved @ moved.T
         return gram
 

@@ -10,11 +10,12 @@ from typing import ClassVar
 
 import torch
 
-from atoll.components.base import Aggregation, Fold, Setting
+from atoll.aggregation.update_geometry import Reference
+from atoll.components.base import Aggregation, Fold, Models, Setting, Update, UpdateGeometry
 from atoll.core.errors import UserError, did_you_mean
-from atoll.core.tree import Tree, Weights
+from atoll.core.tree import Weights
 
-Factors = Callable[[Tree], Mapping[str, float]]
+Factors = Callable[[UpdateGeometry], Mapping[str, float]]
 
 
 class RunningMean:
@@ -72,7 +73,7 @@ class Weighing:
     by: str
     _top: float = field(default=-math.inf, init=False)
 
-    def __call__(self, update: Tree) -> tuple[float, float]:
+    def __call__(self, update: Update) -> tuple[float, float]:
         """The update's weight, and what the weights before it must be multiplied by first.
 
         exp(−L_k) is taken relative to the largest so far, as a softmax must be.
@@ -80,7 +81,8 @@ class Weighing:
         if self.by == "uniform":
             return 1.0, 1.0
         if self.by != "loss":
-            return float(update[self.by]), 1.0
+            number: float = update["samples"] if self.by == "samples" else update["batches"]
+            return float(number), 1.0
         before, self._top = self._top, max(self._top, -update["loss"])
         return math.exp(-update["loss"] - self._top), math.exp(before - self._top)
 
@@ -116,7 +118,7 @@ class FedAvg(Aggregation):
         """What p_k is made from."""
         return () if self.weights == "uniform" else (self.weights,)
 
-    def open(self, models: Tree, setting: Setting, round: int, scratch: Path | None) -> Fold:
+    def open(self, models: Models, setting: Setting, round: int, scratch: Path | None) -> Fold:
         """Begin a round's mean."""
         return MeanFold(models["global"], self.weights)
 
@@ -127,7 +129,7 @@ class MeanFold:
     Args:
         current: the model that the round began with.
         weights: how p_k is made (see `Weighing`).
-        factors: f_k of an update, by tensor; None: 1.
+        factors: f_k, by tensor, of an update's geometry; None: 1.
         renormalise: divide by Σ_k p_k |f_k|.
     """
 
@@ -141,15 +143,18 @@ class MeanFold:
         self._mean = RunningMean()
         self._total = 0.0
 
-    def add(self, client: int, update: Tree) -> None:
-        """Fold in one client's model."""
+    def add(self, client: int, update: Update, geometry: UpdateGeometry | None = None) -> None:
+        """Fold in one client's model; it is measured here where nobody else has measured it."""
         weight, earlier = self._weigh(update)
         if earlier != 1:
             self._mean.rescale(earlier)
         self._total = self._total * earlier + weight
-        self._mean.add(update["weights"], weight, self._factors(update) if self._factors else None)
+        factors = None
+        if self._factors:
+            factors = self._factors(geometry or Reference(self._current).measure(update["weights"]))
+        self._mean.add(update["weights"], weight, factors)
 
-    def close(self) -> Tree:
+    def close(self) -> Models:
         """The mean; tensors that no client sent stay as they were, and so does a model that none sent."""
         mean = self._mean.mean
         if not mean:

@@ -7,8 +7,7 @@ from pathlib import Path
 from typing import ClassVar
 
 from atoll.aggregation.fedavg import MeanFold
-from atoll.components.base import Aggregation, Setting
-from atoll.core.tree import Tree
+from atoll.components.base import Aggregation, Models, Setting
 
 
 @dataclass(frozen=True)
@@ -26,6 +25,6 @@ class LossWeighted(Aggregation):
         """L_k."""
         return ("loss",)
 
-    def open(self, models: Tree, setting: Setting, round: int, scratch: Path | None) -> MeanFold:
+    def open(self, models: Models, setting: Setting, round: int, scratch: Path | None) -> MeanFold:
         """Begin a round's mean."""
         return MeanFold(models["global"], "loss")

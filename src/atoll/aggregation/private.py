@@ -18,8 +18,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from atoll.components.base import Aggregation, Setting
-from atoll.core.tree import Tree, Weights
+from atoll.components.base import Aggregation, Models, Setting, Update, UpdateGeometry
+from atoll.core.tree import Weights
 
 
 @dataclass(frozen=True)
@@ -30,7 +30,7 @@ class PrivateFedAvg(Aggregation):
     depends on who came. BatchNorm's running statistics take no part: clients keep them, or they stay as they began.
     Noise and sample are drawn under keys of the operating system, because every client knows the recipe and with it
     the seed: a private run is not repeatable. A round that is run again spends again, so each is kept before
-    anyone sees it. The losses in the log are no component of the guarantee.
+    anyone sees it. The losses in the log are no part of the guarantee.
 
     Attributes:
         clip: C, the norm to which an update is cut.
@@ -74,15 +74,15 @@ class PrivateFedAvg(Aggregation):
         draws = _uniform(self._key("sample", round), setting.num_clients)
         return torch.nonzero(draws < setting.train.participation).flatten().tolist()
 
-    def spent(self, setting: Setting, round: int) -> dict[str, Any]:
+    def spent(self, setting: Setting, round: int) -> dict[str, float]:
         """ε of all rounds up to this one."""
         epsilon = _epsilon(setting.train.participation, self.noise_multiplier, round, self.delta)
         return {"epsilon": epsilon, "delta": self.delta}
 
-    def open(self, models: Tree, setting: Setting, round: int, scratch: Path | None) -> PrivateFold:
+    def open(self, models: Models, setting: Setting, round: int, scratch: Path | None) -> PrivateFold:
         """Begin a round's sum."""
         expected = setting.train.participation * setting.num_clients
-        return PrivateFold(models["global"], self, expected, self._key("noise", round), setting.stays)
+        return PrivateFold(models["global"], self, expected, self._key("noise", round), setting.local_only)
 
     def _key(self, purpose: str, round: int) -> bytes:
         if self.secret is None:
@@ -94,27 +94,32 @@ class PrivateFold:
     """The noisy mean of a round."""
 
     def __init__(
-        self, current: Weights, options: PrivateFedAvg, expected: float, key: bytes, stays: frozenset[str]
+        self,
+        current: Weights,
+        options: PrivateFedAvg,
+        expected: float,
+        key: bytes,
+        local_only: frozenset[str],
     ) -> None:
         self._current = current
         self._options = options
         self._expected = expected
         self._key = key
         self._names = [
-            name for name, tensor in current.items() if tensor.is_floating_point() and name not in stays
+            name for name, tensor in current.items() if tensor.is_floating_point() and name not in local_only
         ]
         self._sum = [torch.zeros_like(current[name]) for name in self._names]
 
-    def add(self, client: int, update: Tree) -> None:
+    def add(self, client: int, update: Update, geometry: UpdateGeometry) -> None:
         """Fold in one client's step; tensors that it did not send have not moved."""
-        weights: Weights = update["weights"]
+        weights = update["weights"]
         step = [weights.get(name, self._current[name]) - self._current[name] for name in self._names]
         norm = _norm(step)
         if norm > self._options.clip:
             torch._foreach_mul_(step, self._options.clip / norm)
         torch._foreach_add_(self._sum, step)
 
-    def close(self) -> Tree:
+    def close(self) -> Models:
         """The model with the noisy mean step."""
         scale = self._options.noise_multiplier * self._options.clip
         moved = dict(self._current)

@@ -1,7 +1,7 @@
 """Rules that bound what a few wrong updates can do: coordinate median, trimmed mean, multi-Krum.
 
-Every client counts alike, whatever it says of its size. All updates are needed at once, so they spill to disk, and
-coordinates are taken in blocks. BatchNorm's counters take the maximum.
+Every client counts alike, whatever it says of its size. All updates are needed at once, so they are buffered on
+disk, and coordinates are taken in blocks. BatchNorm's counters take the maximum.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ from torch import Tensor
 
 from atoll.aggregation.disk_buffer import DiskBuffer
 from atoll.aggregation.fedavg import RunningMean
-from atoll.components.base import Aggregation, Setting
+from atoll.components.base import Aggregation, Models, Setting, Update, UpdateGeometry
 from atoll.core.errors import UserError
-from atoll.core.tree import Tree, Weights
+from atoll.core.tree import Weights
 
 Combine = Callable[[DiskBuffer, Weights], Weights]
 
@@ -30,7 +30,7 @@ class Robust(Aggregation):
 
     whole_cohort: ClassVar[bool] = True
 
-    def open(self, models: Tree, setting: Setting, round: int, scratch: Path | None) -> CollectingFold:
+    def open(self, models: Models, setting: Setting, round: int, scratch: Path | None) -> CollectingFold:
         """Begin to collect a round's updates."""
         return CollectingFold(models["global"], partial(self.combine, buffers=setting.buffers), scratch)
 
@@ -48,15 +48,15 @@ class CollectingFold:
         self._updates = DiskBuffer(scratch)
         self._counters = RunningMean()
 
-    def add(self, client: int, update: Tree) -> None:
+    def add(self, client: int, update: Update, geometry: UpdateGeometry) -> None:
         """Write one client's model to disk."""
-        weights: Weights = update["weights"]
+        weights = update["weights"]
         self._updates.add(weights)
         self._counters.add(
             {n: tensor for n, tensor in weights.items() if not tensor.is_floating_point()}, 1.0
         )
 
-    def close(self) -> Tree:
+    def close(self) -> Models:
         """Combine them; tensors that no client sent stay as they were."""
         combined = self._combine(self._updates, self._current)
         return {"global": {**self._current, **self._counters.mean, **combined}}
@@ -73,7 +73,7 @@ class Median(Robust):
         """The medians."""
         low, high = (len(updates) - 1) // 2, len(updates) // 2
 
-        def median(rows: Tensor, component: slice) -> Tensor:
+        def median(rows: Tensor, block: slice) -> Tensor:
             ordered = rows.sort(dim=0).values
             return ordered[low] if low == high else torch.lerp(ordered[low], ordered[high], 0.5)
 
@@ -100,7 +100,7 @@ class TrimmedMean(Robust):
         """The trimmed means."""
         cut = int(self.trim * len(updates) + 1e-9)  # 0.3 × 10 is 3
 
-        def mean(rows: Tensor, component: slice) -> Tensor:
+        def mean(rows: Tensor, block: slice) -> Tensor:
             return rows.sort(dim=0).values[cut : len(rows) - cut].double().mean(dim=0)
 
         return updates.map(mean)
@@ -152,7 +152,7 @@ class MultiKrum(Robust):
         best = nearest.sum(dim=1).sort(stable=True).indices
         kept = best[: self.chosen or clients - self.byzantine].sort().values
 
-        return updates.map(lambda rows, component: rows[kept].double().mean(dim=0))
+        return updates.map(lambda rows, block: rows[kept].double().mean(dim=0))
 
     def _too_few(self, clients: int) -> str | None:
         least = 2 * self.byzantine + 3

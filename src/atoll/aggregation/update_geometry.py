@@ -1,4 +1,4 @@
-"""How an update lies to the model that it set out from: read once, for the door and for the folds.
+"""How an update differs from the model that it started from: read once, for the update checks and for the folds.
 
 An update is large and its numbers are few. So it is gone through in blocks that stay in a core's cache together
 with the model's block and their difference, and no copy of a model is ever made. Sums within a block are taken in
@@ -8,50 +8,18 @@ the weights' own precision, those over blocks in float64.
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Iterable
-from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
+from atoll.components.messages import UpdateGeometry
 from atoll.core.tree import Weights
+
+__all__ = ["BLOCK", "Reference", "UpdateGeometry"]
 
 # Elements. Torch computes so many on one thread: waking another for a block costs more than it gains. And three
 # blocks of float32 fit in a core's second-level cache.
 BLOCK = 2**15
-
-
-@dataclass(frozen=True)
-class UpdateGeometry:
-    """An update w next to its model g, for each floating-point tensor.
-
-    Attributes:
-        moved: ‖w − g‖², from the difference itself (‖w‖² + ‖g‖² − 2⟨g, w⟩ would drown small steps in rounding).
-        inner: ⟨g, w⟩.
-        update: ‖w‖².
-        model: ‖g‖².
-    """
-
-    moved: dict[str, float]
-    inner: dict[str, float]
-    update: dict[str, float]
-    model: dict[str, float]
-
-    def distance(self, without: Collection[str] = ()) -> float:
-        """‖w − g‖ over all tensors but these."""
-        return math.sqrt(sum(moved for name, moved in self.moved.items() if name not in without))
-
-    def cosine(self, names: Iterable[str] | None = None) -> float:
-        """⟨g, w⟩ / (‖g‖‖w‖) over these tensors taken as one vector, or over all; 1 where either is zero.
-
-        Equal vectors give exactly 1.
-        """
-        names = list(self.moved if names is None else names)
-        inner, update, model = (
-            sum(values[name] for name in names) for values in (self.inner, self.update, self.model)
-        )
-        scale = math.sqrt(update) * math.sqrt(model) if update != model else update
-        return min(max(inner / scale, -1.0), 1.0) if scale > 0 else 1.0
 
 
 class Reference:

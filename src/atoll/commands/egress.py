@@ -131,8 +131,6 @@ def _play(recipe: Recipe, count: int) -> dict[str, list[_Flat]]:
         server = Server(
             recipe, federation.setting, federation.initial_weights(), prerequisites, Path(folder) / "scratch"
         )
-        server.checks.names = frozenset(federation.update_names())
-        server.checks.buffers = frozenset(federation.buffer_names())
         executor = _Recorder(InProcess(federation, states), found)
         executor.start(server.constants)
         for _ in range(ROUNDS):

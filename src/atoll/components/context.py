@@ -1,156 +1,31 @@
-"""What a client's components share while it trains: the setting, batches, forward passes and room of their own."""
+"""What a client's components share during a round: networks, data, and a room of its own for each of them."""
 
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+import warnings
+from collections.abc import Callable
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any
+from typing import Protocol
 
 import torch
 from torch import Tensor, nn
 
-from atoll.components.training import TrainOptions
-from atoll.core.rng import derive_seed, stream
+from atoll.components.forwards import Features
+from atoll.components.messages import ClientState, Message, Slices
+from atoll.components.setting import Setting
+from atoll.core.rng import stream
 from atoll.core.tree import Tree, Weights
 from atoll.data.batch import ClientData
-from atoll.models import ModelOptions
-
-if TYPE_CHECKING:
-    from atoll.components.base import Component
 
 
-@dataclass(frozen=True)
-class Setting:
-    """What server and clients know of a run from its recipe.
-
-    Attributes:
-        seed: the run's seed.
-        num_clients: K.
-        image_shape: (C, H, W) of a view.
-        num_classes: of the labels; 0 where there are none.
-        encoder_dim: size of a representation h.
-        embedding_dim: size of an embedding z.
-        train: how clients train.
-        model: the recipe's model section, for components that build heads of their own.
-        sizes: samples at each client, where the server may know them.
-        buffers: names of the weights that no gradient trains, such as BatchNorm's running statistics.
-        stays: names of the weights that never leave a client.
-        personal: whether clients keep weights of their own, so that each ends with a model of its own.
-        draw: which of the independent initial models is being built; 0 is the one that all share.
-        checkpoint_every: rounds between checkpoints, which a kill may have run again.
-        fresh: draws further initial models, independent of the one that all share: the first, the second, …
-            It is there wherever networks can be built, and None in a setting that was made by hand.
-    """
-
-    seed: int
-    num_clients: int
-    image_shape: tuple[int, int, int]
-    num_classes: int
-    encoder_dim: int
-    embedding_dim: int
-    train: TrainOptions
-    model: ModelOptions
-    sizes: tuple[int, ...] = ()
-    buffers: frozenset[str] = frozenset()
-    stays: frozenset[str] = frozenset()
-    personal: bool = False
-    draw: int = 0
-    checkpoint_every: int = 1
-    fresh: Callable[[int], Weights] | None = None
-
-
-@dataclass(frozen=True)
-class Forward:
-    """One forward pass that a component needs.
-
-    Attributes:
-        images: ``"view1"``, ``"view2"``, ``"view3"`` (augmented), ``"image"`` (as it is), ``"other"`` (a view of
-            another, random image of the client), or a name that the part's own `Component.inputs` provides.
-        network: ``"local"`` (trained), or the name of a copy that a component made with `Local.frozen`.
-    """
-
-    images: str
-    network: str = "local"
-
-
-# What becomes of a head's output before any loss reads it, by the head's name.
-After = Mapping[str, Callable[[Tensor], Tensor]]
-
-
-class Features:
-    """What networks make of some images: the representation h, and on demand what the heads make of it.
-
-    A head runs once, when a component first asks for it, and its output is kept for the components that follow.
-    """
-
-    def __init__(self, networks: nn.ModuleDict, h: Tensor, after: After) -> None:
-        self._networks = networks
-        self._outputs: dict[str, Tensor] = {"h": h}
-        self._after = after
+class Named(Protocol):
+    """Whatever has a name."""
 
     @property
-    def h(self) -> Tensor:
-        """The representation f(x), (N, d_h)."""
-        return self.head("h")
-
-    @property
-    def z(self) -> Tensor:
-        """The embedding g(h), (N, d)."""
-        return self.head("projector", of="h")
-
-    @property
-    def q(self) -> Tensor:
-        """The prediction of the embedding, (N, d)."""
-        return self.head("predictor", of="projector")
-
-    def head(self, name: str, of: str = "h") -> Tensor:
-        """What the head ``name`` makes of the output ``of`` (``"h"`` or another head's name)."""
-        if name not in self._outputs:
-            output = self._networks[name](self.head(of))
-            self._outputs[name] = self._after[name](output) if name in self._after else output
-        return self._outputs[name]
-
-
-class _Rows(Features):
-    """One view of a joint batch: every output is computed for both views at once, then cut."""
-
-    def __init__(self, both: Features, rows: slice) -> None:
-        self._both = both
-        self._rows = rows
-
-    def head(self, name: str, of: str = "h") -> Tensor:
-        return self._both.head(name, of)[self._rows]
-
-
-Passes = dict[Forward, Features]
-
-
-def run_forwards(
-    forwards: Sequence[Forward],
-    networks: Mapping[str, nn.ModuleDict],
-    images: Mapping[str, Tensor],
-    joint: bool,
-    after: After,
-) -> Passes:
-    """Run each declared pass once, in order; with ``joint``, a network's two views in one batch."""
-    passes: Passes = {}
-    for forward in forwards:
-        if forward in passes:
-            continue
-        network = networks[forward.network]
-        pair = [Forward(name, forward.network) for name in ("view1", "view2")]
-        with torch.set_grad_enabled(forward.network == "local"):
-            if joint and forward in pair and all(one in forwards for one in pair):
-                stacked = torch.cat([images["view1"], images["view2"]])
-                both = Features(network, network["encoder"](stacked), after)
-                rows = len(stacked) // 2
-                passes[pair[0]] = _Rows(both, slice(0, rows))
-                passes[pair[1]] = _Rows(both, slice(rows, None))
-            else:
-                passes[forward] = Features(network, network["encoder"](images[forward.images]), after)
-    return passes
+    def name(self) -> str:
+        """In messages and states."""
+        ...
 
 
 class ClientContext:
@@ -166,7 +41,7 @@ class ClientContext:
         received: the weights that were downloaded, before any merge; what never leaves a client is not among them,
             and a client that trains alone has none.
         shared: names of the weights that leave the client.
-        fresh: the client has no usable past of its own: components start their state anew.
+        reset: the client has no usable state of its own, and components start theirs from nothing.
         lr: learning rate of this round.
         steps: optimiser steps taken.
         last_epoch_loss: mean loss of the newest local epoch.
@@ -180,9 +55,9 @@ class ClientContext:
         round: int,
         networks: nn.ModuleDict,
         copies: dict[str, nn.ModuleDict],
-        message: Tree,
-        constants: Tree,
-        retained: Tree,
+        message: Message,
+        constants: Slices,
+        retained: ClientState | None,
         data: ClientData,
     ) -> None:
         self.setting = setting
@@ -194,23 +69,23 @@ class ClientContext:
         self.data = data
         self.received: Weights = {}
         self.shared: frozenset[str] = frozenset()
-        self.fresh = retained is None
+        self.reset = retained is None
         self.lr = 0.0
         self.steps = 0
         self.last_epoch_loss = 0.0
         self._message = message
         self._constants = constants
-        self._own = retained or {}
+        self._retained = retained if retained is not None else ClientState()
         self._scopes: dict[str, Scope] = {}
 
-    def of(self, component: Component) -> Scope:
-        """A part's own corner: what the server sent it, what the client kept for it, and room to work."""
+    def of(self, component: Named) -> Scope:
+        """A component's own room: what the server sent it, what the client kept for it, and space to work."""
         name = component.name
         if name not in self._scopes:
             self._scopes[name] = Scope(
                 message=self._message.get("parts", {}).get(name),
                 constants=self._constants.get(name),
-                retained=self._own.get("parts", {}).get(name),
+                retained=self._retained.get("parts", {}).get(name),
             )
         return self._scopes[name]
 
@@ -255,32 +130,42 @@ class ClientContext:
         return made
 
     @property
+    def fresh(self) -> bool:
+        """Deprecated: `reset`."""
+        _warn_renamed("ClientContext.fresh", "ClientContext.reset")
+        return self.reset
+
+    @fresh.setter
+    def fresh(self, reset: bool) -> None:
+        _warn_renamed("ClientContext.fresh", "ClientContext.reset")
+        self.reset = reset
+
+    @property
     def device(self) -> torch.device:
         """Where the networks live."""
         return next(self.networks.parameters()).device
 
 
 class Scope(SimpleNamespace):
-    """A part's corner of a `Local`: ``message``, ``constants``, ``own``, and whatever it stores in it."""
+    """A component's room in a `ClientContext`, with whatever the component stores in it.
 
-    message: Any
-    constants: Any
-    retained: Any
+    Attributes:
+        message: the component's slice of the message.
+        constants: its slice of what every client got once.
+        retained: its slice of what the client kept; None: nothing.
+    """
 
-    def __getattr__(self, name: str) -> Any:
+    message: Tree
+    constants: Tree
+    retained: Tree
+
+    def __getattr__(self, name: str) -> Tree:
+        if name == "own":
+            _warn_renamed("context.of(self).own", "context.of(self).retained")
+            return self.retained
         raise AttributeError(f"the component stored no {name!r} in its start()")
 
 
-def seeded(module_seed: int, build: Any) -> Any:
-    """Build a module with its own random stream, leaving the global one as it was."""
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(module_seed)
-        return build()
-
-
-def init_seed(seed: int, name: str, draw: int = 0) -> int:
-    """The seed of a network's first weights: a head more or less does not change the others'.
-
-    ``draw`` counts independent initialisations; 0 is the one that all share.
-    """
-    return derive_seed(seed, "init", name, *([draw] if draw else []))
+def _warn_renamed(old: str, new: str) -> None:
+    message = f"{old} is now {new}; the old name will be removed in 0.3"
+    warnings.warn(message, DeprecationWarning, stacklevel=3)

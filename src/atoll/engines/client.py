@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import cast
 
 import torch
 from torch import Tensor, nn
 
 from atoll.components.base import Batch, ClientContext, ClientData, Setting, run_forwards
+from atoll.components.messages import ClientState, Message, Slices, Update
 from atoll.components.training import TrainOptions, learning_rate, make_optimizer
 from atoll.core.errors import UserError
 from atoll.core.rng import derive_seed
-from atoll.core.tree import Tree
 from atoll.methods.method import Method
 
 
@@ -22,11 +22,11 @@ class Client:
     Args:
         method: to run.
         setting: of the run.
-        networks: made by `build_networks`; overwritten at every start.
+        networks: the federation's; overwritten at every start.
         constants: as `Method.constants` made them.
     """
 
-    def __init__(self, method: Method, setting: Setting, networks: nn.ModuleDict, constants: Tree) -> None:
+    def __init__(self, method: Method, setting: Setting, networks: nn.ModuleDict, constants: Slices) -> None:
         self.method = method
         self.setting = setting
         self.networks = networks
@@ -36,8 +36,8 @@ class Client:
         self._buffers = buffer_names(networks)
         self._shared = frozenset(update_names(method, setting.train, networks))
 
-    def start(self, message: Tree, retained: Tree, data: ClientData) -> None:
-        """Load what was sent and what was kept; ``own`` is None at the client's first time."""
+    def start(self, message: Message, retained: ClientState | None, data: ClientData) -> None:
+        """Load what was sent and what was kept; ``retained`` is None at the client's first time."""
         method, train = self.method, self.setting.train
         self.context = ClientContext(
             self.setting, message["client"], message["round"], self.networks, self.copies,
@@ -68,7 +68,7 @@ class Client:
         """The local loss of a batch; every declared pass runs once.
 
         Raises:
-            UserError: a part's loss is no scalar.
+            UserError: a component's loss is no scalar.
         """
         method, context = self.method, self.context
         for component in method.components:
@@ -101,39 +101,37 @@ class Client:
         self.context.last_epoch_loss = float(torch.stack(steps).mean()) if steps else 0.0
         self._epoch_began += len(steps)
 
-    def finish(self) -> tuple[Tree, Tree]:
+    def finish(self) -> tuple[Update, ClientState | None]:
         """The update, and what the client keeps (None where the method keeps nothing).
 
         The tensors of both may be the networks' own: use or copy them before the next `start`.
         """
         method, context, train = self.method, self.context, self.setting.train
         weights = {name: value.detach() for name, value in self.networks.state_dict().items()}
-        statistics = {
-            "samples": context.data.num_samples,
-            "batches": context.data.num_batches(),
-            "loss": context.last_epoch_loss,
-        }
         slices = {component.name: component.finish(context) for component in method.components}
-        update = {
+        update: Update = {
             "weights": {name: value for name, value in weights.items() if name in self._shared},
             "losses": {name: float(torch.stack(v).mean()) for name, v in self._losses.items() if v},
             "parts": {name: value for name, value in slices.items() if value is not None},
-            **{name: statistics[name] for name in method.aggregation.statistics},
-            **method.aggregation.report(context),
         }
+        if "samples" in method.aggregation.statistics:
+            update["samples"] = context.data.num_samples
+        if "batches" in method.aggregation.statistics:
+            update["batches"] = context.data.num_batches()
+        if "loss" in method.aggregation.statistics:
+            update["loss"] = context.last_epoch_loss
+        update = cast(Update, {**update, **method.aggregation.report(context)})  # with keys of its own
         if not method.stateful(train):
             return update, None
         kept = {component.name: component.keep(context) for component in method.components}
-        retained: dict[str, Any] = {
-            "parts": {name: value for name, value in kept.items() if value is not None}
-        }
+        retained: ClientState = {"parts": {name: value for name, value in kept.items() if value is not None}}
         if train.bn_buffers == "local":
             retained["buffers"] = {name: weights[name] for name in sorted(self._buffers)}
         if train.keep_optimizer:
             retained["optimizer"] = {str(k): v for k, v in self.optimizer.state_dict()["state"].items()}
         return update, retained
 
-    def _load_optimizer(self, kept: Tree) -> None:
+    def _load_optimizer(self, kept: Slices) -> None:
         groups = self.optimizer.state_dict()["param_groups"]
         state = {int(key): value for key, value in kept.items()}
         self.optimizer.load_state_dict({"state": state, "param_groups": groups})
@@ -141,11 +139,11 @@ class Client:
 
 def train_client(
     client: Client,
-    message: Tree,
-    retained: Tree,
+    message: Message,
+    retained: ClientState | None,
     data: ClientData,
     progress: Callable[[int], None] | None = None,
-) -> tuple[Tree, Tree]:
+) -> tuple[Update, ClientState | None]:
     """One client's whole round: what every engine runs, wherever it runs it.
 
     Args:
@@ -184,10 +182,10 @@ def train_client(
 
 def update_names(method: Method, train: TrainOptions, networks: nn.ModuleDict) -> set[str]:
     """Names of the weights that an update holds: all but what the merge or the buffers' policy keeps back."""
-    stays = method.merge.private(networks)
+    local_only = method.merge.private(networks)
     if train.bn_buffers != "average":
-        stays = stays | buffer_names(networks)
-    return set(networks.state_dict()) - stays
+        local_only = local_only | buffer_names(networks)
+    return set(networks.state_dict()) - local_only
 
 
 def buffer_names(networks: nn.Module) -> set[str]:

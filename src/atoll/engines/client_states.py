@@ -7,13 +7,14 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Protocol
 
-from atoll.core.tree import Tree, load, save
+from atoll.components.messages import ClientState
+from atoll.core.tree import load, save
 
 
 class States(Protocol):
     """What an engine's loop asks of client states, wherever they lie."""
 
-    def load(self, client: int, round: int) -> Tree:
+    def load(self, client: int, round: int) -> ClientState | None:
         """The state that the client kept after ``round``; None after round 0, or where it cannot be had."""
         ...
 
@@ -22,7 +23,7 @@ class States(Protocol):
         ...
 
     def clear(self) -> None:
-        """Forget all: the run begins anew."""
+        """Delete all: the run starts from round 1."""
         ...
 
 
@@ -36,11 +37,12 @@ class ClientStates:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
 
-    def load(self, client: int, round: int) -> Tree:
+    def load(self, client: int, round: int) -> ClientState | None:
         """The state that the client kept after ``round``; None after round 0."""
-        return load(self._path(client, round)) if round else None
+        retained: ClientState | None = load(self._path(client, round)) if round else None
+        return retained
 
-    def save(self, client: int, round: int, retained: Tree) -> None:
+    def save(self, client: int, round: int, retained: ClientState | None) -> None:
         """Keep a state, whole or not at all."""
         save(self._path(client, round), retained)
 

@@ -11,10 +11,10 @@ from collections.abc import Callable, Generator, Iterator, Sequence
 from multiprocessing import resource_tracker
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
-from typing import Any
 
 import torch
 
+from atoll.components.messages import Slices, Update
 from atoll.core.errors import RunError, UserError
 from atoll.core.tree import Tree, map_tensors, pack, resolve, unpack
 from atoll.engines.client import train_client
@@ -34,7 +34,7 @@ class InProcess:
         self._federation = federation
         self._states = states
 
-    def start(self, constants: Tree) -> None:
+    def start(self, constants: Slices) -> None:
         """Take the client's side of the method."""
         self._client = self._federation.client_side(constants)
 
@@ -46,14 +46,15 @@ class InProcess:
     def close(self) -> None:
         """Nothing to stop."""
 
-    def _train(self, job: Job, progress: Progress) -> Tree:
+    def _train(self, job: Job, progress: Progress) -> Update:
         stateful = self._client.method.stateful(self._client.setting.train)
         retained = self._states.load(job.client, job.message["kept"]) if stateful else None
         data = self._federation.client_data(job.client)
         update, kept = train_client(self._client, job.message, retained, data, progress)
         if stateful:
             self._states.save(job.client, job.round, kept)
-        return map_tensors(lambda tensor: tensor.cpu(), update)
+        sent: Update = map_tensors(lambda tensor: tensor.cpu(), update)
+        return sent
 
 
 class WorkerPool:
@@ -78,7 +79,7 @@ class WorkerPool:
                 self._pipes.append(_Pipe(ours))
                 self._processes.append(process)
 
-    def start(self, constants: Tree) -> None:
+    def start(self, constants: Slices) -> None:
         """Give every worker the constants."""
         for pipe in self._pipes:
             pipe.send("constants", constants)
@@ -89,7 +90,7 @@ class WorkerPool:
             pipe.forget()
         waiting = list(reversed(jobs))
         free = list(self._pipes)
-        done: dict[int, Tree] = {}
+        done: dict[int, Update] = {}
         handed = 0
         while handed < len(jobs):
             begun = len(jobs) - len(waiting)
@@ -127,7 +128,7 @@ class WorkerPool:
 class _Pipe:
     """Trees over a connection. A tensor that went to this worker in this round is not sent again."""
 
-    def __init__(self, connection: Connection) -> None:
+    def __init__(self, connection: Connection[bytes, bytes]) -> None:
         self.connection = connection
         self._sent: dict[int, torch.Tensor] = {}
         self._forget = False
@@ -137,29 +138,26 @@ class _Pipe:
         self._forget = True
 
     def send(self, kind: str, body: Tree) -> None:
-        fresh: dict[str, torch.Tensor] = {}
+        new: dict[str, torch.Tensor] = {}
 
         def refer(tensor: torch.Tensor) -> dict[str, int]:
             if id(tensor) not in self._sent:
                 self._sent[id(tensor)] = tensor  # held, so that its id stays its own
-                fresh[str(id(tensor))] = tensor
+                new[str(id(tensor))] = tensor
             return {_SENT: id(tensor)}
 
         body = map_tensors(refer, body)
-        with contextlib.suppress(
-            BrokenPipeError, ConnectionResetError
-        ):  # the worker's death shows at the next receive
-            self.connection.send_bytes(
-                pack({"kind": kind, "body": body, "fresh": fresh, "forget": self._forget})
-            )
+        # A worker's death shows at the next receive.
+        with contextlib.suppress(BrokenPipeError, ConnectionResetError):
+            self.connection.send_bytes(pack({"kind": kind, "body": body, "new": new, "forget": self._forget}))
         self._forget = False
 
-    def receive(self) -> tuple[str, Any]:
+    def receive(self) -> tuple[str, Tree]:
         try:
             answer = unpack(self.connection.recv_bytes())
         except (EOFError, ConnectionResetError):
             raise RunError(
-                "a worker process died (was it killed for want of memory?); resume the run, and it goes on from "
+                "a worker process died (was it killed for lack of memory?); resume the run, and it goes on from "
                 "its last complete round"
             ) from None
         if answer["kind"] == "mistake":
@@ -180,7 +178,7 @@ def _interrupts_held() -> Iterator[None]:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
-def _work(connection: Connection, recipe: Recipe, states: Path, parent: int) -> None:
+def _work(connection: Connection[bytes, bytes], recipe: Recipe, states: Path, parent: int) -> None:
     """A worker process: build the federation, then train what comes through the pipe until it closes."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the main process's to handle
     torch.set_num_threads(recipe.engine.threads)
@@ -201,7 +199,7 @@ def _work(connection: Connection, recipe: Recipe, states: Path, parent: int) -> 
             request = unpack(connection.recv_bytes())
             if request["forget"]:
                 known.clear()
-            known.update({int(key): tensor for key, tensor in request["fresh"].items()})
+            known.update({int(key): tensor for key, tensor in request["new"].items()})
             body = resolve(request["body"], _SENT, known.__getitem__)
             if request["kind"] == "constants":
                 executor.start(body)

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import torch
 from torch import Tensor, nn
 
 from atoll.components.base import Setting, init_seed, seeded
+from atoll.components.messages import Slices
 from atoll.core.errors import UserError
-from atoll.core.tree import Tree, Weights
+from atoll.core.tree import Weights
 from atoll.data.client_data import FederatedClient
 from atoll.data.images import ImageSet
 from atoll.data.partition.partition import Partition, partition_images
@@ -51,7 +53,7 @@ class Federation:
             num_classes=len(self.partition.classes),
             sizes=tuple(self.partition.sizes),
             personal=recipe.composed.personalises(recipe.train),
-            fresh=self.further_initial_weights,
+            further_models=self.further_initial_weights,
         )
         if reason := recipe.composed.refuse(self.setting):
             raise UserError(reason)
@@ -63,7 +65,8 @@ class Federation:
         self.setting = replace(
             self.setting,
             buffers=frozenset(names - trained),
-            stays=frozenset(names - self.update_names()),
+            running_statistics=frozenset(self.buffer_names()),
+            local_only=frozenset(names - self.update_names()),
         )
         if reason := recipe.composed.refuse_networks(self.networks):
             raise UserError(reason)
@@ -111,7 +114,7 @@ class Federation:
         """Names of BatchNorm's running statistics."""
         return buffer_names(self.networks)
 
-    def client_side(self, constants: Tree) -> Client:
+    def client_side(self, constants: Slices) -> Client:
         """The client's side of the method, on this process's networks."""
         return Client(self.recipe.composed, self.setting, self.networks, constants)
 
@@ -180,7 +183,7 @@ def _assemble(recipe: Recipe, setting: Setting, encoder: nn.Module, projector: n
     for component in recipe.composed.components:
         heads = seeded(
             init_seed(recipe.seed, component.name, setting.draw),
-            lambda component=component: component.heads(setting),
+            partial(component.heads, setting),
         )
         for name, head in heads.items():
             if name not in networks:

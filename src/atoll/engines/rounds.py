@@ -6,11 +6,11 @@ from collections.abc import Callable, Mapping
 from contextlib import closing
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Protocol, TypedDict
 
 from atoll.components.base import Trained
+from atoll.components.messages import Checkpoint
 from atoll.core.errors import UserError
-from atoll.core.tree import Tree
 from atoll.engines.client_states import States
 from atoll.engines.federation import Federation
 from atoll.engines.server import Executor, Record, Server
@@ -25,15 +25,15 @@ class RunStore(Protocol):
         """A folder for client states and what does not fit in memory."""
         ...
 
-    def latest(self) -> Tree | None:
+    def latest(self) -> Checkpoint | None:
         """The newest complete round."""
         ...
 
-    def checkpoint(self, round: int, tree: Tree) -> None:
+    def checkpoint(self, round: int, tree: Checkpoint) -> None:
         """Keep a complete round."""
         ...
 
-    def log(self, line: dict[str, Any]) -> None:
+    def log(self, line: dict[str, object]) -> None:
         """Keep a line of metrics."""
         ...
 
@@ -57,19 +57,31 @@ class Callback(Protocol):
         """Some client trained on so many images."""
         ...
 
-    def round(self, record: Record, line: dict[str, Any]) -> None:
+    def round(self, record: Record, line: dict[str, object]) -> None:
         """A round is complete."""
         ...
+
+
+class SiteResults(TypedDict, total=False):
+    """What clients measured on their own images.
+
+    Attributes:
+        sites: the numbers of each, by the site's name.
+        sites_mean: their mean, weighted by images.
+    """
+
+    sites: dict[str, dict[str, float]]
+    sites_mean: dict[str, float]
 
 
 class Evaluator(Protocol):
     """Measures the models of a run (see `atoll.commands.evaluate.Evaluator`)."""
 
-    def during(self, server: Server) -> dict[str, Any]:
+    def during(self, server: Server) -> dict[str, object]:
         """Numbers by the cheap protocols, between two rounds."""
         ...
 
-    def final(self, server: Server) -> dict[str, Any]:
+    def final(self, server: Server) -> dict[str, object]:
         """Numbers by every protocol: of the untrained models and of the finished ones."""
         ...
 
@@ -109,7 +121,7 @@ class Engine(Protocol):
         """All rounds; see `run_rounds`."""
         ...
 
-    def measure(self, server: Server, final: bool) -> dict[str, Any]:
+    def measure(self, server: Server, final: bool) -> SiteResults:
         """What clients measure on their own images, where the engine asks them."""
         ...
 
@@ -143,8 +155,6 @@ def run_rounds(context: RunContext, states: States, make_executor: Callable[[], 
         context.prerequisites,
         store.checkpoints / "scratch",
     )
-    server.checks.names = frozenset(federation.update_names())
-    server.checks.buffers = frozenset(federation.buffer_names())
     latest = store.latest()
     spends = recipe.composed.aggregation.spent(federation.setting, 1)
     if spends and store.completed_rounds() > (latest["round"] if latest else 0):
@@ -159,7 +169,7 @@ def run_rounds(context: RunContext, states: States, make_executor: Callable[[], 
     logged = store.rewind(-1 if latest is None else server.round)
     every = recipe.evaluation.every
 
-    def conclude(line: dict[str, Any]) -> None:
+    def conclude(line: dict[str, object]) -> None:
         if evaluator and every and server.round % every == 0:
             line["evaluation"] = evaluator.during(server)
         store.log(line)

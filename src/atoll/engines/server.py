@@ -1,4 +1,4 @@
-"""The server's side of every engine: whom it asks, what it sends, what it accepts, and what it must remember."""
+"""The server's side of every engine: which clients it asks, what it sends, accepts, and keeps between rounds."""
 
 from __future__ import annotations
 
@@ -8,14 +8,15 @@ from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import fmean
-from typing import Any, Protocol
+from typing import Protocol, cast
 
 import torch
 
 from atoll.components.base import Deployment, Setting, Trained
+from atoll.components.messages import Checkpoint, Message, Slices, Update
 from atoll.core.errors import RunError
 from atoll.core.rng import stream
-from atoll.core.tree import Tree, Weights, num_bytes
+from atoll.core.tree import Weights, num_bytes
 from atoll.engines.update_checks import UpdateChecks
 from atoll.recipe.recipe import Recipe
 
@@ -36,7 +37,7 @@ class Job:
 
     client: int
     round: int
-    message: Tree
+    message: Message
 
 
 @dataclass(frozen=True)
@@ -45,21 +46,21 @@ class Result:
 
     Attributes:
         client: id.
-        update: its update, or None.
+        update: its update, which nobody has checked yet; None: there is none.
         lost: why there is none.
-        afresh: what the client kept is lost too, and from now on it is as one that has not taken part yet.
+        reset: what the client kept is lost too: from now on it counts as one that has not taken part yet.
     """
 
     client: int
-    update: Tree = None
+    update: object = None
     lost: str = ""
-    afresh: bool = False
+    reset: bool = False
 
 
 class Executor(Protocol):
     """Runs jobs somewhere."""
 
-    def start(self, constants: Tree) -> None:
+    def start(self, constants: Slices) -> None:
         """Get ready; ``constants`` are for every client, once."""
         ...
 
@@ -94,11 +95,15 @@ class Record:
         self.losses: dict[str, float] = {}
         self.refused: dict[str, str] = {}
         self.lost: dict[str, str] = {}
-        self.privacy: dict[str, Any] = {}
+        self.privacy: dict[str, float] = {}
 
-    def to_dict(self) -> dict[str, Any]:
+    def to_dict(self) -> dict[str, object]:
         """One line of metrics."""
-        line: dict[str, Any] = {"round": self.round, "loss": self.losses.get("loss"), "losses": self.losses}
+        line: dict[str, object] = {
+            "round": self.round,
+            "loss": self.losses.get("loss"),
+            "losses": self.losses,
+        }
         line |= {"clients": self.clients, "bytes_down": self.bytes_down, "bytes_up": self.bytes_up}
         line |= {"seconds": round(self.seconds, 3), "angular_divergence": self.angular_divergence}
         if self.refused:
@@ -135,7 +140,8 @@ class Server:
         self.valid: dict[int, int] = {}
         self.constants = recipe.composed.constants(setting, prerequisites or {})
         self.state = recipe.composed.init(setting, start)
-        self.checks = UpdateChecks(recipe.composed, setting, frozenset())
+        names = frozenset(start) - setting.local_only
+        self.checks = UpdateChecks(recipe.composed, setting, names, setting.running_statistics)
         self._constants_sent: set[int] = set()
         self._scratch = scratch
 
@@ -182,7 +188,7 @@ class Server:
                     self._constants_sent.add(job.client)
                 if result.lost:
                     record.lost[str(job.client)] = result.lost
-                    if result.afresh:
+                    if result.reset:
                         self.valid.pop(job.client, None)
                     continue
                 record.bytes_up += num_bytes(result.update)
@@ -191,9 +197,10 @@ class Server:
                 if isinstance(verdict, str):
                     record.refused[str(job.client)] = verdict
                     continue
-                fold.add(job.client, {**result.update, "measure": verdict})
+                update = cast(Update, result.update)  # the checks have found it to be one
+                fold.add(job.client, update, verdict)
                 accepted.append(job.client)
-                _average(record.losses, result.update.get("losses", {}), len(accepted))
+                _average(record.losses, update["losses"], len(accepted))
                 if verdict.moved:
                     cosines.append(verdict.cosine())
         if len(accepted) < self.recipe.train.min_accepted * len(jobs) or (jobs and not accepted):
@@ -214,7 +221,7 @@ class Server:
         """The models that result so far."""
         return self.recipe.composed.deploy(self.state)
 
-    def checkpoint(self) -> Tree:
+    def checkpoint(self) -> Checkpoint:
         """All that a resumed server needs."""
         return {
             "round": self.round,
@@ -224,7 +231,7 @@ class Server:
             "constants_sent": sorted(self._constants_sent),
         }
 
-    def restore(self, checkpoint: Tree) -> None:
+    def restore(self, checkpoint: Checkpoint) -> None:
         """Go on from a checkpoint."""
         self.round = checkpoint["round"]
         self.state = checkpoint["state"]

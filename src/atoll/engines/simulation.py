@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 from atoll.engines.client_states import ClientStates
 from atoll.engines.executors import InProcess, WorkerPool
 from atoll.engines.federation import Federation
-from atoll.engines.rounds import RunContext, RunStore, run_rounds
+from atoll.engines.rounds import RunContext, RunStore, SiteResults, run_rounds
 from atoll.engines.server import Executor, Server
 from atoll.recipe.recipe import Recipe
 
@@ -29,7 +28,7 @@ class Simulation:
         states = self.states(context.store)
         return run_rounds(context, states, lambda: _executor(context.federation, states))
 
-    def measure(self, server: Server, final: bool) -> dict[str, Any]:
+    def measure(self, server: Server, final: bool) -> SiteResults:
         """Nothing: all images are here."""
         return {}
 

@@ -1,4 +1,4 @@
-"""The door: every update is checked before it is folded (promise 4 of the design)."""
+"""Every update is checked before it is folded (promise 4 of the design)."""
 
 from __future__ import annotations
 
@@ -6,18 +6,18 @@ import math
 import reprlib
 import statistics
 from dataclasses import dataclass, field
-from typing import Any, TypeGuard
+from typing import TypeGuard, cast
 
 import torch
 
 from atoll.aggregation.update_geometry import Reference, UpdateGeometry
 from atoll.components.base import Setting
-from atoll.core.tree import Tree, Weights, leaves
-from atoll.methods.method import Method
+from atoll.components.declaration import LARGEST, LEAF_BYTES, MOST_IMAGES, NAME_BYTES, PerWeight, max_bytes
+from atoll.components.messages import Models, Slices, Update
+from atoll.core.tree import Weights, leaves
+from atoll.methods.method import Method, sends_undeclared
 
 HISTORY = 1000  # accepted distances that the median looks back on
-LARGEST = 1e30  # of a number that a client tells: sums of such are finite in float32, too
-MOST_IMAGES = 20_000_000  # of one client: ImageNet-21k has 14 million
 DTYPES = {
     *(torch.float16, torch.bfloat16, torch.float32, torch.float64),
     *(torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64, torch.bool),
@@ -35,15 +35,15 @@ class UpdateChecks:
         buffers: those of them that are BatchNorm's running statistics. They follow the data's scale, which a first
             round may move by thousands, so they must be finite but do not count in the distance.
         norms: accepted distances of earlier rounds.
-        fresh: accepted distances of this round.
+        distances: accepted distances of this round.
     """
 
     method: Method
     setting: Setting
     names: frozenset[str]
-    buffers: frozenset[str] = frozenset()
+    buffers: frozenset[str]
     norms: list[float] = field(default_factory=list)
-    fresh: list[float] = field(default_factory=list)
+    distances: list[float] = field(default_factory=list)
     _references: dict[int, Reference] = field(default_factory=dict)
 
     def bound(self) -> tuple[float, str]:
@@ -56,14 +56,20 @@ class UpdateChecks:
 
     def open_round(self) -> None:
         """Forget what a round that came to nothing has left."""
-        self.fresh = []
+        self.distances = []
         self._references = {}
 
-    def examine(self, update: Tree, models: Tree) -> UpdateGeometry | str:
-        """Where an update lies, or, in a sentence, why it must not be folded."""
-        reason = self._form(update)
+    def examine(self, answer: object, models: Models) -> UpdateGeometry | str:
+        """How an update differs from its model, or, in a sentence, why it must not be folded.
+
+        Args:
+            answer: what a client returned, whatever that is.
+            models: those that it was sent.
+        """
+        reason = self._form(answer)
         if reason:
             return reason
+        update = cast(Update, answer)  # its form has been checked; names, shapes and values follow
         try:
             reference = self.method.aggregation.reference(models, update)
         except (KeyError, TypeError, ValueError):
@@ -74,22 +80,22 @@ class UpdateChecks:
         try:
             reason = self.method.refuse_update(update, self.setting)
         except (ArithmeticError, AttributeError, LookupError, RuntimeError, TypeError, ValueError) as error:
-            reason = f"its parts' slices cannot be read ({error!r})"
+            reason = f"its slices cannot be read ({error!r})"
         return reason or self._distance(update["weights"], reference)
 
     def close_round(self) -> None:
         """Let this round's accepted distances count from the next round on."""
-        self.norms = (self.norms + self.fresh)[-HISTORY:]
+        self.norms = (self.norms + self.distances)[-HISTORY:]
         self.open_round()
 
-    def _form(self, update: Tree) -> str | None:
+    def _form(self, update: object) -> str | None:
         if not isinstance(update, dict) or not isinstance(update.get("weights"), dict):
             return "it is not an update"
         if not isinstance(update.get("parts"), dict):
-            return "it lacks its parts' slices"
-        strangers = update["parts"].keys() - {component.name for component in self.method.components}
-        if strangers:
-            return f"it holds a slice of {min(strangers, key=str)!r}, which is no component of this method"
+            return "it lacks its components' slices"
+        unknown = update["parts"].keys() - {component.name for component in self.method.components}
+        if unknown:
+            return f"it holds a slice of {min(unknown, key=str)!r}, which is no component of this method"
         for name in self.method.aggregation.statistics:
             value = update.get(name)
             if not (is_number(value) if name == "loss" else is_count(value)):
@@ -115,33 +121,52 @@ class UpdateChecks:
 
     def _distance(self, weights: Weights, reference: Weights) -> UpdateGeometry | str:
         if id(reference) not in self._references:
-            self._references[id(reference)] = Reference(
-                reference
-            )  # holds the model, so that its id stays its own
-        measure = self._references[id(reference)].measure(weights)
-        for name, moved in measure.moved.items():
+            # A reference holds its model, so that the model's id stays its own.
+            self._references[id(reference)] = Reference(reference)
+        geometry = self._references[id(reference)].measure(weights)
+        for name, moved in geometry.moved.items():
             if not math.isfinite(moved):
                 return f"{name!r} holds values that are not finite, or beyond all bounds"
-        distance = measure.distance(self.buffers)
+        distance = geometry.distance(self.buffers)
         bound, option = self.bound()
         if distance > bound:
             return f"it lies {distance:.4g} from the model that it got, beyond the bound of {bound:.4g} ({option})"
         if distance > 0:  # a client that took no step says nothing about how far one may go
-            self.fresh.append(distance)
-        return measure
+            self.distances.append(distance)
+        return geometry
 
 
-def is_number(value: Any) -> TypeGuard[float]:
+def is_number(value: object) -> TypeGuard[float]:
     """Whether it is one, and of a size that can be computed with."""
     return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) <= LARGEST
 
 
-def is_count(value: Any, least: int = 1) -> TypeGuard[int]:
+def is_count(value: object, least: int = 1) -> TypeGuard[int]:
     """Whether so many images, or batches, may be at one client."""
     return isinstance(value, int) and not isinstance(value, bool) and least <= value <= MOST_IMAGES
 
 
-def _bad_tensors(components: Tree) -> str | None:
+def max_update_bytes(method: Method, setting: Setting, weights: Weights) -> int | None:
+    """The most bytes that an update may have on the wire; None where a component does not declare what it sends.
+
+    Args:
+        method: of the run.
+        setting: of the run.
+        weights: those of an update, of any values.
+    """
+    if any(map(sends_undeclared, method.components)):
+        return None
+    numbers = ["loss", *method.aggregation.statistics, *(component.name for component in method.components)]
+    declared = [component.declares(setting) for component in method.components]
+    return (
+        max_bytes(PerWeight(), weights)
+        + sum(max_bytes(spec, weights) for spec in declared if spec is not None)
+        + sum(LEAF_BYTES + NAME_BYTES * len(name) for name in numbers)
+        + LEAF_BYTES
+    )
+
+
+def _bad_tensors(components: Slices) -> str | None:
     for component, piece in components.items():
         for tensor in leaves(piece):
             if tensor.dtype not in DTYPES:

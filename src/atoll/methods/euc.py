@@ -23,7 +23,7 @@ from typing import ClassVar
 
 import torch
 
-from atoll.components.base import ClientContext, Merge, Setting
+from atoll.components.base import ClientContext, Merge, NumberSpec, Optional, PerWeight, Setting, Spec
 from atoll.core.errors import UserError
 from atoll.core.tree import Tree, Weights
 from atoll.methods.method import Method
@@ -85,18 +85,17 @@ class EUC(Merge):
         since = context.of(self).since
         return {"layers": layers, "taken": {name: since.get(name, context.round) for name in layers}}
 
+    def declares(self, setting: Setting) -> Spec:
+        """A distance and a size for each layer, in the rounds in which all are due."""
+        return Optional(PerWeight(each=(NumberSpec(float, least=0), NumberSpec(int, least=1)), some=True))
+
     def refuse_slice(self, piece: Tree, setting: Setting, weights: Weights) -> str | None:
-        """A distance and a size for layers that there are."""
-        if piece is None:
-            return None
-        if not isinstance(piece, dict):
-            return "its slice of 'euc' is no table of layers"
-        for name, entry in piece.items():
-            size = weights[name].numel() if name in weights else -1
-            if not isinstance(entry, list) or len(entry) != 2 or entry[1] != size:
-                return f"its slice of 'euc' has a wrong entry for {name!r}"
-            if not isinstance(entry[0], float) or not 0 <= entry[0] < float("inf"):
-                return f"its distance of {name!r} is {entry[0]!r}"
+        """The sizes are those of the layers."""
+        for name, (_, size) in (piece or {}).items():
+            if size != weights[name].numel():
+                return (
+                    f"its slice of 'euc' says that {name!r} has {size} values; it has {weights[name].numel()}"
+                )
         return None
 
     def fold(self, state: Tree, setting: Setting, round: int) -> EUCFold:

@@ -28,14 +28,20 @@ from torch.nn.functional import cosine_similarity
 from atoll.aggregation.fedavg import FedAvg
 from atoll.components.base import (
     Batch,
+    ChoiceSpec,
     ClientContext,
     Deployment,
     Fold,
     Forward,
+    Models,
     Passes,
+    ServerState,
     Setting,
     SliceFold,
+    Spec,
     Term,
+    Update,
+    UpdateGeometry,
 )
 from atoll.core.tree import Tree, Weights
 from atoll.methods.method import Method
@@ -79,20 +85,21 @@ class FeatARC(FedAvg):
 
     # The server's side.
 
-    def models(self, start: Weights, setting: Setting) -> Tree:
+    def models(self, start: Weights, setting: Setting) -> Models:
         """θ_j, drawn independently."""
-        if self.clusters > 1 and setting.fresh is None:
-            raise ValueError("a setting that was made by hand has no further initial models; give it `fresh`")
-        return {
-            name: setting.fresh(j) if j and setting.fresh else start for j, name in enumerate(self.names())
-        }
+        further = setting.further_models
+        if self.clusters > 1 and further is None:
+            raise ValueError(
+                "a setting that was made by hand has no further initial models; give it `further_models`"
+            )
+        return {name: further(j) if j and further else start for j, name in enumerate(self.names())}
 
     def init(self, setting: Setting) -> Tree:
         """Which cluster each client is in: k mod C."""
         names = self.names()
         return {str(client): names[client % self.clusters] for client in range(setting.num_clients)}
 
-    def open(self, models: Tree, setting: Setting, round: int, scratch: Path | None) -> ClusterFold:
+    def open(self, models: Models, setting: Setting, round: int, scratch: Path | None) -> ClusterFold:
         """Begin a mean for each cluster."""
         return ClusterFold(
             {
@@ -105,22 +112,21 @@ class FeatARC(FedAvg):
         """Begin to note who chose what."""
         return ChoiceFold(state)
 
-    def reference(self, models: Tree, update: Tree) -> Weights:
+    def reference(self, models: Models, update: Update) -> Weights:
         """The chosen model."""
-        chosen: Weights = models[update["parts"][self.name]]
-        return chosen
+        return models[update["parts"][self.name]]
 
-    def refuse_slice(self, piece: Tree, setting: Setting, weights: Weights) -> str | None:
+    def declares(self, setting: Setting) -> Spec:
         """The choice is one of the clusters."""
-        return None if piece in self.names() else "it names no cluster"
+        return ChoiceSpec(tuple(self.names()))
 
-    def deploy(self, models: Tree, state: Tree) -> Deployment:
+    def deploy(self, models: Models, state: ServerState) -> Deployment:
         """All cluster models, and each client's last choice."""
         return Deployment(dict(models), {int(k): name for k, name in state["parts"][self.name].items()})
 
     # The client's side.
 
-    def choose(self, context: ClientContext, models: Tree) -> Weights:
+    def choose(self, context: ClientContext, models: Models) -> Weights:
         """The cluster model whose features lie nearest to those of the client's last model."""
         scope, names = context.of(self), self.names()
         if scope.retained is None:
@@ -131,8 +137,7 @@ class FeatARC(FedAvg):
             features = [self._features(context, {**models[n], **home}) for n in names]
             alike = [float(cosine_similarity(made, past).mean()) for made in features]
             scope.chosen = names[alike.index(max(alike))]
-        chosen: Weights = models[scope.chosen]
-        return chosen
+        return models[scope.chosen]
 
     def finish(self, context: ClientContext) -> Tree:
         """The choice."""
@@ -156,11 +161,11 @@ class ClusterFold:
     def __init__(self, folds: dict[str, Fold]) -> None:
         self._folds = folds
 
-    def add(self, client: int, update: Tree) -> None:
+    def add(self, client: int, update: Update, geometry: UpdateGeometry) -> None:
         """Fold a client's model into the cluster that it chose."""
-        self._folds[update["parts"][FeatARC.name]].add(client, update)
+        self._folds[update["parts"][FeatARC.name]].add(client, update, geometry)
 
-    def close(self) -> Tree:
+    def close(self) -> Models:
         """The next cluster models; one that nobody chose stays as it was."""
         return {name: fold.close()["global"] for name, fold in self._folds.items()}
 

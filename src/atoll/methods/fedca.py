@@ -28,6 +28,7 @@ from torch import Tensor
 from torch.nn.functional import normalize
 
 from atoll.components.base import (
+    AtMost,
     Batch,
     ClientContext,
     Forward,
@@ -35,13 +36,16 @@ from atoll.components.base import (
     Passes,
     Prerequisite,
     Setting,
+    Spec,
+    TensorSpec,
     Term,
     Trained,
     require_positive,
 )
+from atoll.components.declaration import MOST_IMAGES
 from atoll.core.errors import UserError
 from atoll.core.rng import stream
-from atoll.core.tree import Tree, Weights
+from atoll.core.tree import Tree
 from atoll.functional import dictionary_contrast
 from atoll.methods.method import Method
 from atoll.objectives.align_uniform import VIEWS
@@ -120,7 +124,7 @@ class DictionaryContrast(Objective):
             return None
         scope = context.of(self)
         (z,) = context.outputs(context.networks, "z")
-        past = torch.zeros_like(z) if context.fresh or scope.retained is None else scope.retained.to(z.device)
+        past = torch.zeros_like(z) if context.reset or scope.retained is None else scope.retained.to(z.device)
         scope.ensemble = self.momentum * past + (1 - self.momentum) * z
         rows = normalize(scope.ensemble)
         share = scope.message["share"]
@@ -132,16 +136,12 @@ class DictionaryContrast(Objective):
         """Z."""
         return context.of(self).ensemble if self.keeps else None
 
-    def refuse_slice(self, piece: Tree, setting: Setting, weights: Weights) -> str | None:
-        """Rows of length 1, as wide as an embedding."""
+    def declares(self, setting: Setting) -> Spec | None:
+        """Normalised projections: at most M, or one for each of the client's images."""
         if not self.size:
             return None
-        good = isinstance(piece, Tensor) and piece.is_floating_point() and piece.ndim == 2 and len(piece) > 0
-        if not good or piece.shape[1] != setting.embedding_dim:
-            return f"it lacks projections, (m, {setting.embedding_dim})"
-        if not bool((piece.norm(dim=1) - 1).abs().max() < 1e-3):
-            return "its projections are not normalised"
-        return None
+        rows = self.size if self.sampling == "client" else max(setting.sizes, default=MOST_IMAGES)
+        return TensorSpec((AtMost(rows), setting.embedding_dim), unit_rows=True)
 
     def fold(self, state: Tree, setting: Setting, round: int) -> DictionaryFold | None:
         """Begin the next dictionary."""

@@ -44,7 +44,7 @@ class FedEMA(Merge):
         """μ_k θ_k + (1 − μ_k) θ; a client that missed a round starts anew."""
         retained = context.of(self).retained
         if retained is None or retained["round"] != context.round - 1:
-            context.fresh = True
+            context.reset = True
             return downloaded
         mu = min(retained["scaler"] * retained["divergence"], 1.0)
         mixed = {

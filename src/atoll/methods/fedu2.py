@@ -26,13 +26,16 @@ from atoll.components.base import (
     Batch,
     ClientContext,
     Forward,
+    Models,
     Passes,
     Setting,
     Term,
+    Update,
+    UpdateGeometry,
     require_positive,
 )
 from atoll.core.errors import UserError
-from atoll.core.tree import Tree, Weights
+from atoll.core.tree import Weights
 from atoll.functional import sphere_sliced_uniformity
 from atoll.functional.aggregation import shortest_in_hull
 from atoll.methods.method import Method
@@ -98,9 +101,9 @@ class EUA(Aggregation):
     u_k is of all trained weights as one vector. What no gradient trains is averaged with p_k. Clients that agree
     make a step of length 2 η_s and do not meet at their mean: η_s is a learning rate of the server.
 
-    The directions are needed twice, first for their products, then for their sum, so updates spill to disk; α comes
-    from the K × K products. A client that did not move leaves the model where it is, since 0 is the shortest
-    vector. The released solver returns the data weights for two clients instead of α; that is not copied.
+    The directions are needed twice, first for their products, then for their sum, so updates are buffered on disk;
+    α comes from the K × K products. A client that did not move leaves the model where it is, since 0 is the
+    shortest vector. The released solver returns the data weights for two clients instead of α; that is not copied.
 
     Attributes:
         server_lr: η_s; the released code's default is 0.1, its main script sets 8.
@@ -123,7 +126,7 @@ class EUA(Aggregation):
         """What p_k is made from."""
         return () if self.weights == "uniform" else (self.weights,)
 
-    def open(self, models: Tree, setting: Setting, round: int, scratch: Path | None) -> EUAFold:
+    def open(self, models: Models, setting: Setting, round: int, scratch: Path | None) -> EUAFold:
         """Begin to collect a round's updates."""
         return EUAFold(models["global"], self, setting.buffers, scratch)
 
@@ -139,7 +142,7 @@ class EUAFold:
         self._trained = DiskBuffer(scratch)
         self._rest = RunningMean()
 
-    def add(self, client: int, update: Tree) -> None:
+    def add(self, client: int, update: Update, geometry: UpdateGeometry) -> None:
         """Write one client's trained weights to disk; fold in the rest."""
         trained: Weights = {}
         rest: Weights = {}
@@ -149,7 +152,7 @@ class EUAFold:
         self._trained.add(trained)
         self._rest.add(rest, self._weigh(update)[0])
 
-    def close(self) -> Tree:
+    def close(self) -> Models:
         """The step."""
         disk_buffer, origin = self._trained, self._trained.flat(self._current)
         gram = disk_buffer.gram(origin)  # of w_k − w_g, so that u_k = −2 (w_k − w_g) / ‖w_k − w_g‖
@@ -158,8 +161,8 @@ class EUAFold:
         alpha = shortest_in_hull(4 * gram / unit[:, None] / unit[None, :])
         step = self._server_lr * 2 * alpha / unit
 
-        def move(rows: Tensor, component: slice) -> Tensor:
-            before = origin[component].double()
+        def move(rows: Tensor, block: slice) -> Tensor:
+            before = origin[block].double()
             return before + step @ (rows.double() - before)
 
         return {"global": {**self._current, **self._rest.mean, **disk_buffer.map(move)}}

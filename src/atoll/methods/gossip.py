@@ -25,10 +25,19 @@ import torch
 from torch import Tensor
 
 from atoll.aggregation.fedavg import RunningMean
-from atoll.components.base import Aggregation, ClientContext, Deployment, Setting
+from atoll.components.base import (
+    Aggregation,
+    ClientContext,
+    Deployment,
+    Models,
+    ServerState,
+    Setting,
+    Update,
+    UpdateGeometry,
+)
 from atoll.core.errors import UserError
 from atoll.core.rng import stream
-from atoll.core.tree import Tree, Weights
+from atoll.core.tree import Weights
 from atoll.functional import metropolis_weights
 from atoll.methods.method import Method
 from atoll.objectives.simclr import SimCLR
@@ -88,29 +97,27 @@ class Gossip(Aggregation):
 
     # The models: one a client. In a simulation one place holds them all, and hands each client its own.
 
-    def models(self, start: Weights, setting: Setting) -> Tree:
+    def models(self, start: Weights, setting: Setting) -> Models:
         """All clients begin with the same weights."""
         return {_name(client): start for client in range(setting.num_clients)}
 
-    def sent(self, models: Tree, client: int) -> Tree:
+    def sent(self, models: Models, client: int) -> Models:
         """A client gets its own, as its last gossip step left it."""
         return {"own": models[_name(client)]}
 
-    def choose(self, context: ClientContext, models: Tree) -> Weights:
+    def choose(self, context: ClientContext, models: Models) -> Weights:
         """Its own."""
-        retained: Weights = models["own"]
-        return retained
+        return models["own"]
 
-    def reference(self, models: Tree, update: Tree) -> Weights:
+    def reference(self, models: Models, update: Update) -> Weights:
         """Its own."""
-        retained: Weights = models["own"]
-        return retained
+        return models["own"]
 
-    def open(self, models: Tree, setting: Setting, round: int, scratch: Path | None) -> GossipFold:
+    def open(self, models: Models, setting: Setting, round: int, scratch: Path | None) -> GossipFold:
         """Wait for the trained models."""
         return GossipFold(models, metropolis_weights(self.graph(setting).double()))
 
-    def deploy(self, models: Tree, state: Tree) -> Deployment:
+    def deploy(self, models: Models, state: ServerState) -> Deployment:
         """The mean of all models, or each client's own."""
         if self.deploys == "each":
             return Deployment(dict(models), dict(enumerate(models)))
@@ -128,16 +135,16 @@ class GossipFold:
         weights: W, (K, K).
     """
 
-    def __init__(self, models: Tree, weights: Tensor) -> None:
+    def __init__(self, models: Models, weights: Tensor) -> None:
         self._models = dict(models)
         self._weights = weights
 
-    def add(self, client: int, update: Tree) -> None:
+    def add(self, client: int, update: Update, geometry: UpdateGeometry) -> None:
         """A client's trained model takes its old one's place."""
         trained = {name: tensor.clone() for name, tensor in update["weights"].items()}
         self._models[_name(client)] = {**self._models[_name(client)], **trained}
 
-    def close(self) -> Tree:
+    def close(self) -> Models:
         """Every client's next model: the mean of its neighbourhood."""
         models = list(self._models.values())
         mixed = {}

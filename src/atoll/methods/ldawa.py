@@ -16,16 +16,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from functools import cache
 from pathlib import Path
 from typing import ClassVar
 
 from atoll.aggregation.fedavg import MeanFold, check_weights
 from atoll.aggregation.loss_weighted import LossWeighted
-from atoll.aggregation.update_geometry import Reference, UpdateGeometry
-from atoll.components.base import Aggregation, Setting
+from atoll.components.base import Aggregation, Models, Setting, UpdateGeometry
 from atoll.core.errors import UserError
-from atoll.core.tree import Tree
 from atoll.methods.fedu import FedU
 from atoll.methods.method import Method
 from atoll.objectives.simclr import SimCLR
@@ -62,22 +59,19 @@ class DAWA(Aggregation):
         needed = [] if self.weights == "uniform" else [self.weights]
         return tuple(dict.fromkeys([*needed, *(["samples"] if self.warmup_rounds else [])]))
 
-    def open(self, models: Tree, setting: Setting, round: int, scratch: Path | None) -> MeanFold:
+    def open(self, models: Models, setting: Setting, round: int, scratch: Path | None) -> MeanFold:
         """Begin a round's sum."""
         current = models["global"]
         if round <= self.warmup_rounds:
             return MeanFold(current, "samples")
-        reference_of = cache(lambda: Reference(current))
 
-        def factors(update: Tree) -> Mapping[str, float]:
-            # The door has measured the update already; without one, it is measured here.
-            measure = update.get("measure") or reference_of().measure(update["weights"])
-            scaled = [name for name in measure.moved if self.include_buffers or name not in setting.buffers]
-            return {**dict.fromkeys(measure.moved, 1.0), **self.cosines(measure, scaled)}
+        def factors(geometry: UpdateGeometry) -> Mapping[str, float]:
+            scaled = [name for name in geometry.moved if self.include_buffers or name not in setting.buffers]
+            return {**dict.fromkeys(geometry.moved, 1.0), **self.cosines(geometry, scaled)}
 
         return MeanFold(current, self.weights, factors, self.renormalise)
 
-    def cosines(self, measure: UpdateGeometry, names: list[str]) -> dict[str, float]:
+    def cosines(self, geometry: UpdateGeometry, names: list[str]) -> dict[str, float]:
         """δ_k for each of these tensors."""
         raise NotImplementedError
 
@@ -89,9 +83,9 @@ class LDAWA(DAWA):
     name: ClassVar[str] = "l_dawa"
     source: ClassVar[str] = "L-DAWA Eqs. 2, 4-6, Algorithm 1"
 
-    def cosines(self, measure: UpdateGeometry, names: list[str]) -> dict[str, float]:
+    def cosines(self, geometry: UpdateGeometry, names: list[str]) -> dict[str, float]:
         """δ_k^(l)."""
-        return {name: measure.cosine([name]) for name in names}
+        return {name: geometry.cosine([name]) for name in names}
 
 
 @dataclass(frozen=True)
@@ -101,9 +95,9 @@ class MDAWA(DAWA):
     name: ClassVar[str] = "m_dawa"
     source: ClassVar[str] = "L-DAWA Eqs. 2-3"
 
-    def cosines(self, measure: UpdateGeometry, names: list[str]) -> dict[str, float]:
+    def cosines(self, geometry: UpdateGeometry, names: list[str]) -> dict[str, float]:
         """δ_k, the same for all."""
-        return dict.fromkeys(names, measure.cosine(names))
+        return dict.fromkeys(names, geometry.cosine(names))
 
 
 L_DAWA = Method(

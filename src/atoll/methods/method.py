@@ -6,7 +6,9 @@ client after the other. Engines call these and nothing else; neither side knows 
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import inspect
+import warnings
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -29,6 +31,16 @@ from atoll.components.base import (
     SliceFold,
     Term,
     Trained,
+)
+from atoll.components.component import declares_slice
+from atoll.components.declaration import mismatch
+from atoll.components.messages import (
+    ClientState,
+    Message,
+    ServerState,
+    Slices,
+    Update,
+    UpdateGeometry,
 )
 from atoll.components.training import TrainOptions
 from atoll.core.tree import Tree, Weights
@@ -118,8 +130,8 @@ class Method:
     def refuse(self, setting: Setting) -> str | None:
         """Why this composition cannot work, in a sentence; None if it can."""
         if self.needs_labels and setting.num_classes == 0:
-            needy = next(component.name for component in self.components if component.needs_labels)
-            return f"{needy!r} is supervised and these images have no labels; choose a self-supervised method"
+            name = next(component.name for component in self.components if component.needs_labels)
+            return f"{name!r} is supervised and these images have no labels; choose a self-supervised method"
         if self.merge.alone and type(self.aggregation) is not FedAvg:
             return (
                 f"with {self.merge.name!r} no weights leave a client, so {self.aggregation.name!r} would have none "
@@ -137,7 +149,7 @@ class Method:
                         f"{self.aggregation.name!r} covers weights only, and {component.name!r} sends more than "
                         f"that ({'; '.join(component.egress)}); choose another method or aggregation"
                     )
-                if hook := _undeclared(component):
+                if hook := _silent(component):
                     return (
                         f"{self.aggregation.name!r} covers weights only, and {component.name!r} overrides {hook} "
                         "without saying in egress what it sends; declare it (egress = () if nothing leaves), or "
@@ -163,12 +175,12 @@ class Method:
         """The runs that the method needs first, by name."""
         return {name: run for component in self.components for name, run in component.prerequisites().items()}
 
-    def constants(self, setting: Setting, prerequisites: Mapping[str, Trained]) -> Tree:
+    def constants(self, setting: Setting, prerequisites: Mapping[str, Trained]) -> Slices:
         """What each client gets once."""
         made = {component.name: component.constants(setting, prerequisites) for component in self.components}
         return {name: value for name, value in made.items() if value is not None}
 
-    def init(self, setting: Setting, start: Weights) -> Tree:
+    def init(self, setting: Setting, start: Weights) -> ServerState:
         """The server's first state, from the one initial model."""
         slices = {component.name: component.init(setting) for component in self.components}
         return {
@@ -177,8 +189,14 @@ class Method:
         }
 
     def send(
-        self, state: Tree, setting: Setting, client: int, cohort: Sequence[int], round: int, kept: int = 0
-    ) -> Tree:
+        self,
+        state: ServerState,
+        setting: Setting,
+        client: int,
+        cohort: Sequence[int],
+        round: int,
+        kept: int = 0,
+    ) -> Message:
         """All that a client gets in a round.
 
         Args:
@@ -203,39 +221,59 @@ class Method:
             "parts": {name: value for name, value in slices.items() if value is not None},
         }
 
-    def open(self, state: Tree, setting: Setting, round: int, scratch: Path | None = None) -> RoundFold:
+    def open(
+        self, state: ServerState, setting: Setting, round: int, scratch: Path | None = None
+    ) -> RoundFold:
         """Begin to fold a round's updates."""
         return RoundFold(self, state, setting, round, scratch)
 
-    def deploy(self, state: Tree) -> Deployment:
+    def deploy(self, state: ServerState) -> Deployment:
         """The named models that result, and which client uses which."""
         return self.aggregation.deploy(state["models"], state)
 
-    def personal(self, deployment: Deployment, client: int, retained: Tree) -> Weights:
+    def personal(self, deployment: Deployment, client: int, retained: ClientState | None) -> Weights:
         """The model that a client uses: the one chosen for it, joined with what it keeps to itself."""
-        retained = retained or {}
+        retained = retained if retained is not None else ClientState()
         shared: Weights = {}
         if deployment.models:
             first = next(iter(deployment.models))
             shared = deployment.models[deployment.choice.get(client, first)]
-        scope = self.merge.personal(shared, retained.get("parts", {}).get(self.merge.name))
-        return {**scope, **retained.get("buffers", {})}
+        joined = self.merge.personal(shared, retained.get("parts", {}).get(self.merge.name))
+        return {**joined, **retained.get("buffers", {})}
 
-    def refuse_update(self, update: Tree, setting: Setting) -> str | None:
-        """What is wrong with the parts' slices of an update, in a sentence."""
+    def refuse_update(self, update: Update, setting: Setting) -> str | None:
+        """What is wrong with the components' slices of an update, in a sentence."""
         if self.aggregation.only_weights and update["parts"]:
             return (
                 f"it holds more than weights ({', '.join(map(repr, update['parts']))}), and "
                 f"{self.aggregation.name!r} covers those only"
             )
         for component in self.components:
-            reason = component.refuse_slice(update["parts"].get(component.name), setting, update["weights"])
+            piece = update["parts"].get(component.name)
+            reason = _undeclared(component, piece, setting, update["weights"])
+            reason = reason or component.refuse_slice(piece, setting, update["weights"])
             if reason:
                 return reason
         return None
 
 
-def _undeclared(component: Component) -> str | None:
+def _undeclared(component: Component, piece: Tree, setting: Setting, weights: Weights) -> str | None:
+    """How a slice differs from what its component declares."""
+    if not declares_slice(type(component)):  # written for 0.1: `refuse_slice` alone decides
+        return None
+    declared = component.declares(setting)
+    if declared is None:
+        return f"it holds a slice of {component.name!r}, which sends none" if piece is not None else None
+    return mismatch(declared, piece, weights, f"its slice of {component.name!r}")
+
+
+def sends_undeclared(component: Component) -> bool:
+    """Whether a component may send something whose form it does not declare."""
+    reports = isinstance(component, Aggregation) and type(component).report is not Aggregation.report
+    return reports or not declares_slice(type(component))
+
+
+def _silent(component: Component) -> str | None:
     """The hook by which a component may send something that its ``egress`` says nothing of."""
     kind = type(component)
     if kind.egress is not Component.egress:
@@ -260,35 +298,62 @@ class RoundFold:
     """A round's fold: models by the aggregation, slices by their components, then the server step."""
 
     def __init__(
-        self, method: Method, state: Tree, setting: Setting, round: int, scratch: Path | None
+        self, method: Method, state: ServerState, setting: Setting, round: int, scratch: Path | None
     ) -> None:
         self._method = method
         self._state = state
         self._setting = setting
-        self._models: Fold = method.aggregation.open(state["models"], setting, round, scratch)
+        self._models = _with_geometry(method.aggregation.open(state["models"], setting, round, scratch))
         self._slices: dict[str, SliceFold] = {}
         for component in method.components:
             fold = component.fold(state["parts"].get(component.name), setting, round)
             if fold is not None:
                 self._slices[component.name] = fold
 
-    def add(self, client: int, update: Tree) -> None:
+    def add(self, client: int, update: Update, geometry: UpdateGeometry) -> None:
         """Fold in one client's update; clients come in id order, and the update may be reused after."""
-        self._models.add(client, update)
+        self._models.add(client, update, geometry)
         for name, fold in self._slices.items():
             fold.add(client, update["parts"].get(name))
 
-    def close(self) -> Tree:
+    def close(self) -> ServerState:
         """The server's next state."""
         models = self._models.close()
-        components = dict(self._state["parts"])
-        components.update({name: fold.close() for name, fold in self._slices.items()})
+        slices = dict(self._state["parts"])
+        slices.update({name: fold.close() for name, fold in self._slices.items()})
         server = self._method.server
-        steps = dict(components.get(server.name) or {})
+        steps = dict(slices.get(server.name) or {})
         for name, folded in models.items():
             current = self._state["models"][name]
             if folded is not current:  # a cluster that nobody chose takes no step
                 steps[name], models[name] = server.step(steps.get(name), current, folded, self._setting)
         if any(value is not None for value in steps.values()):
-            components[server.name] = steps
-        return {"models": models, "parts": components}
+            slices[server.name] = steps
+        return {"models": models, "parts": slices}
+
+
+def _with_geometry(fold: Fold) -> Fold:
+    """The fold; one that was written for 0.1 gets an update's geometry inside the update."""
+    try:
+        inspect.signature(fold.add).bind(0, {}, None)
+    except TypeError:
+        warnings.warn(
+            f"{type(fold).__qualname__}.add(client, update) lacks its third argument, geometry, which was "
+            'update["measure"] before; 0.3 will not call it without',
+            DeprecationWarning,
+            stacklevel=2,
+        )
+        return _OldFold(fold)
+    return fold
+
+
+class _OldFold:
+    """A fold whose ``add`` has two arguments, as in 0.1."""
+
+    def __init__(self, fold: Fold) -> None:
+        self._add: Callable[[int, Mapping[str, object]], None] = fold.add  # type: ignore[assignment]
+        self.close = fold.close
+
+    def add(self, client: int, update: Update, geometry: UpdateGeometry) -> None:
+        """Hand on the update with its geometry."""
+        self._add(client, {**update, "measure": geometry})

@@ -26,7 +26,18 @@ import torch
 from torch import Tensor
 from torch.nn.functional import cosine_similarity, normalize
 
-from atoll.components.base import Batch, ClientContext, Forward, Objective, Passes, Setting, require_positive
+from atoll.components.base import (
+    AtMost,
+    Batch,
+    ClientContext,
+    Forward,
+    Objective,
+    Passes,
+    Setting,
+    Spec,
+    TensorSpec,
+    require_positive,
+)
 from atoll.core.rng import stream
 from atoll.core.tree import Tree, Weights
 from atoll.functional import assignment_loss, sinkhorn_assignments
@@ -137,7 +148,7 @@ class Orchestra(Objective):
     def start(self, context: ClientContext) -> None:
         """Take up C, target and memory; a client without one fills it with embeddings of its images."""
         scope = context.of(self)
-        retained = None if context.fresh else scope.retained
+        retained = None if context.reset else scope.retained
         kept: Weights | None = retained["target"] if retained and self.target == "kept" else None
         scope.target = start_target(context, "orchestra_target", kept)
         scope.centroids = scope.message.to(context.device)
@@ -172,14 +183,9 @@ class Orchestra(Objective):
         target = {"target": encoding_weights(scope.target)} if self.target == "kept" else {}
         return {"memory": scope.memory, **target}
 
-    def refuse_slice(self, piece: Tree, setting: Setting, weights: Weights) -> str | None:
-        """Directions, as wide as an embedding."""
-        good = isinstance(piece, Tensor) and piece.is_floating_point() and piece.ndim == 2
-        if not good or not 0 < len(piece) <= self.local_clusters or piece.shape[1] != setting.embedding_dim:
-            return f"it lacks local centroids, (L, {setting.embedding_dim})"
-        if not bool((piece.norm(dim=1) - 1).abs().max() < 1e-3):
-            return "its local centroids are not normalised"
-        return None
+    def declares(self, setting: Setting) -> Spec:
+        """Normalised centroids: L, or fewer."""
+        return TensorSpec((AtMost(self.local_clusters), setting.embedding_dim), unit_rows=True)
 
     def fold(self, state: Tree, setting: Setting, round: int) -> CentroidFold:
         """Begin to collect local centroids."""
@@ -190,7 +196,7 @@ class CentroidFold:
     """All clients' local centroids, and the global ones that fit them."""
 
     def __init__(self, component: Orchestra, c: Tensor) -> None:
-        self._part = component
+        self._options = component
         self._c = c
         self._local: list[Tensor] = []
 
@@ -200,8 +206,8 @@ class CentroidFold:
 
     def close(self) -> Tree:
         """The next C."""
-        component = self._part
-        return fit_centroids(self._c, torch.cat(self._local), component.temperature, component.server_steps)
+        options = self._options
+        return fit_centroids(self._c, torch.cat(self._local), options.temperature, options.server_steps)
 
 
 METHOD = Method(

@@ -24,7 +24,7 @@ import torch
 from torch import Tensor
 
 from atoll.aggregation.fedavg import FedAvg
-from atoll.components.base import Batch, ClientContext, Passes, Setting, Term
+from atoll.components.base import Batch, ClientContext, Passes, PerWeight, Setting, Spec, Term
 from atoll.core.tree import Tree, Weights
 from atoll.methods.method import Method
 from atoll.objectives.simclr import SimCLR
@@ -106,15 +106,9 @@ class Scaffold(Term):
         scope = context.of(self)
         return {name: scope.c_k[name] + change for name, change in scope.change.items()}
 
-    def refuse_slice(self, piece: Tree, setting: Setting, weights: Weights) -> str | None:
-        """A change for weights that it sent, of their shapes."""
-        if not isinstance(piece, dict):
-            return "it lacks the change of its control variate"
-        for name, tensor in piece.items():
-            fits = isinstance(tensor, Tensor) and name in weights and tensor.shape == weights[name].shape
-            if not fits or not tensor.is_floating_point():
-                return f"its control variate does not fit {name!r}"
-        return None
+    def declares(self, setting: Setting) -> Spec:
+        """A change for each trained weight that it sends."""
+        return PerWeight(without=setting.buffers)
 
     def fold(self, state: Tree, setting: Setting, round: int) -> ControlFold:
         """Begin a round's sum."""

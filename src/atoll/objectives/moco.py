@@ -55,7 +55,7 @@ class MoCo(Objective):
         """Copy the key encoder, and restore the queue or fill it with random directions."""
         scope = context.of(self)
         scope.key = start_target(context, "moco_key", None)
-        if context.fresh or scope.retained is None:
+        if context.reset or scope.retained is None:
             shape = (self.queue, context.setting.embedding_dim)
             scope.queue = normalize(torch.randn(shape, generator=context.stream("moco-queue")))
         else:

@@ -443,7 +443,10 @@ def test_a_run_goes_on_without_what_sites_answer_amiss(place):
         west=answering("results", results=numbers),
     )
     run = play(grid, place, "train.rounds=1", "train.min_accepted=0.25")
-    assert run.metrics()[-1]["refused"] == {"1": "it is not an update", "2": "it lacks its parts' slices"}
+    assert run.metrics()[-1]["refused"] == {
+        "1": "it is not an update",
+        "2": "it lacks its components' slices",
+    }
     results = run.read_json("evaluation.json")
     assert set(results["sites"]) == {"north", "south", "west"}
     assert results["sites"]["west"] == {"knn/accuracy": 0.5}  # finite, and a protocol's

@@ -7,20 +7,20 @@ import logging
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 import torch
 from flwr.serverapp import Grid
 
 from atoll.core.errors import UserError
 from atoll.core.files import write_whole
+from atoll.core.tree import Tree
 from atoll.data.images import ImageSet, StoredPixels
 from atoll.data.partition.partition import Partition
 from atoll.data.sources import Splits, load_data
 from atoll.engines.federation import Federation
 from atoll.engines.flower.executor import FlowerExecutor, RemoteStates, measure_sites
 from atoll.engines.flower.site_registry import SiteRegistry
-from atoll.engines.rounds import RunContext, RunStore, run_rounds
+from atoll.engines.rounds import RunContext, RunStore, SiteResults, run_rounds
 from atoll.engines.server import Server
 from atoll.evaluation import mean_over_sites
 from atoll.recipe.recipe import Recipe
@@ -55,13 +55,13 @@ class FlowerOptions:
     deadline: float = 3600.0
 
     @classmethod
-    def read(cls, config: Mapping[str, Any]) -> FlowerOptions:
+    def read(cls, config: Mapping[str, object]) -> FlowerOptions:
         """From Flower's run configuration; its keys are written with dashes.
 
         Raises:
             UserError: an unknown key, or a value of the wrong kind.
         """
-        given = {key.replace("-", "_"): value for key, value in config.items()}
+        given: dict[str, Tree] = {key.replace("-", "_"): value for key, value in config.items()}
         defaults = cls()
         for key, value in given.items():
             if not hasattr(defaults, key):
@@ -127,7 +127,7 @@ class FlowerEngine:
         self._write_sites(checkpoints.parent)  # with who was turned away meanwhile
         return server
 
-    def measure(self, server: Server, final: bool) -> dict[str, Any]:
+    def measure(self, server: Server, final: bool) -> SiteResults:
         """Each real site's numbers on its own held-out images, and their mean weighted by images."""
         if not self._options.sites or self._executor is None:
             return {}

@@ -153,8 +153,8 @@ class FlowerExecutor:
 
 def _result(client: int, answer: dict[str, Tree] | Lost) -> Result:
     if isinstance(answer, Lost) or "update" not in answer:
-        afresh = not isinstance(answer, Lost) and answer.get("afresh") is True
-        return Result(client, lost=_reason(answer), afresh=afresh)
+        reset = not isinstance(answer, Lost) and answer.get("afresh") is True
+        return Result(client, lost=_reason(answer), reset=reset)
     return Result(client, answer.pop("update"))  # out of the answer, which others hold until the next comes
 
 

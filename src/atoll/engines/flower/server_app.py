@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import importlib
 import warnings
-from typing import Any
 
 
-def __getattr__(name: str) -> Any:
+def __getattr__(name: str) -> object:
     """Import on first use, because the new module lies above this folder."""
     if name.startswith("__"):
         raise AttributeError(name)

@@ -13,7 +13,6 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from pathlib import Path
-from typing import Any
 
 import torch
 
@@ -63,7 +62,7 @@ class SiteOptions:
     share: int | None = None
 
     @classmethod
-    def read(cls, config: Mapping[str, Any]) -> SiteOptions:
+    def read(cls, config: Mapping[str, bool | int | float | str]) -> SiteOptions:
         """From Flower's node configuration.
 
         Raises:
@@ -150,7 +149,7 @@ class SiteSide:
                 try:
                     retained = states.load(message["client"], message["kept"])
                 except UserError as error:
-                    return self._bereft(request["federation"], message["kept"], error)
+                    return self._lost_state(request["federation"], message["kept"], error)
             update, kept = train_client(client, message, retained, federation.client_data(message["client"]))
             if stateful:
                 states.save(message["client"], message["round"], kept)
@@ -197,7 +196,7 @@ class SiteSide:
             write_whole(agreed.path, data)
         return agreed if agreed.path.is_file() else None
 
-    def _bereft(self, federation: str, kept: int, error: UserError) -> Tree:
+    def _lost_state(self, federation: str, kept: int, error: UserError) -> Tree:
         """The answer of a site that has lost what it kept: nothing begins afresh unless the site says so.
 
         A method may lean on what a client kept, and the commonest cause is a disk that is not mounted.

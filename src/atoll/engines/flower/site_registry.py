@@ -13,9 +13,9 @@ import re
 import reprlib
 import time
 import uuid
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field
-from typing import Any
+from typing import TypedDict
 
 from flwr.serverapp import Grid
 
@@ -51,6 +51,25 @@ class Site:
     test: int
     classes: list[str]
     node: int | None = None
+
+
+class SiteRecord(TypedDict):
+    """A site in a run's ``sites.json``; the fields are those of `Site`."""
+
+    client: int
+    name: str
+    key: str
+    train: int
+    test: int
+    classes: list[str]
+
+
+class SitesRecord(TypedDict):
+    """A run's ``sites.json``; the fields are those of `SiteRegistry`."""
+
+    federation: str
+    sites: list[SiteRecord]
+    turned_away: list[dict[str, str]]
 
 
 @dataclass
@@ -147,11 +166,13 @@ class SiteRegistry:
         record = {"federation": self.federation, "sites": sites, "turned_away": self.turned_away}
         return json.dumps(record, indent=1) + "\n"
 
-    def restore(self, record: Mapping[str, Any]) -> None:
+    def restore(self, record: SitesRecord) -> None:
         """Go on with the sites of an interrupted run."""
         self.federation = record["federation"]
-        fields = ("name", "key", "train", "test", "classes")
-        self.clients = [Site(**{name: site[name] for name in fields}) for site in record["sites"]]
+        self.clients = [
+            Site(site["name"], site["key"], site["train"], site["test"], site["classes"])
+            for site in record["sites"]
+        ]
 
     def _nodes(self) -> set[int]:
         return set(self.grid.get_node_ids())

@@ -1,0 +1,232 @@
+"""What a component declares of the slice that it sends: names, shapes, dtypes and ranges, said once.
+
+From the one declaration (`Component.declares`) follow the check of what clients return (`mismatch`), the list of
+what leaves a client (`declared_tensors`) and the largest size of an update on the wire (`max_bytes`). A
+declaration is a spec, or specs by name, or a tuple of specs in a row:
+
+    TensorSpec((AtMost(128), setting.embedding_dim), unit_rows=True)     up to 128 normalised embeddings
+    {"mean": TensorSpec((8,)), "count": NumberSpec(int, least=0)}        exactly these two
+    PerWeight(without=setting.buffers)                                   a tensor like each trained weight
+    Optional(ChoiceSpec(("left", "right")))                              a word, or nothing
+"""
+
+from __future__ import annotations
+
+import math
+import reprlib
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from atoll.core.tree import Tree, Weights
+
+LARGEST = 1e30  # of a number that a client sends: sums of such are finite in float32, too
+MOST_IMAGES = 20_000_000  # of one client: ImageNet-21k has 14 million
+LEAF_BYTES = 512  # a tensor's or a number's entry in the headers and in the JSON beside them, without names
+NAME_BYTES = 12  # a character of a name, which stands in JSON twice at most
+
+
+@dataclass(frozen=True)
+class AtMost:
+    """A size from 1 to ``most``."""
+
+    most: int
+
+    def __str__(self) -> str:
+        return f"1 to {self.most}"
+
+
+@dataclass(frozen=True)
+class TensorSpec:
+    """A tensor; its values must be finite in any case.
+
+    Attributes:
+        shape: a size, or a range of sizes, for each dimension.
+        dtype: of its values.
+        least: of its values.
+        most: of its values.
+        unit_rows: its rows (along the last dimension) have length 1, to 1e-3.
+    """
+
+    shape: tuple[int | AtMost, ...]
+    dtype: torch.dtype = torch.float32
+    least: float = -math.inf
+    most: float = math.inf
+    unit_rows: bool = False
+
+    def mismatch(self, value: Tree, place: str) -> str | None:
+        """What is wrong with a value."""
+        if not isinstance(value, Tensor):
+            return f"{place} is {_short(value)}, not a tensor of shape {_shape(self.shape)}"
+        sizes = list(zip(value.shape, self.shape, strict=False))
+        if value.ndim != len(self.shape) or not all(_fits(size, allowed) for size, allowed in sizes):
+            return f"{place} has shape {_shape(value.shape)}, not {_shape(self.shape)}"
+        if value.dtype != self.dtype:
+            return f"{place} is {value.dtype}, not {self.dtype}"
+        if value.numel() and not (self.least <= float(value.min()) and float(value.max()) <= self.most):
+            return f"{place} holds values outside [{self.least:g}, {self.most:g}]"
+        if self.unit_rows and not bool((torch.linalg.vector_norm(value, dim=-1) - 1).abs().max() < 1e-3):
+            return f"{place} holds rows that are not normalised"
+        return None
+
+    @property
+    def largest(self) -> tuple[int, ...]:
+        """The largest shape."""
+        return tuple(size.most if isinstance(size, AtMost) else size for size in self.shape)
+
+    @property
+    def max_bytes(self) -> int:
+        """Of the largest such tensor."""
+        return LEAF_BYTES + math.prod(self.largest) * self.dtype.itemsize
+
+
+@dataclass(frozen=True)
+class NumberSpec:
+    """A number.
+
+    Attributes:
+        kind: ``int`` or ``float``.
+        least: its smallest value.
+        most: its largest value.
+    """
+
+    kind: type[int] | type[float] = float
+    least: float = -LARGEST
+    most: float = LARGEST
+
+    def mismatch(self, value: Tree, place: str) -> str | None:
+        """What is wrong with a value."""
+        if type(value) is not self.kind or not self.least <= value <= self.most:
+            kind = "an int" if self.kind is int else "a float"
+            return f"{place} is {_short(value)}, not {kind} from {self.least:g} to {self.most:g}"
+        return None
+
+    @property
+    def max_bytes(self) -> int:
+        """Of the longest such number."""
+        return LEAF_BYTES
+
+
+@dataclass(frozen=True)
+class ChoiceSpec:
+    """One of some words."""
+
+    words: tuple[str, ...]
+
+    def mismatch(self, value: Tree, place: str) -> str | None:
+        """What is wrong with a value."""
+        if isinstance(value, str) and value in self.words:
+            return None
+        return f"{place} is {_short(value)}, not one of {', '.join(map(repr, self.words))}"
+
+    @property
+    def max_bytes(self) -> int:
+        """Of the longest word."""
+        return LEAF_BYTES + NAME_BYTES * max(map(len, self.words), default=0)
+
+
+@dataclass(frozen=True)
+class PerWeight:
+    """An entry for each weight of the update, by its name.
+
+    Attributes:
+        each: the entry; None: a tensor of the weight's own shape and dtype.
+        without: names of weights that have none.
+        some: not every one of these weights needs an entry.
+    """
+
+    each: Spec | None = None
+    without: frozenset[str] = frozenset()
+    some: bool = False
+
+    def by_name(self, weights: Weights) -> dict[str, Spec]:
+        """The entries for these weights."""
+        return {
+            name: TensorSpec(tuple(weight.shape), weight.dtype) if self.each is None else self.each
+            for name, weight in weights.items()
+            if name not in self.without
+        }
+
+
+@dataclass(frozen=True)
+class Optional:
+    """What the spec says, or nothing."""
+
+    spec: Spec
+
+
+Spec = TensorSpec | NumberSpec | ChoiceSpec | PerWeight | Optional | Mapping[str, "Spec"] | tuple["Spec", ...]
+
+
+def mismatch(spec: Spec, value: Tree, weights: Weights, place: str) -> str | None:
+    """What is wrong with a value, in a sentence; None if it is as declared.
+
+    Args:
+        spec: the declaration.
+        value: what was sent.
+        weights: of the same update, which are in order.
+        place: what the sentence calls the value.
+    """
+    if value is None:
+        return None if isinstance(spec, Optional) else f"{place} is missing"
+    if isinstance(spec, Optional):
+        return mismatch(spec.spec, value, weights, place)
+    if isinstance(spec, TensorSpec | NumberSpec | ChoiceSpec):
+        return spec.mismatch(value, place)
+    if isinstance(spec, tuple):
+        if not isinstance(value, list | tuple) or len(value) != len(spec):
+            return f"{place} is {_short(value)}, not a list of {len(spec)}"
+        for k, (one, entry) in enumerate(zip(spec, value, strict=True)):
+            if wrong := mismatch(one, entry, weights, f"entry {k} of {place}"):
+                return wrong
+        return None
+    if not isinstance(value, Mapping):
+        return f"{place} is {_short(value)}, not a table of names"
+    named = spec.by_name(weights) if isinstance(spec, PerWeight) else spec
+    if extra := value.keys() - named.keys():
+        return f"{place} holds {_short(min(extra, key=str))}, which was not declared"
+    partial = isinstance(spec, PerWeight) and spec.some
+    for name in value if partial else named:
+        if wrong := mismatch(named[name], value.get(name), weights, f"{name!r} in {place}"):
+            return wrong
+    return None
+
+
+def max_bytes(spec: Spec, weights: Weights) -> int:
+    """The largest size of what is so declared, packed for the wire."""
+    if isinstance(spec, TensorSpec | NumberSpec | ChoiceSpec):
+        return spec.max_bytes
+    if isinstance(spec, Optional):
+        return max_bytes(spec.spec, weights)
+    if isinstance(spec, tuple):
+        return LEAF_BYTES + sum(max_bytes(one, weights) for one in spec)
+    named = spec.by_name(weights) if isinstance(spec, PerWeight) else spec
+    return LEAF_BYTES + sum(NAME_BYTES * len(name) + max_bytes(one, weights) for name, one in named.items())
+
+
+def declared_tensors(spec: Spec, weights: Weights, place: str = "") -> Iterator[tuple[str, TensorSpec]]:
+    """The tensors that are so declared, by their place in the tree (names joined by dots)."""
+    if isinstance(spec, TensorSpec):
+        yield place, spec
+    elif isinstance(spec, Optional):
+        yield from declared_tensors(spec.spec, weights, place)
+    elif not isinstance(spec, NumberSpec | ChoiceSpec):
+        named = spec.by_name(weights) if isinstance(spec, PerWeight) else spec
+        pairs = enumerate(named) if isinstance(named, tuple) else named.items()
+        for name, one in pairs:
+            yield from declared_tensors(one, weights, f"{place}.{name}")
+
+
+def _fits(size: int, allowed: int | AtMost) -> bool:
+    return 1 <= size <= allowed.most if isinstance(allowed, AtMost) else size == allowed
+
+
+def _shape(sizes: tuple[int | AtMost, ...]) -> str:
+    return f"({', '.join(map(str, sizes))}{',' if len(sizes) == 1 else ''})"
+
+
+def _short(value: Tree) -> str:
+    """A value in a few characters, whoever sent it."""
+    return f"a tensor of shape {_shape(value.shape)}" if isinstance(value, Tensor) else reprlib.repr(value)

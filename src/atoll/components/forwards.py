@@ -1,0 +1,101 @@
+"""The forward passes of a training step: each declared pass runs once, each head when it is first asked for."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+
+@dataclass(frozen=True)
+class Forward:
+    """One forward pass that a component needs.
+
+    Attributes:
+        images: ``"view1"``, ``"view2"``, ``"view3"`` (augmented), ``"image"`` (as it is), ``"other"`` (a view of
+            another, random image of the client), or a name that the component's own `Component.inputs` provides.
+        network: ``"local"`` (trained), or the name of a copy that a component made with `ClientContext.frozen`.
+    """
+
+    images: str
+    network: str = "local"
+
+
+# What becomes of a head's output before any loss reads it, by the head's name.
+After = Mapping[str, Callable[[Tensor], Tensor]]
+
+
+class Features:
+    """What networks make of some images: the representation h, and on demand what the heads make of it.
+
+    A head runs once, when a component first asks for it, and its output is kept for the components that follow.
+    """
+
+    def __init__(self, networks: nn.ModuleDict, h: Tensor, after: After) -> None:
+        self._networks = networks
+        self._outputs: dict[str, Tensor] = {"h": h}
+        self._after = after
+
+    @property
+    def h(self) -> Tensor:
+        """The representation f(x), (N, d_h)."""
+        return self.head("h")
+
+    @property
+    def z(self) -> Tensor:
+        """The embedding g(h), (N, d)."""
+        return self.head("projector", of="h")
+
+    @property
+    def q(self) -> Tensor:
+        """The prediction of the embedding, (N, d)."""
+        return self.head("predictor", of="projector")
+
+    def head(self, name: str, of: str = "h") -> Tensor:
+        """What the head ``name`` makes of the output ``of`` (``"h"`` or another head's name)."""
+        if name not in self._outputs:
+            output = self._networks[name](self.head(of))
+            self._outputs[name] = self._after[name](output) if name in self._after else output
+        return self._outputs[name]
+
+
+class _Rows(Features):
+    """One view of a joint batch: every output is computed for both views at once, then cut."""
+
+    def __init__(self, both: Features, rows: slice[int | None, int | None, None]) -> None:
+        self._both = both
+        self._rows = rows
+
+    def head(self, name: str, of: str = "h") -> Tensor:
+        return self._both.head(name, of)[self._rows]
+
+
+Passes = dict[Forward, Features]
+
+
+def run_forwards(
+    forwards: Sequence[Forward],
+    networks: Mapping[str, nn.ModuleDict],
+    images: Mapping[str, Tensor],
+    joint: bool,
+    after: After,
+) -> Passes:
+    """Run each declared pass once, in order; with ``joint``, a network's two views in one batch."""
+    passes: Passes = {}
+    for forward in forwards:
+        if forward in passes:
+            continue
+        network = networks[forward.network]
+        pair = [Forward(name, forward.network) for name in ("view1", "view2")]
+        with torch.set_grad_enabled(forward.network == "local"):
+            if joint and forward in pair and all(one in forwards for one in pair):
+                stacked = torch.cat([images["view1"], images["view2"]])
+                both = Features(network, network["encoder"](stacked), after)
+                rows = len(stacked) // 2
+                passes[pair[0]] = _Rows(both, slice(0, rows))
+                passes[pair[1]] = _Rows(both, slice(rows, None))
+            else:
+                passes[forward] = Features(network, network["encoder"](images[forward.images]), after)
+    return passes
