@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import os
 import time
+from contextlib import suppress
 from dataclasses import replace
 
 import torch
 from rich.table import Table
 
+from atoll.commands.egress import stand_ins
 from atoll.core.threads import threads
+from atoll.engines.client import train_client
 from atoll.engines.federation import Federation
 from atoll.engines.server import Server
 from atoll.recipe.recipe import Recipe
@@ -17,15 +20,21 @@ from atoll.recipe.recipe import Recipe
 WARM, TIMED = 3, 12  # steps
 
 
-def recommend(recipe: Recipe) -> Table:
-    """Time training steps of one client for each number of threads and each memory layout."""
+def recommend(recipe: Recipe, warm: int = WARM, timed: int = TIMED) -> Table:
+    """Time training steps of one client for each number of threads and each memory layout.
+
+    Args:
+        recipe: whose steps are timed.
+        warm: steps that are not timed, first.
+        timed: steps of which the fastest counts.
+    """
     table = Table("threads", "channels_last", "ms a step", "images/s a worker", "images/s all cores")
     cores = os.cpu_count() or 1
     best = (0.0, 1, False)
     for count in sorted({1, max(1, cores // 2), cores}):
         for channels_last in (False, True):
             engine = replace(recipe.engine, threads=count, channels_last=channels_last)
-            seconds, images = _step(replace(recipe, engine=engine), count)
+            seconds, images = time_step(replace(recipe, engine=engine), warm, timed)
             together = images / seconds * max(1, cores // count)
             best = max(best, (together, count, channels_last))
             table.add_row(
@@ -42,31 +51,48 @@ def recommend(recipe: Recipe) -> Table:
     return table
 
 
-def _step(recipe: Recipe, count: int) -> tuple[float, int]:
-    """The least seconds of a step, and its images."""
-    with threads(count), torch.random.fork_rng(devices=[]):
+def time_step(recipe: Recipe, warm: int = WARM, timed: int = TIMED) -> tuple[float, int]:
+    """The fewest seconds that the training step of the largest client takes, and the step's images.
+
+    The steps are those of `train_client` in round 1. What the method would have to train first is noise here.
+    """
+    steps = warm + timed
+    with threads(recipe.engine.threads):
         federation = Federation(recipe)
-        server = Server(federation.recipe, federation.setting, federation.initial_weights())
-        client = federation.client_side(server.constants)
-        largest = max(range(federation.setting.num_clients), key=lambda k: federation.setting.sizes[k])
-        message = federation.recipe.composed.send(
-            server.state, federation.setting, largest, server.cohort(1), 1
-        )
-        data = federation.client_data(largest)
-        client.start(message, None, data)
-        names = [forward.images for forward in client.method.forwards]
-        times, images = [], 0
-        began = time.perf_counter()
-        for batch in data.batches(1, 1000, names):
-            loss = client.step(batch)
-            client.optimizer.zero_grad(set_to_none=True)
-            torch.autograd.backward(loss)
-            client.optimizer.step()
-            client.after_step()
-            if len(batch.indices) >= images:
-                images = len(batch.indices)
-                times.append(time.perf_counter() - began)
-            if len(times) == WARM + TIMED:
-                break
-            began = time.perf_counter()
-    return min(times[WARM:]), images
+        method, setting = federation.recipe.composed, federation.setting
+        prerequisites = stand_ins(federation, recipe.train.batch_size)
+        server = Server(federation.recipe, setting, federation.initial_weights(), prerequisites)
+        largest = max(range(setting.num_clients), key=lambda client: setting.sizes[client])
+        message = method.send(server.state, setting, largest, server.cohort(1), 1)
+        message = {**message, "epochs": steps}  # enough: each epoch has a batch of the full size
+        watch = _Stopwatch(steps, federation.device)
+        client, data = federation.client_side(server.constants), federation.client_data(largest)
+        with suppress(_Enough):
+            train_client(client, message, None, data, watch)
+    return min(watch.seconds[warm:]), watch.images
+
+
+class _Enough(Exception):  # noqa: N818
+    """All steps are timed; no error."""
+
+
+class _Stopwatch:
+    """Notes, as the progress of a client's training, how long each step over a full batch took."""
+
+    def __init__(self, steps: int, device: torch.device) -> None:
+        self.seconds: list[float] = []
+        self.images = 0
+        self._steps = steps
+        self._device = device
+        self._last = time.perf_counter()
+
+    def __call__(self, images: int) -> None:
+        if self._device.type == "cuda":
+            torch.cuda.synchronize(self._device)
+        now = time.perf_counter()
+        if images >= self.images:
+            self.images = images
+            self.seconds.append(now - self._last)
+        if len(self.seconds) == self._steps:
+            raise _Enough
+        self._last = now

@@ -121,10 +121,7 @@ def _play(recipe: Recipe, count: int) -> dict[str, list[_Flat]]:
     )
     recipe = replace(recipe, train=train, engine=replace(recipe.engine, device="cpu"))
     federation = Federation(recipe, *_noise(recipe, count))
-    prerequisites = {
-        name: Trained(federation.initial_weights(), StoredPixels(_pixels(recipe, count)))
-        for name in recipe.composed.prerequisites()
-    }
+    prerequisites = stand_ins(federation, count)
     found: dict[str, list[_Flat]] = {"up": [], "down": [], "once": [], "kept": []}
     with TemporaryDirectory() as folder, threads(recipe.engine.threads):
         states = ClientStates(Path(folder) / "clients")
@@ -165,6 +162,15 @@ class _Recorder:
         if job.client == 1:
             self._found["down"].append(_flat(job.message))
             self._found["up"].append(_flat(clone(update)))
+
+
+def stand_ins(federation: Federation, images: int) -> dict[str, Trained]:
+    """In place of the runs that the method needs first: the initial model, as if it had learnt from noise."""
+    recipe = federation.recipe
+    return {
+        name: Trained(federation.initial_weights(), StoredPixels(_pixels(recipe, images)))
+        for name in recipe.composed.prerequisites()
+    }
 
 
 def _noise(recipe: Recipe, count: int) -> tuple[Splits, Partition]:
