@@ -11,13 +11,38 @@ from typing import Any, Protocol
 from atoll.commands.run import check_folder, prepare, run_recipe
 from atoll.core.config import describe, over, setting
 from atoll.core.errors import RunError, UserError, did_you_mean
+from atoll.core.files import write_whole
 from atoll.core.run_folder import Run
 from atoll.engines.rounds import Callback
 from atoll.engines.simulation import Simulation
 from atoll.methods.registry import METHODS, MethodOptions
-from atoll.recipe.recipe import Recipe, make_recipe
+from atoll.recipe.recipe import Recipe, load_recipe, make_recipe
+from atoll.report import write_report
+from atoll.report.comparison import comparison_cells, comparison_markdown
 
 DEMO = ("digits-align-uniform", "digits-simclr", "digits-ssd")
+
+
+def load_recipes(
+    names: Sequence[str], settings: Sequence[str] = (), methods: Sequence[str] = (), lines: bool = False
+) -> list[Recipe]:
+    """The recipes of a comparison.
+
+    Args:
+        names: presets or files.
+        settings: ``key=value``, laid over each.
+        methods: take each recipe's own method's place.
+        lines: add the recipes' `counterparts`.
+
+    Raises:
+        UserError: a mistake in one of them.
+    """
+    of_each_method = [text for text in settings if methods and of_methods(text)]
+    rest = [text for text in settings if text not in of_each_method]
+    recipes = [load_recipe(name, rest) for name in names]
+    if methods:
+        recipes = [one for recipe in recipes for one in by_method(recipe, methods, of_each_method)]
+    return recipes + (counterparts(recipes) if lines else [])
 
 
 def of_methods(text: str) -> bool:
@@ -191,3 +216,15 @@ def _check(recipes: Sequence[Recipe], seeds: int, out: Path) -> None:
                     one.federation.initial_weights()
         except UserError as error:
             raise UserError(f"{recipe.name}: {error}" if len(recipes) > 1 else str(error)) from None
+
+
+def write_comparison(compared: Comparison, out: Path) -> tuple[Path, Path]:
+    """Write the table and the page of a comparison's finished runs.
+
+    Returns:
+        ``table.md`` and ``report.html`` in ``out``.
+    """
+    failures = compared.failures.values()
+    table = out / "table.md"
+    write_whole(table, comparison_markdown(comparison_cells(compared.runs), failures).encode())
+    return table, write_report([run.folder for run in compared.runs], out / "report.html", failures)

@@ -10,9 +10,30 @@ import safetensors.torch
 import torch
 from torch import Tensor
 
+from atoll.commands.evaluate import find_encoder
 from atoll.core.errors import UserError, did_you_mean
 from atoll.core.files import write_whole
-from atoll.models import Encoder
+from atoll.models import Encoder, load_encoder
+
+
+def export_run(run_or_encoder: Path, format: str, output: Path | None = None) -> Path:
+    """Export the encoder of a finished run.
+
+    Args:
+        run_or_encoder: the run's folder, or the encoder's file.
+        format: a name in `FORMATS`.
+        output: file to write; None: ``encoder-export.FORMAT`` beside the encoder.
+
+    Returns:
+        The file.
+
+    Raises:
+        UserError: there is no encoder; or see `export`.
+    """
+    path = find_encoder(run_or_encoder)
+    output = output or path.with_name(f"encoder-export.{format}")
+    export(load_encoder(path), output, format)
+    return output
 
 
 def export(encoder: Encoder, path: Path, format: str) -> None:

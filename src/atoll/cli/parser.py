@@ -1,0 +1,116 @@
+"""The arguments of the ``atoll`` command."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+from atoll.core.version import VERSION
+
+
+def make_parser() -> argparse.ArgumentParser:
+    """The arguments of all commands; ``command`` in what it parses is the command's name."""
+    parser = argparse.ArgumentParser(
+        prog="atoll", description="Federated self-supervised representation learning."
+    )
+    parser.add_argument("--version", action="version", version=f"atoll {VERSION}")
+    commands = parser.add_subparsers(required=True, metavar="COMMAND")
+
+    def command(name: str, help: str) -> argparse.ArgumentParser:
+        sub = commands.add_parser(name, help=help, description=help)
+        sub.set_defaults(command=name)
+        return sub
+
+    def settings(sub: argparse.ArgumentParser) -> None:
+        sub.add_argument(
+            "--set", nargs="+", action="extend", default=[], metavar="KEY=VALUE", help="train.rounds=20 …"
+        )
+
+    run = command("run", "Run a recipe: a preset's name or a TOML file.")
+    run.add_argument("recipe", metavar="RECIPE")
+    run.add_argument("--out", type=Path, help="the run's folder (default: runs/NAME-seedN)")
+    run.add_argument("--resume", action="store_true", help="go on with the run in that folder")
+    settings(run)
+
+    demo = command("demo", "Train three methods on the same federated digits; takes minutes.")
+    demo.add_argument("--out", type=Path, default=Path("runs/demo"))
+    settings(demo)
+
+    compare = command("compare", "Run several recipes over several seeds; resumes by itself.")
+    compare.add_argument("recipes", nargs="+", metavar="RECIPE")
+    compare.add_argument("--seeds", type=int, default=1, help="seeds a recipe (default: 1)")
+    compare.add_argument("--out", type=Path, default=Path("runs/compare"))
+    compare.add_argument("--methods", nargs="+", default=[], metavar="NAME", help="in each recipe's place")
+    compare.add_argument(
+        "--lines", action="store_true", help="add the centralised and the local-only counterparts"
+    )
+    settings(compare)
+
+    reproduce = command(
+        "reproduce", "Run a paper's table and print its numbers beside ours; resumes by itself."
+    )
+    reproduce.add_argument(
+        "table", nargs="?", metavar="TABLE", help="a name or a TOML file; none: lists them"
+    )
+    reproduce.add_argument("--dry-run", action="store_true", help="show the runs and run none")
+    reproduce.add_argument(
+        "--rows", nargs="+", default=[], metavar="ROW", help="names or patterns: 'cifar10-*'"
+    )
+    reproduce.add_argument("--seeds", type=int, default=1, help="seeds a row (default: 1)")
+    reproduce.add_argument("--out", type=Path, help="folder of the runs (default: runs/TABLE)")
+    settings(reproduce)
+
+    data = command("data", "Look at a recipe's images and at which client holds which.")
+    data.add_argument("recipe", metavar="RECIPE")
+    settings(data)
+
+    evaluate = command("evaluate", "Measure a finished run's encoder under a named protocol.")
+    evaluate.add_argument("run", type=Path, metavar="RUN")
+    evaluate.add_argument("--protocol", required=True, metavar="NAME")
+    evaluate.add_argument(
+        "--set", nargs="+", action="extend", default=[], metavar="data.KEY=VALUE", help="on other images"
+    )
+
+    embed = command("embed", "Write the representations of images.")
+    embed.add_argument("encoder", type=Path, metavar="RUN_OR_ENCODER")
+    embed.add_argument("images", type=Path, metavar="IMAGES", help="an image file or a folder of them")
+    embed.add_argument("-o", "--output", type=Path, required=True, help=".npz, .csv or .parquet")
+
+    export = command("export", "Hand a run's encoder to other programs.")
+    export.add_argument("run", type=Path, metavar="RUN")
+    export.add_argument("--format", required=True, metavar="NAME", help="safetensors, pt2 or onnx")
+    export.add_argument("-o", "--output", type=Path)
+
+    report = command("report", "Write one page about one run or several.")
+    report.add_argument("runs", nargs="+", type=Path, metavar="RUN")
+    report.add_argument(
+        "-o", "--output", type=Path, help="the page (default: report.html in the run; of several runs, here)"
+    )
+
+    bench = command("bench", "Time a recipe's training step; recommends threads and memory layout.")
+    bench.add_argument("recipe", metavar="RECIPE")
+    settings(bench)
+
+    egress = command("egress", "Read what leaves a client, to the tensor, before anything runs.")
+    egress.add_argument("recipe", metavar="RECIPE")
+    egress.add_argument(
+        "--images", type=int, default=1000, help="training images at the site (default: 1000)"
+    )
+    egress.add_argument("--json", action="store_true")
+    settings(egress)
+
+    federate = commands.add_parser("federate", help="Federations of real sites, over Flower.")
+    init = federate.add_subparsers(required=True, metavar="COMMAND").add_parser(
+        "init", help="Write the Flower app of a recipe.", description="Write the Flower app of a recipe."
+    )
+    init.set_defaults(command="federate init")
+    init.add_argument("folder", type=Path, metavar="DIR")
+    init.add_argument("--recipe", required=True, metavar="RECIPE")
+    init.add_argument("--sites", type=int, default=0, help="real sites; 0: shares of the recipe's own images")
+    init.add_argument("--out", type=Path, help="the run's folder (default: runs/NAME-seedN)")
+    init.add_argument("--images", type=Path, help="the coordinator's own images to evaluate on, by class")
+    settings(init)
+
+    methods = command("methods", "List methods: paper, what leaves a client, what it keeps.")
+    methods.add_argument("--json", action="store_true")
+    return parser
