@@ -7,8 +7,8 @@ from PIL import Image
 from torchvision.datasets import ImageFolder
 
 from atoll.core.errors import UserError
-from atoll.data.options import DataOptions
-from atoll.data.partition.partition import PartitionOptions, partition_images
+from atoll.data.options import DataOptions, PartitionOptions
+from atoll.data.partition.make import partition_images
 from atoll.data.sources import load_data
 
 

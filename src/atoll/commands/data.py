@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from atoll.data.partition.partition import Partition, partition_images
+from atoll.data.partition.make import partition_images
+from atoll.data.partition.partition import Partition
 from atoll.data.sources import Splits, load_data
 from atoll.recipe.recipe import Recipe
 

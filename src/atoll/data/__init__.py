@@ -1,1 +1,1 @@
-"""Images: where they come from, how they are dealt to clients, and what views are made of them."""
+"""Images: where they come from, how they are split among clients, and what views are made of them."""

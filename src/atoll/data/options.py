@@ -107,7 +107,7 @@ class DataOptions:
 
 @dataclass(frozen=True)
 class PartitionOptions:
-    """How the training images are dealt to clients: a recipe's ``[partition]`` section.
+    """How the training images are split among clients: a recipe's ``[partition]`` section.
 
     Attributes:
         kind: ``"iid"`` (equal random parts), ``"dirichlet"`` (label proportions drawn from Dir(α)),

@@ -15,7 +15,8 @@ from atoll.core.errors import UserError
 from atoll.core.tree import Weights
 from atoll.data.client_data import FederatedClient
 from atoll.data.images import ImageSet
-from atoll.data.partition.partition import Partition, partition_images
+from atoll.data.partition.make import partition_images
+from atoll.data.partition.partition import Partition
 from atoll.data.sources import Splits, load_data, settled
 from atoll.data.views.views import Views, make_views
 from atoll.engines.client import Client, buffer_names, update_names

@@ -15,8 +15,7 @@ from atoll.components.training import TrainOptions
 from atoll.core.config import build, describe, over, packaged, read, setting
 from atoll.core.errors import UserError
 from atoll.core.run_folder import check_name
-from atoll.data.options import DataOptions
-from atoll.data.partition.partition import PartitionOptions
+from atoll.data.options import DataOptions, PartitionOptions
 from atoll.data.views.options import ViewOptions
 from atoll.evaluation import EvaluationOptions
 from atoll.methods.method import Method

@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from atoll.data.partition.dirichlet import VARIANTS, deal_dirichlet, dirichlet_counts, sinkhorn_balance
+from atoll.data.partition.dirichlet import VARIANTS, dirichlet_counts, sinkhorn_balance, split_dirichlet
 
 SIZES = np.array([50, 70, 30, 90])
 K = 5
@@ -84,7 +84,7 @@ def test_lists_are_in_the_order_that_the_variant_prescribes(name):
     rng = np.random.default_rng(0)
     counts = dirichlet_counts(VARIANTS[name], SIZES, K, 1.0, False, rng)
     classes = by_class()
-    shares = deal_dirichlet(VARIANTS[name], classes, counts, rng)
+    shares = split_dirichlet(VARIANTS[name], classes, counts, rng)
     class_of = {index: c for c, indices in enumerate(classes) for index in indices.tolist()}
     in_class_order = [sorted(s, key=class_of.get) == list(s) for s in map(np.ndarray.tolist, shares)]
     assert all(in_class_order) == (name != "moon")

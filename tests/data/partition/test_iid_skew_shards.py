@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from atoll.data.partition.iid_skew_shards import deal_evenly, deal_shards, deal_skewed, largest_remainder
+from atoll.data.partition.iid_skew_shards import largest_remainder, split_evenly, split_shards, split_skewed
 
 
 def rng():
@@ -23,7 +23,7 @@ def distinct(shares):
 
 
 def test_even_parts_are_random_and_sorted():
-    parts = deal_evenly(np.arange(100, 123), 5, rng())
+    parts = split_evenly(np.arange(100, 123), 5, rng())
     assert [len(part) for part in parts] == [5, 5, 5, 4, 4]
     assert sorted(np.concatenate(parts).tolist()) == list(range(100, 123))
     assert all((np.diff(part) > 0).all() for part in parts)
@@ -32,7 +32,7 @@ def test_even_parts_are_random_and_sorted():
 
 @pytest.mark.parametrize("beta", [0.1, 0.2, 0.3, 0.6, 0.7, 0.9])
 def test_skew_floors_what_is_written_and_not_its_float(beta):
-    shares = deal_skewed(classes(*[1000] * 10), 10, beta, rng())
+    shares = split_skewed(classes(*[1000] * 10), 10, beta, rng())
     assert [len(share) for share in shares] == [1000] * 10  # floats would lose one at 0.9, 0.7 and others
     own = [len(np.intersect1d(share, classes(*[1000] * 10)[k])) for k, share in enumerate(shares)]
     assert min(own) >= round(1000 * (1 - beta))
@@ -40,10 +40,10 @@ def test_skew_floors_what_is_written_and_not_its_float(beta):
 
 def test_no_skew_is_uniform_and_full_skew_exclusive():
     by_class = classes(*[100] * 10)
-    exclusive = deal_skewed(by_class, 5, 0.0, rng())
+    exclusive = split_skewed(by_class, 5, 0.0, rng())
     for k, share in enumerate(exclusive):
         assert set(share) == set(by_class[2 * k]) | set(by_class[2 * k + 1])
-    uniform = deal_skewed(by_class, 5, 1.0, rng())
+    uniform = split_skewed(by_class, 5, 1.0, rng())
     counts = np.array([[len(np.intersect1d(share, own)) for own in by_class] for share in uniform])
     assert counts.min() > 5
     assert counts.sum(axis=1).tolist() == [200] * 5
@@ -51,14 +51,14 @@ def test_no_skew_is_uniform_and_full_skew_exclusive():
 
 def test_shards_that_fit_exactly_are_disjoint():
     by_class = classes(7, 9, 11, 13, 5, 6)
-    shares = deal_shards(by_class, 3, 2, rng())
+    shares = split_shards(by_class, 3, 2, rng())
     for k, share in enumerate(shares):
         assert set(share) == set(by_class[2 * k]) | set(by_class[2 * k + 1])
 
 
 def test_shards_are_shared_where_there_are_more_clients():
     by_class = classes(*[60] * 4)
-    shares = deal_shards(by_class, 6, 2, rng())
+    shares = split_shards(by_class, 6, 2, rng())
     assert distinct(shares)
     assert sum(map(len, shares)) == 240
     held = [[c for c in range(4) if len(np.intersect1d(share, by_class[c]))] for share in shares]
@@ -73,7 +73,7 @@ def test_shards_are_shared_where_there_are_more_clients():
     beta=st.integers(0, 20).map(lambda twentieths: twentieths / 20),
 )
 def test_skew_gives_each_client_its_exact_share_of_distinct_samples(sizes, clients, beta):
-    shares = deal_skewed(classes(*sizes), clients, beta, rng())
+    shares = split_skewed(classes(*sizes), clients, beta, rng())
     expected = sum(sizes) * (20 - round(20 * beta)) // (20 * clients) + sum(sizes) * round(20 * beta) // (
         20 * clients
     )

@@ -11,9 +11,10 @@ from hypothesis import strategies as st
 
 from atoll.core.errors import UserError
 from atoll.data.images import ImageSet, StoredPixels
-from atoll.data.options import KINDS
+from atoll.data.options import KINDS, PartitionOptions
 from atoll.data.partition.dirichlet import VARIANTS
-from atoll.data.partition.partition import Partition, PartitionOptions, make_partition
+from atoll.data.partition.make import make_partition
+from atoll.data.partition.partition import Partition
 
 LABELS = torch.arange(10).repeat_interleave(500)[
     torch.randperm(5000, generator=torch.Generator().manual_seed(0))
@@ -77,11 +78,11 @@ def test_every_kind_deals_distinct_samples_to_every_client_or_says_why_not(optio
     labels = torch.arange(len(sizes)).repeat_interleave(torch.tensor(sizes))[order]
     columns = {"site": labels // 2}
 
-    def deal():
+    def split():
         return partition(labels, seed, columns, clients=clients, retries=50, **options)
 
     try:
-        result = deal()
+        result = split()
     except UserError:
         return  # too few images; the sentences have tests of their own
     together = torch.cat(result.clients)
@@ -94,7 +95,7 @@ def test_every_kind_deals_distinct_samples_to_every_client_or_says_why_not(optio
     )
     assert torch.equal(result.counts, counted)
     assert len(result.names) == len(set(result.names)) == len(result)
-    assert all(map(torch.equal, result.clients, deal().clients))
+    assert all(map(torch.equal, result.clients, split().clients))
 
 
 def test_cases_cover_every_kind():
@@ -206,7 +207,7 @@ def test_impossible_partitions_get_a_sentence(options, sentence):
 
 @pytest.mark.parametrize("kind", ["dirichlet", "skew", "shards", "single-class"])
 def test_labels_are_needed_to_deal_by_them(kind):
-    with pytest.raises(UserError, match="deals by label and the source has none"):
+    with pytest.raises(UserError, match="splits by label and the source has none"):
         partition(None, size=100, kind=kind)
 
 
@@ -256,10 +257,10 @@ def test_wrong_options_get_a_sentence(options, sentence):
 def test_it_says_which_client_holds_each_image_of_its_own_set():
     images = ImageSet(StoredPixels(torch.zeros(7, 1, 2, 2, dtype=torch.uint8)), fingerprint="ours")
     options = PartitionOptions(kind="iid", clients=2)
-    dealt = replace(
+    partition = replace(
         make_partition(options, None, {}, 7, 0, fingerprint="ours"),
         clients=[torch.tensor([6, 1]), torch.tensor([0, 3, 2])],
     )
-    assert dealt.client_ids(images).tolist() == [1, 0, 1, 1, -1, -1, 0]
+    assert partition.client_ids(images).tolist() == [1, 0, 1, 1, -1, -1, 0]
     other = replace(images, fingerprint="theirs")
-    assert dealt.client_ids(other).tolist() == [-1] * 7
+    assert partition.client_ids(other).tolist() == [-1] * 7

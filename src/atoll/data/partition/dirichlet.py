@@ -2,7 +2,7 @@
 
 All draw, for every class c, proportions p_c ~ Dir(α 1_K) over the K clients. They differ in how proportions
 become counts and in which draws they accept, so that the same α gives clients of quite different sizes. A
-draw decides sizes only; indices are dealt once, after a draw was accepted.
+draw decides sizes only; indices are given out once, after a draw was accepted.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ def _masked(proportions: Floats, class_sizes: Counts, rng: np.random.Generator) 
 
 
 def _whole(proportions: Floats, class_sizes: Counts, rng: np.random.Generator) -> Counts:
-    """Every image is dealt: counts by largest remainder, no balancing."""
+    """Every image goes to a client: counts by largest remainder, no balancing."""
     return np.stack([largest_remainder(p, n) for p, n in zip(proportions, class_sizes, strict=True)], axis=1)
 
 
@@ -108,7 +108,7 @@ def sinkhorn_balance(proportions: Floats, class_sizes: Counts, steps: int = 100)
     """Scales clients to equal totals and classes to their whole, in turn (Orchestra).
 
     Classes weigh by their size, which is Orchestra's own step where classes are equally large. The last
-    scaling is the classes', so no class is dealt twice over.
+    scaling is the classes', so no class is given out twice.
 
     Shape:
         - proportions: (C, K); class_sizes: (C,); output: (C, K), rows sum to 1
@@ -128,7 +128,7 @@ def sinkhorn_balance(proportions: Floats, class_sizes: Counts, steps: int = 100)
     return mass / class_sizes[:, None]
 
 
-def deal_dirichlet(
+def split_dirichlet(
     variant: Variant, by_class: Sequence[Indices], counts: Counts, rng: np.random.Generator
 ) -> list[Indices]:
     """Cuts each class by its counts and joins every client's pieces, in the variant's order."""

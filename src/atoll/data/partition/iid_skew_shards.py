@@ -1,6 +1,6 @@
-"""Ways to deal indices to clients that need no luck: even parts, β-skewness, shards of classes.
+"""Ways to split indices among clients that always succeed: even parts, β-skewness, shards of classes.
 
-All take the indices of each class and give each client's indices, sorted. No index is dealt twice.
+All take the indices of each class and give each client's indices, sorted. No index is given out twice.
 """
 
 from __future__ import annotations
@@ -14,12 +14,12 @@ from numpy.typing import NDArray
 Indices = NDArray[np.int64]
 
 
-def deal_evenly(indices: Indices, clients: int, rng: np.random.Generator) -> list[Indices]:
+def split_evenly(indices: Indices, clients: int, rng: np.random.Generator) -> list[Indices]:
     """Random parts whose sizes differ by one at most."""
     return [np.sort(part) for part in np.array_split(rng.permutation(indices), clients)]
 
 
-def deal_skewed(
+def split_skewed(
     by_class: Sequence[Indices], clients: int, beta: float, rng: np.random.Generator
 ) -> list[Indices]:
     """β-skewness: ⌊(1 − β)N/K⌋ of a client come class by class, ⌊βN/K⌋ from a pool uniform over the classes.
@@ -48,7 +48,7 @@ def deal_skewed(
     ]
 
 
-def deal_shards(
+def split_shards(
     by_class: Sequence[Indices], clients: int, classes_per_client: int, rng: np.random.Generator
 ) -> list[Indices]:
     """S classes at each client, in turn: client k gets classes kS to kS + S − 1, modulo C.

@@ -1,33 +1,22 @@
-"""Which training image lies at which client.
+"""Which training image lies at which client: the record of a partition.
 
-`make_partition` is the door: it deals the indices 0..N-1 of a training set to clients and returns a
-`Partition`, which is written whole into a run's ``partition.json``. Every kind deals each index at most once,
-leaves no client empty, and gives the same answer for the same (options, labels, seed). The arithmetic of each
-kind is in `dealing` and `dirichlet`.
-
-Indices are sorted within a client, except where a published split fixes another order: see
-`dirichlet.VARIANTS`.
+`atoll.data.partition.make.make_partition` makes one; it is written whole into a run's ``partition.json``.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from atoll.core.errors import UserError, did_you_mean
-from atoll.core.rng import numpy_stream
+from atoll.core.errors import UserError
 from atoll.data.images import ImageSet
 from atoll.data.options import PartitionOptions
-from atoll.data.partition.dirichlet import VARIANTS, deal_dirichlet, dirichlet_counts
-from atoll.data.partition.iid_skew_shards import Indices, deal_evenly, deal_shards, deal_skewed
-from atoll.functional import label_distance
-
-__all__ = ["Partition", "PartitionOptions", "make_partition", "partition_images"]
+from atoll.data.partition.iid_skew_shards import Indices
 
 
 @dataclass(eq=False)
@@ -35,8 +24,8 @@ class Partition:
     """Clients' shares of a training set of `num_samples` images.
 
     Attributes:
-        clients: One int64 tensor of indices a client; all are views of one tensor, one int64 for each dealt
-            image.
+        clients: One int64 tensor of indices a client; all are views of one tensor, one int64 for each image
+            that a client holds.
         names: Clients' names, in the same order: the natural clients' own, otherwise their numbers.
         counts: Images by client and class, int64 (K, C); None without labels.
         label_distance: Mean L1 distance between clients' label distributions and the overall one; None
@@ -114,7 +103,7 @@ class Partition:
             clients = record["clients"]
             counts = [client["label_counts"] for client in clients]
             return cls(
-                clients=_share([np.asarray(client["indices"], dtype=np.int64) for client in clients]),
+                clients=join_shares([np.asarray(client["indices"], dtype=np.int64) for client in clients]),
                 names=[client["name"] for client in clients],
                 counts=None if None in counts else torch.tensor(counts, dtype=torch.int64),
                 label_distance=record["label_distance"],
@@ -126,249 +115,11 @@ class Partition:
             )
         except (KeyError, TypeError, ValueError) as error:
             raise UserError(
-                f"the partition file is damaged ({error!r}); remove it and let the run deal again"
+                f"the partition file is damaged ({error!r}); remove it, and the run makes it again"
             ) from error
 
 
-def make_partition(
-    options: PartitionOptions,
-    labels: Tensor | None,
-    columns: Mapping[str, Tensor],
-    num_samples: int,
-    seed: int,
-    *,
-    classes: Sequence[str] = (),
-    column_values: Mapping[str, Sequence[str]] | None = None,
-    fingerprint: str = "",
-) -> Partition:
-    """Deals `num_samples` training images to clients.
-
-    Args:
-        options: The kind of partition and its parameters.
-        labels: Class of each image, or None where there are none.
-        columns: Further integer columns, such as PACS's ``domain``.
-        num_samples: The number of training images N.
-        seed: The run's seed.
-        classes: Class names; they fix the number of classes where the last ones have no image.
-        column_values: Names of the columns' values, for the natural clients' names.
-        fingerprint: Of the training set, for the record.
-
-    Shape:
-        - labels: (N,) int64; every column: (N,) int64
-
-    Raises:
-        UserError: The partition that was asked for does not exist for these images, or no draw gave every
-            client enough.
-        ValueError: Labels or columns are not of length N.
-
-    Reference:
-        The kinds follow MOON (Li et al., CVPR 2021), FedU² (Liao et al., CVPR 2024), Dec-SSL (Wang et al.,
-        ICLR 2023), L-DAWA (Rehman et al., ICCV 2023), Orchestra (Lubana et al., ICML 2022), FedCA and EasyFL.
-
-    Example:
-        >>> import torch
-        >>> from atoll.data.partition.partition import PartitionOptions, make_partition
-        >>> labels = torch.tensor([0, 1]).repeat(50)
-        >>> partition = make_partition(PartitionOptions(kind="single-class", clients=2), labels, {}, 100, seed=0)
-        >>> partition.counts
-        tensor([[50,  0],
-                [ 0, 50]])
-    """
-    for name, values in (*columns.items(), *([("labels", labels)] if labels is not None else [])):
-        if values.shape != (num_samples,):
-            raise ValueError(f"{name} must have shape ({num_samples},), not {tuple(values.shape)}")
-    if num_samples == 0:
-        raise UserError("there are no training images to deal to clients")
-    task = _Task(options, labels, columns, column_values or {}, num_samples, seed)
-    if options.kind not in ("natural", "centralised"):
-        task.check_size(options.clients)
-    names, shares = _KINDS[options.kind](task)
-    for name, share in zip(names, shares, strict=True):
-        if len(share) < options.smallest_client:
-            raise UserError(
-                f"the {options.kind} partition leaves client {name!r} with {len(share)} training images, "
-                f"fewer than {options.smallest_client}; use fewer clients or more images"
-            )
-    clients = _share(shares)
-    counts = None if labels is None else _count(labels, clients, len(classes))
-    return Partition(
-        clients=clients,
-        names=names,
-        counts=counts,
-        label_distance=None if counts is None else float(label_distance(counts)),
-        options=options,
-        seed=seed,
-        num_samples=num_samples,
-        fingerprint=fingerprint,
-        classes=tuple(classes),
-    )
-
-
-def partition_images(images: ImageSet, options: PartitionOptions, seed: int) -> Partition:
-    """`make_partition` of an image set, with its names and fingerprint in the record."""
-    return make_partition(
-        options,
-        images.labels,
-        images.columns,
-        len(images),
-        seed,
-        classes=images.classes,
-        column_values=images.column_values,
-        fingerprint=images.fingerprint,
-    )
-
-
-def _share(shares: Sequence[Indices]) -> list[Tensor]:
+def join_shares(shares: Sequence[Indices]) -> list[Tensor]:
     """The shares as views of one tensor, so that clients cost one int64 a sample and no more."""
     together = torch.from_numpy(np.concatenate(shares))
     return list(torch.tensor_split(together, np.cumsum([len(share) for share in shares])[:-1].tolist()))
-
-
-def _count(labels: Tensor, clients: Sequence[Tensor], num_classes: int) -> Tensor:
-    num_classes = max(num_classes, int(labels.max()) + 1)
-    return torch.stack([torch.bincount(labels[indices], minlength=num_classes) for indices in clients])
-
-
-@dataclass(frozen=True)
-class _Task:
-    """What the kinds deal from."""
-
-    options: PartitionOptions
-    labels: Tensor | None
-    columns: Mapping[str, Tensor]
-    column_values: Mapping[str, Sequence[str]]
-    num_samples: int
-    seed: int
-
-    def rng(self, attempt: int = 0) -> np.random.Generator:
-        return numpy_stream(self.seed, "partition", attempt)
-
-    def check_size(self, clients: int) -> None:
-        needed = self.options.smallest_client * clients
-        if needed > self.num_samples:
-            each = (
-                f" of at least {self.options.smallest_client} images"
-                if self.options.smallest_client > 1
-                else ""
-            )
-            raise UserError(
-                f"{clients} clients{each} need {needed} training images, but there are {self.num_samples}; "
-                "set partition.clients lower or load more images"
-            )
-
-    def column(self, name: str) -> Tensor:
-        if name not in self.columns:
-            has = did_you_mean(name, self.columns) if self.columns else "it has no columns beside its labels"
-            raise UserError(f"partition.column = {name!r} is not a column of the source; {has}")
-        return self.columns[name]
-
-    def by_class(self) -> list[Indices]:
-        """Indices of each class that has any, in dataset order."""
-        values = self.labels if self.options.column is None else self.column(self.options.column)
-        if values is None:
-            raise UserError(
-                f"partition.kind = {self.options.kind!r} deals by label and the source has none; "
-                "use 'iid' or 'natural', or name an integer column in partition.column"
-            )
-        order = torch.argsort(values, stable=True)
-        _, sizes = torch.unique_consecutive(values[order], return_counts=True)
-        return np.split(order.numpy(), sizes.cumsum(0)[:-1].numpy())
-
-
-_Dealt = tuple[list[str], list[Indices]]
-
-
-def _numbered(shares: list[Indices]) -> _Dealt:
-    return [str(k) for k in range(len(shares))], shares
-
-
-def _iid(task: _Task) -> _Dealt:
-    return _numbered(deal_evenly(np.arange(task.num_samples), task.options.clients, task.rng()))
-
-
-def _dirichlet(task: _Task) -> _Dealt:
-    options, by_class = task.options, task.by_class()
-    variant = VARIANTS[options.variant]
-    class_sizes = np.array([len(indices) for indices in by_class])
-    low, high = variant.bounds(task.num_samples, options.clients)
-    low = max(low, options.smallest_client)
-    for attempt in range(options.retries):
-        rng = task.rng(attempt)
-        counts = dirichlet_counts(variant, class_sizes, options.clients, options.alpha, options.balanced, rng)
-        sizes = counts.sum(axis=1)
-        if low <= sizes.min() and sizes.max() <= high:
-            return _numbered(deal_dirichlet(variant, by_class, counts, rng))
-    images = "image" if low == 1 else "images"
-    bounds = f"at least {low:g} {images}" if high == np.inf else f"between {low:g} and {high:g} images"
-    raise UserError(
-        f"no Dirichlet draw out of {options.retries} with partition.alpha = {options.alpha:g} (variant "
-        f"{options.variant!r}) gave each of {options.clients} clients {bounds} (partition.min_size = "
-        f"{options.smallest_client}); raise alpha, or lower clients or min_size"
-    )
-
-
-def _skew(task: _Task) -> _Dealt:
-    return _numbered(deal_skewed(task.by_class(), task.options.clients, task.options.beta, task.rng()))
-
-
-def _shards(task: _Task) -> _Dealt:
-    options, by_class = task.options, task.by_class()
-    S, K, C = options.classes_per_client, options.clients, len(by_class)
-    if S > C or S * K < C:
-        remedy = (
-            "lower classes_per_client" if S > C else "raise clients or classes_per_client to use every class"
-        )
-        raise UserError(
-            f"{K} clients with partition.classes_per_client = {S} do not fit {C} classes; {remedy}"
-        )
-    return _numbered(deal_shards(by_class, K, S, task.rng()))
-
-
-def _single_class(task: _Task) -> _Dealt:
-    by_class = task.by_class()
-    if len(by_class) != task.options.clients:
-        raise UserError(
-            f"partition.kind = 'single-class' needs one client for each class: there are {len(by_class)} "
-            f"classes and partition.clients = {task.options.clients}; set partition.clients = {len(by_class)}"
-        )
-    return _numbered(by_class)
-
-
-def _natural(task: _Task) -> _Dealt:
-    name = task.options.column
-    if name is None:
-        if not task.columns:
-            raise UserError(
-                "partition.kind = 'natural' needs a column that says whose image it is, and there is none; "
-                "use data.source = 'clients', or another partition.kind"
-            )
-        if "client" not in task.columns and len(task.columns) > 1:
-            raise UserError(f"set partition.column to the column of the clients: {', '.join(task.columns)}")
-        name = "client" if "client" in task.columns else next(iter(task.columns))
-    values = task.column(name).numpy()
-    known = task.column_values.get(name)
-    present = range(len(known)) if known else np.unique(values).tolist()
-    per_value = task.options.clients_per_value
-    rng = task.rng()
-    names: list[str] = []
-    shares: list[Indices] = []
-    for value in present:
-        label = known[value] if known else f"{name}={value}"
-        names += [label] if per_value == 1 else [f"{label}/{part}" for part in range(per_value)]
-        shares += deal_evenly(np.flatnonzero(values == value), per_value, rng)
-    return names, shares
-
-
-def _centralised(task: _Task) -> _Dealt:
-    return ["all"], [np.arange(task.num_samples)]
-
-
-_KINDS: dict[str, Callable[[_Task], _Dealt]] = {
-    "iid": _iid,
-    "dirichlet": _dirichlet,
-    "skew": _skew,
-    "shards": _shards,
-    "single-class": _single_class,
-    "natural": _natural,
-    "centralised": _centralised,
-}

@@ -1,0 +1,266 @@
+"""How the training images are split among clients.
+
+`make_partition` splits the indices 0..N-1 of a training set. Every kind gives each index to at most one client,
+leaves no client empty, and gives the same answer for the same (options, labels, seed). The arithmetic of the
+kinds is in `iid_skew_shards` and `dirichlet`.
+
+Indices are sorted within a client, except where a published split fixes another order: see
+`dirichlet.VARIANTS`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from atoll.core.errors import UserError, did_you_mean
+from atoll.core.rng import numpy_stream
+from atoll.data.images import ImageSet
+from atoll.data.options import PartitionOptions
+from atoll.data.partition.dirichlet import VARIANTS, dirichlet_counts, split_dirichlet
+from atoll.data.partition.iid_skew_shards import Indices, split_evenly, split_shards, split_skewed
+from atoll.data.partition.partition import Partition, join_shares
+from atoll.functional import label_distance
+
+
+def make_partition(
+    options: PartitionOptions,
+    labels: Tensor | None,
+    columns: Mapping[str, Tensor],
+    num_samples: int,
+    seed: int,
+    *,
+    classes: Sequence[str] = (),
+    column_values: Mapping[str, Sequence[str]] | None = None,
+    fingerprint: str = "",
+) -> Partition:
+    """Split `num_samples` training images among clients.
+
+    Args:
+        options: The kind of partition and its parameters.
+        labels: Class of each image, or None where there are none.
+        columns: Further integer columns, such as PACS's ``domain``.
+        num_samples: The number of training images N.
+        seed: The run's seed.
+        classes: Class names; they fix the number of classes where the last ones have no image.
+        column_values: Names of the columns' values, for the natural clients' names.
+        fingerprint: Of the training set, for the record.
+
+    Shape:
+        - labels: (N,) int64; every column: (N,) int64
+
+    Raises:
+        UserError: The partition that was asked for does not exist for these images, or no draw gave every
+            client enough.
+        ValueError: Labels or columns are not of length N.
+
+    Reference:
+        The kinds follow MOON (Li et al., CVPR 2021), FedU² (Liao et al., CVPR 2024), Dec-SSL (Wang et al.,
+        ICLR 2023), L-DAWA (Rehman et al., ICCV 2023), Orchestra (Lubana et al., ICML 2022), FedCA and EasyFL.
+
+    Example:
+        >>> import torch
+        >>> from atoll.data.options import PartitionOptions
+    from atoll.data.partition.make import make_partition
+        >>> labels = torch.tensor([0, 1]).repeat(50)
+        >>> partition = make_partition(PartitionOptions(kind="single-class", clients=2), labels, {}, 100, seed=0)
+        >>> partition.counts
+        tensor([[50,  0],
+                [ 0, 50]])
+    """
+    for name, values in (*columns.items(), *([("labels", labels)] if labels is not None else [])):
+        if values.shape != (num_samples,):
+            raise ValueError(f"{name} must have shape ({num_samples},), not {tuple(values.shape)}")
+    if num_samples == 0:
+        raise UserError("there are no training images to split among clients")
+    task = _Task(options, labels, columns, column_values or {}, num_samples, seed)
+    if options.kind not in ("natural", "centralised"):
+        task.check_size(options.clients)
+    names, shares = _KINDS[options.kind](task)
+    for name, share in zip(names, shares, strict=True):
+        if len(share) < options.smallest_client:
+            raise UserError(
+                f"the {options.kind} partition leaves client {name!r} with {len(share)} training images, "
+                f"fewer than {options.smallest_client}; use fewer clients or more images"
+            )
+    clients = join_shares(shares)
+    counts = None if labels is None else _count(labels, clients, len(classes))
+    return Partition(
+        clients=clients,
+        names=names,
+        counts=counts,
+        label_distance=None if counts is None else float(label_distance(counts)),
+        options=options,
+        seed=seed,
+        num_samples=num_samples,
+        fingerprint=fingerprint,
+        classes=tuple(classes),
+    )
+
+
+def partition_images(images: ImageSet, options: PartitionOptions, seed: int) -> Partition:
+    """`make_partition` of an image set, with its names and fingerprint in the record."""
+    return make_partition(
+        options,
+        images.labels,
+        images.columns,
+        len(images),
+        seed,
+        classes=images.classes,
+        column_values=images.column_values,
+        fingerprint=images.fingerprint,
+    )
+
+
+def _count(labels: Tensor, clients: Sequence[Tensor], num_classes: int) -> Tensor:
+    num_classes = max(num_classes, int(labels.max()) + 1)
+    return torch.stack([torch.bincount(labels[indices], minlength=num_classes) for indices in clients])
+
+
+@dataclass(frozen=True)
+class _Task:
+    """What the kinds split."""
+
+    options: PartitionOptions
+    labels: Tensor | None
+    columns: Mapping[str, Tensor]
+    column_values: Mapping[str, Sequence[str]]
+    num_samples: int
+    seed: int
+
+    def rng(self, attempt: int = 0) -> np.random.Generator:
+        return numpy_stream(self.seed, "partition", attempt)
+
+    def check_size(self, clients: int) -> None:
+        needed = self.options.smallest_client * clients
+        if needed > self.num_samples:
+            each = (
+                f" of at least {self.options.smallest_client} images"
+                if self.options.smallest_client > 1
+                else ""
+            )
+            raise UserError(
+                f"{clients} clients{each} need {needed} training images, but there are {self.num_samples}; "
+                "set partition.clients lower or load more images"
+            )
+
+    def column(self, name: str) -> Tensor:
+        if name not in self.columns:
+            has = did_you_mean(name, self.columns) if self.columns else "it has no columns beside its labels"
+            raise UserError(f"partition.column = {name!r} is not a column of the source; {has}")
+        return self.columns[name]
+
+    def by_class(self) -> list[Indices]:
+        """Indices of each class that has any, in dataset order."""
+        values = self.labels if self.options.column is None else self.column(self.options.column)
+        if values is None:
+            raise UserError(
+                f"partition.kind = {self.options.kind!r} splits by label and the source has none; "
+                "use 'iid' or 'natural', or name an integer column in partition.column"
+            )
+        order = torch.argsort(values, stable=True)
+        _, sizes = torch.unique_consecutive(values[order], return_counts=True)
+        return np.split(order.numpy(), sizes.cumsum(0)[:-1].numpy())
+
+
+_Split = tuple[list[str], list[Indices]]
+
+
+def _numbered(shares: list[Indices]) -> _Split:
+    return [str(k) for k in range(len(shares))], shares
+
+
+def _iid(task: _Task) -> _Split:
+    return _numbered(split_evenly(np.arange(task.num_samples), task.options.clients, task.rng()))
+
+
+def _dirichlet(task: _Task) -> _Split:
+    options, by_class = task.options, task.by_class()
+    variant = VARIANTS[options.variant]
+    class_sizes = np.array([len(indices) for indices in by_class])
+    low, high = variant.bounds(task.num_samples, options.clients)
+    low = max(low, options.smallest_client)
+    for attempt in range(options.retries):
+        rng = task.rng(attempt)
+        counts = dirichlet_counts(variant, class_sizes, options.clients, options.alpha, options.balanced, rng)
+        sizes = counts.sum(axis=1)
+        if low <= sizes.min() and sizes.max() <= high:
+            return _numbered(split_dirichlet(variant, by_class, counts, rng))
+    images = "image" if low == 1 else "images"
+    bounds = f"at least {low:g} {images}" if high == np.inf else f"between {low:g} and {high:g} images"
+    raise UserError(
+        f"no Dirichlet draw out of {options.retries} with partition.alpha = {options.alpha:g} (variant "
+        f"{options.variant!r}) gave each of {options.clients} clients {bounds} (partition.min_size = "
+        f"{options.smallest_client}); raise alpha, or lower clients or min_size"
+    )
+
+
+def _skew(task: _Task) -> _Split:
+    return _numbered(split_skewed(task.by_class(), task.options.clients, task.options.beta, task.rng()))
+
+
+def _shards(task: _Task) -> _Split:
+    options, by_class = task.options, task.by_class()
+    S, K, C = options.classes_per_client, options.clients, len(by_class)
+    if S > C or S * K < C:
+        remedy = (
+            "lower classes_per_client" if S > C else "raise clients or classes_per_client to use every class"
+        )
+        raise UserError(
+            f"{K} clients with partition.classes_per_client = {S} do not fit {C} classes; {remedy}"
+        )
+    return _numbered(split_shards(by_class, K, S, task.rng()))
+
+
+def _single_class(task: _Task) -> _Split:
+    by_class = task.by_class()
+    if len(by_class) != task.options.clients:
+        raise UserError(
+            f"partition.kind = 'single-class' needs one client for each class: there are {len(by_class)} "
+            f"classes and partition.clients = {task.options.clients}; set partition.clients = {len(by_class)}"
+        )
+    return _numbered(by_class)
+
+
+def _natural(task: _Task) -> _Split:
+    name = task.options.column
+    if name is None:
+        if not task.columns:
+            raise UserError(
+                "partition.kind = 'natural' needs a column that says whose image it is, and there is none; "
+                "use data.source = 'clients', or another partition.kind"
+            )
+        if "client" not in task.columns and len(task.columns) > 1:
+            raise UserError(f"set partition.column to the column of the clients: {', '.join(task.columns)}")
+        name = "client" if "client" in task.columns else next(iter(task.columns))
+    values = task.column(name).numpy()
+    known = task.column_values.get(name)
+    present = range(len(known)) if known else np.unique(values).tolist()
+    per_value = task.options.clients_per_value
+    rng = task.rng()
+    names: list[str] = []
+    shares: list[Indices] = []
+    for value in present:
+        label = known[value] if known else f"{name}={value}"
+        names += [label] if per_value == 1 else [f"{label}/{part}" for part in range(per_value)]
+        shares += split_evenly(np.flatnonzero(values == value), per_value, rng)
+    return names, shares
+
+
+def _centralised(task: _Task) -> _Split:
+    return ["all"], [np.arange(task.num_samples)]
+
+
+_KINDS: dict[str, Callable[[_Task], _Split]] = {
+    "iid": _iid,
+    "dirichlet": _dirichlet,
+    "skew": _skew,
+    "shards": _shards,
+    "single-class": _single_class,
+    "natural": _natural,
+    "centralised": _centralised,
+}
