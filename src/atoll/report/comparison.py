@@ -64,8 +64,8 @@ def _protocol(folder: Folder) -> str:
         said.append(f"kNN k={results['knn/k']}, T={results['knn/temperature']}, cosine")
     if "probe/name" in results:
         said.append(
-            f"probe {results['probe/name']}: {results['probe/optimizer']} lr {results['probe/lr']}, "
-            f"{results['probe/epochs']} epochs, batch {results['probe/batch_size']}"
+            f"probe {results['probe/name']} ({results['probe/optimizer']}, lr {results['probe/lr']}, "
+            f"{results['probe/epochs']} epochs, batch {results['probe/batch_size']})"
         )
     if "note" in results:
         said.append(results["note"])

@@ -73,14 +73,19 @@ def _curves(groups: Sequence[Group]) -> list[dict[str, Any]]:
             for i, group in enumerate(groups)
             if _objective(group) == objective
         ]
-        panels.append(_panel(f"Training loss ({objective})", lines, digits=LOSS.digits))
+        panels.append(_panel(f"{_capitalised(LOSS.title)} ({objective})", lines, digits=LOSS.digits))
     during = [line["evaluation"] for group in groups for run in group.runs for line in _evaluated(run)[1:]]
     metrics = measured(during)
     metrics += [metric for metric in measured(during, ALIGNMENT.place) if metric == ALIGNMENT]
     for metric in metrics:
         lines = [(i, [_curve(run, metric) for run in group.runs]) for i, group in enumerate(groups)]
-        panels.append(_panel(metric.title, lines, digits=metric.digits))
+        panels.append(_panel(_capitalised(metric.title), lines, digits=metric.digits))
     return [panel for panel in panels if panel["series"]]
+
+
+def _capitalised(title: str) -> str:
+    """A column's heading as a figure's title; a name such as kNN stays."""
+    return title if title[1:2].isupper() else title[:1].upper() + title[1:]
 
 
 def _objective(group: Group) -> str:
@@ -108,7 +113,7 @@ def _traffic(groups: Sequence[Group]) -> list[dict[str, Any]]:
     panels = []
     for metric in (BYTES_UP, BYTES_DOWN):
         lines = [(i, [_points(run.metrics, metric) for run in group.runs]) for i, group in enumerate(groups)]
-        panels.append(_panel(metric.title.capitalize(), lines, digits=metric.digits, zero=True))
+        panels.append(_panel(_capitalised(metric.title), lines, digits=metric.digits, zero=True))
     return [panel for panel in panels if panel["series"]]
 
 

@@ -75,7 +75,7 @@ def traffic_table(groups: Sequence[Group]) -> Html:
         f"{metric.heading} {span}" for metric in (BYTES_UP, BYTES_DOWN) for span in ("per round", "in total")
     ]
     head += ["refused", "lost", "time per round"]
-    seeded = "; with several seeds, bytes are means and refused and lost updates are sums over the seeds"
+    seeded = "; over several seeds, bytes are means, and refused and lost updates are sums"
     several = any(len(group.runs) > 1 for group in groups)
     caption = f"Traffic of all clients together, and the median time{seeded if several else ''}"
     return table(caption, head, body)
