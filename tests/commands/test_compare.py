@@ -106,7 +106,7 @@ def test_a_run_that_fails_takes_none_of_the_others_with_it(tmp_path, monkeypatch
 
 
 def test_a_comparison_that_cannot_be_made_is_a_mistake(tmp_path):
-    with pytest.raises(UserError, match="at least 1 seed a recipe, not 0"):
+    with pytest.raises(UserError, match="at least 1 seed per recipe, not 0"):
         compare([tiny()], 0, tmp_path)
     with pytest.raises(UserError, match="two recipes are called 'digits'"):
         compare([tiny(), tiny("train.lr=0.3")], 1, tmp_path)
@@ -144,7 +144,7 @@ def test_settings_of_methods_are_laid_over_each_that_has_the_part():
         by_method(recipe, ["fed_byol"], ["options=3"])
     with pytest.raises(UserError, match=r"options\.dsr belongs to no component of these methods"):
         by_method(recipe, ["fed_byol"], ["options.dsr.scale=2.0"])
-    with pytest.raises(UserError, match=r"method\.name is what --methods stands for"):
+    with pytest.raises(UserError, match=r"--methods names the method; leave out method.name"):
         by_method(recipe, ["fed_byol"], ["method.name=ssd"])
 
 

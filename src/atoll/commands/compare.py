@@ -1,4 +1,4 @@
-"""Several recipes over several seeds, side by side."""
+"""``atoll compare``: several recipes over several seeds, side by side."""
 
 from __future__ import annotations
 
@@ -46,20 +46,20 @@ def load_recipes(
 
 
 def of_methods(text: str) -> bool:
-    """Whether a ``key=value`` setting belongs to a method and its components, and not to the rest of a recipe."""
+    """Whether a ``key=value`` setting belongs to a method and its components, not to the rest of a recipe."""
     return text.partition("=")[0].split(".")[0].strip() in ("method", "options")
 
 
 def by_method(recipe: Recipe, methods: Sequence[str], settings: Sequence[str] = ()) -> list[Recipe]:
-    """A recipe with each of these methods in its method's place.
+    """A recipe with its method replaced by each of these methods.
 
     Args:
-        recipe: whose own method and options are left out.
+        recipe: its own method and options are left out.
         methods: their names.
-        settings: ``method.KEY=value`` for each of them, ``options.PART.KEY=value`` for those that have it.
+        settings: ``method.KEY=value`` for each of them, ``options.COMPONENT.KEY=value`` for those that have it.
 
     Raises:
-        UserError: an unknown method, or a setting that fits none.
+        UserError: an unknown method, or a setting that fits no method.
     """
     asked: dict[str, Any] = {"method": {}, "options": {}}
     for text in settings:
@@ -70,7 +70,7 @@ def by_method(recipe: Recipe, methods: Sequence[str], settings: Sequence[str] = 
             f"{wrong} = {asked[wrong]!r} is not a table; set single keys of it, {wrong}.KEY=value"
         )
     if "name" in asked["method"]:
-        raise UserError("method.name is what --methods stands for; name the method there")
+        raise UserError("--methods names the method; leave out method.name")
     made, known = [], set()
     for name in methods:
         plain = replace(recipe, name=f"{recipe.name}-{_word(name)}", method=MethodOptions(name), options={})
@@ -81,10 +81,10 @@ def by_method(recipe: Recipe, methods: Sequence[str], settings: Sequence[str] = 
             component: values for component, values in asked["options"].items() if component in components
         }
         made.append(make_recipe({**table, "options": options}))
-    strange = next((component for component in asked["options"] if component not in known), None)
-    if strange is not None:
+    unknown = next((component for component in asked["options"] if component not in known), None)
+    if unknown is not None:
         raise UserError(
-            f"options.{strange} belongs to no component of these methods; {did_you_mean(strange, known)}"
+            f"options.{unknown} belongs to no component of these methods; {did_you_mean(unknown, known)}"
         )
     return made
 
@@ -95,9 +95,9 @@ def _word(method: str) -> str:
 
 
 def counterparts(recipes: Sequence[Recipe]) -> list[Recipe]:
-    """The lines between which a federated method lies, for each objective with its options among the recipes.
+    """The upper and the lower baseline of a federated method, for each objective with its options in the recipes.
 
-    The upper one: one client holds all data and keeps its optimiser. The lower one: each client learns alone.
+    Upper: one client holds all data and retains its optimiser. Lower: each client trains alone.
     """
     lines, seen = [], []
     for recipe in recipes:
@@ -137,7 +137,7 @@ class Bar(Callback, Protocol):
     """Shows a run's progress."""
 
     def stop(self) -> None:
-        """Leave the terminal as it was."""
+        """Remove the bar."""
 
 
 @dataclass(frozen=True)
@@ -145,8 +145,8 @@ class Comparison:
     """Runs side by side.
 
     Attributes:
-        runs: that finished, recipe by recipe.
-        failures: why the others came to nothing, in a sentence, by the name of their folder.
+        runs: those that finished, recipe by recipe.
+        failures: a sentence with the reason for each run that failed, by the name of its folder.
     """
 
     runs: list[Run]
@@ -156,29 +156,29 @@ class Comparison:
 def compare(
     recipes: Sequence[Recipe], seeds: int, out: Path, callback: Callable[[str], Bar] | None = None
 ) -> Comparison:
-    """Run every recipe with each of its seeds; what is finished already is not run again.
+    """Run every recipe with each of its seeds. Finished runs are not run again.
 
-    A run that comes to nothing (its updates are refused, its worker dies, memory runs out) takes none of the others
-    with it; a fault in the code prints its traceback.
+    A run that fails (its updates are refused, its worker dies, memory runs out) does not stop the others. A fault
+    in the code prints its traceback.
 
     Args:
         recipes: to run.
-        seeds: how many seeds a recipe, from the recipe's own on.
+        seeds: seeds per recipe, starting at the recipe's own.
         out: a folder for the runs' folders.
         callback: makes a progress bar for a title.
 
     Returns:
-        What was run.
+        The finished runs and the failures.
 
     Raises:
-        UserError: no seeds, two recipes of one name, or a mistake in one of them, before any is run.
+        UserError: no seeds, two recipes with one name, or a mistake in a recipe; found before the first run.
     """
     if seeds < 1:
-        raise UserError(f"a comparison needs at least 1 seed a recipe, not {seeds}")
+        raise UserError(f"a comparison needs at least 1 seed per recipe, not {seeds}")
     names = [recipe.name for recipe in recipes]
     twice = next((name for name in names if names.count(name) > 1), None)
     if twice is not None:
-        raise UserError(f"two recipes are called {twice!r}, and would share a folder; give each its own name")
+        raise UserError(f"two recipes are called {twice!r} and would share a folder; give each its own name")
     _check(recipes, seeds, out)
     runs, failures = [], {}
     for recipe in recipes:
@@ -201,7 +201,7 @@ def compare(
 
 
 def _check(recipes: Sequence[Recipe], seeds: int, out: Path) -> None:
-    """Find now the mistakes that would end the comparison after hours."""
+    """Find mistakes before the first run that would stop the comparison after hours."""
     for recipe in recipes:
         try:
             runs = [

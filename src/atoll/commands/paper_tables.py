@@ -1,19 +1,19 @@
-"""The papers' tables: which runs make each row, what is measured, and the published value beside it.
+"""The papers' tables: the runs, the measurements and the published value of each row.
 
-A table is a TOML file. Its ``rows`` are products of axes, each a list of names of ``choices``; a choice says what
-it changes in the recipe and which published values are its own:
+A table is a TOML file. Its ``rows`` are products of axes, each a list of names of ``choices``. A choice names its
+changes of the recipe and the keys of its published values:
 
-    title = "…"                      # what the table shows
+    title = "…"                      # the content of the table
     recipe = "ssd-paper"             # the paper's setting, a preset or a file beside this one
     columns = ["LP acc %"]           # names of measures
     rows = [[["silo", "device"], ["fedx", "ssd"]]]     # four rows
     [published]                      # keys that find the published values of all rows
     [changes]                        # of the recipe, for all rows
-    [measures."LP acc %"]            # which number of a run's evaluation is meant
+    [measures."LP acc %"]            # the key in a run's evaluation
     [choices.ssd]                    # title, published, changes, measures, measured_on
     [notes]                          # sentences below the table
 
-``base`` names another table that this one is laid over.
+``base`` names another table that this one overrides.
 """
 
 from __future__ import annotations
@@ -35,8 +35,8 @@ from atoll.data.options import DataOptions
 from atoll.evaluation import PROTOCOLS
 from atoll.recipe.recipe import Recipe, make_recipe, presets
 
-CLASSIFIER = "classifier"  # measured beside the protocols, where a method trains one
-NOT_COVERED = {  # the papers' other tables, and why they are not here
+CLASSIFIER = "classifier"  # measured beside the protocols if a method trains one
+NOT_COVERED = {  # the papers' other tables, and the reasons why Atoll does not cover them
     "dec-ssl-1-left": "ImageNet-100's encoders in a Mask R-CNN on COCO, for which Atoll has no protocol",
     "dec-ssl-1-right": "segmentation of Amazon's packages, whose images are not public",
 }
@@ -61,7 +61,7 @@ class Measure:
     def __post_init__(self) -> None:
         if bool(self.of) == bool(self.missing):
             raise UserError(
-                "a measure says what it is of, or why it is missing: set one of 'of' and 'missing'"
+                "a measure needs a key, or the reason why Atoll does not measure it: set one of 'of' and 'missing'"
             )
         known = (*PROTOCOLS, CLASSIFIER)
         if self.of and self.protocol not in known:
@@ -71,7 +71,7 @@ class Measure:
 
     @property
     def protocol(self) -> str:
-        """What must be measured for it."""
+        """The protocol that measures it."""
         return self.of.partition("/")[0]
 
 
@@ -82,8 +82,8 @@ class Choice:
     Attributes:
         title: in the row's label.
         published: keys of its published values.
-        changes: of the recipe. One that names a method drops the method and options that it stands over.
-        measures: columns that are measured in another way here.
+        changes: of the recipe. A new method name drops the former method and its options.
+        measures: columns with another measurement.
         measured_on: other images, as a ``[data]`` table, that the finished encoder is measured on.
     """
 
@@ -96,7 +96,7 @@ class Choice:
 
 @dataclass(frozen=True)
 class PaperTable:
-    """A table as its file has it; the file's form stands at this module's beginning."""
+    """The content of a table's file; this module's docstring describes its form."""
 
     title: str
     recipe: str
@@ -122,7 +122,7 @@ class Row:
 
     Attributes:
         name: also of its runs.
-        choices: that it is made of.
+        choices: of each axis.
         label: for readers.
         recipe: to run.
         paper: the same recipe before any ``--set``.
@@ -142,12 +142,12 @@ class Row:
 
 
 def table_names() -> list[str]:
-    """The tables that come with Atoll."""
+    """The tables that Atoll contains."""
     return list(packaged("tables"))
 
 
 def load_table(name: str) -> tuple[PaperTable, Path]:
-    """A table by name or from a TOML file, and the folder that its recipe is looked for in.
+    """A table by name or from a TOML file, and the folder of its recipe.
 
     Raises:
         UserError: no such table, or a mistake in it.
@@ -169,14 +169,14 @@ def make_rows(
 
     Args:
         table: the table.
-        settings: ``key=value``, laid over the recipe of every row.
-        folder: where the table's recipe is looked for.
-        wanted: rows, by name or by a pattern such as ``"cifar10-*"``; none: all.
+        settings: ``key=value``, applied to the recipe of every row.
+        folder: of the table's recipe.
+        wanted: rows, by name or by a pattern such as ``"cifar10-*"``; all if empty.
 
     Raises:
-        UserError: an unknown row, a recipe that is none, or a published value that is not there.
+        UserError: an unknown row, an invalid recipe, or a missing published value.
     """
-    base = _laid(read(table.recipe, presets(), folder=folder), table.changes)
+    base = _apply(read(table.recipe, presets(), folder=folder), table.changes)
     made_of = {"-".join(names): names for group in table.rows for names in product(*group)}
     for pattern in wanted:
         if not any(fnmatchcase(name, pattern) for name in made_of):
@@ -193,7 +193,7 @@ def _row(table: PaperTable, base: Mapping[str, Any], names: tuple[str, ...], set
     name, label = "-".join(names), ", ".join(choice.title for choice in choices)
     keys, measures, elsewhere = dict(table.published), dict(table.measures), dict(table.measured_on)
     for choice in choices:
-        base = _laid(base, choice.changes)
+        base = _apply(base, choice.changes)
         keys |= choice.published
         measures |= choice.measures
         elsewhere |= choice.measured_on
@@ -216,8 +216,8 @@ def _row(table: PaperTable, base: Mapping[str, Any], names: tuple[str, ...], set
     return Row(name, names, label, recipe, paper, measures, published, data)
 
 
-def _laid(base: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
-    """Changes laid over a recipe; another method begins with options of its own."""
+def _apply(base: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
+    """A recipe with changes; a new method drops the former one's options."""
     if "name" in changes.get("method", {}):
         base = {section: value for section, value in base.items() if section not in ("method", "options")}
     return over(base, changes)
@@ -230,7 +230,7 @@ def _published() -> list[dict[str, str]]:
 
 
 def find_published(keys: Mapping[str, str], metric: str) -> dict[str, str]:
-    """The line of ``published.csv`` that these keys find; its ``value`` is as the paper prints it.
+    """The line of ``published.csv`` with these keys; its ``value`` has the paper's digits.
 
     Raises:
         UserError: there is none, or more than one.
