@@ -50,7 +50,6 @@ STILL_TOO_LONG = {
     "atoll/cli/main.py": "commands are still moving",
     "atoll/components/base.py": "the typed contract is being written",
     "atoll/data/partition/partition.py": "the kinds of partition could have a file of their own",
-    "atoll/report/tables.py": "one table of measurements will replace most of it",
 }
 
 # Tests that are about more than one module, and what they are about.
