@@ -292,3 +292,13 @@ def test_a_command_on_a_page_exists(block: str) -> None:
 def test_every_page_is_in_the_navigation() -> None:
     navigation = (ROOT / "mkdocs.yml").read_text()
     assert [page for page in PAGES if f" {page}\n" not in navigation] == []
+
+
+@pytest.mark.parametrize("page", sorted(PAGES))
+def test_a_file_or_a_test_that_a_page_names_exists(page: str) -> None:
+    for name, test in re.findall(
+        r"`((?:atoll|benchmarks|examples|src|tests)/[\w/.-]+\.\w+)(?:::(\w+))?", PAGES[page]
+    ):
+        path = ROOT / ("src" if name.startswith("atoll/") else "") / name
+        assert path.is_file(), name
+        assert f"def {test}(" in path.read_text() or not test, f"{name}::{test}"
