@@ -59,6 +59,14 @@ class Method:
         title: the method's name as its paper writes it.
         paper: authors, year and where it appeared.
         family: the heading under which ``atoll methods`` lists it.
+
+    Example:
+        >>> from atoll.methods.method import Method
+        >>> from atoll.methods.ssd import DSR
+        >>> from atoll.objectives.simclr import SimCLR
+        >>> method = Method(objective=SimCLR(), terms=(DSR(),), title="SimCLR with DSR")
+        >>> [component.name for component in method.components]
+        ['simclr', 'dsr', 'replace', 'fedavg', 'direct']
     """
 
     objective: Objective
