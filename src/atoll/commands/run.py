@@ -62,6 +62,7 @@ def simulate(
         ...     "data": {"limit": 100},
         ...     "partition": {"kind": "iid", "clients": 2},
         ...     "train": {"rounds": 1, "epochs": 1},
+        ...     "engine": {"workers": 1},
         ... }
         >>> with tempfile.TemporaryDirectory() as folder:
         ...     run = atoll.simulate(small, out=f"{folder}/run")
