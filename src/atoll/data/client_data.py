@@ -7,6 +7,7 @@ from collections.abc import Iterator, Sequence
 import torch
 from torch import Tensor
 
+from atoll.core.devices import upload
 from atoll.core.rng import stream
 from atoll.data.batch import Batch
 from atoll.data.sources import ImageSet
@@ -105,7 +106,7 @@ class FederatedClient:
         Shape:
             pixels: uint8 (N, C, H, W); result: float32 (N, C, size, size), on the training device.
         """
-        return self._views.plain(pixels.to(self._device)).contiguous(memory_format=self._format)
+        return self._views.plain(upload(pixels, self._device)).contiguous(memory_format=self._format)
 
     def _cut(self, order: Tensor) -> list[Tensor]:
         cuts = list(torch.split(order, self._batch_size))
@@ -116,8 +117,8 @@ class FederatedClient:
         return cuts
 
     def _pixels(self, rows: Tensor) -> Tensor:
-        return self._set.images.gather(self._indices[rows]).to(self._device)
+        return upload(self._set.images.gather(self._indices[rows]), self._device)
 
     def _labels(self, rows: Tensor) -> Tensor | None:
         labels = self._set.labels
-        return None if labels is None else labels[self._indices[rows]].to(self._device)
+        return None if labels is None else upload(labels[self._indices[rows]], self._device)

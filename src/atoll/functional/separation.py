@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from atoll.functional._tensors import check_positive, check_rows, full_precision, shapes, unit, zero_loss
+from atoll.functional._tensors import check_positive, check_rows, full_precision, shapes, unit
 
 
 @full_precision
@@ -60,12 +60,13 @@ def dimension_scaling(
         raise ValueError(f"reduction must be 'fro_over_n' or 'mean_sq', got {reduction!r}")
     scales = scales.to(z.dtype)
     unchanged = scales[0] if renormalise else torch.ones_like(scales[0])
-    if unchanged > 0 and bool((scales == unchanged).all()):
-        return zero_loss(z)
     u = unit(z) if renormalise else z
     fixed = u.detach()
     target = fixed * scales if basis is None else (fixed @ basis * scales) @ basis.T
-    difference = u - (unit(target) if renormalise else target)
+    target = unit(target) if renormalise else target
+    # Decided on the device, where z is: to ask for it here would wait for a GPU in every step.
+    equal = (unchanged > 0) & (scales == unchanged).all()
+    difference = u - torch.where(equal, fixed, target)
     if reduction == "mean_sq":
         return difference.square().sum() / len(z)
     frobenius: Tensor = torch.linalg.vector_norm(difference)

@@ -9,6 +9,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from atoll.core.devices import upload
 from atoll.functional._tensors import check_positive, check_rows, full_precision, shapes, unit
 
 # Number of entries of the largest block of pairwise distances in memory: 16 MiB in float32. A training batch of
@@ -204,9 +205,13 @@ def sphere_sliced_uniformity(
     check_rows(z=z)
     check_positive(projections=projections)
     n, d = z.shape
-    tangents = unit(torch.randn(n, d, generator=generator).to(z))
-    samples = unit(torch.randn(n, d, generator=generator).to(z))
-    directions = torch.randn(n, projections, d, generator=generator).to(z)
+
+    def drawn(*shape: int) -> Tensor:
+        return upload(torch.randn(shape, generator=generator).to(z.dtype), z.device)
+
+    tangents = unit(drawn(n, d))
+    samples = unit(drawn(n, d))
+    directions = drawn(n, projections, d)
     return _sliced_distance(unit(z), samples, tangents, directions)
 
 

@@ -43,6 +43,7 @@ from atoll.components.base import (
     Update,
     UpdateGeometry,
 )
+from atoll.core.devices import upload
 from atoll.core.tree import Tree, Weights
 from atoll.methods.method import Method
 from atoll.objectives.align_uniform import VIEWS
@@ -219,7 +220,7 @@ class FeatureAlignment(Term):
     def loss(self, context: ClientContext, batch: Batch, passes: Passes) -> Tensor:
         """The mean of both distances, in [−1, 1]."""
         anchors = context.of(self).anchors
-        zg = anchors[batch.indices.to(anchors.device)]
+        zg = anchors[upload(batch.indices, anchors.device)]
         predicts = self.reading == "paper" and "predictor" in context.networks
         outputs = [passes[forward] for forward in self.forwards()]
         return torch.stack(

@@ -173,7 +173,7 @@ class Orchestra(Objective):
 
     def finish(self, context: ClientContext) -> Tree:
         """Local centroids of the memory."""
-        memory = context.of(self).memory
+        memory = context.of(self).memory.cpu()  # a GPU would be waited for at each of many small decisions
         count = min(self.local_clusters, len(memory))
         return balanced_centroids(memory, count, context.stream("orchestra-centroids"))
 

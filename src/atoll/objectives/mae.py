@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from atoll.components.base import Batch, ClientContext, Objective, Passes, Setting
+from atoll.core.devices import upload
 from atoll.core.errors import UserError
 from atoll.functional import masked_reconstruction
 from atoll.models import build_encoder
@@ -70,6 +71,6 @@ class MAE(Objective):
         assert isinstance(encoder, ViT)  # noqa: S101  (see refuse)
         images = batch.images["image"]
         keep, mask = random_masking(len(images), encoder.patches, context.of(self).masks, self.mask_ratio)
-        keep = keep.to(images.device)
+        keep = upload(keep, images.device)
         prediction = decoder(encoder.forward_masked(images, keep), keep)
-        return masked_reconstruction(prediction, patchify(images, encoder.patch), mask.to(images.device))
+        return masked_reconstruction(prediction, patchify(images, encoder.patch), upload(mask, images.device))

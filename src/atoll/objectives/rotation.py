@@ -11,6 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from atoll.components.base import Batch, ClientContext, Component, Forward, Objective, Passes, Setting, Term
+from atoll.core.devices import upload
 from atoll.objectives.spaces import Space, linear_head, read
 
 TURNS = 4
@@ -58,11 +59,11 @@ class RotationTask(Component):
         n = len(images)
         turned = torch.cat([images.rot90(turns, (2, 3)) for turns in range(TURNS)])
         if self.every:
-            scope.turns = torch.arange(TURNS).repeat_interleave(n).to(images.device)
+            scope.turns = torch.arange(TURNS, device=images.device).repeat_interleave(n)
             return {self.name: turned}
         drawn = torch.randint(TURNS, (n,), generator=scope.draws)
-        scope.turns = drawn.to(images.device)
-        return {self.name: turned[(drawn * n + torch.arange(n)).to(images.device)]}
+        scope.turns = upload(drawn, images.device)
+        return {self.name: turned[upload(drawn * n + torch.arange(n), images.device)]}
 
     def loss(self, context: ClientContext, batch: Batch, passes: Passes) -> Tensor:
         """Cross-entropy of the predicted rotation; ln 4 for uniform predictions."""

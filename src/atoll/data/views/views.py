@@ -14,6 +14,7 @@ from dataclasses import dataclass, fields
 import torch
 from torch import Tensor
 
+from atoll.core.devices import upload
 from atoll.core.errors import UserError
 from atoll.data.views import ops as ops
 from atoll.data.views.ops import rotate90
@@ -204,10 +205,10 @@ class Views:
         device, kind = images.device, self.settings.interpolation
         shown = torch.arange(self.size).expand(len(draw), -1)
         mirrored = torch.where(draw.flip[:, None], self.size - 1 - shown, shown)
-        y = ops.reflect(shown + draw.shift[:, :1], self.size).to(device)
-        x = ops.reflect(mirrored + draw.shift[:, 1:], self.size).to(device)
+        y = upload(ops.reflect(shown + draw.shift[:, :1], self.size), device)
+        x = upload(ops.reflect(mirrored + draw.shift[:, 1:], self.size), device)
         top, left, height, width = (
-            each.to(device) for each in (draw.top, draw.left, draw.height, draw.width)
+            upload(each, device) for each in (draw.top, draw.left, draw.height, draw.width)
         )
         rows = ops.resize_matrix(top, height, images.shape[2], y, kind)
         columns = ops.resize_matrix(left, width, images.shape[3], x, kind)
@@ -221,9 +222,9 @@ class Views:
     def _normalise(self, views: Tensor) -> Tensor:
         mean, std = self.settings.mean, self.settings.std
         if any(mean):
-            views.sub_(views.new_tensor(mean)[:, None, None])
+            views.sub_(upload(torch.tensor(mean), views.device)[:, None, None])
         if any(value != 1 for value in std):
-            views.div_(views.new_tensor(std)[:, None, None])
+            views.div_(upload(torch.tensor(std), views.device)[:, None, None])
         return views
 
 
@@ -301,6 +302,6 @@ def _on_rows(views: Tensor, chosen: Tensor, step: Callable[..., Tensor], *parame
     rows = chosen.nonzero().squeeze(1)  # on the CPU, so that a GPU need not be waited for
     if len(rows) == 0:
         return
-    there = rows.to(views.device)
-    changed = step(views.index_select(0, there), *(each[rows].to(views.device) for each in parameters))
+    there = upload(rows, views.device)
+    changed = step(views.index_select(0, there), *(upload(each[rows], views.device) for each in parameters))
     views.index_copy_(0, there, changed)

@@ -1,0 +1,104 @@
+"""Every method on a device that is not the CPU: same numbers, nothing on the wrong device, no waiting in a step."""
+
+import json
+import os
+import subprocess
+import sys
+
+import pytest
+import torch
+
+from atoll.components.base import Trained
+from atoll.engines.server import Server
+from atoll.methods.registry import METHODS
+from tests.steps import federation as make_federation
+from tests.test_every_method import NEEDS
+
+SMALL = (
+    "data.limit=16", "partition.clients=2", "train.batch_size=8", "train.lr=0.01",
+    "views.blur=0.5", "views.solarize=0.5", "views.mean=[0.5]", "views.std=[0.2]",
+)  # fmt: skip
+NEEDS_HERE = {**NEEDS, "multi_krum": (*NEEDS["multi_krum"], "partition.clients=4")}
+PROCESSES = 2
+# Once a round, a client loads what was sent and gives back what it made of it. That is not the step.
+BETWEEN_STEPS = {"before", "start", "epoch", "finish", "after"}
+
+
+def settings_of(name):
+    return [*SMALL, *NEEDS_HERE.get(name, ())]
+
+
+@pytest.fixture(scope="module")
+def played():
+    """What became of each method on the simulated device, by name."""
+    names = sorted(METHODS)
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    programs = [
+        subprocess.Popen(
+            [sys.executable, "-m", "tests.simulated_gpu", *names[first::PROCESSES]],
+            env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+        )
+        for first in range(PROCESSES)
+    ]  # fmt: skip
+    told = {}
+    for program in programs:
+        out, error = program.communicate()
+        assert program.returncode == 0, error
+        told.update({line["method"]: line for line in map(json.loads, out.splitlines())})
+    return told
+
+
+@pytest.mark.parametrize("name", sorted(METHODS))
+def test_it_trains_on_another_device(name, played):
+    told = played[name]
+    assert "error" not in told, told["error"]
+    assert told["steps"] > 0
+    assert told["difference"] <= (
+        1e-6 if name == "fed_mae" else 0
+    )  # attention has one kernel here, another there
+
+
+@pytest.mark.parametrize("name", sorted(METHODS))
+def test_the_host_never_waits_for_the_device_in_a_step(name, played):
+    assert set(played[name]["notes"]) <= BETWEEN_STEPS, played[name]["notes"]
+
+
+@pytest.mark.parametrize("name", sorted(METHODS))
+def test_nothing_random_is_drawn_on_the_device(name, played):
+    assert not [note for notes in played[name]["notes"].values() for note in notes if "drawn" in note]
+
+
+def test_the_device_is_strict(played):
+    """It refuses what CUDA refuses, and notes what CUDA would wait for."""
+    assert set(played) == set(METHODS)
+    program = "from tests.simulated_gpu import install, rules; install(); rules()"
+    checked = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
+    assert checked.returncode == 0, checked.stderr
+
+
+@pytest.mark.parametrize("name", sorted(METHODS))
+def test_losses_are_in_float32_under_autocast(name):
+    federation = make_federation(*settings_of(name), f"method.name={name}")
+    setting, method = federation.setting, federation.recipe.composed
+    start = federation.initial_weights()
+    images = federation.splits.test.images
+    trained = {needed: Trained(start, images) for needed in method.prerequisites()}
+    server = Server(federation.recipe, setting, start, trained)
+    client, data = federation.client_side(server.constants), federation.client_data(0)
+    client.start(method.send(server.state, setting, 0, range(setting.num_clients), 2), None, data)
+    made = set()
+    for layer in client.networks.modules():
+        if isinstance(layer, torch.nn.Conv2d | torch.nn.Linear):
+            layer.register_forward_hook(lambda layer, given, out: made.add(out.dtype))
+    batch = next(data.batches(2, 1, method.images))
+    with torch.autocast("cpu", torch.bfloat16):
+        loss = client.step(batch)
+    assert made == {torch.bfloat16}
+    losses = [values[-1] for values in client._losses.values()]
+    assert len(losses) == 1 + len(method.losses)
+    assert {value.dtype for value in (*losses, loss)} == {torch.float32}
+    assert torch.isfinite(loss)
+    loss.backward()
+    client.optimizer.step()
+    client.after_step()
+    assert {weight.dtype for weight in client.networks.parameters()} == {torch.float32}
