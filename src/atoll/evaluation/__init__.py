@@ -1,4 +1,4 @@
-"""Measurements of an encoder: kNN, linear probes, fine-tuning with few labels, and the geometry of its features."""
+"""Evaluation of encoders: kNN, linear probes, fine-tuning with few labels, and geometry of the features."""
 
 from atoll.evaluation.classifier import classifier_accuracy
 from atoll.evaluation.embed import embed, sample

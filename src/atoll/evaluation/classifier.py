@@ -1,4 +1,4 @@
-"""End-to-end accuracy: what a classifier that the federation itself trained gets right."""
+"""End-to-end accuracy of a classifier that the federation trained."""
 
 from __future__ import annotations
 
@@ -14,16 +14,19 @@ from atoll.evaluation.embed import embed
 def classifier_accuracy(
     networks: nn.Module, pixels_to_float: Callable[[Tensor], Tensor], images: ImageSet, batch_size: int = 512
 ) -> float:
-    """Share of un-augmented images whose largest logit is their class's.
+    """Accuracy of a classifier on images without augmentation.
 
     Args:
-        networks: from float images (n, C, H, W) to logits (n, classes); measured in eval mode.
-        pixels_to_float: makes a uint8 batch what they read.
-        images: labelled images.
-        batch_size: images at a time.
+        networks: Maps float images (n, C, H, W) to logits (n, classes); evaluated in eval mode.
+        pixels_to_float: Converts a uint8 batch to the networks' input.
+        images: Labelled images.
+        batch_size: Number of images in a batch.
+
+    Returns:
+        The share of images whose largest logit is that of their class.
 
     Raises:
-        UserError: the images have no labels.
+        UserError: The images have no labels.
     """
     if images.labels is None:
         raise UserError("the accuracy of a classifier needs labelled images, and these have no labels")

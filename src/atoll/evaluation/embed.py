@@ -1,4 +1,4 @@
-"""Images in, representations out: the frozen encoder's view of a data set."""
+"""Representations of a data set by a frozen encoder."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from atoll.data.images import Pixels
 
 @contextmanager
 def evaluating(module: nn.Module) -> Iterator[None]:
-    """Eval mode inside; afterwards every submodule is in the mode in which it was before."""
-    modes = [(part, part.training) for part in module.modules()]
+    """Set eval mode inside the block, and restore the mode of every submodule afterwards."""
+    modes = [(submodule, submodule.training) for submodule in module.modules()]
     module.eval()
     try:
         yield
     finally:
-        for part, training in modes:
-            part.training = training
+        for submodule, training in modes:
+            submodule.training = training
 
 
 def embed(
@@ -34,25 +34,25 @@ def embed(
     device: torch.device | str | None = None,
     maps: bool = False,
 ) -> Tensor:
-    """Representations h of images, in their order, by the frozen encoder in eval mode.
+    """Compute representations h of images, in their order, with the frozen encoder in eval mode.
 
-    The encoder leaves in the mode in which it came, module by module.
+    Afterwards every submodule of the encoder is in its previous mode again.
 
     Args:
-        encoder: maps float images (n, C, H, W) to (n, d).
-        pixels_to_float: makes a uint8 batch what the encoder reads; called on the device, batch after batch.
-        images: the images.
-        batch_size: images at a time.
-        device: where to compute and where the result lies; None for the encoder's own.
-        maps: give the feature maps before the global pooling, flattened, instead of h.
+        encoder: Maps float images (n, C, H, W) to (n, d).
+        pixels_to_float: Converts a uint8 batch to the encoder's input; called on the device for every batch.
+        images: The images.
+        batch_size: Number of images in a batch.
+        device: Device of the computation and of the result; None for the encoder's device.
+        maps: Return the feature maps before the global pooling, flattened, instead of h.
 
     Shape:
         - images: uint8 (N, C, H, W)
         - Output: float32 (N, d); with ``maps``, (N, channels · height · width)
 
     Raises:
-        UserError: ``maps`` is asked of an encoder that has none.
-        ValueError: the encoder gives something else than one row for each image.
+        UserError: ``maps`` is True and the encoder has no feature maps.
+        ValueError: The encoder does not return one row for each image.
 
     Example:
         >>> import torch
@@ -71,7 +71,7 @@ def embed(
             h = forward(pixels_to_float(images.gather(rows).to(device)))
             if h.ndim != 2 or len(h) != len(rows):
                 raise ValueError(
-                    f"an encoder gives (N, d) for N images; got {tuple(h.shape)} for {len(rows)}"
+                    f"an encoder must return (N, d) for N images; got {tuple(h.shape)} for {len(rows)}"
                 )
             if len(features) == 0:
                 features = torch.empty(len(images), h.shape[1], device=device)
@@ -80,14 +80,24 @@ def embed(
 
 
 def sample(n: int, size: int, seed: int, purpose: str) -> Tensor:
-    """Which of n rows a measure looks at that cannot afford them all: drawn by the seed, ascending."""
+    """Draw a random subset of row indices, for metrics that are too expensive for all rows.
+
+    Args:
+        n: Number of rows.
+        size: Number of rows to draw; all rows if there are no more than this.
+        seed: The run's seed.
+        purpose: Name of the random stream.
+
+    Shape:
+        - Output: (min(n, size),) int64, ascending
+    """
     if n <= size:
         return torch.arange(n)
     return torch.randperm(n, generator=stream(seed, "subset", purpose))[:size].sort().values
 
 
 def device_of(encoder: nn.Module) -> torch.device:
-    """Where an encoder's parameters are; the CPU if it has none."""
+    """Device of an encoder's parameters; the CPU if it has none."""
     return next((parameter.device for parameter in encoder.parameters()), torch.device("cpu"))
 
 

@@ -1,4 +1,4 @@
-"""A picture of a representation: every image a point in the plane, near where its neighbours are."""
+"""Two-dimensional map of representations: every image is a point, and neighbours are close to each other."""
 
 from __future__ import annotations
 
@@ -16,25 +16,30 @@ PERPLEXITY = 30.0
 
 
 def map_rows(n: int, seed: int, max_points: int = 1000) -> Tensor:
-    """Which of n representations `embedding_map` shows, ascending: all, or ``max_points`` drawn by the seed.
+    """Row indices of the representations that `embedding_map` shows: all, or a random subset.
+
+    Args:
+        n: Number of representations.
+        seed: The run's seed.
+        max_points: Maximum number of rows.
 
     Shape:
-        - Output: (min(n, max_points),) int64
+        - Output: (min(n, max_points),) int64, ascending
     """
     return sample(n, max_points, seed, "map")
 
 
 def embedding_map(h: Tensor, seed: int, max_points: int = 1000) -> NDArray[np.float32]:
-    """Points in the plane for the representations that `map_rows` names: PCA of normalised rows, then t-SNE.
+    """Project the representations that `map_rows` selects to two dimensions: PCA of normalised rows, then t-SNE.
 
-    The same representations and seed give the same picture, whatever the number of threads: it is made by
-    one, which is about as fast for so few points. Distances between far points mean little, as in every such
-    map.
+    The same representations and seed give the same map for any number of threads, because t-SNE runs in a single
+    thread, which is about as fast for so few points. As in all t-SNE maps, distances between far points mean
+    little.
 
     Args:
-        h: representations.
-        seed: of the run.
-        max_points: most points shown; a second or three for each thousand.
+        h: Representations.
+        seed: The run's seed.
+        max_points: Maximum number of points; the computation takes one to three seconds per thousand points.
 
     Shape:
         - h: (N, d)
@@ -53,19 +58,19 @@ def embedding_map(h: Tensor, seed: int, max_points: int = 1000) -> NDArray[np.fl
         (20, 2)
     """
     if h.ndim != 2:
-        raise ValueError(f"a map is made of representations (N, d); got {tuple(h.shape)}")
+        raise ValueError(f"a map needs representations (N, d); got {tuple(h.shape)}")
     rows = F.normalize(h[map_rows(len(h), seed, max_points).to(h.device)].double(), dim=1).cpu().numpy()
     n = len(rows)
     if n < 4:  # too few for neighbourhoods
         return np.zeros((n, 2), np.float32) + np.arange(n, dtype=np.float32)[:, None]
-    from sklearn.decomposition import PCA  # a second to import, and a client needs no map
+    from sklearn.decomposition import PCA  # the import takes a second, and clients do not need it
     from sklearn.manifold import TSNE
 
     with threadpool_limits(1):
         flat = PCA(min(COMPONENTS, *rows.shape), svd_solver="full").fit_transform(rows)
-        if np.allclose(flat, 0):  # a collapsed representation: all images in one place
+        if np.allclose(flat, 0):  # a collapsed representation: all images at one point
             return np.zeros((n, 2), np.float32)
-        if flat.shape[1] == 1:  # t-SNE begins with two components
+        if flat.shape[1] == 1:  # the initialisation of t-SNE needs two components
             flat = np.pad(flat, ((0, 0), (0, 1)))
         tsne = TSNE(
             init="pca", perplexity=min(PERPLEXITY, (n - 1) / 3), random_state=derive_seed(seed, "map") % 2**32

@@ -1,4 +1,4 @@
-"""Fine-tuning with few labels: the whole encoder and a head, on one label in ten or in a hundred."""
+"""Fine-tuning with few labels: training the encoder and a head on 10 % or 1 % of the labels."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ from atoll.evaluation.protocols import FineTuneProtocol
 
 @dataclass(frozen=True)
 class FineTuneResult(SelectedAccuracy):
-    """The result of fine-tuning.
+    """Result of fine-tuning.
 
     Attributes:
-        labels: how many labels were used.
-        protocol: the constants.
+        labels: Number of labels used.
+        protocol: Constants of the protocol.
     """
 
     labels: int
@@ -31,11 +31,16 @@ class FineTuneResult(SelectedAccuracy):
 
 
 def label_subset(labels: Tensor, fraction: float, generator: torch.Generator) -> Tensor:
-    """A stratified share of the labels: of each class the nearest whole number, and at least one.
+    """Draw a stratified share of the labels: for each class the nearest whole number, and at least one.
+
+    Args:
+        labels: The class of each sample.
+        fraction: Share of each class to draw.
+        generator: Source of the random draws, on the CPU.
 
     Shape:
         - labels: (N,) int
-        - Output: (n,) int64, the places of the chosen ones, ascending
+        - Output: (n,) int64, the indices of the chosen samples, ascending
 
     Example:
         >>> import torch
@@ -47,9 +52,9 @@ def label_subset(labels: Tensor, fraction: float, generator: torch.Generator) ->
     """
     chosen = []
     for label in labels.bincount().nonzero():
-        places = (labels == label).nonzero().squeeze(1)
-        count = max(1, round(fraction * len(places)))
-        chosen.append(places[torch.randperm(len(places), generator=generator)[:count]])
+        rows = (labels == label).nonzero().squeeze(1)
+        count = max(1, round(fraction * len(rows)))
+        chosen.append(rows[torch.randperm(len(rows), generator=generator)[:count]])
     return torch.cat(chosen).sort().values
 
 
@@ -64,26 +69,26 @@ def finetune(
     pixels_to_float: Callable[[Tensor], Tensor],
     device: torch.device | str | None = None,
 ) -> FineTuneResult:
-    """Trains a copy of the encoder with a head on a few labels; the encoder itself stays as it is.
+    """Train a copy of the encoder with a head on few labels; the encoder itself stays unchanged.
 
     Args:
-        encoder: where fine-tuning starts.
-        train: labelled images, of which the protocol's fraction is used.
-        test: labelled images.
-        protocol: the constants.
-        generator: on the CPU; draws the labels, the head's first weights, the order and the views.
-        augment: makes of a uint8 batch, with random draws from a generator, what the encoder trains on.
-        pixels_to_float: makes of a uint8 batch what the encoder reads in the test.
-        device: where to compute; None for the encoder's own.
+        encoder: The encoder from which fine-tuning starts.
+        train: Labelled images, of which the protocol's fraction is used.
+        test: Labelled images.
+        protocol: Constants of the protocol.
+        generator: Source of the random draws, on the CPU: labels, initial weights of the head, order and views.
+        augment: Converts a uint8 batch to the encoder's input for training, with random draws from a generator.
+        pixels_to_float: Converts a uint8 batch to the encoder's input for testing.
+        device: Device of the computation; None for the encoder's device.
 
     Raises:
-        ValueError: a set has no labels, or labels that are no class.
+        ValueError: A set has no labels, or a label is not a class.
 
     Reference:
         SSD's released code, semi_eval.py; FedCA, "Semi-Supervised Learning".
     """
     if train.labels is None or test.labels is None:
-        raise ValueError("fine-tuning needs labels for the training images and for the test's")
+        raise ValueError("fine-tuning needs labels for the training images and for the test images")
     device = torch.device(device) if device is not None else device_of(encoder)
     chosen = label_subset(train.labels, protocol.fraction, generator)
     labels, truth = train.labels.to(device), test.labels.to(device)

@@ -1,4 +1,4 @@
-"""The shape of a representation, which needs no labels: alignment, uniformity, rank."""
+"""Geometry of representations, which needs no labels: alignment, uniformity, rank."""
 
 from __future__ import annotations
 
@@ -15,18 +15,18 @@ def geometry(
     clients: tuple[Tensor, Tensor] | None = None,
     t: float = 2.0,
 ) -> dict[str, float | list[float]]:
-    """What a set of representations looks like on the sphere, and how many dimensions it fills.
+    """Compute alignment, uniformity and effective rank of a set of representations.
 
     Uniformity is the logarithm of the mean over pairs, as in `atoll.functional`: lower is more uniform, and
-    the papers' tables print its negative. Alignment and uniformity are of L2-normalised rows; the effective
-    rank and the singular values are of the rows as they are, not centred.
+    the papers' tables print its negative. Alignment and uniformity use L2-normalised rows; the effective rank and
+    the singular values use the rows without normalising or centring them.
 
     Args:
-        h: representations of one set of images, usually the test's.
-        views: representations of two views of the same images, row by row; alignment needs them.
-        clients: representations of images that clients hold, and which client holds each. Without at least
-            two clients, one of which holds two of the images, there is no decomposition.
-        t: scale of uniformity's Gaussian kernel.
+        h: Representations of one set of images, usually the test images.
+        views: Representations of two views of the same images, in the same order; alignment needs them.
+        clients: Representations of images that clients hold, and the client of each. The decomposition needs at
+            least two clients, one of which holds two of the images.
+        t: Inverse width of the Gaussian kernel of uniformity.
 
     Shape:
         - h: (N, d), N at least 2
@@ -36,14 +36,14 @@ def geometry(
     Returns:
         ``uniformity``, ``effective_rank`` and ``singular_values`` (largest first); with views ``alignment``;
         with clients ``clients_uniformity`` and its parts ``_intra`` and ``_inter``, the logarithms of the
-        mean over pairs within one client and across two.
+        mean over pairs within one client and between two clients.
 
     Raises:
-        ValueError: shapes that do not fit.
+        ValueError: The shapes do not match.
 
     Reference:
         Wang and Isola, ICML 2020, https://arxiv.org/abs/2005.10242 (alignment, uniformity); SSD, Eq. 5, with
-        the mixture weights that it leaves out (decomposition); Roy and Vetterli, 2007 (effective rank).
+        the mixture weights that it omits (decomposition); Roy and Vetterli, 2007 (effective rank).
 
     Example:
         >>> import torch
@@ -52,7 +52,7 @@ def geometry(
         >>> round(found["effective_rank"], 4), round(found["uniformity"], 4)
         (3.0, -4.0)
     """
-    # R of a QR decomposition has the singular values of h in a matrix of at most d × d.
+    # R of a QR decomposition has the singular values of h, and at most d × d entries.
     small = torch.linalg.qr(h.double(), mode="r").R
     found: dict[str, float | list[float]] = {
         "uniformity": float(functional.uniformity(h, t)),

@@ -1,4 +1,4 @@
-"""The weighted k-nearest-neighbour classifier: what a representation is worth with nothing trained on it."""
+"""Weighted k-nearest-neighbour classifier, which evaluates a representation without training."""
 
 from __future__ import annotations
 
@@ -19,18 +19,27 @@ def knn_accuracy(
     temperature: float = 0.1,
     num_classes: int | None = None,
 ) -> float:
-    """Share of test samples whose class the k nearest training samples elect.
+    """Accuracy of a k-nearest-neighbour classifier on the test samples.
 
-    Near is by cosine, and a neighbour's vote weighs exp(cosine / temperature). Of equally near neighbours the
-    first ones vote, and of classes with equally many votes the lowest wins. Where there are fewer than k
-    training samples all of them vote, with a warning.
+    Neighbours are ranked by cosine similarity, and a neighbour's vote has the weight exp(cosine / temperature).
+    Among equally near neighbours the first ones vote, and among classes with equal votes the lowest label wins.
+    With fewer than k training samples, all of them vote, and the function warns.
+
+    Args:
+        train_h: Features of the training samples.
+        train_y: Classes of the training samples.
+        test_h: Features of the test samples.
+        test_y: Classes of the test samples.
+        k: Number of neighbours that vote.
+        temperature: Scale of the votes.
+        num_classes: Number of classes; by default, one more than the largest label.
 
     Shape:
         - train_h: (N, d); train_y: (N,) int
         - test_h: (M, d); test_y: (M,) int
 
     Raises:
-        ValueError: shapes that do not fit, labels that are no class, or k or temperature not positive.
+        ValueError: The shapes do not match, a label is not a class, or k or the temperature is not positive.
 
     Reference:
         Wu et al., "Unsupervised Feature Learning via Non-Parametric Instance Discrimination", CVPR 2018,
@@ -52,7 +61,7 @@ def knn_accuracy(
         raise ValueError(f"k ({k}) and temperature ({temperature}) must be positive")
     if k > len(train_h):
         warnings.warn(
-            f"kNN asks for {k} neighbours and there are {len(train_h)} training samples; all of them vote",
+            f"kNN needs {k} neighbours and there are {len(train_h)} training samples; all of them vote",
             stacklevel=2,
         )
     bank = F.normalize(train_h.float(), dim=1).T.contiguous()
@@ -63,7 +72,8 @@ def knn_accuracy(
     for start in range(0, len(queries), rows):
         query, target = queries[start : start + rows], truth[start : start + rows]
         similarity, neighbours = _nearest(query @ bank, k)
-        # Relative to the nearest, so that no temperature overflows; a common factor changes no election.
+        # Relative to the nearest neighbour, so that exp never overflows; a common factor does not change the
+        # result.
         weight = ((similarity - similarity[:, :1]) / temperature).exp()
         votes = weight.new_zeros(len(query), num_classes).scatter_add_(1, labels[neighbours], weight)
         correct += int((votes.argmax(1) == target).sum())
@@ -71,10 +81,16 @@ def knn_accuracy(
 
 
 def check_labelled(train_h: Tensor, train_y: Tensor, test_h: Tensor, test_y: Tensor) -> int:
-    """The number of classes in two labelled feature sets that fit each other.
+    """Check that two labelled feature sets match, and return the number of classes.
+
+    Args:
+        train_h: Features of the training samples.
+        train_y: Classes of the training samples.
+        test_h: Features of the test samples.
+        test_y: Classes of the test samples.
 
     Raises:
-        ValueError: they do not fit, a set is empty, or a label is no class.
+        ValueError: The sets do not match, a set is empty, or a label is not a class.
     """
     shapes = [tuple(each.shape) for each in (train_h, train_y, test_h, test_y)]
     expected = [
@@ -85,18 +101,18 @@ def check_labelled(train_h: Tensor, train_y: Tensor, test_h: Tensor, test_y: Ten
     ]
     if shapes != expected or not len(train_h) or not len(test_h):
         raise ValueError(
-            "labelled features are (N, d) and (N,) for training, (M, d) and (M,) for the test, none of them "
+            "labelled features must be (N, d) and (N,) for training, (M, d) and (M,) for the test, none of them "
             f"empty; got {shapes[0]} and {shapes[1]}, {shapes[2]} and {shapes[3]}"
         )
     if any(y.is_floating_point() or int(y.min()) < 0 for y in (train_y, test_y)):
-        raise ValueError("labels must be integers from 0 up")
+        raise ValueError("labels must be integers from 0 upwards")
     return 1 + max(int(train_y.max()), int(test_y.max()))
 
 
 def _nearest(similarity: Tensor, k: int) -> tuple[Tensor, Tensor]:
-    """The k largest of each row (all, if there are fewer), in order; of equals at the border, the first."""
-    values, places = similarity.topk(min(k + 1, similarity.shape[1]), dim=1)
+    """The k largest entries of each row (all, if there are fewer), in order; ties at rank k go to the first."""
+    values, indices = similarity.topk(min(k + 1, similarity.shape[1]), dim=1)
     if values.shape[1] > k:
         tied = (values[:, k - 1] == values[:, k]).nonzero().squeeze(1)
-        places[tied, :k] = similarity[tied].argsort(dim=1, descending=True, stable=True)[:, :k]
-    return values[:, :k], places[:, :k]
+        indices[tied, :k] = similarity[tied].argsort(dim=1, descending=True, stable=True)[:, :k]
+    return values[:, :k], indices[:, :k]

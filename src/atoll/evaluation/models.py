@@ -1,4 +1,4 @@
-"""One number for several: the mean of results over models or over sites."""
+"""Mean of results over models or over sites."""
 
 from __future__ import annotations
 
@@ -9,15 +9,16 @@ from atoll.evaluation.suite import Results
 
 
 def mean_results(results: Sequence[Mapping[str, Any]], weights: Sequence[float]) -> dict[str, Any]:
-    """The weighted mean of each number, over the results that have it.
+    """Compute the weighted mean of each number over the results that have it.
 
     Args:
-        results: at least one.
-        weights: one each. If those of the results that have a number sum to 0, these count equally.
+        results: The results; at least one.
+        weights: One weight per result. For a number, if the weights of the results that have it sum to 0, these
+            results have equal weight.
 
     Returns:
-        The means. A value that all share, such as a protocol's constant, keeps its type; a text or a list is the
-        first result's.
+        The means. A value that is equal in all results, such as a protocol's constant, keeps its type; a text or a
+        list is that of the first result.
     """
     mean: dict[str, Any] = {}
     for key in dict.fromkeys(key for result in results for key in result):
@@ -37,15 +38,15 @@ def mean_results(results: Sequence[Mapping[str, Any]], weights: Sequence[float])
 
 
 def mean_over_clients(by_model: Mapping[str, Results], clients: Mapping[str, int]) -> dict[str, Any]:
-    """The numbers of a run's models, each counted once for every client that uses it.
+    """Average the results of a run's models, weighted by the number of clients that use each model.
 
     Args:
-        by_model: what `evaluate` measured of each model; at least one.
-        clients: how many clients use it. If nobody uses any, all count equally.
+        by_model: The results of `evaluate` for each model; at least one.
+        clients: The number of clients that use each model. If no model has a client, all have equal weight.
 
     Returns:
-        One model's own numbers. Of several models the means, as `mean_results` makes them, with ``"by_model"`` and
-        ``"clients_by_model"`` beside them.
+        The results of a single model unchanged. For several models, the means of `mean_results`, with ``"by_model"``
+        and ``"clients_by_model"`` added.
     """
     if len(by_model) == 1:
         return dict(next(iter(by_model.values())))
@@ -54,7 +55,12 @@ def mean_over_clients(by_model: Mapping[str, Results], clients: Mapping[str, int
 
 
 def mean_over_sites(results: Sequence[Mapping[str, float]], images: Sequence[int]) -> dict[str, float]:
-    """The numbers of sites, weighted by their held-out images; counts of images add up."""
+    """Average the results of sites, weighted by their held-out images; numbers of images are summed.
+
+    Args:
+        results: The results of each site.
+        images: The number of held-out images of each site.
+    """
     counts = {
         key: sum(result.get(key, 0) for result in results)
         for result in results

@@ -1,4 +1,4 @@
-"""The linear probe: how well a linear classifier reads the classes off frozen features."""
+"""Linear probe: the accuracy of a linear classifier on frozen features."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ from atoll.evaluation.protocols import ProbeProtocol
 
 @dataclass(frozen=True)
 class SelectedAccuracy:
-    """The accuracy of a classifier that was trained for several epochs.
+    """Accuracy of a classifier that was trained for several epochs.
 
     Attributes:
-        accuracy: share of the test set, in [0, 1], at the epoch that the protocol selects.
-        epoch: that epoch, from 1.
-        last_accuracy: after the last epoch, whatever is selected.
+        accuracy: Test accuracy, in [0, 1], at the epoch that the protocol selects.
+        epoch: The selected epoch, from 1.
+        last_accuracy: Test accuracy after the last epoch.
     """
 
     accuracy: float
@@ -33,10 +33,10 @@ class SelectedAccuracy:
 
 @dataclass(frozen=True)
 class ProbeResult(SelectedAccuracy):
-    """The result of a probe.
+    """Result of a linear probe.
 
     Attributes:
-        protocol: the constants.
+        protocol: Constants of the protocol.
     """
 
     protocol: ProbeProtocol
@@ -50,26 +50,26 @@ def linear_probe(
     protocol: ProbeProtocol,
     generator: torch.Generator,
 ) -> ProbeResult:
-    """Trains a linear classifier on features and counts what it gets right on the test's.
+    """Train a linear classifier on features and compute its test accuracy.
 
-    The features are fixed, so an epoch is a pass over a matrix. On the CPU this takes one thread, and depends
-    on the features and the generator alone.
+    The features are fixed, so an epoch is a pass over a matrix. On the CPU the computation uses one thread, and
+    its result depends only on the features and the generator.
 
     Args:
-        train_h: features to train on.
-        train_y: their classes.
-        test_h: features to be classified.
-        test_y: their classes.
-        protocol: the constants.
-        generator: on the CPU; draws the first weights and the order of every epoch.
+        train_h: Features of the training samples.
+        train_y: Classes of the training samples.
+        test_h: Features of the test samples.
+        test_y: Classes of the test samples.
+        protocol: Constants of the protocol.
+        generator: Source of the random draws, on the CPU: initial weights, and the order of every epoch.
 
     Shape:
         - train_h: (N, d); train_y: (N,) int
         - test_h: (M, d); test_y: (M,) int
 
     Raises:
-        ValueError: shapes that do not fit, or labels that are no class.
-        UserError: the classifier diverged.
+        ValueError: The shapes do not match, or a label is not a class.
+        UserError: The classifier diverged.
 
     Example:
         >>> import torch
@@ -105,7 +105,16 @@ def linear_probe(
 def train_linear(
     h: Tensor, y: Tensor, classes: int, protocol: ProbeProtocol, generator: torch.Generator
 ) -> Iterator[tuple[Tensor, Tensor]]:
-    """Weight and bias of a linear classifier after every epoch; the next epoch changes them in place.
+    """Train a linear classifier and yield its weight and bias after every epoch.
+
+    The next epoch changes both in place.
+
+    Args:
+        h: Features.
+        y: Classes.
+        classes: Number of classes.
+        protocol: Constants of the protocol.
+        generator: Source of the random draws, on the CPU.
 
     Shape:
         - h: (N, d); y: (N,) int64
@@ -120,7 +129,7 @@ def train_linear(
         for start in range(0, len(h), protocol.batch_size):
             optimizer.param_groups[0]["lr"] = learning_rate(protocol, epoch, start / len(h))
             rows = order[start : start + protocol.batch_size]
-            # One buffer for every batch: fresh megabytes each step would cost more than the step.
+            # One buffer serves all batches: allocating megabytes in each step would cost more than the step.
             x = torch.index_select(h, 0, rows, out=batch[: len(rows)])
             with torch.enable_grad():
                 loss = F.cross_entropy(F.linear(x, weight, bias), y[rows])
@@ -130,7 +139,13 @@ def train_linear(
 
 
 def learning_rate(protocol: ProbeProtocol, epoch: int, part: float) -> float:
-    """The rate in an epoch, counted from 0, of which a part is done."""
+    """Learning rate within an epoch.
+
+    Args:
+        protocol: Constants of the protocol.
+        epoch: The epoch, counted from 0.
+        part: Share of the epoch that is complete, in [0, 1).
+    """
     if protocol.schedule == "cosine":
         return 0.5 * protocol.lr * (1 + math.cos(math.pi * (epoch + part) / protocol.epochs))
     if protocol.schedule == "step":
@@ -141,7 +156,7 @@ def learning_rate(protocol: ProbeProtocol, epoch: int, part: float) -> float:
 def first_weights(
     width: int, classes: int, generator: torch.Generator, device: torch.device
 ) -> tuple[nn.Parameter, nn.Parameter]:
-    """Weight and bias of a linear layer as PyTorch begins one, uniform in ±1/√width, from a generator."""
+    """Initial weight and bias of a linear layer, uniform in ±1/√width as in PyTorch, drawn from a generator."""
     bound = 1 / math.sqrt(width)
     weight = torch.empty(classes, width).uniform_(-bound, bound, generator=generator)
     bias = torch.empty(classes).uniform_(-bound, bound, generator=generator)

@@ -1,4 +1,4 @@
-"""All that a run asks about its encoder, as one flat dict of numbers with the constants that made them."""
+"""Evaluation of an encoder under named protocols: one flat dict of results and the protocols' constants."""
 
 from __future__ import annotations
 
@@ -39,36 +39,36 @@ def evaluate(
     device: torch.device | str | None = None,
     strict: bool = False,
 ) -> Results:
-    """Measures a frozen encoder under named protocols.
+    """Evaluate a frozen encoder under named protocols.
 
-    The encoder leaves as it came. The result depends on the arguments alone: every protocol draws from its
-    own stream of the seed, so one measured alone gives the same numbers as among others.
+    The encoder stays unchanged. The result depends only on the arguments: every protocol draws from a separate
+    random stream, so it gives the same numbers alone and together with others.
 
     Args:
-        encoder: the encoder.
-        train: images that kNN and the probe learn from; their labels, if any, are used here only.
-        test: images that everything is measured on; ``train`` itself where none are held out.
-        views: makes images what the encoder reads, and the two views of alignment.
-        options: constants.
-        seed: of the run.
-        protocols: which; None for the options' ``at_end``.
-        client_ids: which client holds each training image, -1 for none; splits the uniformity of the
-            training images into pairs within a client and across two.
-        device: where to compute; None for the encoder's own.
-        strict: refuse protocols that these images do not allow, instead of measuring the geometry alone.
+        encoder: The encoder.
+        train: Training images of kNN and the probe; their labels, if any, are used only here.
+        test: Images on which all protocols are evaluated; ``train`` itself if no images are held out.
+        views: Converts images to the encoder's input, and draws the two views of alignment.
+        options: Constants of the protocols.
+        seed: The run's seed.
+        protocols: Names of the protocols; None for the options' ``at_end``.
+        client_ids: The client that holds each training image, -1 for none; with it, the uniformity of the
+            training images is decomposed into pairs within a client and between two clients.
+        device: Device of the computation; None for the encoder's device.
+        strict: Refuse protocols that these images do not support, instead of measuring the geometry only.
 
     Shape:
         - client_ids: (N,) int, N training images
 
     Returns:
-        Values that JSON can hold, under ``"protocol/name"``: accuracies in [0, 1] as ``"knn/accuracy"`` and
-        ``"probe/accuracy"``, ``"geometry/uniformity"`` and so on (see `geometry`), and each constant beside
-        them. If labels or held-out images are missing, the geometry alone, and ``"note"``, a sentence that
-        says why.
+        Values that JSON supports, under ``"protocol/name"``: accuracies in [0, 1] as ``"knn/accuracy"`` and
+        ``"probe/accuracy"``, ``"geometry/uniformity"`` and so on (see `geometry`), and the constants of each
+        protocol. If labels or held-out images are missing, the results contain the geometry only, and ``"note"``,
+        a sentence that says why.
 
     Raises:
-        UserError: an unknown protocol, fewer than two test images, or representations that are not finite;
-            with ``strict``, labels or held-out images that a protocol needs and that are missing.
+        UserError: A protocol is unknown, there are fewer than two test images, or representations are not finite;
+            with ``strict``, also if labels or held-out images that a protocol needs are missing.
     """
     names = tuple(options.at_end if protocols is None else protocols)
     check_protocols(names, "evaluation")
@@ -81,7 +81,7 @@ def evaluate(
     if (why := _obstacle(train, test)) and (skipped := ", ".join(n for n in names if n != "geometry")):
         if strict:
             raise UserError(
-                f"{skipped} cannot be measured, because {why}; ask for the protocol geometry, which needs none, "
+                f"{skipped} cannot be measured, because {why}; use the protocol geometry, which needs none, "
                 "or run the recipe on labelled images of which data.test_fraction holds some out"
             )
         names = ("geometry",)
@@ -91,24 +91,24 @@ def evaluate(
     device = torch.device(device) if device is not None else device_of(encoder)
     subject = _Subject(encoder, train, test, views, options, seed, device, client_ids, names)
     for name in names:
-        found = MEASURES[name](subject)
+        found = EVALUATORS[name](subject)
         results.update({f"{name}/{key}": value for key, value in found.items()})
     return results
 
 
 def _obstacle(train: ImageSet, test: ImageSet) -> str:
-    """Why no accuracy can be measured on these images; empty if it can."""
+    """Reason why accuracies cannot be measured on these images; empty if they can."""
     unlabelled = [name for name, images in (("training", train), ("test", test)) if images.labels is None]
     if unlabelled:
         return f"the {' and '.join(unlabelled)} images have no labels"
-    if test is train:  # an image is its own nearest neighbour, and a probe has been told its label
-        return "no images are held out, and a classifier knows those that it learns from"
+    if test is train:  # an image is its own nearest neighbour, and a probe has seen its label
+        return "no images are held out, and a classifier must not be tested on its training images"
     return ""
 
 
 @dataclass
 class _Subject:
-    """What is measured. The features that several protocols read are computed once."""
+    """The encoder and images under evaluation; features that several protocols use are computed once."""
 
     encoder: nn.Module
     train: ImageSet
@@ -131,7 +131,7 @@ class _Subject:
     def features(
         self, images: ImageSet, pixels_to_float: Callable[[Tensor], Tensor] | None = None, maps: bool = False
     ) -> Tensor:
-        """Representations, of un-augmented images unless said otherwise."""
+        """Compute representations; by default, of images without augmentation."""
         h = embed(
             self.encoder,
             pixels_to_float or self.views.plain,
@@ -149,7 +149,7 @@ class _Subject:
 
 
 def _labels(images: ImageSet) -> Tensor:
-    assert images.labels is not None  # noqa: S101 - `evaluate` leaves out what needs labels
+    assert images.labels is not None  # noqa: S101 - `evaluate` skips protocols whose labels are missing
     return images.labels
 
 
@@ -202,9 +202,9 @@ def _probe(subject: _Subject, protocol: ProbeProtocol | None = None) -> Results:
 
 def _finetune(subject: _Subject, protocol: FineTuneProtocol) -> Results:
     protocol = subject.options.fine_tuning(protocol)
-    views, own = subject.views, subject.views.settings
-    # The protocol's crops; values as the encoder is used to them, and mirrored only if its own views were.
-    settings = replace(PRESETS["finetune"], flip=own.flip, mean=own.mean, std=own.std)
+    views, trained = subject.views, subject.views.settings
+    # The protocol's crops, with the normalisation of the training views and flips only if these had flips.
+    settings = replace(PRESETS["finetune"], flip=trained.flip, mean=trained.mean, std=trained.std)
     result = finetune(
         subject.encoder,
         subject.train,
@@ -249,9 +249,9 @@ def _geometry(subject: _Subject) -> Results:
     return results | geometry(h, views=(view1, view2), clients=clients, t=2.0)
 
 
-Measure: TypeAlias = Callable[[_Subject], Results]
+Evaluator: TypeAlias = Callable[[_Subject], Results]
 
-MEASURES: dict[str, Measure] = {
+EVALUATORS: dict[str, Evaluator] = {
     "geometry": _geometry,
     "knn": _knn,
     "probe": _probe,
