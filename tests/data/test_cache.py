@@ -138,7 +138,7 @@ def test_corrupt_images_are_known_whichever_way_they_are_read(records):
 def test_a_source_that_changes_under_a_streaming_run_is_named(records):
     pixels = open_records(records, HOW, 1).pixels
     (records.root / "07.png").write_bytes(b"hello")
-    with pytest.raises(UserError, match=r"07\.png cannot be decoded any more"):
+    with pytest.raises(UserError, match=r"07\.png can no longer be decoded"):
         pixels.gather(torch.tensor([6, 7]))
     (records.root / "07.png").unlink()
     with pytest.raises(UserError, match=r"cannot read .*07\.png"):

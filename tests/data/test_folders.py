@@ -96,9 +96,7 @@ def test_another_training_split_must_be_there(tmp_path, place, source):
 def test_loose_images_beside_class_or_client_folders_are_refused(tmp_path, place, source):
     place(tmp_path, "north/a.png", "south/b.png", "z.PNG", "c.png", ".hidden.png")
     (tmp_path / "notes.txt").write_text("not an image")
-    with pytest.raises(
-        UserError, match=r"/c\.png lies beside the .* folders and in none .*\(2 such images\)"
-    ):
+    with pytest.raises(UserError, match=r"/c\.png is next to the .* folders and in none .*\(2 such images\)"):
         load(source, tmp_path)
     assert len(load("images", tmp_path).train) == 4
     for name in ("z.PNG", "c.png"):
@@ -142,7 +140,7 @@ def test_clients_share_the_held_out_part(tmp_path, place):
 
 def test_half_sorted_clients_are_refused(tmp_path, place):
     place(tmp_path, "north/cat/a.png", "south/b.png")
-    with pytest.raises(UserError, match=r"south/b\.png, do not"):
+    with pytest.raises(UserError, match=r"south/b\.png, are not"):
         load("clients", tmp_path)
     assert len(load("clients", tmp_path, labels=False).train) == 2
 

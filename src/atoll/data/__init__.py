@@ -1,1 +1,1 @@
-"""Images: where they come from, how they are split among clients, and what views are made of them."""
+"""Images: sources, partition over clients, and augmented views."""

@@ -1,4 +1,4 @@
-"""What a client trains on: one batch, and what may be asked of a client's own data."""
+"""Training batch of a client, and the interface of a client's data."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ if TYPE_CHECKING:
 
 @dataclass
 class Batch:
-    """Some of a client's samples.
+    """Batch of a client's samples.
 
     Attributes:
         indices: (N,) positions among the client's samples, int64, on the CPU.
-        images: float images by name, each (N, C, H, W).
-        labels: (N,) int64 on the training device, or None.
-        epoch: local epoch, from 0.
+        images: Float images by name, each (N, C, H, W).
+        labels: (N,) int64 on the training device, or None if there are no labels.
+        epoch: Local epoch, from 0.
     """
 
     indices: Tensor
@@ -31,31 +31,35 @@ class Batch:
 
 
 class ClientData(Protocol):
-    """What a client may ask of its own data (see `atoll.data.client_data`)."""
+    """Interface of a client's data (see `atoll.data.client_data`).
+
+    Attributes:
+        num_samples: Number of the client's samples.
+    """
 
     num_samples: int
 
     @property
     def labels(self) -> Tensor | None:
-        """(N,) int64 labels of the client's samples, on the CPU; None where there are none."""
+        """Labels of the client's samples, (N,) int64, on the CPU; None if there are none."""
         ...
 
     def pick(self, rows: Tensor, generator: torch.Generator | None = None) -> Tensor:
-        """Images of chosen samples: augmented with draws from ``generator``, or as they are without one."""
+        """Load images of chosen samples: augmented with draws from ``generator``, or not augmented without one."""
         ...
 
     def batches(self, round: int, epochs: int, images: Sequence[str]) -> Iterator[Batch]:
-        """Shuffled training batches with the named images."""
+        """Iterate over shuffled training batches with the named images."""
         ...
 
     def ordered(self) -> Iterator[Batch]:
-        """Every sample once, in order and without augmentation, as ``images["image"]``."""
+        """Iterate over every sample once, in order and without augmentation, as ``images["image"]``."""
         ...
 
     def num_batches(self) -> int:
-        """Batches in one epoch."""
+        """Number of batches in one epoch."""
         ...
 
     def plain(self, pixels: Tensor) -> Tensor:
-        """Other uint8 images as the networks see them: without augmentation, on the training device."""
+        """Convert other uint8 images to the networks' input: without augmentation, on the training device."""
         ...

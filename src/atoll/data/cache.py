@@ -1,8 +1,8 @@
-"""The cache of decoded images: each source is decoded once, and all processes map the same file.
+"""Cache of decoded images: each source is decoded once, and all processes map the same file.
 
-``$ATOLL_CACHE`` (by default ``~/.cache/atoll``) holds, for every fingerprint, the pixels as ``.npy`` and
-beside them a ``.json`` with their checksum and the images that could not be decoded. Both are written whole
-or not at all. Everything in the folder can be deleted at any time; what is missing or damaged is made again.
+``$ATOLL_CACHE`` (by default ``~/.cache/atoll``) contains, for every fingerprint, the pixels as ``.npy`` and a
+``.json`` with their checksum and the images that could not be decoded. Both are written atomically. Everything in
+the folder can be deleted at any time; missing or damaged files are created again.
 """
 
 from __future__ import annotations
@@ -25,18 +25,18 @@ from atoll.data.records import Records
 
 Progress = Callable[[int, int], None]
 
-_BATCH = 512  # images in hand while decoding
-_FORMAT = 1  # part of every fingerprint: raise it when decoding changes pixels
+_BATCH = 512  # images in memory while decoding
+_FORMAT = 1  # part of every fingerprint: increase it when a change of decoding changes pixels
 
 
 @dataclass(frozen=True)
 class Opened:
-    """Decoded images of some records.
+    """Decoded images of records.
 
     Attributes:
-        pixels: One image a record; all zeros where it is corrupt.
-        corrupt: Why an image cannot be decoded, by row.
-        fingerprint: Of content and decoding.
+        pixels: One image per record; all zeros for a corrupt image.
+        corrupt: Reasons why images cannot be decoded, by row.
+        fingerprint: Hash of the content and the decoding.
     """
 
     pixels: Pixels
@@ -46,7 +46,12 @@ class Opened:
 
 @dataclass(frozen=True)
 class _Notes:
-    """What lies beside the pixels: their checksum (None where they stream) and the corrupt rows."""
+    """Contents of the ``.json`` file of an entry: the checksum of the pixels, and the corrupt rows.
+
+    Attributes:
+        checksum: Checksum of the ``.npy`` file; None if the pixels are streamed.
+        corrupt: Reasons why images cannot be decoded, by row.
+    """
 
     checksum: int | None
     corrupt: dict[int, str]
@@ -54,7 +59,12 @@ class _Notes:
 
 @dataclass(frozen=True)
 class StreamedPixels:
-    """Pixels that are decoded when they are asked for; a batch at a time is all that is in memory."""
+    """Pixels that are decoded on demand; only one batch is in memory at a time.
+
+    Attributes:
+        records: The encoded images.
+        how: How to decode them.
+    """
 
     records: Records
     how: Decoding
@@ -71,28 +81,35 @@ class StreamedPixels:
         """See `atoll.data.images.Pixels.gather`.
 
         Raises:
-            UserError: An image can no longer be decoded: the source changed under the run.
+            UserError: An image can no longer be decoded, because the source has changed during the run.
+            IndexError: An index is outside 0..N-1.
         """
         rows = indices.numpy().astype(np.int64)
         if ((rows < 0) | (rows >= len(self))).any():
-            raise IndexError(f"indices must lie in 0..{len(self) - 1}")
+            raise IndexError(f"indices must be in 0..{len(self) - 1}")
         images = np.empty((len(rows), *self.how.shape), dtype=np.uint8)
         for start in range(0, len(rows), _BATCH):
             batch = rows[start : start + _BATCH]
             images[start : start + len(batch)], reasons = decode_batch(self.records.read(batch), self.how)
-            # Images known to be corrupt are not asked for: this one was whole when the source was opened.
+            # Callers do not request images known to be corrupt: this one was intact when the source was opened.
             for position, reason in reasons.items():
                 name = self.records.describe(int(batch[position]))
-                raise UserError(f"{name} cannot be decoded any more ({reason}); has the source changed?")
+                raise UserError(f"{name} can no longer be decoded ({reason}); has the source changed?")
         return from_numpy(images)
 
 
 def open_records(
     records: Records, how: Decoding, memory_bytes: int, progress: Progress | None = None
 ) -> Opened:
-    """Decodes records into the cache, or opens what is there; too large for `memory_bytes` streams instead.
+    """Decode records into the cache, or open the cached pixels; stream them if they exceed `memory_bytes`.
 
-    Every image is decoded once either way, so that corrupt ones are known before the first round.
+    Every image is decoded once in both cases, so that corrupt ones are known before the first round.
+
+    Args:
+        records: The encoded images.
+        how: How to decode them.
+        memory_bytes: Maximum size of the decoded images; larger ones are streamed.
+        progress: Called with (done, all) while images are decoded.
 
     Raises:
         UserError: A source file cannot be read, or the cache cannot be written.
@@ -134,7 +151,7 @@ def _build(path: Path, records: Records, how: Decoding, shape: Shape, progress: 
         header = {"descr": "|u1", "fortran_order": False, "shape": shape}
         np.lib.format.write_array_header_1_0(file, header)
         for pixels in _decoded(records, how, corrupt, progress):
-            # Written, not mapped: a full disk is then an error here and not a bus error later.
+            # Written, not mapped: a full disk then causes an error here instead of a bus error later.
             data = pixels.tobytes()
             file.write(data)
             checksum = zlib.crc32(data, checksum)
@@ -142,7 +159,7 @@ def _build(path: Path, records: Records, how: Decoding, shape: Shape, progress: 
 
 
 def _intact(path: Path, shape: Shape, checksum: int | None) -> bool:
-    """Whether the file is all there. Reads it whole, which training would do next anyway."""
+    """Whether the file is complete. This reads the whole file, which training would do next anyway."""
     try:
         pixels = np.load(path, mmap_mode="r")
     except (OSError, ValueError, EOFError):
@@ -155,4 +172,4 @@ def _read_notes(path: Path) -> _Notes | None:
         notes = json.loads(path.read_text())
         return _Notes(notes["checksum"], {int(row): str(why) for row, why in notes["corrupt"].items()})
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
-        return None  # absent or damaged: made again
+        return None  # missing or damaged: created again

@@ -1,4 +1,4 @@
-"""A client's samples as its method sees them: shuffled batches of views, and an ordered pass."""
+"""Data of one client: shuffled batches of views, and an ordered pass."""
 
 from __future__ import annotations
 
@@ -17,18 +17,18 @@ VIEWS = ("view1", "view2", "view3")
 
 
 class FederatedClient:
-    """One client's data. It holds indices, never pixels.
+    """Data of one client. It stores indices, never pixels.
 
     Args:
-        images: the training set that all clients are cut from.
-        indices: which of its samples are this client's.
-        client: id.
-        views: augmentation.
-        seed: of the run.
-        batch_size: of training.
-        drop_last: leave out a last, smaller batch, unless it is the only one.
-        device: where batches go.
-        channels_last: memory layout of the images.
+        images: The training set, which the partition divides among the clients.
+        indices: Indices of this client's samples in the training set.
+        client: ID of the client.
+        views: Augmentation.
+        seed: The run's seed.
+        batch_size: Batch size of training.
+        drop_last: Whether to drop a last, smaller batch, unless it is the only one.
+        device: Device of the batches.
+        channels_last: Whether images have the memory layout channels-last.
     """
 
     def __init__(
@@ -56,12 +56,16 @@ class FederatedClient:
 
     @property
     def labels(self) -> Tensor | None:
-        """(N,) int64 labels of the client's samples, on the CPU; None where there are none."""
+        """Labels of the client's samples, (N,) int64, on the CPU; None if there are none."""
         labels = self._set.labels
         return None if labels is None else labels[self._indices]
 
     def pick(self, rows: Tensor, generator: torch.Generator | None = None) -> Tensor:
-        """Images of chosen samples: augmented with draws from ``generator``, or as they are without one.
+        """Load images of chosen samples.
+
+        Args:
+            rows: Positions among the client's samples.
+            generator: Source of the augmentation's random draws; None for images without augmentation.
 
         Shape:
             rows: (N,) positions among the client's samples; result: float32 (N, C, size, size).
@@ -71,13 +75,18 @@ class FederatedClient:
         return images.contiguous(memory_format=self._format)
 
     def num_batches(self) -> int:
-        """Batches in one epoch."""
+        """Number of batches in one epoch."""
         return len(self._cut(torch.arange(self.num_samples)))
 
     def batches(self, round: int, epochs: int, images: Sequence[str]) -> Iterator[Batch]:
-        """Shuffled batches of ``epochs`` passes, with the named images of each sample.
+        """Iterate over shuffled batches of ``epochs`` epochs, with the named images of each sample.
 
-        Each kind of image has its own random stream, so asking for one more does not change the others.
+        Each kind of image has a separate random stream, so requesting another kind does not change the others.
+
+        Args:
+            round: The round, which the random streams depend on.
+            epochs: Number of epochs.
+            images: Names of the images to make: ``"view1"`` to ``"view3"``, ``"image"``, ``"other"``.
         """
         keys = (round, self._client)
         order = stream(self._seed, "order", *keys)
@@ -96,12 +105,15 @@ class FederatedClient:
                 yield Batch(rows, made, self._labels(rows), epoch)
 
     def ordered(self) -> Iterator[Batch]:
-        """Every sample once, in order, without augmentation."""
+        """Iterate over every sample once, in order, without augmentation."""
         for rows in torch.split(torch.arange(self.num_samples), self._batch_size):
             yield Batch(rows, {"image": self._views.plain(self._pixels(rows))}, self._labels(rows))
 
     def plain(self, pixels: Tensor) -> Tensor:
-        """Other images as the networks see them, without augmentation.
+        """Convert other images to the networks' input, without augmentation.
+
+        Args:
+            pixels: The images.
 
         Shape:
             pixels: uint8 (N, C, H, W); result: float32 (N, C, size, size), on the training device.
@@ -111,7 +123,7 @@ class FederatedClient:
     def _cut(self, order: Tensor) -> list[Tensor]:
         cuts = list(torch.split(order, self._batch_size))
         short = len(cuts[-1]) < self._batch_size
-        # A batch of one has no other to contrast with, and BatchNorm cannot normalise it.
+        # A batch of one sample has no negatives, and BatchNorm cannot normalise it.
         if len(cuts) > 1 and (len(cuts[-1]) < 2 or (self._drop_last and short)):
             cuts.pop()
         return cuts

@@ -1,9 +1,9 @@
-"""From an encoded image to a uint8 array of one size.
+"""Decoding of images to uint8 arrays of one size.
 
-Follows torchvision's image folder and its ``Resize`` and ``CenterCrop``, so that numbers can be compared:
-alpha is dropped, the shorter side is resized (bilinear, antialiased) and the centre is cut out; an image that
-has the size already keeps every bit. Beyond that, EXIF orientation is applied, and images of more than 8 bits
-go through a window.
+Decoding follows torchvision's ``ImageFolder``, ``Resize`` and ``CenterCrop``, so that numbers are comparable:
+alpha is dropped, the shorter side is resized (bilinear, antialiased), and the centre is cropped; an image that
+already has the size is not changed. In addition, EXIF orientation is applied, and images of more than 8 bits are
+windowed.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from PIL import Image, ImageOps, UnidentifiedImageError
 Encoded = bytes | Image.Image
 WINDOWS = ("fixed", "per-image")
 
-# What Pillow's plugins raise on damaged files; anything else is a fault of ours and should be seen.
+# Exceptions that Pillow's plugins raise on damaged files; any other exception is a defect here and propagates.
 _DAMAGED: tuple[type[Exception], ...] = (
     *(OSError, EOFError, SyntaxError, ValueError, IndexError, TypeError),
     *(struct.error, zlib.error),
@@ -34,7 +34,15 @@ _FULL_RANGE = (0.0, 65535.0)
 
 @dataclass(frozen=True)
 class Decoding:
-    """What decides the pixels: the fields of the same names in `atoll.data.options.DataOptions`."""
+    """Options of decoding: the fields of the same names in `atoll.data.options.DataOptions`.
+
+    Attributes:
+        image_size: Side of a decoded image.
+        channels: 3 for colour, 1 for grey.
+        window: How images of more than 8 bits become 8 bits: ``"fixed"`` or ``"per-image"``.
+        window_low: The value that becomes 0, for a fixed window.
+        window_high: The value that becomes 255, for a fixed window.
+    """
 
     image_size: int = 32
     channels: int = 3
@@ -44,22 +52,26 @@ class Decoding:
 
     @property
     def shape(self) -> tuple[int, int, int]:
-        """(C, H, W) of a decoded image."""
+        """Shape (C, H, W) of a decoded image."""
         return self.channels, self.image_size, self.image_size
 
 
 class CorruptImageError(Exception):
-    """An image that cannot be decoded; the message is a clause that says why, and begins with "it"."""
+    """Error for an image that cannot be decoded; the message is a clause with the reason and begins with "it"."""
 
 
 def decode(encoded: Encoded, how: Decoding) -> NDArray[np.uint8]:
-    """Decodes one image.
+    """Decode one image.
+
+    Args:
+        encoded: The bytes of an image file, or an opened image.
+        how: Options of decoding.
 
     Shape:
         - output: (C, H, W) uint8
 
     Raises:
-        CorruptImageError: The bytes are not a whole image, or its values do not fit the window.
+        CorruptImageError: The bytes are not a complete image, or its values cannot be windowed.
     """
     try:
         if isinstance(encoded, bytes):
@@ -68,22 +80,26 @@ def decode(encoded: Encoded, how: Decoding) -> NDArray[np.uint8]:
             encoded = Image.open(io.BytesIO(encoded))
         image = ImageOps.exif_transpose(encoded)
         image = _fit(_eight_bit(image, how), how.image_size)
-    except UnidentifiedImageError as error:  # whose own words name an object in memory
+    except UnidentifiedImageError as error:  # its message contains the repr of a buffer
         raise CorruptImageError("it is damaged, or in no image format that can be read") from error
     except Image.DecompressionBombError as error:
         raise CorruptImageError("it has more pixels than are safe to decode") from error
     except _DAMAGED as error:
-        words = " ".join(str(error).split()) or type(error).__name__
-        raise CorruptImageError(f"it is damaged ({words})") from error
+        message = " ".join(str(error).split()) or type(error).__name__
+        raise CorruptImageError(f"it is damaged ({message})") from error
     pixels = np.asarray(image)
     return np.ascontiguousarray(pixels.transpose(2, 0, 1)) if how.channels == 3 else pixels[None]
 
 
 def decode_batch(encoded: Sequence[Encoded], how: Decoding) -> tuple[NDArray[np.uint8], dict[int, str]]:
-    """Decodes images on all cores.
+    """Decode images on all cores.
+
+    Args:
+        encoded: The images.
+        how: Options of decoding.
 
     Returns:
-        The pixels, with zeros where an image is corrupt; and the reasons of the corrupt ones by position.
+        The pixels, with zeros for corrupt images, and the reasons for the corrupt ones by position.
 
     Shape:
         - output: (n, C, H, W) uint8
@@ -102,7 +118,7 @@ def decode_batch(encoded: Sequence[Encoded], how: Decoding) -> tuple[NDArray[np.
     tasks = [range(start, min(start + 32, len(encoded))) for start in range(0, len(encoded), 32)]
     if workers == 1 or len(tasks) == 1:
         work(range(len(encoded)))
-    else:  # Pillow releases the interpreter's lock while it decodes
+    else:  # Pillow releases the global interpreter lock while it decodes
         with ThreadPoolExecutor(workers) as pool:
             list(pool.map(work, tasks))
     return pixels, dict(sorted(reasons.items()))
@@ -112,13 +128,13 @@ def _eight_bit(image: Image.Image, how: Decoding) -> Image.Image:
     mode = "RGB" if how.channels == 3 else "L"
     if image.mode.startswith("I") or image.mode == "F":
         image = _windowed(image, how)
-    if image.mode == "P" and "transparency" in image.info:  # Pillow asks for this detour
+    if image.mode == "P" and "transparency" in image.info:  # Pillow requires this intermediate mode
         image = image.convert("RGBA")
     return image if image.mode == mode else image.convert(mode)
 
 
 def _windowed(image: Image.Image, how: Decoding) -> Image.Image:
-    """A 16- or 32-bit grey image as 8 bits."""
+    """Convert a 16- or 32-bit grey image to 8 bits."""
     values = np.asarray(image).astype(np.float64)
     if not np.isfinite(values).all():
         raise CorruptImageError("it holds values that are not finite")
@@ -135,7 +151,7 @@ def _windowed(image: Image.Image, how: Decoding) -> Image.Image:
 
 
 def _fit(image: Image.Image, size: int) -> Image.Image:
-    """Shorter side to `size`, then the centre square."""
+    """Resize the shorter side to `size`, then crop the centre square."""
     width, height = image.size
     short = min(width, height)
     if short != size:

@@ -1,7 +1,7 @@
 """Folders of image files: by class, by client, or plain.
 
-Files are taken in the order of their names, whatever order the disk lists them in. Hidden files and files
-that are not images by their name are passed over.
+Files are sorted by name, so the order does not depend on the file system. Hidden files and files whose name has no
+image suffix are ignored.
 """
 
 from __future__ import annotations
@@ -20,27 +20,27 @@ IMAGE_SUFFIXES = {
 
 
 def read_class_folders(options: DataOptions, root: Path) -> tuple[Listing, Listing | None]:
-    """``root/class/image``, or ``root/train/class/image`` beside ``root/test``."""
+    """Read ``root/class/image``, or ``root/train/class/image`` and the same below ``root/test``."""
     train, test = _splits(root, options)
     return _by_class(train), None if test is None else _by_class(test)
 
 
 def read_client_folders(options: DataOptions, root: Path) -> tuple[Listing, Listing | None]:
-    """``root/client/image`` or ``root/client/class/image``, or so below ``root/train`` and ``root/test``."""
+    """Read ``root/client/image`` or ``root/client/class/image``, also in splits ``train`` and ``test``."""
     train, test = _splits(root, options)
     return _by_client(train, options.labels), None if test is None else _by_client(test, options.labels)
 
 
 def read_plain_folder(options: DataOptions, root: Path) -> tuple[Listing, Listing | None]:
-    """Any images below ``root``, or below ``root/train`` and ``root/test``; no labels."""
+    """Read any images below ``root``, or below ``root/train`` and ``root/test``, without labels."""
     train, test = _splits(root, options, nested=False)
     return _plain(train), None if test is None else _plain(test)
 
 
 def _splits(root: Path, options: DataOptions, nested: bool = True) -> tuple[Path, Path | None]:
-    """The folders of the splits; `root` itself where it is not divided.
+    """Find the folders of the splits; `root` itself if it has no splits.
 
-    A class may be called "train", so with `nested` a split is a folder of folders.
+    A class may be named "train", so with `nested` a split must be a folder of folders.
     """
 
     def is_split(folder: Path) -> bool:
@@ -50,8 +50,8 @@ def _splits(root: Path, options: DataOptions, nested: bool = True) -> tuple[Path
         if options.test_split is not None or options.train_split != DataOptions.train_split:
             kind = "folder of folders" if nested else "folder"
             raise UserError(
-                f"{root} holds no {kind} {options.train_split!r} for the training split, but {_there(root)}; "
-                "set data.train_split"
+                f"{root} holds no {kind} {options.train_split!r} for the training split, but "
+                f"{_list_folders(root)}; set data.train_split"
             )
         return root, None
     names = ("test", "val") if options.test_split is None else (options.test_split,)
@@ -61,8 +61,8 @@ def _splits(root: Path, options: DataOptions, nested: bool = True) -> tuple[Path
     return root / options.train_split, test
 
 
-def _there(root: Path) -> str:
-    """What folders there are, in words."""
+def _list_folders(root: Path) -> str:
+    """Names of the folders in `root`, for an error message."""
     found = [repr(folder.name) for folder in _folders(root)]
     some = ", ".join(found[:5]) + (f" and {len(found) - 5} more" if len(found) > 5 else "")
     return some or "no folders at all"
@@ -101,7 +101,7 @@ def _by_client(folder: Path, labelled: bool) -> Listing:
     if labelled and labels and len(labels) < len(names):
         loose = next(name for name in names if name.count("/") == 1)
         raise UserError(
-            f"{folder}: some images lie in class folders and others, such as {loose}, do not; "
+            f"{folder}: some images are in class folders and others, such as {loose}, are not; "
             "sort all of them into classes or set data.labels = false"
         )
     clients, client_names = encode(owners)
@@ -119,7 +119,7 @@ def _plain(folder: Path) -> Listing:
 
 
 def _folders(folder: Path, otherwise: str | None = None) -> list[Path]:
-    """The folders in a folder by name; `otherwise` is what is wrong if there are none."""
+    """Folders in a folder, sorted by name; if there are none, raise `otherwise` as the error message."""
     found = sorted(entry for entry in folder.iterdir() if entry.is_dir() and not entry.name.startswith("."))
     if not found and otherwise is not None:
         raise UserError(otherwise)
@@ -129,22 +129,22 @@ def _folders(folder: Path, otherwise: str | None = None) -> list[Path]:
 def _images(folder: Path, root: Path) -> list[str]:
     """Image files at any depth, as sorted POSIX paths relative to `root`."""
     found = []
-    for place, folders, files in os.walk(folder):
+    for parent, folders, files in os.walk(folder):
         folders[:] = [name for name in folders if not name.startswith(".")]
-        found += [(Path(place) / name).relative_to(root).as_posix() for name in files if is_image(name)]
+        found += [(Path(parent) / name).relative_to(root).as_posix() for name in files if is_image(name)]
     return sorted(found)
 
 
 def is_image(name: str) -> bool:
-    """Whether a file of this name counts as an image."""
+    """Whether a file name has an image suffix and is not hidden."""
     return not name.startswith(".") and Path(name).suffix.lower() in IMAGE_SUFFIXES
 
 
 def _refuse_loose(folder: Path, kind: str) -> None:
-    """Images beside the folders of classes or clients would be left out, unnoticed."""
+    """Refuse images next to the folders of classes or clients, which would otherwise be ignored silently."""
     loose = sorted(entry for entry in folder.iterdir() if entry.is_file() and is_image(entry.name))
     if loose:
         raise UserError(
-            f"{loose[0]} lies beside the {kind} folders and in none of them ({len(loose)} such images); "
+            f"{loose[0]} is next to the {kind} folders and in none of them ({len(loose)} such images); "
             f"sort them into {kind} folders, or move them elsewhere"
         )

@@ -1,7 +1,7 @@
-"""Decoded images with their labels: what every floor above reads.
+"""Decoded images with their labels, the data type that all higher layers read.
 
-Pixels stay where they are (a memory-mapped file, a tensor, or the encoded source) and are gathered a batch at
-a time; subsets are views, so that a thousand clients cost a thousand index tensors and nothing else.
+Pixels stay in their store (a memory-mapped file, a tensor, or the encoded source) and are gathered one batch at a
+time; subsets are views, so a thousand clients need a thousand index tensors and no further memory.
 """
 
 from __future__ import annotations
@@ -23,13 +23,16 @@ class Pixels(Protocol):
 
     @property
     def shape(self) -> Shape:
-        """(N, C, H, W)."""
+        """Shape (N, C, H, W)."""
         ...
 
     def __len__(self) -> int: ...
 
     def gather(self, indices: Tensor) -> Tensor:
-        """Copies the images at `indices`, in that order.
+        """Copy the images at `indices`, in that order.
+
+        Args:
+            indices: Indices of the images.
 
         Shape:
             - indices: (n,) int64; output: (n, C, H, W) uint8
@@ -43,7 +46,14 @@ class Pixels(Protocol):
 class StoredPixels:
     """Pixels in a tensor, or in an ``.npy`` file mapped into memory.
 
-    A mapped file's pages are shared by all processes that open it: pickling sends the path, not the pixels.
+    All processes that open a mapped file share its pages: pickling sends the path, not the pixels.
+
+    Args:
+        data: The pixels, uint8 (N, C, H, W).
+        path: The mapped file; None for a tensor in memory.
+
+    Raises:
+        ValueError: The pixels have another type or number of dimensions.
     """
 
     def __init__(self, data: Tensor, path: Path | None = None) -> None:
@@ -54,8 +64,8 @@ class StoredPixels:
 
     @classmethod
     def open(cls, path: Path) -> StoredPixels:
-        """Maps an ``.npy`` file into memory."""
-        # Copy-on-write, not read-only: nothing writes, but torch warns of tensors that it may not write to.
+        """Map an ``.npy`` file into memory."""
+        # Copy-on-write instead of read-only: nothing writes, but torch warns of read-only arrays.
         return cls(torch.from_numpy(np.load(path, mmap_mode="c")), path)
 
     def __reduce__(self) -> tuple[object, tuple[object, ...]]:
@@ -63,7 +73,7 @@ class StoredPixels:
 
     @property
     def shape(self) -> Shape:
-        """(N, C, H, W)."""
+        """Shape (N, C, H, W)."""
         n, c, h, w = self._data.shape
         return n, c, h, w
 
@@ -77,14 +87,19 @@ class StoredPixels:
 
 @dataclass(frozen=True)
 class SelectedPixels:
-    """A view of some of another store's images."""
+    """View of some of the images of another store.
+
+    Attributes:
+        base: The other store.
+        indices: Indices of the images in it.
+    """
 
     base: Pixels
     indices: Tensor
 
     @property
     def shape(self) -> Shape:
-        """(n, C, H, W)."""
+        """Shape (n, C, H, W)."""
         return (len(self.indices), *self.base.shape[1:])
 
     def __len__(self) -> int:
@@ -97,15 +112,15 @@ class SelectedPixels:
 
 @dataclass
 class ImageSet:
-    """Images and what is known of each.
+    """Images with labels and further columns.
 
     Attributes:
         images: The pixels.
-        labels: (N,) int64, or None where there are none.
+        labels: (N,) int64, or None if there are no labels.
         classes: Class names by label; empty without labels.
-        columns: Further integer columns, each (N,) int64: ``domain``, or ``client`` of a folder per client.
-        column_values: Names of a column's values, where it has names.
-        fingerprint: Hash of the content and of how it was decoded; the same on every machine.
+        columns: Further integer columns, each (N,) int64: ``domain``, or ``client`` for a folder per client.
+        column_values: Names of a column's values, for columns with names.
+        fingerprint: Hash of the content and the decoding; the same on every machine.
 
     Example:
         >>> import torch
@@ -127,7 +142,10 @@ class ImageSet:
         return len(self.images)
 
     def subset(self, indices: Tensor) -> ImageSet:
-        """The images at `indices`, in that order; pixels are not copied.
+        """Select the images at `indices`, in that order, without copying pixels.
+
+        Args:
+            indices: Indices of the images.
 
         Shape:
             - indices: (n,) int64
@@ -146,7 +164,7 @@ class ImageSet:
 
 
 def subset_fingerprint(fingerprint: str, indices: Tensor) -> str:
-    """The fingerprint of a selection: of the whole, and of which images in which order."""
+    """Fingerprint of a selection, from the fingerprint of the whole and the indices in their order."""
     digest = hashlib.blake2b(fingerprint.encode(), digest_size=16)
     digest.update(indices.to(torch.int64).numpy().astype("<i8").tobytes())
     return digest.hexdigest()

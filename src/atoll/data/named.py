@@ -1,4 +1,4 @@
-"""Datasets that go by a name: scikit-learn's digits, Hugging Face's hub, torchvision's."""
+"""Datasets by name: scikit-learn's digits, the Hugging Face hub, torchvision's datasets."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from atoll.data.records import ItemRecords, Listing, Rows, encode, reason
 
 
 def read_digits() -> Listing:
-    """1,797 handwritten digits, 8×8 grey of 17 levels, scaled to 0..255.
+    """Load 1,797 handwritten digits, 8×8 pixels in 17 levels of grey, scaled to 0..255.
 
     Reference:
         Alpaydin and Kaynak, "Optical Recognition of Handwritten Digits", UCI repository, 1998 (test part).
@@ -37,7 +37,7 @@ def read_digits() -> Listing:
 
 
 class _Opened:
-    """Arrays as images; a class, because worker processes get a copy and closures do not travel."""
+    """Reader of arrays as images; a class, because closures cannot be pickled for worker processes."""
 
     def __init__(self, arrays: np.ndarray[Any, np.dtype[np.uint8]]) -> None:
         self.arrays = arrays
@@ -47,14 +47,14 @@ class _Opened:
 
 
 def read_hub(options: DataOptions) -> tuple[Listing, Listing | None]:
-    """A dataset of Hugging Face's hub, by the ``datasets`` library."""
+    """Load a dataset from the Hugging Face hub with the ``datasets`` library."""
     try:
         import datasets
     except ImportError as error:
         raise UserError("data.source = 'hub' needs the datasets library; install atoll[hub]") from error
     try:
         splits = datasets.load_dataset(options.path, options.hub_config)
-    except Exception as error:  # the library raises a dozen kinds, from its own to the network's
+    except Exception as error:  # the library raises a dozen types, including those of network libraries
         raise UserError(
             f"cannot load the hub dataset {options.path!r}: {reason(error)}; "
             "check its name and, unless it was downloaded before, the network"
@@ -84,7 +84,7 @@ def _hub_listing(dataset: Any, split: str, options: DataOptions) -> Listing:
 
 
 class _TableImage:
-    """Images in a column of the library's table, which is mapped from its cache and travels as a path."""
+    """Reader of images in a column of the library's table, which is mapped from its cache and pickled as a path."""
 
     def __init__(self, table: Any, column: str) -> None:
         self.table = table
@@ -95,7 +95,7 @@ class _TableImage:
 
 
 def read_torchvision(options: DataOptions) -> tuple[Listing, Listing | None]:
-    """A class of ``torchvision.datasets``: from ``ATOLL_DATA`` if there, else downloaded into the cache."""
+    """Load a class of ``torchvision.datasets`` from ``ATOLL_DATA``; if it is not there, download it to the cache."""
     import torchvision.datasets
 
     offered = {name: getattr(torchvision.datasets, name) for name in torchvision.datasets.__all__}
@@ -117,13 +117,13 @@ def read_torchvision(options: DataOptions) -> tuple[Listing, Listing | None]:
 
 def _torchvision(kind: Callable[..., Any], split: dict[str, Any]) -> Listing:
     parameters = inspect.signature(kind).parameters
-    places: list[dict[str, Any]] = [{"root": cache_folder() / "torchvision", "download": True}]
+    locations: list[dict[str, Any]] = [{"root": cache_folder() / "torchvision", "download": True}]
     if os.environ.get("ATOLL_DATA"):
-        places.insert(0, {"root": Path(os.environ["ATOLL_DATA"]), "download": False})
+        locations.insert(0, {"root": Path(os.environ["ATOLL_DATA"]), "download": False})
     failure: Exception | None = None
-    for place in places:
+    for location in locations:
         try:
-            dataset = kind(**split, **{name: value for name, value in place.items() if name in parameters})
+            dataset = kind(**split, **{name: value for name, value in location.items() if name in parameters})
             break
         except (OSError, RuntimeError, ValueError, ImportError, TypeError) as error:
             failure = error
@@ -137,18 +137,18 @@ def _torchvision(kind: Callable[..., Any], split: dict[str, Any]) -> Listing:
     labels, classes = encode(targets)
     if hasattr(dataset, "classes") and targets.min(initial=0) >= 0:
         labels, classes = targets, [str(c) for c in dataset.classes]
-    # Torchvision checks its archives' hashes itself, so the name stands for the pixels.
+    # Torchvision checks the hashes of its archives, so the name identifies the pixels.
     content = hashlib.blake2b(
         f"{name}\0{len(dataset)}\0".encode() + labels.astype("<i8").tobytes(), digest_size=16
     )
     records = ItemRecords(len(dataset), _First(dataset), name, content.hexdigest())
-    if (targets < 0).all():  # STL10's way of saying unlabelled
+    if (targets < 0).all():  # STL10 marks unlabelled images this way
         return Listing(records)
     return Listing(records, labels, classes)
 
 
 class _First:
-    """The image of an (image, label) pair."""
+    """Reader of the image of an (image, label) pair."""
 
     def __init__(self, dataset: Any) -> None:
         self.dataset = dataset
@@ -159,12 +159,12 @@ class _First:
 
 
 def _targets(dataset: Any) -> Rows:
-    """All labels: from the attribute that most datasets keep, otherwise one image at a time."""
-    kept: Sequence[Any] | None = next(
+    """All labels: from the attribute that most datasets have, otherwise one image at a time."""
+    stored: Sequence[Any] | None = next(
         (getattr(dataset, name) for name in ("targets", "labels", "_labels") if hasattr(dataset, name)), None
     )
     try:
-        values = np.asarray([dataset[row][1] for row in range(len(dataset))] if kept is None else kept)
+        values = np.asarray([dataset[row][1] for row in range(len(dataset))] if stored is None else stored)
         return values.astype(np.int64).reshape(len(dataset))
     except (TypeError, ValueError, IndexError) as error:
-        raise UserError(f"torchvision's {type(dataset).__name__} is no classification dataset") from error
+        raise UserError(f"torchvision's {type(dataset).__name__} is not a classification dataset") from error

@@ -1,7 +1,7 @@
-"""Parquet files in the Hugging Face image convention, and tables of that form.
+"""Parquet files and tables in the Hugging Face image convention.
 
-An image column is ``struct<bytes: binary, path: string>`` (or plain binary) holding encoded image files; the
-schema's ``huggingface`` metadata names the classes.
+An image column is ``struct<bytes: binary, path: string>`` (or plain binary) and contains encoded image files; the
+schema's ``huggingface`` metadata contains the class names.
 """
 
 from __future__ import annotations
@@ -23,14 +23,18 @@ from atoll.data.decode import Encoded
 from atoll.data.options import DataOptions
 from atoll.data.records import Listing, Records, Rows, encode, reason
 
-_HELD_BYTES = 2**28  # encoded row groups that a process keeps at hand
+_HELD_BYTES = 2**28  # size of the encoded row groups that a process keeps in memory
 
 
 class ParquetRecords:
-    """Images in Parquet files, read a row group at a time.
+    """Images in Parquet files, read one row group at a time.
 
-    The last row groups used stay in memory, up to `_HELD_BYTES`, so that random batches need not read one for
-    every image.
+    The most recently used row groups stay in memory, up to `_HELD_BYTES`, so that random batches do not read a row
+    group for every image.
+
+    Args:
+        files: The Parquet files.
+        column: Name of the image column.
     """
 
     def __init__(self, files: Sequence[Path], column: str) -> None:
@@ -84,19 +88,19 @@ class ParquetRecords:
         return self._held[group]
 
     def describe(self, row: int) -> str:
-        """The row of its file, counted from 0."""
+        """Describe a row by its number in its file, counted from 0."""
         group = int(np.searchsorted(self._starts, row, side="right")) - 1
         file = self._groups[group][0]
         first = next(int(self._starts[i]) for i, (owner, _) in enumerate(self._groups) if owner == file)
         return f"row {row - first} of {self.files[file].name}"
 
     def digest(self) -> str:
-        """Of the files' bytes."""
+        """Hash of the files' bytes."""
         return content_digest([("", path) for path in self.files])
 
 
 def encoded(value: Any, folder: Path) -> bytes:
-    """The image file in a cell: bytes, or a struct of bytes or of a path; empty if there is none."""
+    """Image file in a cell, which holds bytes, or a struct of bytes or of a path; empty if there is none."""
     if isinstance(value, dict):
         path = value.get("path")
         value = value.get("bytes")
@@ -106,7 +110,11 @@ def encoded(value: Any, folder: Path) -> bytes:
 
 
 def open_parquet(path: Path) -> pq.ParquetFile:
-    """Opens a Parquet file, or says in a sentence why it is none."""
+    """Open a Parquet file.
+
+    Raises:
+        UserError: The file is not a readable Parquet file.
+    """
     try:
         return pq.ParquetFile(path, memory_map=True)
     except (OSError, pa.ArrowException) as error:
@@ -114,7 +122,7 @@ def open_parquet(path: Path) -> pq.ParquetFile:
 
 
 def read_parquet(options: DataOptions, root: Path) -> tuple[Listing, Listing | None]:
-    """The training and test splits at `root`: a file, or a folder of files named by split."""
+    """Read the training and test splits at `root`: a file, or a folder of files named by split."""
     if root.is_file():
         if options.test_split is not None:
             raise UserError(
@@ -123,9 +131,9 @@ def read_parquet(options: DataOptions, root: Path) -> tuple[Listing, Listing | N
         return _listing([root], options), None
     train = _split_files(root, options.train_split)
     if not train:
-        held = ", ".join(sorted(path.name for path in root.glob("*.parquet"))) or "none"
+        found = ", ".join(sorted(path.name for path in root.glob("*.parquet"))) or "none"
         raise UserError(
-            f"{root} holds no Parquet file of the split {options.train_split!r} (files there: {held})"
+            f"{root} holds no Parquet file of the split {options.train_split!r} (files there: {found})"
         )
     if options.test_split is None:
         test = _split_files(root, "test") or _split_files(root, "val")
@@ -152,14 +160,22 @@ def _listing(files: list[Path], options: DataOptions) -> Listing:
     schemas = [open_parquet(path).schema_arrow for path in files]
     for path, schema in zip(files, schemas, strict=True):
         if schema.names != schemas[0].names:
-            raise UserError(f"{path} has other columns than {files[0].name}; the files of a split must agree")
+            raise UserError(f"{path} has other columns than {files[0].name}; the files of a split must match")
     image, others = choose_columns(schemas[0], options, str(files[0]))
     table = pa.concat_tables([open_parquet(path).read(columns=others, use_threads=False) for path in files])
     return table_listing(ParquetRecords(files, image), table, options, str(files[0]))
 
 
 def choose_columns(schema: pa.Schema, options: DataOptions, where: str) -> tuple[str, list[str]]:
-    """The column of images, and the columns that say something about each.
+    """Choose the image column and the columns of labels and attributes.
+
+    Args:
+        schema: The schema of the file or table.
+        options: The recipe's ``[data]`` section.
+        where: Name of the file or table, for error messages.
+
+    Returns:
+        The name of the image column, and the names of the other columns to read.
 
     Raises:
         UserError: A named column is missing, or no column holds images.
@@ -195,7 +211,13 @@ def _holds_images(kind: pa.DataType) -> bool:
 
 
 def table_listing(records: Records, table: pa.Table, options: DataOptions, where: str) -> Listing:
-    """The listing of records whose labels and columns are in a table.
+    """Build the listing of records whose labels and columns are in a table.
+
+    Args:
+        records: The records, one per row of the table.
+        table: The labels and further columns.
+        options: The recipe's ``[data]`` section.
+        where: Name of the file or table, for error messages.
 
     Raises:
         UserError: Labels are missing, out of range, or neither integers nor text.
@@ -208,7 +230,7 @@ def table_listing(records: Records, table: pa.Table, options: DataOptions, where
     column_values: dict[str, list[str]] = {}
     for name in table.column_names:
         if table.column(name).null_count and name not in required:
-            continue  # a column that is not known of every image says nothing of the set
+            continue  # an optional column with missing values is ignored
         codes, names = _codes(name, table.column(name), _class_names(table.schema, name), where)
         if name == label:
             labels, classes = (codes, names) if names else encode(codes)
@@ -239,7 +261,7 @@ def _codes(name: str, column: pa.ChunkedArray, names: list[str], where: str) -> 
 
 
 def _class_names(schema: pa.Schema, column: str) -> list[str]:
-    """Class names from the ``huggingface`` metadata, [] where there are none."""
+    """Class names from the ``huggingface`` metadata; [] if there are none."""
     try:
         info = json.loads((schema.metadata or {})[b"huggingface"])
         return [str(name) for name in info["info"]["features"][column]["names"]]

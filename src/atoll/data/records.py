@@ -1,4 +1,4 @@
-"""Encoded images on demand: what a source is before anything is decoded."""
+"""Encoded images, read on demand: the contents of a source before decoding."""
 
 from __future__ import annotations
 
@@ -19,16 +19,16 @@ Rows = NDArray[np.int64]
 
 
 class Records(Protocol):
-    """N encoded images, read by row. Implementations pickle small: worker processes get copies."""
+    """N encoded images, read by row. Implementations must pickle to few bytes: worker processes receive copies."""
 
     def __len__(self) -> int: ...
 
     def read(self, rows: Rows) -> list[Encoded]:
-        """The images of these rows, in that order."""
+        """Read the images of these rows, in that order."""
         ...
 
     def describe(self, row: int) -> str:
-        """What a user would look for: a file, or a row of a file."""
+        """Describe a row for the user: a file, or a row of a file."""
         ...
 
     def digest(self) -> str:
@@ -38,7 +38,12 @@ class Records(Protocol):
 
 @dataclass(frozen=True)
 class FileRecords:
-    """Image files, named by their path relative to a root."""
+    """Image files, named by their path relative to a root.
+
+    Attributes:
+        root: The root folder.
+        names: POSIX paths relative to the root.
+    """
 
     root: Path
     names: tuple[str, ...]
@@ -51,17 +56,24 @@ class FileRecords:
         return [read_bytes(self.root / self.names[row]) for row in rows]
 
     def describe(self, row: int) -> str:
-        """The file's name below the root."""
+        """Describe a row by the file's path relative to the root."""
         return self.names[row]
 
     def digest(self) -> str:
-        """Of names and contents: the names carry classes and clients."""
+        """Hash of names and contents; the names contain classes and clients."""
         return content_digest([(name, self.root / name) for name in self.names])
 
 
 @dataclass(frozen=True)
 class ItemRecords:
-    """Images that a library hands over one at a time, as bytes or already open."""
+    """Images that a library provides one at a time, as bytes or already opened.
+
+    Attributes:
+        size: Number of images.
+        item: Returns the image of a row.
+        name: Name of the collection, for error messages.
+        content: Hash of the content.
+    """
 
     size: int
     item: Callable[[int], Encoded]
@@ -79,17 +91,22 @@ class ItemRecords:
             raise UserError(f"cannot read {self.name}: {error}") from error
 
     def describe(self, row: int) -> str:
-        """The row of the named collection."""
+        """Describe a row by its number in the named collection."""
         return f"image {row} of {self.name}"
 
     def digest(self) -> str:
-        """As told when this was made."""
+        """Hash of the content, as given to the constructor."""
         return self.content
 
 
 @dataclass(frozen=True)
 class SelectedRecords:
-    """Some rows of other records."""
+    """Selection of rows of other records.
+
+    Attributes:
+        base: The other records.
+        rows: The selected rows.
+    """
 
     base: Records
     rows: Rows
@@ -102,11 +119,11 @@ class SelectedRecords:
         return self.base.read(self.rows[rows])
 
     def describe(self, row: int) -> str:
-        """As the base describes it."""
+        """Describe a row as the base does."""
         return self.base.describe(int(self.rows[row]))
 
     def digest(self) -> str:
-        """Of the base and of the choice."""
+        """Hash of the base and of the selection."""
         digest = hashlib.blake2b(self.base.digest().encode(), digest_size=16)
         digest.update(self.rows.astype("<i8").tobytes())
         return digest.hexdigest()
@@ -114,7 +131,15 @@ class SelectedRecords:
 
 @dataclass(frozen=True)
 class Listing:
-    """A split before decoding: records, and what is known of each."""
+    """Split before decoding: records with labels and further columns.
+
+    Attributes:
+        records: The encoded images.
+        labels: (N,) int64, or None if there are no labels.
+        classes: Class names by label; empty without labels.
+        columns: Further integer columns, each (N,) int64.
+        column_values: Names of a column's values, for columns with names.
+    """
 
     records: Records
     labels: Rows | None = None
@@ -126,7 +151,7 @@ class Listing:
         return len(self.records)
 
     def select(self, rows: Rows) -> Listing:
-        """The listing of some rows."""
+        """Select some rows."""
         return replace(
             self,
             records=SelectedRecords(self.records, rows),
@@ -135,10 +160,10 @@ class Listing:
         )
 
     def renamed(self, other: Listing) -> Listing:
-        """This listing with its classes and column values numbered as in `other`.
+        """Renumber the classes and column values as in `other`.
 
-        Splits may lack classes that another has (a test folder without one class folder), so codes are
-        matched by name; names that `other` lacks come after its own.
+        A split may lack classes that another one has (for example a test folder without one of the class folders),
+        so codes are matched by name; names that `other` lacks are numbered after those of `other`.
         """
         labels, classes = self.labels, self.classes
         if labels is not None and other.labels is not None:
@@ -158,11 +183,11 @@ def _recode(codes: Rows, names: list[str], onto: list[str]) -> tuple[Rows, list[
 
 
 def encode(values: Sequence[str] | Rows) -> tuple[Rows, list[str]]:
-    """Codes and sorted names of arbitrary values."""
+    """Encode arbitrary values as integers; return the codes and the sorted names."""
     names, codes = np.unique(np.asarray(values), return_inverse=True)
     return codes.astype(np.int64).reshape(-1), [str(name) for name in names]
 
 
 def reason(error: Exception | None) -> str:
-    """The first line of another library's error, to be put into a sentence."""
+    """First line of another library's error message, for use within a sentence."""
     return str(error).strip().split("\n")[0].rstrip(".") or type(error).__name__

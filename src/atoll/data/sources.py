@@ -1,4 +1,4 @@
-"""From the recipe's ``[data]`` section to training, validation and test images."""
+"""Training, validation and test images for the recipe's ``[data]`` section."""
 
 from __future__ import annotations
 
@@ -23,17 +23,17 @@ from atoll.data.records import Listing, Records, Rows
 
 __all__ = ["DataOptions", "ImageSet", "Splits", "load_data"]
 
-_DATA_SEED = 0  # choices that belong to the data and not to a run
+_DATA_SEED = 0  # of random choices that are the same for all runs on the data
 
 
 @dataclass
 class Splits:
-    """A source's images.
+    """Images of a source.
 
     Attributes:
-        train: What clients learn from.
-        test: What the finished encoder is measured on, where there is any.
-        validation: Part of the source's training images, set aside for tuning.
+        train: Training images of the clients.
+        test: Test images for the evaluation of the finished encoder, if there are any.
+        validation: Part of the source's training images, held out for tuning.
     """
 
     train: ImageSet
@@ -54,11 +54,10 @@ _READERS: dict[str, Callable[[DataOptions], _Read]] = {
 
 
 def load_data(options: DataOptions, seed: int, progress: Progress | None = None) -> Splits:
-    """Finds, decodes (once, into the cache) and splits a source's images.
+    """Find, decode (once, into the cache) and split a source's images.
 
-    Only the validation split depends on the seed. A test part that has to be held out and the choice of
-    `limit` images belong to the data, so that runs of different seeds learn from and are measured on the same
-    images.
+    Only the validation split depends on the seed. A held-out test split and the choice of `limit` images are the
+    same for all seeds, so runs with different seeds train and are evaluated on the same images.
 
     Args:
         options: The source and how to read it.
@@ -83,10 +82,10 @@ def load_data(options: DataOptions, seed: int, progress: Progress | None = None)
             )
     if test is None and options.test_fraction:
         strata = [*([] if train.labels is None else [train.labels]), *train.columns.values()]
-        kept, held = _hold_out(
+        rest, held = _hold_out(
             len(train), strata, options.test_fraction, numpy_stream(_DATA_SEED, "test split")
         )
-        train, test = train.select(kept), train.select(held)
+        train, test = train.select(rest), train.select(held)
     if test is not None:
         test = test.renamed(train)
     if options.limit is not None and options.limit < len(train):
@@ -97,32 +96,32 @@ def load_data(options: DataOptions, seed: int, progress: Progress | None = None)
     if options.validation_fraction:
         known = [*([] if images.labels is None else [images.labels]), *images.columns.values()]
         strata, rng = [values.numpy() for values in known], numpy_stream(seed, "validation split")
-        kept, held = _hold_out(len(images), strata, options.validation_fraction, rng)
+        rest, held = _hold_out(len(images), strata, options.validation_fraction, rng)
         splits.train, splits.validation = (
-            images.subset(torch.from_numpy(kept)),
+            images.subset(torch.from_numpy(rest)),
             images.subset(torch.from_numpy(held)),
         )
     return splits
 
 
 def _hold_out(size: int, strata: list[Rows], fraction: float, rng: np.random.Generator) -> tuple[Rows, Rows]:
-    """Rows to keep and rows to hold out, both sorted.
+    """Split rows into those to keep and those to hold out, both sorted.
 
-    Samples are lined up by the strata (labels first) and at random within, and every 1/fraction-th is taken:
-    each class gives its share up to one image, however many strata there are.
+    Samples are ordered by the strata (labels first) and at random within a stratum, and every 1/fraction-th is
+    held out: each class contributes its share up to one image, for any number of strata.
     """
     held_size = round(fraction * size)
     if not 0 < held_size < size:
         raise UserError(
             f"a fraction of {fraction} cannot be held out of {size} images; set it to 0 or load more images"
         )
-    line = np.lexsort([rng.permutation(size), *reversed(strata)])
-    held = np.sort(line[((np.arange(held_size) + 0.5) * size / held_size).astype(np.int64)])
+    order = np.lexsort([rng.permutation(size), *reversed(strata)])
+    held = np.sort(order[((np.arange(held_size) + 0.5) * size / held_size).astype(np.int64)])
     return np.setdiff1d(np.arange(size), held), held
 
 
 def _load(listing: Listing, options: DataOptions, progress: Progress | None) -> ImageSet:
-    """The decoded images of a listing, less corrupt ones."""
+    """Load the decoded images of a listing, without corrupt ones."""
     opened = open_records(listing.records, options.decoding, options.memory_bytes, progress)
     read = listing if options.labels else replace(listing, labels=None, classes=[])
     images = ImageSet(
@@ -135,18 +134,18 @@ def _load(listing: Listing, options: DataOptions, progress: Progress | None) -> 
     )
     if not opened.corrupt:
         return images
-    _judge(opened, listing.records, options)
-    whole = np.setdiff1d(np.arange(len(images)), list(opened.corrupt))
-    return images.subset(torch.from_numpy(whole))
+    _refuse_or_warn(opened, listing.records, options)
+    intact = np.setdiff1d(np.arange(len(images)), list(opened.corrupt))
+    return images.subset(torch.from_numpy(intact))
 
 
-def _judge(opened: Opened, records: Records, options: DataOptions) -> None:
-    """Refuses corrupt images, or warns that they are skipped."""
+def _refuse_or_warn(opened: Opened, records: Records, options: DataOptions) -> None:
+    """Refuse corrupt images, or warn that they are skipped."""
     named = [f"{records.describe(row)} ({why})" for row, why in opened.corrupt.items()]
     some = ", ".join(named[:3]) + (f" and {len(named) - 3} more" if len(named) > 3 else "")
     count = f"{len(named)} of {len(records)} images cannot be decoded: {some}"
     if options.on_corrupt == "refuse":
-        raise UserError(f"{count}; mend or remove them, or set data.on_corrupt = 'skip'")
+        raise UserError(f"{count}; repair or remove them, or set data.on_corrupt = 'skip'")
     if len(named) == len(records):
         raise UserError(f"{count}; none is left")
     warnings.warn(f"skipped {count}", stacklevel=4)
@@ -156,10 +155,10 @@ ON_DISK = ("parquet", "folder", "clients", "images")
 
 
 def settled(options: DataOptions) -> DataOptions:
-    """The same options with the place of their images found once and for all.
+    """Return the same options with the absolute path of their images.
 
-    Where a relative path leads may change while a run is under way (its own folder may take the name), and
-    worker processes look later than their parent.
+    The target of a relative path may change during a run (the run's folder may take the name), and worker processes
+    resolve the path later than their parent.
     """
     if options.source not in ON_DISK:
         return options
@@ -167,7 +166,7 @@ def settled(options: DataOptions) -> DataOptions:
 
 
 def _locate(options: DataOptions) -> Path:
-    """`options.path` as it is, or under ``ATOLL_DATA``."""
+    """Find `options.path` in the working folder or under ``ATOLL_DATA``."""
     path = Path(options.path or "").expanduser()
     if path.exists():
         return path
@@ -177,7 +176,7 @@ def _locate(options: DataOptions) -> Path:
     also = (
         f"nor under ATOLL_DATA ({shared})"
         if shared
-        else "and ATOLL_DATA, where it would be looked for next, is not set"
+        else "and ATOLL_DATA, the next place to search, is not set"
     )
     raise UserError(f"data.path: there is no file or folder {options.path!r} here, {also}")
 

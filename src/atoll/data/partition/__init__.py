@@ -1,1 +1,1 @@
-"""Which client holds which image."""
+"""Partition of images over clients."""

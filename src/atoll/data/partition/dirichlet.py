@@ -1,8 +1,8 @@
-"""Dirichlet splits over labels, in the four variants that the literature calls "Dir(α)".
+"""Dirichlet partitions over labels, in the four variants that the literature calls "Dir(α)".
 
-All draw, for every class c, proportions p_c ~ Dir(α 1_K) over the K clients. They differ in how proportions
-become counts and in which draws they accept, so that the same α gives clients of quite different sizes. A
-draw decides sizes only; indices are given out once, after a draw was accepted.
+All variants draw, for every class c, proportions p_c ~ Dir(α 1_K) over the K clients. They differ in how they
+convert proportions to counts and in which draws they accept, so the same α gives clients of quite different sizes.
+A draw determines sizes only; indices are assigned once, after a draw is accepted.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ Floats = NDArray[np.float64]
 
 @dataclass(frozen=True)
 class Variant:
-    """One published way to turn proportions into clients.
+    """One published method to convert proportions to clients.
 
     Attributes:
-        counts: (proportions (C, K), class sizes (C,), rng) → images by client and class (K, C).
-        min_size: The fewest images a client may hold by default.
+        counts: Function (proportions (C, K), class sizes (C,), rng) → images by client and class (K, C).
+        min_size: Default minimum number of images of a client.
         window: Bounds of a client's size as multiples of N/K.
-        shuffle_classes: Whether a class is shuffled before it is cut (otherwise cut in dataset order).
-        shuffle_clients: Whether a client's list is shuffled at the end (otherwise it goes class by class).
+        shuffle_classes: Whether a class is shuffled before it is split (otherwise it is split in dataset order).
+        shuffle_clients: Whether a client's indices are shuffled at the end (otherwise they are class by class).
     """
 
     counts: Callable[[Floats, Counts, np.random.Generator], Counts]
@@ -38,13 +38,13 @@ class Variant:
     shuffle_clients: bool = False
 
     def bounds(self, num_samples: int, clients: int) -> tuple[float, float]:
-        """The smallest and largest size of a client that an accepted draw may have."""
+        """Minimum and maximum size of a client in an accepted draw."""
         low, high = self.window
         return low * num_samples / clients, high * num_samples / clients
 
 
 def _masked(proportions: Floats, class_sizes: Counts, rng: np.random.Generator) -> Counts:
-    """Clients that already hold N/K get nothing more; cuts at ⌊cumulative p · N_c⌋."""
+    """Split classes at ⌊cumulative p · N_c⌋; clients that already have N/K images receive no more."""
     C, K = proportions.shape
     counts = np.zeros((K, C), dtype=np.int64)
     sizes = np.zeros(K, dtype=np.int64)
@@ -53,7 +53,8 @@ def _masked(proportions: Floats, class_sizes: Counts, rng: np.random.Generator) 
         open_clients = sizes < full
         p = p * open_clients
         if not p.any():
-            # At tiny α all mass can underflow onto full clients; the limit is one open client at random.
+            # For small α, all mass can be on full clients because of underflow; the limit is one random open
+            # client.
             p[rng.choice(np.flatnonzero(open_clients))] = 1.0
         cuts = np.floor(np.cumsum(p / p.sum())[:-1] * size).astype(np.int64)
         counts[:, c] = np.diff(cuts, prepend=0, append=size)
@@ -62,13 +63,13 @@ def _masked(proportions: Floats, class_sizes: Counts, rng: np.random.Generator) 
 
 
 def _whole(proportions: Floats, class_sizes: Counts, rng: np.random.Generator) -> Counts:
-    """Every image goes to a client: counts by largest remainder, no balancing."""
+    """Assign every image: counts by largest remainder, without balancing."""
     return np.stack([largest_remainder(p, n) for p, n in zip(proportions, class_sizes, strict=True)], axis=1)
 
 
 def _floored(proportions: Floats, class_sizes: Counts, rng: np.random.Generator) -> Counts:
-    """⌊p · N_c⌋: the few images that flooring leaves over belong to nobody."""
-    # The tolerance gives a client that should have all of a class its last image.
+    """Assign ⌊p · N_c⌋ images; the few images that remain after rounding down are not assigned to any client."""
+    # With the tolerance, a client with proportion 1 receives the whole class despite rounding.
     return np.floor(proportions * class_sizes[:, None] + 1e-9).astype(np.int64).T
 
 
@@ -92,7 +93,15 @@ def dirichlet_counts(
     balanced: bool,
     rng: np.random.Generator,
 ) -> Counts:
-    """One draw: images by client and class.
+    """Draw the number of images by client and class once.
+
+    Args:
+        variant: The variant.
+        class_sizes: Number of images of each class.
+        clients: K, the number of clients.
+        alpha: α.
+        balanced: Whether to balance the clients' totals with `sinkhorn_balance`.
+        rng: Source of the random draws.
 
     Shape:
         - class_sizes: (C,)
@@ -105,10 +114,15 @@ def dirichlet_counts(
 
 
 def sinkhorn_balance(proportions: Floats, class_sizes: Counts, steps: int = 100) -> Floats:
-    """Scales clients to equal totals and classes to their whole, in turn (Orchestra).
+    """Scale clients to equal totals and classes to a total of 1, alternately (Orchestra).
 
-    Classes weigh by their size, which is Orchestra's own step where classes are equally large. The last
-    scaling is the classes', so no class is given out twice.
+    Classes are weighted by their size, which equals Orchestra's step if all classes have the same size. The last
+    scaling is that of the classes, so no class is assigned more often than it has images.
+
+    Args:
+        proportions: Proportions of each class over the clients.
+        class_sizes: Number of images of each class.
+        steps: Number of alternate scalings.
 
     Shape:
         - proportions: (C, K); class_sizes: (C,); output: (C, K), rows sum to 1
@@ -119,9 +133,8 @@ def sinkhorn_balance(proportions: Floats, class_sizes: Counts, steps: int = 100)
     """
     mass = proportions * class_sizes[:, None]
     per_client = class_sizes.sum() / proportions.shape[1]
-    tiny = np.finfo(
-        np.float64
-    ).tiny  # a client whose mass underflowed stays empty, and the draw is then refused
+    # A client whose mass underflows stays empty, and the draw is then refused.
+    tiny = np.finfo(np.float64).tiny
     for _ in range(steps):
         mass = mass / np.maximum(mass.sum(axis=0, keepdims=True), tiny) * per_client
         mass = mass / np.maximum(mass.sum(axis=1, keepdims=True), tiny) * class_sizes[:, None]
@@ -131,7 +144,17 @@ def sinkhorn_balance(proportions: Floats, class_sizes: Counts, steps: int = 100)
 def split_dirichlet(
     variant: Variant, by_class: Sequence[Indices], counts: Counts, rng: np.random.Generator
 ) -> list[Indices]:
-    """Cuts each class by its counts and joins every client's pieces, in the variant's order."""
+    """Split each class by its counts and concatenate the pieces of every client, in the variant's order.
+
+    Args:
+        variant: The variant.
+        by_class: Indices of each class.
+        counts: Number of images by client and class, (K, C).
+        rng: Source of the random draws.
+
+    Returns:
+        The indices of each client.
+    """
     pieces: list[list[Indices]] = [[] for _ in range(len(counts))]
     for c, indices in enumerate(by_class):
         order = rng.permutation(indices) if variant.shuffle_classes else indices

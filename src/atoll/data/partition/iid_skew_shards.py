@@ -1,6 +1,7 @@
-"""Ways to split indices among clients that always succeed: even parts, β-skewness, shards of classes.
+"""Partitions that need no repeated draws: IID, β-skewness, shards of classes.
 
-All take the indices of each class and give each client's indices, sorted. No index is given out twice.
+All functions take the indices of each class and return the sorted indices of each client. No index is assigned
+twice.
 """
 
 from __future__ import annotations
@@ -15,18 +16,36 @@ Indices = NDArray[np.int64]
 
 
 def split_evenly(indices: Indices, clients: int, rng: np.random.Generator) -> list[Indices]:
-    """Random parts whose sizes differ by one at most."""
+    """Split indices at random into parts whose sizes differ by at most one.
+
+    Args:
+        indices: The indices to split.
+        clients: Number of clients.
+        rng: Source of the random draws.
+
+    Returns:
+        The sorted indices of each client.
+    """
     return [np.sort(part) for part in np.array_split(rng.permutation(indices), clients)]
 
 
 def split_skewed(
     by_class: Sequence[Indices], clients: int, beta: float, rng: np.random.Generator
 ) -> list[Indices]:
-    """β-skewness: ⌊(1 − β)N/K⌋ of a client come class by class, ⌊βN/K⌋ from a pool uniform over the classes.
+    """Partition by β-skewness: ⌊(1 − β)N/K⌋ images per client class by class, ⌊βN/K⌋ from a uniform pool.
 
-    Shares are exact fractions of β as it is written: in floating point ⌊1000 · (1 − 0.9)⌋ would be 99. The
-    skewed pool is rounded as a whole, because flooring each class on its own could leave the last client
-    short.
+    Shares are exact fractions of β's decimal representation: in floating point, ⌊1000 · (1 − 0.9)⌋ would be 99. The
+    skewed pool is rounded as a whole, because rounding each class down separately could leave too few images for
+    the last client.
+
+    Args:
+        by_class: Indices of each class.
+        clients: K, the number of clients.
+        beta: β.
+        rng: Source of the random draws.
+
+    Returns:
+        The sorted indices of each client.
 
     Reference:
         Wang et al., "Does Decentralized Learning with Non-IID Unlabeled Data Benefit from Self Supervision?",
@@ -51,11 +70,20 @@ def split_skewed(
 def split_shards(
     by_class: Sequence[Indices], clients: int, classes_per_client: int, rng: np.random.Generator
 ) -> list[Indices]:
-    """S classes at each client, in turn: client k gets classes kS to kS + S − 1, modulo C.
+    """Partition by shards: client k receives the S classes kS to kS + S − 1, modulo C.
 
-    A class is split evenly among the clients that got it. S · K = C is FedCA's disjoint split; S · K > C is
-    EasyFL's, without the parts that EasyFL leaves unused where S · K is no multiple of C. Needs S ≤ C ≤ S ·
-    K.
+    Each class is split evenly among its clients. S · K = C is FedCA's disjoint partition; S · K > C is EasyFL's,
+    except that EasyFL leaves some images unused if S · K is not a multiple of C. The function requires
+    S ≤ C ≤ S · K.
+
+    Args:
+        by_class: Indices of each of the C classes.
+        clients: K, the number of clients.
+        classes_per_client: S, the number of classes of each client.
+        rng: Source of the random draws.
+
+    Returns:
+        The sorted indices of each client.
     """
     holders: list[list[int]] = [[] for _ in by_class]
     for turn in range(classes_per_client * clients):
@@ -68,7 +96,11 @@ def split_shards(
 
 
 def largest_remainder(weights: NDArray[np.float64], total: int) -> Indices:
-    """Whole numbers that sum to `total`, in proportion to `weights` up to one unit each.
+    """Round proportional shares to whole numbers that sum to `total`; each share is exact up to one unit.
+
+    Args:
+        weights: Weights of the shares.
+        total: Sum of the result.
 
     Shape:
         - weights: (K,), non-negative, not all zero; output: (K,) int64
@@ -80,7 +112,7 @@ def largest_remainder(weights: NDArray[np.float64], total: int) -> Indices:
         [4, 3, 3]
     """
     quotas = weights / weights.sum() * total
-    # 2.9999999999999996 is a 3 that rounding spoiled.
+    # The tolerance restores whole numbers after rounding errors, such as 2.9999999999999996.
     counts: Indices = np.floor(quotas + 1e-9).astype(np.int64)
     short = int(total - counts.sum())
     counts[np.argsort(counts - quotas, kind="stable")[:short]] += 1

@@ -1,12 +1,12 @@
-"""Batched image operations with a parameter of its own for every image.
+"""Batched image operations with separate parameters for every image.
 
-Each operation is torchvision's per-image tensor transform, applied to a whole batch at once: the same
-formulas, the same clamping to [0, 1] after every step, so that at equal parameters the two agree to float
-rounding. Images are float32, (N, C, H, W), in [0, 1]. A name that ends in an underscore changes its images in
-place, as in PyTorch.
+Each operation applies torchvision's per-image tensor transform to a whole batch: it uses the same formulas and the
+same clamping to [0, 1] after every step, so for equal parameters the results agree up to float rounding. Images are
+float32, (N, C, H, W), in [0, 1]. A function whose name ends in an underscore changes its images in place, as in
+PyTorch.
 
-Cropping, resizing, flipping, shifting and blurring are all linear and separable, so each is one small matrix
-per image and axis, and `separable` applies any of them with two batched matrix products.
+Cropping, resizing, flipping, shifting and blurring are linear and separable, so each is one small matrix per image
+and axis, and `separable` applies any of them with two batched matrix products.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ def _triangle(x: Tensor) -> Tensor:
 
 
 def _cubic(x: Tensor) -> Tensor:
-    # Keys' cubic with a = −1/2, the one that Pillow and PyTorch's antialiased resize use.
+    # Keys' cubic with a = −1/2, as in Pillow and in PyTorch's antialiased resize.
     near = (1.5 * x - 2.5) * x * x + 1
     far = ((2.5 - 0.5 * x) * x - 4) * x + 2
     return torch.where(x < 1, near, torch.where(x < 2, far, torch.zeros_like(x)))
@@ -37,26 +37,26 @@ FILTERS = {"bilinear": _triangle, "bicubic": _cubic}
 def resize_matrix(
     start: Tensor, extent: Tensor, source: int, positions: Tensor, interpolation: str = "bilinear"
 ) -> Tensor:
-    """The antialiased resampling of one axis of every image's crop, as a matrix.
+    """Matrix of the antialiased resampling of one axis of every image's crop.
 
     The crop of image i covers the source pixels [start_i, start_i + extent_i); it is resized to S pixels, and
-    row s of the matrix yields pixel ``positions[i, s]`` of those. So positions in reverse order are a flip,
-    and shifted ones a shift. Output pixel p has its centre at start + (p + 1/2)·extent/S, and the filter is
-    stretched by extent/S when that shrinks the image (the antialiasing of Pillow and of
+    row s of the matrix computes pixel ``positions[i, s]`` of these. Positions in reverse order are therefore a
+    flip, and shifted positions a shift. Output pixel p has its centre at start + (p + 1/2)·extent/S. If the crop is
+    reduced in size, the filter is stretched by extent/S (the antialiasing of Pillow and of
     ``torch.nn.functional.interpolate``).
 
     Args:
-        start: first source pixel of each crop.
-        extent: source pixels of each crop.
-        source: source pixels in all.
-        positions: the output pixels that are wanted, each in 0 … S−1.
+        start: First source pixel of each crop.
+        extent: Number of source pixels of each crop.
+        source: Total number of source pixels.
+        positions: The output pixels to compute, each in 0 … S−1.
         interpolation: ``"bilinear"`` or ``"bicubic"``.
 
     Shape:
         start, extent: (N,); positions: (N, S); result: (N, S, source), rows sum to 1.
 
     Raises:
-        UserError: the interpolation is unknown.
+        UserError: The interpolation is unknown.
     """
     if interpolation not in FILTERS:
         raise UserError(
@@ -72,13 +72,18 @@ def resize_matrix(
 
 
 def blur_matrix(sigma: Tensor, kernel: int, size: int) -> Tensor:
-    """Gaussian blur of one axis, with reflected borders, as a matrix.
+    """Matrix of the Gaussian blur of one axis, with reflected borders.
+
+    Args:
+        sigma: Standard deviation of each image's blur, in pixels.
+        kernel: Width of the kernel in pixels, odd.
+        size: Number of pixels of the axis.
 
     Shape:
         sigma: (N,); result: (N, size, size), rows sum to 1.
 
     Raises:
-        ValueError: the kernel is even, or reaches further than the reflected image.
+        ValueError: The kernel is even, or extends beyond the reflected image.
     """
     radius = kernel // 2
     if kernel % 2 == 0 or radius >= size:
@@ -89,17 +94,22 @@ def blur_matrix(sigma: Tensor, kernel: int, size: int) -> Tensor:
     tap = torch.exp(-0.5 * (offset / sigma[:, None]) ** 2)
     tap = tap / tap.sum(1, keepdim=True)
     source = reflect(torch.arange(size, device=sigma.device) + offset[:, None], size)
-    spread = F.one_hot(source, size).float()  # (kernel, size, size): where each tap falls for each pixel
+    spread = F.one_hot(source, size).float()  # (kernel, size, size): source pixel of each tap for each pixel
     return (tap @ spread.flatten(1)).view(-1, size, size)
 
 
 def reflect(positions: Tensor, size: int) -> Tensor:
-    """Positions folded into 0 … size−1 about the centres of the border pixels, as padding ``"reflect"``."""
+    """Reflect positions into 0 … size−1 at the centres of the border pixels, as the padding mode ``"reflect"``."""
     return (size - 1) - ((size - 1) - positions.abs()).abs()
 
 
 def separable(images: Tensor, rows: Tensor, columns: Tensor) -> Tensor:
-    """Each image X of each channel becomes (rows) X (columns)ᵀ.
+    """Compute (rows) X (columns)ᵀ for each channel X of each image.
+
+    Args:
+        images: The images.
+        rows: Matrices of the vertical axis.
+        columns: Matrices of the horizontal axis.
 
     Shape:
         images: (N, C, H, W); rows: (N, S, H); columns: (N, T, W); result: (N, C, S, T).
@@ -107,8 +117,8 @@ def separable(images: Tensor, rows: Tensor, columns: Tensor) -> Tensor:
     n, channels, height, width = images.shape
     half = torch.bmm(images.reshape(n, channels * height, width), columns.transpose(1, 2))
     half = half.view(n, channels, height, columns.shape[1])
-    # The channels share their image's matrix, so each is a product of its own; laid out with the channels
-    # first, all of these are batched products that need no copy.
+    # The channels share the matrix of their image, so each channel is a separate product; with the channels as
+    # the first dimension of the result, these are batched products without a copy.
     result = images.new_empty(channels, n, rows.shape[1], columns.shape[1])
     for channel in range(channels):
         torch.bmm(rows, half[:, channel], out=result[channel])
@@ -116,7 +126,10 @@ def separable(images: Tensor, rows: Tensor, columns: Tensor) -> Tensor:
 
 
 def luma(images: Tensor) -> Tensor:
-    """The grey value of every pixel.
+    """Grey value of every pixel.
+
+    Args:
+        images: Colour images.
 
     Shape:
         images: (N, 3, H, W); result: (N, 1, H, W).
@@ -127,17 +140,17 @@ def luma(images: Tensor) -> Tensor:
 
 
 def grayscale_(images: Tensor) -> Tensor:
-    """Every channel becomes the grey value. Images of one channel stay as they are."""
+    """Replace every channel by the grey value. Images with one channel are not changed."""
     return images if images.shape[1] == 1 else images.copy_(luma(images))
 
 
 def adjust_brightness_(images: Tensor, factor: Tensor) -> Tensor:
-    """Images times their factors, (N,)."""
+    """Multiply images by their factors, (N,)."""
     return images.mul_(factor.view(-1, 1, 1, 1)).clamp_(0, 1)
 
 
 def adjust_contrast_(images: Tensor, factor: Tensor) -> Tensor:
-    """Blend with the image's own mean grey: factor·x + (1 − factor)·mean."""
+    """Blend each image with its mean grey value: factor·x + (1 − factor)·mean."""
     mean = images.mean((2, 3))
     if images.shape[1] == 3:
         mean = (mean * mean.new_tensor(LUMA)).sum(1, keepdim=True)
@@ -146,7 +159,7 @@ def adjust_contrast_(images: Tensor, factor: Tensor) -> Tensor:
 
 
 def adjust_saturation_(images: Tensor, factor: Tensor) -> Tensor:
-    """Blend with each pixel's grey. Images of one channel stay as they are."""
+    """Blend each pixel with its grey value. Images with one channel are not changed."""
     if images.shape[1] == 1:
         return images
     factor = factor.view(-1, 1, 1, 1)
@@ -155,12 +168,15 @@ def adjust_saturation_(images: Tensor, factor: Tensor) -> Tensor:
 
 
 def adjust_hue_(images: Tensor, shift: Tensor) -> Tensor:
-    """Turn the hue by a part of the colour circle, −1/2 … 1/2. Images of one channel stay as they are.
+    """Rotate the hue by a fraction of the colour circle, −1/2 … 1/2. Images with one channel are not changed.
 
-    With V and v the largest and smallest channel, c = V − v, and the hue h counted in sextants (0 ≤ h < 6),
-    the colour of hue h is v + c·t, where t is clamp(|h − 3| − 1), clamp(2 − |h − 2|), clamp(2 − |h − 4|) for
-    R, G, B and clamp is to [0, 1]. This is RGB → HSV → RGB without the detour over saturation, which a turn
-    leaves alone.
+    With V and v the largest and smallest channel, c = V − v, and the hue h in sextants (0 ≤ h < 6), the colour with
+    hue h is v + c·t, where t is clamp(|h − 3| − 1), clamp(2 − |h − 2|), clamp(2 − |h − 4|) for R, G, B and clamp is
+    to [0, 1]. This equals RGB → HSV → RGB without computing the saturation, which does not change.
+
+    Args:
+        images: The images.
+        shift: Fraction of the colour circle for each image, (N,).
     """
     if images.shape[1] == 1:
         return images
@@ -169,7 +185,7 @@ def adjust_hue_(images: Tensor, shift: Tensor) -> Tensor:
     low = torch.minimum(torch.minimum(red, green), blue)
     chroma = high - low
     per_chroma = chroma.clamp(min=1e-12).reciprocal_()  # a grey pixel has no hue: its colour term is c·t = 0
-    # Interpolation with weights 0 and 1 chooses exactly, and on a CPU several times as fast as `where`.
+    # Interpolation with weights 0 and 1 selects exactly, and is several times as fast as `where` on a CPU.
     chosen = torch.empty_like(high)
     hue = red.sub(green).mul_(per_chroma).add_(4)
     hue.lerp_(blue.sub(red).mul_(per_chroma).add_(2), torch.eq(high, green, out=chosen))
@@ -183,22 +199,22 @@ def adjust_hue_(images: Tensor, shift: Tensor) -> Tensor:
 
 
 def solarize_(images: Tensor, threshold: float) -> Tensor:
-    """Invert the values that reach the threshold."""
+    """Invert all values at or above the threshold."""
     return images.copy_(torch.where(images >= threshold, 1 - images, images))
 
 
 def rotate90(images: Tensor, quarter_turns: Tensor) -> Tensor:
-    """Turn each image counter-clockwise by its own multiple of 90°, the pretext task of RotNet.
+    """Rotate each image counter-clockwise by a multiple of 90°, the pretext task of RotNet.
 
     Args:
-        images: square images of any dtype, on any device.
-        quarter_turns: a whole number for each image, taken modulo 4.
+        images: Square images of any dtype, on any device.
+        quarter_turns: Number of quarter turns of each image, modulo 4.
 
     Shape:
         images: (N, C, S, S); quarter_turns: (N,) int; result: as images.
 
     Raises:
-        ValueError: the images are not square, or the turns are not one for each image.
+        ValueError: The images are not square, or there is not one number of turns per image.
 
     Reference:
         Gidaris, Singh, Komodakis: Unsupervised Representation Learning by Predicting Image Rotations, 2018.
@@ -212,7 +228,7 @@ def rotate90(images: Tensor, quarter_turns: Tensor) -> Tensor:
     """
     if images.ndim != 4 or images.shape[2] != images.shape[3] or quarter_turns.shape != images.shape[:1]:
         raise ValueError(
-            "rotate90 needs square images (N, C, S, S) and one turn for each, (N,); got "
+            "rotate90 needs square images (N, C, S, S) and one number of turns for each, (N,); got "
             f"{tuple(images.shape)} and {tuple(quarter_turns.shape)}"
         )
     turned = images.clone()

@@ -1,8 +1,8 @@
-"""Augmented views of a batch: an independent draw for every image, applied on the device that holds them.
+"""Augmented views of a batch: independent random parameters for every image, applied on the images' device.
 
-Drawing and applying are apart. `Views.draw` takes every random number from a CPU generator, so a GPU run sees
-the same views; `Views.apply` has nothing random in it, and an image's view depends on that image and its own
-draw alone.
+Drawing and applying are separate. `Views.draw` takes all random numbers from a CPU generator, so a run on a GPU
+sees the same views; `Views.apply` is deterministic, and the view of an image depends only on that image and its
+draw.
 """
 
 from __future__ import annotations
@@ -22,31 +22,31 @@ from atoll.data.views.options import PRESETS, ViewOptions, ViewSettings
 
 __all__ = ["PRESETS", "Draw", "ViewOptions", "ViewSettings", "Views", "make_views", "rotate90"]
 
-CROP_TRIES = 10  # torchvision's: after ten crops that do not fit, the middle of the image
+CROP_TRIES = 10  # as in torchvision: after ten crops that do not fit, a centre crop
 JITTER = (ops.adjust_brightness_, ops.adjust_contrast_, ops.adjust_saturation_, ops.adjust_hue_)
-# Values of a batch that a CPU works on at a time: few enough to stay in a core's cache from one operation to
-# the next, enough to hide what calling an operation costs.
+# Number of values of a batch that a CPU processes at a time: few enough to stay in a core's cache between
+# operations, and enough to amortise the cost of calling an operation.
 CPU_CHUNK = 1 << 19
 
 
 @dataclass(frozen=True)
 class Draw:
-    """All that chance decides about N views. Tensors on the CPU, a row for each image.
+    """Random parameters of N views. Tensors on the CPU, one row per image.
 
     Attributes:
-        top: first source row of the crop.
-        left: first source column of the crop.
-        height: source rows of the crop.
-        width: source columns of the crop.
-        shift: (N, 2), rows and columns by which the view is then moved, over reflected borders.
-        flip: whether it is flipped, left to right.
-        jitter: whether its colours are jittered.
-        factors: (N, 4), of brightness, contrast, saturation and hue.
-        order: (N, 4), in which those four act; a permutation in each row.
-        grayscale: whether it loses its colours.
-        blur: whether it is blurred.
-        sigma: standard deviation of that blur, in pixels.
-        solarize: whether it is solarized.
+        top: First source row of the crop.
+        left: First source column of the crop.
+        height: Number of source rows of the crop.
+        width: Number of source columns of the crop.
+        shift: (N, 2), rows and columns by which the view is shifted, with reflected borders.
+        flip: Whether the view is flipped horizontally.
+        jitter: Whether its colours are jittered.
+        factors: (N, 4), factors of brightness, contrast, saturation and hue.
+        order: (N, 4), the order in which these four are applied; a permutation in each row.
+        grayscale: Whether the view is converted to grey.
+        blur: Whether it is blurred.
+        sigma: Standard deviation of the blur, in pixels.
+        solarize: Whether it is solarized.
     """
 
     top: Tensor
@@ -71,14 +71,21 @@ class Draw:
 
 
 class Views:
-    """Makes views of images; `make_views` checks that the settings fit them."""
+    """Augmentation of images; `make_views` checks the settings.
+
+    Args:
+        settings: Settings of the operations.
+        image_size: Side of the stored images.
+        size: Side of the views.
+        channels: Channels of the images.
+    """
 
     def __init__(self, settings: ViewSettings, image_size: int, size: int, channels: int) -> None:
         self.settings = settings
         self.image_size = image_size
         self.size = size
         self.channels = channels
-        # SimCLR's kernel: a tenth of the image to both sides together, and at least a neighbour on each.
+        # SimCLR's kernel: about a tenth of the image's side, and at least one neighbour on each side.
         self.blur_kernel = settings.blur_kernel or max(3, 2 * (size // 10 // 2) + 1)
         strengths = (settings.brightness, settings.contrast, settings.saturation, settings.hue)
         self._jitter_steps: list[tuple[int, Callable[[Tensor, Tensor], Tensor]]] = [
@@ -86,7 +93,11 @@ class Views:
         ]
 
     def __call__(self, images: Tensor, generator: torch.Generator) -> Tensor:
-        """One view of every image, drawn anew.
+        """Draw and apply one view of every image.
+
+        Args:
+            images: The images.
+            generator: Source of the random draws, on the CPU.
 
         Shape:
             images: uint8 (N, C, H, W) on any device; result: float32 (N, C, size, size) on the same device.
@@ -96,10 +107,15 @@ class Views:
     def draw(
         self, n: int, generator: torch.Generator, source: tuple[int, int] | torch.Size | None = None
     ) -> Draw:
-        """The random part of n views of images of a size (H, W), which is the stored images' unless given.
+        """Draw the random parameters of n views.
 
-        The same numbers are drawn whatever the settings, in the same order. So runs that differ in their
-        blur, say, see the same crops.
+        The same numbers are drawn for all settings, in the same order. Runs that differ only in their blur, for
+        example, therefore see the same crops.
+
+        Args:
+            n: Number of views.
+            generator: Source of the random draws, on the CPU.
+            source: Size (H, W) of the images; by default that of the stored images.
         """
         chosen = self.settings
         source_height, source_width = source or (self.image_size, self.image_size)
@@ -139,14 +155,17 @@ class Views:
         )
 
     def apply(self, images: Tensor, draw: Draw) -> Tensor:
-        """The views that a draw describes.
+        """Compute the views that a draw describes.
+
+        Args:
+            images: The images.
+            draw: Random parameters for images of this number and size.
 
         Shape:
-            images: uint8 (N, C, H, W) on any device; draw: of N views of images of that size;
-            result: float32 (N, C, size, size) on the same device.
+            images: uint8 (N, C, H, W) on any device; result: float32 (N, C, size, size) on the same device.
 
         Raises:
-            ValueError: the images are not such a batch, or the draw is not for it.
+            ValueError: The images are not such a batch, or the draw has another number of views.
         """
         self._check(images)
         if len(draw) != len(images):
@@ -154,7 +173,7 @@ class Views:
         pixels = self.channels * max(self.size**2, images.shape[2] * images.shape[3])
         chunk = max(1, CPU_CHUNK // pixels) if images.device.type == "cpu" else max(1, len(images))
         views = images.new_empty(len(images), self.channels, self.size, self.size, dtype=torch.float32)
-        # Full precision even inside a caller's autocast region, which would round matrix products to 16 bits.
+        # Full precision even inside a caller's autocast block, which would round matrix products to 16 bits.
         with torch.no_grad(), torch.autocast(images.device.type, enabled=False):
             for start in range(0, len(images), chunk):
                 rows = slice(start, start + chunk)
@@ -162,18 +181,18 @@ class Views:
         return views
 
     def plain(self, images: Tensor, normalise: bool = True) -> Tensor:
-        """The images without augmentation: on [0, 1], at the views' size, normalised as the settings say.
+        """Convert images without augmentation: to [0, 1], to the size of the views, normalised as in the settings.
 
         Args:
-            images: as for a view.
-            normalise: whether to subtract the mean and divide by the standard deviation. Some papers evaluate
-                on [0, 1] what they trained on normalised images.
+            images: The images.
+            normalise: Whether to subtract the mean and divide by the standard deviation. Some papers train on
+                normalised images and evaluate on images in [0, 1].
 
         Shape:
             images: uint8 (N, C, H, W) on any device; result: float32 (N, C, size, size) on the same device.
 
         Raises:
-            ValueError: the images are not such a batch.
+            ValueError: The images are not such a batch.
         """
         self._check(images)
         size = (self.size, self.size)
@@ -185,15 +204,15 @@ class Views:
     def _check(self, images: Tensor) -> None:
         if images.ndim != 4 or images.shape[1] != self.channels or images.dtype != torch.uint8:
             raise ValueError(
-                f"views are made of uint8 images (N, {self.channels}, H, W); "
+                f"views need uint8 images (N, {self.channels}, H, W); "
                 f"got {images.dtype} {tuple(images.shape)}"
             )
 
     def _view(self, images: Tensor, draw: Draw) -> Tensor:
         views = self._crop(images, draw)
-        for place in range(len(JITTER)):
+        for position in range(len(JITTER)):
             for column, step in self._jitter_steps:
-                rows = draw.jitter & (draw.order[:, place] == column)
+                rows = draw.jitter & (draw.order[:, position] == column)
                 _on_rows(views, rows, step, draw.factors[:, column])
         _on_rows(views, draw.grayscale, ops.grayscale_)
         _on_rows(views, draw.blur, self._blur, draw.sigma)
@@ -213,7 +232,7 @@ class Views:
         rows = ops.resize_matrix(top, height, images.shape[2], y, kind)
         columns = ops.resize_matrix(left, width, images.shape[3], x, kind)
         views = ops.separable(images.float(), rows.div_(255), columns)
-        return views.clamp_(0, 1)  # the cubic overshoots, and rounding may
+        return views.clamp_(0, 1)  # the cubic filter overshoots, and rounding can exceed the range
 
     def _blur(self, images: Tensor, sigma: Tensor) -> Tensor:
         matrix = ops.blur_matrix(sigma, self.blur_kernel, self.size)
@@ -229,15 +248,15 @@ class Views:
 
 
 def make_views(options: ViewOptions, image_size: int, channels: int) -> Views:
-    """The views that a recipe asks for, of stored images of a given size.
+    """Create the views of a recipe for stored images of a given size.
 
     Args:
-        options: the recipe's ``[views]`` section.
-        image_size: side of the stored images; the views' too, unless the options name another.
-        channels: 3, or 1: then saturation, hue and grayscale do nothing.
+        options: The recipe's ``[views]`` section.
+        image_size: Side of the stored images, and of the views unless the options set another.
+        channels: 3 or 1; with 1, saturation, hue and grayscale have no effect.
 
     Raises:
-        UserError: the settings do not fit the images.
+        UserError: The settings are not valid for the images.
 
     Example:
         >>> import torch
@@ -249,7 +268,7 @@ def make_views(options: ViewOptions, image_size: int, channels: int) -> Views:
     """
     settings, size = options.settings(), options.size or image_size
     if channels not in (1, 3):
-        raise UserError(f"views are made of images of 1 or 3 channels, not {channels}; convert the images")
+        raise UserError(f"views need images of 1 or 3 channels, not {channels}; convert the images")
     for name in ("mean", "std"):
         values = getattr(settings, name)
         if len(values) not in (1, channels):
@@ -273,10 +292,10 @@ def make_views(options: ViewOptions, image_size: int, channels: int) -> Views:
 def _crop_boxes(
     tries: Tensor, place: Tensor, height: int, width: int, settings: ViewSettings
 ) -> list[Tensor]:
-    """Top, left, height and width of torchvision's RandomResizedCrop, for every image at once.
+    """Top, left, height and width of torchvision's RandomResizedCrop, for all images at once.
 
-    Of an image's tries the first that fits is taken; where none does, as much of the middle as the ratio
-    allows.
+    The function uses the first try that fits the image; if none fits, it uses the largest centre crop that the
+    ratio allows.
     """
     if settings.crop_scale is None:
         whole = torch.zeros(tries.shape[1], dtype=torch.long)
@@ -298,10 +317,10 @@ def _crop_boxes(
 
 
 def _on_rows(views: Tensor, chosen: Tensor, step: Callable[..., Tensor], *parameters: Tensor) -> None:
-    """Replace the chosen images by what a step makes of them; the others cost nothing."""
-    rows = chosen.nonzero().squeeze(1)  # on the CPU, so that a GPU need not be waited for
+    """Apply a step to the chosen images only, in place."""
+    rows = chosen.nonzero().squeeze(1)  # on the CPU, so that the GPU need not be synchronised
     if len(rows) == 0:
         return
-    there = upload(rows, views.device)
-    changed = step(views.index_select(0, there), *(upload(each[rows], views.device) for each in parameters))
-    views.index_copy_(0, there, changed)
+    index = rows.to(views.device)
+    changed = step(views.index_select(0, index), *(each[rows].to(views.device) for each in parameters))
+    views.index_copy_(0, index, changed)
