@@ -95,7 +95,7 @@ class _TableImage:
 
 
 def read_torchvision(options: DataOptions) -> tuple[Listing, Listing | None]:
-    """Load a class of ``torchvision.datasets`` from ``ATOLL_DATA``, or download it to the cache."""
+    """Load a ``torchvision.datasets`` class from ``ATOLL_DATA``, or download it to the cache."""
     import torchvision.datasets
 
     offered = {name: getattr(torchvision.datasets, name) for name in torchvision.datasets.__all__}

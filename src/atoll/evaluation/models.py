@@ -45,7 +45,7 @@ def mean_over_clients(by_model: Mapping[str, Results], clients: Mapping[str, int
         clients: The number of clients that use each model. If no model has a client, all have equal weight.
 
     Returns:
-        The results of a single model unchanged. For several models, the means of `mean_results`, with
+        The results of a single model unchanged. For several models, the means of `mean_results` with
         ``"by_model"`` and ``"clients_by_model"`` added.
     """
     if len(by_model) == 1:
