@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 import tomli_w
 
-from atoll.cli.main import _parser
+from atoll.cli.parser import make_parser
 from atoll.components.training import TrainOptions
 from atoll.data.options import DataOptions, PartitionOptions
 from atoll.data.views.options import PRESETS, ViewOptions, ViewSettings
@@ -283,7 +283,7 @@ def test_a_command_on_a_page_exists(block: str) -> None:
     commands = [line.removeprefix("$ ") for line in lines if line.startswith("$ atoll")]
     assert commands
     for command in commands:
-        options = _parser().parse_args(shlex.split(command)[1:])
+        options = make_parser().parse_args(shlex.split(command)[1:])
         preset = getattr(options, "recipe", None)
         if preset in presets() and ":" not in command:
             load_recipe(preset, options.set)

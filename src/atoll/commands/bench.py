@@ -64,7 +64,7 @@ def time_step(recipe: Recipe, warm: int = WARM, timed: int = TIMED) -> tuple[flo
         server = Server(federation.recipe, setting, federation.initial_weights(), prerequisites)
         largest = max(range(setting.num_clients), key=lambda client: setting.sizes[client])
         message = method.send(server.state, setting, largest, server.cohort(1), 1)
-        message = {**message, "epochs": steps}  # enough: each epoch has a batch of the full size
+        message["epochs"] = steps  # enough: each epoch has a batch of the full size
         watch = _Stopwatch(steps, federation.device)
         client, data = federation.client_side(server.constants), federation.client_data(largest)
         with suppress(_Enough):
