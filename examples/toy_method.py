@@ -1,8 +1,8 @@
-"""A method of one's own: SimCLR whose embeddings are also pulled towards the global model's.
+"""Custom method: SimCLR with a term that pulls embeddings towards those of the global model.
 
     atoll run digits-ssd --set method.name=toy_method:METHOD engine.workers=2
 
-Run it from the folder that holds this file.
+Run it from the folder of this file.
 """
 
 from dataclasses import dataclass
@@ -24,7 +24,7 @@ class Anchor(Term):
     weight: float = 0.5
 
     def forwards(self) -> tuple[Forward, ...]:
-        """The first view through the trained and through the downloaded networks."""
+        """Pass the first view through the trained and through the downloaded networks."""
         return Forward("view1"), Forward("view1", network="downloaded")
 
     def start(self, context: ClientContext) -> None:

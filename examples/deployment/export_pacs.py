@@ -1,8 +1,8 @@
-"""PACS as four sites' folders: FOLDER/DOMAIN/train/CLASS/*.jpg and FOLDER/DOMAIN/test/CLASS/*.jpg.
+"""Export PACS as folders of four sites: FOLDER/DOMAIN/train/CLASS/*.jpg and FOLDER/DOMAIN/test/CLASS/*.jpg.
 
     python export_pacs.py FOLDER [IMAGES]
 
-Reads $ATOLL_DATA/pacs/{train,test}.parquet; with IMAGES, at most so many for each domain and split.
+The script reads $ATOLL_DATA/pacs/{train,test}.parquet. IMAGES limits the number of images per domain and split.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ DOMAINS = ("art_painting", "cartoon", "photo", "sketch")
 
 
 def main(folder: Path, limit: int | None) -> None:
-    """Write each image's bytes as they are."""
+    """Write the bytes of each image without changing them."""
     source = os.environ.get("ATOLL_DATA")
     if not source:
         sys.exit("set ATOLL_DATA to the folder that holds pacs/train.parquet and pacs/test.parquet")

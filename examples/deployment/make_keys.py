@@ -1,9 +1,9 @@
-"""Certificates and keys for a trial on one machine: a CA, a SuperLink's certificate, a key pair for each site.
+"""Create certificates and keys for a trial on one machine: a CA, a SuperLink's certificate, a key pair per site.
 
     python make_keys.py FOLDER SITE [SITE ...]
 
-For a trial only: here one program makes everybody's private keys, and the CA's key lies beside them. For how to
-do it between real sites, see docs/flower-security.md. Files that are there already are left alone.
+For a trial only: one program creates all private keys, and stores the CA's key in the same folder. For real sites,
+see docs/flower-security.md. Existing files are not changed.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ DAYS = 30
 
 
 def main(folder: Path, sites: list[str]) -> None:
-    """Make what is missing."""
+    """Create the missing files."""
     folder.mkdir(parents=True, exist_ok=True)
     if not (folder / "ca.crt").exists():
         make_certificates(folder)
@@ -33,7 +33,7 @@ def main(folder: Path, sites: list[str]) -> None:
 
 
 def make_certificates(folder: Path) -> None:
-    """``ca.crt`` for everybody; ``server.key`` and ``server.crt`` for the SuperLink on this machine."""
+    """Create ``ca.crt`` for all sites, and ``server.key`` and ``server.crt`` for the SuperLink on this machine."""
     ca_key, server_key = (ec.generate_private_key(ec.SECP384R1()) for _ in range(2))
     ca_name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "Atoll trial CA")])
     server_name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "localhost")])
@@ -78,7 +78,7 @@ def make_certificates(folder: Path) -> None:
 
 
 def make_key_pair(path: Path) -> None:
-    """``SITE`` and ``SITE.pub``, as ``ssh-keygen -t ecdsa -b 384`` makes them."""
+    """Create ``SITE`` and ``SITE.pub``, as ``ssh-keygen -t ecdsa -b 384`` does."""
     key = ec.generate_private_key(ec.SECP384R1())
     public = key.public_key().public_bytes(serialization.Encoding.OpenSSH, serialization.PublicFormat.OpenSSH)
     path.with_name(f"{path.name}.pub").write_bytes(public + b"\n")
@@ -86,7 +86,7 @@ def make_key_pair(path: Path) -> None:
 
 
 def write_private(path: Path, key: ec.EllipticCurvePrivateKey, form: serialization.PrivateFormat) -> None:
-    """Only the owner may read it."""
+    """Write a private key to a file that only its owner can read."""
     data = key.private_bytes(serialization.Encoding.PEM, form, serialization.NoEncryption())
     with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
         file.write(data)

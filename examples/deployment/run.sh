@@ -1,10 +1,10 @@
 #!/usr/bin/env bash
-# A real federation on one machine, from nothing: a SuperLink and four SuperNodes as separate processes, TLS, and
-# node authentication; PACS, one domain a site. Needs pip install 'atoll[flower]' and ATOLL_DATA.
+# Run a complete federation on one machine: a SuperLink and four SuperNodes as separate processes, with TLS and node
+# authentication, on PACS with one domain per site. Requires pip install 'atoll[flower]' and ATOLL_DATA.
 #
 #   ATOLL_DATA=... bash run.sh [FOLDER] [--set key=value ...]
 #
-# All that is made lies in FOLDER (default: trial); the report is FOLDER/run/report.html.
+# All output is in FOLDER (default: trial); the report is FOLDER/run/report.html.
 set -euo pipefail
 
 die() { echo "$1" >&2; exit 1; }
@@ -13,7 +13,7 @@ trial=trial
 if [[ $# -gt 0 && $1 != --set ]]; then trial=$1; shift; fi
 [[ ${1:-} == --set ]] && shift
 sites=(art_painting cartoon photo sketch)
-port=${ATOLL_TRIAL_PORT:-9092} # the SuperLink's; the nodes' own follow it
+port=${ATOLL_TRIAL_PORT:-9092} # of the SuperLink; the ports of the nodes follow it
 mkdir -p "$trial/logs" && trial=$(cd "$trial" && pwd)
 
 export FLWR_HOME=$trial/flwr FLWR_TELEMETRY_ENABLED=0 FLWR_DISABLE_UPDATE_CHECK=1
@@ -23,7 +23,7 @@ mkdir -p "$FLWR_HOME"
 python "$here/make_keys.py" "$trial/keys" "${sites[@]}"
 [[ -d $trial/images ]] || python "$here/export_pacs.py" "$trial/images"
 
-# 2. The Flower app, and where its SuperLink is.
+# 2. The Flower app, and the address of its SuperLink.
 if [[ ! -d $trial/app ]]; then
   atoll federate init "$trial/app" --recipe pacs-ssd-cpu --sites 4 --out "$trial/run" \
     --set train.rounds=3 train.epochs=1 evaluation.every=0 "$@"
@@ -37,7 +37,7 @@ address = "127.0.0.1:$port"
 root-certificates = "$trial/keys/ca.crt"
 CONFIG
 
-# 3. The SuperLink. It installs nothing by itself, and knows only the nodes whose keys are registered.
+# 3. The SuperLink. It does not install dependencies, and accepts only nodes with registered keys.
 processes=()
 stop() { kill "${processes[@]}" 2> /dev/null || true; wait 2> /dev/null || true; }
 trap stop EXIT
@@ -55,7 +55,7 @@ register() {
 }
 for site in "${sites[@]}"; do register "$site"; done
 
-# 4. The sites. Each node is told its name, its folder and where to keep its state.
+# 4. The sites. Each node is configured with its name, its image folder and its state folder.
 number=0
 for site in "${sites[@]}"; do
   number=$((number + 1))
