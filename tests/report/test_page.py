@@ -68,7 +68,7 @@ def test_the_highest_accuracy_is_marked_and_a_shape_never_is(tmp_path):
     page = report(tmp_path, a, b)
     assert [cell.endswith("highest") for cell in row(page, "moon")[1:]] == [False, True, False, False]
     assert [cell.endswith("highest") for cell in row(page, "ssd")[1:]] == [True, False, False, False]
-    assert "One seed cannot tell" in page.text
+    assert "One seed cannot distinguish" in page.text
     error = 100 * math.sqrt(0.8 * 0.2 / 400)
     assert (
         f"With 400 test images, the standard error of an accuracy of 80 % is {error:.1f} points." in page.text

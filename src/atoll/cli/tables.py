@@ -99,9 +99,9 @@ def egress_tables(egress: Egress, method: Method) -> Iterator[Table | str]:
     every = "every round"
     titles = {
         "up": f"Leaves the client, {every}",
-        "down": f"Comes to the client, {every}",
-        "once": "Comes to the client, once",
-        "kept": "Stays with the client, and is kept from round to round",
+        "down": f"Sent to the client, {every}",
+        "once": "Sent to the client, once",
+        "kept": "Retained by the client between rounds",
     }
     for place, title in titles.items():
         items: list[Item] = getattr(egress, place)
@@ -111,7 +111,7 @@ def egress_tables(egress: Egress, method: Method) -> Iterator[Table | str]:
         table.add_column("what", overflow="fold")
         table.add_column("shape", no_wrap=True)
         table.add_column("bytes", no_wrap=True, justify="right")
-        table.add_column("why", max_width=36)  # so that names stay whole where there is room for them
+        table.add_column("why", max_width=36)  # leaves room for the names
         for item, before in zip(items, [None, *items], strict=False):
             shape = item.dtype if item.shape is None else f"{item.dtype} {list(item.shape)}"
             only = "" if len(item.rounds) > 1 or place == "once" else " (not in every round)"

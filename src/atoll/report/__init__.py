@@ -1,4 +1,4 @@
-"""A page of finished (or unfinished) runs, made from their folders alone."""
+"""A page, and tables, of finished or unfinished runs, made from their folders."""
 
 from atoll.report.page import write_report
 

@@ -51,7 +51,7 @@ function responsive(host, draw) {
   };
 }
 
-/** Buttons of which one is pressed. Nothing where there is no choice. */
+/** Buttons of which one is pressed; null if there is no choice. */
 function choice(labels, name, choose) {
   if (labels.length < 2) return null;
   const buttons = labels.map(({ label, line }, index) =>

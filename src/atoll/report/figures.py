@@ -45,7 +45,7 @@ def figures(groups: Sequence[Group]) -> dict[str, Any]:
 
 
 def _panel(title: str, lines: Iterable[tuple[int, Sequence[Points]]], **more: Any) -> dict[str, Any]:
-    """A chart. A line is the mean over seeds, with the standard deviation where there are several."""
+    """A chart. A line is the mean over seeds, with the standard deviation if there are several."""
     series = []
     for line, runs in lines:
         xs = sorted({x for run in runs for x in run})

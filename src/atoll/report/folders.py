@@ -24,7 +24,7 @@ class Folder:
     Attributes:
         name: the folder's own name.
         recipe: the complete recipe.
-        recipe_text: as it stands on disk.
+        recipe_text: the text of its file.
         metrics: by round, the untrained encoder first.
         results: the final evaluation; empty if there is none.
         partition: which client holds how much; empty if there is none.
@@ -113,7 +113,7 @@ def read_folder(path: Path) -> Folder:
     try:
         picture = _checked(load(path / MAP_FILE))
     except UserError:
-        # No points were asked for, or the images are the sites' and may not be drawn.
+        # The recipe asks for no points, or the images are the sites' and may not be drawn.
         expected = recipe.get("evaluation", {}).get("map_points") != 0 and results.get("split") != SITES_OWN
         if expected:
             note(MAP_FILE, "there is no map", "is damaged" if (path / MAP_FILE).is_file() else "is not there")

@@ -16,7 +16,7 @@ from atoll.report.wording import show
 SAME = ("seed", "name", "title", "engine.workers")
 # Differences that a comparison of methods is about.
 EXPECTED = ("method.", "options.", *SAME)
-MAX_TELLING = 3  # differences that a label names
+MAX_DIFFERENCES = 3  # that a label names
 
 
 @dataclass
@@ -72,7 +72,7 @@ def group_runs(folders: Sequence[Folder]) -> list[Group]:
     """Groups in the order of their first runs, each with its own label.
 
     Two runs are of one group if their recipes are equal but for the seed, the name, the title and the number of
-    workers. A group has each seed once, because a repeated run is no further sample: it begins another group.
+    workers. A group has each seed once, because a repeated run is not a further sample: it starts another group.
     """
     groups: dict[str, list[Group]] = {}
     found: list[Group] = []
@@ -100,29 +100,31 @@ def _method(group: Group) -> str:
 
 
 def _labels(names: Sequence[str], recipes: Sequence[Mapping[str, Any]]) -> list[str]:
-    """The names, each with the values that tell it apart from its namesakes, where there are any."""
+    """The names, each with the values that distinguish it from equal names, if there are any."""
     labels = []
     for name, recipe in zip(names, recipes, strict=True):
-        namesakes = [other for named, other in zip(names, recipes, strict=True) if named == name]
-        if len(namesakes) == 1:
+        equals = [other for named, other in zip(names, recipes, strict=True) if named == name]
+        if len(equals) == 1:
             labels.append(name)
             continue
-        telling = list(differences(namesakes)) or list(differences(namesakes, beside=("seed",)))
+        different = list(differences(equals)) or list(differences(equals, except_=("seed",)))
         values = flatten(recipe)
-        said = [f"{key.removeprefix('options.')} = {show(values.get(key))}" for key in telling[:MAX_TELLING]]
+        said = [
+            f"{key.removeprefix('options.')} = {show(values.get(key))}" for key in different[:MAX_DIFFERENCES]
+        ]
         labels.append(f"{name} · {', '.join(said)}" if said else name)
     return labels
 
 
-def differences(recipes: Sequence[Mapping[str, Any]], beside: Iterable[str] = SAME) -> dict[str, list[Any]]:
+def differences(recipes: Sequence[Mapping[str, Any]], except_: Iterable[str] = SAME) -> dict[str, list[Any]]:
     """Keys whose values are not the same in all recipes, with the value in each.
 
     Args:
         recipes: to compare.
-        beside: keys, or sections if they end in a dot, that are left out.
+        except_: keys, or sections if they end in a dot, that are left out.
     """
     tables = [flatten(recipe) for recipe in recipes]
-    left_out = tuple(beside)
+    left_out = tuple(except_)
     found = {}
     for key in dict.fromkeys(key for table in tables for key in table):
         if key in left_out or key.startswith(tuple(name for name in left_out if name.endswith("."))):
@@ -135,7 +137,7 @@ def differences(recipes: Sequence[Mapping[str, Any]], beside: Iterable[str] = SA
 
 @dataclass
 class _Start:
-    """An encoder before the first round: its settings, the methods that begin with it, its results by seed."""
+    """An encoder before the first round: its settings, the methods that start from it, its results by seed."""
 
     recipe: dict[str, Any]
     methods: list[str]
@@ -149,7 +151,7 @@ class _Start:
 
 
 def untrained_rows(groups: Sequence[Group]) -> list[Row]:
-    """The encoders before the first round: methods that begin with the same one share a row."""
+    """The encoders before the first round: methods that start from the same one share a row."""
     starts: list[_Start] = []
     for group in groups:
         by_seed = {run.seed: run.untrained for run in group.runs if run.untrained}

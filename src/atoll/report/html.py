@@ -15,7 +15,7 @@ class Html(str):
 
 
 def tag(name: str, *children: str, **attributes: str) -> Html:
-    """An element. ``class_`` stands for ``class``, other underscores for hyphens; empty attributes are left out."""
+    """An element. ``class_`` becomes ``class``, other underscores become hyphens; empty attributes are left out."""
     written = "".join(
         f' {key.rstrip("_").replace("_", "-")}="{escape(value)}"'
         for key, value in attributes.items()
@@ -32,7 +32,7 @@ def join(children: Iterable[str]) -> Html:
 def table(caption: str, head: Sequence[str], rows: Sequence[Sequence[str]], class_: str = "") -> Html:
     """A table with a heading for every column, and for every row in its first cell.
 
-    It stands in a box of its own that scrolls sideways where the window is narrow.
+    Its box scrolls sideways if the window is narrow.
     """
     header = tag("tr", *(tag("th", cell, scope="col") for cell in head))
     body = (
@@ -68,7 +68,7 @@ def folded(summary: str, *content: str) -> Html:
 
 
 def json_for_script(value: Any) -> Html:
-    """JSON that can stand in a ``<script>`` element: no text in it can end the element."""
+    """JSON for a ``<script>`` element: no text in it can end the element."""
     text = json.dumps(value, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
     # All three are the same characters to a JSON reader.
     return Html(text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026"))

@@ -6,14 +6,14 @@ const SHAPES = [
   (r) => `M0,${-r * 1.15}L${r * 1.1},${r * 0.85}H${-r * 1.1}Z`,
   (r) => `M0,${-r * 1.25}L${r * 1.25},0L0,${r * 1.25}L${-r * 1.25},0Z`,
 ];
-// Colour and shape together tell 32 classes apart; neighbours differ in both.
+// Colour and shape together distinguish 32 classes; neighbours differ in both.
 const shape = (label) => SHAPES[(label + Math.floor(label / COLOURS)) % SHAPES.length];
 
 function mapFigure(host, maps, sprites) {
   const plot = html("div");
   const thumb = html("div", { class: "thumb", role: "img", "aria-label": "The image under the cursor" });
   const words = html("div", { role: "status", "aria-live": "off" });
-  const classes = html("div", { class: "classes", role: "group", "aria-label": "Classes; a button shows one alone" });
+  const classes = html("div", { class: "classes", role: "group", "aria-label": "Classes; a button shows only one" });
   let map = maps[0];
   let only = null;
   let at = null;
@@ -87,7 +87,7 @@ function mapFigure(host, maps, sprites) {
       ring.setAttribute("cx", xs[i]);
       ring.setAttribute("cy", ys[i]);
       preview(i);
-      picture.setAttribute("aria-label", `Map of ${xs.length} test images, ${lineName(map.line)}. ${words.textContent}. Arrow keys move to the next image.`);
+      picture.setAttribute("aria-label", `Map of ${xs.length} images, ${lineName(map.line)}. ${words.textContent}. Arrow keys move to the next image.`);
     };
     // The nearest image for which `cost` is a number; only those of the class that is shown.
     const closest = (cost) => {

@@ -44,13 +44,13 @@ def spread(values: Sequence[float]) -> Spread | None:
 
 
 def mean_std(values: Sequence[float], digits: int) -> str:
-    """Mean ± standard deviation; the mean alone of a single value, or of values that all print alike."""
+    """Mean ± standard deviation; only the mean if there is one value or all values print alike."""
     found = spread(values)
     return UNMEASURED if found is None else "".join(found.words(digits))
 
 
 def best(column: Sequence[Spread | None]) -> list[bool]:
-    """Which are the highest, or cannot be told from it over their seeds."""
+    """Which values are the highest, or within the standard deviations of the highest."""
     found = [value for value in column if value is not None]
     if len(found) < 2:
         return [False] * len(column)

@@ -177,10 +177,10 @@ def _notices(runs: Sequence[Folder], failures: Iterable[str]) -> Html:
     return join(said)
 
 
-def _figure(name: str, content: Any, otherwise: str, words: str) -> Html:
+def _figure(name: str, content: Any, placeholder: str, words: str) -> Html:
     """The element in which the script draws, or the sentence that replaces it."""
     if not content:
-        return tag("p", otherwise, class_="muted") if otherwise else Html("")
+        return tag("p", placeholder, class_="muted") if placeholder else Html("")
     caption = [tag("figcaption", words, class_="muted")] if words else []
     return tag("figure", tag("div", "", data_figure=name), *caption)
 

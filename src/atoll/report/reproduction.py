@@ -11,7 +11,7 @@ from atoll.report.terminal import terminal_table
 
 
 def cells(record: dict[str, Any]) -> tuple[list[str], list[list[str]]]:
-    """The table's header and its rows; each of our values is followed by the published one, where there are any."""
+    """The table's header and its rows; each of our values is followed by the published one, if there are any."""
     columns = list(record["rows"][0]["values"])
     beside = ("paper",) if record["published"] else ()
     header = ["", *(heading for column in columns for heading in (column, *beside))]

@@ -85,7 +85,7 @@ def _cell(value: Spread | None, metric: Metric, marked: bool = False) -> Html:
 def _meaning_of_bold(seeded: bool) -> str:
     if seeded:
         return "Bold: the highest accuracy of the column, and every accuracy within the standard deviations of it."
-    return "Bold: the highest accuracy of the column. One seed cannot tell a better method from a lucky one."
+    return "Bold: the highest accuracy of the column. One seed cannot distinguish a better method from a lucky one."
 
 
 def _standard_error(groups: Sequence[Group], accuracies: Sequence[float]) -> str:
@@ -146,7 +146,7 @@ def _named(
     groups: Sequence[Group],
     found: Sequence[tuple[int, Folder, str, int | None, dict[str, Any]]],
 ) -> Html:
-    """Results by a name within a run, with a count beside the name."""
+    """Results by a name within a run, with a count next to the name."""
     rows = [Row(name, [numbers], i, 1) for i, _, name, _, numbers in found]
     columns = result_columns(rows)
     body = [

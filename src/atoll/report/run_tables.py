@@ -18,14 +18,14 @@ MAX_CELLS = 2000  # of a partition's table
 
 
 def recipe_differences(groups: Sequence[Group]) -> Html:
-    """The differences between the recipes beside the method, so that nobody takes their effect for the method's."""
+    """The differences between the recipes other than the method: their effect is not the method's."""
     if len(groups) < 2:
         return Html("")
     apart = differences([group.recipe for group in groups], EXPECTED)
     if not apart:
         return tag("p", "The recipes differ only in their method and its options.")
     body = [[name, *map(show, values)] for name, values in apart.items()]
-    caption = "Differences between the recipes beside the method and its options"
+    caption = "Differences between the recipes other than the method and its options"
     return table(caption, ["recipe key", *(group.label for group in groups)], body)
 
 
