@@ -16,6 +16,7 @@ import tomli_w
 
 from atoll.cli.parser import make_parser
 from atoll.components.training import TrainOptions
+from atoll.core.schema import Above, AtLeast, AtMost, Below, MinLength, OneOf, Rising
 from atoll.data.options import DataOptions, PartitionOptions
 from atoll.data.views.options import PRESETS, ViewOptions, ViewSettings
 from atoll.engines.federation import Federation
@@ -32,6 +33,7 @@ from atoll.methods.registry import (
 )
 from atoll.models import ModelOptions
 from atoll.recipe.engine_options import EngineOptions
+from atoll.recipe.generate import MOST_CHOICES, with_tables
 from atoll.recipe.recipe import Recipe, load_recipe, presets
 from tests.docs_tables import MARKED, TABLES, generated
 
@@ -65,7 +67,7 @@ def tables(text: str) -> Iterator[tuple[str, list[str], list[list[str]]]]:
     before, lines = "", iter(text.splitlines())
     for line in lines:
         if not line.startswith("|"):
-            before = line or before
+            before = before if not line or line.startswith("<!-- ") else line
             continue
         header, rows = cells(line), []
         next(lines)  # the rule
@@ -104,16 +106,33 @@ def literal(value: Any) -> str:
 
 
 def kind_of(hint: Any) -> str:
-    """A type in a reader's words."""
+    """A type in a reader's words, without its bounds."""
     words = {int: "whole number", float: "number", str: "text", bool: "true or false"}
     origin, inner = typing.get_origin(hint), typing.get_args(hint)
+    if origin is typing.Annotated:
+        known = next((rule.limit for rule in inner[1:] if isinstance(rule, OneOf)), ())
+        return kind_of(typing.Literal[known]) if 0 < len(known) <= MOST_CHOICES else kind_of(inner[0])
     if origin in (typing.Union, types.UnionType):
         return kind_of(next(one for one in inner if one is not type(None)))
     if origin is typing.Literal:
         return " or ".join(f"`{literal(one)}`" for one in inner)
     if origin is tuple:
-        return f"{'list of' if inner[-1] is ... else len(inner)} {words[inner[0]]}s"
+        item = "text" if typing.get_origin(inner[0]) is typing.Literal else kind_of(inner[0])
+        return f"{'list of' if inner[-1] is ... else len(inner)} {item}s"
     return "table" if origin is dict else words[hint]
+
+
+def bounds_of(hint: Any) -> set[str]:
+    """What a reader must be told of a type's bounds."""
+    words = {Above: "above", AtLeast: "at least", Below: "below", AtMost: "at most", MinLength: "at least"}
+    if {type(rule) for rule in getattr(hint, "__metadata__", ())} >= {AtLeast, AtMost}:
+        return {"between {} and {}".format(*(rule.limit for rule in hint.__metadata__))}
+    said = {"low <= high" for rule in getattr(hint, "__metadata__", ()) if isinstance(rule, Rising)}
+    if said:
+        return said
+    own = {f"{words[type(r)]} {r.limit}" for r in getattr(hint, "__metadata__", ()) if type(r) in words}
+    inner = typing.get_args(hint) if typing.get_origin(hint) is not typing.Literal else ()
+    return own.union(*(bounds_of(one) for one in inner))
 
 
 def default_of(field: dataclasses.Field[Any]) -> Any:
@@ -122,8 +141,8 @@ def default_of(field: dataclasses.Field[Any]) -> Any:
 
 
 def option_rows(cls: Any, leave_out: tuple[str, ...] = ()) -> list[list[str]]:
-    """Option, type and default of each field."""
-    hints, rows = typing.get_type_hints(cls), []
+    """Option, type without bounds, and default of each field."""
+    hints, rows = typing.get_type_hints(cls, include_extras=True), []
     for field in dataclasses.fields(cls):
         if field.name not in leave_out:
             value = default_of(field)
@@ -133,8 +152,16 @@ def option_rows(cls: Any, leave_out: tuple[str, ...] = ()) -> list[list[str]]:
 
 
 def check_rows(rows: list[list[str]], cls: Any, leave_out: tuple[str, ...] = ()) -> None:
-    """A table of options is the dataclass, and each has a meaning."""
-    assert [row[:3] for row in rows] == option_rows(cls, leave_out)
+    """A table of options is the dataclass, with all bounds, and each has a meaning."""
+    expected = option_rows(cls, leave_out)
+    assert [
+        [row[0], row[1][: len(kind)], row[2]] for row, (_, kind, _) in zip(rows, expected, strict=True)
+    ] == (expected)
+    hints = typing.get_type_hints(cls, include_extras=True)
+    for row, (name, kind, _) in zip(rows, expected, strict=True):
+        bounds = bounds_of(hints[name.strip("`")])
+        assert all(said in row[1] for said in bounds), row
+        assert bounds or row[1] == kind, row
     assert all(len(row) == 4 and row[3] for row in rows)
 
 
@@ -201,6 +228,12 @@ def test_the_options_of_a_part_stand_in_one_page_as_they_are(name: str) -> None:
     else:
         assert not said
         assert sum(f"{mark} has no keys" in text for text in PAGES.values()) == 1
+
+
+@pytest.mark.parametrize("page", sorted(PAGES))
+def test_tables_of_options_are_generated(page: str) -> None:
+    assert with_tables(PAGES[page]) == PAGES[page], "run python -m atoll.recipe.generate"
+    assert PAGES[page].count("| option | type | default |") == PAGES[page].count("<!-- options: ")
 
 
 # Recipes, data, evaluation.

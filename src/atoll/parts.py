@@ -6,6 +6,7 @@ import warnings
 from typing import Any
 
 from atoll.components import base
+from atoll.core.errors import UserError
 
 _RENAMED = {"Part": "Component", "Local": "ClientContext"}
 
@@ -15,6 +16,18 @@ warnings.warn(
     DeprecationWarning,
     stacklevel=2,
 )
+
+
+def require_positive(component: base.Component, *options: str) -> None:
+    """Check some of a component's options.
+
+    Raises:
+        UserError: one of them is not above 0.
+    """
+    for option in options:
+        value = getattr(component, option)
+        if not value > 0:
+            raise UserError(f"options.{component.name}.{option} is {value}; it must be above 0")
 
 
 def __getattr__(name: str) -> Any:

@@ -141,7 +141,7 @@ def test_settings_are_laid_over_every_row_and_the_papers_stays() -> None:
         ("measures.kNN.missing = 'no time'", "set one of 'of' and 'missing'"),
         ("published.paper = 'SSD'", "no published values have metric = 'kNN', paper = 'SSD'"),
         ("choices.a.changes.train.rounds = -1", "row a of the table: train.rounds is -1"),
-        ("measured_on.source = 'nowhere'", "row a of the table: data.source = 'nowhere'"),
+        ("measured_on.source = 'nowhere'", "row a of the table: data.source is 'nowhere'"),
         ("recipe = 'digit'", "no recipe 'digit'.*did you mean 'digits'"),
         ("base = 'ssd-11'", "no table 'ssd-11'.*did you mean 'ssd-1"),
         ("measures.kNN.of = 'classifier/accuracy'\nmeasured_on.source = 'digits'", "a classifier cannot"),

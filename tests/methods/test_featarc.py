@@ -135,7 +135,7 @@ def test_an_update_must_name_a_cluster():
     )
     verdict = rounds.server.checks.examine({**update, "parts": {}}, rounds.server.state["models"])
     assert verdict == "it names no model that it was sent"
-    with pytest.raises(UserError, match="set it to 1 or more"):
+    with pytest.raises(UserError, match=r"options\.featarc\.clusters is 0; it must be above 0"):
         federation(*FEATARC, "options.featarc.clusters=0")
 
 

@@ -29,7 +29,13 @@ def test_beside_a_supervised_objective_it_can_share_its_pass():
     assert steps.client._losses["feddecorr"][0].item() == pytest.approx(expected, rel=1e-3)
 
 
-@pytest.mark.parametrize("images", ["['view3']", "[]"])
-def test_unknown_images_are_refused(images):
-    with pytest.raises(UserError, match=r"feddecorr\.images_of is"):
+@pytest.mark.parametrize(
+    ("images", "sentence"),
+    [
+        ("['view3']", "names 'view3'; did you mean 'view2'"),
+        ("[]", "is \\[\\]; it must be a list of at least 1"),
+    ],
+)
+def test_unknown_images_are_refused(images, sentence):
+    with pytest.raises(UserError, match=rf"options\.feddecorr\.images_of {sentence}"):
         tiny("method.name=feddecorr", f"options.feddecorr.images_of={images}")

@@ -194,7 +194,10 @@ def test_a_run_ends_with_the_mean_or_with_each_clients_own(tmp_path):
         (["method.merge=fedbn"], r"set options\.gossip\.deploys = 'each'"),
         (["train.bn_buffers=local"], "the mean of their models is nobody's"),
         (["method.server=fedavgm"], "'gossip' knows no server, and 'fedavgm' is a server's step"),
-        (["options.gossip.edge_probability=0"], r"edge_probability must lie in \(0, 1\], not 0"),
+        (
+            ["options.gossip.edge_probability=0"],
+            r"options\.gossip\.edge_probability is 0; it must be above 0 and at most 1",
+        ),
     ],
 )
 def test_what_cannot_be_is_refused(changed, sentence):

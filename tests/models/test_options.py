@@ -48,7 +48,7 @@ def test_spec_is_json_and_rebuilds_the_architecture(name):
             {"projector_final_norm": "batch"},
             "model.projector_final_norm is 'batch'.*known: affine, none, plain",
         ),
-        ({"projector_dim": 0}, "model.projector_dim is 0; give a whole number"),
+        ({"projector_dim": 0}, "model.projector_dim is 0; it must be above 0"),
         ({"projector_hidden": (512, -1)}, r"model.projector_hidden is \[512, -1\]"),
         ({"predictor_hidden": (0,)}, r"model.predictor_hidden is \[0\]"),
         ({"width": 32}, "model.width says nothing about 'resnet18'.*resnet-narrow, vit-tiny"),

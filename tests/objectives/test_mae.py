@@ -104,5 +104,5 @@ def test_masks_change_from_step_to_step_and_training_moves_both_networks():
 def test_other_encoders_and_ratios_are_refused():
     with pytest.raises(UserError, match=r"set model\.encoder = 'vit-tiny'"):
         federation("method.name=fed_mae")
-    with pytest.raises(UserError, match=r"mask_ratio is 1\.0; it must lie between 0 and 1"):
+    with pytest.raises(UserError, match=r"options\.mae\.mask_ratio is 1\.0; it must be above 0 and below 1"):
         federation(*VIT, "options.mae.mask_ratio=1.0")

@@ -6,13 +6,12 @@ import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import ClassVar
+from typing import ClassVar, Literal
 
 import torch
 
 from atoll.aggregation.update_geometry import Reference
 from atoll.components.base import Aggregation, Fold, Models, Setting, Update, UpdateGeometry
-from atoll.core.errors import UserError, did_you_mean
 from atoll.core.tree import Weights
 
 Factors = Callable[[UpdateGeometry], Mapping[str, float]]
@@ -87,16 +86,6 @@ class Weighing:
         return math.exp(-update["loss"] - self._top), math.exp(before - self._top)
 
 
-def check_weights(component: Aggregation, weights: str, known: tuple[str, ...]) -> None:
-    """Refuse an unknown way to weigh updates.
-
-    Raises:
-        UserError: there is none of this name.
-    """
-    if weights not in known:
-        raise UserError(f"options.{component.name}.weights is {weights!r}; {did_you_mean(weights, known)}")
-
-
 @dataclass(frozen=True)
 class FedAvg(Aggregation):
     """w ← Σ_k p_k w_k over the cohort, with p_k by ``weights``.
@@ -108,10 +97,7 @@ class FedAvg(Aggregation):
 
     name: ClassVar[str] = "fedavg"
     source: ClassVar[str] = "McMahan et al. 2017, Algorithm 1"
-    weights: str = "samples"
-
-    def __post_init__(self) -> None:
-        check_weights(self, self.weights, ("batches", "samples", "uniform"))
+    weights: Literal["samples", "batches", "uniform"] = "samples"
 
     @property
     def statistics(self) -> tuple[str, ...]:

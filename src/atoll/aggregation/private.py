@@ -12,13 +12,14 @@ import secrets
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Annotated, Any, ClassVar
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from atoll.components.base import Aggregation, Models, Setting, Update, UpdateGeometry
+from atoll.core.schema import Above, Below, Positive
 from atoll.core.tree import Weights
 
 
@@ -43,18 +44,13 @@ class PrivateFedAvg(Aggregation):
     source: ClassVar[str] = "McMahan et al. 2018, Algorithm 1"
     only_weights: ClassVar[bool] = True
     clips: ClassVar[bool] = True
-    clip: float = 1.0
-    noise_multiplier: float = 1.0
-    delta: float = 1e-5
+    clip: Positive = 1.0
+    noise_multiplier: Positive = 1.0
+    delta: Annotated[float, Above(0), Below(1)] = 1e-5
     secret: int | None = None
 
     def refuse(self, setting: Setting) -> str | None:
         """What stands against a guarantee."""
-        for name in ("clip", "noise_multiplier"):
-            if not getattr(self, name) > 0:
-                return f"options.{self.name}.{name} is {getattr(self, name)}; it must be above 0"
-        if not 0 < self.delta < 1:
-            return f"options.{self.name}.delta is {self.delta}; it must lie between 0 and 1"
         if setting.train.bn_buffers == "average":
             return (
                 "BatchNorm's running statistics would leave the clients without noise; "
@@ -144,7 +140,7 @@ def _norm(tensors: list[Tensor]) -> float:
 
 
 @lru_cache(maxsize=4096)
-def _epsilon(rate: float, noise_multiplier: float, rounds: int, delta: float) -> float:
+def _epsilon(rate: float, noise_multiplier: Positive, rounds: int, delta: float) -> float:
     """Rényi accounting of the Poisson-sampled Gaussian (Mironov et al. 2019), add or remove one client."""
     import dp_accounting
     from dp_accounting import rdp

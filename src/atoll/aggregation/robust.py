@@ -10,7 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import ClassVar
+from typing import Annotated, ClassVar
 
 import torch
 from torch import Tensor
@@ -19,6 +19,7 @@ from atoll.aggregation.disk_buffer import DiskBuffer
 from atoll.aggregation.fedavg import RunningMean
 from atoll.components.base import Aggregation, Models, Setting, Update, UpdateGeometry
 from atoll.core.errors import UserError
+from atoll.core.schema import AtLeast, Below
 from atoll.core.tree import Weights
 
 Combine = Callable[[DiskBuffer, Weights], Weights]
@@ -90,11 +91,7 @@ class TrimmedMean(Robust):
 
     name: ClassVar[str] = "trimmed_mean"
     source: ClassVar[str] = "Yin et al. 2018, Definition 2"
-    trim: float = 0.1
-
-    def __post_init__(self) -> None:
-        if not 0 <= self.trim < 0.5:
-            raise UserError(f"options.{self.name}.trim is {self.trim}; it must be at least 0 and below 0.5")
+    trim: Annotated[float, AtLeast(0), Below(0.5)] = 0.1
 
     def combine(self, updates: DiskBuffer, current: Weights, buffers: frozenset[str]) -> Weights:
         """The trimmed means."""
@@ -115,21 +112,14 @@ class MultiKrum(Robust):
     data's scale and would drown them.
 
     Attributes:
-        byzantine: f, how many updates may be wrong; K must be at least 2f + 3.
+        byzantine: f, how many updates may be wrong; a round needs at least 2f + 3.
         chosen: m; 0: K − f.
     """
 
     name: ClassVar[str] = "multi_krum"
     source: ClassVar[str] = "Blanchard et al. 2017, Sections 4 and 6"
-    byzantine: int = 1
-    chosen: int = 0
-
-    def __post_init__(self) -> None:
-        for option in ("byzantine", "chosen"):
-            if getattr(self, option) < 0:
-                raise UserError(
-                    f"options.{self.name}.{option} is {getattr(self, option)}; it must be at least 0"
-                )
+    byzantine: Annotated[int, AtLeast(0)] = 1
+    chosen: Annotated[int, AtLeast(0)] = 0
 
     def refuse(self, setting: Setting) -> str | None:
         """Krum promises nothing for fewer than 2f + 3 updates."""

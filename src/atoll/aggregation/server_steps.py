@@ -11,13 +11,15 @@ for which momentum means nothing, are taken as they were folded.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Annotated, ClassVar
 
 import torch
 
 from atoll.components.base import ServerStep, Setting
-from atoll.core.errors import UserError
+from atoll.core.schema import AtLeast, Below, Positive
 from atoll.core.tree import Tree, Weights
+
+Decay = Annotated[float, AtLeast(0), Below(1)]
 
 
 @dataclass(frozen=True)
@@ -45,11 +47,8 @@ class FedAvgM(ServerStep):
 
     name: ClassVar[str] = "fedavgm"
     source: ClassVar[str] = "Hsu et al. 2019, Section 4.3"
-    server_lr: float = 1.0
-    momentum: float = 0.9
-
-    def __post_init__(self) -> None:
-        _check(self, ("server_lr",), ("momentum",))
+    server_lr: Positive = 1.0
+    momentum: Decay = 0.9
 
     def step(self, state: Tree, current: Weights, folded: Weights, setting: Setting) -> tuple[Tree, Weights]:
         """The velocity v and w."""
@@ -74,13 +73,10 @@ class FedAdam(ServerStep):
 
     name: ClassVar[str] = "fedadam"
     source: ClassVar[str] = "Reddi et al. 2021, Algorithm 2"
-    server_lr: float = 0.01
-    beta1: float = 0.9
-    beta2: float = 0.99
-    adaptivity: float = 1e-3
-
-    def __post_init__(self) -> None:
-        _check(self, ("server_lr", "adaptivity"), ("beta1", "beta2"))
+    server_lr: Positive = 0.01
+    beta1: Decay = 0.9
+    beta2: Decay = 0.99
+    adaptivity: Positive = 1e-3
 
     def step(self, state: Tree, current: Weights, folded: Weights, setting: Setting) -> tuple[Tree, Weights]:
         """The moments m and v, and w."""
@@ -100,17 +96,3 @@ class FedAdam(ServerStep):
             for name, m in first.items()
         }
         return {"m": first, "v": second}, {**folded, **moved}
-
-
-def _check(component: ServerStep, positive: tuple[str, ...], shares: tuple[str, ...]) -> None:
-    for option in positive:
-        if not getattr(component, option) > 0:
-            raise UserError(
-                f"options.{component.name}.{option} is {getattr(component, option)}; it must be above 0"
-            )
-    for option in shares:
-        if not 0 <= getattr(component, option) < 1:
-            value = getattr(component, option)
-            raise UserError(
-                f"options.{component.name}.{option} is {value}; it must be at least 0 and below 1"
-            )

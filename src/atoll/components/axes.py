@@ -38,7 +38,11 @@ class Objective(Component):
 
 @dataclass(frozen=True)
 class Term(Component):
-    """A loss that is added to the objective, times ``weight``; with weight 0 it is left out entirely."""
+    """A loss that is added to the objective, times ``weight``; with weight 0 it is left out entirely.
+
+    Attributes:
+        weight: the term's factor in the loss; 0 leaves it out.
+    """
 
     weight: float = 1.0
 

@@ -25,7 +25,7 @@ This module is the one import for whoever writes a component.
 from __future__ import annotations
 
 from atoll.components.axes import Aggregation, Merge, Objective, Replace, ServerStep, Term
-from atoll.components.component import Component, require_positive
+from atoll.components.component import Component
 from atoll.components.context import ClientContext, Scope
 from atoll.components.declaration import (
     AtMost,
@@ -86,7 +86,6 @@ __all__ = [
     "Update",
     "UpdateGeometry",
     "init_seed",
-    "require_positive",
     "run_forwards",
     "seeded",
 ]

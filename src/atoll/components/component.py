@@ -16,13 +16,14 @@ from atoll.components.folds import SliceFold
 from atoll.components.forwards import Forward
 from atoll.components.prerequisites import Prerequisite, Trained
 from atoll.components.setting import Setting
+from atoll.core.config import Options
 from atoll.core.errors import UserError
 from atoll.core.tree import Tree, Weights
 from atoll.data.batch import Batch
 
 
 @dataclass(frozen=True)
-class Component:
+class Component(Options):
     """A piece of a method; its dataclass fields are its options in a recipe.
 
     Class attributes:
@@ -57,6 +58,10 @@ class Component:
                 DeprecationWarning,
                 stacklevel=2,
             )
+
+    @classmethod
+    def _place(cls) -> str:
+        return f"options.{cls.name}"
 
     # What depends on no option may be a class variable in a component, as most are.
 
@@ -156,15 +161,3 @@ def declares_slice(kind: type[Component]) -> bool:
     """Whether a component's declaration is about its `finish`: no class overrides one and leaves out the other."""
     owner = next(base for base in kind.__mro__ if {"finish", "declares"} & vars(base).keys())
     return "declares" in vars(owner)
-
-
-def require_positive(component: Component, *options: str) -> None:
-    """Check some of a component's options.
-
-    Raises:
-        UserError: one of them is not above 0.
-    """
-    for option in options:
-        value = getattr(component, option)
-        if not value > 0:
-            raise UserError(f"options.{component.name}.{option} is {value}; it must be above 0")

@@ -5,16 +5,20 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Literal
+from typing import Annotated, Literal
 
 import torch
 from torch import nn
 
-from atoll.core.errors import UserError
+from atoll.core.config import Options
+from atoll.core.schema import Above, AtLeast, Below, Infinite, Positive, Share
+
+Whole = Annotated[int, AtLeast(0)]
+Bound = Annotated[float, Above(0), Infinite()]
 
 
 @dataclass(frozen=True)
-class TrainOptions:
+class TrainOptions(Options, section="train"):
     """The recipe's ``[train]`` section.
 
     Attributes:
@@ -44,47 +48,30 @@ class TrainOptions:
         start: warm start: a run's folder or a file of weights that the first model takes over.
     """
 
-    rounds: int = 100
-    epochs: int = 5
-    batch_size: int = 128
+    rounds: Whole = 100
+    epochs: Whole = 5
+    batch_size: Annotated[int, AtLeast(2)] = 128
     drop_last: bool = False
-    participation: float = 1.0
+    participation: Share = 1.0
     optimizer: Literal["sgd", "adam", "adamw"] = "sgd"
-    lr: float = 0.1
-    momentum: float = 0.9
-    weight_decay: float = 1e-4
+    lr: Positive = 0.1
+    momentum: Annotated[float, AtLeast(0), Below(1)] = 0.9
+    weight_decay: Annotated[float, AtLeast(0)] = 1e-4
     schedule: Literal["constant", "cosine", "step"] = "constant"
     milestones: tuple[float, ...] = (0.6, 0.8)
-    decay: float = 0.1
+    decay: Positive = 0.1
     keep_optimizer: bool = False
     views_batch: Literal["separate", "joint"] = "separate"
     bn_buffers: Literal["average", "local", "leave"] = "average"
     amp: bool = False
-    norm_factor: float = 10.0
-    first_norm: float = 1000.0
-    min_accepted: float = 0.5
+    norm_factor: Bound = 10.0
+    first_norm: Bound = 1000.0
+    min_accepted: Share = 0.5
     start: str | None = None
 
     def cohort_size(self, clients: int) -> int:
         """How many of so many clients train in a round: the nearest whole number, halves up, at least one."""
         return max(1, int(self.participation * clients + 0.5))
-
-    def __post_init__(self) -> None:
-        for name, least in (("rounds", 0), ("epochs", 0), ("batch_size", 2)):
-            if getattr(self, name) < least:
-                raise UserError(f"train.{name} is {getattr(self, name)}; it must be at least {least}")
-        for name in ("lr", "norm_factor", "first_norm"):
-            if not getattr(self, name) > 0:
-                raise UserError(f"train.{name} is {getattr(self, name)}; it must be above 0")
-        if not 0 < self.decay < math.inf:
-            raise UserError(f"train.decay is {self.decay}; it must be above 0")
-        if not 0 <= self.weight_decay < math.inf:
-            raise UserError(f"train.weight_decay is {self.weight_decay}; it must be at least 0")
-        if not 0 <= self.momentum < 1:
-            raise UserError(f"train.momentum is {self.momentum}; it must be at least 0 and below 1")
-        for name in ("participation", "min_accepted"):
-            if not 0 < getattr(self, name) <= 1:
-                raise UserError(f"train.{name} is {getattr(self, name)}; it must be above 0 and at most 1")
 
 
 def learning_rate(train: TrainOptions, round: int) -> float:

@@ -6,36 +6,77 @@ import dataclasses
 import tomllib
 import types
 import typing
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from functools import cache
 from importlib import resources
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, ClassVar, TypeVar
 
 from atoll.core.errors import UserError, did_you_mean
+from atoll.core.schema import check, schema_of, schema_of_hint
 
 T = TypeVar("T")
 
 
-def build(cls: type[T], table: Mapping[str, Any], where: str = "") -> T:
+class Options:
+    """Base of options classes: values are checked against their annotations however an instance is made.
+
+    A subclass whose fields depend on each other checks that in its ``__post_init__``, after this one. Lists
+    become tuples where a field is one, and whole numbers floats.
+    """
+
+    _section: ClassVar[str] = ""
+
+    def __init_subclass__(cls, section: str | None = None) -> None:
+        """Give a class its place in a recipe."""
+        super().__init_subclass__()
+        if section is not None:
+            cls._section = section
+
+    @classmethod
+    def _place(cls) -> str:
+        """The options' table in a recipe, for messages."""
+        return cls._section
+
+    def __post_init__(self) -> None:
+        """Check all fields.
+
+        Raises:
+            UserError: a value of the wrong type or out of range.
+        """
+        hints, known = _hints(type(self)), schema_of(type(self))["properties"]
+        for name, schema in known.items():
+            value, place = getattr(self, name), f"{self._place()}.{name}".lstrip(".")
+            if not dataclasses.is_dataclass(value):  # it has checked itself
+                check(schema, value, place)
+                object.__setattr__(self, name, _convert(hints[name], value, place))
+
+
+def build(cls: type[T], table: Mapping[str, Any], where: str | None = None) -> T:
     """A dataclass from a table of its fields; nested dataclasses from nested tables.
 
     Args:
-        cls: a dataclass whose fields are strings, numbers, booleans, literals, tuples, dicts, dataclasses or None.
+        cls: a dataclass whose fields are strings, numbers, booleans, literals, tuples, dicts, dataclasses or None,
+            and may carry the bounds of `atoll.core.schema`.
         table: values by field name.
-        where: the table's place in the recipe, for messages.
+        where: the table's place in the recipe, for messages; None: the section of a class of `Options`.
 
     Raises:
-        UserError: an unknown key (the nearest known one is named) or a value of the wrong type.
+        UserError: an unknown key (the nearest known one is named), or a value of the wrong type or out of range.
     """
-    hints = typing.get_type_hints(cls)
-    known = {field.name: hints[field.name] for field in dataclasses.fields(cls) if field.init}  # type: ignore[arg-type]
-    values = {}
-    for key, value in table.items():
-        place = f"{where}.{key}" if where else key
-        if key not in known:
-            raise UserError(f"unknown recipe key {place!r}; {did_you_mean(key, known)}")
-        values[key] = _convert(known[key], value, place)
-    return cls(**values)
+    if where is None:
+        where = cls._place() if issubclass(cls, Options) else ""
+    check(schema_of(cls), table, where)
+    return _made(cls, table, where)
+
+
+def _made(cls: type[T], table: Mapping[str, Any], where: str) -> T:
+    hints = _hints(cls)
+    places = {key: f"{where}.{key}" if where else key for key in table}
+    return cls(**{key: _convert(hints[key], value, places[key]) for key, value in table.items()})
+
+
+_hints: Callable[[Any], dict[str, Any]] = cache(typing.get_type_hints)
 
 
 def describe(options: Any) -> dict[str, Any]:
@@ -63,50 +104,32 @@ def flatten(table: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
 
 
 def _convert(hint: Any, value: Any, place: str) -> Any:
-    if typing.get_origin(hint) in (typing.Union, types.UnionType):
-        if value is None and type(None) in typing.get_args(hint):
-            return None
-        choices = [one for one in typing.get_args(hint) if one is not type(None)]
-        for choice in choices[:-1]:
-            try:
-                return _convert(choice, value, place)
-            except UserError:
-                continue
-        return _convert(choices[-1], value, place)
-    if typing.get_origin(hint) is typing.Literal:
-        if value not in typing.get_args(hint):
-            known = [str(one) for one in typing.get_args(hint)]
-            raise UserError(f"{place} is {value!r}; {did_you_mean(str(value), known)}")
-        return value
+    """A checked value as its field holds it."""
+    origin, inner = typing.get_origin(hint), typing.get_args(hint)
+    if origin in (typing.Union, types.UnionType):
+        return _convert(next(one for one in inner if _fits(one, value)), value, place)
     if dataclasses.is_dataclass(hint) and isinstance(value, Mapping):
-        return build(hint, value, place)  # type: ignore[arg-type]
-    if typing.get_origin(hint) is dict and isinstance(value, Mapping):
-        inner = typing.get_args(hint)[1]
-        return {str(key): _convert(inner, one, f"{place}.{key}") for key, one in value.items()}
-    if typing.get_origin(hint) is tuple and isinstance(value, list | tuple):
-        inner, *rest = typing.get_args(hint)
-        if rest and rest != [Ellipsis] and len(value) != 1 + len(rest):
-            raise UserError(f"{place} needs {1 + len(rest)} values, and {value!r} has {len(value)}")
-        return tuple(_convert(inner, one, place) for one in value)
-    if typing.get_origin(hint) is tuple:
-        raise UserError(f"{place} = {value!r} is not a list; {_as_list(hint, value, place)}")
-    if hint is Any:
-        return value
-    if hint is float and isinstance(value, int) and not isinstance(value, bool):
-        return float(value)
-    if isinstance(hint, type) and isinstance(value, hint) and (hint is bool or not isinstance(value, bool)):
-        return value
-    raise UserError(f"{place} = {value!r} is not {_WORDS.get(hint, 'what this key takes')}")
+        return _made(typing.cast(type, hint), value, place)
+    if origin is dict:
+        return {str(key): _convert(inner[1], one, f"{place}.{key}") for key, one in value.items()}
+    if origin is tuple:
+        kinds = [inner[0]] * len(value) if inner[-1] is Ellipsis else inner
+        return tuple(_convert(kind, one, place) for kind, one in zip(kinds, value, strict=True))
+    if (
+        hint is not Any
+        and isinstance(hint, type)
+        and not isinstance(value, (int, float) if hint is float else hint)
+    ):
+        raise UserError(f"{place} = {value!r} is not what this key takes")  # a type that TOML does not have
+    return float(value) if hint is float else value
 
 
-def _as_list(hint: Any, value: Any, place: str) -> str:
-    """How to write a value as the list that it was meant to be, in a file and in a shell, which eats quotes."""
-    words = [word.strip() for word in str(value).strip("[] ").split(",")]
-    items = ", ".join(f'"{word}"' for word in words) if str in typing.get_args(hint) else ", ".join(words)
-    return f"write {place} = [{items}] in a recipe, --set '{place}=[{items}]' in a shell"
-
-
-_WORDS = {int: "a whole number", float: "a number", str: "a text", bool: "true or false"}
+def _fits(hint: Any, value: Any) -> bool:
+    try:
+        check(schema_of_hint(hint), value, "")
+    except UserError:
+        return False
+    return True
 
 
 def packaged(folder: str) -> dict[str, str]:

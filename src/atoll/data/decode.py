@@ -15,13 +15,14 @@ import zlib
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
 from PIL import Image, ImageOps, UnidentifiedImageError
 
 Encoded = bytes | Image.Image
-WINDOWS = ("fixed", "per-image")
+Window = Literal["fixed", "per-image"]
 
 # Exceptions that Pillow's plugins raise on damaged files; any other exception is a defect here and propagates.
 _DAMAGED: tuple[type[Exception], ...] = (

@@ -3,18 +3,22 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Annotated, Literal
 
-from atoll.core.errors import UserError, did_you_mean
-from atoll.data.decode import WINDOWS, Decoding
+from atoll.core.config import Options
+from atoll.core.errors import UserError
+from atoll.core.schema import AtLeast, AtMost, Below, Count, OneOf, Positive
+from atoll.data.decode import Decoding, Window
 from atoll.data.partition.dirichlet import VARIANTS
 
 SOURCES = ("digits", "parquet", "folder", "clients", "images", "hub", "torchvision")
 KINDS = ("iid", "dirichlet", "skew", "shards", "single-class", "natural", "centralised")
-ON_CORRUPT = ("refuse", "skip")
+
+Held = Annotated[float, AtLeast(0), Below(1)]
 
 
 @dataclass(frozen=True)
-class DataOptions:
+class DataOptions(Options, section="data"):
     """Where images come from and how they are read.
 
     Attributes:
@@ -41,8 +45,8 @@ class DataOptions:
         natural_column: Parquet and hub: a text column to keep for the natural partition (integer columns
             always are).
         labels: Whether labels are read at all.
-        on_corrupt: An image that cannot be decoded is a reason to ``"refuse"`` the source, or is
-            ``"skip"``-ped.
+        on_corrupt: What an image that cannot be decoded is a reason for: to ``"refuse"`` the source, or to
+            ``"skip"`` the image.
         window: How more than 8 bits become 8: ``"fixed"`` maps window_low..window_high to 0..255,
             ``"per-image"`` each image's own darkest and brightest value.
         window_low: The value that becomes black.
@@ -51,48 +55,34 @@ class DataOptions:
             cache.
     """
 
-    source: str = "digits"
+    source: Annotated[str, OneOf(SOURCES)] = "digits"
     path: str | None = None
     hub_config: str | None = None
     train_split: str = "train"
     test_split: str | None = None
-    test_fraction: float = 0.2
-    validation_fraction: float = 0.0
-    limit: int | None = None
-    image_size: int = 32
-    channels: int = 3
+    test_fraction: Held = 0.2
+    validation_fraction: Held = 0.0
+    limit: Count | None = None
+    image_size: Count = 32
+    channels: Literal[1, 3] = 3
     image_column: str | None = None
     label_column: str | None = None
     natural_column: str | None = None
     labels: bool = True
-    on_corrupt: str = "refuse"
-    window: str = "fixed"
+    on_corrupt: Literal["refuse", "skip"] = "refuse"
+    window: Window = "fixed"
     window_low: float = 0.0
     window_high: float = 65535.0
-    memory_gib: float = 8.0
+    memory_gib: Positive = 8.0
 
     def __post_init__(self) -> None:
-        for name, known in (("source", SOURCES), ("on_corrupt", ON_CORRUPT), ("window", WINDOWS)):
-            value = getattr(self, name)
-            if value not in known:
-                raise UserError(f"data.{name} = {value!r} is unknown; {did_you_mean(value, known)}")
+        super().__post_init__()
         if self.source != "digits" and not self.path:
             raise UserError(f"data.source = {self.source!r} needs data.path")
-        for name in ("test_fraction", "validation_fraction"):
-            if not 0 <= getattr(self, name) < 1:
-                raise UserError(f"data.{name} must lie in [0, 1), not {getattr(self, name)}")
-        if self.limit is not None and self.limit < 1:
-            raise UserError(f"data.limit must be at least 1, not {self.limit}")
-        if self.image_size < 1:
-            raise UserError(f"data.image_size must be at least 1, not {self.image_size}")
-        if self.channels not in (1, 3):
-            raise UserError(f"data.channels must be 1 (grey) or 3 (colour), not {self.channels}")
         if not self.window_low < self.window_high:
             raise UserError(
                 f"data.window_low = {self.window_low} must be below data.window_high = {self.window_high}"
             )
-        if not self.memory_gib > 0:
-            raise UserError(f"data.memory_gib must be above 0, not {self.memory_gib}")
 
     @property
     def decoding(self) -> Decoding:
@@ -106,7 +96,7 @@ class DataOptions:
 
 
 @dataclass(frozen=True)
-class PartitionOptions:
+class PartitionOptions(Options, section="partition"):
     """How the training images are split among clients: a recipe's ``[partition]`` section.
 
     Attributes:
@@ -132,36 +122,20 @@ class PartitionOptions:
             ``"single-class"``.
     """
 
-    kind: str = "dirichlet"
-    clients: int = 10
-    alpha: float = 0.1
-    variant: str = "moon"
+    kind: Annotated[str, OneOf(KINDS)] = "dirichlet"
+    clients: Count = 10
+    alpha: Positive = 0.1
+    variant: Annotated[str, OneOf(VARIANTS)] = "moon"
     balanced: bool = False
-    beta: float = 0.0
-    classes_per_client: int = 2
-    clients_per_value: int = 1
-    min_size: int | None = None
-    retries: int = 1000
+    beta: Annotated[float, AtLeast(0), AtMost(1)] = 0.0
+    classes_per_client: Count = 2
+    clients_per_value: Count = 1
+    min_size: Annotated[int, AtLeast(1, "no client may be empty")] | None = None
+    retries: Count = 1000
     column: str | None = None
 
     def __post_init__(self) -> None:
-        if self.kind not in KINDS:
-            raise UserError(f"partition.kind = {self.kind!r} is unknown; {did_you_mean(self.kind, KINDS)}")
-        if self.variant not in VARIANTS:
-            raise UserError(
-                f"partition.variant = {self.variant!r} is unknown; {did_you_mean(self.variant, VARIANTS)}"
-            )
-        if not 0 < self.alpha < float("inf"):
-            raise UserError(f"partition.alpha must be a number above 0, not {self.alpha}")
-        if not 0 <= self.beta <= 1:
-            raise UserError(f"partition.beta must lie between 0 (own classes) and 1 (IID), not {self.beta}")
-        for name in ("clients", "classes_per_client", "clients_per_value", "retries"):
-            if getattr(self, name) < 1:
-                raise UserError(f"partition.{name} must be at least 1, not {getattr(self, name)}")
-        if self.min_size is not None and self.min_size < 1:
-            raise UserError(
-                f"partition.min_size must be at least 1 (no client may be empty), not {self.min_size}"
-            )
+        super().__post_init__()
         if self.balanced and self.variant != "l-dawa":
             raise UserError(
                 f"partition.balanced belongs to variant 'l-dawa' and has no meaning for {self.variant!r}; "

@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from typing import Annotated
 
+from atoll.core.config import Options
 from atoll.core.errors import UserError, did_you_mean
-from atoll.evaluation.protocols import FINE_TUNES, PROBES, FineTuneProtocol, ProbeProtocol, find_probe
+from atoll.core.schema import AtLeast, Count, OneOf, Positive
+from atoll.evaluation.protocols import FINE_TUNES, PROBES, FineTuneProtocol, ProbeProtocol, Select, find_probe
 
 PROTOCOLS = ("geometry", "knn", "probe", *(f"probe-{name}" for name in PROBES), *FINE_TUNES)
+Protocols = tuple[Annotated[str, OneOf(PROTOCOLS)], ...]
 
 
 @dataclass(frozen=True)
-class EvaluationOptions:
+class EvaluationOptions(Options, section="evaluation"):
     """The recipe's ``[evaluation]`` section.
 
     Protocols are ``"knn"``, ``"geometry"``, ``"probe"`` (the probe that this section describes),
@@ -37,46 +41,21 @@ class EvaluationOptions:
         geometry_samples: images that the geometry is measured on, drawn by the seed where there are more.
     """
 
-    every: int = 0
-    during: tuple[str, ...] = ("knn", "geometry")
-    at_end: tuple[str, ...] = ("knn", "probe", "geometry")
-    batch_size: int = 512
-    knn_k: int = 200
-    knn_temperature: float = 0.1
-    probe: str = "ssd"
-    probe_epochs: int | None = None
-    probe_lr: float | None = None
-    probe_batch_size: int | None = None
+    every: Annotated[int, AtLeast(0)] = 0
+    during: Protocols = ("knn", "geometry")
+    at_end: Protocols = ("knn", "probe", "geometry")
+    batch_size: Count = 512
+    knn_k: Count = 200
+    knn_temperature: Positive = 0.1
+    probe: Annotated[str, OneOf(PROBES)] = "ssd"
+    probe_epochs: Count | None = None
+    probe_lr: Positive | None = None
+    probe_batch_size: Count | None = None
     probe_standardise: bool | None = None
-    probe_select: str | None = None
-    finetune_select: str = "last"
-    geometry_samples: int = 10_000
-    map_points: int = 1000
-
-    def __post_init__(self) -> None:
-        """Refuse what means nothing, before anything is trained.
-
-        Raises:
-            UserError: naming the field and what it may be.
-        """
-        for name, least in (
-            ("every", 0),
-            ("batch_size", 1),
-            ("knn_k", 1),
-            ("geometry_samples", 2),
-            ("map_points", 0),
-        ):
-            if getattr(self, name) < least:
-                raise UserError(f"evaluation.{name} is {getattr(self, name)}; it must be at least {least}")
-        if not self.knn_temperature > 0:
-            raise UserError(f"evaluation.knn_temperature is {self.knn_temperature}; it must be above 0")
-        for name in ("during", "at_end"):
-            object.__setattr__(
-                self, name, tuple(getattr(self, name))
-            )  # TOML has lists where these are tuples
-            check_protocols(getattr(self, name), f"evaluation.{name}")
-        self.probe_protocol()
-        self.fine_tuning(FINE_TUNES["finetune-1"])
+    probe_select: Select | None = None
+    finetune_select: Select = "last"
+    geometry_samples: Annotated[int, AtLeast(2)] = 10_000
+    map_points: Annotated[int, AtLeast(0)] = 1000
 
     def probe_protocol(self) -> ProbeProtocol:
         """The named probe with this section's changes."""

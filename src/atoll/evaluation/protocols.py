@@ -6,16 +6,21 @@ Accuracies under different protocols cannot be compared, so every result carries
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated, Literal
 
+from atoll.core.config import Options
 from atoll.core.errors import UserError, did_you_mean
+from atoll.core.schema import AtLeast, Count, Positive, Share
 
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance
 
+Select = Literal["last", "best"]
+Optimizer = Literal["adam", "sgd"]
+
 
 @dataclass(frozen=True)
-class ProbeProtocol:
+class ProbeProtocol(Options, section="probe"):
     """A linear classifier on frozen features of un-augmented images.
 
     Attributes:
@@ -41,43 +46,23 @@ class ProbeProtocol:
     """
 
     name: str
-    optimizer: str
-    lr: float
-    epochs: int
-    batch_size: int
+    optimizer: Optimizer
+    lr: Positive
+    epochs: Count
+    batch_size: Count
     momentum: float = 0.0
     nesterov: bool = False
     weight_decay: float = 0.0
-    schedule: str = "constant"
+    schedule: Literal["constant", "step", "cosine"] = "constant"
     milestones: tuple[int, ...] = ()
     decay: float = 0.1
     shuffle: bool = True
     standardise: bool = False
-    select: str = "last"
+    select: Select = "last"
     maps: bool = False
     normalise: bool = True
-    fraction: float = 1.0
+    fraction: Share = 1.0
     differs: str = ""
-
-    def __post_init__(self) -> None:
-        """Refuse what cannot be trained.
-
-        Raises:
-            UserError: naming the constant and what it may be.
-        """
-        for name, known in (
-            ("optimizer", ("adam", "sgd")),
-            ("schedule", ("constant", "cosine", "step")),
-            ("select", ("best", "last")),
-        ):
-            value = getattr(self, name)
-            if value not in known:
-                raise UserError(f"the probe's {name} is {value!r}; {did_you_mean(str(value), known)}")
-        if not 0 < self.fraction <= 1:
-            raise UserError(f"the probe's fraction of labels is {self.fraction}; it must be in (0, 1]")
-        for name in ("lr", "epochs", "batch_size"):
-            if not getattr(self, name) > 0:
-                raise UserError(f"the probe's {name} is {getattr(self, name)}; it must be above 0")
 
     def constants(self) -> dict[str, bool | float | int | str]:
         """All of it, as a report prints it beside the accuracy."""
@@ -158,7 +143,7 @@ PROBES = _PAPERS | {
 
 
 @dataclass(frozen=True)
-class FineTuneProtocol:
+class FineTuneProtocol(Options, section="finetune"):
     """The whole encoder and a head on it, trained on few labels.
 
     Attributes:
@@ -177,35 +162,17 @@ class FineTuneProtocol:
     """
 
     name: str
-    fraction: float
-    optimizer: str = "sgd"
+    fraction: Share
+    optimizer: Optimizer = "sgd"
     encoder_lr: float = 1e-3
     head_lr: float = 0.3
     momentum: float = 0.9
     hidden: tuple[int, ...] = ()
-    epochs: int = 200
-    batch_size: int = 128
-    every: int = 50
-    select: str = "last"
+    epochs: Count = 200
+    batch_size: Annotated[int, AtLeast(2, "for BatchNorm")] = 128
+    every: Count = 50
+    select: Select = "last"
     differs: str = ""
-
-    def __post_init__(self) -> None:
-        """Refuse what cannot be trained.
-
-        Raises:
-            UserError: naming the constant and what it may be.
-        """
-        if not 0 < self.fraction <= 1:
-            raise UserError(f"fine-tuning's fraction of labels is {self.fraction}; it must be in (0, 1]")
-        for name, known in (("optimizer", ("adam", "sgd")), ("select", ("best", "last"))):
-            value = getattr(self, name)
-            if value not in known:
-                raise UserError(f"fine-tuning's {name} is {value!r}; {did_you_mean(str(value), known)}")
-        if self.batch_size < 2:
-            raise UserError(f"fine-tuning's batch_size is {self.batch_size}; BatchNorm needs at least 2")
-        for name in ("epochs", "every"):
-            if getattr(self, name) < 1:
-                raise UserError(f"fine-tuning's {name} is {getattr(self, name)}; it must be at least 1")
 
     def constants(self) -> dict[str, bool | float | int | str]:
         """All of it, as a report prints it beside the accuracy."""

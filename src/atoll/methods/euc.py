@@ -19,12 +19,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Annotated, ClassVar
 
 import torch
 
 from atoll.components.base import ClientContext, Merge, NumberSpec, Optional, PerWeight, Setting, Spec
-from atoll.core.errors import UserError
+from atoll.core.schema import AtLeast
 from atoll.core.tree import Tree, Weights
 from atoll.methods.method import Method
 from atoll.objectives.simclr import SimCLR
@@ -44,11 +44,7 @@ class EUC(Merge):
     keeps: ClassVar[tuple[str, ...]] = (
         "its kernels and matrices of the last round, and when it took each from the server",
     )
-    interval: int = 2
-
-    def __post_init__(self) -> None:
-        if self.interval < 2:
-            raise UserError(f"options.euc.interval is {self.interval}; it must be at least 2")
+    interval: Annotated[int, AtLeast(2)] = 2
 
     def init(self, setting: Setting) -> Tree:
         """All layers are due at first."""

@@ -44,6 +44,7 @@ from atoll.components.base import (
     UpdateGeometry,
 )
 from atoll.core.devices import upload
+from atoll.core.schema import Count
 from atoll.core.tree import Tree, Weights
 from atoll.methods.method import Method
 from atoll.objectives.align_uniform import VIEWS
@@ -55,30 +56,23 @@ class FeatARC(FedAvg):
     """C models, each the mean of the clients that chose it.
 
     Attributes:
-        weights: of a client in its cluster's mean, as for `FedAvg`; Dec-SSL's is unweighted.
+        weights: how a client weighs in its cluster's mean: ``"uniform"`` (Dec-SSL), ``"samples"`` or
+            ``"batches"``.
         clusters: C.
-        features: what is compared: representations ``"h"`` or embeddings ``"z"``.
+        features: what the assignment compares: representations or embeddings.
     """
 
     name: ClassVar[str] = "featarc"
     source: ClassVar[str] = "Wang et al. 2023 (Dec-SSL), Algorithm 1"
     egress: ClassVar[tuple[str, ...]] = ("which of the cluster models it chose",)
-    weights: str = "uniform"
-    clusters: int = 2
+    weights: Literal["samples", "batches", "uniform"] = "uniform"
+    clusters: Count = 2
     features: Literal["h", "z"] = "h"
 
     @property
     def keeps(self) -> tuple[str, ...]:
         """What its features are computed with; needless where there is no choice."""
         return ("its encoder as it left the last round",) if self.clusters > 1 else ()
-
-    def refuse(self, setting: Setting) -> str | None:
-        """There is at least one cluster."""
-        return (
-            None
-            if self.clusters >= 1
-            else f"options.featarc.clusters is {self.clusters}; set it to 1 or more"
-        )
 
     def names(self) -> list[str]:
         """Of the clusters."""
@@ -191,7 +185,8 @@ class FeatureAlignment(Term):
     """The regulariser; ``weight`` is λ. The anchors z_g(x) are computed once a round.
 
     Attributes:
-        reading: ``"paper"`` or ``"code"`` (see this file's beginning).
+        weight: λ.
+        reading: which of the two readings of the regulariser, see above.
     """
 
     name: ClassVar[str] = "featarc_alignment"

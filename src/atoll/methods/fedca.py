@@ -21,7 +21,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 import torch
 from torch import Tensor
@@ -40,11 +40,10 @@ from atoll.components.base import (
     TensorSpec,
     Term,
     Trained,
-    require_positive,
 )
 from atoll.components.declaration import MOST_IMAGES
-from atoll.core.errors import UserError
 from atoll.core.rng import stream
+from atoll.core.schema import AtLeast, Below, Positive
 from atoll.core.tree import Tree
 from atoll.functional import dictionary_contrast
 from atoll.methods.method import Method
@@ -58,28 +57,21 @@ class DictionaryContrast(Objective):
     """Contrast with the other view's batch and the shared dictionary.
 
     Attributes:
-        temperature: t.
+        temperature: t, which the paper does not state.
         size: M; 0 leaves cross-view InfoNCE, and no projection leaves a client.
-        sampling: a ``"client"`` sends its share of M, at random; or all its projections, and the ``"server"``
-            draws M from them (the round then holds them all).
+        sampling: ``"client"``: each client sends its share of M, drawn at random; ``"server"``: it sends all
+            its projections, and the server draws M from them (and holds them all meanwhile).
         exclude_own: a client's dictionary leaves out its own rows, which are false negatives.
         momentum: α of temporal ensembling; 0 turns it off (Fig. 5).
     """
 
     name: ClassVar[str] = "fedca_dictionary"
     source: ClassVar[str] = "Zhang et al. 2023 (FedCA), Eqs. 4-10"
-    temperature: float = 0.5
-    size: int = 1024
+    temperature: Positive = 0.5
+    size: Annotated[int, AtLeast(0)] = 1024
     sampling: Literal["client", "server"] = "client"
     exclude_own: bool = False
-    momentum: float = 0.5
-
-    def __post_init__(self) -> None:
-        require_positive(self, "temperature")
-        if self.size < 0:
-            raise UserError(f"options.{self.name}.size is {self.size}; it must be at least 0")
-        if not 0 <= self.momentum < 1:
-            raise UserError(f"options.{self.name}.momentum is {self.momentum}; it must lie in [0, 1)")
+    momentum: Annotated[float, AtLeast(0), Below(1)] = 0.5
 
     @property
     def egress(self) -> tuple[str, ...]:
@@ -180,12 +172,14 @@ class Alignment(Term):
     Every step reads as many public images as its batch has, drawn anew.
 
     Attributes:
+        weight: β.
         data: the public images, as a ``[data]`` table of their own. SimCLR trains the alignment model on them,
             with this run's networks, views and optimiser.
-        recipe: instead, a whole recipe for that run: a preset's name or a TOML file.
+        recipe: instead of ``data``, a whole recipe for the alignment model's run: a preset's name or a TOML
+            file.
         size: the most public images that train the model and are sent to each client, once.
-        train_epochs: of the alignment model; the paper gives none.
-        reduction: over a step's public images: the ``"sum"`` (the paper) or the ``"mean"``.
+        train_epochs: epochs that the alignment model is trained; the paper states none.
+        reduction: over a step's public images: their sum (the paper) or their mean.
     """
 
     name: ClassVar[str] = "fedca_alignment"

@@ -10,19 +10,19 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Annotated, ClassVar, Literal
 
 import torch
 from torch import Tensor
 
 from atoll.components.base import Batch, ClientContext, Forward, Passes, Term
-from atoll.core.errors import UserError, did_you_mean
+from atoll.core.schema import MinLength
 from atoll.functional import decorrelation
 from atoll.methods.method import Method
 from atoll.objectives.align_uniform import AlignUniform
 from atoll.objectives.spaces import Space, read
 
-IMAGES = ("view1", "view2", "image")
+Images = Annotated[tuple[Literal["view1", "view2", "image"], ...], MinLength(1)]
 
 
 @dataclass(frozen=True)
@@ -30,23 +30,17 @@ class FedDecorr(Term):
     """The mean over the named images of their decorrelation loss; ``weight`` is β.
 
     Attributes:
-        on: the representation ``"h"`` or the embedding ``"z"``.
-        images_of: whose: ``"view1"``, ``"view2"``, ``"image"``; beside an objective that reads images as they
-            are, ``["image"]`` saves passes.
+        weight: β.
+        on: what is decorrelated: the representation or the embedding.
+        images_of: whose: any of ``"view1"``, ``"view2"``, ``"image"``. Beside an objective that reads images as
+            they are, ``["image"]`` saves passes.
     """
 
     name: ClassVar[str] = "feddecorr"
     source: ClassVar[str] = "Shi et al. 2023 (FedDecorr), Eq. 4"
     weight: float = 0.1
     on: Space = "h"
-    images_of: tuple[str, ...] = ("view1", "view2")
-
-    def __post_init__(self) -> None:
-        unknown = next((name for name in self.images_of if name not in IMAGES), None)
-        if unknown is not None or not self.images_of:
-            raise UserError(
-                f"feddecorr.images_of is {list(self.images_of)}; {did_you_mean(unknown or '', IMAGES)}"
-            )
+    images_of: Images = ("view1", "view2")
 
     def embeds(self) -> bool:
         """Only on z."""

@@ -30,8 +30,9 @@ class FedEMA(Merge):
     """The divergence-aware moving average with the autoscaler.
 
     Attributes:
-        tau: τ, μ_k at the client's second round.
-        skip: weights whose names hold one of these do not count in d_k (see `FedU`).
+        tau: τ, which is μ_k at the client's second participation.
+        skip: weights whose names hold one of these do not count in d_k. The released code leaves out the
+            shortcuts: ``["downsample"]``.
     """
 
     name: ClassVar[str] = "fedema"

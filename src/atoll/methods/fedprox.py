@@ -20,7 +20,11 @@ from atoll.objectives.simclr import SimCLR
 
 @dataclass(frozen=True)
 class FedProx(Term):
-    """½ ‖w − w_g‖²; ``weight`` is μ. Dec-SSL gives none; values from 0.001 to 1 are in use."""
+    """½ ‖w − w_g‖²; ``weight`` is μ. Dec-SSL gives none; values from 0.001 to 1 are in use.
+
+    Attributes:
+        weight: μ.
+    """
 
     name: ClassVar[str] = "fedprox"
     source: ClassVar[str] = "Li et al. 2020 (FedProx), Eq. 2"

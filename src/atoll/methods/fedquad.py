@@ -26,6 +26,7 @@ class FedQuad(MetricLearning):
     """FedQuad's loss; on a client of two classes both negatives are of the other one.
 
     Attributes:
+        cross_entropy: Whether a linear classifier learns from the anchors; false is the ablation of Table V.
         margins: (m₁, m₂).
         power: 1 for distances (Eq. 5), 2 for squared distances (Algorithm 1).
     """

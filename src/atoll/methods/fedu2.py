@@ -14,13 +14,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import ClassVar
+from typing import ClassVar, Literal
 
 import torch
 from torch import Tensor
 
 from atoll.aggregation.disk_buffer import DiskBuffer
-from atoll.aggregation.fedavg import RunningMean, Weighing, check_weights
+from atoll.aggregation.fedavg import RunningMean, Weighing
 from atoll.components.base import (
     Aggregation,
     Batch,
@@ -32,9 +32,8 @@ from atoll.components.base import (
     Term,
     Update,
     UpdateGeometry,
-    require_positive,
 )
-from atoll.core.errors import UserError
+from atoll.core.schema import Count, Positive
 from atoll.core.tree import Weights
 from atoll.functional import sphere_sliced_uniformity
 from atoll.functional.aggregation import shortest_in_hull
@@ -50,6 +49,7 @@ class FUR(Term):
     """The flexible uniform regulariser as released: FUR(z₁) + FUR(z₂) on normalised embeddings.
 
     Attributes:
+        weight: the weight of FUR(z₁) + FUR(z₂).
         projections: directions at each tangent point.
         equal_steps: a client trains min(⌊(⌊n_max/N⌋ + 1)·E / batches_k⌋, 10) epochs instead of E, where the
             server knows the clients' sizes.
@@ -58,11 +58,8 @@ class FUR(Term):
     name: ClassVar[str] = "fur"
     source: ClassVar[str] = "Liao et al. 2024 (FedU²), released code"
     weight: float = 0.01
-    projections: int = 6
+    projections: Count = 6
     equal_steps: bool = False
-
-    def __post_init__(self) -> None:
-        require_positive(self, "projections")
 
     def epochs(self, setting: Setting, client: int, cohort: Sequence[int], round: int) -> int | None:
         """More epochs for small clients."""
@@ -113,13 +110,8 @@ class EUA(Aggregation):
     name: ClassVar[str] = "eua"
     source: ClassVar[str] = "Liao et al. 2024 (FedU²), released code"
     whole_cohort: ClassVar[bool] = True
-    server_lr: float = 0.1
-    weights: str = "samples"
-
-    def __post_init__(self) -> None:
-        check_weights(self, self.weights, ("batches", "samples", "uniform"))
-        if not self.server_lr > 0:
-            raise UserError(f"options.{self.name}.server_lr is {self.server_lr}; it must be above 0")
+    server_lr: Positive = 0.1
+    weights: Literal["samples", "batches", "uniform"] = "samples"
 
     @property
     def statistics(self) -> tuple[str, ...]:

@@ -20,8 +20,9 @@ from typing import ClassVar
 import torch
 from torch import Tensor, nn
 
-from atoll.components.base import Batch, ClientContext, Forward, Passes, Setting, Term, require_positive
+from atoll.components.base import Batch, ClientContext, Forward, Passes, Setting, Term
 from atoll.core.errors import UserError
+from atoll.core.schema import Positive
 from atoll.functional import nt_xent, relational
 from atoll.methods.method import Method
 from atoll.models import build_predictor
@@ -37,6 +38,7 @@ class FedX(Term):
     """FedX's distillation; each of its three losses can be left out.
 
     Attributes:
+        weight: The weight of all three losses together.
         local_relation: J(p₁, p₂; p_r).
         global_contrast: NT-Xent(q₁, p₂ᴳ).
         global_relation: J(q₁, q₂; p_rᴳ).
@@ -49,11 +51,11 @@ class FedX(Term):
     local_relation: bool = True
     global_contrast: bool = True
     global_relation: bool = True
-    temperature: float = 0.1
-    target_temperature: float = 0.1
+    temperature: Positive = 0.1
+    target_temperature: Positive = 0.1
 
     def __post_init__(self) -> None:
-        require_positive(self, "temperature", "target_temperature")
+        super().__post_init__()
         if not (self.local_relation or self.global_contrast or self.global_relation):
             raise UserError("all of fedx's losses are off; switch one on or leave 'fedx' out of method.terms")
 

@@ -35,8 +35,8 @@ from atoll.components.base import (
     Update,
     UpdateGeometry,
 )
-from atoll.core.errors import UserError
 from atoll.core.rng import stream
+from atoll.core.schema import Share
 from atoll.core.tree import Weights
 from atoll.functional import metropolis_weights
 from atoll.methods.method import Method
@@ -50,8 +50,8 @@ class Gossip(Aggregation):
     """One gossip step over a fixed graph.
 
     Attributes:
-        topology: ``"cycle"``, ``"tree"`` (binary: client i hangs from client ⌊(i−1)/2⌋), ``"random"``
-            (Erdős–Rényi, drawn again until it is connected), ``"star"`` (client 0 in the middle) or ``"complete"``.
+        topology: who talks to whom: ``"tree"`` is binary (client i hangs from client ⌊(i−1)/2⌋), ``"random"``
+            Erdős–Rényi, drawn again until it is connected, and ``"star"`` has client 0 in its middle.
         edge_probability: p of the random graph.
         deploys: what the run ends with and what is measured: the ``"mean"`` of the clients' models, or ``"each"``
             client's own.
@@ -62,14 +62,8 @@ class Gossip(Aggregation):
     only_weights: ClassVar[bool] = True  # nobody is there to fold anything else
     serverless: ClassVar[bool] = True
     topology: Literal["cycle", "tree", "random", "star", "complete"] = "cycle"
-    edge_probability: float = 0.7
+    edge_probability: Share = 0.7
     deploys: Literal["mean", "each"] = "mean"
-
-    def __post_init__(self) -> None:
-        if not 0 < self.edge_probability <= 1:
-            raise UserError(
-                f"options.{self.name}.edge_probability must lie in (0, 1], not {self.edge_probability}"
-            )
 
     def refuse(self, setting: Setting) -> str | None:
         """Models reach everyone over a connected graph alone, and nobody has the mean of models that differ."""

@@ -17,12 +17,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import ClassVar
+from typing import Annotated, ClassVar, Literal
 
-from atoll.aggregation.fedavg import MeanFold, check_weights
+from atoll.aggregation.fedavg import MeanFold
 from atoll.aggregation.loss_weighted import LossWeighted
 from atoll.components.base import Aggregation, Models, Setting, UpdateGeometry
-from atoll.core.errors import UserError
+from atoll.core.schema import AtLeast
 from atoll.methods.fedu import FedU
 from atoll.methods.method import Method
 from atoll.objectives.simclr import SimCLR
@@ -33,25 +33,18 @@ class DAWA(Aggregation):
     """What L-DAWA and M-DAWA share.
 
     Attributes:
-        weights: p_k: ``"uniform"`` (1/K), ``"samples"`` (the paper's _FedAvg), ``"batches"``, or ``"loss"``
-            (_Loss: softmax(−L_k)).
+        weights: p_k: ``"uniform"`` (1/K), ``"samples"`` (the paper's "FedAvg" variant), ``"batches"``, or
+            ``"loss"`` (its "Loss" variant, softmax(−L_k)).
         warmup_rounds: first rounds that are plain FedAvg by samples: 0 in the paper, 3 in its code.
         include_buffers: tensors that no gradient trains (BatchNorm's running statistics) are scaled like layers,
             as the code does; otherwise they are averaged with p_k.
         renormalise: divide by Σ_k p_k |δ_k^(l)|, so that the model does not shrink.
     """
 
-    weights: str = "uniform"
-    warmup_rounds: int = 0
+    weights: Literal["samples", "batches", "loss", "uniform"] = "uniform"
+    warmup_rounds: Annotated[int, AtLeast(0)] = 0
     include_buffers: bool = True
     renormalise: bool = False
-
-    def __post_init__(self) -> None:
-        check_weights(self, self.weights, ("batches", "loss", "samples", "uniform"))
-        if self.warmup_rounds < 0:
-            raise UserError(
-                f"options.{self.name}.warmup_rounds is {self.warmup_rounds}; it must be at least 0"
-            )
 
     @property
     def statistics(self) -> tuple[str, ...]:

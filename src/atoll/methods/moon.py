@@ -15,7 +15,8 @@ from typing import ClassVar
 
 from torch import Tensor
 
-from atoll.components.base import Batch, ClientContext, Forward, Passes, Term, require_positive
+from atoll.components.base import Batch, ClientContext, Forward, Passes, Term
+from atoll.core.schema import Positive
 from atoll.core.tree import Tree
 from atoll.functional import model_contrast
 from atoll.methods.method import Method
@@ -27,19 +28,17 @@ class MOON(Term):
     """The model contrast; ``weight`` is μ (5 for CIFAR-10, 1 for CIFAR-100).
 
     Attributes:
+        weight: μ.
         temperature: τ.
-        augment: read augmented views instead of images as they are, as the objective does; beside a
-            self-supervised objective, true.
+        augment: whether to read an augmented view instead of the image as it is. Set it beside a
+            self-supervised objective.
     """
 
     name: ClassVar[str] = "moon"
     source: ClassVar[str] = "Li et al. 2021 (MOON), Eqs. 3-4"
     keeps: ClassVar[tuple[str, ...]] = ("its model as it left the last round",)
-    temperature: float = 0.5
+    temperature: Positive = 0.5
     augment: bool = False
-
-    def __post_init__(self) -> None:
-        require_positive(self, "temperature")
 
     def forwards(self) -> Sequence[Forward]:
         """The same images through the local, the downloaded and the client's last networks."""

@@ -36,9 +36,9 @@ from atoll.components.base import (
     Setting,
     Spec,
     TensorSpec,
-    require_positive,
 )
 from atoll.core.rng import stream
+from atoll.core.schema import Count, Positive
 from atoll.core.tree import Tree, Weights
 from atoll.functional import assignment_loss, sinkhorn_assignments
 from atoll.methods.method import Method
@@ -100,28 +100,25 @@ class Orchestra(Objective):
 
     Attributes:
         temperature: T.
-        momentum: of the target network.
-        target: it begins a round as a copy of the downloaded network (``"reset"``) or as the client's own of its
-            last round (``"kept"``).
+        momentum: m, with which the target follows.
+        target: what the target is at the start of a round: a copy of the downloaded network (``"reset"``), or
+            the client's own of its last round (``"kept"``).
         global_clusters: G.
         local_clusters: L; all a client's rows where it has fewer.
-        memory: m, the target embeddings that a client keeps.
-        server_steps: of SGD on C after each round.
+        memory: m, the number of target embeddings that a client keeps.
+        server_steps: steps of SGD on C after each round.
     """
 
     name: ClassVar[str] = "orchestra"
     source: ClassVar[str] = "Lubana et al. 2022 (Orchestra), Algorithm 1"
     egress: ClassVar[tuple[str, ...]] = ("centroids of the embeddings of its images",)
-    temperature: float = 0.1
+    temperature: Positive = 0.1
     momentum: float = 0.996
     target: Literal["reset", "kept"] = "reset"
-    global_clusters: int = 128
-    local_clusters: int = 16
-    memory: int = 128
+    global_clusters: Count = 128
+    local_clusters: Count = 16
+    memory: Count = 128
     server_steps: int = 500
-
-    def __post_init__(self) -> None:
-        require_positive(self, "temperature", "global_clusters", "local_clusters", "memory")
 
     @property
     def keeps(self) -> tuple[str, ...]:

@@ -18,7 +18,7 @@ from atoll.aggregation.robust import Median, MultiKrum, TrimmedMean
 from atoll.aggregation.server_steps import Direct, FedAdam, FedAvgM
 from atoll.components.base import Aggregation, Component, Merge, Objective, Replace, ServerStep, Term
 from atoll.core.config import build, describe
-from atoll.core.errors import UserError, did_you_mean
+from atoll.core.errors import UserError
 from atoll.methods import (
     euc,
     featarc,
@@ -45,6 +45,7 @@ from atoll.methods import (
 from atoll.methods.fedu2 import EUA
 from atoll.methods.ldawa import LDAWA, MDAWA
 from atoll.methods.method import Method
+from atoll.methods.names import check_known, check_tables, check_terms
 from atoll.objectives.align_uniform import AlignUniform
 from atoll.objectives.autoencoder import Autoencoder
 from atoll.objectives.barlow_twins import BarlowTwins
@@ -173,9 +174,9 @@ class MethodOptions:
     """The recipe's ``[method]`` section: a method by name, and any axis chosen otherwise.
 
     Attributes:
-        name: of a method (``atoll methods`` lists them) or ``module:attribute``.
-        objective: a part's name or ``module:attribute``; None: the method's own.
-        terms: as above, in order.
+        name: a method's name (``atoll methods`` lists them), or ``module:attribute`` of your own.
+        objective: a part's name or ``module:attribute``; none: the method's own.
+        terms: as above, in order; ``[]``: no terms.
         merge: as above.
         aggregation: as above.
         server: as above.
@@ -191,9 +192,8 @@ class MethodOptions:
 
 def find(name: str, known: Mapping[str, Any], what: str) -> Any:
     """A known thing, or the attribute of a user's module that ``module:attribute`` names."""
+    check_known(name, known, what)
     if ":" not in name:
-        if name not in known:
-            raise UserError(f"unknown {what} {name!r}; {did_you_mean(name, known)}")
         return known[name]
     module, _, attribute = name.partition(":")
     if os.getcwd() not in sys.path:
@@ -275,11 +275,7 @@ def make_method(chosen: MethodOptions, options: Mapping[str, Mapping[str, Any]])
 
     own_terms = {term.name: term for term in method.terms}
     names = list(own_terms) if chosen.terms is None else list(chosen.terms)
-    twice = next((name for name in names if names.count(name) > 1), None)
-    if twice is not None:
-        raise UserError(
-            f"method.terms names {twice!r} twice; give it a larger options.{twice}.weight instead"
-        )
+    check_terms(names)
     composed = dataclasses.replace(
         method,
         objective=component(chosen.objective, method.objective, OBJECTIVES, "objective"),
@@ -289,11 +285,7 @@ def make_method(chosen: MethodOptions, options: Mapping[str, Mapping[str, Any]])
         server=component(chosen.server, method.server, SERVER_STEPS, "server step"),
     )
     composed = dataclasses.replace(composed, title=_title(method, composed, chosen.name))
-    unused = sorted(set(options) - used)
-    if unused:
-        raise UserError(
-            f"options.{unused[0]} belongs to no component of this method; {did_you_mean(unused[0], used)}"
-        )
+    check_tables(options, used)
     return composed
 
 

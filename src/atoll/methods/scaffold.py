@@ -37,7 +37,11 @@ def effective_steps(steps: int, momentum: float) -> float:
 
 @dataclass(frozen=True)
 class Scaffold(Term):
-    """⟨c − c_k, y⟩."""
+    """⟨c − c_k, y⟩.
+
+    Attributes:
+        weight: the correction's factor; SCAFFOLD's is 1, and 0 leaves it out.
+    """
 
     name: ClassVar[str] = "scaffold"
     source: ClassVar[str] = "Karimireddy et al. 2020 (SCAFFOLD), Eqs. 3-5, option II"

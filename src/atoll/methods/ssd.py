@@ -26,9 +26,9 @@ from atoll.components.base import (
     Setting,
     Term,
     Trained,
-    require_positive,
 )
 from atoll.core.rng import stream
+from atoll.core.schema import Positive
 from atoll.core.tree import Tree
 from atoll.functional import dimension_scaling, projector_distillation
 from atoll.methods.method import Method
@@ -87,10 +87,12 @@ class DSR(Separation):
     """Dimension-scaled regularisation: draw ẑ towards its copy scaled by α along S_k (Eqs. 6 and 7).
 
     Attributes:
+        weight: γ.
         scale: α.
-        reduction: ``"fro_over_n"`` (the official code's, which made the paper's tables) or ``"mean_sq"`` (Eq. 7).
-        renormalise: the target is normalised again (the official code); False reads Eq. 7 literally, on embeddings
-            as they are: it has no fixed point, and ‖z‖ grows for ever.
+        reduction: ``"fro_over_n"``: ‖Ẑ − T‖_F / N, the released code's, which made the tables; ``"mean_sq"``:
+            Eq. 7.
+        renormalise: whether the target is normalised again (the released code); false reads Eq. 7 literally, on
+            embeddings as they are: it has no fixed point, and ‖z‖ grows for ever.
     """
 
     name: ClassVar[str] = "dsr"
@@ -115,9 +117,9 @@ class HSD(Separation):
     """Hard separation: a client keeps to S_k alone (Fig. 6b; the paper gives no equation).
 
     Attributes:
-        kind: ``"target"`` draws ẑ towards its projection on S_k, the limit α → ∞ of `DSR`; ``"mask"`` sets the
-            embedding to zero outside S_k before any loss sees it.
-        reduction: as for `DSR`, for ``"target"``.
+        kind: ``"target"`` draws ẑ towards its projection on S_k, DSR's limit α → ∞; ``"mask"`` sets the
+            embedding to 0 outside S_k before any loss sees it.
+        reduction: as for ``dsr``, where ``kind`` is ``"target"``.
     """
 
     name: ClassVar[str] = "hsd"
@@ -154,7 +156,8 @@ class PD(Term):
     """Projector distillation between the representation h and the embedding z (Eq. 9).
 
     Attributes:
-        kind: ``"kl"`` or ``"mse"``.
+        weight: δ.
+        kind: the divergence, or the mean of (h − z)² over all entries.
         direction: ``"zh"``: KL(σ(z/τ) ‖ σ(h/τ)), the official code; ``"hz"``: KL(σ(h/τ) ‖ σ(z/τ)), Eq. 9.
         temperature: τ; the paper has none (1), the code 0.5.
     """
@@ -164,10 +167,7 @@ class PD(Term):
     weight: float = 0.1
     kind: Literal["kl", "mse"] = "kl"
     direction: Literal["zh", "hz"] = "zh"
-    temperature: float = 0.5
-
-    def __post_init__(self) -> None:
-        require_positive(self, "temperature")
+    temperature: Positive = 0.5
 
     def refuse(self, setting: Setting) -> str | None:
         """Representation and embedding must have one size."""

@@ -4,19 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, fields
-from typing import Any
+from typing import Annotated, Any, Literal
 
-from atoll.core.errors import UserError, did_you_mean
+from atoll.core.config import Options
+from atoll.core.errors import UserError
+from atoll.core.schema import Count, OneOf
 from atoll.models.cnn import FedCACNN, FedQuadCNN
 from atoll.models.encoder import Encoder
 from atoll.models.resnet import STEMS, narrow_resnet, torchvision_resnet
 from atoll.models.vit import HEAD_WIDTH, MAEDecoder, ViT
 
-FINAL_NORMS = ("none", "affine", "plain")
-
 
 @dataclass(frozen=True)
-class ModelOptions:
+class ModelOptions(Options, section="model"):
     """Which encoder, and which heads stand on it.
 
     The papers' heads, ``hidden`` → ``dim``, BatchNorm before each ReLU unless the table says otherwise:
@@ -36,7 +36,8 @@ class ModelOptions:
     ========================  ==========================================================================
 
     Attributes:
-        encoder: A name in `ENCODERS`.
+        encoder: ``"resnet18"``, ``"resnet34"``, ``"resnet50"``, ``"resnet-narrow"``, ``"fedquad-cnn"``,
+            ``"fedca-cnn"`` or ``"vit-tiny"``.
         stem: A ResNet's first layer: ``"cifar"`` (3×3, stride 1), ``"strided"`` (3×3, stride 2: four times as
             fast) or ``"standard"`` (7×7, stride 2, then a max-pool).
         width: Channels of the narrow ResNet's first stage, or width of the ViT's tokens.
@@ -58,37 +59,24 @@ class ModelOptions:
         UserError: A value that is not known, or an option that the chosen encoder does not have.
     """
 
-    encoder: str = "resnet18"
-    stem: str = "cifar"
-    width: int | None = None
-    depth: int | None = None
-    patch: int | None = None
-    decoder_depth: int | None = None
-    init: str = "random"
-    projector: str = "mlp"
-    projector_hidden: tuple[int, ...] = (2048,)
-    projector_dim: int | None = None
+    encoder: Annotated[str, OneOf(ENCODERS)] = "resnet18"
+    stem: Annotated[str, OneOf(STEMS)] = "cifar"
+    width: Count | None = None
+    depth: Count | None = None
+    patch: Count | None = None
+    decoder_depth: Count | None = None
+    init: Literal["random", "torchvision"] = "random"
+    projector: Literal["mlp", "none"] = "mlp"
+    projector_hidden: tuple[Count, ...] = (2048,)
+    projector_dim: Count | None = None
     projector_norm: bool = True
-    projector_final_norm: str = "none"
+    projector_final_norm: Literal["none", "affine", "plain"] = "none"
     projector_bias: bool = True
-    predictor_hidden: tuple[int, ...] = (512,)
+    predictor_hidden: tuple[Count, ...] = (512,)
     predictor_norm: bool = True
 
     def __post_init__(self) -> None:
-        _one_of("encoder", self.encoder, ENCODERS)
-        _one_of("stem", self.stem, STEMS)
-        _one_of("init", self.init, ("random", "torchvision"))
-        _one_of("projector", self.projector, ("mlp", "none"))
-        _one_of("projector_final_norm", self.projector_final_norm, FINAL_NORMS)
-        for name in ("width", "depth", "patch", "decoder_depth", "projector_dim"):
-            value = getattr(self, name)
-            if value is not None and value < 1:
-                raise UserError(f"model.{name} is {value}; give a whole number of at least 1.")
-        for name in ("projector_hidden", "predictor_hidden"):
-            if any(width < 1 for width in getattr(self, name)):
-                raise UserError(
-                    f"model.{name} is {list(getattr(self, name))}; give whole numbers of at least 1."
-                )
+        super().__post_init__()
         reads = ENCODERS[self.encoder].reads
         for field in fields(self):
             if field.name in ENCODER_OPTIONS - reads and getattr(self, field.name) != field.default:
@@ -101,11 +89,6 @@ class ModelOptions:
             raise UserError(
                 f"model.width is {self.width}; a ViT's is a multiple of {HEAD_WIDTH}, one for each head."
             )
-
-
-def _one_of(field: str, value: str, known: Any) -> None:
-    if value not in known:
-        raise UserError(f"model.{field} is {value!r}, which is not known; {did_you_mean(str(value), known)}")
 
 
 @dataclass(frozen=True)

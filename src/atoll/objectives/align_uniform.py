@@ -8,7 +8,8 @@ from typing import ClassVar
 
 from torch import Tensor
 
-from atoll.components.base import Batch, ClientContext, Forward, Objective, Passes, require_positive
+from atoll.components.base import Batch, ClientContext, Forward, Objective, Passes
+from atoll.core.schema import Positive
 from atoll.functional import alignment, uniformity
 
 VIEWS = (Forward("view1"), Forward("view2"))
@@ -26,10 +27,7 @@ class AlignUniform(Objective):
     name: ClassVar[str] = "align_uniform"
     source: ClassVar[str] = "Wang and Isola 2020; SSD Eqs. 3-4"
     beta: float = 1.0
-    t: float = 2.0
-
-    def __post_init__(self) -> None:
-        require_positive(self, "t")
+    t: Positive = 2.0
 
     def forwards(self) -> Sequence[Forward]:
         """Pass both views through the local networks."""

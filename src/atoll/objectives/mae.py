@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Annotated, ClassVar
 
 import torch
 from torch import Tensor, nn
 
 from atoll.components.base import Batch, ClientContext, Objective, Passes, Setting
 from atoll.core.devices import upload
-from atoll.core.errors import UserError
+from atoll.core.schema import Above, Below
 from atoll.functional import masked_reconstruction
 from atoll.models import build_encoder
 from atoll.models.options import build_mae_decoder
@@ -31,11 +31,7 @@ class MAE(Objective):
 
     name: ClassVar[str] = "mae"
     source: ClassVar[str] = "He et al. 2022, Section 3; Dec-SSL Appendix B"
-    mask_ratio: float = 0.75
-
-    def __post_init__(self) -> None:
-        if not 0 < self.mask_ratio < 1:
-            raise UserError(f"mae.mask_ratio is {self.mask_ratio}; it must lie between 0 and 1")
+    mask_ratio: Annotated[float, Above(0), Below(1)] = 0.75
 
     def refuse(self, setting: Setting) -> str | None:
         """Refuse encoders without patches to mask."""

@@ -45,6 +45,7 @@ class MetricLearning(Objective):
     on: Space = "h"
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         if self.beta == 0 and not self.cross_entropy:
             raise UserError(
                 f"{self.name}.beta is 0 and {self.name}.cross_entropy is off: no loss is left; set one"

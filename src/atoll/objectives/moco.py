@@ -10,7 +10,8 @@ import torch
 from torch import Tensor
 from torch.nn.functional import normalize
 
-from atoll.components.base import Batch, ClientContext, Forward, Objective, Passes, require_positive
+from atoll.components.base import Batch, ClientContext, Forward, Objective, Passes
+from atoll.core.schema import Count, Positive
 from atoll.core.tree import Tree
 from atoll.functional import queue_contrast
 from atoll.objectives.align_uniform import VIEWS
@@ -39,13 +40,10 @@ class MoCo(Objective):
     name: ClassVar[str] = "moco"
     source: ClassVar[str] = "He et al. 2020, Eqs. 1-2; Chen et al. 2020 (v2)"
     keeps: ClassVar[tuple[str, ...]] = ("a queue of normalised embeddings",)
-    temperature: float = 0.2
+    temperature: Positive = 0.2
     momentum: float = 0.99
-    queue: int = 4096
+    queue: Count = 4096
     symmetric: bool = True
-
-    def __post_init__(self) -> None:
-        require_positive(self, "temperature", "queue")
 
     def forwards(self) -> Sequence[Forward]:
         """Pass the queries through the local networks and the keys through the key encoder."""

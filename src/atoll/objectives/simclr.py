@@ -8,7 +8,8 @@ from typing import ClassVar, Literal
 
 from torch import Tensor
 
-from atoll.components.base import Batch, ClientContext, Forward, Objective, Passes, require_positive
+from atoll.components.base import Batch, ClientContext, Forward, Objective, Passes
+from atoll.core.schema import Positive
 from atoll.functional import nt_xent, one_sided_nt_xent
 from atoll.objectives.align_uniform import VIEWS
 
@@ -26,11 +27,8 @@ class SimCLR(Objective):
 
     name: ClassVar[str] = "simclr"
     source: ClassVar[str] = "Chen et al. 2020, Eq. 1"
-    temperature: float = 0.5
+    temperature: Positive = 0.5
     variant: Literal["exact", "one_sided", "zero_self"] = "exact"
-
-    def __post_init__(self) -> None:
-        require_positive(self, "temperature")
 
     def forwards(self) -> Sequence[Forward]:
         """Pass both views through the local networks."""

@@ -9,7 +9,8 @@ from typing import ClassVar
 import torch
 from torch import Tensor, nn
 
-from atoll.components.base import Batch, ClientContext, Forward, Objective, Passes, Setting, require_positive
+from atoll.components.base import Batch, ClientContext, Forward, Objective, Passes, Setting
+from atoll.core.schema import Positive
 from atoll.functional import supcon
 from atoll.objectives.align_uniform import VIEWS
 from atoll.objectives.cross_entropy import CLASSIFIER, label_loss
@@ -30,12 +31,9 @@ class SupCon(Objective):
     name: ClassVar[str] = "supcon"
     source: ClassVar[str] = "Khosla et al. 2020, Eq. 2"
     needs_labels: ClassVar[bool] = True
-    temperature: float = 0.07
-    base_temperature: float = 0.07
+    temperature: Positive = 0.07
+    base_temperature: Positive = 0.07
     cross_entropy: bool = False
-
-    def __post_init__(self) -> None:
-        require_positive(self, "temperature", "base_temperature")
 
     def classifier(self) -> tuple[str, ...] | None:
         """Names of the networks from images to logits, if a classifier is trained."""

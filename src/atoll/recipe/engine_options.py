@@ -5,34 +5,35 @@ from __future__ import annotations
 import contextlib
 import os
 from dataclasses import dataclass
+from typing import Annotated
 
 import torch
 
+from atoll.core.config import Options
 from atoll.core.errors import UserError
+from atoll.core.schema import AtLeast, Count
 
 
 @dataclass(frozen=True)
-class EngineOptions:
+class EngineOptions(Options, section="engine"):
     """Where a simulation runs.
 
     Attributes:
         device: ``"cpu"``, ``"cuda"``, ``"cuda:1"``…, or ``"auto"`` (a GPU if there is one).
         workers: processes that train clients side by side; 0: one for each core. The result is the same.
-        threads: CPU threads of each worker. Component of the result to the last bit.
-        channels_last: memory layout of images and convolutions. Component of the result to the last bit.
+        threads: CPU threads of each worker. Part of the result to the last bit.
+        channels_last: memory layout of images and convolutions. Part of the result to the last bit.
         checkpoint_every: rounds between checkpoints.
     """
 
     device: str = "auto"
-    workers: int = 1
-    threads: int = 1
+    workers: Annotated[int, AtLeast(0)] = 1
+    threads: Count = 1
     channels_last: bool = False
-    checkpoint_every: int = 1
+    checkpoint_every: Count = 1
 
     def __post_init__(self) -> None:
-        for name, least in (("workers", 0), ("threads", 1), ("checkpoint_every", 1)):
-            if getattr(self, name) < least:
-                raise UserError(f"engine.{name} is {getattr(self, name)}; it must be at least {least}")
+        super().__post_init__()
         if self.device != "auto":
             with contextlib.suppress(RuntimeError):
                 if torch.device(self.device).type in ("cpu", "cuda"):

@@ -12,7 +12,7 @@ from typing import Any
 import tomli_w
 
 from atoll.components.training import TrainOptions
-from atoll.core.config import build, describe, over, packaged, read, setting
+from atoll.core.config import build, describe
 from atoll.core.errors import UserError
 from atoll.core.run_folder import check_name
 from atoll.data.options import DataOptions, PartitionOptions
@@ -22,6 +22,9 @@ from atoll.methods.method import Method
 from atoll.methods.registry import MethodOptions, complete, make_method
 from atoll.models import ModelOptions
 from atoll.recipe.engine_options import EngineOptions
+from atoll.recipe.table import complete_table, presets, read_table
+
+__all__ = ["Recipe", "load_recipe", "make_recipe", "presets", "read_recipe"]
 
 
 @dataclass(frozen=True)
@@ -29,9 +32,9 @@ class Recipe:
     """Everything that decides a run's result, section by section.
 
     Attributes:
-        name: of the run.
-        title: a line about it.
-        seed: every random stream comes from it.
+        name: the run's name; its folder is ``runs/NAME-seedN`` unless ``--out`` says otherwise.
+        title: a line about the run, for reports.
+        seed: every random stream of the run comes from it.
         data: where the images come from.
         partition: which client holds which.
         views: augmentation.
@@ -83,11 +86,6 @@ class Recipe:
         return tomli_w.dumps(describe(self.completed()))
 
 
-def presets() -> dict[str, str]:
-    """The recipes that come with Atoll: their texts by name."""
-    return packaged("recipes")
-
-
 def load_recipe(recipe: str | Path, settings: Sequence[str] = ()) -> Recipe:
     """A preset by name or a TOML file, with ``key=value`` settings laid over it.
 
@@ -102,7 +100,7 @@ def load_recipe(recipe: str | Path, settings: Sequence[str] = ()) -> Recipe:
         >>> recipe.label, recipe.train.rounds, recipe.seed
         ('SSD', 50, 1)
     """
-    return make_recipe({"name": Path(recipe).stem, **read(str(recipe), presets())}, settings)
+    return _made(read_table(recipe, settings))
 
 
 def make_recipe(table: Mapping[str, Any], settings: Sequence[str] = ()) -> Recipe:
@@ -116,13 +114,13 @@ def make_recipe(table: Mapping[str, Any], settings: Sequence[str] = ()) -> Recip
         >>> make_recipe({"base": "digits-ssd", "train": {"rounds": 50}}).train.rounds
         50
     """
-    if "base" in table:
-        table = over(read(str(table["base"]), presets()), {k: v for k, v in table.items() if k != "base"})
-    for text in settings:
-        table = over(table, setting(text))
+    return _made(complete_table(table, settings))
+
+
+def _made(table: Mapping[str, Any]) -> Recipe:
     made = build(Recipe, table)
     check_name(made.name)
-    _ = made.composed  # so that a misspelt method is found now, not after the data has loaded
+    _ = made.composed  # so that a method that cannot be composed is found now, not after the data has loaded
     return made
 
 

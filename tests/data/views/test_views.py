@@ -372,18 +372,18 @@ class TestOptions:
     @pytest.mark.parametrize(
         ("change", "sentence"),
         [
-            ({"preset": "simlcr"}, "views.preset 'simlcr' is unknown; did you mean 'simclr'?"),
-            ({"flip": 1.5}, r"views.flip is 1.5; it must be a probability in \[0, 1\]"),
+            ({"preset": "simlcr"}, "views.preset is 'simlcr'; did you mean 'simclr'?"),
+            ({"flip": 1.5}, r"views.flip is 1.5; it must be between 0 and 1 \(a probability\)"),
             ({"flip": float("nan")}, "views.flip is nan"),
             ({"hue": 0.6}, "views.hue is 0.6; it must be between 0 and 0.5"),
-            ({"contrast": -1.0}, "views.contrast is -1.0; it must be 0 or more"),
+            ({"contrast": -1.0}, "views.contrast is -1.0; it must be at least 0"),
             ({"crop_scale": (0.5, 0.2)}, "views.crop_scale"),
             ({"crop_scale": (0.5, 2.0)}, "views.crop_scale is .* high <= 1"),
             ({"crop_ratio": (0.0, 1.0)}, "views.crop_ratio"),
             ({"blur_sigma": (1.0,)}, "views.blur_sigma"),
             (
                 {"interpolation": "nearest"},
-                "views.interpolation is 'nearest'; it must be 'bilinear' or 'bicubic'",
+                "views.interpolation is 'nearest'; known: bicubic, bilinear",
             ),
             ({"pad_crop": -1}, "views.pad_crop"),
             ({"blur_kernel": 4}, "views.blur_kernel is 4; .* odd"),

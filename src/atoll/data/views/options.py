@@ -2,101 +2,50 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable
 from dataclasses import dataclass, fields, replace
-from typing import Any
+from typing import Annotated
 
-from atoll.core.errors import UserError, did_you_mean
+from atoll.core.config import Options
+from atoll.core.errors import UserError
+from atoll.core.schema import Above, AtLeast, AtMost, Count, MinLength, OneOf, Positive, Rising
 from atoll.data.views.ops import FILTERS
 
-Range = tuple[float, float]
-
-_Rule = tuple[Callable[[Any], bool], str]
-
-_PROBABILITY: _Rule = (lambda p: 0 <= p <= 1, "a probability in [0, 1]")
-_STRENGTH: _Rule = (lambda strength: 0 <= strength < math.inf, "0 or more")
-_RANGE: _Rule = (
-    lambda ends: len(ends) == 2 and 0 < ends[0] <= ends[1] < math.inf,
-    "two numbers, 0 < low <= high",
-)
-
-_RULES: dict[str, _Rule] = {
-    "crop_scale": (
-        lambda share: share is None or (_RANGE[0](share) and share[1] <= 1),
-        "two numbers, 0 < low <= high <= 1",
-    ),
-    "crop_ratio": _RANGE,
-    "interpolation": (lambda kind: kind in FILTERS, " or ".join(map(repr, FILTERS))),
-    "pad_crop": (lambda pixels: pixels >= 0, "0 or more"),
-    "flip": _PROBABILITY,
-    "jitter": _PROBABILITY,
-    "brightness": _STRENGTH,
-    "contrast": _STRENGTH,
-    "saturation": _STRENGTH,
-    "hue": (lambda turn: 0 <= turn <= 0.5, "between 0 and 0.5"),
-    "grayscale": _PROBABILITY,
-    "blur": _PROBABILITY,
-    "blur_sigma": _RANGE,
-    "blur_kernel": (
-        lambda size: size == 0 or (size > 0 and size % 2 == 1),
-        "0 (a tenth of the image) or an odd number",
-    ),
-    "solarize": _PROBABILITY,
-    "mean": (
-        lambda values: len(values) > 0 and all(map(math.isfinite, values)),
-        "a number, or one for each channel",
-    ),
-    "std": (
-        lambda values: len(values) > 0 and all(0 < value < math.inf for value in values),
-        "a positive number, or one for each channel",
-    ),
-}
+Range = Annotated[tuple[Positive, Positive], Rising()]
+ShareRange = Annotated[tuple[Positive, Annotated[float, Above(0), AtMost(1)]], Rising()]
+Probability = Annotated[float, AtLeast(0), AtMost(1, "a probability")]
+Strength = Annotated[float, AtLeast(0)]
+Turn = Annotated[float, AtLeast(0), AtMost(0.5)]
+PixelCount = Annotated[int, AtLeast(0)]
+Interpolation = Annotated[str, OneOf(FILTERS)]
+Means = Annotated[tuple[float, ...], MinLength(1)]
+Deviations = Annotated[tuple[Positive, ...], MinLength(1)]
 
 
 @dataclass(frozen=True)
-class ViewSettings:
+class ViewSettings(Options, section="views"):
     """Every parameter of a view, in the order in which the operations act. The defaults do nothing.
 
-    Attributes:
-        crop_scale: share of the image's area that a random resized crop covers; None for no such crop.
-        crop_ratio: width over height of that crop, log-uniform.
-        interpolation: ``"bilinear"`` or ``"bicubic"``, both antialiased.
-        pad_crop: pad by this many reflected pixels, then crop back to the same size at random.
-        flip: probability of a horizontal flip.
-        jitter: probability of colour jitter; its four steps come in a random order for every image.
-        brightness: factor drawn from [max(0, 1 − b), 1 + b].
-        contrast: as brightness.
-        saturation: as brightness; does nothing to images of one channel.
-        hue: turn drawn from [−hue, hue], at most 1/2; does nothing to images of one channel.
-        grayscale: probability of losing all colour; does nothing to images of one channel.
-        blur: probability of a Gaussian blur.
-        blur_sigma: its standard deviation in pixels, uniform.
-        blur_kernel: its kernel's size, odd; 0 takes a tenth of the image as SimCLR does, and at least 3.
-        solarize: probability of inverting the values that reach the threshold.
-        solarize_threshold: that threshold, on [0, 1].
-        mean: subtracted at the end; one value, or one for each channel.
-        std: divided by at the end; one value, or one for each channel.
+    `ViewOptions` says what each one does; ``crop_scale`` None is no such crop.
     """
 
-    crop_scale: Range | None = None
+    crop_scale: ShareRange | None = None
     crop_ratio: Range = (3 / 4, 4 / 3)
-    interpolation: str = "bilinear"
-    pad_crop: int = 0
-    flip: float = 0.0
-    jitter: float = 0.0
-    brightness: float = 0.0
-    contrast: float = 0.0
-    saturation: float = 0.0
-    hue: float = 0.0
-    grayscale: float = 0.0
-    blur: float = 0.0
+    interpolation: Interpolation = "bilinear"
+    pad_crop: PixelCount = 0
+    flip: Probability = 0.0
+    jitter: Probability = 0.0
+    brightness: Strength = 0.0
+    contrast: Strength = 0.0
+    saturation: Strength = 0.0
+    hue: Turn = 0.0
+    grayscale: Probability = 0.0
+    blur: Probability = 0.0
     blur_sigma: Range = (0.1, 2.0)
-    blur_kernel: int = 0
-    solarize: float = 0.0
+    blur_kernel: PixelCount = 0
+    solarize: Probability = 0.0
     solarize_threshold: float = 128 / 255
-    mean: tuple[float, ...] = (0.0,)
-    std: tuple[float, ...] = (1.0,)
+    mean: Means = (0.0,)
+    std: Deviations = (1.0,)
 
     def __post_init__(self) -> None:
         """Refuse values that mean nothing.
@@ -104,13 +53,11 @@ class ViewSettings:
         Raises:
             UserError: naming the setting and what it may be.
         """
-        for name, (holds, rule) in _RULES.items():
-            _require(holds(getattr(self, name)), name, getattr(self, name), rule)
-
-
-def _require(holds: bool, name: str, value: object, rule: str) -> None:
-    if not holds:
-        raise UserError(f"views.{name} is {value!r}; it must be {rule}")
+        super().__post_init__()
+        if self.blur_kernel and self.blur_kernel % 2 == 0:
+            raise UserError(
+                f"views.blur_kernel is {self.blur_kernel}; it must be 0 (a tenth of the image) or an odd number"
+            )
 
 
 _CIFAR_MEAN = (0.4914, 0.4822, 0.4465)
@@ -181,33 +128,52 @@ PRESETS: dict[str, ViewSettings] = {
 
 
 @dataclass(frozen=True)
-class ViewOptions:
+class ViewOptions(Options, section="views"):
     """The ``[views]`` section of a recipe: a preset, and what differs from it. None: as the preset says.
 
-    The fields are those of `ViewSettings`, which says what each one does; ``size`` is the side of the views,
-    and None keeps that of the stored images.
+    Attributes:
+        preset: a preset's name.
+        size: side of the views in pixels; none: that of the stored images.
+        crop_scale: share of the image's area that a random resized crop covers: low and high.
+        crop_ratio: width over height of that crop, log-uniform.
+        interpolation: ``"bilinear"`` or ``"bicubic"``, both antialiased.
+        pad_crop: pad by this many reflected pixels, then crop back to the same size at random.
+        flip: probability of a horizontal flip.
+        jitter: probability of colour jitter; its four steps come in a random order for every image.
+        brightness: b: the factor is drawn from [max(0, 1 − b), 1 + b].
+        contrast: as brightness.
+        saturation: as brightness; does nothing to images of one channel.
+        hue: turn drawn from [−hue, hue], at most 1/2; does nothing to images of one channel.
+        grayscale: probability of losing all colour; does nothing to images of one channel.
+        blur: probability of a Gaussian blur.
+        blur_sigma: its standard deviation in pixels, uniform.
+        blur_kernel: its kernel's size, odd; 0 takes a tenth of the image as SimCLR does, and at least 3.
+        solarize: probability of inverting the values that reach the threshold.
+        solarize_threshold: that threshold, on [0, 1].
+        mean: subtracted at the end; one value, or one for each channel.
+        std: divided by at the end; one value, or one for each channel.
     """
 
-    preset: str = "simclr"
-    size: int | None = None
-    crop_scale: Range | None = None
+    preset: Annotated[str, OneOf(PRESETS)] = "simclr"
+    size: Count | None = None
+    crop_scale: ShareRange | None = None
     crop_ratio: Range | None = None
-    interpolation: str | None = None
-    pad_crop: int | None = None
-    flip: float | None = None
-    jitter: float | None = None
-    brightness: float | None = None
-    contrast: float | None = None
-    saturation: float | None = None
-    hue: float | None = None
-    grayscale: float | None = None
-    blur: float | None = None
+    interpolation: Interpolation | None = None
+    pad_crop: PixelCount | None = None
+    flip: Probability | None = None
+    jitter: Probability | None = None
+    brightness: Strength | None = None
+    contrast: Strength | None = None
+    saturation: Strength | None = None
+    hue: Turn | None = None
+    grayscale: Probability | None = None
+    blur: Probability | None = None
     blur_sigma: Range | None = None
-    blur_kernel: int | None = None
-    solarize: float | None = None
+    blur_kernel: PixelCount | None = None
+    solarize: Probability | None = None
     solarize_threshold: float | None = None
-    mean: tuple[float, ...] | None = None
-    std: tuple[float, ...] | None = None
+    mean: Means | None = None
+    std: Deviations | None = None
 
     def __post_init__(self) -> None:
         """Refuse what means nothing, before any image is read.
@@ -215,12 +181,7 @@ class ViewOptions:
         Raises:
             UserError: an unknown preset, or a value out of its range.
         """
-        if self.preset not in PRESETS:
-            raise UserError(f"views.preset {self.preset!r} is unknown; {did_you_mean(self.preset, PRESETS)}")
-        _require(self.size is None or self.size > 0, "size", self.size, "a positive number of pixels")
-        for each in fields(self):
-            if isinstance(getattr(self, each.name), list):  # TOML has lists where these are tuples
-                object.__setattr__(self, each.name, tuple(getattr(self, each.name)))
+        super().__post_init__()
         self.settings()
 
     def settings(self) -> ViewSettings:

@@ -1,0 +1,309 @@
+"""What an option may hold, stated once: annotations become a JSON schema, and one check reads it.
+
+    lr: Annotated[float, Above(0)] = 0.1
+
+From the annotations and the docstring of an options class follow its JSON schema (draft 2020-12), the sentences
+about wrong values, the options' tables in the docs, and what an editor knows of a recipe. Numbers are finite
+unless they are `Infinite`. Keywords that begin with ``x-`` are ours; other readers of the schema skip them.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import inspect
+import math
+import re
+import types
+import typing
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache
+from typing import Annotated, Any, ClassVar
+
+from atoll.core.errors import UserError, did_you_mean
+
+Schema = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Rule:
+    """A bound in an annotation.
+
+    Attributes:
+        limit: the bound.
+        why: what an error adds to it, where a reader may ask.
+    """
+
+    keyword: ClassVar[str]
+    limit: Any
+    why: str = ""
+
+    def keywords(self) -> Schema:
+        """The rule in a schema."""
+        return {self.keyword: self.limit, **({"x-why": self.why} if self.why else {})}
+
+
+class Above(Rule):
+    """A number above this one."""
+
+    keyword = "exclusiveMinimum"
+
+
+class AtLeast(Rule):
+    """A number, this one or more."""
+
+    keyword = "minimum"
+
+
+class Below(Rule):
+    """A number below this one."""
+
+    keyword = "exclusiveMaximum"
+
+
+class AtMost(Rule):
+    """A number, this one or less."""
+
+    keyword = "maximum"
+
+
+class MinLength(Rule):
+    """A list of so many values or more."""
+
+    keyword = "minItems"
+
+
+class OneOf(Rule):
+    """One of these words, where they are known only as the program runs; otherwise `typing.Literal`."""
+
+    keyword = "enum"
+
+    def __init__(self, words: Iterable[str]) -> None:
+        super().__init__(tuple(words))
+
+
+class Rising(Rule):
+    """A pair of numbers, low <= high."""
+
+    keyword = "x-rising"
+
+    def __init__(self) -> None:
+        super().__init__(True)
+
+
+class Infinite(Rule):
+    """A number that may be infinite."""
+
+    keyword = "x-infinite"
+
+    def __init__(self) -> None:
+        super().__init__(True)
+
+
+Positive = Annotated[float, Above(0)]
+Count = Annotated[int, Above(0)]
+Share = Annotated[float, Above(0), AtMost(1)]
+
+_TYPES: dict[Any, str] = {int: "integer", float: "number", str: "string", bool: "boolean", type(None): "null"}
+_KINDS: dict[str, tuple[tuple[type, ...], str]] = {
+    "integer": ((int,), "a whole number"),
+    "number": ((int, float), "a number"),
+    "string": ((str,), "a text"),
+    "boolean": ((bool,), "true or false"),
+    "null": ((type(None),), "unset"),
+}
+_BOUNDS: dict[str, tuple[str, Callable[[Any, Any], bool]]] = {
+    "exclusiveMinimum": ("above", lambda value, bound: value > bound),
+    "minimum": ("at least", lambda value, bound: value >= bound),
+    "exclusiveMaximum": ("below", lambda value, bound: value < bound),
+    "maximum": ("at most", lambda value, bound: value <= bound),
+}
+
+
+# From a class to its schema.
+
+
+def _schema_of(cls: type[Any]) -> Schema:
+    hints = typing.get_type_hints(cls, include_extras=True)
+    meanings = descriptions(cls)
+    properties: Schema = {}
+    required = []
+    for field in dataclasses.fields(cls):
+        if not field.init:
+            continue
+        found = schema_of_hint(hints[field.name])
+        if field.name in meanings:
+            found = {**found, "description": meanings[field.name]}
+        if (value := default_of(field)) is dataclasses.MISSING:
+            required.append(field.name)
+        elif not dataclasses.is_dataclass(value):
+            found = {**found, "default": list(value) if isinstance(value, tuple) else value}
+        properties[field.name] = found
+    schema = {"type": "object", "properties": properties, "additionalProperties": False}
+    return {**schema, "required": required} if required else schema
+
+
+# The schema of a table that makes a dataclass; it is shared, do not change it.
+schema_of: Callable[[Any], Schema] = cache(_schema_of)
+
+
+def default_of(field: dataclasses.Field[Any]) -> Any:
+    """A field's default, or `dataclasses.MISSING`."""
+    if field.default_factory is not dataclasses.MISSING:
+        return field.default_factory()
+    return field.default
+
+
+def schema_of_hint(hint: Any) -> Schema:
+    """The schema of values of a type; ``{}`` where JSON has no such type."""
+    origin, inner = typing.get_origin(hint), typing.get_args(hint)
+    if origin is Annotated:
+        rules = (rule.keywords() for rule in inner[1:] if isinstance(rule, Rule))
+        return {key: value for found in (schema_of_hint(inner[0]), *rules) for key, value in found.items()}
+    if origin in (typing.Union, types.UnionType):
+        return {"anyOf": [schema_of_hint(one) for one in inner]}
+    if origin is typing.Literal:
+        return {"enum": list(inner)}
+    if origin is dict:
+        return {"type": "object", "additionalProperties": schema_of_hint(inner[1])}
+    if origin is tuple and inner[-1] is not Ellipsis:
+        items = [schema_of_hint(one) for one in inner]
+        return {"type": "array", "prefixItems": items, "items": False, "minItems": len(items)}
+    if origin is tuple:
+        return {"type": "array", "items": schema_of_hint(inner[0])}
+    if dataclasses.is_dataclass(hint):
+        return schema_of(typing.cast(type[Any], hint))
+    return {"type": _TYPES[hint]} if hint in _TYPES else {}
+
+
+def descriptions(cls: type) -> dict[str, str]:
+    """What the ``Attributes:`` of a class and its bases say, by field, as Markdown."""
+    found: dict[str, str] = {}
+    for one in reversed(cls.__mro__):
+        _, _, section = inspect.cleandoc(one.__dict__.get("__doc__") or "").partition("\nAttributes:\n")
+        section = re.split(r"\n\n?(?=\S)", section)[0]  # up to the next section
+        for name, text in re.findall(r"^    (\w+): (.*(?:\n     +.*|\n(?=\n     ))*)", section, re.MULTILINE):
+            found[name] = _sentence(" ".join(text.replace("``", "`").split()))
+    return found
+
+
+def _sentence(text: str) -> str:
+    word = text.partition(" ")[0].strip(".,;:'")
+    symbol = not word.isascii() or "_" in word or (len(word) == 1 and word != "a")  # as in "τ of the target"
+    return text if symbol else text[:1].upper() + text[1:]
+
+
+# From a schema to sentences.
+
+
+def check(schema: Schema, value: Any, place: str, whole: Sequence[Any] | None = None) -> None:
+    """Compare a value with a schema.
+
+    Args:
+        schema: as `schema_of` makes it.
+        value: of a recipe.
+        place: the value's dotted place in the recipe; empty: the recipe itself.
+        whole: the list at this place, if the value is one of its items.
+
+    Raises:
+        UserError: an unknown key (the nearest known one is named), or a value of the wrong type or out of range.
+    """
+    if "anyOf" in schema:
+        _check_any(schema["anyOf"], value, place, whole)
+    elif "enum" in schema:
+        _check_choice(schema["enum"], value, place, whole)
+    elif schema.get("type") == "object":
+        _check_table(schema, value, place)
+    elif schema.get("type") == "array":
+        _check_list(schema, value, place)
+    elif "type" in schema:
+        _check_scalar(schema, value, place, whole)
+
+
+def _check_any(choices: Sequence[Schema], value: Any, place: str, whole: Sequence[Any] | None) -> None:
+    if value is None and {"type": "null"} in choices:
+        return
+    *others, last = [one for one in choices if one != {"type": "null"}]
+    for choice in others:
+        with contextlib.suppress(UserError):
+            check(choice, value, place, whole)
+            return
+    check(last, value, place, whole)
+
+
+def _check_choice(known: Sequence[Any], value: Any, place: str, whole: Sequence[Any] | None) -> None:
+    if isinstance(value, bool) or value not in known:
+        verb = "is" if whole is None else "names"
+        raise UserError(f"{place} {verb} {value!r}; {did_you_mean(str(value), map(str, known))}")
+
+
+def _check_table(schema: Schema, value: Any, place: str) -> None:
+    if not isinstance(value, Mapping):
+        raise UserError(f"{place} = {value!r} is not a table")
+    known, others = schema.get("properties", {}), schema.get("additionalProperties", {})
+    for key, one in value.items():
+        inner = f"{place}.{key}" if place else str(key)
+        if key not in known and others is False:
+            raise UserError(f"unknown recipe key {inner!r}; {did_you_mean(str(key), known)}")
+        check(known.get(key, others), one, inner)
+    for key in schema.get("required", ()):
+        if key not in value:
+            raise UserError(f"{f'{place}.{key}' if place else key} is missing; give it a value")
+
+
+def _check_list(schema: Schema, value: Any, place: str) -> None:
+    if not isinstance(value, list | tuple):
+        raise UserError(f"{place} = {value!r} is not a list; {_as_list(schema, value, place)}")
+    items = schema.get("prefixItems")
+    if items and len(value) != len(items):
+        raise UserError(f"{place} needs {len(items)} values, and {value!r} has {len(value)}")
+    if len(value) < schema.get("minItems", 0):
+        raise UserError(f"{place} is {list(value)}; it must be {words(schema)}")
+    try:
+        for item, one in zip(items or [schema["items"]] * len(value), value, strict=True):
+            check(item, one, place, value)
+        if schema.get("x-rising") and not value[0] <= value[1]:
+            raise UserError
+    except UserError:
+        if "x-rising" not in schema:
+            raise
+        raise UserError(f"{place} is {list(value)}; it must be {words(schema)}") from None
+
+
+def _check_scalar(schema: Schema, value: Any, place: str, whole: Sequence[Any] | None) -> None:
+    kind = schema["type"]
+    python, noun = _KINDS[kind]
+    if not isinstance(value, python) or (isinstance(value, bool) and kind != "boolean"):
+        raise UserError(f"{place} = {value!r} is not {noun}")
+    holds = all(test(value, schema[key]) for key, (_, test) in _BOUNDS.items() if key in schema)
+    finite = not isinstance(value, float) or math.isfinite(value)
+    if not holds or not (finite or (schema.get("x-infinite") and value == math.inf)):
+        shown, each = (value, "it") if whole is None else (list(whole), "each")
+        limits = words(schema)
+        must = limits if finite else f"a finite number {limits}".rstrip()
+        raise UserError(f"{place} is {shown}; {each} must be {must}")
+
+
+def words(schema: Schema) -> str:
+    """A schema's bounds in words: ``"above 0 and at most 1"``; empty if it has none."""
+    if "x-rising" in schema:
+        low, high = schema["prefixItems"]
+        least = f"{low['exclusiveMinimum']} < " if "exclusiveMinimum" in low else ""
+        return f"two numbers, {least}low <= high" + (f" <= {high['maximum']}" if "maximum" in high else "")
+    if schema.get("type") == "array" and "prefixItems" not in schema and "minItems" in schema:
+        return f"a list of at least {schema['minItems']}"
+    if "minimum" in schema and "maximum" in schema:
+        said = f"between {schema['minimum']} and {schema['maximum']}"
+    else:
+        said = " and ".join(f"{word} {schema[key]}" for key, (word, _) in _BOUNDS.items() if key in schema)
+    return f"{said} ({schema['x-why']})" if "x-why" in schema else said
+
+
+def _as_list(schema: Schema, value: Any, place: str) -> str:
+    """How to write a value as the list that it was meant to be, in a file and in a shell, which eats quotes."""
+    parts = [word.strip() for word in str(value).strip("[] ").split(",")]
+    item = schema["prefixItems"][0] if "prefixItems" in schema else schema["items"]
+    texts = item.get("type") == "string" or "enum" in item or "anyOf" in item
+    items = ", ".join(f'"{word}"' for word in parts) if texts else ", ".join(parts)
+    return f"write {place} = [{items}] in a recipe, --set '{place}=[{items}]' in a shell"

@@ -1,0 +1,46 @@
+"""The names by which a recipe composes a method: which are known, and which belong together.
+
+Nothing here needs the components themselves, so that a recipe can be checked before PyTorch is imported.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Sequence
+
+from atoll.core.errors import UserError, did_you_mean
+
+
+def check_known(name: str, known: Collection[str], what: str) -> None:
+    """A name in a recipe is a known one, or a user's ``module:attribute``.
+
+    Raises:
+        UserError: it is neither.
+    """
+    if ":" not in name and name not in known:
+        raise UserError(f"unknown {what} {name!r}; {did_you_mean(name, known)}")
+
+
+def check_terms(names: Sequence[str]) -> None:
+    """Each term is named once.
+
+    Raises:
+        UserError: one is named twice.
+    """
+    twice = next((name for name in names if names.count(name) > 1), None)
+    if twice is not None:
+        raise UserError(
+            f"method.terms names {twice!r} twice; give it a larger options.{twice}.weight instead"
+        )
+
+
+def check_tables(tables: Iterable[str], used: Collection[str]) -> None:
+    """Each table of options is one of a component that the method has.
+
+    Raises:
+        UserError: one belongs to none.
+    """
+    unused = sorted(set(tables) - set(used))
+    if unused:
+        raise UserError(
+            f"options.{unused[0]} belongs to no component of this method; {did_you_mean(unused[0], used)}"
+        )

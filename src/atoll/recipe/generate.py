@@ -1,0 +1,145 @@
+"""What follows from the options classes: ``catalogue.json``, and the option tables in the docs.
+
+``python -m atoll.recipe.generate`` writes both, from the root of the repository. In a page, a table stands between
+``<!-- options: NAME -->`` and ``<!-- end -->``; NAME is a component's, a section's in brackets, or ``recipe``.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from atoll.core.schema import Schema, schema_of, words
+from atoll.methods.registry import (
+    AGGREGATIONS,
+    MERGES,
+    METHODS,
+    OBJECTIVES,
+    OURS,
+    SERVER_STEPS,
+    TERMS,
+    list_methods,
+)
+from atoll.recipe.recipe import Recipe
+
+AXES: dict[str, Mapping[str, Any]] = {
+    "objective": OBJECTIVES,
+    "terms": TERMS,
+    "merge": MERGES,
+    "aggregation": AGGREGATIONS,
+    "server": SERVER_STEPS,
+}
+NOUNS = {
+    "integer": "whole number",
+    "number": "number",
+    "string": "text",
+    "boolean": "true or false",
+    "object": "table",
+}
+MOST_CHOICES = 8  # longer lists of words stand elsewhere in the docs
+
+
+def catalogue() -> dict[str, Any]:
+    """What `atoll.recipe.table.catalogue` reads."""
+    return {
+        "schema": recipe_schema(),
+        "components": {axis: list(known) for axis, known in AXES.items()},
+        "methods": list_methods(),
+    }
+
+
+def recipe_schema() -> Schema:
+    """The JSON schema of a recipe: the sections, and the options of each component."""
+    schema = schema_of(Recipe)
+    sections = {
+        name: {**section, "default": {}} if name == "options" else section
+        for name, section in schema["properties"].items()
+    }
+    method = dict(sections["method"]["properties"])
+    for axis, known in {"name": METHODS, **AXES}.items():
+        name = {"anyOf": [{"enum": list(known)}, {"type": "string", "pattern": ":"}]}
+        said = {key: value for key, value in method[axis].items() if key in ("description", "default")}
+        method[axis] = {**({"type": "array", "items": name} if axis == "terms" else name), **said}
+    options = {name: schema_of(component) for name, component in OURS.items()}
+    return {
+        "$schema": "https://json-schema.org/draft/2020-12/schema",
+        "title": "Atoll recipe",
+        **schema,
+        "properties": {
+            "base": {"type": "string", "description": "The recipe that this one is laid over."},
+            **sections,
+            "method": {**sections["method"], "properties": method},
+            "options": {**sections["options"], "properties": options},
+        },
+    }
+
+
+def option_table(schema: Schema) -> str:
+    """A Markdown table of a section's options: name, type and range, default, meaning."""
+    rows = [["option", "type", "default", "meaning"], ["---"] * 4]
+    for name, option in schema["properties"].items():
+        if option.get("type") != "object" or "default" in option:  # a section of its own has its own table
+            default = option.get("default")
+            shown = "none" if default is None else f"`{literal(default)}`"
+            rows.append([f"`{name}`", kind_of(option), shown, option.get("description", "")])
+    lines = (" | ".join(cell.replace("|", "\\|") for cell in row) for row in rows)
+    return "\n".join(f"| {line} |" for line in lines)
+
+
+def kind_of(schema: Schema) -> str:
+    """The type and the range of a value, for a reader."""
+    if "anyOf" in schema:
+        return kind_of(next(one for one in schema["anyOf"] if one != {"type": "null"}))
+    if "enum" in schema and len(schema["enum"]) <= MOST_CHOICES:
+        return " or ".join(f"`{literal(one)}`" for one in schema["enum"])
+    if schema.get("type") == "array":
+        return _kind_of_list(schema)
+    noun, limits = NOUNS[schema.get("type", "string")], words(schema)
+    return f"{noun}, {limits}" if limits else noun
+
+
+def _kind_of_list(schema: Schema) -> str:
+    if "prefixItems" in schema:
+        noun = f"{len(schema['prefixItems'])} {NOUNS[schema['prefixItems'][0]['type']]}s"
+        return f"{noun}, {words(schema).partition(', ')[2]}" if "x-rising" in schema else noun
+    item = schema["items"]
+    least = f", at least {schema['minItems']}" if "minItems" in schema else ""
+    limits = f", each {words(item)}" if words(item) else ""
+    return f"list of {NOUNS[item.get('type', 'string')]}s{least}{limits}"
+
+
+def literal(value: Any) -> str:
+    """A value as TOML has it."""
+    if isinstance(value, list | tuple):
+        return f"[{', '.join(map(literal, value))}]"
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    return f'"{value}"' if isinstance(value, str) else str(value)
+
+
+def with_tables(page: str) -> str:
+    """A page with its option tables as the code has them."""
+    sections = schema_of(Recipe)["properties"]
+    known = {name: schema_of(component) for name, component in OURS.items()}
+    known |= {f"[{name}]": section for name, section in sections.items()}
+    known["recipe"] = {"properties": {k: v for k, v in sections.items() if v["type"] != "object"}}
+
+    def table(found: re.Match[str]) -> str:
+        return f"{found[1]}\n\n{option_table(known[found[2]])}\n\n<!-- end -->"
+
+    return re.sub(r"(<!-- options: (\S+) -->)\n.*?<!-- end -->", table, page, flags=re.DOTALL)
+
+
+def main() -> None:
+    """Write all of it."""
+    text = json.dumps(catalogue(), ensure_ascii=False, indent=1)
+    Path(__file__).with_name("catalogue.json").write_text(text + "\n", "utf-8")
+    for page in Path("docs").rglob("*.md"):
+        page.write_text(with_tables(page.read_text("utf-8")), "utf-8")
+
+
+if __name__ == "__main__":
+    main()
