@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import sys
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
-from atoll.engines.federation import Federation
-from atoll.engines.server import Record, Server
-from atoll.evaluation.metrics import KNN, LOSS
-from atoll.report.numbers import number
+if TYPE_CHECKING:  # whoever only prints need not wait for PyTorch
+    from atoll.engines.federation import Federation
+    from atoll.engines.server import Record, Server
 
 
 class Bar:
@@ -56,6 +55,9 @@ class Bar:
     def round(self, record: Record, line: dict[str, Any]) -> None:
         """A round is complete."""
         facts = f"round {record.round}/{self._rounds}"
+        from atoll.evaluation.metrics import LOSS
+        from atoll.report.numbers import number
+
         for loss in LOSS.values([record.losses]):
             facts += f"  loss {number(loss, LOSS.digits)}"
         if record.privacy:
@@ -78,6 +80,9 @@ class Bar:
 
 
 def _knn(line: dict[str, Any]) -> str:
+    from atoll.evaluation.metrics import KNN
+    from atoll.report.numbers import number
+
     values = KNN.values([line.get("evaluation", {})])
     return f"  {KNN.heading} {number(values[0], KNN.digits)} {KNN.unit}" if values else ""
 

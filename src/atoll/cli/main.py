@@ -19,6 +19,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """
     options = make_parser().parse_args(arguments)
     try:
+        _check_recipes(options)
         return COMMANDS[options.command](options)
     except UserError as error:
         print(f"atoll: {error}", file=sys.stderr)  # noqa: T201
@@ -29,6 +30,19 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except RunError as error:
         print(f"atoll: {error}", file=sys.stderr)  # noqa: T201
         return 1
+
+
+def _check_recipes(options: argparse.Namespace) -> None:
+    """Refuse a recipe's misspelt keys and wrong values before a command imports PyTorch, which takes seconds."""
+    from atoll.recipe.table import read_table
+
+    names = [options.recipe] if "recipe" in options else []
+    if (
+        "recipes" in options and not options.methods
+    ):  # settings may be of a method that takes the recipe's place
+        names = options.recipes
+    for name in names:
+        read_table(name, options.set)
 
 
 def _resumable(options: argparse.Namespace) -> str:
@@ -188,15 +202,26 @@ def _federate_init(options: argparse.Namespace) -> int:
 def _methods(options: argparse.Namespace) -> int:
     from atoll.cli.console import make_console
     from atoll.cli.tables import methods_tables
-    from atoll.methods.registry import list_methods
+    from atoll.recipe.table import catalogue
 
-    listing = list_methods()
+    listing = catalogue()["methods"]
     if options.json:
         print(json.dumps(listing, indent=2))  # noqa: T201
         return 0
     console = make_console()
     for table in methods_tables(listing):
         console.print(table, "")
+    return 0
+
+
+def _schema(options: argparse.Namespace) -> int:
+    from atoll.commands.schema import schema_text, write_schema
+
+    if options.output is None:
+        print(schema_text(), end="")  # noqa: T201
+        return 0
+    write_schema(options.output)
+    print(options.output)  # noqa: T201
     return 0
 
 
@@ -214,6 +239,7 @@ COMMANDS: dict[str, Callable[[argparse.Namespace], int]] = {
     "egress": _egress,
     "federate init": _federate_init,
     "methods": _methods,
+    "schema": _schema,
 }
 
 

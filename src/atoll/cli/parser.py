@@ -111,6 +111,9 @@ def make_parser() -> argparse.ArgumentParser:
     init.add_argument("--images", type=Path, help="the coordinator's own images to evaluate on, by class")
     settings(init)
 
+    schema = command("schema", "Write the JSON schema of recipes, for editors.")
+    schema.add_argument("-o", "--output", type=Path, metavar="FILE", help="(default: print it)")
+
     methods = command("methods", "List methods: paper, what leaves a client, what it keeps.")
     methods.add_argument("--json", action="store_true")
     return parser

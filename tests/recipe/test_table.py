@@ -1,0 +1,134 @@
+"""The description of recipes that is read before PyTorch: up to date, a JSON schema, and the classes' own rules."""
+
+import json
+import subprocess
+import sys
+import tomllib
+
+import jsonschema
+import pytest
+
+from atoll.core.errors import UserError
+from atoll.methods.registry import METHODS, OURS
+from atoll.recipe import generate
+from atoll.recipe.recipe import load_recipe, presets
+from atoll.recipe.table import catalogue, complete_table, read_table
+
+SCHEMA = catalogue()["schema"]
+
+
+def test_the_catalogue_is_what_the_code_says() -> None:
+    assert catalogue() == json.loads(json.dumps(generate.catalogue())), "run python -m atoll.recipe.generate"
+
+
+def test_it_knows_all_methods_and_components() -> None:
+    assert {one["name"] for family in catalogue()["methods"].values() for one in family} == set(METHODS)
+    assert set(SCHEMA["properties"]["options"]["properties"]) == set(OURS)
+
+
+def test_it_is_a_schema_of_the_draft_that_it_names() -> None:
+    assert SCHEMA["$schema"] == "https://json-schema.org/draft/2020-12/schema"
+    jsonschema.Draft202012Validator.check_schema(SCHEMA)
+
+
+@pytest.mark.parametrize("name", sorted(presets()))
+def test_every_preset_is_valid_as_it_stands_and_complete(name: str) -> None:
+    validator = jsonschema.Draft202012Validator(SCHEMA)
+    validator.validate(tomllib.loads(presets()[name]))
+    validator.validate(tomllib.loads(load_recipe(name).to_toml()))
+
+
+BAD = [
+    ({"train": {"lrr": 1}}, "unknown recipe key 'train.lrr'; did you mean 'lr'"),
+    ({"train": {"lr": -1}}, "train.lr is -1; it must be above 0"),
+    ({"train": {"rounds": "ten"}}, "train.rounds = 'ten' is not a whole number"),
+    ({"train": {"optimizer": "sdg"}}, "train.optimizer is 'sdg'; did you mean 'sgd'"),
+    ({"train": 3}, "train = 3 is not a table"),
+    ({"views": {"crop_scale": [0.5]}}, "views.crop_scale needs 2 values"),
+    ({"views": {"crop_scale": [0.5, 2.0]}}, "views.crop_scale is"),
+    ({"model": {"encoder": "resnet8"}}, "model.encoder is 'resnet8'"),
+    ({"options": {"dsr": {"scal": 3}}}, "unknown recipe key 'options.dsr.scal'; did you mean 'scale'"),
+    ({"options": {"pd": {"temperature": 0}}}, "options.pd.temperature is 0; it must be above 0"),
+    ({"method": {"name": "sdd"}}, "unknown method 'sdd'; did you mean 'ssd'"),
+    ({"method": {"terms": ["dsr", "nothing"]}}, "unknown term 'nothing'"),
+    ({"method": {"terms": "dsr"}}, 'write method.terms = ["dsr"]'),
+]
+
+
+@pytest.mark.parametrize(("table", "sentence"), BAD)
+def test_what_we_refuse_an_editor_refuses(table: dict[str, object], sentence: str) -> None:
+    with pytest.raises(UserError) as refused:
+        complete_table(table)
+    assert sentence in str(refused.value)
+    assert not jsonschema.Draft202012Validator(SCHEMA).is_valid(table)
+
+
+@pytest.mark.parametrize(
+    ("setting", "sentence"),
+    [
+        ("options.simclr.temperature=3", "options.simclr belongs to no component"),
+        ("method.terms=['pd','dsr','pd']", "names 'pd' twice"),
+        ("options.simclr.temperatur=3", "did you mean 'temperature'"),
+    ],
+)
+def test_what_a_methods_components_say(setting: str, sentence: str) -> None:
+    with pytest.raises(UserError, match=sentence):
+        read_table("digits-ssd", [setting])
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        ["method.name=mine:METHOD", "options.my_part.anything=1"],
+        ["method.terms=['mine:Term','pd']", "options.my_part.anything=[1, 2]"],
+        ["method.merge=mine:Merge"],
+    ],
+)
+def test_a_users_own_components_are_left_to_the_real_check(settings: list[str]) -> None:
+    table = read_table("digits-align-uniform", settings)
+    assert jsonschema.Draft202012Validator(SCHEMA).is_valid(table)
+
+
+HEAVY = ("torch", "numpy", "rich", "PIL", "sklearn")
+
+
+def ran(*arguments: str) -> tuple[int, str, list[str]]:
+    """The command's exit code, what it said, and which heavy packages it imported."""
+    code = (
+        "import sys\n"
+        "from atoll.cli.main import main\n"
+        "try: status = main(sys.argv[1:])\n"
+        "except SystemExit as left: status = left.code\n"
+        f"print([name for name in {HEAVY} if name in sys.modules])\n"
+        "sys.exit(status)"
+    )
+    done = subprocess.run([sys.executable, "-c", code, *arguments], capture_output=True, text=True)
+    return done.returncode, done.stderr, json.loads(done.stdout.splitlines()[-1].replace("'", '"'))
+
+
+@pytest.mark.parametrize(
+    "arguments", [["--help"], ["--version"], ["run", "--help"], ["schema"], ["methods", "--json"]]
+)
+def test_what_needs_no_pytorch_does_not_import_it(arguments: list[str]) -> None:
+    code, said, heavy = ran(*arguments)
+    assert (code, said) == (0, "")
+    assert set(heavy) <= ({"rich"} if arguments[0] == "methods" else set())
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        (["run", "digits-ssd", "--set", "train.lrr=1"], "train.lrr"),
+        (["run", "digits-ssd", "--set", "train.lr=-1"], "train.lr is -1"),
+        (["run", "digits-ssd", "--set", "options.dsr.scal=3"], "options.dsr.scal"),
+        (["run", "digits-ssd", "--set", "method.name=sdd"], "unknown method 'sdd'"),
+        (["run", "digit-ssd"], "no recipe 'digit-ssd'"),
+        (["compare", "digits-ssd", "digits-sdd"], "no recipe 'digits-sdd'"),
+    ],
+)
+def test_a_recipes_mistake_is_told_before_pytorch_is_imported(arguments: list[str], sentence: str) -> None:
+    code, said, heavy = ran(*arguments)
+    assert code == 2
+    assert said.startswith("atoll: ")
+    assert sentence in said
+    assert heavy == []
