@@ -32,9 +32,9 @@ class Anchor(Term):
         context.frozen("downloaded", context.received)
 
     def loss(self, context: ClientContext, batch: Batch, passes: Passes) -> Tensor:
-        """The mean over the batch."""
-        ours, theirs = (passes[forward].z for forward in self.forwards())
-        return simsiam(ours, theirs)
+        """Mean over the batch."""
+        z, z_downloaded = (passes[forward].z for forward in self.forwards())
+        return simsiam(z, z_downloaded)
 
 
 METHOD = Method(objective=SimCLR(), terms=(Anchor(),), title="Anchored SimCLR")
