@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from rich.table import Table
 
 if TYPE_CHECKING:  # whoever only prints need not wait for PyTorch
     from atoll.engines.federation import Federation
@@ -90,3 +92,24 @@ def _knn(line: dict[str, Any]) -> str:
 def make_console(width: int = 120) -> Console:
     """The standard output; ``width`` holds if it is no terminal."""
     return Console(file=sys.stdout, width=None if sys.stdout.isatty() else width)
+
+
+def results_table(results: Mapping[str, Any]) -> Table:
+    """The numbers of an evaluation, a line each."""
+    table = Table(show_header=False, show_edge=False)
+    for key, value in results.items():
+        if not isinstance(value, list):
+            table.add_row(key, f"{value:.4f}" if isinstance(value, float) else str(value))
+    return table
+
+
+def methods_tables(listing: Mapping[str, Sequence[Mapping[str, Any]]]) -> Iterator[Table]:
+    """A table of methods for each family."""
+    for family, methods in listing.items():
+        table = Table(title=family, title_justify="left", show_edge=False, pad_edge=False)
+        for heading in ("name", "method", "paper", "leaves the client beyond weights", "the client keeps"):
+            table.add_column(heading, overflow="fold")
+        for method in methods:
+            cells = (method[cell] for cell in ("name", "title", "paper", "egress", "keeps"))
+            table.add_row(*("; ".join(cell) if isinstance(cell, list) else str(cell) for cell in cells))
+        yield table

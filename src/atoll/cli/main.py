@@ -126,8 +126,7 @@ def _data(options: argparse.Namespace) -> int:
 
 
 def _evaluate(options: argparse.Namespace) -> int:
-    from atoll.cli.console import make_console
-    from atoll.cli.tables import results_table
+    from atoll.cli.console import make_console, results_table
     from atoll.commands.evaluate import evaluate_run
     from atoll.core.run_folder import Run
 
@@ -200,8 +199,7 @@ def _federate_init(options: argparse.Namespace) -> int:
 
 
 def _methods(options: argparse.Namespace) -> int:
-    from atoll.cli.console import make_console
-    from atoll.cli.tables import methods_tables
+    from atoll.cli.console import make_console, methods_tables
     from atoll.recipe.table import catalogue
 
     listing = catalogue()["methods"]

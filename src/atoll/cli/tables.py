@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from collections.abc import Iterator
 
 from rich.console import Group
 from rich.table import Table
@@ -32,27 +31,6 @@ def partition_table(splits: Splits, partition: Partition) -> Group:
     if partition.label_distance is not None:
         said.append(f"label distance {partition.label_distance:.3f}")
     return terminal_table(["client", "images", *splits.train.classes], rows, [", ".join(said)])
-
-
-def results_table(results: Mapping[str, Any]) -> Table:
-    """The numbers of an evaluation, a line each."""
-    table = Table(show_header=False, show_edge=False)
-    for key, value in results.items():
-        if not isinstance(value, list):
-            table.add_row(key, f"{value:.4f}" if isinstance(value, float) else str(value))
-    return table
-
-
-def methods_tables(listing: Mapping[str, Sequence[Mapping[str, Any]]]) -> Iterator[Table]:
-    """A table of methods for each family."""
-    for family, methods in listing.items():
-        table = Table(title=family, title_justify="left", show_edge=False, pad_edge=False)
-        for heading in ("name", "method", "paper", "leaves the client beyond weights", "the client keeps"):
-            table.add_column(heading, overflow="fold")
-        for method in methods:
-            cells = (method[cell] for cell in ("name", "title", "paper", "egress", "keeps"))
-            table.add_row(*("; ".join(cell) if isinstance(cell, list) else str(cell) for cell in cells))
-        yield table
 
 
 def plan_table(job: Reproduction) -> Group:
