@@ -115,3 +115,10 @@ def test_of_very_many_clients_some_are_drawn_from_the_largest_to_the_smallest(tm
     assert partition["of"] == 500
     assert len(sizes) == MAX_CLIENTS
     assert sizes == sorted(sizes, reverse=True)
+
+
+def test_traffic_is_in_megabytes_per_round(tmp_path):
+    up, down = drawn(make_run(tmp_path / "run", rounds=1, asked=1))["traffic"]
+    for panel, title, value in ((up, "Upload, MB per round", 1.5), (down, "Download, MB per round", 2.5)):
+        assert (panel["title"], panel["digits"], panel["zero"]) == (title, 2, True)
+        assert panel["series"] == [{"line": 0, "x": [1], "y": [value], "s": None}]
