@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from atoll.aggregation.update_geometry import Reference
-from atoll.components.base import ClientState, Message, Trained, Update
+from atoll.components.base import ClientContext, ClientState, Message, Trained, Update
 from atoll.core.tree import Weights, clone
 from atoll.engines.client import train_client
 from atoll.engines.server import Server
@@ -57,6 +57,11 @@ class Rounds:
             message or self.message(client, round), retained, self.federation.client_data(client)
         )
         return clone(self.client.networks.state_dict())
+
+    def client_context(self) -> ClientContext:
+        """A client's context after its first start."""
+        self.start(0)
+        return self.client.context
 
     def refused(self, update: Update) -> str | None:
         """What the method's components find wrong with an update."""

@@ -5,6 +5,8 @@ from rich.console import Console
 
 from atoll.cli.tables import egress_tables
 from atoll.commands.egress import egress
+from atoll.components.base import TensorSpec
+from atoll.components.declaration import declared_leaves
 from atoll.core.errors import UserError
 from atoll.engines.federation import Federation
 from tests.harness import tiny
@@ -72,3 +74,55 @@ def test_a_site_has_images(images):
     with pytest.raises(UserError, match=rf"--images is {images}; it must be .* at least 1"):
         egress(tiny(), images)
     assert egress(tiny(), 1).images == 1
+
+
+SENDERS = {
+    "scaffold": ("method.name=scaffold",),
+    "orchestra": ("method.name=orchestra", "options.orchestra.server_steps=2"),
+    "fedca_dictionary": (
+        "method.name=fed_simclr",
+        "method.objective=fedca_dictionary",
+        "options.fedca_dictionary.size=200",
+    ),
+    "all_projections": (
+        "method.name=fed_simclr",
+        "method.objective=fedca_dictionary",
+        "options.fedca_dictionary.sampling=server",
+    ),
+    "featarc": ("method.name=featarc",),
+}
+
+
+@pytest.mark.parametrize("name", SENDERS)
+def test_what_is_measured_agrees_with_what_components_declare(name):
+    """Every slice that was seen was declared, with its dtype, and is listed no larger than that."""
+    recipe = tiny(*SENDERS[name])
+    federation = Federation(recipe)
+    weights = {n: federation.networks.state_dict()[n] for n in federation.update_names()}
+    declared = {
+        place: leaf
+        for component in recipe.composed.components
+        if (spec := component.declares(federation.setting)) is not None
+        for place, leaf in declared_leaves(spec, weights, f"parts.{component.name}")
+    }
+    listed = {item.name: item for item in egress(recipe, images=1000).up if item.name.startswith("parts.")}
+    assert listed.keys() == declared.keys()
+    for place, leaf in declared.items():
+        item = listed[place]
+        assert item.rounds
+        if isinstance(leaf, TensorSpec):
+            assert item.dtype == str(leaf.dtype).removeprefix("torch.")
+            assert len(item.shape) == len(leaf.shape)
+            if name != "all_projections":  # whose bound is this federation's largest client
+                assert all(size <= most for size, most in zip(item.shape, leaf.largest, strict=True))
+    if name == "all_projections":
+        assert listed["parts.fedca_dictionary"].shape == (1000, federation.setting.embedding_dim)
+
+
+def test_what_is_declared_and_comes_in_later_rounds_is_listed():
+    recipe = tiny("method.name=euc")
+    listed = {item.name: item for item in egress(recipe, images=50).up if item.name.startswith("parts.euc")}
+    layers = [n for n, w in Federation(recipe).networks.named_parameters() if w.ndim >= 2]
+    assert listed.keys() == {f"parts.euc.{name}.{k}" for name in layers for k in (0, 1)}
+    assert {item.dtype for item in listed.values()} == {"float", "int"}
+    assert {item.rounds for item in listed.values()} == {()}

@@ -1,13 +1,15 @@
 """What leaves a client, what comes in and what it keeps: to the tensor, before any real image is read.
 
 The answer is measured, not promised: the recipe's method plays rounds on noise with the recipe's networks, and
-every message, update and state that it makes is listed.
+every message, update and state that it makes is listed. What components declare of their slices of an update bounds
+what is measured, and adds what the first rounds do not hold.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from math import prod
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -15,7 +17,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from atoll.components.base import Trained
+from atoll.components.base import ChoiceSpec, TensorSpec, Trained
+from atoll.components.declaration import Leaf, declared_leaves
 from atoll.core.errors import UserError
 from atoll.core.rng import stream
 from atoll.core.threads import threads
@@ -47,7 +50,7 @@ class Item:
         dtype: of the tensor.
         bytes: its weight on the wire.
         why: what it is for.
-        rounds: in which of the first rounds it was there.
+        rounds: in which of the first rounds it was there; empty: in later ones.
     """
 
     name: str
@@ -87,14 +90,22 @@ def egress(recipe: Recipe, images: int = 1000) -> Egress:
     """
     if images < 1:
         raise UserError(f"--images is {images}; it must be the number of images at the site, at least 1")
-    few, more = (_play(recipe, count) for count in PROBES)
+    (few, declared), (more, declared_more) = (_play(recipe, count) for count in PROBES)
     method = recipe.composed
 
     def items(place: str) -> list[Item]:
         small, large = _rounds(few[place]), _rounds(more[place])
-        return [
-            _item(name, value, large[name][0], rounds, images, _why(method, place, name))
+        # What grows with the images is measured alone: the bound that was declared is for the two small numbers.
+        bounds = {name: spec for name, spec in declared.items() if spec == declared_more[name]}
+        specs = bounds if place == "up" else {}
+        measured = [
+            _item(name, value, large[name][0], rounds, images, _why(method, place, name), specs.get(name))
             for name, (value, rounds) in small.items()
+        ]
+        return measured + [
+            _declared_item(name, spec, _why(method, place, name))
+            for name, spec in specs.items()
+            if name not in small
         ]
 
     return Egress(items("up"), items("down"), items("once"), items("kept"), images)
@@ -103,10 +114,12 @@ def egress(recipe: Recipe, images: int = 1000) -> Egress:
 _Flat = dict[str, Any]
 
 
-def _play(recipe: Recipe, count: int) -> dict[str, list[_Flat]]:
-    """Some clients' rounds on noise; what the second one sent, got and kept in each round, flattened.
+def _play(recipe: Recipe, count: int) -> tuple[dict[str, list[_Flat]], dict[str, Leaf]]:
+    """Some clients' rounds on noise.
 
-    The second, because the first may be given more in the beginning.
+    Returns:
+        What the second one sent, got and kept in each round, flattened (the second, because the first may be given
+        more in the beginning); and what components declare to send, by the same names.
     """
     train = replace(
         recipe.train,
@@ -134,7 +147,18 @@ def _play(recipe: Recipe, count: int) -> dict[str, list[_Flat]]:
             server.run_round(executor)
             if recipe.composed.stateful(train):
                 found["kept"].append(_flat(states.load(1, server.round)))
-    return found
+    return found, _declared(federation)
+
+
+def _declared(federation: Federation) -> dict[str, Leaf]:
+    method, sent = federation.recipe.composed, federation.update_names()
+    weights = {name: weight for name, weight in federation.networks.state_dict().items() if name in sent}
+    return {
+        name: spec
+        for component in method.components
+        if (declaration := component.declares(federation.setting)) is not None
+        for name, spec in declared_leaves(declaration, weights, f"parts.{component.name}")
+    }
 
 
 class _Recorder:
@@ -214,19 +238,38 @@ def _rounds(flats: list[_Flat]) -> dict[str, tuple[Any, tuple[int, ...]]]:
     }
 
 
-def _item(name: str, small: Any, large: Any, rounds: tuple[int, ...], images: int, why: str) -> Item:
+def _item(
+    name: str,
+    small: Any,
+    large: Any,
+    rounds: tuple[int, ...],
+    images: int,
+    why: str,
+    spec: Leaf | None,
+) -> Item:
     if not isinstance(small, Tensor):
         return Item(name, None, type(small).__name__, 8, why, rounds)
     shape = tuple(small.shape)
     if isinstance(large, Tensor) and large.dim() == small.dim():
         slopes = [(b - a) / (PROBES[1] - PROBES[0]) for a, b in zip(small.shape, large.shape, strict=True)]
         shape = tuple(round(a + slope * (images - PROBES[0])) for a, slope in zip(shape, slopes, strict=True))
-    count = 1
-    for size in shape:
-        count *= size
-    return Item(
-        name, shape, str(small.dtype).removeprefix("torch."), count * small.element_size(), why, rounds
-    )
+    if isinstance(
+        spec, TensorSpec
+    ):  # a straight line knows no upper bound, such as the size of FedCA's dictionary
+        shape = tuple(map(min, shape, spec.largest))
+    return _tensor_item(name, shape, small.dtype, why, rounds)
+
+
+def _declared_item(name: str, spec: Leaf, why: str) -> Item:
+    if isinstance(spec, TensorSpec):
+        return _tensor_item(name, spec.largest, spec.dtype, why, ())
+    return Item(name, None, "str" if isinstance(spec, ChoiceSpec) else spec.kind.__name__, 8, why, ())
+
+
+def _tensor_item(
+    name: str, shape: tuple[int, ...], dtype: torch.dtype, why: str, rounds: tuple[int, ...]
+) -> Item:
+    return Item(name, shape, str(dtype).removeprefix("torch."), prod(shape) * dtype.itemsize, why, rounds)
 
 
 def _why(method: Method, place: str, name: str) -> str:

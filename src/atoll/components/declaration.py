@@ -1,7 +1,7 @@
 """What a component declares of the slice that it sends: names, shapes, dtypes and ranges, said once.
 
 From the one declaration (`Component.declares`) follow the check of what clients return (`mismatch`), the list of
-what leaves a client (`declared_tensors`) and the largest size of an update on the wire (`max_bytes`). A
+what leaves a client (`declared_leaves`) and the largest size of an update on the wire (`max_bytes`). A
 declaration is a spec, or specs by name, or a tuple of specs in a row:
 
     TensorSpec((AtMost(128), setting.embedding_dim), unit_rows=True)     up to 128 normalised embeddings
@@ -134,11 +134,13 @@ class PerWeight:
     Attributes:
         each: the entry; None: a tensor of the weight's own shape and dtype.
         without: names of weights that have none.
+        min_dims: weights of fewer dimensions have none.
         some: not every one of these weights needs an entry.
     """
 
     each: Spec | None = None
     without: frozenset[str] = frozenset()
+    min_dims: int = 0
     some: bool = False
 
     def by_name(self, weights: Weights) -> dict[str, Spec]:
@@ -146,7 +148,7 @@ class PerWeight:
         return {
             name: TensorSpec(tuple(weight.shape), weight.dtype) if self.each is None else self.each
             for name, weight in weights.items()
-            if name not in self.without
+            if name not in self.without and weight.ndim >= self.min_dims
         }
 
 
@@ -157,7 +159,8 @@ class Optional:
     spec: Spec
 
 
-Spec = TensorSpec | NumberSpec | ChoiceSpec | PerWeight | Optional | Mapping[str, "Spec"] | tuple["Spec", ...]
+Leaf = TensorSpec | NumberSpec | ChoiceSpec
+Spec = Leaf | PerWeight | Optional | Mapping[str, "Spec"] | tuple["Spec", ...]
 
 
 def mismatch(spec: Spec, value: Tree, weights: Weights, place: str) -> str | None:
@@ -206,17 +209,17 @@ def max_bytes(spec: Spec, weights: Weights) -> int:
     return LEAF_BYTES + sum(NAME_BYTES * len(name) + max_bytes(one, weights) for name, one in named.items())
 
 
-def declared_tensors(spec: Spec, weights: Weights, place: str = "") -> Iterator[tuple[str, TensorSpec]]:
-    """The tensors that are so declared, by their place in the tree (names joined by dots)."""
-    if isinstance(spec, TensorSpec):
+def declared_leaves(spec: Spec, weights: Weights, place: str) -> Iterator[tuple[str, Leaf]]:
+    """The tensors, numbers and words that are so declared, by their place in the tree (names joined by dots)."""
+    if isinstance(spec, TensorSpec | NumberSpec | ChoiceSpec):
         yield place, spec
     elif isinstance(spec, Optional):
-        yield from declared_tensors(spec.spec, weights, place)
-    elif not isinstance(spec, NumberSpec | ChoiceSpec):
+        yield from declared_leaves(spec.spec, weights, place)
+    else:
         named = spec.by_name(weights) if isinstance(spec, PerWeight) else spec
         pairs = enumerate(named) if isinstance(named, tuple) else named.items()
         for name, one in pairs:
-            yield from declared_tensors(one, weights, f"{place}.{name}")
+            yield from declared_leaves(one, weights, f"{place}.{name}")
 
 
 def _fits(size: int, allowed: int | AtMost) -> bool:
@@ -229,4 +232,6 @@ def _shape(sizes: tuple[int | AtMost, ...]) -> str:
 
 def _short(value: Tree) -> str:
     """A value in a few characters, whoever sent it."""
-    return f"a tensor of shape {_shape(value.shape)}" if isinstance(value, Tensor) else reprlib.repr(value)
+    if isinstance(value, Tensor):
+        return f"a tensor of shape {_shape(value.shape)}"
+    return " ".join(reprlib.repr(value).split())

@@ -20,6 +20,7 @@ from atoll.data.partition.partition import Partition
 from atoll.data.sources import Splits, load_data, settled
 from atoll.data.views.views import Views, make_views
 from atoll.engines.client import Client, buffer_names, update_names
+from atoll.engines.update_checks import max_update_bytes
 from atoll.models import Encoder, build_encoder, build_projector, load_weights
 from atoll.recipe.recipe import Recipe
 
@@ -110,6 +111,12 @@ class Federation:
     def update_names(self) -> set[str]:
         """Names of the weights that an update must hold."""
         return update_names(self.recipe.composed, self.recipe.train, self.networks)
+
+    def max_update_bytes(self) -> int | None:
+        """The most bytes of an update on the wire; None where a component does not declare what it sends."""
+        names = self.update_names()
+        weights = {name: weight for name, weight in self.networks.state_dict().items() if name in names}
+        return max_update_bytes(self.recipe.composed, self.setting, weights)
 
     def buffer_names(self) -> set[str]:
         """Names of BatchNorm's running statistics."""

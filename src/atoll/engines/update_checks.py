@@ -17,6 +17,7 @@ from atoll.components.messages import Models, Slices, Update
 from atoll.core.tree import Weights, leaves
 from atoll.methods.method import Method, sends_undeclared
 
+REASON_BYTES = 2**16  # of an answer that says why there is no update
 HISTORY = 1000  # accepted distances that the median looks back on
 DTYPES = {
     *(torch.float16, torch.bfloat16, torch.float32, torch.float64),
@@ -162,7 +163,7 @@ def max_update_bytes(method: Method, setting: Setting, weights: Weights) -> int 
         max_bytes(PerWeight(), weights)
         + sum(max_bytes(spec, weights) for spec in declared if spec is not None)
         + sum(LEAF_BYTES + NAME_BYTES * len(name) for name in numbers)
-        + LEAF_BYTES
+        + REASON_BYTES
     )
 
 

@@ -83,7 +83,8 @@ class EUC(Merge):
 
     def declares(self, setting: Setting) -> Spec:
         """A distance and a size for each layer, in the rounds in which all are due."""
-        return Optional(PerWeight(each=(NumberSpec(float, least=0), NumberSpec(int, least=1)), some=True))
+        distance_and_size = NumberSpec(float, least=0), NumberSpec(int, least=1)
+        return Optional(PerWeight(distance_and_size, min_dims=2, some=True))
 
     def refuse_slice(self, piece: Tree, setting: Setting, weights: Weights) -> str | None:
         """The sizes are those of the layers."""

@@ -6,9 +6,7 @@ client after the other. Engines call these and nothing else; neither side knows 
 
 from __future__ import annotations
 
-import inspect
-import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -20,7 +18,6 @@ from atoll.components.base import (
     Aggregation,
     Component,
     Deployment,
-    Fold,
     Forward,
     Merge,
     Objective,
@@ -28,7 +25,6 @@ from atoll.components.base import (
     Replace,
     ServerStep,
     Setting,
-    SliceFold,
     Term,
     Trained,
 )
@@ -40,10 +36,10 @@ from atoll.components.messages import (
     ServerState,
     Slices,
     Update,
-    UpdateGeometry,
 )
 from atoll.components.training import TrainOptions
 from atoll.core.tree import Tree, Weights
+from atoll.methods.round_fold import RoundFold
 
 
 @dataclass(frozen=True)
@@ -233,7 +229,7 @@ class Method:
         self, state: ServerState, setting: Setting, round: int, scratch: Path | None = None
     ) -> RoundFold:
         """Begin to fold a round's updates."""
-        return RoundFold(self, state, setting, round, scratch)
+        return RoundFold(self.components, self.aggregation, self.server, state, setting, round, scratch)
 
     def deploy(self, state: ServerState) -> Deployment:
         """The named models that result, and which client uses which."""
@@ -300,68 +296,3 @@ _STATISTICS = {
     "batches": "its number of batches",
     "loss": "its mean loss in the last local epoch",
 }
-
-
-class RoundFold:
-    """A round's fold: models by the aggregation, slices by their components, then the server step."""
-
-    def __init__(
-        self, method: Method, state: ServerState, setting: Setting, round: int, scratch: Path | None
-    ) -> None:
-        self._method = method
-        self._state = state
-        self._setting = setting
-        self._models = _with_geometry(method.aggregation.open(state["models"], setting, round, scratch))
-        self._slices: dict[str, SliceFold] = {}
-        for component in method.components:
-            fold = component.fold(state["parts"].get(component.name), setting, round)
-            if fold is not None:
-                self._slices[component.name] = fold
-
-    def add(self, client: int, update: Update, geometry: UpdateGeometry) -> None:
-        """Fold in one client's update; clients come in id order, and the update may be reused after."""
-        self._models.add(client, update, geometry)
-        for name, fold in self._slices.items():
-            fold.add(client, update["parts"].get(name))
-
-    def close(self) -> ServerState:
-        """The server's next state."""
-        models = self._models.close()
-        slices = dict(self._state["parts"])
-        slices.update({name: fold.close() for name, fold in self._slices.items()})
-        server = self._method.server
-        steps = dict(slices.get(server.name) or {})
-        for name, folded in models.items():
-            current = self._state["models"][name]
-            if folded is not current:  # a cluster that nobody chose takes no step
-                steps[name], models[name] = server.step(steps.get(name), current, folded, self._setting)
-        if any(value is not None for value in steps.values()):
-            slices[server.name] = steps
-        return {"models": models, "parts": slices}
-
-
-def _with_geometry(fold: Fold) -> Fold:
-    """The fold; one that was written for 0.1 gets an update's geometry inside the update."""
-    try:
-        inspect.signature(fold.add).bind(0, {}, None)
-    except TypeError:
-        warnings.warn(
-            f"{type(fold).__qualname__}.add(client, update) lacks its third argument, geometry, which was "
-            'update["measure"] before; 0.3 will not call it without',
-            DeprecationWarning,
-            stacklevel=2,
-        )
-        return _OldFold(fold)
-    return fold
-
-
-class _OldFold:
-    """A fold whose ``add`` has two arguments, as in 0.1."""
-
-    def __init__(self, fold: Fold) -> None:
-        self._add: Callable[[int, Mapping[str, object]], None] = fold.add  # type: ignore[assignment]
-        self.close = fold.close
-
-    def add(self, client: int, update: Update, geometry: UpdateGeometry) -> None:
-        """Hand on the update with its geometry."""
-        self._add(client, {**update, "measure": geometry})

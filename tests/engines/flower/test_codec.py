@@ -111,3 +111,15 @@ def test_what_only_an_earlier_message_held_is_let_go():
 def test_anything_else_is_a_value_error(content):
     with pytest.raises(ValueError, match="tree"):
         tree(content)
+
+
+def test_a_message_that_is_larger_than_allowed_is_not_decoded(monkeypatch):
+    sent = {"update": {"weights": {"w": torch.zeros(1000)}}}
+    content = records(sent)
+    size = sum(len(array.data) for array in content.array_records["atoll"].values())
+    assert same(tree(content, size), sent)
+    monkeypatch.setattr("atoll.engines.flower.codec.unpack", lambda data: pytest.fail("it was decoded"))
+    with pytest.raises(
+        ValueError, match=rf"it has {size:,} bytes, and what .* declares has {size - 1:,} at most"
+    ):
+        tree(content, size - 1)

@@ -475,3 +475,13 @@ def test_a_site_that_says_nonsense_of_itself_is_turned_away(changes, sentence):
     with pytest.raises(UserError, match="0 of 1 sites came") as error:
         SiteRegistry(grid, "", 1).gather(1, 0.1)
     assert f"turned away: {sentence}); start" in str(error.value)
+
+
+def test_an_update_that_is_larger_than_the_method_declares_is_lost(place):
+    huge = {"weights": {"w": torch.zeros(10**6)}, "losses": {}, "parts": {}, "samples": 40}
+    grid = sites(place, north=answering("update", update=huge))
+    run = play(grid, place, "train.rounds=1")
+    (lost,) = run.metrics()[-1]["lost"].values()
+    assert lost.startswith("its answer cannot be read: it has 4,00")
+    assert "bytes, and what this run's method declares has" in lost
+    assert run.metrics()[-1]["clients"] == 3

@@ -54,12 +54,21 @@ def records(tree: dict[str, Tree]) -> RecordDict:
     return Encoder().records(tree)
 
 
-def tree(content: RecordDict) -> dict[str, Tree]:
+def tree(content: RecordDict, most_bytes: int | None = None) -> dict[str, Tree]:
     """The tree that `records` wrote.
 
+    Args:
+        content: of a message.
+        most_bytes: a larger one is not read.
+
     Raises:
-        ValueError: the content is something else.
+        ValueError: the content is something else, or too large.
     """
+    size = sum(len(array.data) for array in content.array_records.get(RECORD, {}).values())
+    if most_bytes is not None and size > most_bytes:
+        raise ValueError(
+            f"it has {size:,} bytes, and what this run's method declares has {most_bytes:,} at most"
+        )
     try:
         arrays = {name: unpack(bytes(array.data)) for name, array in content.array_records[RECORD].items()}
         made = resolve(arrays.pop(REST), _REF, lambda place: _tensor(arrays, *place))

@@ -122,6 +122,7 @@ class FlowerEngine:
             checkpoints / "early",
             self._options.deadline,
             context.federation.partition.classes,
+            context.federation.max_update_bytes(),
         )
         server = run_rounds(context, self._states, lambda: executor)
         self._write_sites(checkpoints.parent)  # with who was turned away meanwhile

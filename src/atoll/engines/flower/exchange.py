@@ -30,12 +30,14 @@ class Exchange:
     Args:
         grid: Flower's.
         seconds: until what has not been answered is lost. Flower drops a message that is older.
+        most_bytes: of an answer; larger ones are not read. None: no limit.
     """
 
-    def __init__(self, grid: Grid, seconds: float) -> None:
+    def __init__(self, grid: Grid, seconds: float, most_bytes: int | None = None) -> None:
         self._grid = grid
         self._seconds = seconds
         self._ends = time.monotonic() + seconds
+        self._most_bytes = most_bytes
         self._encoder = Encoder()
         self._pending: dict[str, int] = {}  # message ids and whom they were for
         self._unsent: list[int] = []
@@ -78,15 +80,15 @@ class Exchange:
     def _pull(self, message_id: str, late: bool) -> dict[str, Tree] | Lost | None:
         reply = next(iter(self._grid.pull_messages([message_id])), None)  # a second one is not read
         if reply is not None and not (late and reply.has_error()):
-            return _read(reply)
+            return _read(reply, self._most_bytes)
         return Lost(f"no answer within {self._seconds:g} s") if late else None
 
 
-def _read(reply: Message) -> dict[str, Tree] | Lost:
+def _read(reply: Message, most_bytes: int | None) -> dict[str, Tree] | Lost:
     if reply.has_error():
         return Lost(f"its node failed: {words(reply.error.reason)}")
     try:
-        return tree(reply.content)
+        return tree(reply.content, most_bytes)
     except ValueError as error:
         return Lost(f"its answer cannot be read: {words(error)}")
 

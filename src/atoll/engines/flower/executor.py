@@ -37,18 +37,19 @@ class RemoteStates:
 
 
 class FlowerExecutor:
-    """Runs jobs on the nodes of a roster.
+    """Runs jobs on the nodes of a registry.
 
     An answer that comes before its turn waits on disk, so that memory holds the update that is folded and the next,
     however many clients there are. A client that does not answer in time is lost for the round, and what it sends
     later is not read.
 
     Args:
-        roster: which node speaks for which client.
+        registry: which node speaks for which client.
         states: what clients may delete.
         scratch: a folder for early answers.
         deadline: seconds that a round may take.
         classes: the federation's.
+        most_bytes: of an update (see `max_update_bytes`); None: no limit.
     """
 
     def __init__(
@@ -58,12 +59,14 @@ class FlowerExecutor:
         scratch: Path,
         deadline: float,
         classes: Sequence[str],
+        most_bytes: int | None = None,
     ) -> None:
         self._registry = registry
         self._states = states
         self._scratch = scratch
         self._deadline = deadline
         self._classes = list(classes)
+        self._most_bytes = most_bytes
         self._agreed: dict[str, Tree] = {}
         self._digest = ""
         self._told: set[int] = set()
@@ -108,21 +111,22 @@ class FlowerExecutor:
     ) -> Generator[tuple[int, dict[str, Tree] | Lost], None, None]:
         """One request to each of some clients; the answers as they arrive, one each."""
         self._registry.refresh()
-        exchange = Exchange(self._registry.grid, self._deadline)
+        most_bytes = self._most_bytes if kind == TRAIN else None
+        exchange = Exchange(self._registry.grid, self._deadline, most_bytes)
         common = {"federation": self._registry.federation, "digest": self._digest}
         nodes = self._registry.connected()
-        fresh = set(requests) - self._told
+        unprepared = set(requests) - self._told  # they lack what the run agreed on
         for client, request in requests.items():
             if client not in nodes:
                 yield client, Lost("its site is not connected")
                 continue
-            agreed = {"agreed": self._agreed} if client in fresh else {}
+            agreed = {"agreed": self._agreed} if client in unprepared else {}
             exchange.send(client, nodes[client], kind, {**common, **request, **agreed})
         for client, answer in exchange.answers():
             if not isinstance(answer, Lost):
                 self._told.add(client)
-                if "unprepared" in answer and client not in fresh:  # its disk was lost since
-                    fresh.add(client)
+                if "unprepared" in answer and client not in unprepared:  # its disk was lost since
+                    unprepared.add(client)
                     again = {**common, **requests[client], "agreed": self._agreed}
                     exchange.send(client, nodes[client], kind, again)
                     continue
