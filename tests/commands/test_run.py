@@ -1,4 +1,5 @@
 import html
+import warnings
 
 import pytest
 import torch
@@ -111,3 +112,39 @@ def test_a_warm_start_warms_every_cluster(tmp_path):
         assert torch.equal(one[f"encoder.{name}"], tensor)
         assert torch.equal(other[f"encoder.{name}"], tensor)
     assert not torch.equal(one["projector.0.weight"], other["projector.0.weight"])
+
+
+def test_simulates_old_keyword_still_works_with_a_warning(tmp_path):
+    rounds = []
+
+    class Counter:
+        def begin(self, federation, server):
+            pass
+
+        def step(self, images):
+            pass
+
+        def round(self, record, line):
+            rounds.append(record.round)
+
+    with pytest.warns(DeprecationWarning, match="watcher is now called callback"):
+        atoll.simulate(tiny("train.rounds=1"), tmp_path / "old", watcher=Counter())
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        atoll.simulate(tiny("train.rounds=1"), tmp_path / "new", callback=Counter())
+    assert rounds == [1, 1]
+
+
+def test_a_run_and_its_prerequisite_are_gathered_once(tmp_path, monkeypatch):
+    gathered = []
+    build = Federation.__init__
+
+    def counting(self, recipe, *rest):
+        gathered.append(recipe.name)
+        build(self, recipe, *rest)
+
+    monkeypatch.setattr(Federation, "__init__", counting)
+    public = ("options.fedca_alignment.data={source='digits'}", "options.fedca_alignment.train_epochs=1")
+    run = run_tiny(tmp_path / "run", "method.name=fedca", "train.rounds=1", *public)
+    assert run.finished
+    assert sorted(gathered) == ["digits", "digits-alignment"]
