@@ -65,7 +65,7 @@ def make_partition(
     Example:
         >>> import torch
         >>> from atoll.data.options import PartitionOptions
-    from atoll.data.partition.make import make_partition
+        >>> from atoll.data.partition.make import make_partition
         >>> labels = torch.tensor([0, 1]).repeat(50)
         >>> partition = make_partition(PartitionOptions(kind="single-class", clients=2), labels, {}, 100, seed=0)
         >>> partition.counts
