@@ -8,6 +8,7 @@ from __future__ import annotations
 import ast
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import cache
 from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 
@@ -100,10 +101,14 @@ def _names(node: ast.AST, known: dict[str, Path]) -> Iterator[str]:
         for alias in node.names:
             submodule = f"{node.module}.{alias.name}"
             yield submodule if submodule in known else str(node.module)
-    elif isinstance(node, ast.Call) and ast.unparse(node.func).endswith("import_module"):
+    elif isinstance(node, ast.Call) and "import_module" in (
+        getattr(node.func, "attr", ""),
+        getattr(node.func, "id", ""),
+    ):
         yield from (arg.value for arg in node.args if isinstance(arg, ast.Constant))
 
 
+@cache
 def imports(source: Path = SOURCE) -> list[Import]:
     """Every import of ours by ours, wherever it stands in a file."""
     known, found = modules(source), []
@@ -122,6 +127,7 @@ def imports(source: Path = SOURCE) -> list[Import]:
     return found
 
 
+@cache
 def floors() -> dict[str, int]:
     """Each room's floor, counted from the ground."""
     lines = FLOORS.strip().splitlines()
