@@ -206,10 +206,11 @@ def play(name: str, settings: list[str], on_device: bool) -> dict:
     from contextlib import ExitStack
 
     from atoll.components.base import Trained
-    from atoll.core.run_folder import Run
     from atoll.engines.client import Client
+    from atoll.engines.client_states import ClientStates
+    from atoll.engines.executors import InProcess
     from atoll.engines.federation import Federation
-    from atoll.engines.simulation import simulate
+    from atoll.engines.server import Server
     from atoll.recipe.engine_options import EngineOptions
     from tests.harness import tiny
 
@@ -228,7 +229,12 @@ def play(name: str, settings: list[str], on_device: bool) -> dict:
             for needed in recipe.composed.prerequisites()
         }
         folder = stack.enter_context(tempfile.TemporaryDirectory())
-        server, _ = simulate(federation, Run(Path(folder)), prerequisites=trained)
+        server = Server(federation.recipe, federation.setting, federation.initial_weights(), trained)
+        server.checks.names = frozenset(federation.update_names())
+        executor = InProcess(federation, ClientStates(Path(folder)))
+        executor.start(server.constants)
+        for _ in range(recipe.train.rounds):
+            server.run_round(executor)
         return {"state": server.state, "notes": Device.notes, "steps": Device.steps}
 
 

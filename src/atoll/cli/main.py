@@ -36,10 +36,8 @@ def _check_recipes(options: argparse.Namespace) -> None:
     """Refuse a recipe's misspelt keys and wrong values before a command imports PyTorch, which takes seconds."""
     from atoll.recipe.table import read_table
 
-    names = [options.recipe] if "recipe" in options else []
-    if (
-        "recipes" in options and not options.methods
-    ):  # settings may be of a method that takes the recipe's place
+    names = [options.recipe] if "recipe" in options and options.recipe != "gpu" else []
+    if "recipes" in options and not options.methods:  # else settings may be of a method in the recipe's place
         names = options.recipes
     for name in names:
         read_table(name, options.set)
@@ -165,6 +163,11 @@ def _bench(options: argparse.Namespace) -> int:
     from atoll.commands.bench import recommend
     from atoll.recipe.recipe import load_recipe
 
+    if options.recipe == "gpu":
+        from atoll.commands.bench_gpu import bench_gpu
+
+        bench_gpu(options.out, options.device, options.scale, print)
+        return 0
     make_console().print(recommend(load_recipe(options.recipe, options.set)))
     return 0
 

@@ -88,7 +88,10 @@ def make_parser() -> argparse.ArgumentParser:
     )
 
     bench = command("bench", "Time a recipe's training step; recommends threads and memory layout.")
-    bench.add_argument("recipe", metavar="RECIPE")
+    bench.add_argument("recipe", metavar="RECIPE", help="or gpu: check and measure Atoll on a GPU")
+    bench.add_argument("--out", type=Path, default=Path("bench-gpu.json"), help="of gpu: the JSON to write")
+    bench.add_argument("--device", default="cuda", help="of gpu: where to measure (default: cuda)")
+    bench.add_argument("--scale", choices=("full", "test"), default="full", help="of gpu: how much")
     settings(bench)
 
     egress = command("egress", "Read what leaves a client, to the tensor, before anything runs.")

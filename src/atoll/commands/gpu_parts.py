@@ -1,0 +1,313 @@
+"""The parts of ``atoll bench gpu``: each yields what it finds by name, the most valuable first."""
+
+from __future__ import annotations
+
+import json
+import time
+import traceback
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from atoll.commands.gpu_workloads import (
+    METHOD_NEEDS,
+    Workload,
+    bare_round,
+    digits_workload,
+    full_float32,
+    one_client_round,
+    synthetic_workload,
+    wait_for,
+)
+from atoll.commands.paper_tables import table_names
+from atoll.commands.reproduce import find_table
+from atoll.core.config import describe
+from atoll.data.views.views import ViewOptions, make_views
+from atoll.methods.registry import METHODS
+from atoll.recipe.recipe import Recipe, make_recipe
+
+Found = Iterator[tuple[str, Any]]
+TOLERANCE = 1e-4  # of a first loss, relative to the CPU's, in float32
+IMAGES = {"cifar10": 50_000, "CIFAR10": 50_000, "CIFAR100": 50_000, "tiny-imagenet": 100_000}  # to train on
+# The tables in the order in which their rows are worth a GPU's minutes; the others follow by name.
+FIRST_TABLES = ("fedquad-1", "fedquad-2", "ssd-1", "l-dawa-6")
+
+
+@dataclass(frozen=True)
+class Scale:
+    """How much of everything.
+
+    Attributes:
+        methods: that are checked.
+        matmul: side of the matrices whose product tells the peak.
+        view_batches: (images, side) of the augmentation's batches.
+        steps: (encoder, batch, side) of the training steps.
+        warm: calls before timing begins.
+        timed: calls in one timing; three are made.
+        clients: of the federated round that is compared with a bare loop.
+        batches: of each of them.
+        tables: whose time is projected.
+        patience: what the parts' times are multiplied with.
+        digits: settings of the recipe that methods are checked with.
+        settings: of the tables' recipes.
+    """
+
+    methods: tuple[str, ...]
+    matmul: int
+    view_batches: tuple[tuple[int, int], ...]
+    steps: tuple[tuple[str, int, int], ...]
+    warm: int
+    timed: int
+    clients: int
+    batches: int
+    tables: tuple[str, ...]
+    patience: float = 1.0
+    digits: tuple[str, ...] = ()
+    settings: tuple[str, ...] = ()
+
+
+SCALES = {
+    "full": Scale(
+        methods=tuple(sorted(METHODS)),
+        matmul=8192,
+        view_batches=((512, 32), (128, 32), (128, 224)),
+        steps=(("resnet18", 512, 32), ("resnet18", 128, 32), ("vit-s", 256, 224)),
+        warm=5,
+        timed=20,
+        clients=4,
+        batches=25,
+        tables=(*FIRST_TABLES, *(name for name in table_names() if name not in FIRST_TABLES)),
+    ),
+    "test": Scale(
+        methods=("fed_simclr", "ssd"),
+        matmul=64,
+        view_batches=((8, 32),),
+        steps=(("resnet-narrow", 4, 16), ("vit-narrow", 2, 32)),
+        warm=1,
+        timed=1,
+        clients=2,
+        batches=2,
+        tables=("fedquad-1",),
+        patience=100,
+        digits=("data.limit=64", "train.batch_size=8", "model.width=4", "model.projector_hidden=[16]"),
+        settings=("train.batch_size=4",),
+    ),
+}
+PRECISIONS = {  # of a step: TF32 in matrix products and convolutions, and the recipe's settings
+    "bf16": (True, ("train.amp=true", "engine.channels_last=true")),
+    "tf32": (True, ("train.amp=false", "engine.channels_last=false")),
+    "fp32": (False, ("train.amp=false", "engine.channels_last=false")),
+}
+ENCODERS = {
+    "resnet18": (),
+    "resnet-narrow": ("model.encoder=resnet-narrow", "model.width=4", "model.projector_hidden=[16]"),
+    "vit-narrow": ("model.encoder=vit-tiny", "model.width=64", "model.patch=16", "model.depth=1"),
+    "vit-s": ("model.encoder=vit-tiny", "model.width=384", "model.patch=16", "model.depth=12"),
+}
+
+
+@dataclass(frozen=True)
+class Bench:
+    """Where it is measured, and how much."""
+
+    device: torch.device
+    scale: Scale
+
+    def seconds(self, work: Callable[[], Any]) -> float:
+        """The median time of one call, the device's work included."""
+        for _ in range(self.scale.warm):
+            work()
+        times = []
+        for _ in range(3):
+            wait_for(self.device)
+            began = time.perf_counter()
+            for _ in range(self.scale.timed):
+                work()
+            wait_for(self.device)
+            times.append((time.perf_counter() - began) / self.scale.timed)
+        return sorted(times)[1]
+
+    def workload(self, encoder: str, batch: int, side: int, precision: str) -> Workload:
+        """A client of SSD's recipe with another encoder, on images of noise."""
+        settings = (*ENCODERS[encoder], *PRECISIONS[precision][1], f"train.batch_size={batch}")
+        return synthetic_workload("ssd-paper", (*settings, f"data.image_size={side}"), self.device)
+
+
+def correctness(bench: Bench) -> Found:
+    """Each method's first loss against the CPU's, in float32; and whether two runs of a round are equal."""
+    for name in bench.scale.methods:
+        settings = [*bench.scale.digits, f"method.name={name}", *METHOD_NEEDS.get(name, ())]
+        try:
+            with full_float32():
+                here, there = (
+                    digits_workload(settings, device) for device in (torch.device("cpu"), bench.device)
+                )
+                expected, loss = here.first_loss(), there.first_loss()
+                difference = abs(loss - expected) / max(1.0, abs(expected))
+                first, second = one_client_round(there), one_client_round(there)
+            moved = max(float((first[key] - second[key]).abs().max()) for key in first) if first else 0.0
+            found = {"loss": loss, "cpu": expected, "difference": difference, "ok": difference <= TOLERANCE}
+            yield name, {**found, "two_runs_equal": moved == 0.0, "two_runs_differ_by": moved}
+        except Exception as error:  # the other methods' answers are worth having all the same
+            yield name, {"ok": False, "error": f"{type(error).__name__}: {error}", "where": where_from(error)}
+
+
+def views(bench: Bench) -> Found:
+    """Views a second of images that are on the device: in all, and of the draw on the CPU alone."""
+    for preset in ("ssd", "simclr", "l-dawa"):
+        for n, side in bench.scale.view_batches:
+            made = make_views(ViewOptions(preset=preset), side, 3)
+            images = torch.randint(256, (n, 3, side, side), dtype=torch.uint8).to(bench.device)
+            draws = torch.Generator().manual_seed(0)
+            both = bench.seconds(partial(made, images, draws))
+            draw = bench.seconds(partial(made.draw, n, draws, images.shape[-2:]))
+            yield (
+                f"{preset} {n}×{side}px",
+                {"views_a_second": n / both, "ms": 1e3 * both, "draw_ms": 1e3 * draw},
+            )
+
+
+def peak(bench: Bench) -> Found:
+    """Operations a second of a large matrix product, in each precision: what steps are compared with."""
+    n = bench.scale.matmul
+    for name, (tf32, _) in PRECISIONS.items():
+        kind = torch.bfloat16 if name == "bf16" else torch.float32
+        a, b = (torch.randn(n, n).to(bench.device, kind) for _ in range(2))
+        with full_float32(not tf32):
+            seconds = bench.seconds(partial(torch.matmul, a, b))
+        yield name, {"tflops": 2 * n**3 / seconds / 1e12}
+
+
+def steps(bench: Bench) -> Found:
+    """Samples a second of a training step, its batches prepared; operations, and their share of the peak."""
+    peaks = {name: value["tflops"] for name, value in peak(bench)}
+    for encoder, batch, side in bench.scale.steps:
+        for precision, (tf32, _) in PRECISIONS.items():
+            with full_float32(not tf32):
+                work = bench.workload(encoder, batch, side, precision)
+                seconds = bench.seconds(work.step)
+                tflops = work.operations() / seconds / 1e12
+            yield (
+                f"{encoder} {batch}×{side}px {precision}",
+                {
+                    "samples_a_second": batch / seconds,
+                    "ms": 1e3 * seconds,
+                    "tflops": tflops,
+                    "share_of_peak": tflops / peaks[precision],
+                    "memory_mib": _memory(bench.device),
+                },
+            )
+
+
+def profile(bench: Bench) -> Found:
+    """The first step's kernels by their time on the device, and how long the device had nothing to do."""
+    from torch.profiler import ProfilerActivity
+    from torch.profiler import profile as record
+
+    encoder, batch, side = bench.scale.steps[0]
+    work = bench.workload(encoder, batch, side, "bf16")
+    gpu = bench.device.type == "cuda"
+    for kind, call in (("prepared batches", work.step), ("with views", work.step_with_views)):
+        for _ in range(bench.scale.warm):
+            call()
+        wait_for(bench.device)
+        with record(activities=[ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if gpu else [])]) as recorded:
+            began = time.perf_counter()
+            for _ in range(10):
+                call()
+            wait_for(bench.device)
+            wall = time.perf_counter() - began
+        own = "self_device_time_total" if gpu else "self_cpu_time_total"
+        kernels = [
+            (event.key, getattr(event, own), event.count)
+            for event in recorded.key_averages()
+            if not gpu or event.device_type.name == "CUDA"
+        ]
+        kernels.sort(key=lambda kernel: -kernel[1])
+        busy = sum(time for _, time, _ in kernels) / 1e6
+        table = [{"kernel": key[:120], "us": time / 10, "calls": count / 10} for key, time, count in kernels]
+        yield (
+            kind,
+            {"ms": 1e2 * wall, "busy_ms": 1e2 * busy, "idle_share": 1 - busy / wall, "top": table[:25]},
+        )
+
+
+def overhead(bench: Bench) -> Found:
+    """A federated round beside a bare loop over the same batches and views, by turns; the least of three each."""
+    encoder, batch, side = bench.scale.steps[0]
+    settings = (*ENCODERS[encoder], *PRECISIONS["bf16"][1], f"train.batch_size={batch}")
+    settings = (*settings, "method.name=fed_simclr", f"data.image_size={side}", "train.epochs=1")
+    clients, batches = bench.scale.clients, bench.scale.batches
+    work = synthetic_workload("cifar10-cpu", settings, bench.device, clients, batches)
+    times: dict[str, list[float]] = {"federated": [], "bare": []}
+    for _ in range(4):
+        for name, play in (("federated", work.federated_round), ("bare", lambda: bare_round(work))):
+            wait_for(bench.device)
+            began = time.perf_counter()
+            play()
+            wait_for(bench.device)
+            times[name].append(time.perf_counter() - began)
+    federated, bare = (min(each[1:]) for each in times.values())  # the first warms up
+    seen = clients * batches * batch
+    yield "seconds", {"federated": federated, "bare": bare}
+    yield "overhead", federated / bare - 1
+    yield "views_a_second", 2 * seen / federated
+
+
+def tables(bench: Bench) -> Found:
+    """What each paper's table would take here: its rows' images over the samples a second of their own steps.
+
+    Views are included, evaluation is not. Rows that train alike are timed once.
+    """
+    speeds: dict[str, float] = {}
+    for table in bench.scale.tables:
+        rows = {}
+        for row in find_table(table).rows:
+            recipe = row.recipe
+            key = json.dumps(_what_trains(recipe), sort_keys=True)
+            try:
+                if key not in speeds:
+                    speeds[key] = _speed(bench, recipe)
+                rows[row.name] = _projected(recipe, speeds[key])
+            except Exception as error:
+                rows[row.name] = {"error": f"{type(error).__name__}: {error}"}
+        hours = [row["hours"] for row in rows.values() if row.get("hours") is not None]
+        yield table, {"hours": sum(hours), "rows_counted": len(hours), "rows": rows}
+
+
+def _what_trains(recipe: Recipe) -> dict[str, Any]:
+    told = describe(recipe)
+    kept = {key: told[key] for key in ("views", "model", "method", "options")}
+    return {**kept, "batch": recipe.train.batch_size, "data": [recipe.data.image_size, recipe.data.channels]}
+
+
+def _speed(bench: Bench, recipe: Recipe) -> float:
+    settings = (*PRECISIONS["bf16"][1], *bench.scale.settings)
+    work = synthetic_workload(make_recipe(describe(recipe)), settings, bench.device)
+    return work.batch_size / bench.seconds(work.step_with_views)
+
+
+def _projected(recipe: Recipe, speed: float) -> dict[str, Any]:
+    images = IMAGES.get(Path(recipe.data.path or "").name)
+    train = recipe.train
+    share = 1.0 if recipe.partition.kind == "centralised" else train.participation
+    seen = None if images is None else images * share * train.rounds * train.epochs
+    return {
+        "samples_a_second": speed,
+        "samples": seen,
+        "hours": None if seen is None else seen / speed / 3600,
+    }
+
+
+def where_from(error: BaseException) -> str:
+    """The innermost lines of a failure."""
+    frames = traceback.extract_tb(error.__traceback__)[-3:]
+    return " < ".join(f"{Path(frame.filename).name}:{frame.lineno}" for frame in reversed(frames))
+
+
+def _memory(device: torch.device) -> float | None:
+    return torch.cuda.max_memory_allocated(device) / 2**20 if device.type == "cuda" else None

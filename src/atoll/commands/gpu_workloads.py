@@ -1,0 +1,206 @@
+"""What ``atoll bench gpu`` runs: one client's steps and rounds, on digits or on images of noise."""
+
+from __future__ import annotations
+
+import itertools
+import tempfile
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from functools import cache, cached_property
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from atoll.components.base import Batch, Trained
+from atoll.components.training import make_optimizer
+from atoll.core.config import describe
+from atoll.core.tree import Weights
+from atoll.data.images import ImageSet, StoredPixels
+from atoll.data.options import DataOptions
+from atoll.data.sources import Splits, load_data
+from atoll.engines.client import train_client
+from atoll.engines.client_states import ClientStates
+from atoll.engines.executors import InProcess
+from atoll.engines.federation import Federation
+from atoll.engines.server import Server
+from atoll.functional import nt_xent
+from atoll.recipe.recipe import Recipe, load_recipe, make_recipe
+
+ROUND = 2  # in its first, Orchestra trains nothing
+PREPARED = 4  # batches that timed steps take in turn: more than a cache holds of them
+DIGITS = (
+    "data.limit=512", "partition.kind=iid", "partition.clients=4", "train.batch_size=64", "train.lr=0.01",
+    "train.epochs=1", "train.drop_last=true", "model.stem=cifar", "engine.workers=1", "engine.channels_last=false",
+)  # fmt: skip
+METHOD_NEEDS = {  # what a method cannot do without on the digits
+    "fed_mae": ("model.encoder=vit-tiny", "model.width=64", "model.depth=2"),
+    "fedca": ("options.fedca_alignment.data={source='digits'}",),
+}
+
+
+@contextmanager
+def full_float32(full: bool = True) -> Iterator[None]:
+    """Matrix products and convolutions in float32 with all its bits; else rounded to TF32, where there is such."""
+    matmul, cudnn = torch.backends.cuda.matmul, torch.backends.cudnn
+    before = matmul.allow_tf32, cudnn.allow_tf32
+    matmul.allow_tf32 = cudnn.allow_tf32 = not full
+    try:
+        yield
+    finally:
+        matmul.allow_tf32, cudnn.allow_tf32 = before
+
+
+def wait_for(device: torch.device) -> None:
+    """Until a GPU has done what it was asked."""
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+
+
+class Workload:
+    """A federation on a device, with its first client at work."""
+
+    def __init__(self, recipe: Recipe, splits: Splits, device: torch.device) -> None:
+        recipe = replace(recipe, engine=replace(recipe.engine, device=str(device)))
+        self.federation = Federation(recipe, splits)
+        self.device = self.federation.device
+        self.method = self.federation.recipe.composed
+        self.batch_size = recipe.train.batch_size
+        images = (splits.test or splits.train).images
+        start = self.federation.initial_weights()
+        trained = {name: Trained(start, images) for name in self.method.prerequisites()}
+        self.server = Server(self.federation.recipe, self.federation.setting, start, trained)
+        self.server.checks.names = frozenset(self.federation.update_names())
+        self.client = self.federation.client_side(self.server.constants)
+        self.data = self.federation.client_data(0)
+        setting = self.federation.setting
+        cohort = range(setting.num_clients)
+        self.message = self.method.send(self.server.state, setting, 0, cohort, ROUND)
+        self._executor: InProcess | None = None
+
+    def batches(self, epochs: int) -> Iterator[Batch]:
+        """The client's batches, made as they are asked for."""
+        return self.data.batches(ROUND, epochs, self.method.images)
+
+    def first_loss(self) -> float:
+        """The loss of the first batch."""
+        self.client.start(self.message, None, self.data)
+        return float(self.client.step(next(self.batches(1))).detach())
+
+    def train_on(self, batch: Batch) -> None:
+        """One training step, as a client's round does it."""
+        client, device = self.client, self.device.type
+        amp = self.federation.recipe.train.amp and device == "cuda"
+        with torch.autocast(device, torch.bfloat16, enabled=amp):
+            loss = client.step(batch)
+        client.optimizer.zero_grad(set_to_none=True)
+        torch.autograd.backward(loss)
+        client.optimizer.step()
+        client.after_step()
+
+    def step(self) -> None:
+        """A step on one of a few batches that are made beforehand."""
+        batch = next(self._prepared)
+        self.train_on(
+            Batch(batch.indices, dict(batch.images), batch.labels)
+        )  # a method may add images of its own
+
+    def step_with_views(self) -> None:
+        """A step on the next batch, its views included."""
+        self.train_on(next(self._endless))
+
+    def operations(self) -> int:
+        """Floating-point operations of a step."""
+        from torch.utils.flop_counter import FlopCounterMode
+
+        with FlopCounterMode(display=False) as counter:
+            self.step()
+        return int(counter.get_total_flops())
+
+    def federated_round(self) -> None:
+        """A round of all clients: sent, trained, checked and folded."""
+        if self._executor is None:
+            self._folder = tempfile.TemporaryDirectory()
+            self._executor = InProcess(self.federation, ClientStates(Path(self._folder.name)))
+            self._executor.start(self.server.constants)
+        self.server.run_round(self._executor)
+
+    @cached_property
+    def _prepared(self) -> Iterator[Batch]:
+        self.client.start(self.message, None, self.data)
+        return itertools.cycle(list(itertools.islice(self.batches(1000), PREPARED)))
+
+    @cached_property
+    def _endless(self) -> Iterator[Batch]:
+        self.client.start(self.message, None, self.data)
+        return self.batches(1_000_000)
+
+
+@cache
+def _digits(data: DataOptions) -> Splits:
+    return load_data(data, 0)
+
+
+def digits_workload(settings: Sequence[str], device: torch.device) -> Workload:
+    """A method on scikit-learn's digits, which need no folder of images."""
+    recipe = load_recipe("digits", [*DIGITS, *settings])
+    return Workload(recipe, _digits(recipe.data), device)
+
+
+def synthetic_workload(
+    recipe: str | Recipe,
+    settings: Sequence[str],
+    device: torch.device,
+    clients: int = 1,
+    batches: int = PREPARED,
+) -> Workload:
+    """A recipe on images of noise, so many whole batches at each client.
+
+    What a step costs does not depend on what the images show.
+    """
+    base = load_recipe(recipe) if isinstance(recipe, str) else recipe
+    alone = clients == 1
+    ours = [
+        f"partition={{kind='{'centralised' if alone else 'iid'}'{'' if alone else f', clients={clients}'}}}"
+    ]
+    made = make_recipe({**describe(base), "partition": {}}, [*settings, *ours, "train.participation=1.0"])
+    n, data = clients * batches * made.train.batch_size, made.data
+    draws = torch.Generator().manual_seed(0)
+    shape = (n, data.channels, data.image_size, data.image_size)
+    pixels = torch.randint(256, shape, generator=draws, dtype=torch.uint8)
+    labels = torch.arange(n) % 10
+    images = ImageSet(StoredPixels(pixels), labels, [str(name) for name in range(10)])
+    return Workload(made, Splits(images, images), device)
+
+
+def one_client_round(work: Workload) -> Weights:
+    """The weights after the first client's round, copied."""
+    update, _ = train_client(work.client, work.message, None, work.data)
+    return {name: weight.detach().cpu().clone() for name, weight in update["weights"].items()}
+
+
+def bare_round(work: Workload) -> None:
+    """The same batches, views, networks, loss and optimiser as a round of SimCLR, and nothing else."""
+    federation, train = work.federation, work.federation.recipe.train
+    networks = federation.networks.train()
+    encoder, projector = networks["encoder"], networks["projector"]
+    optimizer = make_optimizer(train, networks.parameters())
+    draws = torch.Generator().manual_seed(0)
+    form = torch.channels_last if federation.recipe.engine.channels_last else torch.contiguous_format
+    pixels, kind = federation.splits.train.images, work.device.type
+    total = torch.zeros((), device=work.device)
+    for indices in federation.partition.clients:
+        order = indices[torch.randperm(len(indices), generator=draws)]
+        for rows in torch.split(order, train.batch_size):
+            images = pixels.gather(rows).to(work.device)
+            views: list[Tensor] = [
+                federation.views(images, draws).contiguous(memory_format=form) for _ in range(2)
+            ]
+            with torch.autocast(kind, torch.bfloat16, enabled=train.amp and kind == "cuda"):
+                loss = nt_xent(*(projector(encoder(view)) for view in views))
+            optimizer.zero_grad(set_to_none=True)
+            torch.autograd.backward(loss)
+            optimizer.step()
+            total += loss.detach()
+    float(total)
