@@ -140,7 +140,7 @@ def _norm(tensors: list[Tensor]) -> float:
 
 
 @lru_cache(maxsize=4096)
-def _epsilon(rate: float, noise_multiplier: Positive, rounds: int, delta: float) -> float:
+def _epsilon(rate: float, noise_multiplier: float, rounds: int, delta: float) -> float:
     """Rényi accounting of the Poisson-sampled Gaussian (Mironov et al. 2019), add or remove one client."""
     import dp_accounting
     from dp_accounting import rdp
