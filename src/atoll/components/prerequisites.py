@@ -24,6 +24,27 @@ class Prerequisite:
     recipe: str = ""
     settings: Mapping[str, Mapping[str, object]] = field(default_factory=dict)
 
+    @classmethod
+    def centralised(cls, method: str, data: Mapping[str, object], epochs: int) -> Prerequisite:
+        """A run in which one client holds all images and keeps its optimiser.
+
+        Args:
+            method: its name.
+            data: the ``[data]`` section.
+            epochs: over all images.
+        """
+        train = {"rounds": epochs, "epochs": 1, "participation": 1.0, "keep_optimizer": True}
+        return cls(
+            settings={
+                "data": data,
+                "partition": {"kind": "centralised"},
+                "method": {"name": method},
+                # BatchNorm's running statistics must be part of what results: frozen networks read them
+                "train": {**train, "bn_buffers": "average"},
+                "evaluation": {"every": 0, "at_end": ["geometry"]},
+            }
+        )
+
 
 @dataclass(frozen=True)
 class Trained:

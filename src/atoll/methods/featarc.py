@@ -17,7 +17,7 @@ One cluster without the regulariser is FedAvg; with it, "align only"; two cluste
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import ClassVar, Literal
 
@@ -223,32 +223,15 @@ class FeatureAlignment(Term):
         ).mean()
 
 
-_PAPER = "Wang et al., Does Decentralized Learning with Non-IID Unlabeled Data Benefit from Self Supervision?, 2023"
-_FAMILY = "Personalised and clustered methods"
-_ALIGNMENT = FeatureAlignment(reading="code")
-
 METHOD = Method(
     objective=SimCLR(),
-    terms=(_ALIGNMENT,),
+    terms=(FeatureAlignment(reading="code"),),
     aggregation=FeatARC(),
     title="FeatARC",
-    paper=_PAPER,
-    family=_FAMILY,
+    paper=(
+        "Wang et al., Does Decentralized Learning with Non-IID Unlabeled Data Benefit from Self Supervision?, 2023"
+    ),
+    family="Personalised and clustered methods",
 )
-
-ALIGN_ONLY = Method(
-    objective=SimCLR(),
-    terms=(_ALIGNMENT,),
-    aggregation=FedAvg(weights="uniform"),
-    title="FeatARC, align only",
-    paper=_PAPER,
-    family=_FAMILY,
-)
-
-CLUSTER_ONLY = Method(
-    objective=SimCLR(),
-    aggregation=FeatARC(),
-    title="FeatARC, cluster only",
-    paper=_PAPER,
-    family=_FAMILY,
-)
+ALIGN_ONLY = replace(METHOD, aggregation=FedAvg(weights="uniform"), title="FeatARC, align only")
+CLUSTER_ONLY = replace(METHOD, terms=(), title="FeatARC, cluster only")

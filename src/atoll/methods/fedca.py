@@ -106,20 +106,19 @@ class DictionaryContrast(Objective):
         scope.dictionary = scope.dictionary.to(context.device)
 
     def loss(self, context: ClientContext, batch: Batch, passes: Passes) -> Tensor:
-        """Cross-entropy over N + M candidates."""
+        """Cross-entropy over N + M candidates (Eqs. 4-8)."""
         z1, z2 = (passes[view].z for view in VIEWS)
         return dictionary_contrast(z1, z2, context.of(self).dictionary, self.temperature)
 
     def finish(self, context: ClientContext) -> Tree:
-        """Ensemble the projections, and send some."""
+        """Ensemble the projections over rounds, and send some of them (Eqs. 9 and 10)."""
         if not self.size:
             return None
         scope = context.of(self)
         (z,) = context.outputs(context.networks, "z")
         past = torch.zeros_like(z) if context.reset or scope.retained is None else scope.retained.to(z.device)
-        scope.ensemble = self.momentum * past + (1 - self.momentum) * z
-        rows = normalize(scope.ensemble)
-        share = scope.message["share"]
+        scope.ensemble = self.momentum * past + (1 - self.momentum) * z  # Z_i ← α Z_i + (1 − α) z_i
+        rows, share = normalize(scope.ensemble), scope.message["share"]
         if share is None:
             return rows
         return rows[torch.randperm(len(rows), generator=context.stream("fedca-rows"))[:share].to(rows.device)]
@@ -204,17 +203,8 @@ class Alignment(Term):
         """The alignment model: SimCLR on the public images, centralised."""
         if self.recipe:
             return {"alignment": Prerequisite(self.recipe)}
-        settings = {
-            "data": {"limit": self.size, "test_fraction": 0.0, **self.data},
-            "partition": {"kind": "centralised"},
-            "method": {"name": "fed_simclr"},
-            "train": {
-                **{"rounds": self.train_epochs, "epochs": 1, "participation": 1.0, "keep_optimizer": True},
-                "bn_buffers": "average",  # its running statistics are read in evaluation mode
-            },
-            "evaluation": {"every": 0, "at_end": ["geometry"]},
-        }
-        return {"alignment": Prerequisite(settings=settings)}
+        public = {"limit": self.size, "test_fraction": 0.0, **self.data}
+        return {"alignment": Prerequisite.centralised("fed_simclr", public, self.train_epochs)}
 
     def constants(self, setting: Setting, prerequisites: Mapping[str, Trained]) -> Tree:
         """The alignment model and the public images."""
@@ -240,7 +230,7 @@ class Alignment(Term):
         return {"public": context.data.plain(images[rows])}
 
     def loss(self, context: ClientContext, batch: Batch, passes: Passes) -> Tensor:
-        """Squared distances of representations and of embeddings."""
+        """Squared distances of representations (Eq. 12) and of embeddings (Eq. 13)."""
         ours, theirs = (passes[forward] for forward in PUBLIC)
         distances = _squared(theirs.h, ours.h) + _squared(theirs.z, ours.z)
         return distances.sum() if self.reduction == "sum" else distances.mean()

@@ -195,7 +195,7 @@ class PD(Term):
 
 METHOD = Method(
     objective=AlignUniform(),
-    terms=(DSR(), PD()),
+    terms=(DSR(weight=1.0, scale=10.0), PD(weight=0.1)),  # γ, α and δ
     aggregation=FedAvg(),
     title="SSD",
     paper="Fang et al., Soft Separation and Distillation, ICCV 2025",
