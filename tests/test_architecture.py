@@ -52,6 +52,7 @@ STILL_TOO_LONG: dict[str, str] = {}
 # Tests that are about more than one module, and what they are about.
 ABOUT_MORE = {
     "aggregation/test_sums.py": "every aggregation's arithmetic",
+    "components/test_compat.py": "components and folders of 0.1",
     "engines/flower/test_deployment.py": "a federation of real processes",
     "engines/flower/test_flower_simulation.py": "Flower's simulation against ours",
     "engines/flower/test_run_sh.py": "examples/deployment",
