@@ -76,9 +76,7 @@ def _by_class(folder: Path) -> Listing:
     )
     _refuse_loose(folder, "class")
     for class_folder in class_folders:
-        files = _images(class_folder, folder)
-        if not files:
-            raise UserError(f"the class folder {class_folder} holds no images; fill or remove it")
+        files = _images_of("class", class_folder, folder)
         names += files
         labels += [class_folder.name] * len(files)
     codes, classes = encode(labels)
@@ -92,9 +90,7 @@ def _by_client(folder: Path, labelled: bool) -> Listing:
     client_folders = _folders(folder, f"{folder} holds no client folders")
     _refuse_loose(folder, "client")
     for client in client_folders:
-        files = _images(client, folder)
-        if not files:
-            raise UserError(f"the client folder {client} holds no images; fill or remove it")
+        files = _images_of("client", client, folder)
         names += files
         owners += [client.name] * len(files)
         labels += [name.split("/")[1] for name in files if name.count("/") > 1]
@@ -124,6 +120,13 @@ def _folders(folder: Path, otherwise: str | None = None) -> list[Path]:
     if not found and otherwise is not None:
         raise UserError(otherwise)
     return found
+
+
+def _images_of(kind: str, folder: Path, root: Path) -> list[str]:
+    """Image files of a class or client; an empty folder is refused."""
+    if files := _images(folder, root):
+        return files
+    raise UserError(f"the {kind} folder {folder} holds no images; fill or remove it")
 
 
 def _images(folder: Path, root: Path) -> list[str]:
