@@ -9,7 +9,7 @@
 #
 # More from the environment: PYTHON (python3), ATOLL_GPU_SECONDS (560, then it stops cleanly and packs),
 # ATOLL_GPU_WORK (a folder that outlives the call, if there is one), ATOLL_GPU_DEVICE (cuda), ATOLL_GPU_SCALE
-# (full; test: on a CPU in minutes), ATOLL_GPU_PLAN (benchmarks/gpu.toml).
+# (full; test: on a CPU in minutes), ATOLL_GPU_PLAN (benchmarks/gpu/plan.toml).
 set -euo pipefail
 if [ $# -lt 2 ] || [ $# -gt 3 ]; then
     sed -n '2,14s/^# \{0,1\}//p' "$0" >&2
@@ -23,4 +23,4 @@ done
 export PYTHONPATH="$path${PYTHONPATH:+:$PYTHONPATH}"
 export ATOLL_DATA
 ATOLL_DATA=$(realpath "$2")
-exec "${PYTHON:-python3}" "$root/benchmarks/gpu_session.py" "$1" ${3:+--previous "$3"}
+exec "${PYTHON:-python3}" "$root/benchmarks/gpu/session.py" "$1" ${3:+--previous "$3"}

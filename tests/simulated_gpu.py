@@ -59,6 +59,13 @@ class OnDevice(Tensor):
     def __torch_dispatch__(cls, func, types, args=(), kwargs=None):
         return run(func, args, kwargs or {})
 
+    def tolist(self):
+        Device.notes[Device.phase, f"tolist ({_line()})"] += 1
+        return self.held.tolist()
+
+    def numpy(self, *, force=False):
+        raise TypeError("can't convert a tensor of the device to numpy; use Tensor.cpu() first")
+
 
 class Device(TorchDispatchMode):
     """Makes what is asked for on the device; `notes` counts what a GPU would have waited for, by phase."""
@@ -238,6 +245,27 @@ def play(name: str, settings: list[str], on_device: bool) -> dict:
         return {"state": server.state, "notes": Device.notes, "steps": Device.steps}
 
 
+def evaluate() -> dict:
+    """A whole run's evaluation, here and there, and where the device was read."""
+    from atoll.commands.run import run_recipe
+    from atoll.recipe.engine_options import EngineOptions
+    from tests.harness import tiny
+
+    protocols = ["knn", "probe", "probe-ssd", "probe-l-dawa", "finetune-10", "geometry"]
+    recipe = tiny("method.name=fed_sl", "train.rounds=1", "data.limit=80", f"evaluation.at_end={protocols}")
+
+    def results() -> dict:
+        with tempfile.TemporaryDirectory() as folder:
+            return run_recipe(recipe, Path(folder) / "run").read_json("evaluation.json")
+
+    here = results()
+    Device.notes, Device.phase = Counter(), "evaluation"
+    device = torch.device(NAME, 0)
+    with Device(), patch.object(EngineOptions, "find_device", lambda self: device):
+        there = results()
+    return {"here": here, "there": there, "notes": [what for _, what in Device.notes]}
+
+
 def difference(a: Any, b: Any) -> float:
     """The largest difference of two trees' tensors."""
     from atoll.core.tree import leaves
@@ -286,6 +314,9 @@ def main(names: list[str]) -> None:
     install()
     for name in names:
         told = {"method": name}
+        if name == "evaluation":
+            print(json.dumps(told | evaluate()), flush=True)
+            continue
         try:
             there, here = (play(name, settings_of(name), on) for on in (True, False))
             told["difference"] = difference(there["state"]["models"], here["state"]["models"])

@@ -1,5 +1,6 @@
 """`benchmarks/gpu.sh`, from end to end, at tiny size on a CPU: interrupted once, and resumed from what it left."""
 
+import importlib.util
 import json
 import os
 import signal
@@ -10,7 +11,12 @@ import time
 from pathlib import Path
 
 import pytest
+import tomli_w
+import torch
 
+from atoll.core.config import over, setting
+from atoll.core.run_folder import Run
+from atoll.core.tree import save
 from tests.harness import TINY
 
 SCRIPT = Path(__file__).parents[1] / "benchmarks" / "gpu.sh"
@@ -43,6 +49,14 @@ def start(folder, work, *arguments):
     return subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, text=True, cwd=folder)
 
 
+def load_program():
+    spec = importlib.util.spec_from_file_location("gpu_session", SCRIPT.parent / "gpu" / "session.py")
+    program = importlib.util.module_from_spec(spec)
+    sys.modules["gpu_session"] = program
+    spec.loader.exec_module(program)
+    return program
+
+
 def inside(out, member):
     with tarfile.open(out / "results.tar.gz") as archive:
         return archive.extractfile(member).read().decode()
@@ -50,9 +64,6 @@ def inside(out, member):
 
 @pytest.mark.slow
 def test_it_is_interrupted_and_goes_on_from_what_it_left(tmp_path):
-    import tomli_w
-
-    from atoll.core.config import over, setting
 
     recipe: dict = {"base": "digits"}
     for text in TINY:
@@ -101,3 +112,44 @@ def test_it_says_how_it_is_called():
     called = subprocess.run(["bash", str(SCRIPT)], capture_output=True, text=True, check=False)
     assert called.returncode == 2
     assert "benchmarks/gpu.sh OUT DATA [PREVIOUS]" in called.stderr
+
+
+def test_checkpoints_come_back_in_parts_and_what_finds_no_room_begins_again(tmp_path, monkeypatch):
+    program = load_program()
+    monkeypatch.setattr(program, "FILES", 6)
+    monkeypatch.setattr(program, "BYTES", 50_000)
+    work, out, fresh = tmp_path / "work", tmp_path / "out", tmp_path / "fresh"
+    for name, rounds in (("far", 9), ("near", 2)):  # 160 kB each, and room for 250 kB
+        folder = work / "runs" / "table" / f"{name}-seed0"
+        (folder / "checkpoints").mkdir(parents=True)
+        (folder / "recipe.toml").write_text("[train]\nrounds = 10\n")
+        lines = [json.dumps({"round": round}) + "\n" for round in range(rounds + 1)]
+        (folder / "metrics.jsonl").write_text("".join(lines))
+        for round in (rounds - 1, rounds):
+            save(
+                folder / "checkpoints" / f"round-{round:06d}.safetensors",
+                {"w": torch.full((40_000,), 1.0 * round)},
+            )
+    done = work / "runs" / "table" / "done-seed0"
+    done.mkdir()
+    (done / "recipe.toml").write_text("[train]\nrounds = 10\n")
+    (done / "evaluation.json").write_text('{"knn/accuracy": 0.5, "note": "words"}')
+    (done / "encoder.safetensors").write_bytes(b"weights")
+    session = program.Session(work, "cpu", "test", time.monotonic() + 60)
+    program.pack(session, out)
+    sizes = [path.stat().st_size for path in out.iterdir()]
+    assert 4 < len(sizes) <= 6
+    assert max(sizes) <= 50_000
+
+    fresh.mkdir()
+    program.unpack(out, fresh)
+    far, near, ended = (Run(fresh / "runs" / "table" / f"{name}-seed0") for name in ("far", "near", "done"))
+    assert torch.equal(far.latest()["w"], torch.full((40_000,), 9.0))
+    assert far.completed_rounds() == 9
+    assert not near.folder.exists()
+    assert ended.finished
+    assert not ended.encoder_path.exists()
+
+    (fresh / "runs" / "table" / "far-seed0" / "metrics.jsonl").write_text("newer\n")
+    program.unpack(out, fresh)  # what is here already stays as it is
+    assert far.folder.joinpath("metrics.jsonl").read_text() == "newer\n"

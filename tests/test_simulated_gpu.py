@@ -31,7 +31,7 @@ def settings_of(name):
 @pytest.fixture(scope="module")
 def played():
     """What became of each method on the simulated device, by name."""
-    names = sorted(METHODS)
+    names = ["evaluation", *sorted(METHODS)]
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     programs = [
         subprocess.Popen(
@@ -68,9 +68,17 @@ def test_nothing_random_is_drawn_on_the_device(name, played):
     assert not [note for notes in played[name]["notes"].values() for note in notes if "drawn" in note]
 
 
+def test_an_encoder_is_evaluated_on_another_device(played):
+    told = played["evaluation"]
+    assert told["there"] == told["here"]
+    assert {"knn/accuracy", "classifier/accuracy", "finetune-10/accuracy"} <= set(told["here"])
+    for place in ("evaluation/knn.py", "evaluation/classifier.py", "evaluation/finetune.py"):
+        assert any(place in note for note in told["notes"]), told["notes"]
+
+
 def test_the_device_is_strict(played):
     """It refuses what CUDA refuses, and notes what CUDA would wait for."""
-    assert set(played) == set(METHODS)
+    assert set(played) == {*METHODS, "evaluation"}
     program = "from tests.simulated_gpu import install, rules; install(); rules()"
     checked = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
     assert checked.returncode == 0, checked.stderr

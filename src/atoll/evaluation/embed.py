@@ -8,6 +8,7 @@ from contextlib import contextmanager
 import torch
 from torch import Tensor, nn
 
+from atoll.core.devices import upload
 from atoll.core.errors import UserError
 from atoll.core.rng import stream
 from atoll.data.images import Pixels
@@ -68,7 +69,7 @@ def embed(
     with torch.no_grad(), evaluating(encoder):
         for start in range(0, len(images), batch_size):
             rows = torch.arange(start, min(start + batch_size, len(images)))
-            h = forward(pixels_to_float(images.gather(rows).to(device)))
+            h = forward(pixels_to_float(upload(images.gather(rows), device)))
             if h.ndim != 2 or len(h) != len(rows):
                 raise ValueError(
                     f"an encoder must return (N, d) for N images; got {tuple(h.shape)} for {len(rows)}"

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from atoll.core.devices import upload
 from atoll.data.images import ImageSet, Pixels
 from atoll.evaluation.embed import device_of, embed
 from atoll.evaluation.probe import SelectedAccuracy, first_weights
@@ -124,9 +125,9 @@ def finetune(
             rows = order[start : start + protocol.batch_size]
             if len(rows) < 2:  # BatchNorm cannot normalise one image
                 continue
-            x = augment(train.images.gather(rows).to(device), generator)
+            x = augment(upload(train.images.gather(rows), device), generator)
             with torch.enable_grad():
-                loss = F.cross_entropy(classify(model(x)), labels[rows.to(device)])
+                loss = F.cross_entropy(classify(model(x)), labels[upload(rows, device)])
                 optimizer.zero_grad()
                 torch.autograd.backward(loss)
             optimizer.step()

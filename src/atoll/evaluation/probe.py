@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from atoll.core.devices import upload
 from atoll.core.errors import UserError
 from atoll.core.threads import one_thread
 from atoll.evaluation.knn import check_labelled
@@ -125,7 +126,7 @@ def train_linear(
     batch = torch.empty(min(protocol.batch_size, len(h)), h.shape[1], device=h.device)
     for epoch in range(protocol.epochs):
         order = torch.randperm(len(h), generator=generator) if protocol.shuffle else torch.arange(len(h))
-        order = order.to(h.device)
+        order = upload(order, h.device)
         for start in range(0, len(h), protocol.batch_size):
             optimizer.param_groups[0]["lr"] = learning_rate(protocol, epoch, start / len(h))
             rows = order[start : start + protocol.batch_size]

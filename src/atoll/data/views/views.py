@@ -321,6 +321,6 @@ def _on_rows(views: Tensor, chosen: Tensor, step: Callable[..., Tensor], *parame
     rows = chosen.nonzero().squeeze(1)  # on the CPU, so that the GPU need not be synchronised
     if len(rows) == 0:
         return
-    index = rows.to(views.device)
-    changed = step(views.index_select(0, index), *(each[rows].to(views.device) for each in parameters))
+    index = upload(rows, views.device)
+    changed = step(views.index_select(0, index), *(upload(each[rows], views.device) for each in parameters))
     views.index_copy_(0, index, changed)

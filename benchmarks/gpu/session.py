@@ -204,7 +204,7 @@ def main() -> int:
     os.environ.setdefault("ATOLL_CACHE", str(work.with_name(work.name + "-cache")))
     until = began + float(told("ATOLL_GPU_SECONDS", "560")) - PACKING
     session = Session(work, told("ATOLL_GPU_DEVICE", "cuda"), told("ATOLL_GPU_SCALE", "full"), until)
-    plan = Path(told("ATOLL_GPU_PLAN", str(HERE / "gpu.toml")))
+    plan = Path(told("ATOLL_GPU_PLAN", str(HERE / "plan.toml")))
     waves = tomllib.loads(plan.read_text())["rows"]
     if options.previous:
         unpack(options.previous, work)
