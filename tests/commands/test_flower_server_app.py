@@ -76,3 +76,11 @@ def test_a_private_run_tells_epsilon_each_round(written, caplog):
     for round, epsilon in enumerate(told, 1):
         (line,) = [text for text in caplog.messages if text.startswith(f"round {round}/2")]
         assert line.endswith(f"ε = {epsilon:.3g} at δ = 1e-05")
+
+
+def test_apps_of_0_1_find_the_server_app_under_its_old_name():
+    from atoll.commands import flower_server_app
+    from atoll.engines.flower import server_app as old
+
+    with pytest.warns(DeprecationWarning, match=r"is now atoll\.commands\.flower_server_app"):
+        assert old.app is flower_server_app.app
