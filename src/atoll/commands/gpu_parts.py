@@ -189,6 +189,8 @@ def steps(bench: Bench) -> Found:
         for precision, (tf32, _) in PRECISIONS.items():
             with full_float32(not tf32):
                 work = bench.workload(encoder, batch, side, precision)
+                if bench.device.type == "cuda":
+                    torch.cuda.reset_peak_memory_stats(bench.device)
                 seconds = bench.seconds(work.step)
                 tflops = work.operations() / seconds / 1e12
             yield (
