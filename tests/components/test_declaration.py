@@ -180,7 +180,7 @@ def test_the_server_refuses_what_was_not_declared():
     )
     assert examine(sending=good, simclr=1) == "it holds a slice of 'simclr', which sends none"
     infinite = {**good, "mean": torch.tensor([math.inf, 0.0])}
-    assert examine(sending=infinite) == "its slice of 'sending' holds values that are not finite"
+    assert examine(sending=infinite) == "its slice of 'sending' contains values that are not finite"
 
 
 def test_every_bundled_component_that_sends_a_slice_declares_it():

@@ -80,7 +80,7 @@ def test_the_global_random_state_decides_nothing(straight, tmp_path):
 
 
 def test_a_recipe_that_differs_is_not_resumed(straight):
-    with pytest.raises(UserError, match=r"begun with train\.lr = 0\.05.*0\.5"):
+    with pytest.raises(UserError, match=r"started with train\.lr = 0\.05.*0\.5"):
         run_tiny(straight.folder, *SSD, "train.lr=0.5", resume=True)
 
 

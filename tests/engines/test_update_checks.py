@@ -65,7 +65,7 @@ def test_a_good_update_passes_and_is_measured():
         ({"weights": [], "parts": {}}, "it is not an update"),
         ({"weights": {}}, "it lacks its components' slices"),
         (without("conv.bias"), "it lacks 'conv.bias' (1 names missing)"),
-        (with_weights(head=torch.zeros(2)), "it holds 'head', which was not asked for (1 such names)"),
+        (with_weights(head=torch.zeros(2)), "it contains 'head', which was not requested (1 such names)"),
         (with_weights(**{"conv.bias": torch.zeros(4)}), "'conv.bias' has shape (4,), not (3,)"),
         (with_weights(**{"conv.bias": torch.zeros(1)}), "'conv.bias' has shape (1,), not (3,)"),
         (with_weights(**{"conv.bias": [0.0] * 3}), "'conv.bias' has shape (), not (3,)"),
@@ -81,13 +81,13 @@ def test_a_good_update_passes_and_is_measured():
             with_weights(**{"bn.num_batches_tracked": torch.tensor(3.0)}),
             "'bn.num_batches_tracked' is torch.float32, not torch.int64",
         ),
-        (spoiled(math.nan), "'conv.weight' holds values that are not finite, or beyond all bounds"),
-        (spoiled(math.inf), "'conv.weight' holds values that are not finite, or beyond all bounds"),
-        (spoiled(-math.inf), "'conv.weight' holds values that are not finite, or beyond all bounds"),
-        (spoiled(1e30), "'conv.weight' holds values that are not finite, or beyond all bounds"),
+        (spoiled(math.nan), "'conv.weight' contains values that are not finite, or that overflow"),
+        (spoiled(math.inf), "'conv.weight' contains values that are not finite, or that overflow"),
+        (spoiled(-math.inf), "'conv.weight' contains values that are not finite, or that overflow"),
+        (spoiled(1e30), "'conv.weight' contains values that are not finite, or that overflow"),
         (
             with_weights(**{"conv.bias": MODEL["conv.bias"] + 5000}),
-            "it lies 8660 from the model that it got, beyond the bound of 1000 (train.first_norm)",
+            "its distance from the model that it received is 8660, beyond the bound of 1000 (train.first_norm)",
         ),
         ({k: v for k, v in update().items() if k != "samples"}, "its 'samples' is None"),
         (update(samples="10"), "its 'samples' is '10'"),
@@ -106,19 +106,19 @@ def test_a_good_update_passes_and_is_measured():
         (update(losses=[1.0]), "its losses are not finite numbers"),
         (
             update(parts={"dictionary": 1}),
-            "it holds a slice of 'dictionary', which is no component of this method",
+            "it contains a slice of 'dictionary', which is not a component of this method",
         ),
         (
             update(parts={"simclr": {"deep": [torch.tensor([1.0, math.nan])]}}),
-            "its slice of 'simclr' holds values that are not finite",
+            "its slice of 'simclr' contains values that are not finite",
         ),
         (
             update(parts={"simclr": [torch.zeros(2).to(torch.float8_e4m3fn)]}),
-            "its slice of 'simclr' holds torch.float8_e4m3fn, with which nothing can be computed",
+            "its slice of 'simclr' contains torch.float8_e4m3fn, which is not supported",
         ),
         (
             update(parts={"simclr": torch.full((2,), math.nan, dtype=torch.complex64)}),
-            "its slice of 'simclr' holds torch.complex64, with which nothing can be computed",
+            "its slice of 'simclr' contains torch.complex64, which is not supported",
         ),
         (
             update(parts={"euc": {"conv.weight": [1.0, torch.ones(2)]}}),
@@ -238,13 +238,13 @@ def test_too_few_accepted_updates_are_an_error_and_change_nothing(trained):
         server.run_round(Fixed(bad))
     sentence = str(error.value)
     assert sentence.startswith(
-        "round 2 failed: 1 of 4 updates were usable and train.min_accepted asks for 50%; "
+        "round 2 failed: 1 of 4 updates were usable and train.min_accepted requires 50%; "
     )
     assert "client 0: 'encoder." in sentence
     assert "client 1: its machine is off" in sentence
     assert sentence.endswith(
         "; lower train.lr if training diverges, or raise a bound that is too tight, or resume when the lost "
-        "clients are back, or lower train.min_accepted to go on with fewer"
+        "clients are back, or lower train.min_accepted to continue with fewer"
     )
     assert "\n" not in sentence
     assert same(server.checkpoint(), before)
@@ -261,7 +261,7 @@ def test_half_is_not_too_few(trained):
     assert server.run_round(Fixed({**good, 0: "off", 1: "off"})).clients == 2
     server = server_of(trained)
     server.recipe = replace(server.recipe, train=replace(server.recipe.train, min_accepted=0.75))
-    with pytest.raises(TooFewUpdatesError, match="asks for 75%"):
+    with pytest.raises(TooFewUpdatesError, match="requires 75%"):
         server.run_round(Fixed({**good, 0: "off", 1: "off"}))
 
 

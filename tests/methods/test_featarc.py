@@ -134,7 +134,7 @@ def test_an_update_must_name_a_cluster():
         "its slice of 'featarc' is 'cluster-9', not one of 'cluster-0', 'cluster-1'"
     )
     verdict = rounds.server.checks.examine({**update, "parts": {}}, rounds.server.state["models"])
-    assert verdict == "it names no model that it was sent"
+    assert verdict == "it does not name a model that it was sent"
     with pytest.raises(UserError, match=r"options\.featarc\.clusters is 0; it must be above 0"):
         federation(*FEATARC, "options.featarc.clusters=0")
 

@@ -1,1 +1,1 @@
-"""Engines: who runs which client, and where."""
+"""Engines: run the clients of a federation, in one process, in several, or over a network."""

@@ -1,4 +1,4 @@
-"""The client's side of a method: one object for any number of clients in turn, and one client's whole round."""
+"""Client side of a method: an object that any number of clients share in turn, and one client's complete round."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ from atoll.methods.method import Method
 
 
 class Client:
-    """The client's side: one object, one set of networks and one optimiser for any number of clients in turn.
+    """Client side of a method: one set of networks and one optimiser for any number of clients in turn.
 
     Args:
-        method: to run.
-        setting: of the run.
-        networks: the federation's; overwritten at every start.
-        constants: as `Method.constants` made them.
+        method: The method.
+        setting: The run's setting.
+        networks: Networks of the federation; every `start` overwrites their weights.
+        constants: Result of `Method.constants`.
     """
 
     def __init__(self, method: Method, setting: Setting, networks: nn.ModuleDict, constants: Slices) -> None:
@@ -37,7 +37,7 @@ class Client:
         self._shared = frozenset(update_names(method, setting.train, networks))
 
     def start(self, message: Message, retained: ClientState | None, data: ClientData) -> None:
-        """Load what was sent and what was kept; ``retained`` is None at the client's first time."""
+        """Load the message and the client state; ``retained`` is None the first time that a client takes part."""
         method, train = self.method, self.setting.train
         self.context = ClientContext(
             self.setting, message["client"], message["round"], self.networks, self.copies,
@@ -49,7 +49,7 @@ class Client:
         self.networks.train()
         models = message["models"]
         downloaded = method.aggregation.choose(context, models) if models else {}
-        # What no client sends stands on the server as it began: no component may take it for the others' model.
+        # Weights that no client sends keep their initial values on the server: they are not the others' model.
         context.received = {name: weight for name, weight in downloaded.items() if name in self._shared}
         self.networks.load_state_dict(method.merge.join(context, downloaded))
         if train.bn_buffers == "local" and retained:
@@ -62,13 +62,13 @@ class Client:
         for component in method.components:
             component.start(context)
         self._losses: dict[str, list[Tensor]] = {"loss": []}
-        self._epoch_began = 0
+        self._epoch_start = 0
 
     def step(self, batch: Batch) -> Tensor:
-        """The local loss of a batch; every declared pass runs once.
+        """Compute the local loss of a batch; every declared forward pass runs once.
 
         Raises:
-            UserError: a component's loss is no scalar.
+            UserError: The loss of a component is not a scalar.
         """
         method, context = self.method, self.context
         for component in method.components:
@@ -90,21 +90,21 @@ class Client:
         return total
 
     def after_step(self) -> None:
-        """After each optimiser step."""
+        """Call the components after an optimiser step."""
         self.context.steps += 1
         for component in self.method.components:
             component.after_step(self.context)
 
     def end_epoch(self) -> None:
-        """Close a local epoch: its mean loss is what loss-weighted aggregation uploads."""
-        steps = self._losses["loss"][self._epoch_began :]
+        """End a local epoch and store its mean loss, which loss-weighted aggregation uploads."""
+        steps = self._losses["loss"][self._epoch_start :]
         self.context.last_epoch_loss = float(torch.stack(steps).mean()) if steps else 0.0
-        self._epoch_began += len(steps)
+        self._epoch_start += len(steps)
 
     def finish(self) -> tuple[Update, ClientState | None]:
-        """The update, and what the client keeps (None where the method keeps nothing).
+        """Return the update and the client state; the state is None if the method retains nothing.
 
-        The tensors of both may be the networks' own: use or copy them before the next `start`.
+        Both may contain the networks' tensors themselves: use or copy them before the next `start`.
         """
         method, context, train = self.method, self.context, self.setting.train
         weights = {name: value.detach() for name, value in self.networks.state_dict().items()}
@@ -120,20 +120,22 @@ class Client:
             update["batches"] = context.data.num_batches()
         if "loss" in method.aggregation.statistics:
             update["loss"] = context.last_epoch_loss
-        update = cast(Update, {**update, **method.aggregation.report(context)})  # with keys of its own
+        update = cast(Update, {**update, **method.aggregation.report(context)})  # further keys
         if not method.stateful(train):
             return update, None
-        kept = {component.name: component.keep(context) for component in method.components}
-        retained: ClientState = {"parts": {name: value for name, value in kept.items() if value is not None}}
+        states = {component.name: component.keep(context) for component in method.components}
+        retained: ClientState = {
+            "parts": {name: value for name, value in states.items() if value is not None}
+        }
         if train.bn_buffers == "local":
             retained["buffers"] = {name: weights[name] for name in sorted(self._buffers)}
         if train.keep_optimizer:
             retained["optimizer"] = {str(k): v for k, v in self.optimizer.state_dict()["state"].items()}
         return update, retained
 
-    def _load_optimizer(self, kept: Slices) -> None:
+    def _load_optimizer(self, retained: Slices) -> None:
         groups = self.optimizer.state_dict()["param_groups"]
-        state = {int(key): value for key, value in kept.items()}
+        state = {int(key): value for key, value in retained.items()}
         self.optimizer.load_state_dict({"state": state, "param_groups": groups})
 
 
@@ -144,17 +146,17 @@ def train_client(
     data: ClientData,
     progress: Callable[[int], None] | None = None,
 ) -> tuple[Update, ClientState | None]:
-    """One client's whole round: what every engine runs, wherever it runs it.
+    """Run one client's complete round; all engines use this function.
 
     Args:
-        client: the reusable client side.
-        message: from `Method.send`.
-        retained: what the client kept, or None.
-        data: its samples.
-        progress: called after each step with the images seen.
+        client: The reusable client side.
+        message: Result of `Method.send`.
+        retained: The client state, or None.
+        data: The client's samples.
+        progress: Called after each step with the number of images in the batch.
 
     Returns:
-        The update and what the client keeps, valid until the client's next start.
+        The update and the client state, valid until the next `Client.start`.
     """
     train = client.setting.train
     with torch.random.fork_rng(devices=[]):
@@ -181,7 +183,7 @@ def train_client(
 
 
 def update_names(method: Method, train: TrainOptions, networks: nn.ModuleDict) -> set[str]:
-    """Names of the weights that an update holds: all but what the merge or the buffers' policy keeps back."""
+    """Names of the weights in an update: all except those that are local-only by the merge or ``bn_buffers``."""
     local_only = method.merge.private(networks)
     if train.bn_buffers != "average":
         local_only = local_only | buffer_names(networks)
@@ -189,7 +191,7 @@ def update_names(method: Method, train: TrainOptions, networks: nn.ModuleDict) -
 
 
 def buffer_names(networks: nn.Module) -> set[str]:
-    """Names of BatchNorm's running statistics, found by module type."""
+    """Names of BatchNorm's running statistics, identified by module type."""
     return {
         f"{prefix}.{name}"
         for prefix, module in networks.named_modules()

@@ -1,4 +1,4 @@
-"""Where a simulation trains its clients: in this process, or in worker processes side by side."""
+"""Executors of a simulation: train clients in this process, or in parallel worker processes."""
 
 from __future__ import annotations
 
@@ -24,83 +24,83 @@ from atoll.engines.server import Job, Result
 from atoll.recipe.recipe import Recipe
 
 Progress = Callable[[int], None] | None
-_SENT = "→"  # marks, in a message to a worker, a tensor that travels beside it or went before
+_SENT = "→"  # marks a tensor in a message to a worker: it is sent with the message or was sent before
 
 
 class InProcess:
-    """Clients one after the other, on this process's networks."""
+    """Trains clients one after another, on the networks of this process."""
 
     def __init__(self, federation: Federation, states: ClientStates) -> None:
         self._federation = federation
         self._states = states
 
     def start(self, constants: Slices) -> None:
-        """Take the client's side of the method."""
+        """Create the client side of the method."""
         self._client = self._federation.client_side(constants)
 
     def run(self, jobs: Sequence[Job], progress: Progress) -> Generator[Result, None, None]:
-        """Train each client in turn; the update's tensors are the networks' own until the next."""
+        """Train each client in turn; an update may share tensors with the networks until the next one starts."""
         for job in jobs:
             yield Result(job.client, self._train(job, progress))
 
     def close(self) -> None:
-        """Nothing to stop."""
+        """Do nothing: there is nothing to stop."""
 
     def _train(self, job: Job, progress: Progress) -> Update:
         stateful = self._client.method.stateful(self._client.setting.train)
         retained = self._states.load(job.client, job.message["kept"]) if stateful else None
         data = self._federation.client_data(job.client)
-        update, kept = train_client(self._client, job.message, retained, data, progress)
+        update, state = train_client(self._client, job.message, retained, data, progress)
         if stateful:
-            self._states.save(job.client, job.round, kept)
+            self._states.save(job.client, job.round, state)
         sent: Update = map_tensors(lambda tensor: tensor.cpu(), update)
         return sent
 
 
 class WorkerPool:
-    """Clients side by side in processes that share the image cache and nothing else.
+    """Trains clients in parallel, in processes that share only the image cache.
 
-    A client goes to whichever worker is free; its result does not depend on which. Results are handed on in client
-    order, and at most two updates a worker wait their turn.
+    A client is assigned to any free worker; its result does not depend on the worker. Results are yielded in client
+    order, and at most two updates per worker wait for their turn.
     """
 
     def __init__(self, recipe: Recipe, states: Path, workers: int) -> None:
         context = multiprocessing.get_context("spawn")
         self._pipes: list[_Pipe] = []
         self._processes = []
-        with _interrupts_held():
+        with _interrupts_blocked():
             for _ in range(workers):
-                ours, theirs = context.Pipe()
+                here, there = context.Pipe()
                 process = context.Process(
-                    target=_work, args=(theirs, recipe, states, os.getpid()), daemon=True
+                    target=_work, args=(there, recipe, states, os.getpid()), daemon=True
                 )
                 process.start()
-                theirs.close()
-                self._pipes.append(_Pipe(ours))
+                there.close()
+                self._pipes.append(_Pipe(here))
                 self._processes.append(process)
 
     def start(self, constants: Slices) -> None:
-        """Give every worker the constants."""
+        """Send the constants to every worker."""
         for pipe in self._pipes:
             pipe.send("constants", constants)
 
     def run(self, jobs: Sequence[Job], progress: Progress) -> Generator[Result, None, None]:
-        """Train the jobs' clients side by side."""
+        """Train the clients of the jobs in parallel."""
         for pipe in self._pipes:
             pipe.forget()
         waiting = list(reversed(jobs))
         free = list(self._pipes)
         done: dict[int, Update] = {}
-        handed = 0
-        while handed < len(jobs):
-            begun = len(jobs) - len(waiting)
-            while free and waiting and begun - handed < 2 * len(self._pipes):
+        yielded = 0
+        while yielded < len(jobs):
+            started = len(jobs) - len(waiting)
+            while free and waiting and started - yielded < 2 * len(self._pipes):
                 job = waiting.pop()
                 free.pop().send("job", {"client": job.client, "round": job.round, "message": job.message})
-                begun += 1
-            if jobs[handed].client in done:
-                client = jobs[handed].client
-                handed += 1
+                started += 1
+            if jobs[yielded].client in done:
+                client = jobs[yielded].client
+                yielded += 1
                 yield Result(client, done.pop(client))
                 continue
             for pipe in self._ready():
@@ -113,7 +113,7 @@ class WorkerPool:
                 free.append(pipe)
 
     def close(self) -> None:
-        """End the workers."""
+        """Stop the workers."""
         for pipe in self._pipes:
             pipe.connection.close()
         for process in self._processes:
@@ -126,7 +126,7 @@ class WorkerPool:
 
 
 class _Pipe:
-    """Trees over a connection. A tensor that went to this worker in this round is not sent again."""
+    """Sends trees over a connection; a tensor is sent to this worker only once per round."""
 
     def __init__(self, connection: Connection[bytes, bytes]) -> None:
         self.connection = connection
@@ -142,12 +142,12 @@ class _Pipe:
 
         def refer(tensor: torch.Tensor) -> dict[str, int]:
             if id(tensor) not in self._sent:
-                self._sent[id(tensor)] = tensor  # held, so that its id stays its own
+                self._sent[id(tensor)] = tensor  # a reference, so that its id remains unique
                 new[str(id(tensor))] = tensor
             return {_SENT: id(tensor)}
 
         body = map_tensors(refer, body)
-        # A worker's death shows at the next receive.
+        # If a worker has died, the next receive fails.
         with contextlib.suppress(BrokenPipeError, ConnectionResetError):
             self.connection.send_bytes(pack({"kind": kind, "body": body, "new": new, "forget": self._forget}))
         self._forget = False
@@ -157,8 +157,8 @@ class _Pipe:
             answer = unpack(self.connection.recv_bytes())
         except (EOFError, ConnectionResetError):
             raise RunError(
-                "a worker process died (was it killed for lack of memory?); resume the run, and it goes on from "
-                "its last complete round"
+                "a worker process died (was it killed for lack of memory?); resume the run to continue from its "
+                "last complete round"
             ) from None
         if answer["kind"] == "mistake":
             raise UserError(answer["body"])
@@ -168,9 +168,9 @@ class _Pipe:
 
 
 @contextlib.contextmanager
-def _interrupts_held() -> Iterator[None]:
-    """Hold Ctrl-C back while workers start: they inherit that, and do not die of it before they can ignore it."""
-    resource_tracker.ensure_running()  # otherwise the first start does so, and lets interrupts through
+def _interrupts_blocked() -> Iterator[None]:
+    """Block Ctrl-C while workers start: they inherit the block, and cannot be killed before they ignore Ctrl-C."""
+    resource_tracker.ensure_running()  # otherwise the first process start does so, and unblocks interrupts
     before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     try:
         yield
@@ -179,8 +179,8 @@ def _interrupts_held() -> Iterator[None]:
 
 
 def _work(connection: Connection[bytes, bytes], recipe: Recipe, states: Path, parent: int) -> None:
-    """A worker process: build the federation, then train what comes through the pipe until it closes."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the main process's to handle
+    """Run a worker process: build the federation, then train the jobs that the pipe delivers until it closes."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the main process handles Ctrl-C
     torch.set_num_threads(recipe.engine.threads)
 
     def answer(kind: str, body: Tree) -> None:
@@ -188,7 +188,7 @@ def _work(connection: Connection[bytes, bytes], recipe: Recipe, states: Path, pa
 
     def progress(images: int) -> None:
         if os.getppid() != parent:
-            os._exit(1)  # the run was killed; a state written now would only be in the way
+            os._exit(1)  # the run was killed; a state written now would not belong to any run
         answer("progress", images)
 
     try:

@@ -1,4 +1,4 @@
-"""A federation in one process's eyes: images, who holds which, networks, and the method that runs over them."""
+"""The federation in one process: images, their partition, networks, and the method."""
 
 from __future__ import annotations
 
@@ -26,16 +26,16 @@ from atoll.recipe.recipe import Recipe
 
 
 class Federation:
-    """The loaded images, their partition, and what is built on them.
+    """The loaded images, their partition, and the networks.
 
     Args:
-        recipe: of the run.
-        splits: images already loaded; None: load them.
-        partition: which client holds which of them; None: as the recipe says. Where clients hold images that are
-            not among ``splits``, it tells how many and of which classes.
+        recipe: The run's recipe.
+        splits: Images already loaded; None to load them.
+        partition: The images of each client; None to partition them as the recipe says. If clients hold images that
+            are not in ``splits``, it contains their number and their classes.
 
     Raises:
-        UserError: data, partition, model and method do not fit together.
+        UserError: The data, the partition, the model and the method do not fit together.
     """
 
     def __init__(
@@ -77,26 +77,26 @@ class Federation:
 
     @property
     def encoder(self) -> Encoder:
-        """The encoder among the networks."""
+        """The encoder."""
         encoder = self.networks["encoder"]
         assert isinstance(encoder, Encoder)  # noqa: S101
         return encoder
 
     def initial_weights(self) -> Weights:
-        """The one initial model that server and clients share; call before anything trains.
+        """Return the initial model that server and clients share; call this before training.
 
-        What a warm start took, and what it could not use, is then in ``warmed``.
+        Afterwards ``warm_start`` says which weights a warm start loaded, and which it could not use.
 
         Raises:
-            UserError: the recipe's ``train.start`` cannot be loaded.
+            UserError: The recipe's ``train.start`` cannot be loaded.
         """
         self._load_start(self.encoder)
         return {name: value.detach().cpu().clone() for name, value in self.networks.state_dict().items()}
 
     def further_initial_weights(self, draw: int) -> Weights:
-        """A further initial model, independent of the one that all share; ``draw`` counts from 1.
+        """Draw a further initial model, independent of the shared one; ``draw`` counts from 1.
 
-        A warm start warms its encoder, too: what is independent then is the rest.
+        A warm start applies to its encoder, too; then only the other networks are independent.
         """
         encoder, projector = _encoder_and_projector(self.recipe, draw)
         self._load_start(encoder)
@@ -109,11 +109,11 @@ class Federation:
             self.warm_start = load_weights(encoder, path / "encoder.safetensors" if path.is_dir() else path)
 
     def update_names(self) -> set[str]:
-        """Names of the weights that an update must hold."""
+        """Names of the weights that an update must contain."""
         return update_names(self.recipe.composed, self.recipe.train, self.networks)
 
     def max_update_bytes(self) -> int | None:
-        """The most bytes of an update on the wire; None where a component does not declare what it sends."""
+        """Largest size of a serialised update in bytes; None if a component does not declare its slice."""
         names = self.update_names()
         weights = {name: weight for name, weight in self.networks.state_dict().items() if name in names}
         return max_update_bytes(self.recipe.composed, self.setting, weights)
@@ -123,11 +123,11 @@ class Federation:
         return buffer_names(self.networks)
 
     def client_side(self, constants: Slices) -> Client:
-        """The client's side of the method, on this process's networks."""
+        """Create the client side of the method, on the networks of this process."""
         return Client(self.recipe.composed, self.setting, self.networks, constants)
 
     def client_data(self, client: int) -> FederatedClient:
-        """A client's samples."""
+        """Samples of a client."""
         train = self.recipe.train
         return FederatedClient(
             self.splits.train, self.partition.clients[client], client, self.views, self.recipe.seed,
@@ -135,7 +135,7 @@ class Federation:
         )  # fmt: skip
 
     def client_ids(self) -> Tensor:
-        """(N,) the client of each training sample; −1 for samples that no client holds."""
+        """Client of each training sample, of shape (N,); −1 for samples that no client holds."""
         return self.partition.client_ids(self.splits.train)
 
 

@@ -1,4 +1,4 @@
-"""The rounds of a run, wherever its clients are."""
+"""Rounds of a run, with any engine."""
 
 from __future__ import annotations
 
@@ -18,56 +18,56 @@ from atoll.recipe.recipe import Recipe
 
 
 class RunStore(Protocol):
-    """Where a run keeps what it must not lose (see `atoll.core.run_folder.Run`)."""
+    """Persistent storage of a run (see `atoll.core.run_folder.Run`)."""
 
     @property
     def checkpoints(self) -> Path:
-        """A folder for client states and what does not fit in memory."""
+        """Folder of the checkpoints, the client states, and the disk buffer."""
         ...
 
     def latest(self) -> Checkpoint | None:
-        """The newest complete round."""
+        """Load the checkpoint of the newest complete round."""
         ...
 
     def checkpoint(self, round: int, tree: Checkpoint) -> None:
-        """Keep a complete round."""
+        """Save the state after a complete round."""
         ...
 
     def log(self, line: dict[str, object]) -> None:
-        """Keep a line of metrics."""
+        """Append a line to the metrics."""
         ...
 
     def completed_rounds(self) -> int:
-        """The newest round that was complete, whether it can still be read or not."""
+        """Number of the newest complete round, even if its checkpoint cannot be read."""
         ...
 
     def rewind(self, round: int) -> int:
-        """Forget metrics beyond a round; the newest round that is left, −1 if none is."""
+        """Delete the metrics after a round; return the newest remaining round, −1 if there is none."""
         ...
 
 
 class Callback(Protocol):
-    """Is told how a run goes: a progress bar, lines in a log."""
+    """Receives the progress of a run, for a progress bar or a log."""
 
     def begin(self, federation: Federation, server: Server) -> None:
-        """Before the first round that runs now."""
+        """Called before the first round of this process."""
         ...
 
     def step(self, images: int) -> None:
-        """Some client trained on so many images."""
+        """Called after a client has trained on a batch of ``images`` images."""
         ...
 
     def round(self, record: Record, line: dict[str, object]) -> None:
-        """A round is complete."""
+        """Called after a complete round."""
         ...
 
 
 class SiteResults(TypedDict, total=False):
-    """What clients measured on their own images.
+    """Results that clients measured on their local images.
 
     Attributes:
-        sites: the numbers of each, by the site's name.
-        sites_mean: their mean, weighted by images.
+        sites: Results of each site, by its name.
+        sites_mean: Mean of the results, weighted by the number of images.
     """
 
     sites: dict[str, dict[str, float]]
@@ -75,28 +75,27 @@ class SiteResults(TypedDict, total=False):
 
 
 class Evaluator(Protocol):
-    """Measures the models of a run (see `atoll.commands.evaluate.Evaluator`)."""
+    """Evaluates the models of a run (see `atoll.commands.evaluate.Evaluator`)."""
 
     def during(self, server: Server) -> dict[str, object]:
-        """Numbers by the cheap protocols, between two rounds."""
+        """Evaluate under the fast protocols, between two rounds."""
         ...
 
     def final(self, server: Server) -> dict[str, object]:
-        """Numbers by every protocol: of the untrained models and of the finished ones."""
+        """Evaluate the untrained or the finished models under all protocols."""
         ...
 
 
 @dataclass(frozen=True)
 class RunContext:
-    """What an engine needs to run a recipe.
+    """Input of an engine that runs a recipe.
 
     Attributes:
-        federation: images, clients and networks.
-        store: checkpoints and metrics.
-        evaluator: called before round 1 and after each round that ``evaluation.every`` names; None: nothing is
-            measured.
-        prerequisites: what came of the runs that the method needs first.
-        callback: is told of progress.
+        federation: Images, clients and networks.
+        store: Storage of the checkpoints and the metrics.
+        evaluator: Called before round 1 and every ``evaluation.every`` rounds; None for no evaluation.
+        prerequisites: Results of the prerequisite runs, by name.
+        callback: Receives the progress.
     """
 
     federation: Federation
@@ -107,43 +106,43 @@ class RunContext:
 
 
 class Engine(Protocol):
-    """Finds the clients of a run and runs its rounds with them."""
+    """Gathers the clients of a run and runs its rounds."""
 
     def gather(self, recipe: Recipe, folder: Path) -> Federation:
-        """The federation of a recipe; ``folder`` is the run's, and may hold what an interrupted run knew."""
+        """Build the federation of a recipe; ``folder`` is the run's, and may contain an interrupted run."""
         ...
 
     def states(self, store: RunStore) -> States:
-        """Where clients' states are kept."""
+        """Storage of the client states."""
         ...
 
     def run(self, context: RunContext) -> Server:
-        """All rounds; see `run_rounds`."""
+        """Run all rounds; see `run_rounds`."""
         ...
 
     def measure(self, server: Server, final: bool) -> SiteResults:
-        """What clients measure on their own images, where the engine asks them."""
+        """Collect the results that clients measure on their local images, if the engine supports it."""
         ...
 
 
 def run_rounds(context: RunContext, states: States, make_executor: Callable[[], Executor]) -> Server:
-    """Run all rounds of a recipe, from the store's newest complete one on, wherever the clients are.
+    """Run all rounds of a recipe, starting after the newest complete round in the store.
 
-    A round is kept before anyone sees what came of it, an evaluation at the clients' included: run again, it
-    might come out otherwise (a private one has other noise, and spends again). Its line of metrics is kept with it,
-    and is completed on resumption where a kill came in between.
+    A round is saved before its result is used, also before an evaluation at the clients: a repeated round may
+    give another result (a private round draws other noise, and spends privacy again). Its line of metrics is saved
+    in the same checkpoint; if the process is killed before the line is logged, the resumed run logs it.
 
     Args:
-        context: of the run.
-        states: what clients keep.
-        make_executor: called once there is a round to run.
+        context: The federation, the storage and the callbacks of the run.
+        states: The client states.
+        make_executor: Creates the executor; called only if there is a round to run.
 
     Returns:
         The server after the last round.
 
     Raises:
-        TooFewUpdatesError: a round got too few usable updates.
-        UserError: a round that spent privacy would have to be run again.
+        TooFewUpdatesError: A round received too few usable updates.
+        UserError: A round that spent privacy would be repeated.
     """
     federation, store = context.federation, context.store
     evaluator, callback = context.evaluator, context.callback
@@ -159,8 +158,8 @@ def run_rounds(context: RunContext, states: States, make_executor: Callable[[], 
     spends = recipe.composed.aggregation.spent(federation.setting, 1)
     if spends and store.completed_rounds() > (latest["round"] if latest else 0):
         raise UserError(
-            f"the newest round in {store.checkpoints} cannot be read, and a private round that is run again "
-            "spends privacy that ε would not count; put the folder back from a copy, or begin another run"
+            f"the newest round in {store.checkpoints} cannot be read, and repeating a private round spends "
+            "privacy that ε would not count; restore the folder from a copy, or start another run"
         )
     if latest is None:
         states.clear()

@@ -1,4 +1,4 @@
-"""The server's side of every engine: which clients it asks, what it sends, accepts, and keeps between rounds."""
+"""Server side of every engine: selects clients, sends models, accepts updates, and holds the server state."""
 
 from __future__ import annotations
 
@@ -22,17 +22,17 @@ from atoll.recipe.recipe import Recipe
 
 
 class TooFewUpdatesError(RunError):
-    """A round ended with fewer usable updates than the recipe asks for; the model was left as it was."""
+    """A round ended with fewer usable updates than the recipe requires; the model is unchanged."""
 
 
 @dataclass(frozen=True)
 class Job:
-    """One client's task in a round.
+    """Task of one client in a round.
 
     Attributes:
-        client: id.
-        round: from 1.
-        message: from `Method.send`.
+        client: The client's id.
+        round: Number of the round, from 1.
+        message: Result of `Method.send`.
     """
 
     client: int
@@ -42,13 +42,13 @@ class Job:
 
 @dataclass(frozen=True)
 class Result:
-    """What came of a job.
+    """Result of a job.
 
     Attributes:
-        client: id.
-        update: its update, which nobody has checked yet; None: there is none.
-        lost: why there is none.
-        reset: what the client kept is lost too: from now on it counts as one that has not taken part yet.
+        client: The client's id.
+        update: The update, not yet checked; None if there is none.
+        lost: Reason why there is no update.
+        reset: Whether the client state is lost, too: the client then counts as one that has not taken part yet.
     """
 
     client: int
@@ -58,28 +58,28 @@ class Result:
 
 
 class Executor(Protocol):
-    """Runs jobs somewhere."""
+    """Runs jobs in this process, in worker processes, or at remote nodes."""
 
     def start(self, constants: Slices) -> None:
-        """Get ready; ``constants`` are for every client, once."""
+        """Prepare for jobs; ``constants`` are sent to every client once."""
         ...
 
     def run(
         self, jobs: Sequence[Job], progress: Callable[[int], None] | None
     ) -> Generator[Result, None, None]:
-        """Results in the order of the jobs. An update may be reused once the next one is asked for."""
+        """Yield results in the order of the jobs; an update is valid only until the next result is requested."""
         ...
 
     def close(self) -> None:
-        """Stop all that `start` began."""
+        """Stop everything that `start` started."""
         ...
 
 
 @dataclass
 class Record:
-    """What a round did, as `metrics.jsonl` keeps it.
+    """Record of a round, as stored in `metrics.jsonl`.
 
-    ``angular_divergence`` is μ_δ, the mean cosine between the updates and the model they set out from (L-DAWA,
+    ``angular_divergence`` is μ_δ, the mean cosine between the updates and the model that was sent (L-DAWA,
     Fig. 4: 1 is no divergence).
     """
 
@@ -98,7 +98,7 @@ class Record:
         self.privacy: dict[str, float] = {}
 
     def to_dict(self) -> dict[str, object]:
-        """One line of metrics."""
+        """Convert the record to one line of metrics."""
         line: dict[str, object] = {
             "round": self.round,
             "loss": self.losses.get("loss"),
@@ -116,14 +116,14 @@ class Record:
 
 
 class Server:
-    """State of the server between rounds, and one round at a time.
+    """State of the server, which runs one round at a time.
 
     Args:
-        recipe: of the run.
-        setting: of the run.
-        start: the one initial model.
-        prerequisites: what came of the runs that the method needs first.
-        scratch: a folder for updates that do not fit in memory.
+        recipe: The run's recipe.
+        setting: The run's setting.
+        start: The initial model.
+        prerequisites: Results of the prerequisite runs, by name.
+        scratch: Folder of the disk buffer, for updates that do not fit in memory.
     """
 
     def __init__(
@@ -146,7 +146,7 @@ class Server:
         self._scratch = scratch
 
     def cohort(self, round: int) -> list[int]:
-        """The clients of a round, in the order in which they were drawn."""
+        """Return the clients of a round, in the order in which they were drawn."""
         prescribed = self.recipe.composed.aggregation.cohort(self.setting, round)
         if prescribed is not None:
             return prescribed
@@ -156,24 +156,24 @@ class Server:
         return [int(client) for client in drawn[:count]]
 
     def jobs(self, round: int) -> list[Job]:
-        """A round's tasks, in client-id order, which is the order of the fold."""
+        """Create the jobs of a round, in the order of client ids, which is the order of the fold."""
         cohort = self.cohort(round)
         method = self.recipe.composed
         jobs = []
         for client in sorted(cohort):
-            kept = self.valid.get(client, 0)
+            valid = self.valid.get(client, 0)
             jobs.append(
-                Job(client, round, method.send(self.state, self.setting, client, cohort, round, kept))
+                Job(client, round, method.send(self.state, self.setting, client, cohort, round, valid))
             )
         return jobs
 
     def run_round(self, executor: Executor, progress: Callable[[int], None] | None = None) -> Record:
-        """Play the next round.
+        """Run the next round.
 
         Raises:
-            TooFewUpdatesError: too few updates could be used; the state is as before.
+            TooFewUpdatesError: Too few updates were usable; the state is unchanged.
         """
-        began = time.perf_counter()
+        started = time.perf_counter()
         record = Record(self.round + 1)
         jobs = self.jobs(record.round)
         fold = self.recipe.composed.open(self.state, self.setting, record.round, self._scratch)
@@ -197,7 +197,7 @@ class Server:
                 if isinstance(verdict, str):
                     record.refused[str(job.client)] = verdict
                     continue
-                update = cast(Update, result.update)  # the checks have found it to be one
+                update = cast(Update, result.update)  # the checks have confirmed its form
                 fold.add(job.client, update, verdict)
                 accepted.append(job.client)
                 _average(record.losses, update["losses"], len(accepted))
@@ -214,15 +214,15 @@ class Server:
         record.angular_divergence = fmean(cosines) if cosines else None
         record.clients = len(accepted)
         record.privacy = self.recipe.composed.aggregation.spent(self.setting, self.round)
-        record.seconds = time.perf_counter() - began
+        record.seconds = time.perf_counter() - started
         return record
 
     def deploy(self) -> Deployment:
-        """The models that result so far."""
+        """Return the current models."""
         return self.recipe.composed.deploy(self.state)
 
     def checkpoint(self) -> Checkpoint:
-        """All that a resumed server needs."""
+        """Return all state that a resumed server needs."""
         return {
             "round": self.round,
             "state": self.state,
@@ -232,7 +232,7 @@ class Server:
         }
 
     def restore(self, checkpoint: Checkpoint) -> None:
-        """Go on from a checkpoint."""
+        """Restore the state from a checkpoint."""
         self.round = checkpoint["round"]
         self.state = checkpoint["state"]
         self.valid = {int(client): round for client, round in checkpoint["valid"].items()}
@@ -245,15 +245,15 @@ def _average(means: dict[str, float], values: dict[str, float], count: int) -> N
         means[name] = means.get(name, 0.0) + (value - means.get(name, 0.0)) / count
 
 
-def _too_few(record: Record, accepted: int, asked: int, least: float) -> str:
+def _too_few(record: Record, accepted: int, cohort: int, least: float) -> str:
     reasons = [f"client {client}: {reason}" for client, reason in {**record.refused, **record.lost}.items()]
     remedies = {
         "lower train.lr if training diverges, or raise a bound that is too tight": record.refused,
         "resume when the lost clients are back": record.lost,
-        "lower train.min_accepted to go on with fewer": accepted,
+        "lower train.min_accepted to continue with fewer": accepted,
     }
     return (
-        f"round {record.round} failed: {accepted} of {asked} updates were usable and train.min_accepted asks for "
+        f"round {record.round} failed: {accepted} of {cohort} updates were usable and train.min_accepted requires "
         f"{least:.0%}; {'; '.join(reasons[:3])}{' …' if len(reasons) > 3 else ''}; "
-        f"{', or '.join(remedy for remedy, fits in remedies.items() if fits)}"
+        f"{', or '.join(remedy for remedy, applies in remedies.items() if applies)}"
     )

@@ -1,4 +1,4 @@
-"""The default engine: a federation simulated on one machine, round by round, resumable at any of them."""
+"""Simulation, the default engine: runs a federation on one machine and can resume after any round."""
 
 from __future__ import annotations
 
@@ -13,23 +13,23 @@ from atoll.recipe.recipe import Recipe
 
 
 class Simulation:
-    """The default engine: all clients on this machine."""
+    """The default engine, which trains all clients on this machine."""
 
     def gather(self, recipe: Recipe, folder: Path) -> Federation:
         """Load the images and partition them."""
         return Federation(recipe)
 
     def states(self, store: RunStore) -> ClientStates:
-        """In the run's folder."""
+        """Client states in the run's folder."""
         return ClientStates(store.checkpoints / "clients")
 
     def run(self, context: RunContext) -> Server:
-        """All rounds; see `run_rounds`."""
+        """Run all rounds; see `run_rounds`."""
         states = self.states(context.store)
         return run_rounds(context, states, lambda: _executor(context.federation, states))
 
     def measure(self, server: Server, final: bool) -> SiteResults:
-        """Nothing: all images are here."""
+        """Return nothing, because all images are on this machine."""
         return {}
 
 

@@ -1,4 +1,4 @@
-"""Every update is checked before it is folded (promise 4 of the design)."""
+"""Update checks: every update is checked before it is folded (promise 4 of the design)."""
 
 from __future__ import annotations
 
@@ -17,26 +17,26 @@ from atoll.components.messages import Models, Slices, Update
 from atoll.core.tree import Weights, leaves
 from atoll.methods.method import Method, sends_undeclared
 
-REASON_BYTES = 2**16  # of an answer that says why there is no update
-HISTORY = 1000  # accepted distances that the median looks back on
+REASON_BYTES = 2**16  # size of an answer that says why there is no update
+HISTORY = 1000  # number of the latest accepted distances from which the median is computed
 DTYPES = {
     *(torch.float16, torch.bfloat16, torch.float32, torch.float64),
     *(torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64, torch.bool),
-}  # of what a client may send: PyTorch cannot compute with every other
+}  # that a client may send; PyTorch cannot compute with all others
 
 
 @dataclass
 class UpdateChecks:
-    """Checks updates and remembers how far accepted ones went.
+    """Checks updates and records the distances of accepted ones.
 
     Attributes:
-        method: which update forms are right.
-        setting: of the run.
-        names: the weights that an update must hold, no more and no less.
-        buffers: those of them that are BatchNorm's running statistics. They follow the data's scale, which a first
-            round may move by thousands, so they must be finite but do not count in the distance.
-        norms: accepted distances of earlier rounds.
-        distances: accepted distances of this round.
+        method: The method, which defines the form of an update.
+        setting: The run's setting.
+        names: Names of exactly the weights that an update must contain.
+        buffers: Names of BatchNorm's running statistics among them. They follow the scale of the data, so the first
+            round may change them by thousands; they must be finite but do not count in the distance.
+        norms: Accepted distances of earlier rounds.
+        distances: Accepted distances of this round.
     """
 
     method: Method
@@ -48,24 +48,24 @@ class UpdateChecks:
     _references: dict[int, Reference] = field(default_factory=dict)
 
     def bound(self) -> tuple[float, str]:
-        """The distance from its model beyond which an update is refused, and the option that sets it."""
+        """Return the largest accepted distance of an update from its model, and the option that sets it."""
         train = self.setting.train
-        # Where updates are clipped, what others sent must not decide what becomes of one's own.
+        # If updates are clipped, the updates of other clients must not decide whether a client's is accepted.
         if self.norms and not self.method.aggregation.clips:
             return train.norm_factor * statistics.median(self.norms), "train.norm_factor"
         return train.first_norm, "train.first_norm"
 
     def open_round(self) -> None:
-        """Forget what a round that came to nothing has left."""
+        """Clear what a failed round may have left."""
         self.distances = []
         self._references = {}
 
     def examine(self, answer: object, models: Models) -> UpdateGeometry | str:
-        """How an update differs from its model, or, in a sentence, why it must not be folded.
+        """Check an answer; return its update geometry, or the reason for refusal as a sentence.
 
         Args:
-            answer: what a client returned, whatever that is.
-            models: those that it was sent.
+            answer: The answer of a client, of any form.
+            models: The models that the client was sent.
         """
         reason = self._form(answer)
         if reason:
@@ -74,7 +74,7 @@ class UpdateChecks:
         try:
             reference = self.method.aggregation.reference(models, update)
         except (KeyError, TypeError, ValueError):
-            return "it names no model that it was sent"
+            return "it does not name a model that it was sent"
         reason = self._tensors(update["weights"], reference) or _bad_tensors(update["parts"])
         if reason:
             return reason
@@ -85,7 +85,7 @@ class UpdateChecks:
         return reason or self._distance(update["weights"], reference)
 
     def close_round(self) -> None:
-        """Let this round's accepted distances count from the next round on."""
+        """Add the accepted distances of this round to those that bound the next rounds."""
         self.norms = (self.norms + self.distances)[-HISTORY:]
         self.open_round()
 
@@ -96,7 +96,9 @@ class UpdateChecks:
             return "it lacks its components' slices"
         unknown = update["parts"].keys() - {component.name for component in self.method.components}
         if unknown:
-            return f"it holds a slice of {min(unknown, key=str)!r}, which is no component of this method"
+            return (
+                f"it contains a slice of {min(unknown, key=str)!r}, which is not a component of this method"
+            )
         for name in self.method.aggregation.statistics:
             value = update.get(name)
             if not (is_number(value) if name == "loss" else is_count(value)):
@@ -111,7 +113,7 @@ class UpdateChecks:
         if missing:
             return f"it lacks {min(missing)!r} ({len(missing)} names missing)"
         if extra:
-            return f"it holds {min(extra, key=str)!r}, which was not asked for ({len(extra)} such names)"
+            return f"it contains {min(extra, key=str)!r}, which was not requested ({len(extra)} such names)"
         for name, tensor in weights.items():
             model = reference[name]
             if not isinstance(tensor, torch.Tensor) or tensor.shape != model.shape:
@@ -122,38 +124,41 @@ class UpdateChecks:
 
     def _distance(self, weights: Weights, reference: Weights) -> UpdateGeometry | str:
         if id(reference) not in self._references:
-            # A reference holds its model, so that the model's id stays its own.
+            # A reference holds its model, so that the model's id remains unique.
             self._references[id(reference)] = Reference(reference)
         geometry = self._references[id(reference)].measure(weights)
         for name, moved in geometry.moved.items():
             if not math.isfinite(moved):
-                return f"{name!r} holds values that are not finite, or beyond all bounds"
+                return f"{name!r} contains values that are not finite, or that overflow"
         distance = geometry.distance(self.buffers)
         bound, option = self.bound()
         if distance > bound:
-            return f"it lies {distance:.4g} from the model that it got, beyond the bound of {bound:.4g} ({option})"
-        if distance > 0:  # a client that took no step says nothing about how far one may go
+            return (
+                f"its distance from the model that it received is {distance:.4g}, beyond the bound of {bound:.4g} "
+                f"({option})"
+            )
+        if distance > 0:  # a client that took no step gives no information about usual distances
             self.distances.append(distance)
         return geometry
 
 
 def is_number(value: object) -> TypeGuard[float]:
-    """Whether it is one, and of a size that can be computed with."""
+    """Whether a value is a number that is small enough to compute with."""
     return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) <= LARGEST
 
 
 def is_count(value: object, least: int = 1) -> TypeGuard[int]:
-    """Whether so many images, or batches, may be at one client."""
+    """Whether a value is a plausible number of images or batches at one client."""
     return isinstance(value, int) and not isinstance(value, bool) and least <= value <= MOST_IMAGES
 
 
 def max_update_bytes(method: Method, setting: Setting, weights: Weights) -> int | None:
-    """The most bytes that an update may have on the wire; None where a component does not declare what it sends.
+    """Largest size of a serialised update in bytes; None if a component does not declare its slice.
 
     Args:
-        method: of the run.
-        setting: of the run.
-        weights: those of an update, of any values.
+        method: The method.
+        setting: The run's setting.
+        weights: The weights in an update; their values do not matter.
     """
     if any(map(sends_undeclared, method.components)):
         return None
@@ -171,7 +176,7 @@ def _bad_tensors(components: Slices) -> str | None:
     for component, piece in components.items():
         for tensor in leaves(piece):
             if tensor.dtype not in DTYPES:
-                return f"its slice of {component!r} holds {tensor.dtype}, with which nothing can be computed"
+                return f"its slice of {component!r} contains {tensor.dtype}, which is not supported"
             if tensor.is_floating_point() and not torch.isfinite(tensor.sum()):
-                return f"its slice of {component!r} holds values that are not finite"
+                return f"its slice of {component!r} contains values that are not finite"
     return None

@@ -97,7 +97,7 @@ def test_same_weights_and_strangers_are_kept_out(deployment, tmp_path):
     reasons = {one["reason"] for one in turned}
     assert reasons <= {
         "another node already takes part as 'west'",
-        "the run is for 4 sites, and they are complete",
+        "the run is for 4 sites, and all have connected",
         "'west' takes part with another key",
     }
     for name in refused:

@@ -123,7 +123,7 @@ def test_the_models_of_a_round_are_one_object_for_all_clients(tmp_path, monkeypa
 def test_a_share_must_be_a_number(tmp_path):
     grid = shares(4)
     grid.nodes[103] = node(103, {"partition-id": 3}, renamed)
-    with pytest.raises(UserError, match=r"3 of 4 sites came .* it does not say who it is"):
+    with pytest.raises(UserError, match=r"3 of 4 sites connected .* its answer contains no valid name"):
         play(grid, tmp_path / "run", wait=1.0)
 
 
@@ -200,7 +200,7 @@ def test_a_round_with_too_few_answers_leaves_the_model_and_is_played_again(tmp_p
     monkeypatch.setenv("ATOLL_STATE", str(tmp_path / "state"))
     settings = ("train.min_accepted=0.75", "train.bn_buffers=local")
     whole = play(dropping({1: [0]}), tmp_path / "whole", *settings, deadline=1.0)  # three are enough
-    with pytest.raises(TooFewUpdatesError, match=r"round 2 failed: 2 of 4 updates .* asks for 75%"):
+    with pytest.raises(TooFewUpdatesError, match=r"round 2 failed: 2 of 4 updates .* requires 75%"):
         play(dropping({1: [0], 2: [0, 3]}), tmp_path / "cut", *settings, deadline=1.0)
     assert Run(tmp_path / "cut").latest()["round"] == 1
     cut = play(shares(4), tmp_path / "cut", *settings, resume=True)

@@ -210,7 +210,7 @@ def test_a_folder_that_vanishes_is_named(place):
 def test_too_few_sites_get_a_sentence(place):
     grid = sites(place)
     del grid.nodes[12]
-    with pytest.raises(UserError, match=r"3 of 4 sites came within 1 s \(east, north, west\)"):
+    with pytest.raises(UserError, match=r"3 of 4 sites connected within 1 s \(east, north, west\)"):
         play(grid, place, wait=1.0)
 
 
@@ -238,14 +238,14 @@ def test_a_site_that_lost_its_state_begins_afresh_only_if_it_says_so(place):
 
     forbidden = play(sites(place), place, *settings, "train.rounds=2", resume=True)
     reason = forbidden.metrics()[-1]["lost"]["3"]
-    assert "what 'west' kept after round 1 is lost" in reason
+    assert "the client state of 'west' after round 1 is lost" in reason
     assert f'afresh="{federation}"' in reason
 
     grid = sites(place)
     grid.nodes[13] = site(13, "west", place, afresh=federation)
     allowed = play(grid, place, *settings, "train.rounds=4", resume=True)
     lines = {line["round"]: line for line in allowed.metrics()}
-    assert lines[3]["lost"]["3"].endswith("it begins afresh at its next turn")
+    assert lines[3]["lost"]["3"].endswith("the client is reset and starts again when it is next selected")
     assert lines[4]["clients"] == 4
     asked = [tree(content) for at, kind, content in grid.sent if kind == "train" and at == 13]
     assert [request["message"]["kept"] for request in asked] == [1, 0]  # as one that never took part
@@ -333,7 +333,7 @@ def test_a_node_that_is_turned_away_is_asked_again_less_and_less_often(clock, ca
     gaps = [later - sooner for sooner, later in pairwise(heard)]
     assert gaps == pytest.approx([5, 10, 20, 40, 60, 60, 60, 60, 60], abs=0.7)
     assert len(registry.turned_away) == 1
-    assert caplog.text.count("it does not say who it is") == 1
+    assert caplog.text.count("its answer contains no valid name") == 1
 
 
 def test_a_hello_that_is_lost_is_sent_again_and_a_late_node_is_heard_after_weeks(clock):
@@ -414,13 +414,13 @@ def answering(key, **changes):
 @pytest.mark.parametrize(
     ("changes", "sentence"),
     [
-        ({"images": None}, "it says that it measured on None images"),
-        ({"images": 0}, "it says that it measured on 0 images"),
-        ({"images": -5}, "it says that it measured on -5 images"),
-        ({"images": 10**400}, "it says that it measured on 1000"),
-        ({"images": 1.5}, "it says that it measured on 1.5 images"),
-        ({"results": [1.0]}, "its answer is none"),
-        ({"results": None, "lost": ["a"]}, "its answer is none"),
+        ({"images": None}, "it reports results on None images"),
+        ({"images": 0}, "it reports results on 0 images"),
+        ({"images": -5}, "it reports results on -5 images"),
+        ({"images": 10**400}, "it reports results on 1000"),
+        ({"images": 1.5}, "it reports results on 1.5 images"),
+        ({"results": [1.0]}, "its answer is invalid"),
+        ({"results": None, "lost": ["a"]}, "its answer is invalid"),
         ({"results": None, "lost": "two\nlines " + "x" * 5000}, f"two lines {'x' * 990} …"),
     ],
 )
@@ -457,13 +457,13 @@ def test_a_run_goes_on_without_what_sites_answer_amiss(place):
 @pytest.mark.parametrize(
     ("changes", "sentence"),
     [
-        ({"name": 7}, "it does not say who it is"),
-        ({"name": "../west"}, "it does not say who it is"),
-        ({"name": "w" * 101}, "it does not say who it is"),
-        ({"train": -40}, "it says that it has -40 training and 20 held-out images"),
-        ({"train": 10**12}, "it says that it has 1000000000000 training and 20 held-out images"),
-        ({"train": True}, "it says that it has True training and 20 held-out images"),
-        ({"test": None}, "it says that it has 40 training and None held-out images"),
+        ({"name": 7}, "its answer contains no valid name"),
+        ({"name": "../west"}, "its answer contains no valid name"),
+        ({"name": "w" * 101}, "its answer contains no valid name"),
+        ({"train": -40}, "it reports -40 training and 20 held-out images"),
+        ({"train": 10**12}, "it reports 1000000000000 training and 20 held-out images"),
+        ({"train": True}, "it reports True training and 20 held-out images"),
+        ({"test": None}, "it reports 40 training and None held-out images"),
         ({"classes": {"0": 1}}, "its classes are not a list of names"),
         ({"classes": ["\ud800"]}, "its classes are not a list of names"),
         ({"lost": "a\nb" + "x" * 5000}, "a b" + "x" * 997 + " …"),
@@ -472,9 +472,9 @@ def test_a_run_goes_on_without_what_sites_answer_amiss(place):
 def test_a_site_that_says_nonsense_of_itself_is_turned_away(changes, sentence):
     answer = {"name": "west", "train": 40, "test": 20, "classes": ["0"], **changes}
     grid = FakeGrid({7: lambda message: Message(records(answer), reply_to=message)})
-    with pytest.raises(UserError, match="0 of 1 sites came") as error:
+    with pytest.raises(UserError, match="0 of 1 sites connected") as error:
         SiteRegistry(grid, "", 1).gather(1, 0.1)
-    assert f"turned away: {sentence}); start" in str(error.value)
+    assert f"refused: {sentence}); start" in str(error.value)
 
 
 def test_an_update_that_is_larger_than_the_method_declares_is_lost(place):
@@ -483,5 +483,5 @@ def test_an_update_that_is_larger_than_the_method_declares_is_lost(place):
     run = play(grid, place, "train.rounds=1")
     (lost,) = run.metrics()[-1]["lost"].values()
     assert lost.startswith("its answer cannot be read: it has 4,00")
-    assert "bytes, and what this run's method declares has" in lost
+    assert "bytes, and the updates of this run's method have at most" in lost
     assert run.metrics()[-1]["clients"] == 3

@@ -1,8 +1,8 @@
-"""The second engine: the same rounds over Flower (https://flower.ai), simulated or between real sites.
+"""The Flower engine: the same rounds over Flower (https://flower.ai), simulated or between real sites.
 
-One ServerApp (`atoll.commands.flower_server_app`) runs the rounds of `atoll.engines.server`, one ClientApp
-(`client_app`) trains a site's client; both live in this package, so that a Flower app is a ``pyproject.toml`` and a
-recipe, without code. What travels are trees of tensors and numbers (`codec`), never a pickle.
+A ServerApp (`atoll.commands.flower_server_app`) runs the rounds of `atoll.engines.server`, and a ClientApp
+(`client_app`) trains a site's client. Both are part of Atoll, so a Flower app consists of a ``pyproject.toml``
+and a recipe, without code. Messages contain trees of tensors and numbers (`codec`), never a pickle.
 """
 
 from __future__ import annotations
@@ -11,10 +11,10 @@ from atoll.core.errors import UserError
 
 
 def require_flower() -> None:
-    """Make sure that Flower is there.
+    """Check that Flower is installed.
 
     Raises:
-        UserError: it is not.
+        UserError: Flower is not installed.
     """
     try:
         import flwr  # noqa: F401

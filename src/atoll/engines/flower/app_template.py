@@ -1,6 +1,6 @@
-"""The small folder that makes a recipe a Flower app: a ``pyproject.toml`` and the recipe, and no code.
+"""Template of a Flower app: a folder with a ``pyproject.toml`` and the recipe, without code.
 
-Flower's ServerApp and ClientApp live in this package (`atoll.engines.flower`).
+The ServerApp and the ClientApp that it names are part of Atoll (`atoll.engines.flower`).
 """
 
 from __future__ import annotations
@@ -25,25 +25,25 @@ def write_app(
     """Write a Flower app for a recipe.
 
     Args:
-        folder: of the app; must not hold another.
-        recipe: what to run.
-        sites: real sites that take part; 0: nodes train shares of the recipe's own images, as in a simulation.
-        out: the run's folder at the coordinator's; None: as for ``atoll run``. Not in the app's
+        folder: The app's folder; it must not contain another app.
+        recipe: The recipe to run.
+        sites: Number of real sites; 0 if the nodes train shares of the recipe's images, as in a simulation.
+        out: The run's folder at the coordinator; None for the default of ``atoll run``. It must not be in the app's
             folder, which is packed and sent to every site.
-        images: the coordinator's own images to evaluate on, a folder for each class; None: there are none.
+        images: Folder of the coordinator's images for evaluation, with a subfolder per class; None for none.
 
     Returns:
-        The files.
+        The written files.
 
     Raises:
-        UserError: Flower is not installed, or the folder already holds an app.
+        UserError: Flower is not installed, or the folder already contains an app.
     """
     require_flower()
     for name in (APP, RECIPE):
         if (folder / name).exists():
-            raise UserError(f"{folder} already holds a {name}; choose another folder, or remove it")
+            raise UserError(f"{folder} already contains a {name}; choose another folder, or remove it")
     if out is not None and out.resolve().is_relative_to(folder.resolve()):
-        raise UserError(f"--out {out} lies in the app's folder, which is sent to every site; choose another")
+        raise UserError(f"--out {out} is in the app's folder, which is sent to every site; choose another")
     if sites < 0:
         raise UserError(f"--sites is {sites}; it must be the number of sites, or 0")
     app = {
@@ -52,7 +52,7 @@ def write_app(
             "version": "1.0.0",
             "description": recipe.title or recipe.composed.title or "A federated run of Atoll",
             "license": "Apache-2.0",
-            # Empty, so that Flower installs nothing by itself: Atoll is there where Flower runs it.
+            # Empty, so that Flower installs nothing: Atoll is already installed where Flower runs it.
             "dependencies": [],
         },
         "tool": {

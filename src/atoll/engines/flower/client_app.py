@@ -1,6 +1,6 @@
-"""The ClientApp: what ``flower-supernode`` runs at a site. An entry point, like the ``atoll`` command.
+"""The ClientApp, which ``flower-supernode`` runs at a site; an entry point, like the ``atoll`` command.
 
-A mistake at the site is answered with a sentence, so that the coordinator can name it and the round goes on.
+After an error at the site, the answer contains a sentence that the coordinator reports, and the round continues.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ app = ClientApp()
 
 
 def read_recipe(text: str) -> Recipe:
-    """The recipe in a complete recipe's text."""
-    from atoll.recipe.recipe import read_recipe  # an entry point may look at the floors above
+    """Parse the text of a complete recipe."""
+    from atoll.recipe.recipe import read_recipe  # an entry point may import from the rooms above
 
     return read_recipe(text)
 
 
 def answer(message: Message, context: Context, handle: Callable[[SiteSide, Tree], Tree]) -> Message:
-    """A request's answer, or why there is none."""
+    """Answer a request; after an error, the answer contains its sentence."""
     reply: Tree
     try:
         reply = handle(
@@ -37,7 +37,7 @@ def answer(message: Message, context: Context, handle: Callable[[SiteSide, Tree]
         )
         if "lost" in reply:
             log.error("%s", reply["lost"])
-    except ValueError as error:  # UserError among them: the sentence is for the coordinator, too
+    except ValueError as error:  # includes UserError: the coordinator receives the sentence, too
         log.error("%s", error)
         reply = {"lost": str(error)}
     except Exception as error:
@@ -48,17 +48,17 @@ def answer(message: Message, context: Context, handle: Callable[[SiteSide, Tree]
 
 @app.query("hello")
 def hello(message: Message, context: Context) -> Message:
-    """Who this is."""
+    """Describe the site."""
     return answer(message, context, SiteSide.hello)
 
 
 @app.train()
 def train(message: Message, context: Context) -> Message:
-    """One round."""
+    """Train for one round."""
     return answer(message, context, SiteSide.train)
 
 
 @app.evaluate()
 def evaluate(message: Message, context: Context) -> Message:
-    """Numbers on the site's own held-out images."""
+    """Evaluate on the site's local held-out images."""
     return answer(message, context, SiteSide.evaluate)

@@ -1,12 +1,12 @@
-"""Trees in Flower's messages.
+"""Codec between trees and Flower's messages.
 
-A tree travels as the bytes of `atoll.core.tree.pack`: safetensors, which hold no code and keep every dtype to the
-bit. The tensors that lie in one dict, in its lists too, are an Array of their own: a model is one, and so is what a
-component of the method sends. The rest is one more: the tree itself, with a reference in each tensor's place.
-Flower cuts arrays into pieces named by their hash, stores a piece once and sends it once: the models of a round,
-which all clients get, cost the server one copy, however many clients there are and whatever else each of them gets.
-One Array for each tensor would do so too, at a request a tensor; a small network of 100 tensors would need 100
-requests where one does.
+A tree is encoded by `atoll.core.tree.pack` as safetensors, which contain no code and preserve every dtype bit by
+bit. The tensors in one dict, including those in its lists, form one Array: for example a model, or the slice of a
+component. A further Array contains the tree itself, with a reference in place of each tensor. Flower splits arrays
+into pieces named by their hash, and stores and sends each piece once: the models of a round, which all clients
+receive, cost the server one copy, regardless of the number of clients and of the rest of each message. One Array
+for each tensor would have the same effect, at one request per tensor: a small network of 100 tensors would need
+100 requests instead of one.
 """
 
 from __future__ import annotations
@@ -21,92 +21,93 @@ from atoll.core.tree import Tree, pack, resolve, unpack
 RECORD = "atoll"
 REST = "."  # the tree without its tensors
 STYPE = "atoll.core.tree.safetensors"
-_REF = "→"  # marks a tensor's place; then come its Array and which of that Array's tensors it is
+_REF = "→"  # marks the place of a tensor; its value is the number of the Array, and the tensor's index in it
 
-_Key = tuple[int, ...]  # the identities of an Array's tensors
+_Key = tuple[int, ...]  # ids of the tensors in an Array
 
 
 class Encoder:
-    """Makes records of trees; what a tree has in common with the one before it is not packed again."""
+    """Encodes trees as records; Arrays shared with the previous tree are not packed again."""
 
     def __init__(self) -> None:
-        self._made: dict[
-            _Key, tuple[list[Tensor], Array]
-        ] = {}  # tensors are held, so that ids stay their own
+        # References to the tensors, so that their ids remain unique.
+        self._arrays: dict[_Key, tuple[list[Tensor], Array]] = {}
 
     def records(self, tree: dict[str, Tree]) -> RecordDict:
-        """A tree, which must be a dict, as the content of a message."""
+        """Encode a tree, which must be a dict, as the content of a message."""
         groups: dict[_Key, list[Tensor]] = {}
         rest = _without_tensors(tree, groups, ())
-        # Only this tree's: what a single client gets must not be held until all have theirs.
-        self._made = {
-            key: self._made.get(key) or (tensors, _array(tensors)) for key, tensors in groups.items()
+        # Only the Arrays of this tree, so that one client's Arrays are released when the next message is encoded.
+        self._arrays = {
+            key: self._arrays.get(key) or (tensors, _array(tensors)) for key, tensors in groups.items()
         }
-        record = ArrayRecord()  # which would copy what it is made of, and so have it hashed once more
+        record = (
+            ArrayRecord()
+        )  # filled by key, because its constructor copies arrays, which are then hashed again
         record[REST] = _array(rest)
-        for number, (_, array) in enumerate(self._made.values()):
+        for number, (_, array) in enumerate(self._arrays.values()):
             record[str(number)] = array
         return RecordDict({RECORD: record})
 
 
 def records(tree: dict[str, Tree]) -> RecordDict:
-    """One tree as the content of a message."""
+    """Encode one tree as the content of a message."""
     return Encoder().records(tree)
 
 
 def tree(content: RecordDict, most_bytes: int | None = None) -> dict[str, Tree]:
-    """The tree that `records` wrote.
+    """Decode a tree that `records` encoded.
 
     Args:
-        content: of a message.
-        most_bytes: a larger one is not read.
+        content: The content of a message.
+        most_bytes: Largest size that is decoded; None for no limit.
 
     Raises:
-        ValueError: the content is something else, or too large.
+        ValueError: The content is not a tree, or is too large.
     """
     size = sum(len(array.data) for array in content.array_records.get(RECORD, {}).values())
     if most_bytes is not None and size > most_bytes:
         raise ValueError(
-            f"it has {size:,} bytes, and what this run's method declares has {most_bytes:,} at most"
+            f"it has {size:,} bytes, and the updates of this run's method have at most {most_bytes:,}"
         )
     try:
         arrays = {name: unpack(bytes(array.data)) for name, array in content.array_records[RECORD].items()}
         made = resolve(arrays.pop(REST), _REF, lambda place: _tensor(arrays, *place))
     except (AttributeError, LookupError, RuntimeError, TypeError, ValueError) as error:
-        raise ValueError(f"the message holds no tree: {error!r}") from None
+        raise ValueError(f"the message contains no tree: {error!r}") from None
     if not isinstance(made, dict):
-        raise ValueError("the message holds no tree: it is not a dict")
+        raise ValueError("the message contains no tree: it is not a dict")
     return made
 
 
 def _without_tensors(tree: Tree, groups: dict[_Key, list[Tensor]], key: _Key) -> Tree:
-    """The tree with references in its tensors' places; ``key`` is of the dict around it, ``groups`` are filled."""
+    """Replace tensors by references; ``key`` is that of the enclosing dict, and ``groups`` collects the tensors."""
     if isinstance(tree, Tensor):
         return {_REF: [list(groups).index(key), key.index(id(tree))]}
     if isinstance(tree, Mapping):
-        near = list(_near(tree.values()))
-        key = tuple(map(id, near))
-        if near:
-            groups.setdefault(key, near)
+        direct = list(_direct_tensors(tree.values()))
+        key = tuple(map(id, direct))
+        if direct:
+            groups.setdefault(key, direct)
         return {name: _without_tensors(value, groups, key) for name, value in tree.items()}
     if isinstance(tree, list | tuple):
         return [_without_tensors(value, groups, key) for value in tree]
     return tree
 
 
-def _near(values: Iterable[Tree]) -> Iterator[Tensor]:
-    """The tensors among a dict's values and in lists there, but not those in further dicts."""
+def _direct_tensors(values: Iterable[Tree]) -> Iterator[Tensor]:
+    """Tensors among a dict's values and in lists there, but not those in nested dicts."""
     for value in values:
         if isinstance(value, Tensor):
             yield value
         elif isinstance(value, list | tuple):
-            yield from _near(value)
+            yield from _direct_tensors(value)
 
 
 def _tensor(arrays: Mapping[str, list[Tensor]], array: int, place: int) -> Tensor:
     found = arrays[str(array)][place]
-    if not isinstance(found, Tensor):  # a tree in its place could be of any depth
-        raise TypeError(f"place {place} of array {array} holds no tensor")
+    if not isinstance(found, Tensor):  # a tree instead of a tensor could have any depth
+        raise TypeError(f"place {place} of array {array} contains no tensor")
     return found
 
 

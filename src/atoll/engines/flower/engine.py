@@ -1,4 +1,4 @@
-"""The Flower engine: gathers sites into a federation and plays its rounds with them."""
+"""The Flower engine, which gathers sites into a federation and runs its rounds."""
 
 from __future__ import annotations
 
@@ -26,23 +26,23 @@ from atoll.evaluation import mean_over_sites
 from atoll.recipe.recipe import Recipe
 
 SITES = "sites.json"  # in the run's folder
-PARTITION = "partition.json"  # there, once the run has begun
+PARTITION = "partition.json"  # also there, once the run has started
 log = logging.getLogger("flwr")
 
 
 @dataclass(frozen=True)
 class FlowerOptions:
-    """What a coordinator decides beside the recipe: the keys of a Flower app's configuration.
+    """The coordinator's options in addition to the recipe: the keys of a Flower app's configuration.
 
     Attributes:
-        recipe: a preset's name, or a file in the app's folder.
-        set: settings laid over it, as ``key=value key=value``.
-        out: the run's folder; empty: ``runs/NAME-seedN``, under ``$ATOLL_RUNS`` if that is set.
-        sites: how many real sites take part; 0: nodes train shares of the recipe's own images.
-        images: the coordinator's own images, to evaluate on; empty: none.
-        images_source: how they lie there (see the recipe's ``data.source``).
-        wait: seconds that sites have to appear.
-        deadline: seconds that a round may take.
+        recipe: A preset's name, or a file in the app's folder.
+        set: Settings that override the recipe's, as ``key=value key=value``.
+        out: The run's folder; empty for ``runs/NAME-seedN``, under ``$ATOLL_RUNS`` if that is set.
+        sites: Number of real sites; 0 if the nodes train shares of the recipe's images.
+        images: Folder of the coordinator's images for evaluation; empty for none.
+        images_source: Format of that folder (see the recipe's ``data.source``).
+        wait: Seconds to wait for the sites.
+        deadline: Largest duration of a round in seconds.
     """
 
     recipe: str = "recipe.toml"
@@ -56,10 +56,10 @@ class FlowerOptions:
 
     @classmethod
     def read(cls, config: Mapping[str, object]) -> FlowerOptions:
-        """From Flower's run configuration; its keys are written with dashes.
+        """Read Flower's run configuration, whose keys contain dashes.
 
         Raises:
-            UserError: an unknown key, or a value of the wrong kind.
+            UserError: A key is unknown, or a value has the wrong type.
         """
         given: dict[str, Tree] = {key.replace("-", "_"): value for key, value in config.items()}
         defaults = cls()
@@ -80,12 +80,12 @@ class FlowerOptions:
 
 
 class FlowerEngine:
-    """Plays a run on Flower's nodes.
+    """Runs a recipe on Flower's nodes.
 
     Args:
-        grid: Flower's.
-        options: the coordinator's.
-        recipe: the complete recipe's text, which sites are sent.
+        grid: Flower's grid.
+        options: The coordinator's options.
+        recipe: Text of the complete recipe, which is sent to the sites.
     """
 
     def __init__(self, grid: Grid, options: FlowerOptions, recipe: str) -> None:
@@ -95,25 +95,25 @@ class FlowerEngine:
         self._executor: FlowerExecutor | None = None
 
     def gather(self, recipe: Recipe, folder: Path) -> Federation:
-        """Wait for the sites, and make a federation of what they say.
+        """Wait for the sites, and build the federation from their answers.
 
         Raises:
-            UserError: too few sites, or the recipe does not fit them.
+            UserError: Too few sites connected, or the recipe does not fit them.
         """
-        begun = (folder / PARTITION).is_file()
-        if begun and (folder / SITES).is_file():
+        started = (folder / PARTITION).is_file()
+        if started and (folder / SITES).is_file():
             self._registry.restore(json.loads((folder / SITES).read_text()))
         federation = self._gather(recipe)
-        if not begun:  # before the partition is written, which names the run
+        if not started:  # before the partition is written, which contains the run's id
             self._write_sites(folder)
         return federation
 
     def states(self, store: RunStore) -> RemoteStates:
-        """At the sites; here only which of them are valid."""
+        """Return the record of the valid client states; the states themselves are at the sites."""
         return self._states
 
     def run(self, context: RunContext) -> Server:
-        """All rounds; see `run_rounds`."""
+        """Run all rounds; see `run_rounds`."""
         checkpoints = context.store.checkpoints
         self._write_sites(checkpoints.parent)
         executor = self._executor = FlowerExecutor(
@@ -125,11 +125,11 @@ class FlowerEngine:
             context.federation.max_update_bytes(),
         )
         server = run_rounds(context, self._states, lambda: executor)
-        self._write_sites(checkpoints.parent)  # with who was turned away meanwhile
+        self._write_sites(checkpoints.parent)  # with the nodes refused meanwhile
         return server
 
     def measure(self, server: Server, final: bool) -> SiteResults:
-        """Each real site's numbers on its own held-out images, and their mean weighted by images."""
+        """Collect each real site's results on its local held-out images, and their mean weighted by images."""
         if not self._options.sites or self._executor is None:
             return {}
         self._executor.start(server.constants)
@@ -144,7 +144,7 @@ class FlowerEngine:
             }
             for client in range(len(self._registry.clients))
         }
-        if first is None:  # there are only the clients' own models, and none before the first round
+        if first is None:  # all models are personal, and there are none before the first round
             requests = {client: request for client, request in requests.items() if request["kept"]}
         found = measure_sites(self._executor, requests)
         if not found:
@@ -160,9 +160,11 @@ class FlowerEngine:
             self._registry.gather(federation.setting.num_clients, wait)
             self._check_shares(federation)
             return federation
-        retained = self._own_images(recipe)  # before anybody is waited for: the folder may be wrong
+        images = self._coordinator_images(
+            recipe
+        )  # before waiting for the sites, because the folder may be wrong
         self._registry.gather(sites, wait)
-        return Federation(recipe, retained or self._no_images(recipe), _partition_of(self._registry, recipe))
+        return Federation(recipe, images or self._no_images(recipe), _partition_of(self._registry, recipe))
 
     def _write_sites(self, folder: Path) -> None:
         write_whole(folder / SITES, self._registry.to_json().encode())
@@ -172,28 +174,28 @@ class FlowerEngine:
         names = [site.name for site in self._registry.clients]
         if names != [str(k) for k in range(count)]:
             raise UserError(
-                f"the recipe's partition has {count} clients and the nodes hold the shares {', '.join(names)}; "
+                f"the recipe's partition has {count} clients and the nodes have the shares {', '.join(names)}; "
                 f"start {count} nodes with partition-id 0 to {count - 1}"
             )
         for site, size in zip(self._registry.clients, federation.setting.sizes, strict=True):
             site.train = size
 
-    def _own_images(self, recipe: Recipe) -> Splits | None:
-        """The coordinator's images, if it has some."""
+    def _coordinator_images(self, recipe: Recipe) -> Splits | None:
+        """Load the coordinator's images; None if there are none."""
         if not self._options.images:
             return None
         data = replace(recipe.data, source=self._options.images_source, path=self._options.images, limit=None)
         return load_data(data, recipe.seed)
 
     def _no_images(self, recipe: Recipe) -> Splits:
-        """Empty sets that know the sites' classes."""
+        """Empty splits with the sites' classes."""
         channels, size = recipe.data.channels, recipe.data.image_size
         pixels = StoredPixels(torch.empty(0, channels, size, size, dtype=torch.uint8))
         return Splits(ImageSet(pixels, classes=self._registry.classes()))
 
 
 def _partition_of(registry: SiteRegistry, recipe: Recipe) -> Partition:
-    """The sites' images in a row: who holds how many, of classes that all sites' names make up."""
+    """Partition that numbers the sites' images consecutively; its classes are those of all sites."""
     sizes = [site.train for site in registry.clients]
     names = [site.name for site in registry.clients]
     rows = list(torch.split(torch.arange(sum(sizes)), sizes))

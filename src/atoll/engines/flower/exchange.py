@@ -1,4 +1,4 @@
-"""Messages out, answers in as they arrive, until a deadline."""
+"""Exchange of messages with nodes: sends requests and receives answers as they arrive, until a deadline."""
 
 from __future__ import annotations
 
@@ -13,24 +13,24 @@ from atoll.core.tree import Tree
 from atoll.engines.flower.codec import Encoder, tree
 
 QUERY, TRAIN, EVALUATE = "query", "train", "evaluate"
-SECONDS_BETWEEN_LOOKS = 0.05, 2.0  # the first and the longest wait for an answer
-LONGEST = 1000  # characters of a reason that a node gives
+SECONDS_BETWEEN_LOOKS = 0.05, 2.0  # shortest and longest pause between two looks for answers
+LONGEST = 1000  # characters of a node's reason that are logged
 
 
 @dataclass(frozen=True)
 class Lost:
-    """No answer, and why."""
+    """Reason why there is no answer."""
 
     reason: str
 
 
 class Exchange:
-    """One exchange with some nodes.
+    """One exchange with several nodes.
 
     Args:
-        grid: Flower's.
-        seconds: until what has not been answered is lost. Flower drops a message that is older.
-        most_bytes: of an answer; larger ones are not read. None: no limit.
+        grid: Flower's grid.
+        seconds: Seconds until a request without an answer is lost; Flower drops older messages.
+        most_bytes: Largest size of an answer; larger ones are not read. None for no limit.
     """
 
     def __init__(self, grid: Grid, seconds: float, most_bytes: int | None = None) -> None:
@@ -39,7 +39,7 @@ class Exchange:
         self._ends = time.monotonic() + seconds
         self._most_bytes = most_bytes
         self._encoder = Encoder()
-        self._pending: dict[str, int] = {}  # message ids and whom they were for
+        self._pending: dict[str, int] = {}  # client of each message id
         self._unsent: list[int] = []
 
     def send(self, client: int, node: int, kind: str, body: dict[str, Tree]) -> None:
@@ -53,7 +53,7 @@ class Exchange:
             self._unsent.append(client)
 
     def answers(self) -> Iterator[tuple[int, dict[str, Tree] | Lost]]:
-        """Each client's answer once, in the order of arrival; more may be sent meanwhile."""
+        """Yield each client's answer once, in the order of arrival; meanwhile, more requests may be sent."""
         pause, longest = SECONDS_BETWEEN_LOOKS
         while self._pending or self._unsent:
             came = False
@@ -67,18 +67,18 @@ class Exchange:
                 pause = min(1.5 * pause, longest)
 
     def look(self) -> Iterator[tuple[int, dict[str, Tree] | Lost]]:
-        """The answers that have come since the last look; after the deadline, all that are left."""
+        """Yield the answers that have arrived since the last look; after the deadline, the missing ones as lost."""
         while self._unsent:
             yield self._unsent.pop(), Lost("the message could not be sent")
-        late = time.monotonic() >= self._ends - 1  # from then on Flower may have dropped a message by itself
-        # One at a time: all that have arrived at once might not fit in memory.
+        late = time.monotonic() >= self._ends - 1  # from then on, Flower itself may have dropped a message
+        # One at a time, because all arrived answers together might not fit in memory.
         for message_id in list(self._pending):
             answer = self._pull(message_id, late)
             if answer is not None:
                 yield self._pending.pop(message_id), answer
 
     def _pull(self, message_id: str, late: bool) -> dict[str, Tree] | Lost | None:
-        reply = next(iter(self._grid.pull_messages([message_id])), None)  # a second one is not read
+        reply = next(iter(self._grid.pull_messages([message_id])), None)  # further replies are ignored
         if reply is not None and not (late and reply.has_error()):
             return _read(reply, self._most_bytes)
         return Lost(f"no answer within {self._seconds:g} s") if late else None
@@ -94,6 +94,6 @@ def _read(reply: Message, most_bytes: int | None) -> dict[str, Tree] | Lost:
 
 
 def words(said: object) -> str:
-    """What a node says, fit for a line of a log."""
+    """Shorten a node's text to one line of a log."""
     text = " ".join(str(said).split())
     return text if len(text) <= LONGEST else f"{text[:LONGEST]} …"

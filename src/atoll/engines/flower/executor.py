@@ -1,4 +1,4 @@
-"""A round over Flower: jobs out, updates in as they arrive, folded in client order."""
+"""Executor of a round over Flower: sends jobs, receives updates as they arrive, and yields them in client order."""
 
 from __future__ import annotations
 
@@ -19,37 +19,37 @@ log = logging.getLogger("flwr")
 
 
 class RemoteStates:
-    """What clients keep lies with them: the server knows which round's is valid, and no more."""
+    """Client states at the sites: the server only knows which round's state is valid."""
 
     def __init__(self) -> None:
         self.needed: dict[int, int] = {}
 
     def load(self, client: int, round: int) -> Tree:
-        """Nothing: what a client keeps does not leave it."""
+        """Return None, because a client state never leaves its site."""
         return None
 
     def prune(self, valid: Mapping[int, int]) -> None:
-        """Remember what clients may delete; they are told with their next job."""
+        """Record which states clients may delete; their next job says so."""
         self.needed = dict(valid)
 
     def clear(self) -> None:
-        """Nothing to do: a run that begins anew has a new name, and so new folders."""
+        """Do nothing: a run that is reset has a new id, and so new folders at the sites."""
 
 
 class FlowerExecutor:
     """Runs jobs on the nodes of a registry.
 
-    An answer that comes before its turn waits on disk, so that memory holds the update that is folded and the next,
-    however many clients there are. A client that does not answer in time is lost for the round, and what it sends
-    later is not read.
+    An answer that arrives before its turn waits in a disk buffer, so that memory contains at most two updates,
+    regardless of the number of clients. A client that does not answer in time is lost for the round, and its later
+    answer is not read.
 
     Args:
-        registry: which node speaks for which client.
-        states: what clients may delete.
-        scratch: a folder for early answers.
-        deadline: seconds that a round may take.
-        classes: the federation's.
-        most_bytes: of an update (see `max_update_bytes`); None: no limit.
+        registry: The site registry, which knows the node of each client.
+        states: Record of the valid client states, which says what clients may delete.
+        scratch: Folder of the disk buffer, for early answers.
+        deadline: Largest duration of a round in seconds.
+        classes: Classes of the federation.
+        most_bytes: Largest size of an update (see `max_update_bytes`); None for no limit.
     """
 
     def __init__(
@@ -69,10 +69,10 @@ class FlowerExecutor:
         self._most_bytes = most_bytes
         self._agreed: dict[str, Tree] = {}
         self._digest = ""
-        self._told: set[int] = set()
+        self._prepared: set[int] = set()
 
     def start(self, constants: Tree) -> None:
-        """Settle what every client must know. It goes out with a client's first request, and stays on its disk."""
+        """Define what all clients agree on; a client's first request contains it, and the client saves it."""
         self._agreed = {
             "recipe": self._registry.recipe,
             "clients": len(self._registry.clients),
@@ -81,12 +81,12 @@ class FlowerExecutor:
         }
         digest = digest_of(self._agreed)
         if digest != self._digest:
-            self._digest, self._told = digest, set()
+            self._digest, self._prepared = digest, set()
 
     def run(
         self, jobs: Sequence[Job], progress: Callable[[int], None] | None
     ) -> Generator[Result, None, None]:
-        """Results in the order of the jobs."""
+        """Yield results in the order of the jobs."""
         shutil.rmtree(self._scratch, ignore_errors=True)
         requests = {
             job.client: {"message": job.message, "needed": self._states.needed.get(job.client, 0)}
@@ -98,24 +98,22 @@ class FlowerExecutor:
         for client, answer in self.ask(TRAIN, requests):
             if progress is not None and not isinstance(answer, Lost) and "update" in answer:
                 progress(self._registry.clients[client].train)
-            waiting[client] = (
-                self._put_aside(client, answer) if client != current else _result(client, answer)
-            )
+            waiting[client] = self._buffer(client, answer) if client != current else _result(client, answer)
             while current in waiting:
-                yield self._take_up(current, waiting.pop(current))
+                yield self._unbuffer(current, waiting.pop(current))
                 current = next(turn, None)
         shutil.rmtree(self._scratch, ignore_errors=True)
 
     def ask(
         self, kind: str, requests: Mapping[int, dict[str, Tree]]
     ) -> Generator[tuple[int, dict[str, Tree] | Lost], None, None]:
-        """One request to each of some clients; the answers as they arrive, one each."""
+        """Send one request to each client, and yield one answer for each, in the order of arrival."""
         self._registry.refresh()
         most_bytes = self._most_bytes if kind == TRAIN else None
         exchange = Exchange(self._registry.grid, self._deadline, most_bytes)
         common = {"federation": self._registry.federation, "digest": self._digest}
         nodes = self._registry.connected()
-        unprepared = set(requests) - self._told  # they lack what the run agreed on
+        unprepared = set(requests) - self._prepared  # they do not have what the run agreed on yet
         for client, request in requests.items():
             if client not in nodes:
                 yield client, Lost("its site is not connected")
@@ -124,8 +122,8 @@ class FlowerExecutor:
             exchange.send(client, nodes[client], kind, {**common, **request, **agreed})
         for client, answer in exchange.answers():
             if not isinstance(answer, Lost):
-                self._told.add(client)
-                if "unprepared" in answer and client not in unprepared:  # its disk was lost since
+                self._prepared.add(client)
+                if "unprepared" in answer and client not in unprepared:  # it has lost its disk since
                     unprepared.add(client)
                     again = {**common, **requests[client], "agreed": self._agreed}
                     exchange.send(client, nodes[client], kind, again)
@@ -133,13 +131,13 @@ class FlowerExecutor:
             yield client, answer
 
     def name(self, client: int) -> str:
-        """A client's site."""
+        """Name of a client's site."""
         return self._registry.clients[client].name
 
     def close(self) -> None:
-        """Nothing to stop: nodes are their sites' own."""
+        """Do nothing: the sites run their nodes themselves."""
 
-    def _put_aside(self, client: int, answer: dict[str, Tree] | Lost) -> Result | Path:
+    def _buffer(self, client: int, answer: dict[str, Tree] | Lost) -> Result | Path:
         result = _result(client, answer)
         if result.lost:
             return result
@@ -147,7 +145,7 @@ class FlowerExecutor:
         save(path, {"update": result.update})
         return path
 
-    def _take_up(self, client: int, waiting: Result | Path) -> Result:
+    def _unbuffer(self, client: int, waiting: Result | Path) -> Result:
         if isinstance(waiting, Result):
             return waiting
         result = Result(client, load(waiting)["update"])
@@ -159,21 +157,21 @@ def _result(client: int, answer: dict[str, Tree] | Lost) -> Result:
     if isinstance(answer, Lost) or "update" not in answer:
         reset = not isinstance(answer, Lost) and answer.get("afresh") is True
         return Result(client, lost=_reason(answer), reset=reset)
-    return Result(client, answer.pop("update"))  # out of the answer, which others hold until the next comes
+    return Result(client, answer.pop("update"))  # removed, because callers hold the answer until the next one
 
 
 def _reason(answer: dict[str, Tree] | Lost) -> str:
-    """Why an answer is none."""
+    """Reason why an answer cannot be used."""
     if isinstance(answer, Lost):
         return answer.reason
     lost = answer.get("lost")
-    return words(lost) if lost and isinstance(lost, str) else "its answer is none"
+    return words(lost) if lost and isinstance(lost, str) else "its answer is invalid"
 
 
 def measure_sites(
     executor: FlowerExecutor, requests: Mapping[int, dict[str, Tree]]
 ) -> dict[int, tuple[dict[str, float], int]]:
-    """What sites measured, by client: numbers, and on how many images. Sites that do not answer are left out."""
+    """Collect results and the number of images from each client; sites without an answer are left out."""
     found = {}
     for client, answer in executor.ask(EVALUATE, requests):
         measured = _measured(answer)
@@ -185,12 +183,12 @@ def measure_sites(
 
 
 def _measured(answer: dict[str, Tree] | Lost) -> tuple[dict[str, float], int] | str:
-    """A site's numbers and its held-out images, or why they cannot be used."""
+    """A site's results and the number of its held-out images, or the reason why they cannot be used."""
     if isinstance(answer, Lost) or not isinstance(answer.get("results"), dict):
         return _reason(answer)
     results, images = answer["results"], answer.get("images")
-    # What is not a protocol's, or cannot be averaged, has no place in a report.
+    # The report shows only results of protocols, which can be averaged.
     numbers = {name: value for name, value in results.items() if "/" in name and is_number(value)}
     if numbers and not is_count(images):
-        return f"it says that it measured on {reprlib.repr(images)} images"
+        return f"it reports results on {reprlib.repr(images)} images"
     return numbers, images or 0

@@ -1,4 +1,4 @@
-"""Deprecated: `atoll.commands.flower_server_app` under its old name, which Flower apps of 0.1 hold."""
+"""Deprecated name of `atoll.commands.flower_server_app`, which Flower apps written for 0.1 contain."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ import warnings
 
 
 def __getattr__(name: str) -> object:
-    """Import on first use, because the new module lies above this folder."""
+    """Import on first use, because the new module is in a room above this one."""
     if name.startswith("__"):
         raise AttributeError(name)
     warnings.warn(
-        "atoll.engines.flower.server_app is now atoll.commands.flower_server_app; write the app anew with "
+        "atoll.engines.flower.server_app is now atoll.commands.flower_server_app; write the app again with "
         "`atoll federate init`, or name the new module in its pyproject.toml",
         DeprecationWarning,
         stacklevel=2,

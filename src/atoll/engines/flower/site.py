@@ -1,7 +1,7 @@
-"""A site's side: its images, what it keeps on its disk, and the answers to the coordinator's requests.
+"""Site side: the site's images, its state on disk, and its answers to the coordinator's requests.
 
-Nothing here lives in memory from one request to the next, because Flower may start a process for each: what was
-agreed on is a file, and what a client keeps is a file a round (see `atoll.engines.client_states`).
+No state is kept in memory between two requests, because Flower may start a process for each. What the run agreed on
+is a file, and a client state is one file per round (see `atoll.engines.client_states`).
 """
 
 from __future__ import annotations
@@ -33,24 +33,24 @@ from atoll.evaluation import evaluate
 from atoll.recipe.recipe import Recipe
 
 RecipeReader = Callable[[str], Recipe]
-WORDS = ("site", "data", "source", "state", "device", "afresh")  # what a node's configuration may say
-NUMBERS = ("partition-id", "num-partitions")  # and what Flower's simulation adds
+WORDS = ("site", "data", "source", "state", "device", "afresh")  # keys of a node's configuration
+NUMBERS = ("partition-id", "num-partitions")  # keys that Flower's simulation adds
 
 
 @dataclass(frozen=True)
 class SiteOptions:
-    """A node's configuration: what ``flower-supernode --node-config`` says.
+    """A node's configuration, from ``flower-supernode --node-config``.
 
     Attributes:
-        site: the site's name, for good; empty: the node trains a share of the recipe's own images.
-        data: the folder of its images.
-        source: how they lie there (see the recipe's ``data.source``): ``"images"`` needs no labels, ``"folder"``
-            is a folder for each class.
-        state: where the site keeps what it must not lose; empty: ``$ATOLL_STATE``, or ``~/.atoll/state``.
-        device: where it computes; empty: as the recipe says.
-        afresh: the run in which the site may begin afresh if what it kept is lost, by the name that the message
-            of that loss gives; empty: none.
-        share: the number of its share, where it trains one; Flower sets it in simulation.
+        site: Permanent name of the site; empty if the node trains a share of the recipe's images.
+        data: Folder of the site's images.
+        source: Format of that folder (see the recipe's ``data.source``): ``"images"`` needs no labels, ``"folder"``
+            has a subfolder for each class.
+        state: Folder of the site's persistent state; empty for ``$ATOLL_STATE``, or ``~/.atoll/state``.
+        device: Device of the computation; empty for the recipe's.
+        afresh: Id of the run in which the site may reset its client if the client state is lost; the error about
+            the loss contains this id. Empty for none.
+        share: Number of the share that the node trains; Flower sets it in simulation.
     """
 
     site: str = ""
@@ -63,10 +63,10 @@ class SiteOptions:
 
     @classmethod
     def read(cls, config: Mapping[str, bool | int | float | str]) -> SiteOptions:
-        """From Flower's node configuration.
+        """Read Flower's node configuration.
 
         Raises:
-            UserError: a site without a folder, or a node that is told neither.
+            UserError: A key is unknown, the site has no name or an invalid one, or it has no folder of images.
         """
         for key in config:
             if key not in (*WORDS, *NUMBERS):
@@ -88,16 +88,16 @@ class SiteOptions:
 
     @property
     def name(self) -> str:
-        """Its own or, of a share, the number."""
+        """Name of the site, or number of the share."""
         return self.site or str(self.share)
 
     @property
     def folder(self) -> Path:
-        """Where the site keeps its state."""
+        """Folder of the site's state."""
         return Path(self.state or os.environ.get("ATOLL_STATE", "~/.atoll/state")).expanduser()
 
     def recipe(self, recipe: Recipe) -> Recipe:
-        """The recipe's recipe, with the site's own images and device."""
+        """Replace the images and the device of a recipe by the site's."""
         engine = replace(recipe.engine, device=self.device) if self.device else recipe.engine
         if not self.site:
             return replace(recipe, engine=engine)
@@ -107,23 +107,23 @@ class SiteOptions:
 
 @dataclass(frozen=True)
 class SiteSide:
-    """Answers requests.
+    """Answers the coordinator's requests.
 
     Attributes:
-        options: the node's configuration.
-        read_recipe: makes a recipe out of a recipe's text.
+        options: The node's configuration.
+        read_recipe: Parses the text of a recipe.
     """
 
     options: SiteOptions
     read_recipe: RecipeReader
 
     def hello(self, request: Tree) -> Tree:
-        """Who this is, and how many images of which classes it has."""
+        """Report the site's name, the number of its images, and their classes."""
         if request["format"] != FORMAT:
-            return {"lost": f"the coordinator's Atoll speaks format {request['format']}, this is {VERSION}"}
+            return {"lost": f"the coordinator uses format {request['format']}, and this is Atoll {VERSION}"}
         recipe = self.read_recipe(request["recipe"])
         if bool(request["sites"]) != bool(self.options.site):
-            wanted = "real sites (site=… data=…)" if request["sites"] else "shares of the recipe's own images"
+            wanted = "real sites (site=… data=…)" if request["sites"] else "shares of the recipe's images"
             return {"lost": f"the run is for {wanted}, and this node is configured for the other"}
         splits = load_data(self.options.recipe(recipe).data, recipe.seed) if self.options.site else None
         if splits is not None and len(splits.train) < 2:
@@ -136,7 +136,7 @@ class SiteSide:
         }
 
     def train(self, request: Tree) -> Tree:
-        """One round of this site's client."""
+        """Train this site's client for one round."""
         agreed = self._agreed(request)
         if agreed is None:
             return {"unprepared": True}
@@ -150,18 +150,18 @@ class SiteSide:
                     retained = states.load(message["client"], message["kept"])
                 except UserError as error:
                     return self._lost_state(request["federation"], message["kept"], error)
-            update, kept = train_client(client, message, retained, federation.client_data(message["client"]))
+            update, state = train_client(client, message, retained, federation.client_data(message["client"]))
             if stateful:
-                states.save(message["client"], message["round"], kept)
+                states.save(message["client"], message["round"], state)
                 states.prune({message["client"]: request["needed"]})
             return {"update": map_tensors(lambda tensor: tensor.cpu(), update)}
 
     def evaluate(self, request: Tree) -> Tree:
-        """What a model is worth on this site's held-out images: numbers, and nothing else."""
+        """Evaluate a model on this site's held-out images; the answer contains only numbers."""
         agreed = self._agreed(request)
         if agreed is None:
             return {"unprepared": True}
-        client, kept = request["client"], request["kept"]
+        client, valid = request["client"], request["kept"]
         federation, _ = _client_side(agreed, self.options, self.read_recipe, client)
         recipe, splits = federation.recipe, federation.splits
         held = splits.validation if splits.validation is not None else splits.test
@@ -169,7 +169,7 @@ class SiteSide:
             return {"results": {}, "images": 0}
         with threads(recipe.engine.threads):
             retained = (
-                self._states(request).load(client, kept)
+                self._states(request).load(client, valid)
                 if recipe.composed.personalises(recipe.train)
                 else None
             )
@@ -184,7 +184,7 @@ class SiteSide:
         return {"results": numbers, "images": len(held)}
 
     def _agreed(self, request: Tree) -> Agreed | None:
-        """The file of what the run agreed on, written if it comes with the request; None if it is not here."""
+        """File of what the run agreed on, written if the request contains it; None if the site does not have it."""
         digest = request["digest"]
         if not re.fullmatch("[0-9a-f]{32}", digest):
             raise UserError("the coordinator's request is malformed")
@@ -196,23 +196,26 @@ class SiteSide:
             write_whole(agreed.path, data)
         return agreed if agreed.path.is_file() else None
 
-    def _lost_state(self, federation: str, kept: int, error: UserError) -> Tree:
-        """The answer of a site that has lost what it kept: nothing begins afresh unless the site says so.
+    def _lost_state(self, federation: str, round: int, error: UserError) -> Tree:
+        """Answer that the client state is lost; the client is reset only if the site's configuration allows it.
 
-        A method may lean on what a client kept, and the commonest cause is a disk that is not mounted.
+        The method may depend on the client state, and the most common cause is a disk that is not mounted.
         """
-        gone = f"what {self.options.name!r} kept after round {kept} is lost ({error})"
+        lost = f"the client state of {self.options.name!r} after round {round} is lost ({error})"
         if self.options.afresh == federation:
-            return {"lost": f"{gone}; it begins afresh at its next turn", "afresh": True}
+            return {
+                "lost": f"{lost}; the client is reset and starts again when it is next selected",
+                "afresh": True,
+            }
         return {
-            "lost": f'{gone}; put it back, or let it begin afresh with afresh="{federation}" in --node-config'
+            "lost": f'{lost}; restore it, or reset the client with afresh="{federation}" in --node-config'
         }
 
     def _states(self, request: Tree) -> ClientStates:
         return ClientStates(self._folder(request) / "states")
 
     def _folder(self, request: Tree) -> Path:
-        """The run's folder at this site; the name comes from outside, so it may hold nothing but digits."""
+        """Folder of the run at this site; its id comes from outside, so only hexadecimal digits are allowed."""
         if not re.fullmatch("[0-9a-f]{32}", request["federation"]):
             raise UserError("the coordinator's request is malformed")
         return self.options.folder / str(request["federation"]) / self.options.name
@@ -220,14 +223,14 @@ class SiteSide:
 
 @dataclass(frozen=True)
 class Agreed:
-    """The file of what a run agreed on: recipe, classes, constants. Two with one digest hold the same."""
+    """File of what a run agreed on: recipe, classes, constants. Files with the same digest are equal."""
 
     digest: str
     path: Path = field(compare=False)
 
 
 def digest_of(agreed: Tree) -> str:
-    """The name of what was agreed on."""
+    """Digest of what a run agreed on."""
     return hashlib.blake2b(pack(agreed), digest_size=16).hexdigest()
 
 
@@ -239,7 +242,7 @@ def _client_side(
     return _open(agreed, replace(options, share=None), read_recipe, 0)  # the same for every share
 
 
-@lru_cache(maxsize=1)  # a process of a simulation serves many requests
+@lru_cache(maxsize=1)  # a process of a simulation answers many requests
 def _open(
     file: Agreed, options: SiteOptions, read_recipe: RecipeReader, client: int
 ) -> tuple[Federation, Client]:
@@ -253,20 +256,20 @@ def _open(
             if images is not None:
                 _rename_classes(images, agreed["classes"])
         federation = Federation(
-            recipe, splits, _own_partition(recipe, splits.train, client, agreed["clients"])
+            recipe, splits, _site_partition(recipe, splits.train, client, agreed["clients"])
         )
     return federation, federation.client_side(agreed["constants"])
 
 
 def _rename_classes(images: ImageSet, classes: list[str]) -> None:
-    """Number the labels as the federation does, which may know classes that are not here."""
+    """Number the labels as the federation does, which may have classes that this site lacks."""
     if images.labels is not None:
         images.labels = torch.tensor([classes.index(name) for name in images.classes])[images.labels]
         images.classes = list(classes)
 
 
-def _own_partition(recipe: Recipe, images: ImageSet, client: int, clients: int) -> Partition:
-    """All images here are this client's; of the others' a site knows nothing."""
+def _site_partition(recipe: Recipe, images: ImageSet, client: int, clients: int) -> Partition:
+    """Partition in which all images belong to this client; a site knows nothing about other clients' images."""
     shares = [torch.arange(len(images) if k == client else 0) for k in range(clients)]
     names = [str(k) for k in range(clients)]
     return Partition(

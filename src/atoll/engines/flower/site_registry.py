@@ -1,7 +1,7 @@
-"""Who is who: a site's name, its client id, and the node that speaks for it at the moment.
+"""Site registry: the name of each site, its client id, and its current node.
 
-A client id belongs to a name for the whole run, and is the name's place among all names, sorted. A node
-that comes back, even with a new node id, is the client that it was; a second node with a taken name is turned away.
+A client id belongs to a name for the whole run: it is the index of the name among all sorted names. A node
+that reconnects, even with a new node id, is the same client; a second node with a taken name is refused.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ from atoll.core.tree import Tree
 from atoll.engines.flower.exchange import QUERY, Exchange, Lost, words
 from atoll.engines.update_checks import is_count
 
-FORMAT = 2  # of requests and answers; both sides must speak the same
+FORMAT = 2  # of requests and answers; both sides must use the same
 SECONDS_BETWEEN_LOOKS = 0.3
-SECONDS_UNTIL_ASKED_AGAIN = 5.0, 60.0  # a node that was turned away: at first, and at most
-SECONDS_TO_ANSWER = 300.0  # a site reads all its images first, to count them
+SECONDS_UNTIL_ASKED_AGAIN = 5.0, 60.0  # shortest and longest pause before a refused node is asked again
+SECONDS_TO_ANSWER = 300.0  # long, because a site first reads all its images to count them
 MOST_CLASSES = 100_000
 log = logging.getLogger("flwr")
 
@@ -37,12 +37,12 @@ class Site:
     """One site.
 
     Attributes:
-        name: from its node's configuration, or the number of its share.
-        key: its node's public key in hex; empty where nodes are not authenticated.
-        train: its training images.
-        test: its held-out images.
-        classes: the names of its classes, where its images have labels.
-        node: the node that speaks for it; None: none yet in this process.
+        name: Name in its node's configuration, or the number of its share.
+        key: Public key of its node in hex; empty if nodes are not authenticated.
+        train: Number of its training images.
+        test: Number of its held-out images.
+        classes: Names of its classes, if its images have labels.
+        node: Id of its current node; None if none has connected to this process yet.
     """
 
     name: str
@@ -54,7 +54,7 @@ class Site:
 
 
 class SiteRecord(TypedDict):
-    """A site in a run's ``sites.json``; the fields are those of `Site`."""
+    """Record of a site in ``sites.json``, with the fields of `Site`."""
 
     client: int
     name: str
@@ -65,7 +65,7 @@ class SiteRecord(TypedDict):
 
 
 class SitesRecord(TypedDict):
-    """A run's ``sites.json``; the fields are those of `SiteRegistry`."""
+    """Content of ``sites.json``, with the fields of `SiteRegistry`."""
 
     federation: str
     sites: list[SiteRecord]
@@ -77,12 +77,12 @@ class SiteRegistry:
     """The sites of a run.
 
     Attributes:
-        grid: Flower's.
-        recipe: the complete recipe's text.
-        sites: how many real sites there must be; 0: nodes train shares of the recipe's own images.
-        federation: names the run to the sites; what they keep is kept under it.
-        clients: the sites by client id, once all are known.
-        turned_away: nodes that may not take part, and why.
+        grid: Flower's grid.
+        recipe: Text of the complete recipe.
+        sites: Number of real sites; 0 if the nodes train shares of the recipe's images.
+        federation: Id of the run, under which sites store their states.
+        clients: The sites by client id, once all are known.
+        turned_away: Nodes that were refused, with the reasons.
     """
 
     grid: Grid
@@ -93,15 +93,17 @@ class SiteRegistry:
     turned_away: list[dict[str, str]] = field(default_factory=list)
 
     def __post_init__(self) -> None:
-        self._ask_at: dict[int, float] = {}  # nodes that were asked, and when they are asked again
+        self._ask_at: dict[int, float] = {}  # time at which each asked node is asked again
         self._pauses: dict[int, float] = {}
-        self._hellos: dict[int, tuple[Exchange, str]] = {}  # those that have yet to answer, and their keys
+        self._hellos: dict[
+            int, tuple[Exchange, str]
+        ] = {}  # of nodes that have not answered yet, with their keys
 
     def gather(self, count: int, seconds: float) -> None:
-        """Wait until ``count`` sites have told their names, and number them.
+        """Wait until ``count`` sites have reported their names, and number them.
 
         Raises:
-            UserError: too few came, or they are not those that the run was begun with.
+            UserError: Too few sites connected in time.
         """
         ends = time.monotonic() + seconds
         if self.clients:
@@ -111,63 +113,64 @@ class SiteRegistry:
             return
         found: dict[str, Site] = {}
         while len(found) < count and time.monotonic() < ends:
-            for node, site in self._hear():
+            for node, site in self._receive():
                 if site.name in found:
-                    self._turn_away(node, site.name, f"another node already takes part as {site.name!r}")
+                    self._refuse(node, site.name, f"another node already takes part as {site.name!r}")
                 elif len(found) == count:
-                    self._turn_away(node, site.name, f"the run is for {count} sites, and they are complete")
+                    self._refuse(node, site.name, f"the run is for {count} sites, and all have connected")
                 else:
                     found[site.name] = site
                     has = f" with {site.train} images" if self.sites else ""
                     log.info("site %s takes part%s (%d of %d)", site.name, has, len(found), count)
             time.sleep(SECONDS_BETWEEN_LOOKS)
         if len(found) < count:
-            in_now = {str(site.node) for site in found.values()}
-            out = [one["reason"] for one in self.turned_away if one["node"] not in in_now]
-            reasons = "; ".join(dict.fromkeys(out))
+            connected = {str(site.node) for site in found.values()}
+            refused = [one["reason"] for one in self.turned_away if one["node"] not in connected]
+            reasons = "; ".join(dict.fromkeys(refused))
             remedy = "or lower 'sites'" if self.sites else f"in a simulation with num-supernodes={count}"
             raise UserError(
-                f"{len(found)} of {count} sites came within {seconds:g} s ({', '.join(sorted(found)) or 'none'}"
-                f"{'; turned away: ' + reasons if reasons else ''}); start the missing nodes, {remedy}"
+                f"{len(found)} of {count} sites connected within {seconds:g} s "
+                f"({', '.join(sorted(found)) or 'none'}{'; refused: ' + reasons if reasons else ''}); "
+                f"start the missing nodes, {remedy}"
             )
         names = sorted(found, key=int) if self.sites == 0 else sorted(found)
         self.clients = [found[name] for name in names]
 
     def refresh(self) -> None:
-        """Ask nodes that are new who they are, and give a place to those that have answered. Does not wait."""
+        """Ask new nodes for their names, and assign those that have answered to sites; do not wait."""
         by_name = {site.name: site for site in self.clients}
-        for node, site in self._hear():
+        for node, site in self._receive():
             place = by_name.get(site.name)
             if place is None:
-                self._turn_away(node, site.name, "it is not one of the sites that the run was begun with")
+                self._refuse(node, site.name, "it is not one of the sites that the run was started with")
             elif place.key and place.key != site.key:
-                self._turn_away(node, site.name, f"{site.name!r} takes part with another key")
+                self._refuse(node, site.name, f"{site.name!r} takes part with another key")
             elif place.node is not None and place.node != node and place.node in self._nodes():
-                self._turn_away(node, site.name, f"another node already takes part as {site.name!r}")
+                self._refuse(node, site.name, f"another node already takes part as {site.name!r}")
             else:
                 place.node = node
 
     def connected(self) -> dict[int, int]:
-        """The node that speaks for each client now; clients that are not connected are left out."""
+        """Return the current node of each connected client."""
         online = self._nodes()
         nodes = {client: site.node for client, site in enumerate(self.clients)}
         return {client: node for client, node in nodes.items() if node is not None and node in online}
 
     def classes(self) -> list[str]:
-        """The classes of all sites together."""
+        """Return the classes of all sites."""
         lists = [site.classes for site in self.clients]
         if all(names == lists[0] for names in lists):
             return lists[0]
         return sorted({name for names in lists for name in names})
 
     def to_json(self) -> str:
-        """What a resumed run must know, and what a coordinator may want to read."""
+        """Serialise what a resumed run needs, and what a coordinator may want to read."""
         sites = [{"client": k, **asdict(site)} for k, site in enumerate(self.clients)]
         record = {"federation": self.federation, "sites": sites, "turned_away": self.turned_away}
         return json.dumps(record, indent=1) + "\n"
 
     def restore(self, record: SitesRecord) -> None:
-        """Go on with the sites of an interrupted run."""
+        """Restore the sites of an interrupted run."""
         self.federation = record["federation"]
         self.clients = [
             Site(site["name"], site["key"], site["train"], site["test"], site["classes"])
@@ -177,8 +180,8 @@ class SiteRegistry:
     def _nodes(self) -> set[int]:
         return set(self.grid.get_node_ids())
 
-    def _hear(self) -> Iterator[tuple[int, Site]]:
-        """What nodes say of themselves; one that was turned away is asked again, for its site may mend it."""
+    def _receive(self) -> Iterator[tuple[int, Site]]:
+        """Yield the sites that nodes report; a refused node is asked again, because its site may fix the cause."""
         request = {
             "format": FORMAT,
             "federation": self.federation,
@@ -198,39 +201,39 @@ class SiteRegistry:
                 if isinstance(site, Site):
                     yield node, site
                 else:
-                    self._turn_away(node, "", site)
+                    self._refuse(node, "", site)
 
-    def _turn_away(self, node: int, name: str, reason: str) -> None:
-        """Say so, once, and ask again: soon, and then less and less often, since each time starts a process."""
+    def _refuse(self, node: int, name: str, reason: str) -> None:
+        """Log a refusal once, and ask again after increasing pauses, because each request starts a process."""
         first, longest = SECONDS_UNTIL_ASKED_AGAIN
         pause = self._pauses.get(node, first)
         self._ask_at[node] = time.monotonic() + pause
         self._pauses[node] = min(2 * pause, longest)
         record = {"name": name, "node": str(node), "reason": reason}
         if record not in self.turned_away:
-            who = f", which calls itself {name!r}," if name else ""
+            who = f", with the name {name!r}," if name else ""
             log.warning("node %d%s cannot take part: %s", node, who, reason)
             self.turned_away.append(record)
 
 
 def _read(answer: dict[str, Tree] | Lost, key: str, node: int, real: bool) -> Site | str:
-    """A site out of its answer, or what is wrong with it; ``real``: it must have images of its own."""
+    """Read a site from its answer; if this fails, return the reason. A ``real`` site must have local images."""
     if isinstance(answer, Lost):
         return answer.reason
     if "lost" in answer:
         return words(answer["lost"])
     name, train, test, classes = (answer.get(field) for field in ("name", "train", "test", "classes"))
     if not isinstance(name, str) or not is_site_name(name) or not (real or re.fullmatch("[0-9]+", name)):
-        return "it does not say who it is"
+        return "its answer contains no valid name"
     if not is_count(train, 2 if real else 0) or not is_count(test, 0):
-        return f"it says that it has {reprlib.repr(train)} training and {reprlib.repr(test)} held-out images"
+        return f"it reports {reprlib.repr(train)} training and {reprlib.repr(test)} held-out images"
     if not isinstance(classes, list) or len(classes) > MOST_CLASSES or not all(map(_is_class, classes)):
         return "its classes are not a list of names"
     return Site(name, key, train, test, classes, node)
 
 
 def is_site_name(name: str) -> bool:
-    """Whether a site may be called so: the name stands in logs, reports and paths."""
+    """Whether a name is valid for a site: it appears in logs, reports and paths."""
     return bool(re.fullmatch(r"\w[\w .-]{0,99}", name))
 
 
