@@ -22,7 +22,7 @@ def require_positive(component: base.Component, *options: str) -> None:
     """Check some of a component's options.
 
     Raises:
-        UserError: one of them is not above 0.
+        UserError: One of them is not above 0.
     """
     for option in options:
         value = getattr(component, option)

@@ -154,7 +154,7 @@ def test_images_without_labels_show_geometry_alone_and_why(images, tmp_path, cap
 def test_a_checkpoint_of_another_recipe(finished, capsys):
     settings = [*TINY, "method.name=ssd", "train.lr=0.7"]
     assert run("run", "digits", "--out", finished, "--resume", "--set", *settings) == 2
-    assert "begun with train.lr" in capsys.readouterr().err
+    assert "started with train.lr" in capsys.readouterr().err
 
 
 def test_embed_and_export(finished, images, tmp_path, capsys):
@@ -285,7 +285,7 @@ def test_a_page_about_several_runs_is_none_of_theirs(finished, tmp_path, monkeyp
     assert (tmp_path / "report.html").is_file()
     assert not (other.folder / "report.html").exists()
     assert run("report", str(other.folder), str(finished)) == 2
-    assert "report.html is here already, maybe another run's own" in capsys.readouterr().err
+    assert "report.html already exists and may belong to another run" in capsys.readouterr().err
     assert run("report", str(other.folder), str(finished), "-o", "report.html") == 0
     assert run("report", str(other.folder)) == 0
     assert (other.folder / "report.html").is_file()

@@ -189,7 +189,7 @@ def test_a_mistake_in_the_last_recipe_is_found_before_the_first_is_run(mistake, 
 def test_a_folder_of_another_recipe_is_found_before_the_first_is_run(tmp_path):
     compare([tiny("name=second")], 1, tmp_path)
     changed = [tiny("name=first", "train.lr=0.02"), tiny("name=second", "train.lr=0.02")]
-    with pytest.raises(UserError, match=r"^second: .* was begun with train\.lr = 0\.05"):
+    with pytest.raises(UserError, match=r"^second: .* was started with train\.lr = 0\.05"):
         compare(changed, 1, tmp_path)
     assert [path.name for path in tmp_path.iterdir()] == ["second-seed0"]
 

@@ -178,7 +178,7 @@ def test_an_image_that_cannot_be_embedded_gets_a_sentence(one, tmp_path, capsys,
     sentence = capsys.readouterr().err
     assert sentence.startswith(f"atoll: {images / name} cannot be read")
     assert reason in sentence
-    assert "save it anew" in sentence
+    assert "convert it to" in sentence
     assert "<_io" not in sentence
     assert "set data." not in sentence, "there is no recipe to set it in"
     assert sentence.count("\n") == 1
@@ -235,12 +235,12 @@ def test_images_that_the_clients_did_not_hold_are_not_taken_for_theirs(one, tmp_
     record = json.loads(copy.partition_path.read_text())
     copy.write("partition.json", json.dumps({**record, "fingerprint": "sites-of-others"}))
     with pytest.raises(
-        UserError, match=r"held other images than its recipe's data give .* --set data\.source"
+        UserError, match=r"had other images than its recipe's data contain .* --set data\.source"
     ):
         evaluate_run(copy, "knn")
     found = evaluate_run(copy, "knn", ["data.limit=80"])
     assert (found["knn/train_images"], found["data"]["limit"]) == (80, 80)
-    with pytest.raises(UserError, match=r"--set evaluation\.knn_k=3: a finished run is measured as"):
+    with pytest.raises(UserError, match=r"--set evaluation\.knn_k=3 is not possible for a finished run"):
         evaluate_run(copy, "knn", ["evaluation.knn_k=3"])
 
 

@@ -44,7 +44,7 @@ def test_a_round_with_too_few_updates_is_one_sentence_in_the_log(written, caplog
     with pytest.raises(TooFewUpdatesError):
         main(grid, SimpleNamespace(run_config=written("train.min_accepted=0.75", deadline=1.0)))
     (said,) = [record.getMessage() for record in caplog.records if record.levelname == "ERROR"]
-    assert said.startswith("round 1 failed: 2 of 4 updates were usable and train.min_accepted asks for 75%")
+    assert said.startswith("round 1 failed: 2 of 4 updates were usable and train.min_accepted requires 75%")
 
 
 def test_the_log_names_sites_and_tells_epsilon(caplog):
@@ -60,10 +60,10 @@ def test_the_log_names_sites_and_tells_epsilon(caplog):
     record.lost, record.refused = {"0": "no answer within 2 s"}, {"1": "it lacks 'w'"}
     lines.round(record, record.to_dict())
     assert [line.getMessage() for line in caplog.records] == [
-        "going on after round 2 of 9",
+        "continuing after round 2 of 9",
         "round 3/9: 5 clients, 1.2 s, loss 0.5000, ε = 1.23 at δ = 1e-05",
-        "round 3 went on without client 1: it lacks 'w'",
-        "round 3 went on without client 0 (east): no answer within 2 s",
+        "round 3 continued without client 1: it lacks 'w'",
+        "round 3 continued without client 0 (east): no answer within 2 s",
     ]
 
 

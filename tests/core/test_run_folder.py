@@ -159,5 +159,5 @@ def test_a_run_that_has_played_is_never_begun_anew(folder, left):
         shutil.rmtree(path) if path.is_dir() else path.unlink()
     with pytest.raises(UserError, match="already holds a run; add --resume"):
         run_tiny(folder)
-    with pytest.raises(UserError, match=r"begun with train\.lr"):
+    with pytest.raises(UserError, match=r"started with train\.lr"):
         run_tiny(folder, "train.lr=0.01", resume=True)

@@ -1,4 +1,4 @@
-"""``atoll bench``: the threads and memory layout that suit a recipe on this machine; it only recommends."""
+"""``atoll bench``: recommends threads and memory layout for a recipe on this machine."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ def recommend(recipe: Recipe, warm: int = WARM, timed: int = TIMED) -> Table:
     """Time training steps of one client for each number of threads and each memory layout.
 
     Args:
-        recipe: whose steps are timed.
-        warm: steps that are not timed, first.
-        timed: steps of which the fastest counts.
+        recipe: The recipe whose training steps are timed.
+        warm: Number of first steps that are not timed.
+        timed: Number of timed steps, of which the fastest counts.
     """
     table = Table("threads", "channels_last", "ms a step", "images/s a worker", "images/s all cores")
     cores = os.cpu_count() or 1
@@ -52,9 +52,9 @@ def recommend(recipe: Recipe, warm: int = WARM, timed: int = TIMED) -> Table:
 
 
 def time_step(recipe: Recipe, warm: int = WARM, timed: int = TIMED) -> tuple[float, int]:
-    """The fewest seconds that the training step of the largest client takes, and the step's images.
+    """Time the fastest training step of the largest client in seconds, and count the images of a step.
 
-    The steps are those of `train_client` in round 1. What the method would have to train first is noise here.
+    The steps are those of `train_client` in round 1. Stand-ins on noise replace prerequisite runs.
     """
     steps = warm + timed
     with threads(recipe.engine.threads):
@@ -73,11 +73,11 @@ def time_step(recipe: Recipe, warm: int = WARM, timed: int = TIMED) -> tuple[flo
 
 
 class _Enough(Exception):  # noqa: N818
-    """All steps are timed; no error."""
+    """Stops the training when all steps are timed; not an error."""
 
 
 class _Stopwatch:
-    """Notes, as the progress of a client's training, how long each step over a full batch took."""
+    """Progress callback of a client's training that records the duration of each step on a full batch."""
 
     def __init__(self, steps: int, device: torch.device) -> None:
         self.seconds: list[float] = []

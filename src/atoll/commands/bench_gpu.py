@@ -1,7 +1,7 @@
-"""``atoll bench gpu``: whether Atoll is right on a GPU, and how fast it is there; one JSON, saved as it grows.
+"""``atoll bench gpu``: checks Atoll's results on a GPU and measures its speed, in a JSON file saved per value.
 
-The most valuable part comes first, and each has its share of the time: one that fails, or runs out of it, keeps
-what it found and leaves the others theirs. A second call on the same device goes on with what is not finished.
+The most important part runs first, and each part has a time limit: a part that fails or exceeds its limit retains
+its values and does not affect the others. A second call on the same device continues with the unfinished parts.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ from atoll.core.threads import threads
 
 @dataclass(frozen=True)
 class Part:
-    """What is measured, and for how many seconds at most (it ends with the value in hand)."""
+    """A part of the measurement, and its time limit in seconds (checked after each value)."""
 
     measure: Callable[[Bench], Found]
     seconds: float
@@ -57,16 +57,16 @@ PARTS = {
 def bench_gpu(
     out: Path, device: str = "cuda", scale: str = "full", say: Callable[[str], None] = lambda line: None
 ) -> dict[str, Any]:
-    """Measure all parts, and write them to a JSON file as they come.
+    """Measure all parts, and write each value to a JSON file at once.
 
     Args:
-        out: the file; what it holds of an earlier call on the same device is not measured again.
-        device: as ``engine.device`` has it.
+        out: The file; finished parts of an earlier call on the same device are not measured again.
+        device: A device, as in ``engine.device``.
         scale: ``"full"``, or ``"test"`` for a minute on a CPU.
-        say: is told each part's end.
+        say: Receives a line after each part.
 
     Raises:
-        UserError: there is no such device here.
+        UserError: The device does not exist on this machine.
     """
     where = torch.device(device)
     if where.type == "cuda" and not torch.cuda.is_available():
@@ -76,27 +76,27 @@ def bench_gpu(
     for name, part in PARTS.items():
         if record["parts"].get(name, {}).get("finished"):
             continue
-        began = time.perf_counter()
-        told: dict[str, Any] = {"finished": False, "found": {}}
-        record["parts"][name] = told
+        started = time.perf_counter()
+        entry: dict[str, Any] = {"finished": False, "found": {}}
+        record["parts"][name] = entry
         try:
-            with threads(1):  # as runs have it
+            with threads(1):  # the default of runs
                 for key, value in part.measure(bench):
-                    told["found"][key] = value
-                    told["seconds"] = round(time.perf_counter() - began, 1)
+                    entry["found"][key] = value
+                    entry["seconds"] = round(time.perf_counter() - started, 1)
                     _save(out, record)
-                    if told["seconds"] > part.seconds * bench.scale.patience:
+                    if entry["seconds"] > part.seconds * bench.scale.patience:
                         break
                 else:
-                    told["finished"] = True
+                    entry["finished"] = True
         except Exception as error:
-            told["error"] = f"{type(error).__name__}: {error}"
-            told["where"] = where_from(error)
+            entry["error"] = f"{type(error).__name__}: {error}"
+            entry["where"] = where_from(error)
         _save(out, record)
         if where.type == "cuda":
             torch.cuda.empty_cache()
-        state = "finished" if told["finished"] else told.get("error", "out of time")
-        say(f"{name}: {state}, {time.perf_counter() - began:.0f} s, {len(told['found'])} values")
+        state = "finished" if entry["finished"] else entry.get("error", "out of time")
+        say(f"{name}: {state}, {time.perf_counter() - started:.0f} s, {len(entry['found'])} values")
     return record
 
 

@@ -26,16 +26,16 @@ DEMO = ("digits-align-uniform", "digits-simclr", "digits-ssd")
 def load_recipes(
     names: Sequence[str], settings: Sequence[str] = (), methods: Sequence[str] = (), lines: bool = False
 ) -> list[Recipe]:
-    """The recipes of a comparison.
+    """Load the recipes of a comparison.
 
     Args:
-        names: presets or files.
-        settings: ``key=value``, laid over each.
-        methods: take each recipe's own method's place.
-        lines: add the recipes' `counterparts`.
+        names: Presets or files.
+        settings: ``key=value`` settings, applied to each recipe.
+        methods: Names of methods that replace the method of each recipe.
+        lines: Whether to add the recipes' `counterparts`.
 
     Raises:
-        UserError: a mistake in one of them.
+        UserError: A recipe is invalid.
     """
     of_each_method = [text for text in settings if methods and of_methods(text)]
     rest = [text for text in settings if text not in of_each_method]
@@ -51,37 +51,37 @@ def of_methods(text: str) -> bool:
 
 
 def by_method(recipe: Recipe, methods: Sequence[str], settings: Sequence[str] = ()) -> list[Recipe]:
-    """A recipe with its method replaced by each of these methods.
+    """Replace the method of a recipe by each of several methods.
 
     Args:
-        recipe: its own method and options are left out.
-        methods: their names.
-        settings: ``method.KEY=value`` for each of them, ``options.COMPONENT.KEY=value`` for those that have it.
+        recipe: The recipe, whose method and options are dropped.
+        methods: Names of the methods.
+        settings: ``method.KEY=value`` for all methods, ``options.COMPONENT.KEY=value`` for those that have it.
 
     Raises:
-        UserError: an unknown method, or a setting that fits no method.
+        UserError: A method is unknown, or a setting fits no method.
     """
-    asked: dict[str, Any] = {"method": {}, "options": {}}
+    given: dict[str, Any] = {"method": {}, "options": {}}
     for text in settings:
-        asked = over(asked, setting(text))
-    wrong = next((key for key, value in asked.items() if not isinstance(value, dict)), None)
+        given = over(given, setting(text))
+    wrong = next((key for key, value in given.items() if not isinstance(value, dict)), None)
     if wrong:
         raise UserError(
-            f"{wrong} = {asked[wrong]!r} is not a table; set single keys of it, {wrong}.KEY=value"
+            f"{wrong} = {given[wrong]!r} is not a table; set single keys of it, {wrong}.KEY=value"
         )
-    if "name" in asked["method"]:
+    if "name" in given["method"]:
         raise UserError("--methods names the method; leave out method.name")
     made, known = [], set()
     for name in methods:
         plain = replace(recipe, name=f"{recipe.name}-{_word(name)}", method=MethodOptions(name), options={})
-        table = {**describe(plain), "method": {"name": name, **asked["method"]}, "options": {}}
+        table = {**describe(plain), "method": {"name": name, **given["method"]}, "options": {}}
         components = {component.name for component in make_recipe(table).composed.components}
         known |= components
         options = {
-            component: values for component, values in asked["options"].items() if component in components
+            component: values for component, values in given["options"].items() if component in components
         }
         made.append(make_recipe({**table, "options": options}))
-    unknown = next((component for component in asked["options"] if component not in known), None)
+    unknown = next((component for component in given["options"] if component not in known), None)
     if unknown is not None:
         raise UserError(
             f"options.{unknown} belongs to no component of these methods; {did_you_mean(unknown, known)}"
@@ -95,9 +95,9 @@ def _word(method: str) -> str:
 
 
 def counterparts(recipes: Sequence[Recipe]) -> list[Recipe]:
-    """The upper and the lower baseline of a federated method, for each objective with its options in the recipes.
+    """Make the upper and the lower baseline for each objective, with its options, in the recipes.
 
-    Upper: one client holds all data and retains its optimiser. Lower: each client trains alone.
+    Upper: one client has all data and retains its optimiser. Lower: each client trains alone.
     """
     lines, seen = [], []
     for recipe in recipes:
@@ -134,7 +134,7 @@ def _valid(recipe: Recipe) -> Recipe:
 
 
 class Bar(Callback, Protocol):
-    """Shows a run's progress."""
+    """Progress bar of a run."""
 
     def stop(self) -> None:
         """Remove the bar."""
@@ -142,11 +142,11 @@ class Bar(Callback, Protocol):
 
 @dataclass(frozen=True)
 class Comparison:
-    """Runs side by side.
+    """Result of a comparison.
 
     Attributes:
-        runs: those that finished, recipe by recipe.
-        failures: a sentence with the reason for each run that failed, by the name of its folder.
+        runs: The finished runs, recipe by recipe.
+        failures: A sentence with the reason for each run that failed, by the name of its folder.
     """
 
     runs: list[Run]
@@ -162,23 +162,26 @@ def compare(
     in the code prints its traceback.
 
     Args:
-        recipes: to run.
-        seeds: seeds per recipe, starting at the recipe's own.
-        out: a folder for the runs' folders.
-        callback: makes a progress bar for a title.
+        recipes: The recipes to run.
+        seeds: Seeds per recipe, starting at the recipe's own.
+        out: Folder that contains the runs' folders.
+        callback: Makes a progress bar for a title.
 
     Returns:
         The finished runs and the failures.
 
     Raises:
-        UserError: no seeds, two recipes with one name, or a mistake in a recipe; found before the first run.
+        UserError: ``seeds`` is below 1, two recipes have the same name, or a recipe is invalid; raised before the
+            first run.
     """
     if seeds < 1:
         raise UserError(f"a comparison needs at least 1 seed per recipe, not {seeds}")
     names = [recipe.name for recipe in recipes]
     twice = next((name for name in names if names.count(name) > 1), None)
     if twice is not None:
-        raise UserError(f"two recipes are called {twice!r} and would share a folder; give each its own name")
+        raise UserError(
+            f"two recipes are called {twice!r} and would share a folder; give each a different name"
+        )
     _check(recipes, seeds, out)
     runs, failures = [], {}
     for recipe in recipes:
@@ -201,7 +204,7 @@ def compare(
 
 
 def _check(recipes: Sequence[Recipe], seeds: int, out: Path) -> None:
-    """Find mistakes before the first run that would stop the comparison after hours."""
+    """Find errors before the first run that would otherwise stop the comparison after hours."""
     for recipe in recipes:
         try:
             runs = [

@@ -1,4 +1,4 @@
-"""``atoll data``: a recipe's images, and which client holds which."""
+"""``atoll data``: a recipe's images and their partition."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from atoll.recipe.recipe import Recipe
 
 
 def load_partition(recipe: Recipe) -> tuple[Splits, Partition]:
-    """A recipe's images and their partition; no network is built.
+    """Load and partition a recipe's images, without building networks.
 
     Raises:
-        UserError: the images cannot be loaded, or the partition does not exist for them.
+        UserError: The images cannot be loaded, or the partition is not possible for them.
     """
     splits = load_data(recipe.data, recipe.seed)
     return splits, partition_images(splits.train, recipe.partition, recipe.seed)

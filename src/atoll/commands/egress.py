@@ -1,8 +1,8 @@
-"""What leaves a client, what comes in and what it keeps: to the tensor, before any real image is read.
+"""Egress: every tensor that a client sends, receives and retains, listed before any real image is read.
 
-The answer is measured, not promised: the recipe's method plays rounds on noise with the recipe's networks, and
-every message, update and state that it makes is listed. What components declare of their slices of an update bounds
-what is measured, and adds what the first rounds do not hold.
+The list is measured: the recipe's method runs some rounds on noise with the recipe's networks, and all messages,
+updates and client states are listed. The components' declarations bound the measured sizes, and add the entries
+that do not occur in the first rounds.
 """
 
 from __future__ import annotations
@@ -33,11 +33,11 @@ from atoll.engines.server import Job, Result, Server
 from atoll.methods.method import Method
 from atoll.recipe.recipe import Recipe
 
-CLASSES = 10  # of the noise, where a method reads labels
+CLASSES = 10  # of the noise, if a method reads labels
 ROUNDS = 2
-CLIENTS = 5  # enough for the rules that need a crowd, such as multi-Krum
-OTHERS = 4  # images at each client but the second
-PROBES = 64, 96  # images at the client, twice: what grows between the two is one a row an image
+CLIENTS = 5  # enough for aggregation rules that need several clients, such as multi-Krum
+OTHERS = 4  # images at each client except the second
+PROBES = 64, 96  # two numbers of images at the client: a size that grows between them depends on the images
 
 
 @dataclass(frozen=True)
@@ -45,12 +45,13 @@ class Item:
     """A tensor or a number.
 
     Attributes:
-        name: its place in the tree, dotted.
-        shape: of the tensor; None for a number or a word. Sizes that depend on the images are those for all.
-        dtype: of the tensor.
-        bytes: its weight on the wire.
-        why: what it is for.
-        rounds: in which of the first rounds it was there; empty: in later ones.
+        name: Path in the tree, with dots.
+        shape: Shape of the tensor; None for a number or a string. Sizes that depend on the number of images are
+            those for all images.
+        dtype: Type of the tensor's values.
+        bytes: Size in a message.
+        why: Purpose.
+        rounds: The first rounds in which it occurred; empty if it occurs only in later ones.
     """
 
     name: str
@@ -66,11 +67,11 @@ class Egress:
     """A client's traffic.
 
     Attributes:
-        up: what leaves it in a round.
-        down: what it gets in a round.
-        once: what it gets once.
-        kept: what it keeps and does not send.
-        images: the number of training images that this is for.
+        up: What it sends in a round.
+        down: What it receives in a round.
+        once: What it receives once.
+        kept: What it retains and does not send.
+        images: The number of training images that the sizes are for.
     """
 
     up: list[Item]
@@ -81,21 +82,21 @@ class Egress:
 
 
 def egress(recipe: Recipe, images: int = 1000) -> Egress:
-    """Measure what a client of ``images`` training images sends, gets and keeps.
+    """Measure what a client with ``images`` training images sends, receives and retains.
 
-    What grows with the images is drawn out in a straight line from two small numbers of them.
+    Sizes that grow with the number of images are extrapolated linearly from two small numbers of images.
 
     Raises:
-        UserError: fewer than 1 image, or the recipe's method does not fit its networks.
+        UserError: ``images`` is below 1, or the recipe's method does not fit its networks.
     """
     if images < 1:
         raise UserError(f"--images is {images}; it must be the number of images at the site, at least 1")
-    (few, declared), (more, declared_more) = (_play(recipe, count) for count in PROBES)
+    (few, declared), (more, declared_more) = (_run_rounds(recipe, count) for count in PROBES)
     method = recipe.composed
 
     def items(place: str) -> list[Item]:
         small, large = _rounds(few[place]), _rounds(more[place])
-        # What grows with the images is measured alone: the bound that was declared is for the two small numbers.
+        # No bounds for sizes that grow with the images: the declared ones are for the two small numbers of images.
         bounds = {name: spec for name, spec in declared.items() if spec == declared_more[name]}
         specs = bounds if place == "up" else {}
         measured = [
@@ -114,12 +115,12 @@ def egress(recipe: Recipe, images: int = 1000) -> Egress:
 _Flat = dict[str, Any]
 
 
-def _play(recipe: Recipe, count: int) -> tuple[dict[str, list[_Flat]], dict[str, Leaf]]:
-    """Some clients' rounds on noise.
+def _run_rounds(recipe: Recipe, count: int) -> tuple[dict[str, list[_Flat]], dict[str, Leaf]]:
+    """Run some rounds on noise.
 
     Returns:
-        What the second one sent, got and kept in each round, flattened (the second, because the first may be given
-        more in the beginning); and what components declare to send, by the same names.
+        What the second client sent, received and retained in each round, flattened (the second, because the first
+        may receive more at the start); and what components declare to send, by the same names.
     """
     train = replace(
         recipe.train,
@@ -162,7 +163,7 @@ def _declared(federation: Federation) -> dict[str, Leaf]:
 
 
 class _Recorder:
-    """Notes what passes between the server and the second client."""
+    """Executor that records what the server and the second client send to each other."""
 
     def __init__(self, executor: InProcess, found: dict[str, list[_Flat]]) -> None:
         self._executor = executor
@@ -176,20 +177,20 @@ class _Recorder:
         self, jobs: Sequence[Job], progress: Callable[[int], None] | None
     ) -> Generator[Result, None, None]:
         for job, result in zip(jobs, self._executor.run(jobs, progress), strict=True):
-            self._note(job, result.update)
+            self._record(job, result.update)
             yield result
 
     def close(self) -> None:
         self._executor.close()
 
-    def _note(self, job: Job, update: Tree) -> None:
+    def _record(self, job: Job, update: Tree) -> None:
         if job.client == 1:
             self._found["down"].append(_flat(job.message))
             self._found["up"].append(_flat(clone(update)))
 
 
 def stand_ins(federation: Federation, images: int) -> dict[str, Trained]:
-    """In place of the runs that the method needs first: the initial model, as if it had learnt from noise."""
+    """Stand-ins for the results of prerequisite runs: the initial model, as if trained on noise."""
     recipe = federation.recipe
     return {
         name: Trained(federation.initial_weights(), StoredPixels(_pixels(recipe, images)))
@@ -227,7 +228,7 @@ def _flat(tree: Tree, prefix: str = "") -> _Flat:
 
 
 def _rounds(flats: list[_Flat]) -> dict[str, tuple[Any, tuple[int, ...]]]:
-    """Each leaf of any round, as it was last, with the rounds in which it was there."""
+    """The last value of each leaf in any round, with the rounds in which it occurs."""
     names = dict.fromkeys(name for flat in flats for name in flat)
     return {
         name: (
@@ -255,7 +256,7 @@ def _item(
         shape = tuple(round(a + slope * (images - PROBES[0])) for a, slope in zip(shape, slopes, strict=True))
     if isinstance(
         spec, TensorSpec
-    ):  # a straight line knows no upper bound, such as the size of FedCA's dictionary
+    ):  # extrapolation has no upper bound, such as the size of FedCA's dictionary
         shape = tuple(map(min, shape, spec.largest))
     return _tensor_item(name, shape, small.dtype, why, rounds)
 
@@ -273,7 +274,7 @@ def _tensor_item(
 
 
 def _why(method: Method, place: str, name: str) -> str:
-    """What an entry is for: the component that it belongs to says so itself."""
+    """Purpose of an entry, as its component describes it."""
     first, *rest = name.split(".")
     if first in ("parts", *(component.name for component in method.components)):
         owner = rest[0] if first == "parts" else first
@@ -286,8 +287,8 @@ def _why(method: Method, place: str, name: str) -> str:
 
 
 _REASONS = {
-    ("up", "weights"): "the trained weights: the server folds them",
-    ("down", "models"): "what training starts from",
+    ("up", "weights"): "the trained weights, which the server folds",
+    ("down", "models"): "the start of the training",
     ("", "losses"): "the mean of each loss over the round, for the log",
     ("", "samples"): "the number of training images: the weight in the fold",
     ("", "batches"): "the number of batches: the weight in the fold",
@@ -295,7 +296,7 @@ _REASONS = {
     ("", "round"): "which round this is",
     ("", "client"): "which client this is",
     ("", "epochs"): "how long to train",
-    ("", "kept"): "which of its own states is valid",
+    ("", "kept"): "which client state is valid",
     ("", "buffers"): "BatchNorm's running statistics, which do not leave",
     ("", "optimizer"): "the optimiser's state, which does not leave",
 }

@@ -1,4 +1,4 @@
-"""Write the representations of images."""
+"""``atoll embed``: computes and writes the representations of images."""
 
 from __future__ import annotations
 
@@ -26,16 +26,15 @@ BATCH = 256
 
 
 def decoding_of(encoder: Encoder) -> Decoding:
-    """How image files are decoded for an encoder, as its file says."""
+    """Decoding of image files for an encoder, from its metadata."""
     about = encoder.metadata
-    how = about.get(
-        "decoding", {"image_size": about["image_size"]}
-    )  # files of older versions say only the size
+    # The files of older versions contain only the size.
+    how = about.get("decoding", {"image_size": about["image_size"]})
     return Decoding(channels=about["channels"], **how)
 
 
 def views_of(encoder: Encoder) -> Views:
-    """Makes an encoder's inputs of decoded images, as its file says."""
+    """Views that convert decoded images to an encoder's input, from its metadata."""
     about = encoder.metadata
     size, mean, std = about["image_size"], tuple(about["mean"]), tuple(about["std"])
     options = ViewOptions(preset="none", size=size, mean=mean, std=std)
@@ -43,13 +42,13 @@ def views_of(encoder: Encoder) -> Views:
 
 
 def embed_images(encoder: Encoder, images: Path) -> tuple[list[str], Tensor]:
-    """Representations of an image file, or of all images below a folder.
+    """Compute the representations of an image file, or of all images below a folder.
 
     Shape:
         - Output: names, and (N, d) float32
 
     Raises:
-        UserError: no such file, no images, or one that cannot be decoded.
+        UserError: The path does not exist, there are no images, or an image cannot be decoded.
     """
     if not images.exists():
         raise UserError(f"there is no file or folder {images}")
@@ -66,10 +65,10 @@ def embed_images(encoder: Encoder, images: Path) -> tuple[list[str], Tensor]:
         if corrupt:
             row, reason = next(iter(corrupt.items()))
             raise UserError(
-                f"{some[row]} cannot be read as the encoder's training images were: {reason}; save it anew as a "
-                "common image of 8 or 16 bits, or leave it out"
+                f"{some[row]} cannot be read as the encoder's training images were: {reason}; convert it to a "
+                "common format with 8 or 16 bits, or leave it out"
             )
-        rows.append(embed(encoder, views.plain, _Held(torch.from_numpy(pixels))))
+        rows.append(embed(encoder, views.plain, _InMemory(torch.from_numpy(pixels))))
     names = [str(path.relative_to(images)) if images.is_dir() else path.name for path in paths]
     return names, torch.cat(rows)
 
@@ -78,7 +77,7 @@ def save_embeddings(path: Path, names: list[str], h: Tensor) -> None:
     """Write representations as ``.npz``, ``.csv`` or ``.parquet``.
 
     Raises:
-        UserError: another ending, or a file that cannot be written.
+        UserError: The suffix is unknown, or the file cannot be written.
     """
     writers: dict[str, Callable[[list[str], Tensor], bytes]] = {
         ".npz": _npz,
@@ -86,12 +85,12 @@ def save_embeddings(path: Path, names: list[str], h: Tensor) -> None:
         ".parquet": _parquet,
     }
     if path.suffix not in writers:
-        raise UserError(f"embeddings are written as {', '.join(writers)}, and {path} ends otherwise")
+        raise UserError(f"cannot write embeddings to {path}; its suffix must be one of {', '.join(writers)}")
     write_whole(path, writers[path.suffix](names, h))
 
 
-class _Held:
-    """Pixels that are in memory already."""
+class _InMemory:
+    """Pixels that are already in memory."""
 
     def __init__(self, data: Tensor) -> None:
         self._data = data

@@ -1,4 +1,4 @@
-"""Measure the encoders of a run: during it, at its end, and later under another protocol."""
+"""Evaluation of a run's encoders: during the run, at its end, and later under another protocol."""
 
 from __future__ import annotations
 
@@ -28,18 +28,18 @@ from atoll.recipe.recipe import load_recipe
 
 
 def partition_of(run: Run) -> Partition | None:
-    """Which client holds which image; None where the run has not come so far, or has lost the file."""
+    """Load the partition of a run; None if its file does not exist."""
     path = run.partition_path
     return Partition.from_json(path.read_text("utf-8")) if path.is_file() else None
 
 
 class Evaluator:
-    """Measures the models of a run, during it and at its end.
+    """Evaluates the models of a run, during the run and at its end.
 
     Args:
-        federation: with the images to measure on.
-        states: what clients keep, for personal models.
-        engine: asks clients for what they measure on their own images.
+        federation: The federation, with the images for the evaluation.
+        states: The client states, for personal models.
+        engine: The engine, which collects results from the clients.
     """
 
     def __init__(self, federation: Federation, states: States, engine: Engine) -> None:
@@ -48,17 +48,17 @@ class Evaluator:
         self._engine = engine
 
     def during(self, server: Server) -> dict[str, Any]:
-        """Numbers by the cheap protocols, between two rounds."""
+        """Evaluate under the fast protocols, between two rounds."""
         return self._measure(server, final=False)
 
     def final(self, server: Server) -> dict[str, Any]:
-        """Numbers by every protocol: of the untrained models and of the finished ones."""
+        """Evaluate the untrained or the finished models under all protocols."""
         return self._measure(server, final=True)
 
     def models(self, server: Server) -> dict[str, tuple[Weights, list[int]]]:
-        """The deployed models by name, each with the clients that use it.
+        """Return the deployed models by name, each with the clients that use it.
 
-        A client that never took part has no model of its own, and counts only while none has.
+        A client that has not taken part has no personal model, and is included only if no client has one.
         """
         recipe, clients = self.federation.recipe, range(self.federation.setting.num_clients)
         deployment = server.deploy()
@@ -79,12 +79,12 @@ class Evaluator:
     def _measure(self, server: Server, final: bool) -> dict[str, Any]:
         here = self._measure_here(server, final)
         at_clients = self._engine.measure(server, final)
-        if not here and "sites_mean" in at_clients:  # the clients' own numbers are all there is
+        if not here and "sites_mean" in at_clients:  # only the clients have results
             here = {"split": SITES_OWN, **at_clients["sites_mean"]}
         return {**here, **at_clients}
 
     def _measure_here(self, server: Server, final: bool) -> dict[str, Any]:
-        """Numbers of the deployed models; of several, the mean over the clients that use them, and each one's."""
+        """Evaluate the deployed models here; for several models, return the mean over clients, and each result."""
         federation, recipe = self.federation, self.federation.recipe
         split, images = held_out(federation.splits)
         models = self.models(server)
@@ -112,28 +112,28 @@ class Evaluator:
 
 
 def load_networks(federation: Federation, weights: Weights) -> Encoder:
-    """The encoder with these weights; names that they lack stay as the networks have them."""
+    """Load weights into the networks and return the encoder; networks without new weights are unchanged."""
     federation.networks.load_state_dict({**federation.networks.state_dict(), **weights})
     return federation.encoder
 
 
 def held_out(splits: Splits) -> tuple[str, ImageSet]:
-    """The images that measure an encoder: for tuning the validation split, else the test set, else all."""
+    """The images for the evaluation: the validation split if there is one, else the test set, else all."""
     if splits.validation is not None:
         return "validation", splits.validation
     return ("test", splits.test) if splits.test is not None else ("train", splits.train)
 
 
 def model_path(run: Run, name: str) -> Path:
-    """The finished encoder of one of several models."""
+    """File of the finished encoder of one of several models."""
     return run.folder / f"encoder-{name}.safetensors"
 
 
 def find_encoder(run_or_encoder: Path | str) -> Path:
-    """The encoder's file of a run's folder, or the file itself.
+    """Find the encoder's file in a run's folder; any other path is returned unchanged.
 
     Raises:
-        UserError: there is none, or the run has not finished.
+        UserError: The folder contains no run, or the run has not finished.
     """
     path = Path(run_or_encoder)
     if not path.is_dir():
@@ -147,23 +147,23 @@ def find_encoder(run_or_encoder: Path | str) -> Path:
 
 
 def evaluate_run(run: Run, protocol: str, settings: Sequence[str] = ()) -> dict[str, Any]:
-    """Measure a finished run under a named protocol, and keep the result beside it.
+    """Evaluate a finished run under a named protocol, and save the result in its folder.
 
     Args:
-        run: finished.
-        protocol: its name.
-        settings: ``data.KEY=value``, for other images than the recipe's.
+        run: The finished run.
+        protocol: Name of the protocol.
+        settings: ``data.KEY=value`` settings, for other images than the recipe's.
 
     Returns:
-        What `measure_run` gives, less the numbers of each of several models: those are in the file.
+        The result of `measure_run` without ``by_model``, which is only in the file.
 
     Raises:
-        UserError: see `measure_run`; or another setting; or the file cannot be written.
+        UserError: See `measure_run`; also if a setting is not in ``data``, or the file cannot be written.
     """
     other = next((text for text in settings if not text.startswith("data.")), None)
     if other is not None:
         raise UserError(
-            f"--set {other}: a finished run is measured as its recipe says, on other data.… at most"
+            f"--set {other} is not possible for a finished run; only settings of data.… can be changed"
         )
     data = load_recipe(run.recipe_path, settings).data if settings else None
     results = {"protocol": protocol, **measure_run(run, [protocol], data)}
@@ -174,20 +174,20 @@ def evaluate_run(run: Run, protocol: str, settings: Sequence[str] = ()) -> dict[
 
 
 def measure_run(run: Run, protocols: Sequence[str], data: DataOptions | None = None) -> dict[str, Any]:
-    """A finished run's encoder, or encoders, under named protocols.
+    """Evaluate the encoder or the encoders of a finished run under named protocols.
 
     Args:
-        run: finished.
-        protocols: their names.
-        data: other images than those it learnt from: kNN and probes learn from their training split.
+        run: The finished run.
+        protocols: Names of the protocols.
+        data: Other images than the recipe's; kNN and probes are fitted on their training split.
 
     Returns:
-        The ``"split"`` that was measured on, and what `atoll.evaluation.evaluate` gives; where the run ended
-        with several models their mean, as `atoll.evaluation.mean_over_clients` makes it.
+        The ``"split"`` of the evaluation, and the results of `atoll.evaluation.evaluate`; for several models
+        the result of `atoll.evaluation.mean_over_clients`.
 
     Raises:
-        UserError: the run has not finished, a protocol is unknown, the images have not the labels, or not the
-            held-out split, that it needs, or the recipe's are no longer those that the clients held.
+        UserError: The run has not finished, a protocol is unknown, the images lack the labels or the held-out split
+            that it needs, or the recipe's images are no longer those of the partition.
     """
     paths, clients = _models(run)
     recipe = load_recipe(run.recipe_path)
@@ -195,8 +195,8 @@ def measure_run(run: Run, protocols: Sequence[str], data: DataOptions | None = N
     partition = partition_of(run)
     if data is None and partition and partition.fingerprint != splits.train.fingerprint:
         raise UserError(
-            f"the clients of {run.folder} held other images than its recipe's data give here; put those back, or "
-            "name images to measure it on: --set data.source=folder data.path=…"
+            f"the clients of {run.folder} had other images than its recipe's data contain now; restore those, or "
+            "choose images for the evaluation: --set data.source=folder data.path=…"
         )
     data = data or recipe.data
     split, images = held_out(splits)
@@ -221,7 +221,7 @@ def measure_run(run: Run, protocols: Sequence[str], data: DataOptions | None = N
 
 
 def _models(run: Run) -> tuple[dict[str, Path], dict[str, int]]:
-    """A finished run's encoders by the names of their models, and how many clients use each."""
+    """Files of a finished run's encoders by model, and the number of clients that use each."""
     only = find_encoder(run.folder)
     clients: dict[str, int] = (run.read_json("evaluation.json") or {}).get("clients_by_model", {})
     return {name: model_path(run, name) for name in clients} or {"": only}, clients

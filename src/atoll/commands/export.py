@@ -1,4 +1,4 @@
-"""Hand a finished encoder to other programs."""
+"""``atoll export``: converts a finished encoder for other programs."""
 
 from __future__ import annotations
 
@@ -20,15 +20,15 @@ def export_run(run_or_encoder: Path, format: str, output: Path | None = None) ->
     """Export the encoder of a finished run.
 
     Args:
-        run_or_encoder: the run's folder, or the encoder's file.
-        format: a name in `FORMATS`.
-        output: file to write; None: ``encoder-export.FORMAT`` beside the encoder.
+        run_or_encoder: The run's folder, or the encoder's file.
+        format: A name in `FORMATS`.
+        output: File to write; None for ``encoder-export.FORMAT`` next to the encoder.
 
     Returns:
         The file.
 
     Raises:
-        UserError: there is no encoder; or see `export`.
+        UserError: There is no encoder, or see `export`.
     """
     path = find_encoder(run_or_encoder)
     output = output or path.with_name(f"encoder-export.{format}")
@@ -37,15 +37,15 @@ def export_run(run_or_encoder: Path, format: str, output: Path | None = None) ->
 
 
 def export(encoder: Encoder, path: Path, format: str) -> None:
-    """Hand an encoder to other programs.
+    """Convert an encoder for other programs.
 
     Args:
-        encoder: to export.
-        path: file to write.
-        format: a name in `FORMATS`.
+        encoder: The encoder.
+        path: File to write.
+        format: A name in `FORMATS`.
 
     Raises:
-        UserError: an unknown format, or a library that is missing.
+        UserError: The format is unknown, or a library is missing.
     """
     if format not in FORMATS:
         raise UserError(f"unknown format {format!r}; {did_you_mean(format, FORMATS)}")
@@ -76,7 +76,9 @@ def _onnx(encoder: Encoder) -> bytes:
     try:
         import onnxscript  # type: ignore[import-not-found, import-untyped, unused-ignore]  # noqa: F401
     except ImportError:
-        raise UserError("ONNX needs two more libraries: pip install onnx onnxscript") from None
+        raise UserError(
+            "ONNX needs two further libraries; install them with: pip install onnx onnxscript"
+        ) from None
     batch = {0: torch.export.Dim("batch", min=1)}
     program = torch.onnx.export(
         encoder.eval(), _example(encoder), dynamo=True, dynamic_shapes=(batch,), verbose=False

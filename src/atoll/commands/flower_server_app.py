@@ -1,4 +1,4 @@
-"""The ServerApp: what ``flwr run`` starts at the coordinator's. An entry point, like the ``atoll`` command."""
+"""The ServerApp, which ``flwr run`` starts at the coordinator; an entry point, like the ``atoll`` command."""
 
 from __future__ import annotations
 
@@ -21,20 +21,20 @@ app = ServerApp()
 
 
 class LogLines:
-    """A line in Flower's log for each round."""
+    """Callback that writes a line to Flower's log for each round."""
 
     def begin(self, federation: Federation, server: Server) -> None:
-        """Before the first round that runs now."""
+        """Log the rounds that are already complete."""
         self._rounds = federation.recipe.train.rounds
         self._names = federation.partition.names
         if server.round:
-            log.info("going on after round %d of %d", server.round, self._rounds)
+            log.info("continuing after round %d of %d", server.round, self._rounds)
 
     def step(self, images: int) -> None:
-        """Steps are not shown."""
+        """Ignore steps."""
 
     def round(self, record: Record, line: dict[str, Any]) -> None:
-        """A round is complete."""
+        """Log a complete round."""
         loss = record.losses.get("loss")
         facts = f"round {record.round}/{self._rounds}: {record.clients} clients, {record.seconds:.1f} s"
         if loss is not None:
@@ -45,12 +45,12 @@ class LogLines:
         for client, reason in {**record.refused, **record.lost}.items():
             name = self._names[int(client)]
             who = f"client {client}" + (f" ({name})" if name != client else "")
-            log.warning("round %d went on without %s: %s", record.round, who, reason)
+            log.warning("round %d continued without %s: %s", record.round, who, reason)
 
 
 @app.main()
 def main(grid: Grid, context: Context) -> None:
-    """Play a run, or go on with the one in its folder."""
+    """Run a recipe, or continue the run in its folder."""
     try:
         run_federation(grid, FlowerOptions.read(context.run_config))
     except (UserError, TooFewUpdatesError) as error:
@@ -59,8 +59,8 @@ def main(grid: Grid, context: Context) -> None:
 
 
 def run_federation(grid: Grid, options: FlowerOptions) -> Path:
-    """Play a run on the grid's nodes; the folder that holds it."""
-    # An entry point may look at the floors above.
+    """Run a recipe on the grid's nodes, and return the run's folder."""
+    # Imported here, because an entry point may import from the rooms above.
     from atoll.commands.run import run_recipe
     from atoll.core.run_folder import Run, default_folder
     from atoll.recipe.recipe import load_recipe
@@ -76,11 +76,11 @@ def run_federation(grid: Grid, options: FlowerOptions) -> Path:
 
 
 def _settings(text: str) -> list[str]:
-    """``key=value`` pairs; a value goes on to the next key, so that it may hold blanks."""
+    """Split ``key=value`` pairs; a value extends to the next key, so it may contain blanks."""
     return re.split(r"\s+(?=[\w.]+=)", text.strip()) if text.strip() else []
 
 
 def _find(recipe: str) -> str:
-    """A recipe's file in the app's folder, which Flower puts on Python's path; otherwise its name as it is."""
+    """Find a recipe's file in the app's folder, which is on Python's path; otherwise return the name unchanged."""
     folders = [Path(entry) for entry in sys.path if entry]
     return next((str(folder / recipe) for folder in folders if (folder / recipe).is_file()), recipe)

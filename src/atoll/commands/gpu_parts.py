@@ -1,4 +1,4 @@
-"""The parts of ``atoll bench gpu``: each yields what it finds by name, the most valuable first."""
+"""Parts of ``atoll bench gpu``: each yields named values, the most important first."""
 
 from __future__ import annotations
 
@@ -31,29 +31,29 @@ from atoll.methods.registry import METHODS
 from atoll.recipe.recipe import Recipe, make_recipe
 
 Found = Iterator[tuple[str, Any]]
-TOLERANCE = 1e-4  # of a first loss, relative to the CPU's, in float32
-IMAGES = {"cifar10": 50_000, "CIFAR10": 50_000, "CIFAR100": 50_000, "tiny-imagenet": 100_000}  # to train on
-# The tables in the order in which their rows are worth a GPU's minutes; the others follow by name.
+TOLERANCE = 1e-4  # largest relative difference of a first loss from the CPU's, in float32
+IMAGES = {"cifar10": 50_000, "CIFAR10": 50_000, "CIFAR100": 50_000, "tiny-imagenet": 100_000}  # for training
+# The tables that are measured first, the most important ones; the others follow by name.
 FIRST_TABLES = ("fedquad-1", "fedquad-2", "ssd-1", "l-dawa-6")
 
 
 @dataclass(frozen=True)
 class Scale:
-    """How much of everything.
+    """Extent of the measurement.
 
     Attributes:
-        methods: that are checked.
-        matmul: side of the matrices whose product tells the peak.
+        methods: Methods to check.
+        matmul: Side of the matrices whose product gives the peak.
         view_batches: (images, side) of the augmentation's batches.
         steps: (encoder, batch, side) of the training steps.
-        warm: calls before timing begins.
-        timed: calls in one timing; three are made.
-        clients: of the federated round that is compared with a bare loop.
-        batches: of each of them.
-        tables: whose time is projected.
-        patience: what the parts' times are multiplied with.
-        digits: settings of the recipe that methods are checked with.
-        settings: of the tables' recipes.
+        warm: Number of calls before the timing starts.
+        timed: Number of calls in one timing; there are three timings.
+        clients: Number of clients in the federated round that is compared with a bare loop.
+        batches: Number of batches of each client.
+        tables: Tables whose duration is projected.
+        patience: Factor of the parts' time limits.
+        digits: Settings of the recipe that methods are checked with.
+        settings: Settings of the tables' recipes.
     """
 
     methods: tuple[str, ...]
@@ -112,52 +112,52 @@ ENCODERS = {
 
 @dataclass(frozen=True)
 class Bench:
-    """Where it is measured, and how much."""
+    """Device and extent of the measurement."""
 
     device: torch.device
     scale: Scale
 
     def seconds(self, work: Callable[[], Any]) -> float:
-        """The median time of one call, the device's work included."""
+        """Measure the median time of one call, including the device's work."""
         for _ in range(self.scale.warm):
             work()
         times = []
         for _ in range(3):
             wait_for(self.device)
-            began = time.perf_counter()
+            started = time.perf_counter()
             for _ in range(self.scale.timed):
                 work()
             wait_for(self.device)
-            times.append((time.perf_counter() - began) / self.scale.timed)
+            times.append((time.perf_counter() - started) / self.scale.timed)
         return sorted(times)[1]
 
     def workload(self, encoder: str, batch: int, side: int, precision: str) -> Workload:
-        """A client of SSD's recipe with another encoder, on images of noise."""
+        """Create a client of SSD's recipe with another encoder, on images of noise."""
         settings = (*ENCODERS[encoder], *PRECISIONS[precision][1], f"train.batch_size={batch}")
         return synthetic_workload("ssd-paper", (*settings, f"data.image_size={side}"), self.device)
 
 
 def correctness(bench: Bench) -> Found:
-    """Each method's first loss against the CPU's, in float32; and whether two runs of a round are equal."""
+    """Compare each method's first loss with the CPU's, in float32, and the weights of two runs of a round."""
     for name in bench.scale.methods:
         settings = [*bench.scale.digits, f"method.name={name}", *METHOD_NEEDS.get(name, ())]
         try:
             with full_float32():
-                here, there = (
+                on_cpu, on_device = (
                     digits_workload(settings, device) for device in (torch.device("cpu"), bench.device)
                 )
-                expected, loss = here.first_loss(), there.first_loss()
+                expected, loss = on_cpu.first_loss(), on_device.first_loss()
                 difference = abs(loss - expected) / max(1.0, abs(expected))
-                first, second = one_client_round(there), one_client_round(there)
+                first, second = one_client_round(on_device), one_client_round(on_device)
             moved = max(float((first[key] - second[key]).abs().max()) for key in first) if first else 0.0
             found = {"loss": loss, "cpu": expected, "difference": difference, "ok": difference <= TOLERANCE}
             yield name, {**found, "two_runs_equal": moved == 0.0, "two_runs_differ_by": moved}
-        except Exception as error:  # the other methods' answers are worth having all the same
+        except Exception as error:  # the check of the other methods continues
             yield name, {"ok": False, "error": f"{type(error).__name__}: {error}", "where": where_from(error)}
 
 
 def views(bench: Bench) -> Found:
-    """Views a second of images that are on the device: in all, and of the draw on the CPU alone."""
+    """Measure views per second of images on the device, and the time of the random draw alone, on the CPU."""
     for preset in ("ssd", "simclr", "l-dawa"):
         for n, side in bench.scale.view_batches:
             made = make_views(ViewOptions(preset=preset), side, 3)
@@ -172,7 +172,7 @@ def views(bench: Bench) -> Found:
 
 
 def peak(bench: Bench) -> Found:
-    """Operations a second of a large matrix product, in each precision: what steps are compared with."""
+    """Measure operations per second of a large matrix product in each precision, as the reference of the steps."""
     n = bench.scale.matmul
     for name, (tf32, _) in PRECISIONS.items():
         kind = torch.bfloat16 if name == "bf16" else torch.float32
@@ -183,7 +183,7 @@ def peak(bench: Bench) -> Found:
 
 
 def steps(bench: Bench) -> Found:
-    """Samples a second of a training step, its batches prepared; operations, and their share of the peak."""
+    """Measure samples per second of a training step on prepared batches, and its share of the peak operations."""
     peaks = {name: value["tflops"] for name, value in peak(bench)}
     for encoder, batch, side in bench.scale.steps:
         for precision, (tf32, _) in PRECISIONS.items():
@@ -206,7 +206,7 @@ def steps(bench: Bench) -> Found:
 
 
 def profile(bench: Bench) -> Found:
-    """The first step's kernels by their time on the device, and how long the device had nothing to do."""
+    """Profile the first step: its kernels by their time on the device, and the device's idle time."""
     from torch.profiler import ProfilerActivity
     from torch.profiler import profile as record
 
@@ -218,11 +218,11 @@ def profile(bench: Bench) -> Found:
             call()
         wait_for(bench.device)
         with record(activities=[ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if gpu else [])]) as recorded:
-            began = time.perf_counter()
+            started = time.perf_counter()
             for _ in range(10):
                 call()
             wait_for(bench.device)
-            wall = time.perf_counter() - began
+            wall = time.perf_counter() - started
         own = "self_device_time_total" if gpu else "self_cpu_time_total"
         kernels = [
             (event.key, getattr(event, own), event.count)
@@ -239,7 +239,7 @@ def profile(bench: Bench) -> Found:
 
 
 def overhead(bench: Bench) -> Found:
-    """A federated round beside a bare loop over the same batches and views, by turns; the least of three each."""
+    """Time a federated round and a bare loop over the same batches and views, in turns; the fastest of three."""
     encoder, batch, side = bench.scale.steps[0]
     settings = (*ENCODERS[encoder], *PRECISIONS["bf16"][1], f"train.batch_size={batch}")
     settings = (*settings, "method.name=fed_simclr", f"data.image_size={side}", "train.epochs=1")
@@ -247,13 +247,13 @@ def overhead(bench: Bench) -> Found:
     work = synthetic_workload("cifar10-cpu", settings, bench.device, clients, batches)
     times: dict[str, list[float]] = {"federated": [], "bare": []}
     for _ in range(4):
-        for name, play in (("federated", work.federated_round), ("bare", lambda: bare_round(work))):
+        for name, run in (("federated", work.federated_round), ("bare", lambda: bare_round(work))):
             wait_for(bench.device)
-            began = time.perf_counter()
-            play()
+            started = time.perf_counter()
+            run()
             wait_for(bench.device)
-            times[name].append(time.perf_counter() - began)
-    federated, bare = (min(each[1:]) for each in times.values())  # the first warms up
+            times[name].append(time.perf_counter() - started)
+    federated, bare = (min(each[1:]) for each in times.values())  # the first round is a warm-up
     seen = clients * batches * batch
     yield "seconds", {"federated": federated, "bare": bare}
     yield "overhead", federated / bare - 1
@@ -261,16 +261,16 @@ def overhead(bench: Bench) -> Found:
 
 
 def tables(bench: Bench) -> Found:
-    """What each paper's table would take here: its rows' images over the samples a second of their own steps.
+    """Project the duration of each paper's table from the samples of its rows and the speed of their steps.
 
-    Views are included, evaluation is not. Rows that train alike are timed once.
+    Views are included, evaluation is not. Rows with the same training step are timed once.
     """
     speeds: dict[str, float] = {}
     for table in bench.scale.tables:
         rows = {}
         for row in find_table(table).rows:
             recipe = row.recipe
-            key = json.dumps(_what_trains(recipe), sort_keys=True)
+            key = json.dumps(_training_key(recipe), sort_keys=True)
             try:
                 if key not in speeds:
                     speeds[key] = _speed(bench, recipe)
@@ -281,10 +281,14 @@ def tables(bench: Bench) -> Found:
         yield table, {"hours": sum(hours), "rows_counted": len(hours), "rows": rows}
 
 
-def _what_trains(recipe: Recipe) -> dict[str, Any]:
-    told = describe(recipe)
-    kept = {key: told[key] for key in ("views", "model", "method", "options")}
-    return {**kept, "batch": recipe.train.batch_size, "data": [recipe.data.image_size, recipe.data.channels]}
+def _training_key(recipe: Recipe) -> dict[str, Any]:
+    table = describe(recipe)
+    sections = {key: table[key] for key in ("views", "model", "method", "options")}
+    return {
+        **sections,
+        "batch": recipe.train.batch_size,
+        "data": [recipe.data.image_size, recipe.data.channels],
+    }
 
 
 def _speed(bench: Bench, recipe: Recipe) -> float:
@@ -306,7 +310,7 @@ def _projected(recipe: Recipe, speed: float) -> dict[str, Any]:
 
 
 def where_from(error: BaseException) -> str:
-    """The innermost lines of a failure."""
+    """Innermost lines of an error's traceback."""
     frames = traceback.extract_tb(error.__traceback__)[-3:]
     return " < ".join(f"{Path(frame.filename).name}:{frame.lineno}" for frame in reversed(frames))
 

@@ -1,4 +1,4 @@
-"""What ``atoll bench gpu`` runs: one client's steps and rounds, on digits or on images of noise."""
+"""Workloads of ``atoll bench gpu``: one client's steps and rounds, on digits or on images of noise."""
 
 from __future__ import annotations
 
@@ -28,13 +28,13 @@ from atoll.engines.server import Server
 from atoll.functional import nt_xent
 from atoll.recipe.recipe import Recipe, load_recipe, make_recipe
 
-ROUND = 2  # in its first, Orchestra trains nothing
-PREPARED = 4  # batches that timed steps take in turn: more than a cache holds of them
+ROUND = 2  # because Orchestra does not train in the first round
+PREPARED = 4  # number of batches that timed steps use in turn: more than fit in a cache
 DIGITS = (
     "data.limit=512", "partition.kind=iid", "partition.clients=4", "train.batch_size=64", "train.lr=0.01",
     "train.epochs=1", "train.drop_last=true", "model.stem=cifar", "engine.workers=1", "engine.channels_last=false",
 )  # fmt: skip
-METHOD_NEEDS = {  # what a method cannot do without on the digits
+METHOD_NEEDS = {  # settings that a method requires on the digits
     "fed_mae": ("model.encoder=vit-tiny", "model.width=64", "model.depth=2"),
     "fedca": ("options.fedca_alignment.data={source='digits'}",),
 }
@@ -42,7 +42,7 @@ METHOD_NEEDS = {  # what a method cannot do without on the digits
 
 @contextmanager
 def full_float32(full: bool = True) -> Iterator[None]:
-    """Matrix products and convolutions in float32 with all its bits; else rounded to TF32, where there is such."""
+    """Compute matrix products and convolutions in full float32, or in TF32 if the device supports it."""
     matmul, cudnn = torch.backends.cuda.matmul, torch.backends.cudnn
     before = matmul.allow_tf32, cudnn.allow_tf32
     matmul.allow_tf32 = cudnn.allow_tf32 = not full
@@ -53,13 +53,13 @@ def full_float32(full: bool = True) -> Iterator[None]:
 
 
 def wait_for(device: torch.device) -> None:
-    """Until a GPU has done what it was asked."""
+    """Wait until a GPU has finished its work."""
     if device.type == "cuda":
         torch.cuda.synchronize(device)
 
 
 class Workload:
-    """A federation on a device, with its first client at work."""
+    """A federation on a device, with its first client."""
 
     def __init__(self, recipe: Recipe, splits: Splits, device: torch.device) -> None:
         recipe = replace(recipe, engine=replace(recipe.engine, device=str(device)))
@@ -80,16 +80,16 @@ class Workload:
         self._executor: InProcess | None = None
 
     def batches(self, epochs: int) -> Iterator[Batch]:
-        """The client's batches, made as they are asked for."""
+        """Iterate over the client's batches, which are made on demand."""
         return self.data.batches(ROUND, epochs, self.method.images)
 
     def first_loss(self) -> float:
-        """The loss of the first batch."""
+        """Compute the loss of the first batch."""
         self.client.start(self.message, None, self.data)
         return float(self.client.step(next(self.batches(1))).detach())
 
     def train_on(self, batch: Batch) -> None:
-        """One training step, as a client's round does it."""
+        """Perform one training step of a client's round."""
         client, device = self.client, self.device.type
         amp = self.federation.recipe.train.amp and device == "cuda"
         with torch.autocast(device, torch.bfloat16, enabled=amp):
@@ -100,18 +100,17 @@ class Workload:
         client.after_step()
 
     def step(self) -> None:
-        """A step on one of a few batches that are made beforehand."""
+        """Perform a step on one of the prepared batches."""
         batch = next(self._prepared)
-        self.train_on(
-            Batch(batch.indices, dict(batch.images), batch.labels)
-        )  # a method may add images of its own
+        # A copy of the dict, because a method may add images.
+        self.train_on(Batch(batch.indices, dict(batch.images), batch.labels))
 
     def step_with_views(self) -> None:
-        """A step on the next batch, its views included."""
+        """Perform a step on the next batch, including its views."""
         self.train_on(next(self._endless))
 
     def operations(self) -> int:
-        """Floating-point operations of a step."""
+        """Count the floating-point operations of a step."""
         from torch.utils.flop_counter import FlopCounterMode
 
         with FlopCounterMode(display=False) as counter:
@@ -119,7 +118,7 @@ class Workload:
         return int(counter.get_total_flops())
 
     def federated_round(self) -> None:
-        """A round of all clients: sent, trained, checked and folded."""
+        """Run a round of all clients: send, train, check and fold."""
         if self._executor is None:
             self._folder = tempfile.TemporaryDirectory()
             self._executor = InProcess(self.federation, ClientStates(Path(self._folder.name)))
@@ -143,7 +142,7 @@ def _digits(data: DataOptions) -> Splits:
 
 
 def digits_workload(settings: Sequence[str], device: torch.device) -> Workload:
-    """A method on scikit-learn's digits, which need no folder of images."""
+    """Workload of a method on scikit-learn's digits, which need no folder of images."""
     recipe = load_recipe("digits", [*DIGITS, *settings])
     return Workload(recipe, _digits(recipe.data), device)
 
@@ -155,16 +154,18 @@ def synthetic_workload(
     clients: int = 1,
     batches: int = PREPARED,
 ) -> Workload:
-    """A recipe on images of noise, so many whole batches at each client.
+    """Workload of a recipe on images of noise, with ``batches`` full batches at each client.
 
-    What a step costs does not depend on what the images show.
+    The cost of a step does not depend on the content of the images.
     """
     base = load_recipe(recipe) if isinstance(recipe, str) else recipe
     alone = clients == 1
-    ours = [
+    partition = [
         f"partition={{kind='{'centralised' if alone else 'iid'}'{'' if alone else f', clients={clients}'}}}"
     ]
-    made = make_recipe({**describe(base), "partition": {}}, [*settings, *ours, "train.participation=1.0"])
+    made = make_recipe(
+        {**describe(base), "partition": {}}, [*settings, *partition, "train.participation=1.0"]
+    )
     n, data = clients * batches * made.train.batch_size, made.data
     draws = torch.Generator().manual_seed(0)
     shape = (n, data.channels, data.image_size, data.image_size)
@@ -175,13 +176,13 @@ def synthetic_workload(
 
 
 def one_client_round(work: Workload) -> Weights:
-    """The weights after the first client's round, copied."""
+    """Run the first client's round, and copy its weights."""
     update, _ = train_client(work.client, work.message, None, work.data)
     return {name: weight.detach().cpu().clone() for name, weight in update["weights"].items()}
 
 
 def bare_round(work: Workload) -> None:
-    """The same batches, views, networks, loss and optimiser as a round of SimCLR, and nothing else."""
+    """Train with the batches, views, networks, loss and optimiser of a SimCLR round, without federation."""
     federation, train = work.federation, work.federation.recipe.train
     networks = federation.networks.train()
     encoder, projector = networks["encoder"], networks["projector"]

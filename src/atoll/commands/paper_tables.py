@@ -1,4 +1,4 @@
-"""The papers' tables: the runs, the measurements and the published value of each row.
+"""Papers' tables: the runs, the measurements and the published values of each row.
 
 A table is a TOML file. Its ``rows`` are products of axes, each a list of names of ``choices``. A choice names its
 changes of the recipe and the keys of its published values:
@@ -35,7 +35,7 @@ from atoll.data.options import DataOptions
 from atoll.evaluation import PROTOCOLS
 from atoll.recipe.recipe import Recipe, make_recipe, presets
 
-CLASSIFIER = "classifier"  # measured beside the protocols if a method trains one
+CLASSIFIER = "classifier"  # measured in addition to the protocols if a method trains one
 NOT_COVERED = {  # the papers' other tables, and the reasons why Atoll does not cover them
     "dec-ssl-1-left": "ImageNet-100's encoders in a Mask R-CNN on COCO, for which Atoll has no protocol",
     "dec-ssl-1-right": "segmentation of Amazon's packages, whose images are not public",
@@ -47,10 +47,10 @@ class Measure:
     """A column of a table.
 
     Attributes:
-        of: the key in a run's evaluation, such as ``"probe-ssd/accuracy"``.
-        times: from the evaluation's unit to the published one.
-        missing: instead, why Atoll does not measure it.
-        published: keys of the published values that differ from the row's; ``metric``, if not the column's name.
+        of: The key in a run's evaluation, such as ``"probe-ssd/accuracy"``.
+        times: Factor from the evaluation's unit to the published one.
+        missing: Reason why Atoll does not measure it; then ``of`` is empty.
+        published: Keys of the published values that differ from the row's; ``metric``, if not the column's name.
     """
 
     of: str = ""
@@ -71,20 +71,20 @@ class Measure:
 
     @property
     def protocol(self) -> str:
-        """The protocol that measures it."""
+        """Protocol that measures it."""
         return self.of.partition("/")[0]
 
 
 @dataclass(frozen=True)
 class Choice:
-    """One step along one axis of a table.
+    """One value on an axis of a table.
 
     Attributes:
-        title: in the row's label.
-        published: keys of its published values.
-        changes: of the recipe. A new method name drops the former method and its options.
-        measures: columns with another measurement.
-        measured_on: other images, as a ``[data]`` table, that the finished encoder is measured on.
+        title: Its part of the row's label.
+        published: Keys of its published values.
+        changes: Changes of the recipe. A new method name drops the former method and its options.
+        measures: Columns with another measurement.
+        measured_on: Other images, as a ``[data]`` table, on which the finished encoder is evaluated.
     """
 
     title: str
@@ -121,14 +121,14 @@ class Row:
     """A row of a table.
 
     Attributes:
-        name: also of its runs.
-        choices: of each axis.
-        label: for readers.
-        recipe: to run.
-        paper: the same recipe before any ``--set``.
-        measures: by column.
-        published: the paper's value by column: its line of ``published.csv``, or an empty one.
-        measured_on: the images that the encoder is measured on, if not the recipe's.
+        name: Name of the row and of its runs.
+        choices: The choice on each axis.
+        label: Label for readers.
+        recipe: The recipe to run.
+        paper: The recipe without changes by ``--set``.
+        measures: The measure of each column.
+        published: The paper's value of each column: a line of ``published.csv``, or empty.
+        measured_on: The images on which the encoder is evaluated, if not the recipe's.
     """
 
     name: str
@@ -142,15 +142,15 @@ class Row:
 
 
 def table_names() -> list[str]:
-    """The tables that Atoll contains."""
+    """Names of the tables that Atoll contains."""
     return list(packaged("tables"))
 
 
 def load_table(name: str) -> tuple[PaperTable, Path]:
-    """A table by name or from a TOML file, and the folder of its recipe.
+    """Load a table by name or from a TOML file; also return the folder of its recipe.
 
     Raises:
-        UserError: no such table, or a mistake in it.
+        UserError: The table does not exist or is invalid.
     """
     if name in NOT_COVERED:
         raise UserError(f"the table {name!r} is not covered: {NOT_COVERED[name]}")
@@ -165,16 +165,16 @@ def make_rows(
     folder: Path = Path(),
     wanted: Sequence[str] = (),
 ) -> list[Row]:
-    """The rows of a table.
+    """Make the rows of a table.
 
     Args:
-        table: the table.
-        settings: ``key=value``, applied to the recipe of every row.
-        folder: of the table's recipe.
-        wanted: rows, by name or by a pattern such as ``"cifar10-*"``; all if empty.
+        table: The table.
+        settings: ``key=value`` settings, applied to the recipe of every row.
+        folder: Folder of the table's recipe.
+        wanted: Rows, by name or by a pattern such as ``"cifar10-*"``; all if empty.
 
     Raises:
-        UserError: an unknown row, an invalid recipe, or a missing published value.
+        UserError: A row is unknown, a recipe is invalid, or a published value is missing.
     """
     base = _apply(read(table.recipe, presets(), folder=folder), table.changes)
     made_of = {"-".join(names): names for group in table.rows for names in product(*group)}
@@ -200,7 +200,9 @@ def _row(table: PaperTable, base: Mapping[str, Any], names: tuple[str, ...], set
     measures = {column: measures[column] for column in table.columns}
     protocols = [one.protocol for one in measures.values() if one.protocol in PROTOCOLS]
     if elsewhere and any(one.protocol == CLASSIFIER for one in measures.values()):
-        raise UserError(f"row {name} of the table: a classifier cannot be measured on other images' classes")
+        raise UserError(
+            f"row {name} of the table: a classifier cannot be evaluated on the classes of other images"
+        )
     evaluation = {"at_end": ["knn"] if elsewhere else list(dict.fromkeys(protocols))}
     base = over(base, {"name": name, "title": f"{table.title}: {label}", "evaluation": evaluation})
     try:
@@ -217,7 +219,7 @@ def _row(table: PaperTable, base: Mapping[str, Any], names: tuple[str, ...], set
 
 
 def _apply(base: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
-    """A recipe with changes; a new method drops the former one's options."""
+    """Apply changes to a recipe; a new method drops the former one's options."""
     if "name" in changes.get("method", {}):
         base = {section: value for section, value in base.items() if section not in ("method", "options")}
     return over(base, changes)
@@ -230,16 +232,18 @@ def _published() -> list[dict[str, str]]:
 
 
 def find_published(keys: Mapping[str, str], metric: str) -> dict[str, str]:
-    """The line of ``published.csv`` with these keys; its ``value`` has the paper's digits.
+    """Find the line of ``published.csv`` with these keys; its ``value`` has the paper's digits.
 
     Raises:
-        UserError: there is none, or more than one.
+        UserError: There is no such line, or more than one.
     """
     wanted = {"metric": metric, **keys}
     found = [row for row in _published() if all(row.get(key) == value for key, value in wanted.items())]
     if len(found) != 1:
         said = ", ".join(f"{key} = {value!r}" for key, value in wanted.items())
-        raise UserError(f"{len(found) or 'no'} published values have {said}; the keys must find one")
+        raise UserError(
+            f"{len(found) or 'no'} published values have {said}; the keys must select exactly one"
+        )
     return found[0]
 
 

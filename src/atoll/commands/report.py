@@ -1,4 +1,4 @@
-"""``atoll report``: one page about one run or several."""
+"""``atoll report``: writes one page about one or several runs."""
 
 from __future__ import annotations
 
@@ -11,20 +11,20 @@ from atoll.report import write_report
 
 
 def report_runs(runs: Sequence[Path], output: Path | None = None) -> Path:
-    """Write the page.
+    """Write the report of one or several runs.
 
     Args:
-        runs: the runs' folders.
-        output: the page; None: ``report.html`` in the run's folder, or here where there are several runs.
+        runs: The runs' folders.
+        output: The page; None for ``report.html`` in the run's folder, or, for several runs, in the working folder.
 
     Returns:
         The page.
 
     Raises:
-        UserError: a folder holds no run, or the page of several runs would overwrite another page.
+        UserError: A folder contains no run, or the page of several runs would overwrite another page.
     """
     folders = [Run(run).require().folder for run in runs]
     page = output or (folders[0] if len(folders) == 1 else Path()) / "report.html"
     if len(folders) > 1 and not output and page.exists():
-        raise UserError(f"{page} is here already, maybe another run's own; name the page with -o FILE")
+        raise UserError(f"{page} already exists and may belong to another run; choose a file with -o FILE")
     return write_report(folders, page)

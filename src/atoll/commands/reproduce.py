@@ -1,4 +1,4 @@
-"""``atoll reproduce``: runs the rows of a paper's table and records our numbers beside the published ones."""
+"""``atoll reproduce``: runs the rows of a paper's table, and compares their results with the published ones."""
 
 from __future__ import annotations
 
@@ -32,11 +32,11 @@ class Reproduction:
     """A paper's table to run.
 
     Attributes:
-        name: of the table, or its file.
-        table: the content of its file.
-        rows: those that are wanted.
-        seeds: runs per row.
-        out: folder of the runs and their results.
+        name: Name of the table, or its file.
+        table: The content of the file.
+        rows: The selected rows.
+        seeds: Runs per row.
+        out: Folder of the runs and their results.
     """
 
     name: str
@@ -46,7 +46,7 @@ class Reproduction:
     out: Path
 
     def folders(self, row: Row) -> list[Path]:
-        """A row's runs."""
+        """Folders of a row's runs."""
         first = row.recipe.seed
         return [self.out / f"{row.name}-seed{seed}" for seed in range(first, first + self.seeds)]
 
@@ -56,24 +56,23 @@ class Reproduction:
         return any(value.get("value") for row in self.rows for value in row.published.values())
 
     def changed(self) -> dict[str, str]:
-        """The changes of ``--set`` to the table's setting: the key, and both values in words."""
-        whose = "the paper's" if self.published else "the table's"
+        """Describe the changes of ``--set`` to the table's setting: the key, and both values in words."""
+        source = "the paper's" if self.published else "the table's"
         found: dict[str, tuple[list[Any], list[Any]]] = {}
         for row in self.rows:
-            ours, papers = (flatten(describe(one.completed())) for one in (row.recipe, row.paper))
-            for key in sorted(ours | papers):
-                if ours.get(key) != papers.get(key) and not key.startswith(NO_SETTING):
+            run, paper = (flatten(describe(one.completed())) for one in (row.recipe, row.paper))
+            for key in sorted(run | paper):
+                if run.get(key) != paper.get(key) and not key.startswith(NO_SETTING):
                     for values, value in zip(
-                        found.setdefault(key, ([], [])), (ours.get(key), papers.get(key)), strict=True
+                        found.setdefault(key, ([], [])), (run.get(key), paper.get(key)), strict=True
                     ):
                         values += [] if value in values else [value]
         return {
-            key: f"{_words(ours)}; in {whose} setting {_words(papers)}"
-            for key, (ours, papers) in found.items()
+            key: f"{_words(run)}; in {source} setting {_words(paper)}" for key, (run, paper) in found.items()
         }
 
     def notes(self) -> list[str]:
-        """The notes below the table; a note under a choice's name only where a row has that choice."""
+        """Collect the notes below the table; the note of a choice is included only if a row has the choice."""
         used = {name for row in self.rows for name in row.choices}
         return [
             *(
@@ -98,17 +97,17 @@ def find_table(
     seeds: int = 1,
     out: Path | None = None,
 ) -> Reproduction:
-    """A table by name or file, ready to run.
+    """Load a table by name or file, and make its rows.
 
     Args:
-        name: of the table, or a TOML file.
-        wanted: rows, by name or by a pattern such as ``"cifar10-*"``; all if empty.
-        settings: ``key=value``, applied to the recipe of every row.
-        seeds: runs per row.
-        out: folder for the runs; None: ``runs/TABLE``.
+        name: Name of the table, or a TOML file.
+        wanted: Rows, by name or by a pattern such as ``"cifar10-*"``; all if empty.
+        settings: ``key=value`` settings, applied to the recipe of every row.
+        seeds: Runs per row.
+        out: Folder of the runs; None for ``runs/TABLE``.
 
     Raises:
-        UserError: an unknown table or row, or a mistake in a recipe.
+        UserError: The table or a row is unknown, or a recipe is invalid.
     """
     table, folder = load_table(name)
     rows = make_rows(table, settings, folder, wanted)
@@ -118,22 +117,21 @@ def find_table(
 def reproduce(job: Reproduction, callback: Callable[[str], Bar] | None = None) -> dict[str, Any]:
     """Run a table's rows; finished runs are not run again.
 
-    Returns:
-        The table with all its numbers, which ``table.json`` stores; ``table.md`` and ``report.html`` are written
-        beside it.
+    If a run fails, its cell shows the row's other seeds, or is empty; ``failures`` contains the reasons.
 
-    If a run fails, its cell shows the row's other seeds, or stays empty; ``failures`` give the reasons.
+    Returns:
+        The record of the table, as written to ``table.json``; ``table.md`` and ``report.html`` are next to it.
 
     Raises:
-        UserError: images are missing (found before anything is run), or a run's own mistake.
+        UserError: Images are missing (checked before the first run), or a recipe is invalid.
     """
     _require_images(job)
     compared = compare([row.recipe for row in job.rows], job.seeds, job.out, callback)
     finished = {run.folder: run for run in compared.runs}
     rows = []
     for row in job.rows:
-        mine = [finished[folder] for folder in job.folders(row) if folder in finished]
-        rows.append(_measured(row, mine, [_results(row, run) for run in mine]))
+        runs = [finished[folder] for folder in job.folders(row) if folder in finished]
+        rows.append(_measured(row, runs, [_results(row, run) for run in runs]))
     record = {
         "table": job.name,
         "title": job.table.title,
@@ -152,7 +150,7 @@ def reproduce(job: Reproduction, callback: Callable[[str], Bar] | None = None) -
 
 
 def images_of(rows: Iterable[Row]) -> list[DataOptions]:
-    """The images that rows need: for training, for measuring, and for the prerequisites of their methods."""
+    """Images that rows need for training, for the evaluation, and for the prerequisites of their methods."""
     found: list[DataOptions] = []
     for row in rows:
         first = [other.data for other in prerequisite_recipes(row.recipe).values()]
@@ -163,7 +161,7 @@ def images_of(rows: Iterable[Row]) -> list[DataOptions]:
 
 
 def image_names(rows: Iterable[Row]) -> str:
-    """The sources of the images that rows need."""
+    """Sources of the images that rows need, in words."""
     return ", ".join(dict.fromkeys(source_words(describe(data)) for data in images_of(rows)))
 
 
@@ -182,7 +180,7 @@ def _require_images(job: Reproduction) -> None:
 
 
 def _results(row: Row, run: Run) -> dict[str, Any]:
-    """A run's evaluation on the row's images; an earlier measurement is reused."""
+    """Evaluate a run on the row's images, or load an earlier evaluation."""
     record: dict[str, Any] = run.read_json("evaluation.json")
     if row.measured_on is None:
         return record

@@ -1,4 +1,4 @@
-"""From a recipe to a finished run: load, simulate, evaluate, save."""
+"""A run from its recipe to its results: load, train, evaluate, save."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from atoll.recipe.prerequisites import FOLDER, outcome, prerequisite_recipes
 from atoll.recipe.recipe import Recipe, load_recipe, make_recipe
 from atoll.report.artifacts import save_artifacts
 
-LENGTH = {"train.rounds", "engine.workers", "name", "title"}  # what a resumed recipe may say otherwise
+LENGTH = {"train.rounds", "engine.workers", "name", "title"}  # keys that a resumed recipe may change
 
 
 def simulate(
@@ -41,18 +41,18 @@ def simulate(
     """Simulate a federation on this machine: train, evaluate and save its encoder.
 
     Args:
-        recipe: a preset's name, a TOML file, the table that such a file holds, or a recipe as objects.
-        out: the run's folder; None: ``runs/NAME-seedN``.
-        resume: go on with what the folder holds.
-        callback: is told of progress.
-        watcher: deprecated name of ``callback``.
+        recipe: Name of a preset, path of a TOML file, the table in such a file, or a `Recipe`.
+        out: The run's folder; None for ``runs/NAME-seedN``.
+        resume: Whether to continue the run in the folder.
+        callback: Receives the progress.
+        watcher: Deprecated name of ``callback``.
 
     Returns:
         The finished run.
 
     Raises:
-        UserError: a mistake in the recipe, the data or the folder.
-        TooFewUpdatesError: a round got too few usable updates.
+        UserError: The recipe, the data or the folder is invalid.
+        TooFewUpdatesError: A round received too few usable updates.
 
     Example:
         >>> import tempfile
@@ -82,25 +82,25 @@ def run_recipe(
     callback: Callback | None = None,
     engine: Engine | None = None,
 ) -> Run:
-    """Run a recipe, or go on with one that was interrupted or is to be longer.
+    """Run a recipe, continue an interrupted run, or extend a finished one.
 
     Args:
-        recipe: as for `simulate`.
-        out: the run's folder; None: ``runs/NAME-seedN``.
-        resume: go on with what the folder holds.
-        callback: is told of progress.
-        engine: runs the rounds; None: the simulation on this machine.
+        recipe: A recipe, as for `simulate`.
+        out: The run's folder; None for ``runs/NAME-seedN``.
+        resume: Whether to continue the run in the folder.
+        callback: Receives the progress.
+        engine: Runs the rounds; None for the simulation on this machine.
 
     Returns:
         The finished run.
 
     Raises:
-        UserError: a mistake in the recipe, the data or the folder.
-        TooFewUpdatesError: a round got too few usable updates.
+        UserError: The recipe, the data or the folder is invalid.
+        TooFewUpdatesError: A round received too few usable updates.
     """
-    if getattr(multiprocessing.current_process(), "_inheriting", False):  # as multiprocessing itself asks
+    if getattr(multiprocessing.current_process(), "_inheriting", False):  # the test that multiprocessing uses
         raise UserError(
-            "a worker process imports this script, and the script begins a run again; put what it does under "
+            "a worker process imports this script, and the script starts the run again; put its code under "
             "if __name__ == '__main__':"
         )
     recipe = _as_recipe(recipe)
@@ -115,15 +115,15 @@ def run_recipe(
 
 @dataclass(frozen=True)
 class PreparedRun:
-    """A run whose recipe, images and networks fit together. Nothing of it is written yet.
+    """A run whose recipe, images and networks fit together; nothing is written yet.
 
     Attributes:
-        recipe: of the run.
-        run: its folder.
-        engine: runs the rounds.
-        federation: what the engine gathered.
-        prerequisites: the runs that the method needs first, by name.
-        version: of the code, as it was read before anything ran: the files may change before the run ends.
+        recipe: The run's recipe.
+        run: The run's folder.
+        engine: Runs the rounds.
+        federation: The federation that the engine gathered.
+        prerequisites: The prerequisite runs, by name.
+        version: Version of the code, read before the run: the source files may change before the run ends.
     """
 
     recipe: Recipe
@@ -135,10 +135,10 @@ class PreparedRun:
 
 
 def prepare(recipe: Recipe, run: Run, engine: Engine) -> PreparedRun:
-    """Load the images and build the networks of a run and of its prerequisites: most mistakes show here.
+    """Load the images and build the networks of a run and of its prerequisites, which finds most errors.
 
     Raises:
-        UserError: a mistake in the recipe or the data.
+        UserError: The recipe or the data is invalid.
     """
     code = version()
     prerequisites = {
@@ -149,13 +149,15 @@ def prepare(recipe: Recipe, run: Run, engine: Engine) -> PreparedRun:
 
 
 def _execute(prepared: PreparedRun, resume: bool, callback: Callback | None) -> None:
-    """All steps of a run, in their order."""
+    """Perform all steps of a run."""
     recipe, run, engine = prepared.recipe, prepared.run, prepared.engine
     federation = prepared.federation
     with run.locked(), threads(recipe.engine.threads):
-        check_folder(run, recipe, resume)  # under the lock: another process may have worked here meanwhile
-        _begin(prepared)
-        trained = {name: _train_first(other, callback) for name, other in prepared.prerequisites.items()}
+        check_folder(
+            run, recipe, resume
+        )  # again under the lock, because another process may have used the folder meanwhile
+        _start(prepared)
+        trained = {name: _run_prerequisite(other, callback) for name, other in prepared.prerequisites.items()}
         evaluator = Evaluator(federation, engine.states(run), engine)
         server = engine.run(RunContext(federation, run, evaluator, trained, callback))
         _finish(prepared, evaluator, server)
@@ -170,30 +172,30 @@ def _as_recipe(recipe: Recipe | Mapping[str, Any] | str | Path) -> Recipe:
         return load_recipe(recipe)
     raise UserError(
         f"a recipe is a preset's name, a TOML file, a table or an atoll.Recipe, not a {type(recipe).__name__}; "
-        "name your own components in it as module:attribute"
+        "name user-defined components in it as module:attribute"
     )
 
 
-def _begin(prepared: PreparedRun) -> None:
-    """Write what comes before the first round: the complete recipe, and which client holds which image."""
+def _start(prepared: PreparedRun) -> None:
+    """Write the complete recipe and the partition, before the first round."""
     run, partition = prepared.run, prepared.federation.partition
-    if not run.begun():
-        run.begin_anew()
+    if not run.started():
+        run.reset()
         for other in prepared.prerequisites.values():
-            _drop_another(other.run, other.recipe)
-    began = partition_of(run)
-    if began and began.fingerprint != partition.fingerprint:
+            _delete_unless_same(other.run, other.recipe)
+    earlier = partition_of(run)
+    if earlier and earlier.fingerprint != partition.fingerprint:
         raise UserError(
-            f"{run.folder} was begun with other training images than the recipe's data give now; put them back, "
-            "or choose another --out"
+            f"{run.folder} was started with other training images than the recipe's data contain now; restore "
+            "them, or choose another --out"
         )
     run.write("recipe.toml", prepared.recipe.to_toml())
-    if not began:
+    if not earlier:
         run.write("partition.json", partition.to_json())
 
 
-def _drop_another(run: Run, recipe: Recipe) -> None:
-    """Make room for a run that is needed first, where there is one of another recipe."""
+def _delete_unless_same(run: Run, recipe: Recipe) -> None:
+    """Delete a prerequisite run if it was started with another recipe."""
     if not run.exists():
         return
     try:
@@ -202,8 +204,8 @@ def _drop_another(run: Run, recipe: Recipe) -> None:
         shutil.rmtree(run.folder)
 
 
-def _train_first(prerequisite: PreparedRun, callback: Callback | None) -> Trained:
-    """What came of a run that the method needs first; it begins or goes on where it has not finished."""
+def _run_prerequisite(prerequisite: PreparedRun, callback: Callback | None) -> Trained:
+    """Return the result of a prerequisite run; start or continue the run if it has not finished."""
     run = prerequisite.run
     if run.finished:
         check_folder(run, prerequisite.recipe, resume=True)
@@ -213,7 +215,7 @@ def _train_first(prerequisite: PreparedRun, callback: Callback | None) -> Traine
 
 
 def _is_done(run: Run, recipe: Recipe) -> bool:
-    """Whether nothing is left to do: the last round is measured, and its encoder is there."""
+    """Whether the run is complete: the last round is evaluated, and its encoder is saved."""
     if not run.exists() or load_recipe(run.recipe_path).train.rounds != recipe.train.rounds:
         return False
     record = run.read_json("evaluation.json")
@@ -223,23 +225,25 @@ def _is_done(run: Run, recipe: Recipe) -> bool:
 
 
 def check_folder(run: Run, recipe: Recipe, resume: bool) -> None:
-    """Refuse a folder that this recipe can neither begin nor go on with.
+    """Check that a run of this recipe can start or continue in a folder.
 
     Raises:
-        UserError: it holds other things, a run that is not to be resumed, or one of another recipe.
+        UserError: The folder contains other files, a run while ``resume`` is false, or a run of another recipe.
     """
     if not run.exists():
-        if stray := run.strays():
+        if stray := run.stray_files():
             raise UserError(
-                f"{run.folder} holds no run (no recipe.toml in it), and a run would write over its {stray[0]!r}; "
+                f"{run.folder} holds no run (no recipe.toml in it), and a run would overwrite its {stray[0]!r}; "
                 "choose another --out"
             )
         return
-    if not run.begun():  # it failed before its first round, maybe of the recipe: nothing of it would be lost
+    if (
+        not run.started()
+    ):  # it failed before its first round, maybe because of the recipe: there is nothing to lose
         return
     if not resume:
         raise UserError(
-            f"{run.folder} already holds a run; add --resume to go on with it, or choose another --out"
+            f"{run.folder} already holds a run; add --resume to continue it, or choose another --out"
         )
     before, now = (
         flatten(describe(load_recipe(run.recipe_path).completed())),
@@ -249,8 +253,8 @@ def check_folder(run: Run, recipe: Recipe, resume: bool) -> None:
     if changed:
         key = changed[0]
         raise UserError(
-            f"{run.folder} was begun with {key} = {before.get(key)!r}, and the recipe now says {now.get(key)!r}; a "
-            "resumed run may differ in train.rounds and engine.workers only: choose another --out"
+            f"{run.folder} was started with {key} = {before.get(key)!r}, and the recipe now says {now.get(key)!r}; "
+            "a resumed run may only change train.rounds and engine.workers: choose another --out"
         )
     completed_rounds = run.completed_rounds()
     if now["train.rounds"] < completed_rounds:
@@ -263,14 +267,14 @@ def check_folder(run: Run, recipe: Recipe, resume: bool) -> None:
         and recipe.train.schedule != "constant"
     ):
         raise UserError(
-            f"{run.folder} was begun with train.rounds = {before['train.rounds']}, over which its learning rate "
-            f"falls ({recipe.train.schedule}), so a longer run is another one; begin it elsewhere, and warm with "
-            f"train.start={run.folder} if you like"
+            f"{run.folder} was started with train.rounds = {before['train.rounds']}, over which its learning rate "
+            f"falls ({recipe.train.schedule}), so a longer run is a different one; choose another --out, with "
+            f"train.start={run.folder} for a warm start"
         )
 
 
 def _finish(prepared: PreparedRun, evaluator: Evaluator, server: Server) -> None:
-    """Evaluate the finished models by every protocol, and save them with the results."""
+    """Evaluate the finished models under all protocols, and save them with the results."""
     recipe, run, federation = prepared.recipe, prepared.run, prepared.federation
     results = evaluator.final(server)
     models = evaluator.models(server)
@@ -303,7 +307,7 @@ def _finish(prepared: PreparedRun, evaluator: Evaluator, server: Server) -> None
 
 
 def _about(federation: Federation) -> dict[str, Any]:
-    """What an encoder's file says of its inputs: ``decoding`` makes the stored images that the views read."""
+    """Metadata of an encoder's input; ``decoding`` describes the stored images, from which the views are made."""
     settings = federation.views.settings
     decoding = asdict(federation.recipe.data.decoding)
     del decoding["channels"]

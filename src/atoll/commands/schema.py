@@ -1,4 +1,4 @@
-"""The JSON schema of a recipe, by which an editor completes and checks one."""
+"""``atoll schema``: the JSON schema of recipes, with which editors complete and check them."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from atoll.recipe.table import catalogue
 
 
 def schema_text() -> str:
-    """The schema (draft 2020-12) as text."""
+    """Format the schema (draft 2020-12) as text."""
     return json.dumps(catalogue()["schema"], ensure_ascii=False, indent=2) + "\n"
 
 
@@ -18,6 +18,6 @@ def write_schema(path: Path) -> None:
     """Write the schema to a file.
 
     Raises:
-        UserError: the file cannot be written.
+        UserError: The file cannot be written.
     """
     write_whole(path, schema_text().encode())

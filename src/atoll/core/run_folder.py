@@ -138,14 +138,14 @@ class Run:
         except ValueError as error:
             raise UserError(f"{path} is damaged ({error}); delete it, then resume the run") from None
 
-    def begun(self) -> bool:
+    def started(self) -> bool:
         """Whether the run has metrics, checkpoints or results beyond round 0."""
         return (
             self.finished or self.completed_rounds() > 0 or any(line["round"] > 0 for line in self.metrics())
         )
 
-    def begin_anew(self) -> None:
-        """Delete the partition and the checkpoints, because another recipe gives other ones."""
+    def reset(self) -> None:
+        """Delete the partition and the checkpoints, because a changed recipe may give other ones."""
         for path in (self.partition_path, *self._complete()):
             path.unlink(missing_ok=True)
 
@@ -199,16 +199,11 @@ class Run:
                 continue
         return None
 
-    def oldest_kept(self) -> Tree | None:
-        """Load the oldest retained round; None if there is none."""
-        complete = self._complete()
-        return load(complete[-1]) if complete else None
-
     def completed_rounds(self) -> int:
         """Number of the newest complete round; 0 if there is none."""
         return max((int(path.stem.removeprefix("round-")) for path in self._complete()), default=0)
 
-    def strays(self) -> list[str]:
+    def stray_files(self) -> list[str]:
         """Names of the existing files and folders that a run would overwrite."""
         return [name for name in RUN_FILES if (self.folder / name).exists()]
 

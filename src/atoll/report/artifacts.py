@@ -22,12 +22,12 @@ def save_artifacts(
     """Write the 2-D map of some test images: points, labels and thumbnails.
 
     Args:
-        folder: the run's.
-        encoder: the finished encoder.
-        images: to show.
-        views: makes the encoder's inputs.
-        seed: of the run.
-        points: most images on the map.
+        folder: The run's.
+        encoder: The finished encoder.
+        images: To show.
+        views: Makes the encoder's inputs.
+        seed: Of the run.
+        points: Most images on the map.
     """
     shown = images.subset(map_rows(len(images), seed, points))
     h = embed(encoder, views.plain, shown.images)

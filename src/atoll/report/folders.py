@@ -22,14 +22,14 @@ class Folder:
     """One run.
 
     Attributes:
-        name: the folder's own name.
-        recipe: the complete recipe.
-        recipe_text: the text of its file.
-        metrics: by round, the untrained encoder first.
-        results: the final evaluation; empty if there is none.
-        partition: which client holds how much; empty if there is none.
-        map: points, thumbnails, labels and classes; None if there is none.
-        missing: one sentence for each file that is missing or damaged.
+        name: The folder's own name.
+        recipe: The complete recipe.
+        recipe_text: The text of its file.
+        metrics: By round, the untrained encoder first.
+        results: The final evaluation; empty if there is none.
+        partition: Which client holds how much; empty if there is none.
+        map: Points, thumbnails, labels and classes; None if there is none.
+        missing: One sentence for each file that is missing or damaged.
     """
 
     name: str
@@ -72,7 +72,7 @@ def read_folder(path: Path) -> Folder:
     """Read a run. Missing and damaged files are listed, not raised.
 
     Raises:
-        UserError: the folder has no recipe, so it holds no run, or the recipe cannot be read.
+        UserError: The folder has no recipe, so it holds no run, or the recipe cannot be read.
     """
     run = Run(path).require()
     try:

@@ -24,8 +24,8 @@ class Group:
     """Runs of one recipe, one for each seed.
 
     Attributes:
-        label: its name on the page and in the terminal.
-        runs: by seed.
+        label: Its name on the page and in the terminal.
+        runs: By seed.
     """
 
     label: str
@@ -52,10 +52,10 @@ class Row:
     """An encoder in a table of results.
 
     Attributes:
-        label: its name.
-        results: one for each seed.
-        line: its mark in the figures: the method's place, or, below zero, an untrained encoder's.
-        runs: how many runs the row has, with or without results.
+        label: Its name.
+        results: One for each seed.
+        line: Its mark in the figures: the method's place, or, below zero, an untrained encoder's.
+        runs: How many runs the row has, with or without results.
     """
 
     label: str
@@ -120,8 +120,8 @@ def differences(recipes: Sequence[Mapping[str, Any]], except_: Iterable[str] = S
     """Keys whose values are not the same in all recipes, with the value in each.
 
     Args:
-        recipes: to compare.
-        except_: keys, or sections if they end in a dot, that are left out.
+        recipes: To compare.
+        except_: Keys, or sections if they end in a dot, that are left out.
     """
     tables = [flatten(recipe) for recipe in recipes]
     left_out = tuple(except_)

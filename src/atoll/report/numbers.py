@@ -14,10 +14,10 @@ class Spread:
     """Values over seeds.
 
     Attributes:
-        count: how many.
-        mean: of them.
-        std: their standard deviation (n − 1 in the denominator); None for a single value.
-        width: from the lowest to the highest.
+        count: How many.
+        mean: Of them.
+        std: Their standard deviation (n − 1 in the denominator); None for a single value.
+        width: From the lowest to the highest.
     """
 
     count: int

@@ -23,15 +23,15 @@ def write_report(folders: Sequence[Path], out: Path, failures: Iterable[str] = (
     """Write a page about runs, side by side. It needs no network, and the same runs give the same page.
 
     Args:
-        folders: of the runs, finished or not; those that differ only in their seed become one row.
-        out: the page's file, written completely or not at all.
-        failures: sentences about runs that failed, which the page repeats.
+        folders: Of the runs, finished or not; those that differ only in their seed become one row.
+        out: The page's file, written completely or not at all.
+        failures: Sentences about runs that failed, which the page repeats.
 
     Returns:
         ``out``.
 
     Raises:
-        UserError: no folders, or one that holds no run; the page cannot be written.
+        UserError: No folders, or one that holds no run; the page cannot be written.
     """
     if not folders:
         raise UserError("a report needs the folder of at least one run")

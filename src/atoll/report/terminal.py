@@ -19,11 +19,11 @@ def terminal_table(
     """A table with its title above and its notes below.
 
     Args:
-        header: the columns' headings.
-        rows: of cells. Texts are printed as they are, without markup.
-        notes: one a line.
-        title: none if empty.
-        numbers: whether all columns but the first hold numbers.
+        header: The columns' headings.
+        rows: Of cells. Texts are printed as they are, without markup.
+        notes: One a line.
+        title: None if empty.
+        numbers: Whether all columns but the first hold numbers.
     """
     table = Table(show_edge=False, pad_edge=False)
     for i, heading in enumerate(header):
