@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from atoll.models import load_encoder
     from atoll.recipe.recipe import Recipe, load_recipe
 
-_HOMES = {
+_MODULES = {
     "Recipe": ("atoll.recipe.recipe", "Recipe"),
     "Run": ("atoll.core.run_folder", "Run"),
     "load_encoder": ("atoll.models", "load_encoder"),
@@ -25,15 +25,15 @@ _HOMES = {
 
 
 def __getattr__(name: str) -> Any:
-    """Import on first use: ``atoll --version`` need not wait for PyTorch."""
-    if name not in _HOMES:
+    """Import a public name on first use, so that ``atoll --version`` does not import PyTorch."""
+    if name not in _MODULES:
         raise AttributeError(f"module 'atoll' has no attribute {name!r}")
     import importlib
 
-    module, attribute = _HOMES[name]
+    module, attribute = _MODULES[name]
     return getattr(importlib.import_module(module), attribute)
 
 
 def __dir__() -> list[str]:
-    """The public names as well, before their first use."""
+    """List the public names, too, before their first use."""
     return sorted({*globals(), *__all__})

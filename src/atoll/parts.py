@@ -1,4 +1,4 @@
-"""Deprecated: `atoll.components.base` under its old name; it will be removed in 0.3."""
+"""Deprecated name of `atoll.components.base`; it will be removed in 0.3."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ warnings.warn(
 
 
 def require_positive(component: base.Component, *options: str) -> None:
-    """Check some of a component's options.
+    """Check that some of a component's options are positive.
 
     Raises:
-        UserError: One of them is not above 0.
+        UserError: An option is not above 0.
     """
     for option in options:
         value = getattr(component, option)

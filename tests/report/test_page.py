@@ -110,7 +110,7 @@ def test_different_protocols_are_not_passed_off_as_one(tmp_path):
     a = make_run(tmp_path / "a", "moon")
     b = make_run(tmp_path / "b", "ssd", results={**evaluation(0.9), "knn/k": 200})
     text = report(tmp_path, a, b).text
-    assert "The runs were measured under different protocols" in text
+    assert "The runs were evaluated under different protocols" in text
     assert "k 20 ·" in text
     assert "k 200 ·" in text
 
@@ -129,7 +129,7 @@ def test_text_from_data_stays_text(tmp_path):
 @pytest.mark.parametrize(
     ("file", "sentence"),
     [
-        ("evaluation.json", "there are no final numbers of this run"),
+        ("evaluation.json", "there are no final results of this run"),
         ("partition.json", "its clients are unknown"),
         ("metrics.jsonl", "there are no curves and no untrained encoder"),
         ("map.safetensors", "there is no map"),
@@ -140,7 +140,7 @@ def test_a_missing_or_damaged_file_is_said_and_the_rest_is_shown(tmp_path, file,
     run = make_run(tmp_path / "broken")
     (run / file).unlink()
     page = report(tmp_path, whole, run)
-    assert f"broken: {file} is not there" in page.text
+    assert f"broken: {file} is missing" in page.text
     assert sentence in page.text
     assert "whole:" not in page.text
     assert row(page, "moon")[1].startswith("90.00")
@@ -159,7 +159,7 @@ def test_a_folder_with_a_recipe_alone_is_a_page(tmp_path):
 
 def test_an_unfinished_run_shows_how_far_it_came(tmp_path):
     page = report(tmp_path, make_run(tmp_path / "run", rounds=2, asked=5))
-    assert "run: 2 of 5 rounds are done; this page shows the run up to there." in page.text
+    assert "run: 2 of 5 rounds are done; this page shows the completed ones." in page.text
     (knn,) = [panel for panel in page.data["curves"] if panel["title"] == "kNN %"]
     assert knn["series"] == [{"line": 0, "x": [0, 1, 2], "y": [50.0, 65.0, 70.0], "s": None}]
     assert row(page, "ssd")[1] == "–"
@@ -195,11 +195,11 @@ def test_each_site_of_a_real_federation_is_listed_and_its_images_are_not_asked_f
     run = make_run(tmp_path / "run", results={**evaluation(0.9), "split": "sites' own", "sites": sites})
     (run / "map.safetensors").unlink()
     page = report(tmp_path, run)
-    head, east, west = page.tables["Results of each site on its own held-out images"]
+    head, east, west = page.tables["Results of each site on its local held-out images"]
     assert east[1:4] == ["east", "1,200", "90.00"]
     assert west[1:4] == ["west", "–", "–"]
     assert west[head.index("effective rank")] == "7.0"
-    assert "sites' own folders" in page.text
+    assert "sites' local folders" in page.text
     assert "digits" not in page.text.split("Recipe of")[0]
     assert "map.safetensors" not in page.text
 

@@ -1,4 +1,4 @@
-"""The terminal: progress of a run as a bar, or as a line for each evaluation."""
+"""Terminal output: the progress of a run, results and lists of methods."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.table import Table
 
-if TYPE_CHECKING:  # whoever only prints need not wait for PyTorch
+if TYPE_CHECKING:  # so that printing does not import PyTorch
     from atoll.engines.federation import Federation
     from atoll.engines.server import Record, Server
 
 
 class Bar:
-    """A progress bar over a run's images; plain lines if the output is no terminal."""
+    """Progress bar over a run's images; plain lines if the output is not a terminal."""
 
     def __init__(self, console: Console, title: str) -> None:
         self.console = console
@@ -50,12 +50,12 @@ class Bar:
         self._progress.start()
 
     def step(self, images: int) -> None:
-        """A client trained on some images."""
+        """Advance the bar after a batch of images."""
         if self._progress:
             self._progress.advance(self._task, images)
 
     def round(self, record: Record, line: dict[str, Any]) -> None:
-        """A round is complete."""
+        """Show a complete round."""
         facts = f"round {record.round}/{self._rounds}"
         from atoll.evaluation.metrics import LOSS
         from atoll.report.numbers import number
@@ -90,12 +90,12 @@ def _knn(line: dict[str, Any]) -> str:
 
 
 def make_console(width: int = 120) -> Console:
-    """The standard output; ``width`` holds if it is no terminal."""
+    """Create a console on the standard output; ``width`` applies if it is not a terminal."""
     return Console(file=sys.stdout, width=None if sys.stdout.isatty() else width)
 
 
 def results_table(results: Mapping[str, Any]) -> Table:
-    """The numbers of an evaluation, a line each."""
+    """Table of an evaluation's results, one per line."""
     table = Table(show_header=False, show_edge=False)
     for key, value in results.items():
         if not isinstance(value, list):
@@ -104,10 +104,16 @@ def results_table(results: Mapping[str, Any]) -> Table:
 
 
 def methods_tables(listing: Mapping[str, Sequence[Mapping[str, Any]]]) -> Iterator[Table]:
-    """A table of methods for each family."""
+    """Tables of methods, one for each family."""
     for family, methods in listing.items():
         table = Table(title=family, title_justify="left", show_edge=False, pad_edge=False)
-        for heading in ("name", "method", "paper", "leaves the client beyond weights", "the client keeps"):
+        for heading in (
+            "name",
+            "method",
+            "paper",
+            "leaves the client in addition to weights",
+            "client state",
+        ):
             table.add_column(heading, overflow="fold")
         for method in methods:
             cells = (method[cell] for cell in ("name", "title", "paper", "egress", "keeps"))

@@ -1,4 +1,4 @@
-"""The ``atoll`` command: parse, call, print."""
+"""The ``atoll`` command: parses arguments, calls a command, prints its result."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run a command.
 
     Returns:
-        0 done, 1 our fault, 2 the user's mistake, 130 interrupted.
+        0 for success, 1 for a failed run, 2 for a user's error, 130 for an interruption.
     """
     options = make_parser().parse_args(arguments)
     try:
@@ -33,11 +33,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _check_recipes(options: argparse.Namespace) -> None:
-    """Refuse a recipe's misspelt keys and wrong values before a command imports PyTorch, which takes seconds."""
+    """Check a recipe's keys and values before a command imports PyTorch, which takes seconds."""
     from atoll.recipe.table import read_table
 
     names = [options.recipe] if "recipe" in options and options.recipe != "gpu" else []
-    if "recipes" in options and not options.methods:  # else settings may be of a method in the recipe's place
+    if (
+        "recipes" in options and not options.methods
+    ):  # with --methods, settings may belong to the replacing method
         names = options.recipes
     for name in names:
         read_table(name, options.set)
@@ -45,7 +47,9 @@ def _check_recipes(options: argparse.Namespace) -> None:
 
 def _resumable(options: argparse.Namespace) -> str:
     return (
-        "; the same command with --resume goes on from the last complete round" if "resume" in options else ""
+        "; repeat the command with --resume to continue from the last complete round"
+        if "resume" in options
+        else ""
     )
 
 

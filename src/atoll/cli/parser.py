@@ -1,4 +1,4 @@
-"""The arguments of the ``atoll`` command."""
+"""Argument parser of the ``atoll`` command."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from atoll.core.version import VERSION
 
 
 def make_parser() -> argparse.ArgumentParser:
-    """The arguments of all commands; ``command`` in what it parses is the command's name."""
+    """Create the parser of all commands; the parsed ``command`` is the command's name."""
     parser = argparse.ArgumentParser(
         prog="atoll", description="Federated self-supervised representation learning."
     )
@@ -29,72 +29,78 @@ def make_parser() -> argparse.ArgumentParser:
     run = command("run", "Run a recipe: a preset's name or a TOML file.")
     run.add_argument("recipe", metavar="RECIPE")
     run.add_argument("--out", type=Path, help="the run's folder (default: runs/NAME-seedN)")
-    run.add_argument("--resume", action="store_true", help="go on with the run in that folder")
+    run.add_argument("--resume", action="store_true", help="continue the run in that folder")
     settings(run)
 
     demo = command("demo", "Train three methods on the same federated digits; takes minutes.")
     demo.add_argument("--out", type=Path, default=Path("runs/demo"))
     settings(demo)
 
-    compare = command("compare", "Run several recipes over several seeds; resumes by itself.")
+    compare = command("compare", "Run several recipes over several seeds; resumes automatically.")
     compare.add_argument("recipes", nargs="+", metavar="RECIPE")
-    compare.add_argument("--seeds", type=int, default=1, help="seeds a recipe (default: 1)")
+    compare.add_argument("--seeds", type=int, default=1, help="seeds per recipe (default: 1)")
     compare.add_argument("--out", type=Path, default=Path("runs/compare"))
-    compare.add_argument("--methods", nargs="+", default=[], metavar="NAME", help="in each recipe's place")
+    compare.add_argument(
+        "--methods", nargs="+", default=[], metavar="NAME", help="replace each recipe's method"
+    )
     compare.add_argument(
         "--lines", action="store_true", help="add the centralised and the local-only counterparts"
     )
     settings(compare)
 
     reproduce = command(
-        "reproduce", "Run a paper's table and print its numbers beside ours; resumes by itself."
+        "reproduce", "Run a paper's table and compare the results with the paper's; resumes automatically."
     )
     reproduce.add_argument(
-        "table", nargs="?", metavar="TABLE", help="a name or a TOML file; none: lists them"
+        "table", nargs="?", metavar="TABLE", help="a name or a TOML file (default: list the tables)"
     )
-    reproduce.add_argument("--dry-run", action="store_true", help="show the runs and run none")
+    reproduce.add_argument("--dry-run", action="store_true", help="show the runs without running them")
     reproduce.add_argument(
         "--rows", nargs="+", default=[], metavar="ROW", help="names or patterns: 'cifar10-*'"
     )
-    reproduce.add_argument("--seeds", type=int, default=1, help="seeds a row (default: 1)")
+    reproduce.add_argument("--seeds", type=int, default=1, help="seeds per row (default: 1)")
     reproduce.add_argument("--out", type=Path, help="folder of the runs (default: runs/TABLE)")
     settings(reproduce)
 
-    data = command("data", "Look at a recipe's images and at which client holds which.")
+    data = command("data", "Show a recipe's images and their partition.")
     data.add_argument("recipe", metavar="RECIPE")
     settings(data)
 
-    evaluate = command("evaluate", "Measure a finished run's encoder under a named protocol.")
+    evaluate = command("evaluate", "Evaluate a finished run's encoder under a named protocol.")
     evaluate.add_argument("run", type=Path, metavar="RUN")
     evaluate.add_argument("--protocol", required=True, metavar="NAME")
     evaluate.add_argument(
-        "--set", nargs="+", action="extend", default=[], metavar="data.KEY=VALUE", help="on other images"
+        "--set", nargs="+", action="extend", default=[], metavar="data.KEY=VALUE", help="use other images"
     )
 
-    embed = command("embed", "Write the representations of images.")
+    embed = command("embed", "Compute and write the representations of images.")
     embed.add_argument("encoder", type=Path, metavar="RUN_OR_ENCODER")
-    embed.add_argument("images", type=Path, metavar="IMAGES", help="an image file or a folder of them")
+    embed.add_argument("images", type=Path, metavar="IMAGES", help="an image file or a folder of images")
     embed.add_argument("-o", "--output", type=Path, required=True, help=".npz, .csv or .parquet")
 
-    export = command("export", "Hand a run's encoder to other programs.")
+    export = command("export", "Convert a run's encoder for other programs.")
     export.add_argument("run", type=Path, metavar="RUN")
     export.add_argument("--format", required=True, metavar="NAME", help="safetensors, pt2 or onnx")
     export.add_argument("-o", "--output", type=Path)
 
-    report = command("report", "Write one page about one run or several.")
+    report = command("report", "Write one page about one or several runs.")
     report.add_argument("runs", nargs="+", type=Path, metavar="RUN")
     report.add_argument(
-        "-o", "--output", type=Path, help="the page (default: report.html in the run; of several runs, here)"
+        "-o", "--output", type=Path, help="the page (default: report.html in the run; for several runs, here)"
     )
 
-    bench = command("bench", "Time a recipe's training step; recommends threads and memory layout.")
-    bench.add_argument("recipe", metavar="RECIPE", help="or gpu: check and measure Atoll on a GPU")
-    bench.add_argument("--out", type=Path, default=Path("bench-gpu.json"), help="of gpu: the JSON to write")
-    bench.add_argument("--device", default="cuda", help="of gpu: where to measure (default: cuda)")
-    bench.add_argument("--scale", choices=("full", "test"), default="full", help="of gpu: how much")
+    bench = command("bench", "Time a recipe's training step; recommend threads and memory layout.")
+    bench.add_argument("recipe", metavar="RECIPE", help="a recipe, or gpu: check and measure Atoll on a GPU")
+    bench.add_argument(
+        "--out", type=Path, default=Path("bench-gpu.json"), help="for gpu: the JSON file to write"
+    )
+    bench.add_argument("--device", default="cuda", help="for gpu: the device (default: cuda)")
+    bench.add_argument(
+        "--scale", choices=("full", "test"), default="full", help="for gpu: the extent of the measurement"
+    )
     settings(bench)
 
-    egress = command("egress", "Read what leaves a client, to the tensor, before anything runs.")
+    egress = command("egress", "List every tensor that leaves a client, before any training.")
     egress.add_argument("recipe", metavar="RECIPE")
     egress.add_argument(
         "--images", type=int, default=1000, help="training images at the site (default: 1000)"
@@ -109,14 +115,14 @@ def make_parser() -> argparse.ArgumentParser:
     init.set_defaults(command="federate init")
     init.add_argument("folder", type=Path, metavar="DIR")
     init.add_argument("--recipe", required=True, metavar="RECIPE")
-    init.add_argument("--sites", type=int, default=0, help="real sites; 0: shares of the recipe's own images")
+    init.add_argument("--sites", type=int, default=0, help="real sites; 0: shares of the recipe's images")
     init.add_argument("--out", type=Path, help="the run's folder (default: runs/NAME-seedN)")
-    init.add_argument("--images", type=Path, help="the coordinator's own images to evaluate on, by class")
+    init.add_argument("--images", type=Path, help="the coordinator's images for evaluation, by class")
     settings(init)
 
     schema = command("schema", "Write the JSON schema of recipes, for editors.")
     schema.add_argument("-o", "--output", type=Path, metavar="FILE", help="(default: print it)")
 
-    methods = command("methods", "List methods: paper, what leaves a client, what it keeps.")
+    methods = command("methods", "List methods: paper, what leaves a client, client state.")
     methods.add_argument("--json", action="store_true")
     return parser

@@ -1,4 +1,4 @@
-"""The tables that commands print in a terminal; the tables of results are in `atoll.report`."""
+"""Tables that commands print in a terminal; the tables of results are in `atoll.report`."""
 
 from __future__ import annotations
 
@@ -21,20 +21,20 @@ from atoll.report.wording import plural, source_words
 
 
 def partition_table(splits: Splits, partition: Partition) -> Group:
-    """The sizes of the splits, and how many images of each class every client holds."""
+    """Table of the splits' sizes, and the number of images of each client and class."""
     rows = []
     for k, name in enumerate(partition.names):
         counts = [] if partition.counts is None else partition.counts[k].tolist()
         rows.append([name, str(len(partition.clients[k])), *(str(n) if n else "·" for n in counts)])
     sizes = {"train": splits.train, "validation": splits.validation, "test": splits.test}
-    said = [f"{name} {tuple(images.images.shape)}" for name, images in sizes.items() if images is not None]
+    facts = [f"{name} {tuple(images.images.shape)}" for name, images in sizes.items() if images is not None]
     if partition.label_distance is not None:
-        said.append(f"label distance {partition.label_distance:.3f}")
-    return terminal_table(["client", "images", *splits.train.classes], rows, [", ".join(said)])
+        facts.append(f"label distance {partition.label_distance:.3f}")
+    return terminal_table(["client", "images", *splits.train.classes], rows, [", ".join(facts)])
 
 
 def plan_table(job: Reproduction) -> Group:
-    """The runs that a table needs."""
+    """Table of the runs that a paper's table needs."""
     below = [
         f"{plural(len(job.rows) * job.seeds, 'run')}, into {job.out}; images: {image_names(job.rows)}",
         *remarks(
@@ -65,7 +65,7 @@ def _plan(job: Reproduction, row: Row) -> list[str]:
 
 
 def listing() -> Group:
-    """All tables that Atoll can reproduce, and the reasons for those that it cannot."""
+    """Table of the papers' tables that Atoll can reproduce, and the reasons for those that it cannot."""
     jobs = {name: find_table(name) for name in table_names()}
     rows = [[name, job.table.title, str(len(job.rows)), image_names(job.rows)] for name, job in jobs.items()]
     below = [f"not covered: {name}: {why}" for name, why in NOT_COVERED.items()]
@@ -73,7 +73,7 @@ def listing() -> Group:
 
 
 def egress_tables(egress: Egress, method: Method) -> Iterator[Table | str]:
-    """The data that leaves, reaches and stays with a client: headings with sums, a line for each tensor."""
+    """Tables of what a client sends, receives and retains, with sums in the headings and a line per tensor."""
     every = "every round"
     titles = {
         "up": f"Leaves the client, {every}",
@@ -99,12 +99,12 @@ def egress_tables(egress: Egress, method: Method) -> Iterator[Table | str]:
             table.add_row("nothing", "", "", "")
         yield table
         yield ""
-    yield "[i]In words[/i]"
+    yield "[i]Summary[/i]"
     lines = Table(show_edge=False, pad_edge=False, show_header=False)
     for sentence in method.egress:
         lines.add_row(f"leaves: {sentence}")
     lines.add_row(
-        "leaves once: a real site's name, its numbers of training and held-out images, its class names"
+        "leaves once: a real site's name, the numbers of its training and held-out images, its class names"
     )
     lines.add_row(
         "leaves at evaluations: a real site's accuracies and geometry on its held-out images, as numbers"
@@ -113,6 +113,6 @@ def egress_tables(egress: Egress, method: Method) -> Iterator[Table | str]:
         "leaves on failure: the sentence that the site's log shows, which may name a file or folder"
     )
     for sentence in method.keeps or ("nothing",):
-        lines.add_row(f"keeps: {sentence}")
+        lines.add_row(f"retained: {sentence}")
     yield lines
     yield ""

@@ -1,4 +1,4 @@
-"""A page, and tables, of finished or unfinished runs, made from their folders."""
+"""Reports: a page and tables about finished or unfinished runs, made from their folders."""
 
 from atoll.report.page import write_report
 

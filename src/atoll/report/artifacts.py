@@ -1,4 +1,4 @@
-"""The data that a report needs of a finished run beyond its numbers: the map of some test images."""
+"""Data that a report needs in addition to a run's results: the map of some test images."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ def save_artifacts(
     """Write the 2-D map of some test images: points, labels and thumbnails.
 
     Args:
-        folder: The run's.
+        folder: The run's folder.
         encoder: The finished encoder.
-        images: To show.
-        views: Makes the encoder's inputs.
-        seed: Of the run.
-        points: Most images on the map.
+        images: The images to choose from.
+        views: Converts images to the encoder's input.
+        seed: The run's seed.
+        points: Largest number of images on the map.
     """
     shown = images.subset(map_rows(len(images), seed, points))
     h = embed(encoder, views.plain, shown.images)

@@ -1,9 +1,9 @@
 // Line charts.
 
 /**
- * A chart with a cursor that pointer, touch and arrow keys move.
- * `shared` is {hidden, charts, from, to}: charts with the same one have the same x axis, show the same x and hide the
- * same lines.
+ * A chart with a cursor, which the pointer, touch and arrow keys move.
+ * `shared` is {hidden, charts, from, to}: charts that share it have the same x axis, cursor position and hidden
+ * lines.
  */
 function lineChart(panel, shared, height) {
   const xs = [...new Set(panel.series.flatMap((series) => series.x))].sort((a, b) => a - b);
@@ -89,7 +89,7 @@ function lineChart(panel, shared, height) {
 
 const nearest = (sorted, value) => sorted.reduce((best, x) => (Math.abs(x - value) < Math.abs(best - value) ? x : best));
 
-/** One line, with its band of one standard deviation; broken where a value is not finite. */
+/** One line, with a band of one standard deviation; the line has gaps at values that are not finite. */
 function curve({ line, x: xs, y: ys, s }, x, y, log) {
   const floor = (value, least) => (log ? Math.max(value, least) : value);
   const known = xs.map((at, i) => [at, ys[i], s ? s[i] : 0]).filter(([, value]) => value !== null);
@@ -105,7 +105,7 @@ function curve({ line, x: xs, y: ys, s }, x, y, log) {
   return [...band, svg("path", { class: `curve ${colour(line)}`, d: path, "stroke-dasharray": dash(line) }), ...alone];
 }
 
-/** Charts side by side under one legend, whose buttons hide and show lines. */
+/** Several charts with one legend, whose buttons hide and show lines. */
 function charts(host, panels, height) {
   const every = panels.flatMap((panel) => panel.series.flatMap((series) => series.x));
   const shared = { hidden: new Set(), charts: [], from: Math.min(...every), to: Math.max(...every) };

@@ -1,4 +1,4 @@
-"""The results of several runs in the terminal and in Markdown: the rows and columns of the page's table."""
+"""Comparison of several runs in the terminal and in Markdown, with the rows and columns of the page's table."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ Cells = tuple[list[str], list[list[str]], list[str]]  # a table's header, its ro
 
 
 def comparison_cells(runs: Sequence[Run]) -> Cells:
-    """The runs' results side by side, the untrained encoder first; mean ± std over seeds.
+    """Compare the results of runs, the untrained encoder first; mean ± std over seeds.
 
-    A row of a method says so if it has fewer runs than another.
+    The label of a method says so if it has fewer runs than another.
     """
     folders = [read_folder(run.folder) for run in runs]
     rows = result_rows(group_runs(folders))
@@ -46,27 +46,27 @@ def _label(row: Row, most: int) -> str:
 
 
 def comparison_table(cells: Cells) -> Group:
-    """The comparison for a terminal."""
+    """Format a comparison for a terminal."""
     return terminal_table(*cells)
 
 
 def comparison_markdown(cells: Cells, failures: Iterable[str] = ()) -> str:
-    """The comparison as Markdown, with the reasons why other runs failed."""
+    """Format a comparison as Markdown, with the reasons why other runs failed."""
     header, rows, notes = cells
     below = [*notes, *(f"Failed: {why}" for why in failures)]
-    return "\n".join([*markdown_table(header, rows), "", *(f"- {said}" for said in below)]) + "\n"
+    return "\n".join([*markdown_table(header, rows), "", *(f"- {note}" for note in below)]) + "\n"
 
 
 def _protocol(folder: Folder) -> str:
     results = folder.results
-    said = [f"{folder.recipe.get('title') or setting_words(folder.recipe)}; {results['split']} split"]
+    facts = [f"{folder.recipe.get('title') or setting_words(folder.recipe)}; {results['split']} split"]
     if "knn/k" in results:
-        said.append(f"kNN k={results['knn/k']}, T={results['knn/temperature']}, cosine")
+        facts.append(f"kNN k={results['knn/k']}, T={results['knn/temperature']}, cosine")
     if "probe/name" in results:
-        said.append(
+        facts.append(
             f"probe {results['probe/name']} ({results['probe/optimizer']}, lr {results['probe/lr']}, "
             f"{results['probe/epochs']} epochs, batch {results['probe/batch_size']})"
         )
     if "note" in results:
-        said.append(results["note"])
-    return "; ".join(said)
+        facts.append(results["note"])
+    return "; ".join(facts)

@@ -1,5 +1,5 @@
 "use strict";
-// Draws the figures from the page's own data. Text from data only ever becomes text nodes.
+// Draws the figures from the data in the page. Text from the data only becomes text nodes, never HTML.
 
 window.addEventListener("error", (event) => {
   document.documentElement.dataset.error = event.message;
@@ -24,7 +24,7 @@ function element(namespace, name, attributes = {}, ...children) {
 const html = (name, attributes, ...children) => element(null, name, attributes, ...children);
 const svg = (name, attributes, ...children) => element("http://www.w3.org/2000/svg", name, attributes, ...children);
 
-// A line is a method by its place, or, below zero, an untrained encoder.
+// The number of a line is the index of a method, or negative for an untrained encoder.
 const colour = (index) => (index < 0 ? "ku" : `k${index % COLOURS}`);
 const dash = (index) => (index < 0 ? `${3 - index} 3` : DASHES[(index + Math.floor(index / COLOURS)) % DASHES.length]);
 const lineName = (index) => (index < 0 ? data.untrained[-1 - index] : data.lines[index]);
@@ -33,7 +33,7 @@ const sample = (line, width) =>
 const number = (value, digits) =>
   value === null ? "not finite" : value.toLocaleString("en", { minimumFractionDigits: digits, maximumFractionDigits: digits }).replace("-", "−");
 
-/** Draws into a host now, and again whenever its width changes. */
+/** Draws into a host, and redraws whenever its width changes. */
 function responsive(host, draw) {
   let drawn = 0;
   const redraw = () => {
@@ -51,7 +51,7 @@ function responsive(host, draw) {
   };
 }
 
-/** Buttons of which one is pressed; null if there is no choice. */
+/** Buttons of which exactly one is pressed; null if there is only one option. */
 function choice(labels, name, choose) {
   if (labels.length < 2) return null;
   const buttons = labels.map(({ label, line }, index) =>
@@ -88,7 +88,7 @@ function ticks(low, high, count) {
   return found;
 }
 
-/** The axis of a chart's values: its range, its ticks, and how they are written. */
+/** The value axis of a chart: its range, its ticks, and their format. */
 function valueAxis(panel, values) {
   let low = Math.min(...values);
   let high = Math.max(...values);

@@ -1,4 +1,4 @@
-"""The data of the figures that the page's script draws: curves, spectra, partitions, maps and their thumbnails."""
+"""Data of the figures that the page's script draws: curves, spectra, partitions, maps and their thumbnails."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ from atoll.report.run_tables import distinct_partitions
 
 MAX_CLIENTS = 40  # rows in the picture of a partition
 SPRITE_COLUMNS = 32
-MAP_SIDE = 1000  # a map's points lie on a grid of so many steps
-SMALLEST = 1e-6  # of the largest singular value; below it is rounding
+MAP_SIDE = 1000  # number of grid steps on which a map's points are placed
+SMALLEST = 1e-6  # share of the largest singular value below which a value is a rounding error
 
 Points = dict[int, float]  # y by x
 
 
 def figures(groups: Sequence[Group]) -> dict[str, Any]:
-    """Everything that is drawn."""
+    """Compute the data of all figures."""
     untrained = untrained_rows(groups)
     return {
         "lines": [group.label for group in groups],
@@ -84,12 +84,12 @@ def _curves(groups: Sequence[Group]) -> list[dict[str, Any]]:
 
 
 def _capitalised(title: str) -> str:
-    """A column's heading as a figure's title; a name such as kNN stays."""
+    """A column's heading as a figure's title; a name such as kNN is unchanged."""
     return title if title[1:2].isupper() else title[:1].upper() + title[1:]
 
 
 def _objective(group: Group) -> str:
-    # Losses of different objectives are different quantities, so they share no axis.
+    # Losses of different objectives are different quantities, so they do not share an axis.
     return str(group.recipe.get("method", {}).get("objective") or group.label)
 
 
@@ -124,11 +124,11 @@ def _spectrum(groups: Sequence[Group], untrained: Sequence[Row]) -> dict[str, An
 
 
 def _spectra(results: Iterable[Mapping[str, Any]]) -> list[Points]:
-    """Singular values as shares of the largest: how steeply they fall is the shape, their size is not."""
+    """Singular values as shares of the largest, because only their decay is of interest, not their scale."""
     models = [model for result in results for model in result.get("by_model", {"": result}).values()]
     spectra = [values for model in models if (values := model.get(SINGULAR_VALUES.key)) and values[0] > 0]
     shares = [[value / values[0] for value in values if value > SMALLEST * values[0]] for values in spectra]
-    # To the shortest: a mean over fewer and fewer seeds would jump.
+    # Cut to the shortest, because a mean over a decreasing number of seeds would jump.
     return [dict(zip(range(1, min(map(len, shares)) + 1), values, strict=False)) for values in shares]
 
 
@@ -155,7 +155,7 @@ def _picture(partition: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _maps(groups: Sequence[Group]) -> dict[str, Any]:
-    """A map for each method, of its first seed that has one; equal thumbnails are stored once."""
+    """A map for each method, from its first seed with a map; equal thumbnails are stored once."""
     maps: list[dict[str, Any]] = []
     sprites: dict[str, dict[str, Any]] = {}
     for i, group in enumerate(groups):
@@ -191,12 +191,12 @@ def _sprite(thumbnails: Tensor) -> dict[str, Any]:
     """All thumbnails in one PNG, row by row."""
     n, channels, height, width = thumbnails.shape
     rows = -(-n // SPRITE_COLUMNS)
-    kept = 3 if channels >= 3 else 1
-    padded = torch.zeros(rows * SPRITE_COLUMNS, kept, height, width, dtype=torch.uint8)
-    padded[:n] = thumbnails[:, :kept]
-    tiles = padded.reshape(rows, SPRITE_COLUMNS, kept, height, width).permute(0, 3, 1, 4, 2)
-    pixels = tiles.reshape(rows * height, SPRITE_COLUMNS * width, kept).numpy()
+    shown = 3 if channels >= 3 else 1
+    padded = torch.zeros(rows * SPRITE_COLUMNS, shown, height, width, dtype=torch.uint8)
+    padded[:n] = thumbnails[:, :shown]
+    tiles = padded.reshape(rows, SPRITE_COLUMNS, shown, height, width).permute(0, 3, 1, 4, 2)
+    pixels = tiles.reshape(rows * height, SPRITE_COLUMNS * width, shown).numpy()
     file = io.BytesIO()
-    Image.fromarray(pixels if kept == 3 else pixels[:, :, 0]).save(file, "PNG", optimize=True)
+    Image.fromarray(pixels if shown == 3 else pixels[:, :, 0]).save(file, "PNG", optimize=True)
     uri = "data:image/png;base64," + base64.b64encode(file.getvalue()).decode()
     return {"uri": uri, "columns": SPRITE_COLUMNS, "rows": rows, "width": width, "height": height}

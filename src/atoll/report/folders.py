@@ -1,4 +1,4 @@
-"""The content of a run's folder as a report reads it: every file but the recipe may be missing."""
+"""Content of a run's folder for a report; all files except the recipe may be missing."""
 
 from __future__ import annotations
 
@@ -19,15 +19,15 @@ from atoll.report.artifacts import FILE as MAP_FILE
 
 @dataclass(frozen=True)
 class Folder:
-    """One run.
+    """Content of one run's folder.
 
     Attributes:
-        name: The folder's own name.
+        name: Name of the folder.
         recipe: The complete recipe.
         recipe_text: The text of its file.
-        metrics: By round, the untrained encoder first.
+        metrics: Metrics by round, the untrained encoder first.
         results: The final evaluation; empty if there is none.
-        partition: Which client holds how much; empty if there is none.
+        partition: The size of each client; empty if there is none.
         map: Points, thumbnails, labels and classes; None if there is none.
         missing: One sentence for each file that is missing or damaged.
     """
@@ -48,12 +48,12 @@ class Folder:
 
     @property
     def rounds(self) -> int:
-        """Complete rounds."""
+        """Number of complete rounds."""
         return max((line["round"] for line in self.metrics), default=int(self.results.get("round", 0)))
 
     @property
-    def asked(self) -> int:
-        """Rounds that the recipe asks for."""
+    def planned(self) -> int:
+        """Number of rounds in the recipe."""
         return int(self.recipe.get("train", {}).get("rounds", 0))
 
     @property
@@ -64,12 +64,12 @@ class Folder:
 
     @property
     def digest(self) -> str:
-        """Names the recipe: the first twelve digits of its SHA-256."""
+        """Digest of the recipe: the first twelve digits of its SHA-256."""
         return hashlib.sha256(self.recipe_text.encode()).hexdigest()[:12]
 
 
 def read_folder(path: Path) -> Folder:
-    """Read a run. Missing and damaged files are listed, not raised.
+    """Read a run's folder; missing and damaged files are listed instead of raising an error.
 
     Raises:
         UserError: The folder has no recipe, so it holds no run, or the recipe cannot be read.
@@ -83,7 +83,7 @@ def read_folder(path: Path) -> Folder:
     name = path.resolve().name
     missing: list[str] = []
 
-    def note(file: str, loss: str, why: str = "is not there") -> None:
+    def note(file: str, loss: str, why: str = "is missing") -> None:
         missing.append(f"{name}: {file} {why}, so {loss}.")
 
     def read(file: str, loss: str) -> dict[str, Any]:
@@ -93,11 +93,11 @@ def read_folder(path: Path) -> Folder:
             note(file, loss, "is damaged")
             return {}
         if not isinstance(found, dict):
-            note(file, loss, "is not there" if found is None else "is damaged")
+            note(file, loss, "is missing" if found is None else "is damaged")
             return {}
         return found
 
-    results = read("evaluation.json", "there are no final numbers of this run")
+    results = read("evaluation.json", "there are no final results of this run")
     partition = read("partition.json", "its clients are unknown")
     try:
         metrics = [
@@ -106,23 +106,23 @@ def read_folder(path: Path) -> Folder:
     except (OSError, UnicodeDecodeError):
         metrics = []
     if not metrics:
-        note("metrics.jsonl", "there are no curves and no untrained encoder", "is not there or empty")
+        note("metrics.jsonl", "there are no curves and no untrained encoder", "is missing or empty")
     elif not metrics[0].get("evaluation") or metrics[0]["round"] != 0:
-        note("metrics.jsonl", "the table shows none", "has no numbers of the untrained encoder")
+        note("metrics.jsonl", "the table shows none", "has no results of the untrained encoder")
     picture = None
     try:
         picture = _checked(load(path / MAP_FILE))
     except UserError:
-        # The recipe asks for no points, or the images are the sites' and may not be drawn.
+        # There is no map if the recipe has no points, or if the images are at the sites and must not be shown.
         expected = recipe.get("evaluation", {}).get("map_points") != 0 and results.get("split") != SITES_OWN
         if expected:
-            note(MAP_FILE, "there is no map", "is damaged" if (path / MAP_FILE).is_file() else "is not there")
+            note(MAP_FILE, "there is no map", "is damaged" if (path / MAP_FILE).is_file() else "is missing")
     folder = Folder(name, recipe, text, metrics, results, partition, picture, missing)
-    if folder.rounds < folder.asked:
+    if folder.rounds < folder.planned:
         missing.insert(
             0,
-            f"{name}: {folder.rounds} of {folder.asked} rounds are done; "
-            "this page shows the run up to there.",
+            f"{name}: {folder.rounds} of {folder.planned} rounds are done; "
+            "this page shows the completed ones.",
         )
     return folder
 
@@ -130,18 +130,18 @@ def read_folder(path: Path) -> Folder:
 def _checked(picture: Tree) -> Tree:
     points, thumbnails = picture["points"], picture["thumbnails"]
     labels = picture["labels"]
-    whole = (
+    consistent = (
         points.shape == (len(thumbnails), 2)
         and thumbnails.ndim == 4
         and thumbnails.dtype == torch.uint8
         and (labels is None or labels.shape == (len(points),))
     )
-    if not whole:
-        raise UserError("the parts of the map do not fit each other")
+    if not consistent:
+        raise UserError("the map's points, thumbnails and labels do not match")
     return picture
 
 
 def compact(value: float, digits: int = 5) -> float | None:
-    """A number in few digits, as a figure needs it; None where it is not finite."""
+    """Round a number to the digits that a figure needs; None if it is not finite."""
     short = float(f"{value:.{digits}g}")
     return short if json.dumps(short) not in ("NaN", "Infinity", "-Infinity") else None

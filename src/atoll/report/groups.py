@@ -1,4 +1,4 @@
-"""Groups of runs, and the rows and columns of a table of results, the same on the page and in the terminal."""
+"""Groups of runs, and the rows and columns of a table of results, on the page and in the terminal."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from atoll.report.folders import Folder
 from atoll.report.numbers import Spread, spread
 from atoll.report.wording import show
 
-# Keys that make no other experiment of a run: its seed, its names, and the number of workers, which changes no bit.
+# Keys that may differ within a group of runs: seed, names, and workers, whose number does not change results.
 SAME = ("seed", "name", "title", "engine.workers")
-# Differences that a comparison of methods is about.
+# Keys that are expected to differ in a comparison of methods.
 EXPECTED = ("method.", "options.", *SAME)
-MAX_DIFFERENCES = 3  # that a label names
+MAX_DIFFERENCES = 3  # in a label
 
 
 @dataclass
@@ -24,8 +24,8 @@ class Group:
     """Runs of one recipe, one for each seed.
 
     Attributes:
-        label: Its name on the page and in the terminal.
-        runs: By seed.
+        label: Name on the page and in the terminal.
+        runs: The runs in the order of their seeds.
     """
 
     label: str
@@ -43,7 +43,7 @@ class Group:
 
     @property
     def recipe(self) -> dict[str, Any]:
-        """The recipe, of the first seed."""
+        """The recipe of the first seed."""
         return self.runs[0].recipe
 
 
@@ -52,10 +52,10 @@ class Row:
     """An encoder in a table of results.
 
     Attributes:
-        label: Its name.
-        results: One for each seed.
-        line: Its mark in the figures: the method's place, or, below zero, an untrained encoder's.
-        runs: How many runs the row has, with or without results.
+        label: Name of the encoder.
+        results: Results, one for each seed.
+        line: Number of the line in the figures: the method's index, or a negative number for an untrained encoder.
+        runs: Number of runs in the row, with or without results.
     """
 
     label: str
@@ -64,15 +64,15 @@ class Row:
     runs: int
 
     def spread(self, metric: Metric) -> Spread | None:
-        """A metric over the seeds."""
+        """Spread of a metric over the seeds."""
         return spread(metric.values(self.results))
 
 
 def group_runs(folders: Sequence[Folder]) -> list[Group]:
-    """Groups in the order of their first runs, each with its own label.
+    """Group runs in the order of their first runs, each group with a unique label.
 
-    Two runs are of one group if their recipes are equal but for the seed, the name, the title and the number of
-    workers. A group has each seed once, because a repeated run is not a further sample: it starts another group.
+    Two runs belong to one group if their recipes only differ in the seed, the name, the title and the number of
+    workers. A group has each seed once; a repeated run is not a further sample, so it starts another group.
     """
     groups: dict[str, list[Group]] = {}
     found: list[Group] = []
@@ -100,7 +100,7 @@ def _method(group: Group) -> str:
 
 
 def _labels(names: Sequence[str], recipes: Sequence[Mapping[str, Any]]) -> list[str]:
-    """The names, each with the values that distinguish it from equal names, if there are any."""
+    """Extend equal names by the values that distinguish them."""
     labels = []
     for name, recipe in zip(names, recipes, strict=True):
         equals = [other for named, other in zip(names, recipes, strict=True) if named == name]
@@ -109,19 +109,19 @@ def _labels(names: Sequence[str], recipes: Sequence[Mapping[str, Any]]) -> list[
             continue
         different = list(differences(equals)) or list(differences(equals, except_=("seed",)))
         values = flatten(recipe)
-        said = [
+        facts = [
             f"{key.removeprefix('options.')} = {show(values.get(key))}" for key in different[:MAX_DIFFERENCES]
         ]
-        labels.append(f"{name} · {', '.join(said)}" if said else name)
+        labels.append(f"{name} · {', '.join(facts)}" if facts else name)
     return labels
 
 
 def differences(recipes: Sequence[Mapping[str, Any]], except_: Iterable[str] = SAME) -> dict[str, list[Any]]:
-    """Keys whose values are not the same in all recipes, with the value in each.
+    """Find the keys whose values differ between recipes, with the value in each.
 
     Args:
-        recipes: To compare.
-        except_: Keys, or sections if they end in a dot, that are left out.
+        recipes: The recipes to compare.
+        except_: Keys, or sections if they end in a dot, that are ignored.
     """
     tables = [flatten(recipe) for recipe in recipes]
     left_out = tuple(except_)
@@ -137,7 +137,7 @@ def differences(recipes: Sequence[Mapping[str, Any]], except_: Iterable[str] = S
 
 @dataclass
 class _Start:
-    """An encoder before the first round: its settings, the methods that start from it, its results by seed."""
+    """An initial encoder: its settings, the methods that start from it, and its results by seed."""
 
     recipe: dict[str, Any]
     methods: list[str]
@@ -151,7 +151,7 @@ class _Start:
 
 
 def untrained_rows(groups: Sequence[Group]) -> list[Row]:
-    """The encoders before the first round: methods that start from the same one share a row."""
+    """Rows of the initial encoders; methods that start from the same one share a row."""
     starts: list[_Start] = []
     for group in groups:
         by_seed = {run.seed: run.untrained for run in group.runs if run.untrained}
@@ -188,11 +188,11 @@ def _scores(results: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def result_rows(groups: Sequence[Group]) -> list[Row]:
-    """The rows of every table of results: the encoders before the first round, then the methods."""
+    """Rows of all tables of results: the initial encoders, then the methods."""
     rows = [Row(group.label, group.results, i, len(group.runs)) for i, group in enumerate(groups)]
     return [*untrained_rows(groups), *rows]
 
 
 def result_columns(rows: Sequence[Row], place: str = "results") -> list[Metric]:
-    """The columns of a table of results: what any of its rows has."""
+    """Columns of a table of results: all metrics that any of its rows has."""
     return measured((result for row in rows for result in row.results), place)

@@ -1,4 +1,4 @@
-"""HTML from Python, escaped unless it is marked as HTML."""
+"""HTML elements as strings; text is escaped unless it is marked as HTML."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from typing import Any
 
 
 class Html(str):
-    """Text that is HTML already. Any other text is escaped when it is put into a page."""
+    """Text that is already HTML; all other text is escaped when it is inserted into a page."""
 
     __slots__ = ()
 
 
 def tag(name: str, *children: str, **attributes: str) -> Html:
-    """An element. ``class_`` becomes ``class``, other underscores become hyphens; empty attributes are left out."""
+    """Make an element: ``class_`` becomes ``class``, other underscores hyphens; empty attributes are dropped."""
     written = "".join(
         f' {key.rstrip("_").replace("_", "-")}="{escape(value)}"'
         for key, value in attributes.items()
@@ -25,14 +25,14 @@ def tag(name: str, *children: str, **attributes: str) -> Html:
 
 
 def join(children: Iterable[str]) -> Html:
-    """The children in a row."""
+    """Concatenate children."""
     return Html("".join(child if isinstance(child, Html) else escape(child) for child in children))
 
 
 def table(caption: str, head: Sequence[str], rows: Sequence[Sequence[str]], class_: str = "") -> Html:
-    """A table with a heading for every column, and for every row in its first cell.
+    """Make a table with a heading for every column, and for every row in its first cell.
 
-    Its box scrolls sideways if the window is narrow.
+    Its box scrolls horizontally if the window is narrow.
     """
     header = tag("tr", *(tag("th", cell, scope="col") for cell in head))
     body = (
@@ -58,17 +58,17 @@ def _is_cell(cell: str) -> bool:
 
 
 def bullets(items: Sequence[str]) -> Html:
-    """A list."""
+    """Make a list."""
     return tag("ul", *(tag("li", item) for item in items))
 
 
 def folded(summary: str, *content: str) -> Html:
-    """Content that a reader opens."""
+    """Make content that is hidden until the reader opens it."""
     return tag("details", tag("summary", summary), *content)
 
 
 def json_for_script(value: Any) -> Html:
-    """JSON for a ``<script>`` element: no text in it can end the element."""
+    """Serialise a value as JSON for a ``<script>`` element; no text in it can end the element."""
     text = json.dumps(value, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
-    # All three are the same characters to a JSON reader.
+    # A JSON parser reads the escapes as the same three characters.
     return Html(text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026"))

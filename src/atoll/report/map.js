@@ -89,7 +89,7 @@ function mapFigure(host, maps, sprites) {
       preview(i);
       picture.setAttribute("aria-label", `Map of ${xs.length} images, ${lineName(map.line)}. ${words.textContent}. Arrow keys move to the next image.`);
     };
-    // The nearest image for which `cost` is a number; only those of the class that is shown.
+    // The nearest image for which `cost` is a number, among the images of the shown class.
     const closest = (cost) => {
       let found = null;
       let least = Infinity;

@@ -1,4 +1,4 @@
-"""Numbers as tables print them: mean and standard deviation over seeds, signs, bytes, Markdown."""
+"""Formatting of numbers in tables: mean and standard deviation over seeds, signs, bytes, Markdown."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ UNMEASURED = "–"
 
 @dataclass(frozen=True)
 class Spread:
-    """Values over seeds.
+    """Statistics of values over seeds.
 
     Attributes:
-        count: How many.
-        mean: Of them.
-        std: Their standard deviation (n − 1 in the denominator); None for a single value.
-        width: From the lowest to the highest.
+        count: Number of values.
+        mean: Mean of the values.
+        std: Standard deviation (n − 1 in the denominator); None for a single value.
+        width: Difference between the highest and the lowest value.
     """
 
     count: int
@@ -26,17 +26,17 @@ class Spread:
     width: float
 
     def overlaps(self, other: Spread) -> bool:
-        """Whether the two are within their standard deviations of each other."""
+        """Whether the difference of the means is at most the sum of the standard deviations."""
         return abs(self.mean - other.mean) <= (self.std or 0.0) + (other.std or 0.0)
 
     def words(self, digits: int) -> tuple[str, str]:
-        """The mean, and " ± standard deviation"; the second is empty if all values print alike."""
-        alike = self.std is None or self.width < 10.0**-digits / 2
-        return number(self.mean, digits), "" if alike else f" ± {number(self.std or 0.0, digits)}"
+        """Format the mean, and " ± standard deviation", which is empty if all values are equal when rounded."""
+        equal = self.std is None or self.width < 10.0**-digits / 2
+        return number(self.mean, digits), "" if equal else f" ± {number(self.std or 0.0, digits)}"
 
 
 def spread(values: Sequence[float]) -> Spread | None:
-    """Mean and standard deviation; None of nothing."""
+    """Compute the statistics of values; None if there are no values."""
     if not values:
         return None
     std = statistics.stdev(values) if len(values) > 1 else None
@@ -44,13 +44,13 @@ def spread(values: Sequence[float]) -> Spread | None:
 
 
 def mean_std(values: Sequence[float], digits: int) -> str:
-    """Mean ± standard deviation; only the mean if there is one value or all values print alike."""
+    """Format mean ± standard deviation; only the mean if there is one value, or all are equal when rounded."""
     found = spread(values)
     return UNMEASURED if found is None else "".join(found.words(digits))
 
 
 def best(column: Sequence[Spread | None]) -> list[bool]:
-    """Which values are the highest, or within the standard deviations of the highest."""
+    """Mark the values that are the highest, or within the standard deviations of the highest."""
     found = [value for value in column if value is not None]
     if len(found) < 2:
         return [False] * len(column)
@@ -59,12 +59,12 @@ def best(column: Sequence[Spread | None]) -> list[bool]:
 
 
 def number(value: float, digits: int) -> str:
-    """A number with a true minus sign."""
+    """Format a number with a typographic minus sign."""
     return f"{value:.{digits}f}".replace("-", "−")
 
 
 def megabytes(count: float) -> str:
-    """Bytes as people read them (a megabyte is a million)."""
+    """Format bytes with a decimal unit (a megabyte is a million bytes)."""
     for unit, size, digits in (("GB", 1e9, 2), ("MB", 1e6, 2), ("kB", 1e3, 1)):
         if count >= size:
             return f"{count / size:,.{digits}f} {unit}"
@@ -72,7 +72,7 @@ def megabytes(count: float) -> str:
 
 
 def markdown_table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str]:
-    """A table's lines in Markdown: the first column is text, the others are numbers."""
+    """Format a table as lines of Markdown; the first column is text, the others are numbers."""
     rule = ["---", *["---:"] * (len(header) - 1)]
     return [
         f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in row)} |" for row in (header, rule, *rows)

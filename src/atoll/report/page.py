@@ -1,4 +1,4 @@
-"""One self-contained page about runs: results, curves, partitions, traffic, recipes."""
+"""The report: one self-contained page about runs, with results, curves, partitions, traffic and recipes."""
 
 from __future__ import annotations
 
@@ -20,18 +20,18 @@ from atoll.report.wording import images_words, partition_kind, plural
 
 
 def write_report(folders: Sequence[Path], out: Path, failures: Iterable[str] = ()) -> Path:
-    """Write a page about runs, side by side. It needs no network, and the same runs give the same page.
+    """Write a page that compares runs. The page needs no network, and the same runs give the same page.
 
     Args:
-        folders: Of the runs, finished or not; those that differ only in their seed become one row.
-        out: The page's file, written completely or not at all.
-        failures: Sentences about runs that failed, which the page repeats.
+        folders: Folders of finished or unfinished runs; runs that differ only in their seed become one row.
+        out: The page's file, which is written atomically.
+        failures: Sentences about failed runs, which the page shows.
 
     Returns:
         ``out``.
 
     Raises:
-        UserError: No folders, or one that holds no run; the page cannot be written.
+        UserError: There are no folders, a folder holds no run, or the page cannot be written.
     """
     if not folders:
         raise UserError("a report needs the folder of at least one run")
@@ -41,7 +41,7 @@ def write_report(folders: Sequence[Path], out: Path, failures: Iterable[str] = (
 
 
 def page(runs: Sequence[Folder], failures: Iterable[str] = ()) -> str:
-    """The page's text."""
+    """Make the page's text."""
     groups = group_runs(runs)
     rows = result_rows(groups)
     drawn = figures(groups)
@@ -78,14 +78,14 @@ def page(runs: Sequence[Folder], failures: Iterable[str] = ()) -> str:
     )
 
 
-# In this order: each uses those before it.
+# In this order, because each uses the previous ones.
 SCRIPTS = ("elements.js", "charts.js", "partition.js", "map.js", "page.js")
 RING = 34  # radius of the atoll in the heading, whose box is 100 wide
 MAX_ISLANDS = 36
-MAX_NAMES = 5  # methods that the first sentence names
+MAX_NAMES = 5  # largest number of methods whose names are in the first sentence
 MAP_WORDS = (
     "Each mark is one of the {split} images. t-SNE places images with similar representations near each other. "
-    "Groups carry meaning; distances between groups, sizes and directions do not."
+    "Groups are meaningful; distances between groups, sizes and directions are not."
 )
 SPECTRUM_WORDS = (
     "Singular values of the {split} images’ representations as shares of the largest, on a logarithmic axis. A "
@@ -98,7 +98,7 @@ def _file(name: str) -> str:
 
 
 def _measured(words: str, runs: Sequence[Folder]) -> str:
-    """A sentence about the images that runs were measured on."""
+    """Insert the split of the runs' evaluations into a sentence."""
     splits = dict.fromkeys(str(run.results["split"]) for run in runs if "split" in run.results)
     return words.format(
         split=" or ".join({"train": "training"}.get(split, split) for split in splits) or "test"
@@ -107,7 +107,7 @@ def _measured(words: str, runs: Sequence[Folder]) -> str:
 
 def _title(groups: Sequence[Group]) -> str:
     titles = {str(group.recipe.get("title") or _images(group.recipe)) for group in groups}
-    return titles.pop() if len(titles) == 1 else f"{len(groups)} recipes side by side"
+    return titles.pop() if len(titles) == 1 else f"Comparison of {len(groups)} recipes"
 
 
 def _images(recipe: Mapping[str, Any]) -> str:
@@ -137,7 +137,7 @@ def _facts(groups: Sequence[Group]) -> Html:
     runs = [run for group in groups for run in group.runs]
     found: dict[str, list[str]] = {
         "Data": [
-            "sites' own folders"
+            "sites' local folders"
             if "sites" in run.results
             else str(run.recipe.get("data", {}).get("source", ""))
             for run in runs
@@ -170,15 +170,17 @@ def _notices(runs: Sequence[Folder], failures: Iterable[str]) -> Html:
         for run in runs
         if run.metrics and "start" in run.metrics[0]
     )
-    said = [Html(tag("p", note, class_="note")) for note in notes if note]
+    notices = [Html(tag("p", note, class_="note")) for note in notes if note]
     missing = [*failures, *(sentence for run in runs for sentence in run.missing)]
     if missing:
-        said.append(tag("div", tag("p", "Parts of this page are missing."), bullets(missing), class_="note"))
-    return join(said)
+        notices.append(
+            tag("div", tag("p", "Parts of this page are missing."), bullets(missing), class_="note")
+        )
+    return join(notices)
 
 
 def _figure(name: str, content: Any, placeholder: str, words: str) -> Html:
-    """The element in which the script draws, or the sentence that replaces it."""
+    """Element in which the script draws a figure, or the sentence that replaces it."""
     if not content:
         return tag("p", placeholder, class_="muted") if placeholder else Html("")
     caption = [tag("figcaption", words, class_="muted")] if words else []
@@ -198,7 +200,7 @@ def _curve_words(groups: Sequence[Group]) -> str:
 def _largest(groups: Sequence[Group]) -> str:
     several = any(result.get("by_model") for group in groups for result in group.results)
     return (
-        " Where a method ends with several models, the map shows the one whose clients hold the most images."
+        " If a method ends with several models, the map shows the one whose clients hold the most images."
         if several
         else ""
     )
@@ -212,7 +214,7 @@ def _partition(partitions: Sequence[tuple[str, Mapping[str, Any]]]) -> Html:
 
 
 def _islands(runs: Sequence[Folder]) -> Html:
-    """The atoll of the first run: a ring of clients, each as large as its data, around one lagoon."""
+    """The picture in the heading: a ring of the first run's clients, each with the area of its data."""
     known = [run.partition["clients"] for run in runs if run.partition.get("clients")]
     sizes = [client["size"] for client in known[0][:MAX_ISLANDS]] if known else [1] * 10
     radii = [math.sqrt(size) for size in sizes]

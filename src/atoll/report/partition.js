@@ -1,4 +1,4 @@
-// The partition: clients down, classes across, a bubble's area for the number of images.
+// The partition: clients as rows, classes as columns; the area of a bubble is the number of images.
 
 function partitionFigure(host, partitions) {
   const readout = html("div", { class: "readout", role: "status", "aria-live": "off" });
@@ -18,7 +18,7 @@ function partitionFigure(host, partitions) {
     const columns = counted ? Math.max(...clients.map(({ counts }) => counts.length)) : 0;
     const classes = Array.from({ length: columns }, (_, i) => partition.classes[i] ?? String(i));
     const left = Math.min(Math.max(44, 16 + 7 * Math.max(...clients.map(({ name }) => name.length))), width < PHONE ? 84 : 170);
-    const narrow = width < PHONE && counted; // sizes only as numbers
+    const narrow = width < PHONE && counted; // show sizes only as numbers
     const least = columns > 40 ? 7 : 19;
     const cell = counted ? Math.max(least, Math.min(54, (width - left - (narrow ? 58 : 200)) / columns)) : 0;
     const bars = narrow ? 46 : counted ? Math.max(188, width - left - cell * columns - 12) : Math.min(620, width - left - 12);

@@ -1,4 +1,4 @@
-"""The record of a reproduced table in Markdown and in the terminal: our numbers beside the published ones."""
+"""A reproduced table in Markdown and in the terminal, with the published values."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from atoll.report.terminal import terminal_table
 
 
 def cells(record: dict[str, Any]) -> tuple[list[str], list[list[str]]]:
-    """The table's header and its rows; each of our values is followed by the published one, if there are any."""
+    """Make the table's header and its rows; if there are published values, each follows the measured one."""
     columns = list(record["rows"][0]["values"])
-    beside = ("paper",) if record["published"] else ()
-    header = ["", *(heading for column in columns for heading in (column, *beside))]
+    paper = ("paper",) if record["published"] else ()
+    header = ["", *(heading for column in columns for heading in (column, *paper))]
     digits = {
         column: max(_digits(row["values"][column]["published"]) for row in record["rows"])
         for column in columns
@@ -23,22 +23,22 @@ def cells(record: dict[str, Any]) -> tuple[list[str], list[list[str]]]:
     for row in record["rows"]:
         shown = [row["label"]]
         for column, value in row["values"].items():
-            theirs = (value["published"] or UNMEASURED,) if beside else ()
-            shown += [mean_std(value["ours"], digits[column]), *theirs]
+            published = (value["published"] or UNMEASURED,) if paper else ()
+            shown += [mean_std(value["ours"], digits[column]), *published]
         rows.append(shown)
     return header, rows
 
 
 def _digits(published: str) -> int:
-    """Digits after the point; without a published value, as many as the papers have."""
+    """Number of digits after the point; 2, as in the papers, without a published value."""
     return len(published.partition(".")[2]) if published else 2
 
 
 def remarks(record: dict[str, Any]) -> list[str]:
-    """The lines below the table. The differences from the paper's setting come first."""
+    """Lines below the table; the differences from the paper's setting are the first ones."""
     changed = [f"{key} = {words}" for key, words in record["changed"].items()]
     warning = (
-        "NOT the paper's setting, so this is no reproduction of its numbers:"
+        "NOT the paper's setting, so this does not reproduce its results:"
         if record["published"]
         else "NOT the table's own setting:"
     )
@@ -50,12 +50,12 @@ def remarks(record: dict[str, Any]) -> list[str]:
 
 
 def markdown(record: dict[str, Any]) -> str:
-    """The table as Markdown."""
+    """Format the table as Markdown."""
     lines = markdown_table(*cells(record))
     notes = [f"- {note}" for note in remarks(record)]
     return "\n".join([f"# {record['title']}", "", *lines, "", *notes, f"- Atoll {record['version']}."]) + "\n"
 
 
 def shown(record: dict[str, Any]) -> Group:
-    """The table for a terminal."""
+    """Format the table for a terminal."""
     return terminal_table(*cells(record), remarks(record), record["title"])

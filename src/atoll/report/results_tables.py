@@ -1,4 +1,4 @@
-"""The page's tables of results, with the protocols that made the numbers."""
+"""The page's tables of results, with the protocols of the evaluation."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from atoll.report.wording import show
 
 GEOMETRY_NOTE = (
     "−uniformity is the negative logarithm of the mean Gaussian potential between representations on the sphere. "
-    "The effective rank estimates how many dimensions they use. Both describe a shape; a higher value is not by "
-    "itself better."
+    "The effective rank estimates how many dimensions they use. Both describe a shape; a higher value is not "
+    "necessarily better."
 )
 
 
 def method_label(line: int, label: str, *more: str) -> Html:
-    """A method's name behind the mark that it has in every figure, with smaller lines below."""
+    """A method's name after its mark in the figures, with smaller lines below."""
     mark = tag("i", class_=f"key k{'u' if line < 0 else line % 8}", aria_hidden="true")
     # On a phone a long name breaks between its words.
     words = [
@@ -33,7 +33,7 @@ def method_label(line: int, label: str, *more: str) -> Html:
 
 
 def results_table(groups: Sequence[Group], rows: Sequence[Row]) -> Html:
-    """The encoders' results side by side."""
+    """Table that compares the results of the encoders."""
     columns = result_columns(rows)
     spreads = [[row.spread(metric) for row in rows] for metric in columns]
     marks = [
@@ -129,14 +129,14 @@ def models_table(groups: Sequence[Group]) -> Html:
 
 
 def sites_table(groups: Sequence[Group]) -> Html:
-    """The results of each site of a real federation on its own held-out images."""
+    """Table of each site's results on its local held-out images."""
     found = [
         (i, run, name, numbers.get("geometry/of_test_images", numbers.get("knn/test_images")), numbers)
         for i, group in enumerate(groups)
         for run in group.runs
         for name, numbers in run.results.get("sites", {}).items()
     ]
-    caption = "Results of each site on its own held-out images"
+    caption = "Results of each site on its local held-out images"
     return folded("Each site", _named(caption, ("site", "images"), groups, found)) if found else Html("")
 
 
@@ -146,7 +146,7 @@ def _named(
     groups: Sequence[Group],
     found: Sequence[tuple[int, Folder, str, int | None, dict[str, Any]]],
 ) -> Html:
-    """Results by a name within a run, with a count next to the name."""
+    """Table of results by a name within a run, with a count next to the name."""
     rows = [Row(name, [numbers], i, 1) for i, _, name, _, numbers in found]
     columns = result_columns(rows)
     body = [
@@ -162,7 +162,7 @@ def _named(
 
 
 def protocols(groups: Sequence[Group]) -> Html:
-    """The split and the constants of the protocols, once if all runs share them."""
+    """Split and constants of the protocols, listed once if all runs share them."""
     sets: dict[str, tuple[list[str], str, dict[str, dict[str, Any]]]] = {}
     measured = [(group.label, result) for group in groups for result in group.results]
     measured = measured or [(row.label, result) for row in untrained_rows(groups) for result in row.results]
@@ -185,7 +185,7 @@ def protocols(groups: Sequence[Group]) -> Html:
         ]
         blocks.append(join([tag("p", on), tag("dl", *entries, class_="constants")]))
     if len(sets) > 1:
-        warning = "The runs were measured under different protocols. Compare their numbers with care."
+        warning = "The runs were evaluated under different protocols. Compare their results with care."
         blocks.insert(0, tag("p", warning, class_="note"))
     return join(blocks) if blocks else tag("p", "Nothing has been measured yet.")
 

@@ -13,30 +13,30 @@ from atoll.report.numbers import UNMEASURED, megabytes
 from atoll.report.results_tables import method_label
 from atoll.report.wording import partition_kind, show
 
-MAX_LISTED = 20  # refused and lost updates that are named one by one
-MAX_CELLS = 2000  # of a partition's table
+MAX_LISTED = 20  # largest number of refused and lost updates that are listed
+MAX_CELLS = 2000  # largest number of cells in a partition's table
 
 
 def recipe_differences(groups: Sequence[Group]) -> Html:
-    """The differences between the recipes other than the method: their effect is not the method's."""
+    """Table of the recipes' differences other than the method, whose effects are not the method's."""
     if len(groups) < 2:
         return Html("")
-    apart = differences([group.recipe for group in groups], EXPECTED)
-    if not apart:
+    different = differences([group.recipe for group in groups], EXPECTED)
+    if not different:
         return tag("p", "The recipes differ only in their method and its options.")
-    body = [[name, *map(show, values)] for name, values in apart.items()]
+    body = [[name, *map(show, values)] for name, values in different.items()]
     caption = "Differences between the recipes other than the method and its options"
     return table(caption, ["recipe key", *(group.label for group in groups)], body)
 
 
 def provenance(groups: Sequence[Group]) -> Html:
-    """Each run, and each recipe in full."""
+    """Table of the runs, and each complete recipe."""
     body = [
         [
             method_label(i, group.label),
             run.name,
             str(run.seed),
-            f"{run.rounds} of {run.asked}",
+            f"{run.rounds} of {run.planned}",
             tag("td", tag("code", run.digest)),
             str(run.results.get("version", UNMEASURED)),
         ]
@@ -49,7 +49,7 @@ def provenance(groups: Sequence[Group]) -> Html:
 
 
 def traffic_table(groups: Sequence[Group]) -> Html:
-    """Bytes up and down, the updates that were refused or lost, and the time."""
+    """Table of the bytes up and down, the refused or lost updates, and the time."""
     body = []
     for i, group in enumerate(groups):
         runs = [[line for line in run.metrics if BYTES_UP.key in line] for run in group.runs]
@@ -82,8 +82,8 @@ def traffic_table(groups: Sequence[Group]) -> Html:
 
 
 def failed_updates(groups: Sequence[Group]) -> Html:
-    """Refused and lost updates by name."""
-    said = [
+    """List of the refused and lost updates."""
+    sentences = [
         f"{group.label}, seed {run.seed}, round {line['round']}: client {client}’s update was {name} ({reason})"
         for group in groups
         for run in group.runs
@@ -91,15 +91,15 @@ def failed_updates(groups: Sequence[Group]) -> Html:
         for name in ("refused", "lost")
         for client, reason in line.get(name, {}).items()
     ]
-    if not said:
+    if not sentences:
         return tag("p", "No update was refused or lost.", class_="muted")
-    more = len(said) - MAX_LISTED
-    listed = said[:MAX_LISTED] + ([f"and {more:,} more, listed in metrics.jsonl"] if more > 0 else [])
+    more = len(sentences) - MAX_LISTED
+    listed = sentences[:MAX_LISTED] + ([f"and {more:,} more, listed in metrics.jsonl"] if more > 0 else [])
     return bullets(listed)
 
 
 def egress_table(groups: Sequence[Group]) -> Html:
-    """What left each client, and what it retained."""
+    """Table of what left each client, and what the client retained."""
     body = []
     for i, group in enumerate(groups):
         known = next((result for result in group.results if "egress" in result), None)
@@ -118,7 +118,7 @@ def egress_table(groups: Sequence[Group]) -> Html:
 
 
 def distinct_partitions(groups: Sequence[Group]) -> list[tuple[str, dict[str, Any]]]:
-    """Each partition of the runs once, with the methods and seeds that share it."""
+    """Distinct partitions of the runs, with the methods and seeds that share them."""
     users: dict[str, list[tuple[str, int]]] = {}
     found: dict[str, dict[str, Any]] = {}
     for group in groups:
@@ -137,7 +137,7 @@ def _users(runs: Sequence[tuple[str, int]]) -> str:
 
 
 def partition_facts(partitions: Sequence[tuple[str, Mapping[str, Any]]]) -> Html:
-    """The partitions of the training images."""
+    """Table of the partitions of the training images."""
     body = []
     for label, partition in partitions:
         sizes = [client["size"] for client in partition["clients"]]
@@ -161,8 +161,8 @@ def partition_facts(partitions: Sequence[tuple[str, Mapping[str, Any]]]) -> Html
 
 
 def partition_tables(partitions: Sequence[tuple[str, Mapping[str, Any]]]) -> Html:
-    """The pictures as tables, those that are small enough to be read."""
-    found = [whole for label, partition in partitions if (whole := _partition_table(label, partition))]
+    """Tables of the partitions that are small enough to be read."""
+    found = [shown for label, partition in partitions if (shown := _partition_table(label, partition))]
     return folded("As a table", *found) if found else Html("")
 
 

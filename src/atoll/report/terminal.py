@@ -1,4 +1,4 @@
-"""The form of the tables that commands print in a terminal."""
+"""Format of the tables that commands print in a terminal."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ def terminal_table(
     title: str = "",
     numbers: bool = True,
 ) -> Group:
-    """A table with its title above and its notes below.
+    """Make a table with its title above and its notes below.
 
     Args:
-        header: The columns' headings.
-        rows: Of cells. Texts are printed as they are, without markup.
-        notes: One a line.
-        title: None if empty.
-        numbers: Whether all columns but the first hold numbers.
+        header: Headings of the columns.
+        rows: Rows of cells, printed without interpreting markup.
+        notes: Notes, one per line.
+        title: The title; empty for none.
+        numbers: Whether all columns except the first contain numbers.
     """
     table = Table(show_edge=False, pad_edge=False)
     for i, heading in enumerate(header):

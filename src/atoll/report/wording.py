@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-# The options of each kind of partition that shape it.
+# The main options of each kind of partition.
 PARTITION_PARAMETERS = {
     "dirichlet": ("alpha", "variant"),
     "skew": ("beta",),
@@ -15,12 +15,12 @@ PARTITION_PARAMETERS = {
 
 
 def plural(count: int, word: str) -> str:
-    """A count and its noun."""
+    """Format a count with its noun."""
     return f"{count:,} {word}{'' if count == 1 else 's'}"
 
 
 def show(value: Any) -> str:
-    """A recipe's value in words."""
+    """Format a recipe's value for readers."""
     if isinstance(value, list | tuple):
         return ", ".join(map(show, value)) or "none"
     if isinstance(value, bool):
@@ -31,33 +31,33 @@ def show(value: Any) -> str:
 
 
 def partition_kind(partition: Mapping[str, Any]) -> str:
-    """The kind of a partition (a ``[partition]`` section) with the parameters that shape it."""
+    """Kind of a partition (a ``[partition]`` section) with its main parameters."""
     kind = str(partition.get("kind", "unknown"))
-    said = ", ".join(
+    parameters = ", ".join(
         f"{name.replace('_', ' ')} {show(partition[name])}"
         for name in PARTITION_PARAMETERS.get(kind, ())
         if partition.get(name) is not None
     )
-    return f"{kind} ({said})" if said else kind
+    return f"{kind} ({parameters})" if parameters else kind
 
 
 def setting_words(recipe: Mapping[str, Any]) -> str:
-    """The images of a run, its clients and their partition, from its recipe."""
+    """Describe the images of a run, its clients and their partition, from its recipe."""
     return f"{images_words(recipe)}, {partition_kind(recipe.get('partition', {}))}"
 
 
 def images_words(recipe: Mapping[str, Any]) -> str:
-    """The images of a run and its clients."""
+    """Describe the images of a run and its clients."""
     data, partition = recipe.get("data", {}), recipe.get("partition", {})
-    said = [source_words(data)]
+    facts = [source_words(data)]
     if data.get("limit"):
-        said.append(f"at most {plural(data['limit'], 'image')}")
+        facts.append(f"at most {plural(data['limit'], 'image')}")
     if "clients" in partition and partition.get("kind") not in ("natural", "centralised"):
-        said.append(plural(partition["clients"], "client"))
-    return ", ".join(said)
+        facts.append(plural(partition["clients"], "client"))
+    return ", ".join(facts)
 
 
 def source_words(data: Mapping[str, Any]) -> str:
-    """The source of a ``[data]`` section's images."""
+    """Describe the source of a ``[data]`` section's images."""
     source = str(data.get("source", "unknown images"))
     return f"{data['path']} ({source})" if data.get("path") and source != "digits" else source

@@ -378,7 +378,7 @@ def test_a_run_that_was_killed_in_its_prerequisite_goes_on(place, monkeypatch):
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patched:
-        patched.setattr("atoll.commands.run._train_first", killed)
+        patched.setattr("atoll.commands.run._run_prerequisite", killed)
         with pytest.raises(KeyboardInterrupt):
             play(sites(place), place, *settings, "train.rounds=1")
     began = json.loads((place / "run" / "sites.json").read_text())["federation"]
