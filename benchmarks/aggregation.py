@@ -1,12 +1,12 @@
-"""What it costs to aggregate ten ResNet-18 updates: the server's folds beside reading the updates once.
+"""Cost of aggregating ten ResNet-18 updates: the server's folds, compared with reading the updates once.
 
     python benchmarks/aggregation.py [--threads N …] [--json FILE]
 
-Every path runs in one process and by turns, so that what else the machine does falls on each alike; the best of the
-repeats counts. "Read" sums every tensor of the ten updates. "Checked" paths pass each update through the server's
-door first (names, shapes, types, finite values, distance). The plain loop and Flower's `aggregate` check nothing.
-Memory is the peak beside the updates, in models, the current global model included; each path is measured in a
-process of its own.
+All paths run in turns in one process, so that other load on the machine affects them equally; the best of the
+repeats counts. "Read" sums every tensor of the ten updates. "Checked" paths first apply the server's update checks
+(names, shapes, types, finite values, distance). The plain loop and Flower's `aggregate` check nothing. Memory is
+the peak in addition to the updates, in models, including the current global model; each path is measured in a
+separate process.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ SAMPLES = [5000 + 37 * client for client in range(CLIENTS)]
 
 
 def make_updates() -> tuple[Weights, list[Tree]]:
-    """The global model, and ten updates a step away from it."""
+    """Make the global model, and ten updates at a small distance from it."""
     torch.manual_seed(0)
     encoder = build_encoder(ModelOptions(encoder="resnet18", stem="cifar"), channels=3, image_size=32)
     model = {name: tensor.clone() for name, tensor in encoder.state_dict().items()}
@@ -55,7 +55,7 @@ def make_updates() -> tuple[Weights, list[Tree]]:
 
 
 def make_paths(model: Weights, updates: list[Tree]) -> dict[str, Callable[[], object]]:
-    """Everything that is measured, by name."""
+    """Make all measured paths, by name."""
     state = {"models": {"global": model}, "parts": {}}
     setting = Setting(0, CLIENTS, (3, 32, 32), 0, 512, 512, TrainOptions(), ModelOptions())
     states = [update["weights"] for update in updates]
@@ -103,11 +103,11 @@ def make_paths(model: Weights, updates: list[Tree]) -> dict[str, Callable[[], ob
 
 
 def measure_memory(name: str) -> float:
-    """Peak memory of one path beside the updates, in models (Linux only)."""
+    """Measure the peak memory of one path in addition to the updates, in models (Linux only)."""
     model, updates = make_updates()
     path = make_paths(model, updates)[name]
     torch.ones(2**20).sum()  # threads and their stacks
-    Path("/proc/self/clear_refs").write_text("5")  # the peak begins anew
+    Path("/proc/self/clear_refs").write_text("5")  # resets the peak
     before = _status("VmRSS")
     path()
     return 1 + (_status("VmHWM") - before) / num_bytes(model)
@@ -119,25 +119,25 @@ def _status(field: str) -> int:
 
 
 def measure_time(repeats: int) -> dict[str, float]:
-    """Best seconds of each path."""
+    """Measure the best time of each path in seconds."""
     paths = make_paths(*make_updates())
     best = dict.fromkeys(paths, float("inf"))
     for _ in range(repeats):
         for name, path in paths.items():
-            began = time.perf_counter()
+            started = time.perf_counter()
             result = path()
-            best[name] = min(best[name], time.perf_counter() - began)
+            best[name] = min(best[name], time.perf_counter() - started)
             del result
     return best
 
 
 def compare(threads: int, repeats: int) -> dict[str, dict[str, float]]:
-    """Time and memory of each path."""
+    """Measure the time and the memory of each path."""
     torch.set_num_threads(threads)
     seconds = measure_time(repeats)
     models = dict.fromkeys(seconds, float("nan"))
     if Path("/proc/self/clear_refs").exists():
-        # What is freed goes back at once, so that no path is lent the memory of the preparations.
+        # Freed memory is returned to the system at once, so that no path reuses the memory of the preparations.
         environment = {**os.environ, "MALLOC_MMAP_THRESHOLD_": "65536", "MALLOC_TRIM_THRESHOLD_": "65536"}
         for name in seconds:
             command = [sys.executable, __file__, "--threads", str(threads), "--memory-of", name]
@@ -155,7 +155,7 @@ def compare(threads: int, repeats: int) -> dict[str, dict[str, float]]:
 
 
 def commit() -> str:
-    """The newest commit; with a plus where the working tree differs from it."""
+    """Find the newest commit; with a plus if the working tree differs from it."""
     command = ["git", "-C", str(Path(__file__).parent), "describe", "--always", "--dirty=+"]
     return subprocess.run(command, check=False, capture_output=True, text=True).stdout.strip()
 
@@ -166,7 +166,7 @@ def main() -> None:
     parser.add_argument("--threads", type=int, nargs="+", default=sorted({1, torch.get_num_threads()}))
     parser.add_argument("--repeats", type=int, default=15)
     parser.add_argument("--json", type=Path, help="write the results here")
-    parser.add_argument("--machine", default="", help="a word on the machine, for the results")
+    parser.add_argument("--machine", default="", help="description of the machine, for the results")
     parser.add_argument("--memory-of", help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.memory_of:

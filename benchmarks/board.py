@@ -1,13 +1,13 @@
-"""The board of docs/board.md: run its entries one after another, and make its tables from their records.
+"""The board in docs/board.md: runs its entries one after another, and makes its tables from their records.
 
-    python benchmarks/board.py all --data DIR         # until nothing is left; SIGTERM stops it after a round
-    python benchmarks/board.py next --data DIR        # the next missing entry alone
+    python benchmarks/board.py all --data DIR         # all missing entries; SIGTERM stops it after a round
+    python benchmarks/board.py next --data DIR        # only the next missing entry
     python benchmarks/board.py run ssd 0 --data DIR   # one row's seed, its tuning runs first
     python benchmarks/board.py table                  # docs/board.md and docs/board.svg
 
-DIR holds ``cifar10/`` and, for FedCA, ``tiny-imagenet/``, as ATOLL_DATA does. The rows stand in ``board.toml``. An
-entry is one training run; its record is one JSON file under ``results/board/``. What has a record is not run again,
-and an interrupted run goes on from its last complete round.
+DIR holds ``cifar10/`` and, for FedCA, ``tiny-imagenet/``, as ATOLL_DATA does. The rows are in ``board.toml``. An
+entry is one training run; its record is one JSON file under ``results/board/``. An entry with a record is not run
+again, and an interrupted run continues from its last complete round.
 """
 
 from __future__ import annotations
@@ -36,33 +36,33 @@ from board_rows import RESULTS, SELECT, Board, Entry, Record
 
 
 class StopAsked(BaseException):
-    """SIGTERM came, and the round is complete."""
+    """SIGTERM was received, and the round is complete."""
 
 
-class Watcher:
-    """Ends a run after the round in which SIGTERM came; nothing is lost, because the round is kept by then."""
+class StopAfterRound:
+    """Callback that ends a run after the round in which SIGTERM is received; that round is already saved."""
 
     def __init__(self) -> None:
         self.stop = False
-        signal.signal(signal.SIGTERM, self._asked)
+        signal.signal(signal.SIGTERM, self._request_stop)
 
-    def _asked(self, *_: object) -> None:
+    def _request_stop(self, *_: object) -> None:
         self.stop = True
 
     def begin(self, federation: object, server: object) -> None:
-        """Nothing to do."""
+        """Do nothing."""
 
     def step(self, images: int) -> None:
-        """Nothing to do."""
+        """Do nothing."""
 
     def round(self, record: object, line: Mapping[str, Any]) -> None:
-        """A round is complete."""
+        """Stop after a complete round if SIGTERM was received."""
         if self.stop:
             raise StopAsked
 
 
 def hardware_and_versions() -> dict[str, str]:
-    """What a run's last bit depends on."""
+    """Collect the hardware and versions on which a run's exact result depends."""
     path = Path("/proc/cpuinfo")
     lines = path.read_text().splitlines() if path.is_file() else []
     names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
@@ -77,7 +77,7 @@ def hardware_and_versions() -> dict[str, str]:
 
 
 def without_places(table: Any) -> Any:
-    """A table in which every path is its last part alone: where the images lie belongs to a machine."""
+    """Reduce every path in a table to its last part, because folders differ between machines."""
     if not isinstance(table, dict):
         return table
     return {
@@ -86,17 +86,19 @@ def without_places(table: Any) -> Any:
     }
 
 
-def run(entry: Entry, work: Path, settings: Sequence[str] = (), watcher: Watcher | None = None) -> Record:
-    """Train an entry, or go on with it.
+def run(
+    entry: Entry, work: Path, settings: Sequence[str] = (), callback: StopAfterRound | None = None
+) -> Record:
+    """Train an entry, or continue its training.
 
     Returns:
-        Its record; what another run of the same code may have otherwise stands under ``made`` alone.
+        The record of the entry; only ``made`` may differ in another run of the same code.
     """
     recipe = atoll.load_recipe(entry.recipe, [*entry.settings, f"seed={entry.seed}", *settings])
     folder, failed = atoll.Run(work / entry.name), {}
     try:
-        atoll.simulate(recipe, folder.folder, resume=folder.exists(), watcher=watcher)
-    except RunError as error:  # it diverged, which is a result like any other
+        atoll.simulate(recipe, folder.folder, resume=folder.exists(), callback=callback)
+    except RunError as error:  # a diverged run is a valid result
         failed = {"failed": str(error)}
     lines = folder.metrics()
     evaluation = {} if failed else folder.read_json("evaluation.json")
@@ -117,26 +119,28 @@ def run(entry: Entry, work: Path, settings: Sequence[str] = (), watcher: Watcher
 
 
 def to_json(record: Record) -> str:
-    """A line for each key."""
+    """Serialise a record as JSON with one line per key."""
     parts = (f" {json.dumps(key)}: {json.dumps(value, ensure_ascii=False)}" for key, value in record.items())
     return "{\n" + ",\n".join(parts) + "\n}\n"
 
 
-def play(board: Board, entry: Entry, work: Path, settings: Sequence[str], watcher: Watcher) -> None:
-    """Run an entry and keep its record."""
+def run_and_save(
+    board: Board, entry: Entry, work: Path, settings: Sequence[str], callback: StopAfterRound
+) -> None:
+    """Run an entry and save its record."""
     print(f"{entry.name} …", flush=True)
-    record = run(entry, work, settings, watcher)
+    record = run(entry, work, settings, callback)
     path = board.results / f"{entry.name}.json"
     path.parent.mkdir(parents=True, exist_ok=True)
     part = path.with_suffix(".part")
     part.write_text(to_json(record), "utf-8")
-    part.replace(path)  # whole or not at all
-    said = record.get("failed") or f"probe {100 * record['evaluation'].get(SELECT, math.nan):.2f} %"
-    print(f"{entry.name}: {said}, {record['made']['training_seconds']:.0f} s of training", flush=True)
+    part.replace(path)  # atomic
+    outcome = record.get("failed") or f"probe {100 * record['evaluation'].get(SELECT, math.nan):.2f} %"
+    print(f"{entry.name}: {outcome}, {record['made']['training_seconds']:.0f} s of training", flush=True)
 
 
 def main() -> int:
-    """The command."""
+    """Run the command."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -147,36 +151,36 @@ def main() -> int:
     parser.add_argument("--data", type=Path, help="the folder that holds cifar10/; default: ATOLL_DATA")
     parser.add_argument("--work", type=Path, default=Path("runs/board"), help="for the runs' folders")
     parser.add_argument("--results", type=Path, default=RESULTS, help="for the records")
-    parser.add_argument("--set", nargs="+", default=[], metavar="KEY=VALUE", help="to try things out")
+    parser.add_argument("--set", nargs="+", default=[], metavar="KEY=VALUE", help="settings for experiments")
     args = parser.parse_args()
     board = Board(args.results)
     if args.command == "table":
         board_page.write(board)
         return 0
     if args.set and args.results == RESULTS:
-        parser.error("--set makes other runs than the protocol's; give their records a folder with --results")
+        parser.error("--set changes the protocol; choose another folder for the records with --results")
     seeds = board.protocols[args.protocol]["seeds"]
     if args.command == "run" and (args.row not in board.rows or args.seed not in seeds):
         parser.error(f"run needs a row ({', '.join(board.rows)}) and one of the seeds {seeds}")
     if args.data:
         os.environ["ATOLL_DATA"] = str(args.data.absolute())
-    watcher = Watcher()
+    callback = StopAfterRound()
     passed: list[str] = []
     rows = [args.row] if args.command == "run" else []
-    while not watcher.stop and (entry := board.missing(args.protocol, passed, rows, args.seed)):
+    while not callback.stop and (entry := board.missing(args.protocol, passed, rows, args.seed)):
         try:
-            play(board, entry, args.work, args.set, watcher)
+            run_and_save(board, entry, args.work, args.set, callback)
         except StopAsked:
             break
         except Exception:
             if args.command != "all":
                 raise
-            traceback.print_exc()  # the other entries need not wait until someone looks
+            traceback.print_exc()  # the other entries continue
             passed.append(entry.name)
         if args.command == "next":
             break
-    if watcher.stop:
-        print("stopped; the same command goes on from the last complete round", flush=True)
+    if callback.stop:
+        print("stopped; repeat the command to continue from the last complete round", flush=True)
     return 1 if passed else 0
 
 

@@ -1,4 +1,4 @@
-"""What the records say: the tables of docs/board.md, paired differences, and a picture."""
+"""The board's page from its records: the tables of docs/board.md, paired differences, and a picture."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ HEADER = ("row", *MEASURES, "rate", "τ", "seeds")
 
 
 def values(records: Mapping[int, Record], heading: str) -> dict[int, float]:
-    """A measure by seed, of the runs that came to something."""
+    """A measure by seed, for the runs that have a result."""
     key, factor, _ = MEASURES[heading]
     return {
         seed: factor * record["evaluation"][key]
@@ -33,9 +33,9 @@ def values(records: Mapping[int, Record], heading: str) -> dict[int, float]:
     }
 
 
-def paired(mine: Mapping[int, float], base: Mapping[int, float]) -> tuple[int, float, float | None]:
-    """How many seeds both have, the mean difference, and half of its 95 % confidence interval (Student's t)."""
-    differences = [mine[seed] - base[seed] for seed in sorted(mine.keys() & base.keys())]
+def paired(row: Mapping[int, float], base: Mapping[int, float]) -> tuple[int, float, float | None]:
+    """Number of common seeds, mean difference, and half of its 95 % confidence interval (Student's t)."""
+    differences = [row[seed] - base[seed] for seed in sorted(row.keys() & base.keys())]
     n = len(differences)
     if n < 2:
         return n, differences[0] if differences else math.nan, None
@@ -44,20 +44,20 @@ def paired(mine: Mapping[int, float], base: Mapping[int, float]) -> tuple[int, f
 
 
 def verdict(n: int, mean: float, half: float | None) -> str:
-    """A paired difference in words."""
+    """Format a paired difference."""
     if half is None:
         return f"{signed(mean)}, cannot tell (one seed)" if n else "–"
-    said = f"{signed(mean)} [{signed(mean - half)}, {signed(mean + half)}]"
-    return f"{said}, cannot tell" if abs(mean) <= half else said
+    interval = f"{signed(mean)} [{signed(mean - half)}, {signed(mean + half)}]"
+    return f"{interval}, cannot tell" if abs(mean) <= half else interval
 
 
 def signed(number: float) -> str:
-    """With a true minus sign."""
+    """Format a number with its sign and a typographic minus."""
     return f"{number:+.2f}".replace("-", "−")
 
 
 def mean_std(numbers: Sequence[float], digits: int) -> str:
-    """Mean ± standard deviation (n − 1)."""
+    """Format mean ± standard deviation (n − 1)."""
     if not numbers:
         return "–"
     spread = f" ± {statistics.stdev(numbers):.{digits}f}" if len(numbers) > 1 else ""
@@ -65,23 +65,23 @@ def mean_std(numbers: Sequence[float], digits: int) -> str:
 
 
 def measured(records: Mapping[int, Record]) -> list[str]:
-    """The cells of all measures."""
+    """Format the cells of all measures."""
     return [mean_std([*values(records, heading).values()], MEASURES[heading][2]) for heading in MEASURES]
 
 
 def markdown(header: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
-    """A table's lines and an empty one."""
+    """Format a table as lines of Markdown, with an empty line at the end."""
     ruler = ["---", *["---:"] * (len(header) - 1)]
     return [*(f"| {' | '.join(cells)} |" for cells in (header, ruler, *rows)), ""]
 
 
 def point_cells(point: Sequence[str]) -> list[str]:
-    """Rate and temperature; all keys of a temperature have one value."""
+    """Cells of the learning rate and the temperature; all keys of a temperature have the same value."""
     return [*(text.partition("=")[2] for text in point), "–"][:2]
 
 
 def main_rows(board: Board, protocol: str, line: bool) -> Iterator[list[str]]:
-    """The rows, or the reference lines, that have results."""
+    """Rows, or reference lines, that have results."""
     for row in filter(None, map(board.resolve, board.rows.values())):
         records = board.finals(row.name, protocol)
         chosen = board.choice(row)
@@ -94,23 +94,23 @@ def main_rows(board: Board, protocol: str, line: bool) -> Iterator[list[str]]:
 
 
 def untrained(board: Board, protocol: str) -> list[str]:
-    """The encoder before round 1, which all federated methods of a seed share."""
+    """Cells of the untrained encoder, which all federated methods of a seed share."""
     records = next(filter(None, (board.finals(name, protocol) for name in board.rows)), {})
-    begun = {seed: record["rounds"][0] for seed, record in records.items() if record["rounds"]}
-    return ["Untrained", *measured(begun), "–", "–", str(len(begun))]
+    initial = {seed: record["rounds"][0] for seed, record in records.items() if record["rounds"]}
+    return ["Untrained", *measured(initial), "–", "–", str(len(initial))]
 
 
 def differences(board: Board, protocol: str) -> Iterator[list[str]]:
-    """Each row minus its base."""
+    """Difference of each row from its base."""
     for row in filter(None, map(board.resolve, board.rows.values())):
-        mine, base = (board.finals(name, protocol) for name in (row.name, row.base))
-        told = [paired(values(mine, heading), values(base, heading)) for heading in ("probe %", "kNN %")]
-        if told[0][0]:
-            yield [row.title, board.rows[row.base].title, *(verdict(*one) for one in told), str(told[0][0])]
+        final, base = (board.finals(name, protocol) for name in (row.name, row.base))
+        pairs = [paired(values(final, heading), values(base, heading)) for heading in ("probe %", "kNN %")]
+        if pairs[0][0]:
+            yield [row.title, board.rows[row.base].title, *(verdict(*one) for one in pairs), str(pairs[0][0])]
 
 
 def protocol_lines(board: Board, protocol: str) -> list[str]:
-    """The results of a protocol; nothing where there are none."""
+    """Lines with the results of a protocol; empty if there are none."""
     rows, lines = (list(main_rows(board, protocol, line)) for line in (False, True))
     if not rows and not lines:
         return []
@@ -126,17 +126,17 @@ def protocol_lines(board: Board, protocol: str) -> list[str]:
 
 
 def tuning_lines(board: Board) -> list[str]:
-    """All tuning runs that there are: a line for each temperature of a row, its choice in bold."""
-    told: dict[tuple[str, str], dict[str, str]] = {}
+    """Lines with all finished tuning runs, one for each temperature of a row, with the choice in bold."""
+    table: dict[tuple[str, str], dict[str, str]] = {}
     for row in filter(None, map(board.resolve, board.rows.values())):
         chosen = board.choice(row)
         for entry in () if row.choice_of else board.tunings(row):
             if record := board.record(entry.name):
                 score = "failed" if "failed" in record else f"{100 * board.score(entry):.2f}"
                 rate, tau = point_cells(entry.point)
-                told.setdefault((row.title, tau), {})[rate] = f"**{score}**" if entry == chosen else score
+                table.setdefault((row.title, tau), {})[rate] = f"**{score}**" if entry == chosen else score
     rates = [str(rate) for rate in board.tuning["rates"]]
-    rows = [[*head, *(scores.get(rate, "") for rate in rates)] for head, scores in told.items()]
+    rows = [[*head, *(scores.get(rate, "") for rate in rates)] for head, scores in table.items()]
     lines = [
         "### Tuning runs",
         "",
@@ -147,13 +147,13 @@ def tuning_lines(board: Board) -> list[str]:
 
 
 def made(board: Board) -> str:
-    """All that is made of the records, as Markdown."""
+    """Lines of Markdown that are generated from the records."""
     parts = [line for protocol in board.protocols for line in protocol_lines(board, protocol)]
     return "\n".join([*parts, *tuning_lines(board)]).rstrip() or "No run is finished yet."
 
 
 def picture(board: Board, protocol: str = "short") -> str:
-    """Probe accuracy as SVG: a dot for each seed and a bar at the mean, in the board's order."""
+    """Probe accuracy as SVG, with a dot for each seed and a bar at the mean, in the board's order."""
     found = {row.title: values(board.finals(row.name, protocol), "probe %") for row in board.rows.values()}
     dots = {title: [*numbers.values()] for title, numbers in found.items() if numbers}
     if not dots:
@@ -182,13 +182,13 @@ def picture(board: Board, protocol: str = "short") -> str:
 
 
 def filled(text: str, made: str) -> str:
-    """A page's text with what is made between its markers."""
+    """Replace the generated text between a page's markers."""
     before, _, rest = text.partition(BEGIN)
     return f"{before}{BEGIN}\n\n{made}\n\n{END}{rest.partition(END)[2]}"
 
 
 def write(board: Board, page: Path = PAGE) -> None:
-    """Bring the page and the picture up to date."""
+    """Update the page and the picture."""
     page.write_text(filled(page.read_text("utf-8"), made(board)), "utf-8")
     if drawn := picture(board):
         page.with_suffix(".svg").write_text(drawn, "utf-8")

@@ -1,4 +1,4 @@
-"""The board's rows, the training runs that each needs, and the records of those that there are."""
+"""The board's rows, the training runs that each row needs, and the existing records."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from typing import Any
 
 HERE = Path(__file__).parent
 RESULTS = HERE / "results" / "board"
-SELECT = "probe/accuracy"  # a tuning run is chosen by it, measured on the validation images
+SELECT = "probe/accuracy"  # selects the best tuning run, on the validation images
 
 Record = dict[str, Any]
 
 
 @dataclass(frozen=True)
 class Row:
-    """A row; board.toml says what its keys mean."""
+    """A row; board.toml describes its keys."""
 
     name: str
     title: str
@@ -39,11 +39,11 @@ class Entry:
     """One training run.
 
     Attributes:
-        name: of its record's file under the results, and of its run's folder.
-        recipe: a preset.
-        seed: of the run.
-        settings: ``key=value``, laid over the preset.
-        point: the rate and the temperature among them.
+        name: Name of its record's file under the results, and of its run's folder.
+        recipe: A preset.
+        seed: Seed of the run.
+        settings: ``key=value`` settings that override the preset's.
+        point: The settings of the learning rate and the temperature.
     """
 
     name: str
@@ -54,11 +54,11 @@ class Entry:
 
 
 class Board:
-    """The rows and the records that there are.
+    """The rows and the existing records.
 
     Args:
-        results: the records' folder.
-        table: instead of board.toml.
+        results: Folder of the records.
+        table: Content of board.toml; None to read the file.
     """
 
     def __init__(self, results: Path = RESULTS, table: Mapping[str, Any] | None = None) -> None:
@@ -72,12 +72,12 @@ class Board:
         self.rows = {row["name"]: Row(**row) for row in table["rows"]}
 
     def record(self, name: str) -> Record | None:
-        """An entry's record, if it has one."""
+        """Load an entry's record; None if it does not exist."""
         path = self.results / f"{name}.json"
         return json.loads(path.read_text("utf-8")) if path.is_file() else None
 
     def resolve(self, row: Row) -> Row | None:
-        """The row with its method; None while the objectives that it chooses from are not all tuned."""
+        """Return a row with its method; None until all objectives from which it is chosen are tuned."""
         if row.method:
             return row
         chosen = {name: self.choice(self.rows[name]) for name in self.objectives}
@@ -90,7 +90,7 @@ class Board:
         )
 
     def tunings(self, row: Row) -> list[Entry]:
-        """The tuning runs of a row that has its method."""
+        """Tuning runs of a row that has a method."""
         if row.choice_of:
             other = self.resolve(self.rows[row.choice_of])
             return self.tunings(other) if other else []
@@ -105,18 +105,18 @@ class Board:
         return entries
 
     def score(self, entry: Entry) -> float:
-        """What a finished tuning run is chosen by; one that came to nothing is never chosen."""
+        """Score of a finished tuning run; a failed one is never chosen."""
         record = self.record(entry.name) or {}
         return record.get("evaluation", {}).get(SELECT, -math.inf)
 
     def choice(self, row: Row) -> Entry | None:
-        """The best tuning run, the first of equals; None while one is missing."""
+        """Best tuning run, the first of equals; None until all are finished."""
         entries = self.tunings(row)
         missing = any(self.record(entry.name) is None for entry in entries)
         return None if missing else max(entries, key=self.score)
 
     def entries(self, row: Row, protocol: str) -> Iterator[Entry]:
-        """A row's training runs in order, as far as the records tell: the seeds need all of its tuning runs."""
+        """Training runs of a row in order, as far as known: the final runs need the results of all tuning runs."""
         if not row.method:
             for name in self.objectives:
                 yield from self.tunings(self.rows[name])
@@ -135,13 +135,13 @@ class Board:
     def missing(
         self, protocol: str, passed: Sequence[str] = (), rows: Sequence[str] = (), seed: int | None = None
     ) -> Entry | None:
-        """The first entry without a record; of some rows, or of one seed and its tuning runs, where they are given.
+        """Find the first entry without a record, of all rows or only of some rows or one seed.
 
         Args:
-            protocol: short or long.
-            passed: names of entries to pass over.
-            rows: names; none: all.
-            seed: of the final run.
+            protocol: ``"short"`` or ``"long"``.
+            passed: Names of entries to skip.
+            rows: Names of the rows; all if empty.
+            seed: Seed of the final run, whose tuning runs are included; None for all seeds.
         """
         for name in rows or self.rows:
             for entry in self.entries(self.rows[name], protocol):
@@ -151,7 +151,7 @@ class Board:
         return None
 
     def finals(self, name: str, protocol: str) -> dict[int, Record]:
-        """A row's final records by seed, those that came to nothing included."""
+        """Final records of a row by seed, including failed runs."""
         found = {
             seed: self.record(f"{protocol}/{name}-seed{seed}") for seed in self.protocols[protocol]["seeds"]
         }

@@ -1,10 +1,10 @@
-"""What the engine costs: a federated run beside a bare PyTorch loop over the same batches and views.
+"""Overhead of the engine: a federated run, compared with a bare PyTorch loop over the same batches and views.
 
     ATOLL_DATA=… python benchmarks/engine.py [--json FILE]
 
 Time: both train the same number of batches of the same size with the same views, network, loss and optimiser, in
-turns, in one process with one worker; the ratio is of the smaller times. Memory: peak resident size of a whole
-process that simulates 1,000 clients beside one that simulates 10, with the same cohort, on CIFAR-10.
+turns, in one process with one worker; the ratio is that of the fastest times. Memory: peak resident size of a
+process that simulates 1,000 clients, compared with one that simulates 10, with the same cohort, on CIFAR-10.
 """
 
 from __future__ import annotations
@@ -41,20 +41,20 @@ MEMORY = (
 
 
 def federated(federation: Federation) -> float:
-    """Seconds of a run, its checkpoints and metrics included, evaluation left out."""
+    """Time a run in seconds, with checkpoints and metrics, without evaluation."""
     with tempfile.TemporaryDirectory() as folder:
-        began = time.perf_counter()
+        started = time.perf_counter()
         Simulation().run(RunContext(federation, Run(folder)))
-        return time.perf_counter() - began
+        return time.perf_counter() - started
 
 
 def bare(federation: Federation) -> float:
-    """Seconds of a plain loop: no clients, no server, no files."""
+    """Time a plain loop in seconds, without clients, server and files."""
     train = federation.recipe.train
     networks = federation.networks.train()
     images = federation.splits.train.images
     draws = stream(0, "bench")
-    began = time.perf_counter()
+    started = time.perf_counter()
     for _ in range(train.rounds * train.epochs):
         for indices in federation.partition.clients:
             optimizer = make_optimizer(train, networks.parameters())
@@ -71,17 +71,17 @@ def bare(federation: Federation) -> float:
                 optimizer.zero_grad(set_to_none=True)
                 loss.backward()
                 optimizer.step()
-    return time.perf_counter() - began
+    return time.perf_counter() - started
 
 
 def peak_mib(clients: int) -> float:
-    """Peak resident size of a process that simulates so many clients, ten of them in each round."""
+    """Measure the peak resident size of a process that simulates ``clients`` clients, ten of them in each round."""
     command = [sys.executable, __file__, "--child", str(clients)]
     return float(subprocess.run(command, check=True, capture_output=True, text=True).stdout.split()[-1])
 
 
 def child(clients: int) -> None:
-    """One run in this process; prints its peak resident size in MiB."""
+    """Run in this process, and print its peak resident size in MiB."""
     settings = [*MEMORY, f"partition.clients={clients}", f"train.participation={10 / clients}"]
     with tempfile.TemporaryDirectory() as folder:
         run_recipe(load_recipe("cifar10-cpu", settings), Path(folder) / "run")
@@ -99,7 +99,7 @@ def main() -> None:
         return
     torch.set_num_threads(1)
     federation = Federation(load_recipe("cifar10-cpu", TIME))
-    bare(federation)  # warm
+    bare(federation)  # warm-up
     pairs = [(federated(federation), bare(federation)) for _ in range(options.repeats)]
     ours, plain = min(pair[0] for pair in pairs), min(pair[1] for pair in pairs)
     few, many = peak_mib(10), peak_mib(1000)

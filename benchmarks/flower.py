@@ -1,12 +1,12 @@
-"""Seconds a round beyond training: an 11-million-parameter ResNet-18, 4 clients, no local steps.
+"""Overhead per round in seconds: an 11-million-parameter ResNet-18, 4 clients, no local steps.
 
     python benchmarks/flower.py [--deployment] [--rounds N] [--json FILE]
 
-Each client gets the model and returns it, so that a round is nothing but overhead: our engine in one process; ours
-on Flower's simulation beside Flower's own FedAvg on it; with --deployment also both between a SuperLink and four
-SuperNodes as processes on this machine, with TLS and node keys, where Flower starts a process for each request.
-Ours checks every update at the door and writes a checkpoint each round; Flower's FedAvg does neither. The first
-round, which warms up, is left out; the median of the rest counts.
+Each client receives the model and returns it, so a round consists only of overhead. Measured are Atoll's engine
+in one process, Atoll on Flower's simulation, and Flower's FedAvg on it; with --deployment also the latter two
+between a SuperLink and four SuperNodes as processes on this machine, with TLS and node keys, where Flower starts a
+process for each request. Atoll checks every update and writes a checkpoint each round; Flower's FedAvg does neither.
+The first round is a warm-up; the median of the others counts.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ def main() -> None:
         with clock(place / "ours") as found["our engine"]:
             run_recipe(recipe, place / "ours")
         found["Atoll on Flower's simulation"] = simulate_ours(recipe, place)
-        found["Flower's FedAvg on its simulation"] = simulate_theirs(options.rounds, place)
+        found["Flower's FedAvg on its simulation"] = simulate_fedavg(options.rounds, place)
         if options.deployment:
             found["Atoll on Flower's deployment"] = deploy(place / "a", options.rounds, ours=True)
             found["Flower's FedAvg on its deployment"] = deploy(place / "b", options.rounds, ours=False)
@@ -66,7 +66,7 @@ def main() -> None:
 
 @contextmanager
 def clock(folder: Path) -> Iterator[list[float]]:
-    """The seconds between a run's lines of metrics: all that a round takes, its checkpoint too."""
+    """Seconds between a run's lines of metrics: the complete duration of a round, with its checkpoint."""
     path, found, over = folder / "metrics.jsonl", [], threading.Event()
 
     def watch() -> None:
@@ -106,7 +106,7 @@ def simulate_ours(recipe: Recipe, place: Path) -> list[float]:
     server = ServerApp()
 
     @server.main()
-    def play(grid, context) -> None:
+    def main(grid, context) -> None:
         run_federation(grid, FlowerOptions(recipe=str(place / "recipe.toml"), out=str(place / "simulated")))
 
     with clock(place / "simulated") as found:
@@ -114,7 +114,7 @@ def simulate_ours(recipe: Recipe, place: Path) -> list[float]:
     return found
 
 
-def simulate_theirs(rounds: int, place: Path) -> list[float]:
+def simulate_fedavg(rounds: int, place: Path) -> list[float]:
     from flwr.serverapp import ServerApp
 
     import flower_fedavg
@@ -122,7 +122,7 @@ def simulate_theirs(rounds: int, place: Path) -> list[float]:
     server = ServerApp()
 
     @server.main()
-    def play(grid, context) -> None:
+    def main(grid, context) -> None:
         context.run_config = {"rounds": rounds, "out": str(place / "fedavg.json")}
         flower_fedavg.main(grid, context)
 

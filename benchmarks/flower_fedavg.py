@@ -1,4 +1,4 @@
-"""Flower's own FedAvg over a ResNet-18, without training: what `benchmarks/flower.py` compares with."""
+"""Flower's FedAvg on a ResNet-18, without training: the reference of `benchmarks/flower.py`."""
 
 from __future__ import annotations
 
@@ -32,18 +32,18 @@ def train(message: Message, context: Context) -> Message:
 
 
 class Timed(FedAvg):
-    """Notes how long each round takes."""
+    """Records the duration of each round."""
 
     seconds: list[float]
     # ruff: noqa: D102
 
     def configure_train(self, *arguments, **options):
-        self.began = time.perf_counter()
+        self.started = time.perf_counter()
         return super().configure_train(*arguments, **options)
 
     def aggregate_train(self, *arguments, **options):
         folded = super().aggregate_train(*arguments, **options)
-        self.seconds.append(time.perf_counter() - self.began)
+        self.seconds.append(time.perf_counter() - self.started)
         return folded
 
 

@@ -1,9 +1,9 @@
-"""Views a second: ours next to torchvision's per-image transforms, and kornia's batched ones if installed.
+"""Views per second of Atoll, of torchvision's per-image transforms, and of kornia's batched ones if installed.
 
     python benchmarks/views.py --threads 2 --preset simclr
 
-All make the same kind of view of the same photographs, in one run and by turns, so that what else the machine
-does falls on each alike; the best of the repeats counts. One view of one image is one image.
+All make the same kind of view of the same photographs, in turns in one run, so that other load on the machine
+affects them equally; the best of the repeats counts. One view of one image counts as one image.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from atoll.data.views.views import PRESETS, ViewOptions, ViewSettings, make_view
 
 
 def photographs(n: int, size: int) -> Tensor:
-    """Overlapping crops of two photographs, uint8 (n, 3, size, size)."""
+    """Make overlapping crops of two photographs, uint8 (n, 3, size, size)."""
     pictures = [torch.tensor(picture).permute(2, 0, 1) for picture in load_sample_images().images]
     crops = []
     for i in range(n):
@@ -34,7 +34,7 @@ def photographs(n: int, size: int) -> Tensor:
 
 
 def torchvision_transform(settings: ViewSettings, size: int, kernel: int, pillow: bool) -> v2.Transform:
-    """The preset as one would write it with torchvision, for one image."""
+    """The preset in torchvision, for one image."""
     jitter = v2.ColorJitter(settings.brightness, settings.contrast, settings.saturation, settings.hue)
     return v2.Compose(
         [
@@ -85,7 +85,9 @@ def main() -> None:
     parser.add_argument("--batch", type=int, default=512)
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--repeats", type=int, default=15)
-    parser.add_argument("--per-image", type=int, default=256, help="images that a per-image path is timed on")
+    parser.add_argument(
+        "--per-image", type=int, default=256, help="number of images for the timing of per-image paths"
+    )
     options = parser.parse_args()
 
     torch.set_num_threads(options.threads)
@@ -113,7 +115,7 @@ def main() -> None:
         for name, (count, path) in paths.items():
             start = time.perf_counter()
             path()
-            if repeat > 0:  # the first warms up
+            if repeat > 0:  # the first is a warm-up
                 best[name] = min(best[name], (time.perf_counter() - start) / count)
 
     print(

@@ -1,8 +1,8 @@
-"""One call of ``benchmarks/gpu.sh``: the bench, then rows of tables, until the time is over; then it packs.
+"""One call of ``benchmarks/gpu.sh``: runs the bench, then rows of tables, until the time is over; then packs.
 
-What comes back is ``results.tar.gz`` (the bench, what became of each row, logs, and all but the weights of each
-run) and ``checkpoints.tar.NN``, the newest checkpoints of unfinished runs as far as they fit, the most advanced
-first. A later call that gets these files goes on with those runs; the others begin again.
+It returns ``results.tar.gz`` (the bench, the state of each row, logs, and all of each run except the weights) and
+``checkpoints.tar.NN``, the newest checkpoints of unfinished runs as far as they fit, the most advanced first. A
+later call that receives these files continues those runs; the others start again.
 """
 
 from __future__ import annotations
@@ -27,15 +27,15 @@ from typing import Any
 from atoll.commands.reproduce import find_table
 from atoll.core.run_folder import Run
 
-FILES, BYTES = 8, int(15.5 * 2**20)  # that come back, and the size of the largest
-PACKING = 40.0  # seconds that stopping and packing may take
-WEIGHTS = ("checkpoints", "*.safetensors", "report.html")  # of a run: not among the results
+FILES, BYTES = 8, int(15.5 * 2**20)  # largest number and size of the returned files
+PACKING = 40.0  # seconds reserved for stopping and packing
+WEIGHTS = ("checkpoints", "*.safetensors", "report.html")  # files of a run that the results do not include
 HERE = Path(__file__).parent
 
 
 @dataclass
 class Session:
-    """A call: where it works, and until when."""
+    """A call: its folder, its device and its end."""
 
     work: Path
     device: str
@@ -45,11 +45,11 @@ class Session:
 
     @property
     def left(self) -> float:
-        """Seconds."""
+        """Seconds left."""
         return self.until - time.monotonic()
 
     def atoll(self, name: str, *arguments: str) -> None:
-        """Start a command of Atoll's; what it says goes into a log of its own."""
+        """Start an ``atoll`` command with a separate log file."""
         logs = self.work / "logs"
         logs.mkdir(parents=True, exist_ok=True)
         with (logs / f"{name}.log").open("ab") as log:
@@ -59,7 +59,7 @@ class Session:
             )
 
     def look(self) -> None:
-        """Wait a moment, and say what has ended."""
+        """Wait a moment, and report the processes that have ended."""
         time.sleep(0.2)
         for name, process in list(self.running.items()):
             if process.poll() is not None:
@@ -67,7 +67,7 @@ class Session:
                 say(f"{name}: exit {process.returncode}, {self.left:.0f} s left")
 
     def stop(self) -> None:
-        """As Ctrl-C does, which leaves every run resumable; a process that does not end is killed: so does that."""
+        """Interrupt all processes, and kill those that do not end; every run remains resumable."""
         for process in self.running.values():
             process.send_signal(signal.SIGINT)
         patience = time.monotonic() + PACKING / 2
@@ -81,7 +81,7 @@ class Session:
 
 
 def bench(session: Session) -> None:
-    """The bench; it saves as it goes, and skips what an earlier call finished."""
+    """Run the bench, which saves each value and skips the parts that an earlier call finished."""
     out = session.work / "bench.json"
     arguments = ["--out", str(out), "--device", session.device, "--scale", session.scale]
     session.atoll("bench", "bench", "gpu", *arguments)
@@ -90,7 +90,7 @@ def bench(session: Session) -> None:
 
 
 def rows(session: Session, wave: dict[str, Any]) -> None:
-    """Some rows of a table, a number of them together, in the order in which they are named."""
+    """Run some rows of a table in the given order, several at the same time."""
     table, settings = wave["table"], [f"engine.device={session.device}", "engine.workers=1"]
     settings += wave.get("settings", [])
     folder = session.work / "runs" / Path(table).stem
@@ -108,7 +108,7 @@ def rows(session: Session, wave: dict[str, Any]) -> None:
 
 
 def unpack(previous: Path, work: Path) -> None:
-    """What an earlier call left, beside what is here already: a run that is here stays as it is."""
+    """Unpack the files of an earlier call; runs that already exist here are unchanged."""
     here = {path.parent for path in work.glob("runs/*/*/recipe.toml")}
     with ExitStack() as stack:
         whole = stack.enter_context(tempfile.TemporaryFile())
@@ -120,15 +120,15 @@ def unpack(previous: Path, work: Path) -> None:
             archives.append(stack.enter_context(tarfile.open(fileobj=whole)))
         for archive in archives:
             members = [one for one in archive if not here & set((work / one.name).parents)]
-            fresh = [one for one in members if one.name.startswith("runs/") or not (work / one.name).exists()]
-            archive.extractall(work, fresh, filter="data")
+            new = [one for one in members if one.name.startswith("runs/") or not (work / one.name).exists()]
+            archive.extractall(work, new, filter="data")
     for run in map(Run, work.glob("runs/*/*")):
         if run.exists() and not run.finished and run.latest() is None:
-            shutil.rmtree(run.folder)  # its checkpoint found no room: it begins again
+            shutil.rmtree(run.folder)  # its checkpoint did not fit: it starts again
 
 
 def pack(session: Session, out: Path) -> None:
-    """The results, and the checkpoints that fit beside them."""
+    """Pack the results, and the checkpoints that fit in addition."""
     out.mkdir(parents=True, exist_ok=True)
     for old in (*out.glob("results.tar.gz"), *out.glob("checkpoints.tar.*")):
         old.unlink()
@@ -147,13 +147,13 @@ def pack(session: Session, out: Path) -> None:
     with tempfile.TemporaryFile() as whole:
         with tarfile.open(fileobj=whole, mode="w") as archive:
             for _, run in sorted(unfinished, key=lambda pair: -pair[0]):
-                kept = needed(run)
-                size = sum(path.stat().st_size + 2048 for path in kept)
+                files = needed(run)
+                size = sum(path.stat().st_size + 2048 for path in files)
                 if size > room:
-                    say(f"{run.folder.name}: its checkpoint, {size / 2**20:.0f} MiB, found no room")
+                    say(f"{run.folder.name}: its checkpoint, {size / 2**20:.0f} MiB, did not fit")
                     continue
                 room -= size
-                for path in kept:
+                for path in files:
                     archive.add(path, str(path.relative_to(session.work)))
         whole.seek(0)
         number = 0
@@ -167,14 +167,14 @@ def pack(session: Session, out: Path) -> None:
 
 
 def needed(run: Run) -> list[Path]:
-    """The files that a run goes on from: its newest checkpoint, and what its clients keep."""
+    """Files from which a run continues: its newest checkpoint, and the client states."""
     newest = max(run.checkpoints.glob("round-*.safetensors"), default=None)
     clients = [path for path in (run.checkpoints / "clients").rglob("*") if path.is_file()]
     return [] if newest is None else [newest, *clients]
 
 
 def state(run: Run) -> dict[str, Any]:
-    """How far a run came, and its numbers."""
+    """Progress and results of a run."""
     of = tomllib.loads((run.folder / "recipe.toml").read_text())["train"]["rounds"]
     done = max((line["round"] for line in run.metrics()), default=0)
     results = {
@@ -187,24 +187,24 @@ def state(run: Run) -> dict[str, Any]:
 
 
 def say(line: str) -> None:
-    """A line for whoever waits."""
+    """Print a line at once."""
     print(line, flush=True)
 
 
 def main() -> int:
     """Work until the time is over, and pack."""
-    began = time.monotonic()
+    started = time.monotonic()
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("out", type=Path)
     parser.add_argument("--previous", type=Path)
     options = parser.parse_args()
-    told = os.environ.get
-    work = Path(told("ATOLL_GPU_WORK") or tempfile.gettempdir() + "/atoll-gpu").resolve()
+    setting = os.environ.get
+    work = Path(setting("ATOLL_GPU_WORK") or tempfile.gettempdir() + "/atoll-gpu").resolve()
     work.mkdir(parents=True, exist_ok=True)
     os.environ.setdefault("ATOLL_CACHE", str(work.with_name(work.name + "-cache")))
-    until = began + float(told("ATOLL_GPU_SECONDS", "560")) - PACKING
-    session = Session(work, told("ATOLL_GPU_DEVICE", "cuda"), told("ATOLL_GPU_SCALE", "full"), until)
-    plan = Path(told("ATOLL_GPU_PLAN", str(HERE / "plan.toml")))
+    until = started + float(setting("ATOLL_GPU_SECONDS", "560")) - PACKING
+    session = Session(work, setting("ATOLL_GPU_DEVICE", "cuda"), setting("ATOLL_GPU_SCALE", "full"), until)
+    plan = Path(setting("ATOLL_GPU_PLAN", str(HERE / "plan.toml")))
     waves = tomllib.loads(plan.read_text())["rows"]
     if options.previous:
         unpack(options.previous, work)
@@ -214,7 +214,7 @@ def main() -> int:
         for wave in waves:
             rows(session, wave)
     except KeyboardInterrupt:
-        say("interrupted: what there is will be packed")
+        say("interrupted: packing the existing results")
     session.stop()
     pack(session, options.out)
     return 0
