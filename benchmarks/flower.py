@@ -5,8 +5,8 @@
 Each client receives the model and returns it, so a round consists only of overhead. Measured are Atoll's engine
 in one process, Atoll on Flower's simulation, and Flower's FedAvg on it; with --deployment also the latter two
 between a SuperLink and four SuperNodes as processes on this machine, with TLS and node keys, where Flower starts a
-process for each request. Atoll checks every update and writes a checkpoint each round; Flower's FedAvg does neither.
-The first round is a warm-up; the median of the others counts.
+process for each request. Atoll checks every update and writes a checkpoint each round; Flower's FedAvg does
+neither. The first round is a warm-up; the median of the others counts.
 """
 
 from __future__ import annotations
