@@ -198,13 +198,13 @@ def main() -> int:
     parser.add_argument("out", type=Path)
     parser.add_argument("--previous", type=Path)
     options = parser.parse_args()
-    setting = os.environ.get
-    work = Path(setting("ATOLL_GPU_WORK") or tempfile.gettempdir() + "/atoll-gpu").resolve()
+    variable = os.environ.get
+    work = Path(variable("ATOLL_GPU_WORK") or tempfile.gettempdir() + "/atoll-gpu").resolve()
     work.mkdir(parents=True, exist_ok=True)
     os.environ.setdefault("ATOLL_CACHE", str(work.with_name(work.name + "-cache")))
-    until = started + float(setting("ATOLL_GPU_SECONDS", "560")) - PACKING
-    session = Session(work, setting("ATOLL_GPU_DEVICE", "cuda"), setting("ATOLL_GPU_SCALE", "full"), until)
-    plan = Path(setting("ATOLL_GPU_PLAN", str(HERE / "plan.toml")))
+    until = started + float(variable("ATOLL_GPU_SECONDS", "560")) - PACKING
+    session = Session(work, variable("ATOLL_GPU_DEVICE", "cuda"), variable("ATOLL_GPU_SCALE", "full"), until)
+    plan = Path(variable("ATOLL_GPU_PLAN", str(HERE / "plan.toml")))
     waves = tomllib.loads(plan.read_text())["rows"]
     if options.previous:
         unpack(options.previous, work)

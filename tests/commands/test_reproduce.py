@@ -255,5 +255,5 @@ def test_a_table_without_published_values_is_no_papers(folder: Path) -> None:
     record = reproduce(job)
     assert cells(record)[0] == ["", "kNN %"]
     assert [len(row) for row in cells(record)[1]] == [2]
-    assert remarks(record)[0] == "NOT the table's own setting:"
+    assert remarks(record)[0] == "NOT the table's setting:"
     assert "paper" not in text(plan_table(job)) + markdown(record)

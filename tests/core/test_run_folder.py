@@ -96,7 +96,9 @@ def test_rounds_can_only_be_raised(tmp_path, monkeypatch):
 
 def test_a_falling_rate_is_not_stretched(tmp_path):
     run_tiny(tmp_path / "run", "train.schedule=cosine", "train.rounds=1")
-    with pytest.raises(UserError, match=r"cosine.*begin it elsewhere, and warm with train\.start="):
+    with pytest.raises(
+        UserError, match=r"cosine.*choose another --out, with train\.start=.* for a warm start"
+    ):
         run_tiny(tmp_path / "run", "train.schedule=cosine", "train.rounds=2", resume=True)
 
 

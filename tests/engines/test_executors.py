@@ -39,4 +39,4 @@ def test_a_script_without_a_guard_is_told(tmp_path):
     )
     done = subprocess.run([sys.executable, str(script)], capture_output=True, text=True, env=os.environ)
     assert done.returncode == 1
-    assert "put what it does under if __name__ == '__main__':" in done.stderr
+    assert "put its code under if __name__ == '__main__':" in done.stderr

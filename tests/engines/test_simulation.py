@@ -313,7 +313,7 @@ def test_ctrl_c_stops_cleanly(tmp_path):
     process.send_signal(signal.SIGINT)
     _, errors = process.communicate(timeout=30)
     assert process.returncode == 130
-    assert errors.strip().startswith("atoll: interrupted; the same command with --resume")
+    assert errors.strip().startswith("atoll: interrupted; repeat the command with --resume")
     assert "Traceback" not in errors
     lines = (tmp_path / "run/metrics.jsonl").read_text().splitlines()
     assert [json.loads(line)["round"] for line in lines] == list(range(len(lines)))

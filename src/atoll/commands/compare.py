@@ -163,7 +163,7 @@ def compare(
 
     Args:
         recipes: The recipes to run.
-        seeds: Seeds per recipe, starting at the recipe's own.
+        seeds: Seeds per recipe, starting at the recipe's seed.
         out: Folder that contains the runs' folders.
         callback: Makes a progress bar for a title.
 

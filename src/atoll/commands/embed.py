@@ -59,8 +59,8 @@ def embed_images(encoder: Encoder, images: Path) -> tuple[list[str], Tensor]:
     views = views_of(encoder)
     how = decoding_of(encoder)
     rows = []
-    for begin in range(0, len(paths), BATCH):
-        some = paths[begin : begin + BATCH]
+    for start in range(0, len(paths), BATCH):
+        some = paths[start : start + BATCH]
         pixels, corrupt = decode_batch([read_bytes(path) for path in some], how)
         if corrupt:
             row, reason = next(iter(corrupt.items()))

@@ -223,9 +223,9 @@ def profile(bench: Bench) -> Found:
                 call()
             wait_for(bench.device)
             wall = time.perf_counter() - started
-        own = "self_device_time_total" if gpu else "self_cpu_time_total"
+        attribute = "self_device_time_total" if gpu else "self_cpu_time_total"
         kernels = [
-            (event.key, getattr(event, own), event.count)
+            (event.key, getattr(event, attribute), event.count)
             for event in recorded.key_averages()
             if not gpu or event.device_type.name == "CUDA"
         ]

@@ -4,7 +4,7 @@ A table is a TOML file. Its ``rows`` are products of axes, each a list of names 
 changes of the recipe and the keys of its published values:
 
     title = "…"                      # the content of the table
-    recipe = "ssd-paper"             # the paper's setting, a preset or a file beside this one
+    recipe = "ssd-paper"             # the paper's setting, a preset or a file next to this one
     columns = ["LP acc %"]           # names of measures
     rows = [[["silo", "device"], ["fedx", "ssd"]]]     # four rows
     [published]                      # keys that find the published values of all rows
@@ -240,9 +240,9 @@ def find_published(keys: Mapping[str, str], metric: str) -> dict[str, str]:
     wanted = {"metric": metric, **keys}
     found = [row for row in _published() if all(row.get(key) == value for key, value in wanted.items())]
     if len(found) != 1:
-        said = ", ".join(f"{key} = {value!r}" for key, value in wanted.items())
+        query = ", ".join(f"{key} = {value!r}" for key, value in wanted.items())
         raise UserError(
-            f"{len(found) or 'no'} published values have {said}; the keys must select exactly one"
+            f"{len(found) or 'no'} published values have {query}; the keys must select exactly one"
         )
     return found[0]
 

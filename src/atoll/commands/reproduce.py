@@ -167,14 +167,14 @@ def image_names(rows: Iterable[Row]) -> str:
 
 def _require_images(job: Reproduction) -> None:
     """Find missing images before the first run."""
-    waiting = [row for row in job.rows if not all(Run(folder).finished for folder in job.folders(row))]
-    for data in images_of(waiting):
+    unfinished = [row for row in job.rows if not all(Run(folder).finished for folder in job.folders(row))]
+    for data in images_of(unfinished):
         try:
             load_data(data, seed=0)
         except UserError as error:
-            needing = [row.name for row in waiting if data in images_of([row])]
+            affected = [row.name for row in unfinished if data in images_of([row])]
             raise UserError(
-                f"{len(needing)} of {len(job.rows)} rows of {job.name} (such as {needing[0]}) need the images "
+                f"{len(affected)} of {len(job.rows)} rows of {job.name} (such as {affected[0]}) need the images "
                 f"{source_words(describe(data))}: {error}; or choose other rows with --rows"
             ) from None
 
@@ -185,7 +185,7 @@ def _results(row: Row, run: Run) -> dict[str, Any]:
     if row.measured_on is None:
         return record
     protocols = list(dict.fromkeys(one.protocol for one in row.measures.values() if one.of))
-    asked = {
+    inputs = {
         "round": record["round"],
         "data": describe(row.measured_on),
         "evaluation": describe(row.recipe.evaluation),
@@ -193,8 +193,8 @@ def _results(row: Row, run: Run) -> dict[str, Any]:
     }
     name = f"evaluation-on-{Path(row.measured_on.path or row.measured_on.source).name}.json"
     before = run.read_json(name)
-    if before is None or before["asked"] != asked:
-        before = {"asked": asked, "results": measure_run(run, protocols, row.measured_on)}
+    if before is None or before["asked"] != inputs:
+        before = {"asked": inputs, "results": measure_run(run, protocols, row.measured_on)}
         run.write(name, json.dumps(before) + "\n")
     results: dict[str, Any] = before["results"]
     return results
@@ -203,10 +203,10 @@ def _results(row: Row, run: Run) -> dict[str, Any]:
 def _measured(row: Row, runs: Sequence[Run], results: Sequence[dict[str, Any]]) -> dict[str, Any]:
     values = {}
     for column, one in row.measures.items():
-        ours = [one.times * result[one.of] for result in results if one.of in result]
+        measured = [one.times * result[one.of] for result in results if one.of in result]
         values[column] = {
             "published": row.published[column].get("value", ""),
-            "ours": ours,
+            "ours": measured,
             "measure": one.of or None,
         }
     return {"name": row.name, "label": row.label, "runs": [run.name for run in runs], "values": values}

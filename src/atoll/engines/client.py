@@ -49,7 +49,7 @@ class Client:
         self.networks.train()
         models = message["models"]
         downloaded = method.aggregation.choose(context, models) if models else {}
-        # Weights that no client sends keep their initial values on the server: they are not the others' model.
+        # Weights that no client sends have their initial values on the server, which are not a model of the others.
         context.received = {name: weight for name, weight in downloaded.items() if name in self._shared}
         self.networks.load_state_dict(method.merge.join(context, downloaded))
         if train.bn_buffers == "local" and retained:

@@ -160,7 +160,7 @@ class _Pipe:
                 "a worker process died (was it killed for lack of memory?); resume the run to continue from its "
                 "last complete round"
             ) from None
-        if answer["kind"] == "mistake":
+        if answer["kind"] == "user error":
             raise UserError(answer["body"])
         if answer["kind"] == "failure":
             raise RuntimeError(f"a worker process failed:\n{answer['body']}")
@@ -210,6 +210,6 @@ def _work(connection: Connection[bytes, bytes], recipe: Recipe, states: Path, pa
     except (EOFError, ConnectionResetError, BrokenPipeError):
         return
     except UserError as error:
-        answer("mistake", str(error))
+        answer("user error", str(error))
     except Exception:
         answer("failure", traceback.format_exc())

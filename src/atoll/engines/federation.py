@@ -85,7 +85,7 @@ class Federation:
     def initial_weights(self) -> Weights:
         """Return the initial model that server and clients share; call this before training.
 
-        Afterwards ``warm_start`` says which weights a warm start loaded, and which it could not use.
+        Afterwards ``warm_start`` describes which weights a warm start loaded, and which it could not use.
 
         Raises:
             UserError: The recipe's ``train.start`` cannot be loaded.

@@ -245,7 +245,7 @@ def _average(means: dict[str, float], values: dict[str, float], count: int) -> N
         means[name] = means.get(name, 0.0) + (value - means.get(name, 0.0)) / count
 
 
-def _too_few(record: Record, accepted: int, cohort: int, least: float) -> str:
+def _too_few(record: Record, accepted: int, cohort: int, minimum: float) -> str:
     reasons = [f"client {client}: {reason}" for client, reason in {**record.refused, **record.lost}.items()]
     remedies = {
         "lower train.lr if training diverges, or raise a bound that is too tight": record.refused,
@@ -254,6 +254,6 @@ def _too_few(record: Record, accepted: int, cohort: int, least: float) -> str:
     }
     return (
         f"round {record.round} failed: {accepted} of {cohort} updates were usable and train.min_accepted requires "
-        f"{least:.0%}; {'; '.join(reasons[:3])}{' …' if len(reasons) > 3 else ''}; "
+        f"{minimum:.0%}; {'; '.join(reasons[:3])}{' …' if len(reasons) > 3 else ''}; "
         f"{', or '.join(remedy for remedy, applies in remedies.items() if applies)}"
     )

@@ -17,7 +17,7 @@ from atoll.components.messages import Models, Slices, Update
 from atoll.core.tree import Weights, leaves
 from atoll.methods.method import Method, sends_undeclared
 
-REASON_BYTES = 2**16  # size of an answer that says why there is no update
+REASON_BYTES = 2**16  # size of an answer with the reason why there is no update
 HISTORY = 1000  # number of the latest accepted distances from which the median is computed
 DTYPES = {
     *(torch.float16, torch.bfloat16, torch.float32, torch.float64),

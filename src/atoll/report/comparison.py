@@ -19,7 +19,7 @@ Cells = tuple[list[str], list[list[str]], list[str]]  # a table's header, its ro
 def comparison_cells(runs: Sequence[Run]) -> Cells:
     """Compare the results of runs, the untrained encoder first; mean ± std over seeds.
 
-    The label of a method says so if it has fewer runs than another.
+    The label of a method contains its number of runs if another method has more.
     """
     folders = [read_folder(run.folder) for run in runs]
     rows = result_rows(group_runs(folders))

@@ -40,7 +40,7 @@ def remarks(record: dict[str, Any]) -> list[str]:
     warning = (
         "NOT the paper's setting, so this does not reproduce its results:"
         if record["published"]
-        else "NOT the table's own setting:"
+        else "NOT the table's setting:"
     )
     return [
         *([warning, *changed] if changed else []),

@@ -103,7 +103,7 @@ def _standard_error(groups: Sequence[Group], accuracies: Sequence[float]) -> str
 
 
 def geometry_table(rows: Sequence[Row]) -> Html:
-    """Alignment, and uniformity within and between clients; empty where nothing was measured."""
+    """Table of alignment, and of uniformity within and between clients; empty if nothing was measured."""
     columns = result_columns(rows, "geometry")
     if not columns:
         return Html("")
@@ -117,7 +117,7 @@ def geometry_table(rows: Sequence[Row]) -> Html:
 
 
 def models_table(groups: Sequence[Group]) -> Html:
-    """Each model of the runs that end with several."""
+    """Table of each model's results, for runs that end with several models."""
     found = [
         (i, run, name, run.results.get("clients_by_model", {}).get(name), numbers)
         for i, group in enumerate(groups)

@@ -141,13 +141,13 @@ def partition_facts(partitions: Sequence[tuple[str, Mapping[str, Any]]]) -> Html
     body = []
     for label, partition in partitions:
         sizes = [client["size"] for client in partition["clients"]]
-        held, distance = sum(sizes), partition.get("label_distance")
+        total, distance = sum(sizes), partition.get("label_distance")
         body.append(
             [
                 label,
                 f"{len(sizes):,}",
                 partition_kind(partition.get("options", {})),
-                f"{held:,} of {partition.get('num_samples', held):,}",
+                f"{total:,} of {partition.get('num_samples', total):,}",
                 f"{min(sizes):,} – {max(sizes):,}",
                 "no labels" if distance is None else f"{distance:.3f}",
             ]

@@ -120,6 +120,6 @@ def test_a_message_that_is_larger_than_allowed_is_not_decoded(monkeypatch):
     assert same(tree(content, size), sent)
     monkeypatch.setattr("atoll.engines.flower.codec.unpack", lambda data: pytest.fail("it was decoded"))
     with pytest.raises(
-        ValueError, match=rf"it has {size:,} bytes, and what .* declares has {size - 1:,} at most"
+        ValueError, match=rf"it has {size:,} bytes, and the updates of .* method have at most {size - 1:,}"
     ):
         tree(content, size - 1)

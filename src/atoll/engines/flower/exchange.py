@@ -56,11 +56,11 @@ class Exchange:
         """Yield each client's answer once, in the order of arrival; meanwhile, more requests may be sent."""
         pause, longest = SECONDS_BETWEEN_LOOKS
         while self._pending or self._unsent:
-            came = False
+            received = False
             for answer in self.look():
-                came = True
+                received = True
                 yield answer
-            if came:
+            if received:
                 pause = SECONDS_BETWEEN_LOOKS[0]
             elif self._pending:
                 time.sleep(min(pause, max(self._ends - time.monotonic(), 0)))
@@ -86,14 +86,14 @@ class Exchange:
 
 def _read(reply: Message, most_bytes: int | None) -> dict[str, Tree] | Lost:
     if reply.has_error():
-        return Lost(f"its node failed: {words(reply.error.reason)}")
+        return Lost(f"its node failed: {one_line(reply.error.reason)}")
     try:
         return tree(reply.content, most_bytes)
     except ValueError as error:
-        return Lost(f"its answer cannot be read: {words(error)}")
+        return Lost(f"its answer cannot be read: {one_line(error)}")
 
 
-def words(said: object) -> str:
+def one_line(value: object) -> str:
     """Shorten a node's text to one line of a log."""
-    text = " ".join(str(said).split())
+    text = " ".join(str(value).split())
     return text if len(text) <= LONGEST else f"{text[:LONGEST]} …"

@@ -9,7 +9,7 @@ from collections.abc import Callable, Generator, Mapping, Sequence
 from pathlib import Path
 
 from atoll.core.tree import Tree, load, save
-from atoll.engines.flower.exchange import EVALUATE, TRAIN, Exchange, Lost, words
+from atoll.engines.flower.exchange import EVALUATE, TRAIN, Exchange, Lost, one_line
 from atoll.engines.flower.site import digest_of
 from atoll.engines.flower.site_registry import SiteRegistry
 from atoll.engines.server import Job, Result
@@ -29,7 +29,7 @@ class RemoteStates:
         return None
 
     def prune(self, valid: Mapping[int, int]) -> None:
-        """Record which states clients may delete; their next job says so."""
+        """Record which states clients may delete, for their next jobs."""
         self.needed = dict(valid)
 
     def clear(self) -> None:
@@ -45,7 +45,7 @@ class FlowerExecutor:
 
     Args:
         registry: The site registry, which knows the node of each client.
-        states: Record of the valid client states, which says what clients may delete.
+        states: Record of the valid client states; clients may delete older ones.
         scratch: Folder of the disk buffer, for early answers.
         deadline: Largest duration of a round in seconds.
         classes: Classes of the federation.
@@ -165,7 +165,7 @@ def _reason(answer: dict[str, Tree] | Lost) -> str:
     if isinstance(answer, Lost):
         return answer.reason
     lost = answer.get("lost")
-    return words(lost) if lost and isinstance(lost, str) else "its answer is invalid"
+    return one_line(lost) if lost and isinstance(lost, str) else "its answer is invalid"
 
 
 def measure_sites(

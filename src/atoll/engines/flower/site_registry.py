@@ -21,7 +21,7 @@ from flwr.serverapp import Grid
 
 from atoll.core.errors import UserError
 from atoll.core.tree import Tree
-from atoll.engines.flower.exchange import QUERY, Exchange, Lost, words
+from atoll.engines.flower.exchange import QUERY, Exchange, Lost, one_line
 from atoll.engines.update_checks import is_count
 
 FORMAT = 2  # of requests and answers; both sides must use the same
@@ -138,17 +138,17 @@ class SiteRegistry:
 
     def refresh(self) -> None:
         """Ask new nodes for their names, and assign those that have answered to sites; do not wait."""
-        by_name = {site.name: site for site in self.clients}
+        sites = {site.name: site for site in self.clients}
         for node, site in self._receive():
-            place = by_name.get(site.name)
-            if place is None:
+            known = sites.get(site.name)
+            if known is None:
                 self._refuse(node, site.name, "it is not one of the sites that the run was started with")
-            elif place.key and place.key != site.key:
+            elif known.key and known.key != site.key:
                 self._refuse(node, site.name, f"{site.name!r} takes part with another key")
-            elif place.node is not None and place.node != node and place.node in self._nodes():
+            elif known.node is not None and known.node != node and known.node in self._nodes():
                 self._refuse(node, site.name, f"another node already takes part as {site.name!r}")
             else:
-                place.node = node
+                known.node = node
 
     def connected(self) -> dict[int, int]:
         """Return the current node of each connected client."""
@@ -221,7 +221,7 @@ def _read(answer: dict[str, Tree] | Lost, key: str, node: int, real: bool) -> Si
     if isinstance(answer, Lost):
         return answer.reason
     if "lost" in answer:
-        return words(answer["lost"])
+        return one_line(answer["lost"])
     name, train, test, classes = (answer.get(field) for field in ("name", "train", "test", "classes"))
     if not isinstance(name, str) or not is_site_name(name) or not (real or re.fullmatch("[0-9]+", name)):
         return "its answer contains no valid name"
