@@ -11,7 +11,9 @@ from atoll.core.rng import stream
 from atoll.data.images import ImageSet
 from atoll.data.views.views import ViewOptions, Views, make_views
 from atoll.evaluation import EvaluationOptions, Results, embed, evaluate, geometry, knn_accuracy, linear_probe
+from atoll.evaluation.options import PROTOCOLS
 from atoll.evaluation.protocols import PROBES
+from atoll.evaluation.suite import EVALUATORS
 
 Sets = tuple[ImageSet, ImageSet]
 OPTIONS = EvaluationOptions(knn_k=20, probe_epochs=100, geometry_samples=150)
@@ -228,3 +230,7 @@ def test_mistakes_get_a_sentence(encoder: nn.Module, digits: Sets, views: Views)
         encoder.conv.weight[0, 0, 0, 0] = torch.nan
     with pytest.raises(UserError, match="not finite"):
         measure(encoder, digits, views)
+
+
+def test_every_protocol_has_an_evaluator_and_the_other_way_round():
+    assert set(EVALUATORS) == set(PROTOCOLS)

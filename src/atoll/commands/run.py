@@ -27,7 +27,7 @@ from atoll.recipe.prerequisites import FOLDER, outcome, prerequisite_recipes
 from atoll.recipe.recipe import Recipe, load_recipe, make_recipe
 from atoll.report.artifacts import save_artifacts
 
-LENGTH = {"train.rounds", "engine.workers", "name", "title"}  # keys that a resumed recipe may change
+MAY_CHANGE = ("train.rounds", "engine.workers", "name", "title")  # when a run is resumed
 
 
 def simulate(
@@ -249,12 +249,14 @@ def check_folder(run: Run, recipe: Recipe, resume: bool) -> None:
         flatten(describe(load_recipe(run.recipe_path).completed())),
         flatten(describe(recipe.completed())),
     )
-    changed = [key for key in sorted(before | now) if before.get(key) != now.get(key) and key not in LENGTH]
+    changed = [
+        key for key in sorted(before | now) if before.get(key) != now.get(key) and key not in MAY_CHANGE
+    ]
     if changed:
         key = changed[0]
         raise UserError(
             f"{run.folder} was started with {key} = {before.get(key)!r}, and the recipe now says {now.get(key)!r}; "
-            "a resumed run may only change train.rounds and engine.workers: choose another --out"
+            f"a resumed run may only change {', '.join(MAY_CHANGE)}: choose another --out"
         )
     completed_rounds = run.completed_rounds()
     if now["train.rounds"] < completed_rounds:
@@ -281,16 +283,15 @@ def _finish(prepared: PreparedRun, evaluator: Evaluator, server: Server) -> None
     sizes = federation.setting.sizes
     largest = max(models, key=lambda name: sum(sizes[c] for c in models[name][1]), default=None)
     metadata = _about(federation)
-    for name in models:
-        if len(models) > 1:
-            encoder = load_networks(federation, models[name][0])
-            save_encoder(model_path(run, name), encoder, metadata)
-    encoder = load_networks(federation, models[largest][0] if largest else {})
-    if largest:
-        save_encoder(run.encoder_path, encoder, metadata)
     shown, points = held_out(federation.splits)[1], recipe.evaluation.map_points
-    if points and largest and len(shown):
-        save_artifacts(run.folder, encoder, shown, federation.views, recipe.seed, points)
+    for name, (weights, _) in models.items():
+        encoder = load_networks(federation, weights)
+        if len(models) > 1:
+            save_encoder(model_path(run, name), encoder, metadata)
+        if name == largest:
+            save_encoder(run.encoder_path, encoder, metadata)
+            if points and len(shown):
+                save_artifacts(run.folder, encoder, shown, federation.views, recipe.seed, points)
     method = recipe.composed
     record = {
         "round": server.round,

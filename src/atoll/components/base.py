@@ -37,7 +37,7 @@ from atoll.components.declaration import (
     TensorSpec,
 )
 from atoll.components.folds import Fold, SliceFold
-from atoll.components.forwards import Features, Forward, Passes, run_forwards
+from atoll.components.forwards import VIEWS, Features, Forward, Passes, run_forwards
 from atoll.components.messages import (
     ClientState,
     Deployment,
@@ -52,6 +52,7 @@ from atoll.components.setting import Setting, init_seed, seeded
 from atoll.data.batch import Batch, ClientData
 
 __all__ = [
+    "VIEWS",
     "Aggregation",
     "AtMost",
     "Batch",

@@ -72,6 +72,7 @@ class _Rows(Features):
         return self._both.head(name, of)[self._rows]
 
 
+VIEWS = (Forward("view1"), Forward("view2"))  # both views through the networks under training
 Passes = dict[Forward, Features]
 
 
@@ -88,7 +89,7 @@ def run_forwards(
         if forward in passes:
             continue
         network = networks[forward.network]
-        pair = [Forward(name, forward.network) for name in ("view1", "view2")]
+        pair = [Forward(view.images, forward.network) for view in VIEWS]
         with torch.set_grad_enabled(forward.network == "local"):
             if joint and forward in pair and all(one in forwards for one in pair):
                 stacked = torch.cat([images["view1"], images["view2"]])

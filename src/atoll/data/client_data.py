@@ -13,7 +13,7 @@ from atoll.data.batch import Batch
 from atoll.data.sources import ImageSet
 from atoll.data.views.views import Views
 
-VIEWS = ("view1", "view2", "view3")
+VIEW_NAMES = ("view1", "view2", "view3")
 
 
 class FederatedClient:
@@ -90,12 +90,12 @@ class FederatedClient:
         """
         keys = (round, self._client)
         order = stream(self._seed, "order", *keys)
-        draws = {name: stream(self._seed, "views", *keys, name) for name in (*VIEWS, "other")}
+        draws = {name: stream(self._seed, "views", *keys, name) for name in (*VIEW_NAMES, "other")}
         others = stream(self._seed, "others", *keys)
         for epoch in range(epochs):
             for rows in self._cut(torch.randperm(self.num_samples, generator=order)):
                 pixels = self._pixels(rows)
-                made = {name: self._views(pixels, draws[name]) for name in VIEWS if name in images}
+                made = {name: self._views(pixels, draws[name]) for name in VIEW_NAMES if name in images}
                 if "image" in images:
                     made["image"] = self._views.plain(pixels)
                 if "other" in images:

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import time
+from collections import Counter
 from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import closing
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import fmean
 from typing import Protocol, cast
@@ -85,34 +86,29 @@ class Record:
 
     round: int
     clients: int = 0
-    samples_seen: int = 0
     bytes_down: int = 0
     bytes_up: int = 0
     seconds: float = 0.0
     angular_divergence: float | None = None
-
-    def __post_init__(self) -> None:
-        self.losses: dict[str, float] = {}
-        self.refused: dict[str, str] = {}
-        self.lost: dict[str, str] = {}
-        self.privacy: dict[str, float] = {}
+    losses: dict[str, float] = field(default_factory=dict)
+    refused: dict[str, str] = field(default_factory=dict)
+    lost: dict[str, str] = field(default_factory=dict)
+    privacy: dict[str, float] = field(default_factory=dict)
 
     def to_dict(self) -> dict[str, object]:
         """Convert the record to one line of metrics."""
-        line: dict[str, object] = {
+        rare = {"refused": self.refused, "lost": self.lost, "privacy": self.privacy}
+        return {
             "round": self.round,
             "loss": self.losses.get("loss"),
             "losses": self.losses,
+            "clients": self.clients,
+            "bytes_down": self.bytes_down,
+            "bytes_up": self.bytes_up,
+            "seconds": round(self.seconds, 3),
+            "angular_divergence": self.angular_divergence,
+            **{name: value for name, value in rare.items() if value},
         }
-        line |= {"clients": self.clients, "bytes_down": self.bytes_down, "bytes_up": self.bytes_up}
-        line |= {"seconds": round(self.seconds, 3), "angular_divergence": self.angular_divergence}
-        if self.refused:
-            line["refused"] = self.refused
-        if self.lost:
-            line["lost"] = self.lost
-        if self.privacy:
-            line["privacy"] = self.privacy
-        return line
 
 
 class Server:
@@ -174,12 +170,14 @@ class Server:
             TooFewUpdatesError: Too few updates were usable; the state is unchanged.
         """
         started = time.perf_counter()
+        method, least = self.recipe.composed, self.recipe.train.min_accepted
         record = Record(self.round + 1)
         jobs = self.jobs(record.round)
-        fold = self.recipe.composed.open(self.state, self.setting, record.round, self._scratch)
+        fold = method.open(self.state, self.setting, record.round, self._scratch)
         self.checks.open_round()
         accepted: list[int] = []
         cosines: list[float] = []
+        reported: Counter[str] = Counter()  # clients by the losses that they reported
         with closing(executor.run(jobs, progress)) as results:
             for job, result in zip(jobs, results, strict=True):
                 record.bytes_down += num_bytes(job.message)
@@ -192,7 +190,7 @@ class Server:
                         self.valid.pop(job.client, None)
                     continue
                 record.bytes_up += num_bytes(result.update)
-                sent = self.recipe.composed.aggregation.sent(self.state["models"], job.client)
+                sent = method.aggregation.sent(self.state["models"], job.client)
                 verdict = self.checks.examine(result.update, sent)
                 if isinstance(verdict, str):
                     record.refused[str(job.client)] = verdict
@@ -200,20 +198,18 @@ class Server:
                 update = cast(Update, result.update)  # the checks have confirmed its form
                 fold.add(job.client, update, verdict)
                 accepted.append(job.client)
-                _average(record.losses, update["losses"], len(accepted))
+                _average(record.losses, update["losses"], reported)
                 if verdict.moved:
                     cosines.append(verdict.cosine())
-        if len(accepted) < self.recipe.train.min_accepted * len(jobs) or (jobs and not accepted):
-            raise TooFewUpdatesError(
-                _too_few(record, len(accepted), len(jobs), self.recipe.train.min_accepted)
-            )
+        if len(accepted) < least * len(jobs) or (jobs and not accepted):
+            raise TooFewUpdatesError(_too_few(record, len(accepted), len(jobs), least))
         self.state = fold.close()
         self.checks.close_round()
         self.valid.update(dict.fromkeys(accepted, record.round))
         self.round = record.round
         record.angular_divergence = fmean(cosines) if cosines else None
         record.clients = len(accepted)
-        record.privacy = self.recipe.composed.aggregation.spent(self.setting, self.round)
+        record.privacy = method.aggregation.spent(self.setting, self.round)
         record.seconds = time.perf_counter() - started
         return record
 
@@ -240,9 +236,11 @@ class Server:
         self._constants_sent = set(checkpoint["constants_sent"])
 
 
-def _average(means: dict[str, float], values: dict[str, float], count: int) -> None:
+def _average(means: dict[str, float], values: dict[str, float], counts: Counter[str]) -> None:
+    """Continue running means; a client that took no step reports no loss and does not count."""
     for name, value in values.items():
-        means[name] = means.get(name, 0.0) + (value - means.get(name, 0.0)) / count
+        counts[name] += 1
+        means[name] = means.get(name, 0.0) + (value - means.get(name, 0.0)) / counts[name]
 
 
 def _too_few(record: Record, accepted: int, cohort: int, minimum: float) -> str:

@@ -27,6 +27,7 @@ from torch.nn.functional import cosine_similarity
 
 from atoll.aggregation.fedavg import FedAvg
 from atoll.components.base import (
+    VIEWS,
     Batch,
     ChoiceSpec,
     ClientContext,
@@ -47,7 +48,6 @@ from atoll.core.devices import upload
 from atoll.core.schema import Count
 from atoll.core.tree import Tree, Weights
 from atoll.methods.method import Method
-from atoll.objectives.align_uniform import VIEWS
 from atoll.objectives.simclr import SimCLR
 
 

@@ -28,6 +28,7 @@ from torch import Tensor
 from torch.nn.functional import normalize
 
 from atoll.components.base import (
+    VIEWS,
     AtMost,
     Batch,
     ClientContext,
@@ -47,7 +48,6 @@ from atoll.core.schema import AtLeast, Below, Positive
 from atoll.core.tree import Tree
 from atoll.functional import dictionary_contrast
 from atoll.methods.method import Method
-from atoll.objectives.align_uniform import VIEWS
 
 PUBLIC = (Forward("public"), Forward("public", "alignment"))
 

@@ -48,9 +48,7 @@ class FedEMA(Merge):
             context.reset = True
             return downloaded
         mu = min(retained["scaler"] * retained["divergence"], 1.0)
-        mixed = {
-            name: torch.lerp(downloaded[name], scope, mu) for name, scope in retained["parameters"].items()
-        }
+        mixed = {name: torch.lerp(downloaded[name], own, mu) for name, own in retained["parameters"].items()}
         return {**downloaded, **mixed}
 
     def keep(self, context: ClientContext) -> Tree:

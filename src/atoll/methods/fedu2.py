@@ -22,6 +22,7 @@ from torch import Tensor
 from atoll.aggregation.disk_buffer import DiskBuffer
 from atoll.aggregation.fedavg import RunningMean, Weighing
 from atoll.components.base import (
+    VIEWS,
     Aggregation,
     Batch,
     ClientContext,
@@ -38,7 +39,6 @@ from atoll.core.tree import Weights
 from atoll.functional import sphere_sliced_uniformity
 from atoll.functional.aggregation import shortest_in_hull
 from atoll.methods.method import Method
-from atoll.objectives.align_uniform import VIEWS
 from atoll.objectives.simclr import SimCLR
 
 MOST_EPOCHS = 10  # that a small client trains in a round to keep step

@@ -20,13 +20,12 @@ from typing import ClassVar
 import torch
 from torch import Tensor, nn
 
-from atoll.components.base import Batch, ClientContext, Forward, Passes, Setting, Term
+from atoll.components.base import VIEWS, Batch, ClientContext, Forward, Passes, Setting, Term
 from atoll.core.errors import UserError
 from atoll.core.schema import Positive
 from atoll.functional import nt_xent, relational
 from atoll.methods.method import Method
 from atoll.models import build_predictor
-from atoll.objectives.align_uniform import VIEWS
 from atoll.objectives.simclr import SimCLR
 
 OTHER = Forward("other")

@@ -18,21 +18,13 @@ import torch
 from torch import Tensor
 
 from atoll.aggregation.fedavg import FedAvg
-from atoll.components.base import (
-    Batch,
-    ClientContext,
-    Forward,
-    Passes,
-    Setting,
-    Term,
-    Trained,
-)
+from atoll.components.base import VIEWS, Batch, ClientContext, Forward, Passes, Setting, Term, Trained
 from atoll.core.rng import stream
 from atoll.core.schema import Positive
 from atoll.core.tree import Tree
 from atoll.functional import dimension_scaling, projector_distillation
 from atoll.methods.method import Method
-from atoll.objectives.align_uniform import VIEWS, AlignUniform
+from atoll.objectives.align_uniform import AlignUniform
 
 
 @dataclass(frozen=True)

@@ -8,11 +8,9 @@ from typing import ClassVar
 
 from torch import Tensor
 
-from atoll.components.base import Batch, ClientContext, Forward, Objective, Passes
+from atoll.components.base import VIEWS, Batch, ClientContext, Forward, Objective, Passes
 from atoll.core.schema import Positive
 from atoll.functional import alignment, uniformity
-
-VIEWS = (Forward("view1"), Forward("view2"))
 
 
 @dataclass(frozen=True)

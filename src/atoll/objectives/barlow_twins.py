@@ -8,9 +8,8 @@ from typing import ClassVar
 
 from torch import Tensor
 
-from atoll.components.base import Batch, ClientContext, Forward, Objective, Passes
+from atoll.components.base import VIEWS, Batch, ClientContext, Forward, Objective, Passes
 from atoll.functional import barlow_twins
-from atoll.objectives.align_uniform import VIEWS
 
 
 @dataclass(frozen=True)

@@ -8,11 +8,10 @@ from typing import ClassVar, Literal
 
 from torch import Tensor, nn
 
-from atoll.components.base import Batch, ClientContext, Forward, Objective, Passes, Setting
+from atoll.components.base import VIEWS, Batch, ClientContext, Forward, Objective, Passes, Setting
 from atoll.core.tree import Tree
 from atoll.functional import byol
 from atoll.models.heads import build_predictor
-from atoll.objectives.align_uniform import VIEWS
 from atoll.objectives.momentum import encoding_weights, follow, start_target
 
 TARGETS = (Forward("view1", "byol_target"), Forward("view2", "byol_target"))

@@ -10,11 +10,10 @@ import torch
 from torch import Tensor
 from torch.nn.functional import normalize
 
-from atoll.components.base import Batch, ClientContext, Forward, Objective, Passes
+from atoll.components.base import VIEWS, Batch, ClientContext, Forward, Objective, Passes
 from atoll.core.schema import Count, Positive
 from atoll.core.tree import Tree
 from atoll.functional import queue_contrast
-from atoll.objectives.align_uniform import VIEWS
 from atoll.objectives.momentum import enqueue, follow, start_target
 
 KEYS = (Forward("view1", "moco_key"), Forward("view2", "moco_key"))

@@ -8,10 +8,9 @@ from typing import ClassVar, Literal
 
 from torch import Tensor
 
-from atoll.components.base import Batch, ClientContext, Forward, Objective, Passes
+from atoll.components.base import VIEWS, Batch, ClientContext, Forward, Objective, Passes
 from atoll.core.schema import Positive
 from atoll.functional import nt_xent, one_sided_nt_xent
-from atoll.objectives.align_uniform import VIEWS
 
 
 @dataclass(frozen=True)

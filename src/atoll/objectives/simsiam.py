@@ -8,10 +8,9 @@ from typing import ClassVar
 
 from torch import Tensor, nn
 
-from atoll.components.base import Batch, ClientContext, Forward, Objective, Passes, Setting
+from atoll.components.base import VIEWS, Batch, ClientContext, Forward, Objective, Passes, Setting
 from atoll.functional import simsiam
 from atoll.models.heads import build_predictor
-from atoll.objectives.align_uniform import VIEWS
 
 
 @dataclass(frozen=True)

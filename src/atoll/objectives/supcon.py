@@ -9,10 +9,9 @@ from typing import ClassVar
 import torch
 from torch import Tensor, nn
 
-from atoll.components.base import Batch, ClientContext, Forward, Objective, Passes, Setting
+from atoll.components.base import VIEWS, Batch, ClientContext, Forward, Objective, Passes, Setting
 from atoll.core.schema import Positive
 from atoll.functional import supcon
-from atoll.objectives.align_uniform import VIEWS
 from atoll.objectives.cross_entropy import CLASSIFIER, label_loss
 from atoll.objectives.spaces import classifying, linear_head
 
