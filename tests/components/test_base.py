@@ -22,7 +22,9 @@ def declare(base, name, hint="int", /, **members):
 )
 @pytest.mark.parametrize("hint", ["int", int])
 def test_an_option_named_like_a_hook_is_refused(base, name, hint):
-    with pytest.raises(UserError, match=rf"^Mine\.{name} is an option named like a part's own '{name}'"):
+    with pytest.raises(
+        UserError, match=rf"^Mine\.{name} is an option with the name of the inherited attribute '{name}'"
+    ):
         declare(base, name, hint)
     with pytest.raises(UserError, match="give it another name"):
         declare(base, name, hint, **{name: 3})

@@ -10,13 +10,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from atoll.components.base import (
-    AtMost,
     ChoiceSpec,
     NumberSpec,
     Optional,
     PerWeight,
     TensorSpec,
     Term,
+    UpTo,
 )
 from atoll.components.declaration import declared_leaves, max_bytes, mismatch
 from atoll.core.tree import clone, leaves, num_bytes, pack, unpack
@@ -34,12 +34,12 @@ sizes = st.integers(1, 4)
 
 tensors = st.builds(
     TensorSpec,
-    st.lists(sizes | st.builds(AtMost, sizes), max_size=3).map(tuple),
+    st.lists(sizes | st.builds(UpTo, sizes), max_size=3).map(tuple),
     st.sampled_from(DTYPES),
     least=st.sampled_from([-math.inf, 0.0, 2.0]),
     most=st.sampled_from([math.inf, 5.0]),
 )
-rows = st.builds(TensorSpec, st.tuples(st.builds(AtMost, sizes), sizes), unit_rows=st.just(True))
+rows = st.builds(TensorSpec, st.tuples(st.builds(UpTo, sizes), sizes), unit_rows=st.just(True))
 numbers = st.builds(NumberSpec, st.sampled_from([int, float]), least=st.just(-3), most=st.just(7))
 words = st.builds(ChoiceSpec, st.lists(names, min_size=1, max_size=3, unique=True).map(tuple))
 per_weight = st.sampled_from(
@@ -66,7 +66,7 @@ def fit(spec, draw):
     if isinstance(spec, Optional):
         return draw(st.none()) if draw(st.booleans()) else fit(spec.spec, draw)
     if isinstance(spec, TensorSpec):
-        shape = [draw(st.integers(1, size.most)) if isinstance(size, AtMost) else size for size in spec.shape]
+        shape = [draw(st.integers(1, size.most)) if isinstance(size, UpTo) else size for size in spec.shape]
         if spec.unit_rows:
             return torch.nn.functional.normalize(torch.rand(shape) + 0.1, dim=-1)
         return torch.full(shape, draw(st.sampled_from([2, 3, 5])), dtype=spec.dtype)
@@ -91,7 +91,7 @@ def deviations(spec, value):
     if isinstance(spec, TensorSpec):
         made = [None, 1.0, value.tolist(), value[None], value.to(torch.float16), {"x": value}]
         for dim, size in enumerate(spec.shape):
-            most = size.most if isinstance(size, AtMost) else size
+            most = size.most if isinstance(size, UpTo) else size
             made.append(torch.cat([value] * (most + 1), dim))
             made.append(value.narrow(dim, 0, 0))
         if spec.least > -math.inf:

@@ -25,7 +25,7 @@ class DiskBuffer:
     Only floating-point tensors are kept, in the widest of their types.
 
     Args:
-        scratch: the folder of the file; None: the system's.
+        scratch: The folder of the file; None: the system's.
     """
 
     def __init__(self, scratch: Path | None) -> None:
@@ -44,7 +44,7 @@ class DiskBuffer:
         """Write a model; all must have the same names and shapes.
 
         Raises:
-            UserError: the disk is full.
+            UserError: The disk is full.
         """
         if not self._like:
             floats = {name: tensor for name, tensor in weights.items() if tensor.is_floating_point()}

@@ -25,7 +25,7 @@ class RunningMean:
     Integer tensors (BatchNorm's counters) keep their type and take the maximum.
 
     Attributes:
-        mean: of the models so far.
+        mean: Of the models so far.
         totals: Σ_j |w_j| for each floating-point tensor.
     """
 
@@ -38,9 +38,9 @@ class RunningMean:
         """Fold in a model; tensors it lacks are averaged over the models that have them.
 
         Args:
-            weights: the model; it may be overwritten afterwards.
+            weights: The model; it may be overwritten afterwards.
             weight: w_k.
-            factors: what w_k is multiplied by, by tensor. A negative one turns the tensor round, so that
+            factors: What w_k is multiplied by, by tensor. A negative one turns the tensor round, so that
                 ``mean × totals`` is the weighted sum in any case.
         """
         for name, tensor in weights.items():
@@ -113,10 +113,10 @@ class MeanFold:
     """The running mean of a round, Σ_k p_k f_k w_k.
 
     Args:
-        current: the model that the round began with.
-        weights: how p_k is made (see `Weighing`).
+        current: The model that the round began with.
+        weights: How p_k is made (see `Weighing`).
         factors: f_k, by tensor, of an update's geometry; None: 1.
-        renormalise: divide by Σ_k p_k |f_k|.
+        renormalise: Divide by Σ_k p_k |f_k|.
     """
 
     def __init__(

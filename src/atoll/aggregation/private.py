@@ -37,7 +37,7 @@ class PrivateFedAvg(Aggregation):
         clip: C, the norm to which an update is cut.
         noise_multiplier: z, noise in units of C.
         delta: δ at which ε is told; well below 1 / clients.
-        secret: a seed for noise and sample. Makes a run repeatable, and its privacy void against all who know it.
+        secret: A seed for noise and sample. Makes a run repeatable, and its privacy void against all who know it.
     """
 
     name: ClassVar[str] = "private_fedavg"

@@ -129,7 +129,7 @@ class MultiKrum(Robust):
         """The mean of the chosen.
 
         Raises:
-            UserError: too few updates are left of the round's.
+            UserError: Too few updates are left of the round's.
         """
         clients = len(updates)
         if reason := self._too_few(clients):

@@ -26,7 +26,7 @@ class Reference:
     """Measures updates against one model.
 
     Args:
-        model: that they set out from.
+        model: That they set out from.
     """
 
     def __init__(self, model: Weights) -> None:

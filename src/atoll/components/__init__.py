@@ -1,1 +1,1 @@
-"""What a method is made of."""
+"""Base classes of a method's components, and the types that they exchange."""

@@ -24,45 +24,45 @@ class Objective(Component):
     """The local loss."""
 
     def classifier(self) -> tuple[str, ...] | None:
-        """The networks that make class logits of images, if the objective trains a classifier."""
+        """Names of the networks from images to class logits, if the objective trains a classifier."""
         return None
 
     def embeds(self) -> bool:
-        """Most self-supervised losses do."""
+        """Return True: most self-supervised losses read embeddings."""
         return True
 
     def loss(self, context: ClientContext, batch: Batch, passes: Passes) -> Tensor:
-        """A scalar tensor to minimise."""
+        """Return the scalar loss to minimise."""
         raise NotImplementedError
 
 
 @dataclass(frozen=True)
 class Term(Component):
-    """A loss that is added to the objective, times ``weight``; with weight 0 it is left out entirely.
+    """A loss that is added to the objective, times ``weight``; with weight 0 it is removed from the method.
 
     Attributes:
-        weight: the term's factor in the loss; 0 leaves it out.
+        weight: Factor of the term in the loss; 0 removes the term.
     """
 
     weight: float = 1.0
 
     def embeds(self) -> bool:
-        """Most terms do."""
+        """Return True: most terms read embeddings."""
         return True
 
     def loss(self, context: ClientContext, batch: Batch, passes: Passes) -> Tensor:
-        """A scalar tensor, before the weight."""
+        """Return the scalar loss, before the weight is applied."""
         raise NotImplementedError
 
 
 @dataclass(frozen=True)
 class Merge(Component):
-    """How a client joins its own state with what it downloads.
+    """How a client combines its retained state with the weights that it downloads.
 
     Class attributes:
-        personalises: each client ends with a model of its own (see `personal`).
-        alone: a client that has a model is sent no other.
-        shares: which weights leave a client, in words; empty: none.
+        personalises: Each client ends with a separate model (see `personal`).
+        alone: The server sends no model to a client that already has one.
+        shares: Description of the weights that leave a client; empty if none do.
     """
 
     personalises: ClassVar[bool] = False
@@ -70,7 +70,7 @@ class Merge(Component):
     shares: ClassVar[str] = "the weights of all trained networks"
 
     def join(self, context: ClientContext, downloaded: Weights) -> Weights:
-        """The weights that training starts from."""
+        """Return the weights from which training starts."""
         return downloaded
 
     def private(self, networks: nn.ModuleDict) -> set[str]:
@@ -78,7 +78,7 @@ class Merge(Component):
         return set()
 
     def personal(self, weights: Weights, retained: Tree) -> Weights:
-        """The client's own model, given the one it shares with others and what it kept."""
+        """Return the client's personal model, from the shared weights and the retained state."""
         return weights
 
 
@@ -87,10 +87,11 @@ class Aggregation(Component):
     """The server's fold of updates into its next models.
 
     Class attributes:
-        whole_cohort: the mathematics needs all updates at once; they are buffered on disk.
-        only_weights: works only where nothing but weights leaves a client.
-        clips: it cuts updates to a bound of its own, and what other clients sent must not decide on a client's.
-        serverless: the clients hold the models, and nobody is there to take a server step.
+        whole_cohort: The computation needs all updates at once; they are buffered on disk.
+        only_weights: The aggregation requires that only weights leave a client.
+        clips: The aggregation clips updates itself; whether a client's update is accepted must not depend on the
+            updates of other clients.
+        serverless: The clients hold the models, and no server can take a server step.
     """
 
     whole_cohort: ClassVar[bool] = False
@@ -100,52 +101,55 @@ class Aggregation(Component):
 
     @property
     def statistics(self) -> tuple[str, ...]:
-        """The numbers an update must carry: ``"samples"``, ``"batches"``, ``"loss"`` (of the last epoch)."""
+        """Numbers that an update must contain: ``"samples"``, ``"batches"``, ``"loss"`` (of the last epoch)."""
         return ()
 
     def cohort(self, setting: Setting, round: int) -> list[int] | None:
-        """The clients of a round, where the mathematics prescribes how they are drawn; maybe none."""
+        """Draw the clients of a round (possibly none), or return None for the default draw.
+
+        Aggregations override this hook if their mathematics prescribes how clients are drawn.
+        """
         return None
 
     def spent(self, setting: Setting, round: int) -> dict[str, float]:
-        """What of clients' privacy all rounds up to this one have spent, for the log."""
+        """Return the privacy budget spent by all rounds up to this one, for the log."""
         return {}
 
     def models(self, start: Weights, setting: Setting) -> Models:
-        """The server's first models, from the one initial model."""
+        """Return the server's initial models, from the shared initial model."""
         return {"global": start}
 
     def open(self, models: Models, setting: Setting, round: int, scratch: Path | None) -> Fold:
-        """Begin a round's fold; ``scratch`` is a folder for what does not fit in memory."""
+        """Start a round's fold; ``scratch`` is a folder for data that does not fit in memory."""
         raise NotImplementedError
 
     def choose(self, context: ClientContext, models: Models) -> Weights:
-        """On the client: the weights to begin with, out of those it was sent."""
+        """On the client: choose the initial weights among the received models."""
         return models["global"]
 
     def report(self, context: ClientContext) -> Mapping[str, Tree]:
-        """On the client: what the fold needs beside the weights and `statistics`."""
+        """On the client: return what the fold needs in addition to the weights and `statistics`."""
         return {}
 
     def sent(self, models: Models, client: int) -> Models:
-        """On the server: the models that a client is sent."""
+        """On the server: select the models to send to a client."""
         return models
 
     def reference(self, models: Models, update: Update) -> Weights:
-        """Of the models that a client was sent, the one that its update started from."""
+        """On the server: return the model, among those sent to a client, from which its update started."""
         return models["global"]
 
     def deploy(self, models: Models, state: ServerState) -> Deployment:
-        """The named models of the finished run."""
+        """Return the named models of the finished run."""
         return Deployment(dict(models))
 
 
 @dataclass(frozen=True)
 class ServerStep(Component):
-    """What the server does with the folded model: takes it as it is, or treats it as a gradient."""
+    """How the server updates its model with the folded model: by replacement, or as a gradient step."""
 
     def step(self, state: Tree, current: Weights, folded: Weights, setting: Setting) -> tuple[Tree, Weights]:
-        """The next slice of state (None before the first round) and the next weights."""
+        """Return the next slice of state (None before the first round) and the next weights."""
         return state, folded
 
 

@@ -1,25 +1,25 @@
-"""What a method is made of: components, and the order in which the engine calls their hooks.
+"""The components of a method, and the order in which the engine calls their hooks.
 
 A method composes an objective, terms, a merge, an aggregation and a server step (see `atoll.methods`). Each is a
-`Component`: a frozen dataclass whose fields are its options in a recipe. Components never know which engine runs
-them, and every hook has a default that does nothing. A run, hook by hook:
+`Component`: a frozen dataclass with the recipe's options as fields. Components are independent of the engine that
+runs them, and every hook has a default that does nothing. A run calls the hooks in this order:
 
     prerequisites(), constants(), init(), models()             once, at the server
     for each round:
-        cohort()                                               which clients take part
+        cohort()                                               the clients that take part
         for each client of the cohort:
             epochs(), sent(), send()                           at the server: the message
-            choose() → join() → start()                        at the client: the weights that training starts from
+            choose() → join() → start()                        at the client: the initial weights of the training
             for each batch:
-                inputs() → forwards() → loss()                 images, passes, the loss; then the optimiser's step
+                inputs() → forwards() → loss()                 images, passes, the loss; then an optimiser step
                 after_step()
-            finish() → report() → keep()                       the update, and what stays at the client
+            finish() → report() → keep()                       the update, and the client state
             reference() → declares() → refuse_slice()          at the server: the update is checked
             open().add(), fold().add()                         and folded
         open().close(), fold().close() → step()                the next state
-    deploy(), personal()                                       the models that result
+    deploy(), personal()                                       the resulting models
 
-This module is the one import for whoever writes a component.
+To write a component, import from this module only.
 """
 
 from __future__ import annotations
@@ -28,13 +28,13 @@ from atoll.components.axes import Aggregation, Merge, Objective, Replace, Server
 from atoll.components.component import Component
 from atoll.components.context import ClientContext, Scope
 from atoll.components.declaration import (
-    AtMost,
     ChoiceSpec,
     NumberSpec,
     Optional,
     PerWeight,
     Spec,
     TensorSpec,
+    UpTo,
 )
 from atoll.components.folds import Fold, SliceFold
 from atoll.components.forwards import VIEWS, Features, Forward, Passes, run_forwards
@@ -54,7 +54,6 @@ from atoll.data.batch import Batch, ClientData
 __all__ = [
     "VIEWS",
     "Aggregation",
-    "AtMost",
     "Batch",
     "ChoiceSpec",
     "ClientContext",
@@ -84,6 +83,7 @@ __all__ = [
     "TensorSpec",
     "Term",
     "Trained",
+    "UpTo",
     "Update",
     "UpdateGeometry",
     "init_seed",

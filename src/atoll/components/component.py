@@ -1,4 +1,4 @@
-"""The base class of all components: their class attributes, and the hooks that every kind of them may have."""
+"""The base class of all components: class attributes, and the hooks that all kinds of components share."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ from atoll.data.batch import Batch
 
 @dataclass(frozen=True)
 class Component(Options):
-    """A piece of a method; its dataclass fields are its options in a recipe.
+    """One component of a method; its dataclass fields are its options in a recipe.
 
     Class attributes:
-        name: in recipes, states and messages.
-        source: paper and equation.
-        needs_labels: the component reads ``batch.labels``.
+        name: Name of the component in recipes, states and messages.
+        source: Paper and equation.
+        needs_labels: The component reads ``batch.labels``.
     """
 
     name: ClassVar[str] = ""
@@ -37,18 +37,18 @@ class Component(Options):
     needs_labels: ClassVar[bool] = False
 
     def __init_subclass__(cls) -> None:
-        """Refuse an option that would replace a hook or a class attribute unnoticed; ask for a missing declaration.
+        """Refuse an option that would silently replace a hook or a class attribute; warn of a missing declaration.
 
         Raises:
-            UserError: a field is named like something that components have already and that is no option.
+            UserError: A field has the name of an inherited attribute that is not an option.
         """
         super().__init_subclass__()
         inherited = {option.name for base in cls.__bases__ if is_dataclass(base) for option in fields(base)}
         for name, hint in inspect.get_annotations(cls).items():
             if "ClassVar" not in str(hint) and name not in inherited and hasattr(super(cls, cls), name):
                 raise UserError(
-                    f"{cls.__qualname__}.{name} is an option named like a part's own {name!r}, which it would "
-                    "replace; give it another name"
+                    f"{cls.__qualname__}.{name} is an option with the name of the inherited attribute {name!r}, "
+                    "which it would replace; give it another name"
                 )
         if "finish" in vars(cls) and not declares_slice(cls):
             warnings.warn(
@@ -63,101 +63,105 @@ class Component(Options):
     def _place(cls) -> str:
         return f"options.{cls.name}"
 
-    # What depends on no option may be a class variable in a component, as most are.
+    # A component may define these properties as class variables if they do not depend on its options.
 
     @property
     def egress(self) -> tuple[str, ...]:
-        """What leaves a client because of this component, beyond weights, in words."""
+        """Description of the data, in addition to weights, that leaves a client because of this component."""
         return ()
 
     @property
     def keeps(self) -> tuple[str, ...]:
-        """What a client keeps for this component from round to round, in words."""
+        """Description of the client state that this component retains between rounds."""
         return ()
 
     def refuse(self, setting: Setting) -> str | None:
-        """A sentence that says why this component cannot work in this setting, or None."""
+        """Return a sentence that says why this component cannot work in this setting, or None."""
         return None
 
     def refuse_networks(self, networks: nn.ModuleDict) -> str | None:
-        """A sentence that says why this component cannot work with these networks, or None."""
+        """Return a sentence that says why this component cannot work with these networks, or None."""
         return None
 
     def heads(self, setting: Setting) -> dict[str, nn.Module]:
-        """Networks that this component adds; they train and travel like the encoder."""
+        """Build the networks that this component adds; they are trained and exchanged like the encoder."""
         return {}
 
     def embeds(self) -> bool:
-        """Whether this component reads embeddings; where no component does, there is no projector."""
+        """Whether this component reads embeddings; if no component does, there is no projector."""
         return False
 
     # The server's side.
 
     def prerequisites(self) -> dict[str, Prerequisite]:
-        """Runs that this component needs first, by name."""
+        """Name the runs that must finish before this component can be used."""
         return {}
 
     def constants(self, setting: Setting, prerequisites: Mapping[str, Trained]) -> Tree:
-        """What each client gets once and for all."""
+        """Return the data that each client receives once per run."""
         return None
 
     def init(self, setting: Setting) -> Tree:
-        """The component's slice of server state."""
+        """Return the component's initial slice of the server state."""
         return None
 
     def send(self, state: Tree, client: int, cohort: Sequence[int], round: int) -> Tree:
-        """The component's slice of the message to a client; ``cohort`` in the order in which it was drawn."""
+        """Return the component's slice of the message to a client; ``cohort`` is in the order of the draw."""
         return None
 
     def epochs(self, setting: Setting, client: int, cohort: Sequence[int], round: int) -> int | None:
-        """Local epochs of a client in a round, where the component decides on them; 0: no training."""
+        """Return a client's local epochs in a round if the component sets them, otherwise None; 0: no training."""
         return None
 
     def fold(self, state: Tree, setting: Setting, round: int) -> SliceFold | None:
-        """A fold of the slices that clients return into the next slice of server state."""
+        """Open a fold of the clients' slices into the next slice of the server state."""
         return None
 
     def declares(self, setting: Setting) -> Spec | None:
-        """The form of what `finish` returns (see `atoll.components.declaration`); None: nothing is sent."""
+        """Declare the form of what `finish` returns (see `atoll.components.declaration`); None if it is nothing."""
         return None
 
     def refuse_slice(self, piece: Tree, setting: Setting, weights: Weights) -> str | None:
-        """What else is wrong with a client's slice, as "it …", where the declaration cannot say it.
+        """Describe an error in a client's slice that the declaration cannot express, as "it …"; None if correct.
 
-        ``weights`` of the same update are in order, the slice is as declared, and its tensors are finite.
+        The ``weights`` of the same update are already checked, the slice matches its declaration, and its tensors
+        are finite.
         """
         return None
 
     # The client's side.
 
     def forwards(self) -> Sequence[Forward]:
-        """The passes that `loss` reads, in order."""
+        """List the forward passes that `loss` reads, in order."""
         return ()
 
     def start(self, context: ClientContext) -> None:
-        """Before the first step."""
+        """Prepare the round, before the first step."""
 
     def images(self) -> Sequence[str]:
-        """Images of a batch that `inputs` or `loss` reads without a declared pass, by name."""
+        """Name the images of a batch that `inputs` or `loss` reads without a declared pass."""
         return ()
 
     def inputs(self, context: ClientContext, batch: Batch) -> dict[str, Tensor]:
-        """Further images of a batch, by name."""
+        """Compute further images of a batch, by name."""
         return {}
 
     def after_step(self, context: ClientContext) -> None:
-        """After each optimiser step: momentum targets, queues."""
+        """Update momentum targets or queues after each optimiser step."""
 
     def finish(self, context: ClientContext) -> Tree:
-        """The component's slice of the update."""
+        """Return the component's slice of the update."""
         return None
 
     def keep(self, context: ClientContext) -> Tree:
-        """What the client keeps for this component until its next round."""
+        """Return the client state that is retained for this component until the client's next round."""
         return None
 
 
 def declares_slice(kind: type[Component]) -> bool:
-    """Whether a component's declaration is about its `finish`: no class overrides one and leaves out the other."""
+    """Whether the declaration that a component uses belongs to its `finish`.
+
+    False if the most derived class that defines either of them defines `finish` without `declares`.
+    """
     owner = next(base for base in kind.__mro__ if {"finish", "declares"} & vars(base).keys())
     return "declares" in vars(owner)

@@ -1,4 +1,4 @@
-"""What a client's components share during a round: networks, data, and a room of its own for each of them."""
+"""State that a client's components share during a round: networks, data, and a scope for each component."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ from atoll.data.batch import ClientData
 
 
 class Named(Protocol):
-    """Whatever has a name."""
+    """An object with a name."""
 
     @property
     def name(self) -> str:
-        """In messages and states."""
+        """Name in messages and states."""
         ...
 
 
@@ -32,20 +32,21 @@ class ClientContext:
     """One client during one round, as its components see it.
 
     Attributes:
-        setting: of the run.
-        client: id, from 0.
-        round: from 1.
-        networks: the networks under training; ``networks["encoder"]``, ``["projector"]`` and components' heads.
-        after: what a component does to a head's output before any loss reads it, by the head's name, in all
-            networks, until the round ends.
-        received: the weights that were downloaded, before any merge; what never leaves a client is not among them,
-            and a client that trains alone has none.
-        shared: names of the weights that leave the client.
-        reset: the client has no usable state of its own, and components start theirs from nothing.
-        lr: learning rate of this round.
-        steps: optimiser steps taken.
-        last_epoch_loss: mean loss of the newest local epoch.
-        data: the client's samples.
+        setting: Setting of the run.
+        client: The client's id, from 0.
+        round: The round, from 1.
+        networks: The networks under training: ``networks["encoder"]``, ``["projector"]`` and the components' heads.
+        copies: Frozen copies of the networks by name (see `frozen`).
+        after: Functions that are applied to a head's output before any loss reads it, by the head's name; they
+            apply to all networks until the round ends.
+        received: The downloaded weights, before any merge; without the local-only weights, and empty for a client
+            that trains alone.
+        shared: Names of the weights that leave the client.
+        reset: The client has no usable retained state, and components initialise theirs.
+        lr: Learning rate of this round.
+        steps: Number of optimiser steps taken.
+        last_epoch_loss: Mean loss of the last completed local epoch.
+        data: The client's samples.
     """
 
     def __init__(
@@ -79,7 +80,7 @@ class ClientContext:
         self._scopes: dict[str, Scope] = {}
 
     def of(self, component: Named) -> Scope:
-        """A component's own room: what the server sent it, what the client kept for it, and space to work."""
+        """Return a component's scope: its message, constants and retained state, and attributes that it stores."""
         name = component.name
         if name not in self._scopes:
             self._scopes[name] = Scope(
@@ -90,16 +91,19 @@ class ClientContext:
         return self._scopes[name]
 
     def stream(self, purpose: str) -> torch.Generator:
-        """A random stream of this client in this round."""
+        """Open a random stream of this client in this round."""
         return stream(self.setting.seed, purpose, self.round, self.client)
 
     def frozen(self, name: str, weights: Weights | None = None, train: bool = False) -> nn.ModuleDict:
-        """A copy of the networks without gradients, to be named in a `Forward`; made once, reused after.
+        """Load weights into a copy of the networks without gradients, which a `Forward` can name.
+
+        The first call with a name creates the copy, and later calls reuse it.
 
         Args:
-            name: of the copy.
-            weights: to load (names it lacks stay as they are now in `networks`); None: as `networks` are.
-            train: BatchNorm uses the batch's statistics (momentum targets) instead of the running ones.
+            name: Name of the copy.
+            weights: Weights to load; names that are missing take their current values in `networks`. None loads all
+                weights of `networks`.
+            train: BatchNorm uses the batch's statistics (momentum targets) instead of the running statistics.
         """
         if name not in self.copies:
             self.copies[name] = copy.deepcopy(self.networks).requires_grad_(False)
@@ -110,14 +114,16 @@ class ClientContext:
 
     @torch.no_grad()
     def outputs(self, network: nn.ModuleDict, *heads: str) -> list[Tensor]:
-        """What a network makes of each of the client's samples: in order, without augmentation, in eval mode.
+        """Compute a network's outputs for all samples of the client: in order, without augmentation, in eval mode.
+
+        The network's mode is restored afterwards.
 
         Args:
-            network: `networks`, or what `frozen` gave.
-            heads: names of attributes of `Features`: ``"h"``, ``"z"`` or ``"q"``.
+            network: `networks`, or a result of `frozen`.
+            heads: Names of attributes of `Features`: ``"h"``, ``"z"`` or ``"q"``.
 
         Returns:
-            For each head an (n_k, d) tensor on the training device; the network's mode is as it was.
+            For each head an (n_k, d) tensor on the training device.
         """
         training = network.training
         network.eval()
@@ -142,17 +148,17 @@ class ClientContext:
 
     @property
     def device(self) -> torch.device:
-        """Where the networks live."""
+        """Device of the networks."""
         return next(self.networks.parameters()).device
 
 
 class Scope(SimpleNamespace):
-    """A component's room in a `ClientContext`, with whatever the component stores in it.
+    """A component's scope in a `ClientContext`; the component may store further attributes in it.
 
     Attributes:
-        message: the component's slice of the message.
-        constants: its slice of what every client got once.
-        retained: its slice of what the client kept; None: nothing.
+        message: The component's slice of the message.
+        constants: The component's slice of the constants, which each client receives once.
+        retained: The component's slice of the retained client state; None if there is none.
     """
 
     message: Tree

@@ -1,11 +1,11 @@
-"""What a component declares of the slice that it sends: names, shapes, dtypes and ranges, said once.
+"""Declarations of the slices that components send: names, shapes, dtypes and ranges.
 
-From the one declaration (`Component.declares`) follow the check of what clients return (`mismatch`), the list of
-what leaves a client (`declared_leaves`) and the largest size of an update on the wire (`max_bytes`). A
-declaration is a spec, or specs by name, or a tuple of specs in a row:
+One declaration (`Component.declares`) serves three purposes: the check of clients' slices (`mismatch`), the list of
+the data that leaves a client (`declared_leaves`), and the maximum size of an update on the wire (`max_bytes`). A
+declaration is a spec, a mapping of names to specs, or a tuple of specs:
 
-    TensorSpec((AtMost(128), setting.embedding_dim), unit_rows=True)     up to 128 normalised embeddings
-    {"mean": TensorSpec((8,)), "count": NumberSpec(int, least=0)}        exactly these two
+    TensorSpec((UpTo(128), setting.embedding_dim), unit_rows=True)       up to 128 normalised embeddings
+    {"mean": TensorSpec((8,)), "count": NumberSpec(int, least=0)}        exactly these two entries
     PerWeight(without=setting.buffers)                                   a tensor like each trained weight
     Optional(ChoiceSpec(("left", "right")))                              a word, or nothing
 """
@@ -22,14 +22,14 @@ from torch import Tensor
 
 from atoll.core.tree import Tree, Weights
 
-LARGEST = 1e30  # of a number that a client sends: sums of such are finite in float32, too
-MOST_IMAGES = 20_000_000  # of one client: ImageNet-21k has 14 million
-LEAF_BYTES = 512  # a tensor's or a number's entry in the headers and in the JSON beside them, without names
-NAME_BYTES = 12  # a character of a name, which stands in JSON twice at most
+LARGEST = 1e30  # maximum number that a client may send: sums of such numbers are finite in float32
+MOST_IMAGES = 20_000_000  # maximum number of images of one client: ImageNet-21k has 14 million
+LEAF_BYTES = 512  # size of a tensor's or a number's entry in the headers and in their JSON, without names
+NAME_BYTES = 12  # size of one character of a name, which occurs at most twice in JSON
 
 
 @dataclass(frozen=True)
-class AtMost:
+class UpTo:
     """A size from 1 to ``most``."""
 
     most: int
@@ -40,24 +40,24 @@ class AtMost:
 
 @dataclass(frozen=True)
 class TensorSpec:
-    """A tensor; its values must be finite in any case.
+    """A tensor with finite values.
 
     Attributes:
-        shape: a size, or a range of sizes, for each dimension.
-        dtype: of its values.
-        least: of its values.
-        most: of its values.
-        unit_rows: its rows (along the last dimension) have length 1, to 1e-3.
+        shape: A size, or a range of sizes, for each dimension.
+        dtype: Data type of the values.
+        least: Minimum value.
+        most: Maximum value.
+        unit_rows: Whether rows (along the last dimension) must have length 1, within 1e-3.
     """
 
-    shape: tuple[int | AtMost, ...]
+    shape: tuple[int | UpTo, ...]
     dtype: torch.dtype = torch.float32
     least: float = -math.inf
     most: float = math.inf
     unit_rows: bool = False
 
     def mismatch(self, value: Tree, place: str) -> str | None:
-        """What is wrong with a value."""
+        """Describe how a value differs from this spec; None if it matches."""
         if not isinstance(value, Tensor):
             return f"{place} is {_short(value)}, not a tensor of shape {_shape(self.shape)}"
         sizes = list(zip(value.shape, self.shape, strict=False))
@@ -74,11 +74,11 @@ class TensorSpec:
     @property
     def largest(self) -> tuple[int, ...]:
         """The largest shape."""
-        return tuple(size.most if isinstance(size, AtMost) else size for size in self.shape)
+        return tuple(size.most if isinstance(size, UpTo) else size for size in self.shape)
 
     @property
     def max_bytes(self) -> int:
-        """Of the largest such tensor."""
+        """Size of the largest tensor on the wire."""
         return LEAF_BYTES + math.prod(self.largest) * self.dtype.itemsize
 
 
@@ -88,8 +88,8 @@ class NumberSpec:
 
     Attributes:
         kind: ``int`` or ``float``.
-        least: its smallest value.
-        most: its largest value.
+        least: Minimum value.
+        most: Maximum value.
     """
 
     kind: type[int] | type[float] = float
@@ -97,7 +97,7 @@ class NumberSpec:
     most: float = LARGEST
 
     def mismatch(self, value: Tree, place: str) -> str | None:
-        """What is wrong with a value."""
+        """Describe how a value differs from this spec; None if it matches."""
         if type(value) is not self.kind or not self.least <= value <= self.most:
             kind = "an int" if self.kind is int else "a float"
             return f"{place} is {_short(value)}, not {kind} from {self.least:g} to {self.most:g}"
@@ -105,37 +105,37 @@ class NumberSpec:
 
     @property
     def max_bytes(self) -> int:
-        """Of the longest such number."""
+        """Size of the longest number on the wire."""
         return LEAF_BYTES
 
 
 @dataclass(frozen=True)
 class ChoiceSpec:
-    """One of some words."""
+    """One of the given words."""
 
     words: tuple[str, ...]
 
     def mismatch(self, value: Tree, place: str) -> str | None:
-        """What is wrong with a value."""
+        """Describe how a value differs from this spec; None if it matches."""
         if isinstance(value, str) and value in self.words:
             return None
         return f"{place} is {_short(value)}, not one of {', '.join(map(repr, self.words))}"
 
     @property
     def max_bytes(self) -> int:
-        """Of the longest word."""
+        """Size of the longest word on the wire."""
         return LEAF_BYTES + NAME_BYTES * max(map(len, self.words), default=0)
 
 
 @dataclass(frozen=True)
 class PerWeight:
-    """An entry for each weight of the update, by its name.
+    """An entry for each weight of the update, by the weight's name.
 
     Attributes:
-        each: the entry; None: a tensor of the weight's own shape and dtype.
-        without: names of weights that have none.
-        min_dims: weights of fewer dimensions have none.
-        some: not every one of these weights needs an entry.
+        each: Spec of an entry; None for a tensor of the weight's shape and dtype.
+        without: Names of weights without an entry.
+        min_dims: Weights with fewer dimensions have no entry.
+        some: Entries may be missing.
     """
 
     each: Spec | None = None
@@ -144,7 +144,7 @@ class PerWeight:
     some: bool = False
 
     def by_name(self, weights: Weights) -> dict[str, Spec]:
-        """The entries for these weights."""
+        """Return the specs of the entries for these weights."""
         return {
             name: TensorSpec(tuple(weight.shape), weight.dtype) if self.each is None else self.each
             for name, weight in weights.items()
@@ -154,7 +154,7 @@ class PerWeight:
 
 @dataclass(frozen=True)
 class Optional:
-    """What the spec says, or nothing."""
+    """A value that matches the spec, or nothing."""
 
     spec: Spec
 
@@ -164,13 +164,13 @@ Spec = Leaf | PerWeight | Optional | Mapping[str, "Spec"] | tuple["Spec", ...]
 
 
 def mismatch(spec: Spec, value: Tree, weights: Weights, place: str) -> str | None:
-    """What is wrong with a value, in a sentence; None if it is as declared.
+    """Describe how a value differs from its declaration, in a sentence; None if it matches.
 
     Args:
-        spec: the declaration.
-        value: what was sent.
-        weights: of the same update, which are in order.
-        place: what the sentence calls the value.
+        spec: The declaration.
+        value: The value that was sent.
+        weights: The weights of the same update, already checked.
+        place: Name of the value in the sentence.
     """
     if value is None:
         return None if isinstance(spec, Optional) else f"{place} is missing"
@@ -198,7 +198,7 @@ def mismatch(spec: Spec, value: Tree, weights: Weights, place: str) -> str | Non
 
 
 def max_bytes(spec: Spec, weights: Weights) -> int:
-    """The largest size of what is so declared, packed for the wire."""
+    """Return the maximum size of a declared value, packed for the wire."""
     if isinstance(spec, TensorSpec | NumberSpec | ChoiceSpec):
         return spec.max_bytes
     if isinstance(spec, Optional):
@@ -210,7 +210,7 @@ def max_bytes(spec: Spec, weights: Weights) -> int:
 
 
 def declared_leaves(spec: Spec, weights: Weights, place: str) -> Iterator[tuple[str, Leaf]]:
-    """The tensors, numbers and words that are so declared, by their place in the tree (names joined by dots)."""
+    """Yield the declared tensors, numbers and words with their place in the tree (names joined by dots)."""
     if isinstance(spec, TensorSpec | NumberSpec | ChoiceSpec):
         yield place, spec
     elif isinstance(spec, Optional):
@@ -222,16 +222,16 @@ def declared_leaves(spec: Spec, weights: Weights, place: str) -> Iterator[tuple[
             yield from declared_leaves(one, weights, f"{place}.{name}")
 
 
-def _fits(size: int, allowed: int | AtMost) -> bool:
-    return 1 <= size <= allowed.most if isinstance(allowed, AtMost) else size == allowed
+def _fits(size: int, allowed: int | UpTo) -> bool:
+    return 1 <= size <= allowed.most if isinstance(allowed, UpTo) else size == allowed
 
 
-def _shape(sizes: tuple[int | AtMost, ...]) -> str:
+def _shape(sizes: tuple[int | UpTo, ...]) -> str:
     return f"({', '.join(map(str, sizes))}{',' if len(sizes) == 1 else ''})"
 
 
 def _short(value: Tree) -> str:
-    """A value in a few characters, whoever sent it."""
+    """Describe an untrusted value in a few characters."""
     if isinstance(value, Tensor):
         return f"a tensor of shape {_shape(value.shape)}"
     return " ".join(reprlib.repr(value).split())

@@ -1,4 +1,4 @@
-"""How the server takes what clients return: one at a time, in client-id order."""
+"""Folds: the server processes clients' updates one at a time, in the order of client ids."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ class Fold(Protocol):
     """A round's aggregation."""
 
     def add(self, client: int, update: Update, geometry: UpdateGeometry, /) -> None:
-        """Fold in one client's update, which may be reused afterwards.
+        """Fold in one client's update; the caller may overwrite the update afterwards.
 
         Args:
-            client: id.
-            update: as the update checks have accepted it.
-            geometry: how its weights differ from the model that they started from, as the checks measured it.
+            client: The client's id.
+            update: The update, accepted by the update checks.
+            geometry: Difference between the update's weights and the model from which they started.
         """
         ...
 
     def close(self) -> Models:
-        """The server's next models."""
+        """Return the server's next models."""
         ...
 
 
@@ -30,9 +30,9 @@ class SliceFold(Protocol):
     """A round's slices of one component."""
 
     def add(self, client: int, piece: Tree, /) -> None:
-        """Fold in one client's slice; None where it sent none."""
+        """Fold in one client's slice; None if the client sent none."""
         ...
 
     def close(self) -> Tree:
-        """The component's next slice of server state."""
+        """Return the component's next slice of the server state."""
         ...

@@ -1,4 +1,4 @@
-"""The forward passes of a training step: each declared pass runs once, each head when it is first asked for."""
+"""The forward passes of a training step: each declared pass runs once, each head on first access."""
 
 from __future__ import annotations
 
@@ -14,8 +14,9 @@ class Forward:
     """One forward pass that a component needs.
 
     Attributes:
-        images: ``"view1"``, ``"view2"``, ``"view3"`` (augmented), ``"image"`` (as it is), ``"other"`` (a view of
-            another, random image of the client), or a name that the component's own `Component.inputs` provides.
+        images: ``"view1"``, ``"view2"``, ``"view3"`` (augmented), ``"image"`` (without augmentation), ``"other"``
+            (a view of another, random image of the client), or a name that the component's `Component.inputs`
+            returns.
         network: ``"local"`` (trained), or the name of a copy that a component made with `ClientContext.frozen`.
     """
 
@@ -23,14 +24,14 @@ class Forward:
     network: str = "local"
 
 
-# What becomes of a head's output before any loss reads it, by the head's name.
+# Functions that are applied to a head's output before any loss reads it, by the head's name.
 After = Mapping[str, Callable[[Tensor], Tensor]]
 
 
 class Features:
-    """What networks make of some images: the representation h, and on demand what the heads make of it.
+    """Outputs of networks for some images: the representation h, and the outputs of the heads on demand.
 
-    A head runs once, when a component first asks for it, and its output is kept for the components that follow.
+    A head runs once, when a component first reads its output; other components reuse the output.
     """
 
     def __init__(self, networks: nn.ModuleDict, h: Tensor, after: After) -> None:
@@ -54,7 +55,7 @@ class Features:
         return self.head("predictor", of="projector")
 
     def head(self, name: str, of: str = "h") -> Tensor:
-        """What the head ``name`` makes of the output ``of`` (``"h"`` or another head's name)."""
+        """Return the output of the head ``name`` for the output ``of`` (``"h"`` or another head's name)."""
         if name not in self._outputs:
             output = self._networks[name](self.head(of))
             self._outputs[name] = self._after[name](output) if name in self._after else output
@@ -62,7 +63,7 @@ class Features:
 
 
 class _Rows(Features):
-    """One view of a joint batch: every output is computed for both views at once, then cut."""
+    """One view of a joint batch: every output is computed for both views at once, then sliced."""
 
     def __init__(self, both: Features, rows: slice[int | None, int | None, None]) -> None:
         self._both = both
@@ -83,7 +84,7 @@ def run_forwards(
     joint: bool,
     after: After,
 ) -> Passes:
-    """Run each declared pass once, in order; with ``joint``, a network's two views in one batch."""
+    """Run each declared pass once, in order; with ``joint``, a network processes both views in one batch."""
     passes: Passes = {}
     for forward in forwards:
         if forward in passes:

@@ -1,8 +1,8 @@
-"""The named forms of what server and clients exchange and keep.
+"""Types of the messages that server and clients exchange, and of the state that they store.
 
-They are plain dicts (`atoll.core.tree`), on the wire and on disk as in memory, so that ``update["weights"]`` is
-both what a type checker reads and what a file holds. What a single component sends or keeps, its slice, lies in
-them under the component's name, and has the form that the component declares (`atoll.components.declaration`).
+They are plain dicts (`atoll.core.tree`) in memory, on the wire and on disk, so that ``update["weights"]`` is both
+typed and equal to the content of a file. The data of a single component, its slice, is stored under the component's
+name. What a component sends has the form that it declares (`atoll.components.declaration`).
 """
 
 from __future__ import annotations
@@ -15,15 +15,15 @@ from typing import NotRequired, TypedDict
 from atoll.core.tree import Tree, Weights
 
 Models = dict[str, Weights]  # models by name
-Slices = dict[str, Tree]  # what components send or keep, by the component's name
+Slices = dict[str, Tree]  # data that components send or retain, by the component's name
 
 
 class ServerState(TypedDict):
-    """What the server holds between rounds.
+    """The server's state between rounds.
 
     Attributes:
-        models: by name; most aggregations have one, ``"global"``.
-        parts: the components' slices.
+        models: Models by name; most aggregations have one, ``"global"``.
+        parts: The components' slices.
     """
 
     models: Models
@@ -31,15 +31,15 @@ class ServerState(TypedDict):
 
 
 class Message(TypedDict):
-    """All that a client gets in a round.
+    """The message to a client in a round.
 
     Attributes:
-        round: from 1.
-        client: id, from 0.
-        epochs: how long to train; 0: not at all.
-        kept: the round after which the client kept the state that is valid; 0: it has none.
-        models: what it is sent of the server's models.
-        parts: the components' slices.
+        round: The round, from 1.
+        client: The client's id, from 0.
+        epochs: Number of local epochs; 0 for no training.
+        kept: The round of the client's valid retained state; 0 if it has none.
+        models: The server's models that are sent to the client.
+        parts: The components' slices.
     """
 
     round: int
@@ -51,15 +51,15 @@ class Message(TypedDict):
 
 
 class Update(TypedDict):
-    """What a client returns. An aggregation's `Aggregation.report` may add further keys.
+    """A client's update. `Aggregation.report` may add further keys.
 
     Attributes:
-        weights: as trained, without those that never leave the client.
-        losses: the mean of each loss over the round, by component, and of their sum (``"loss"``).
-        parts: the components' slices.
-        samples: the client's images, where the aggregation weighs by them.
-        batches: its mini-batches in an epoch, likewise.
-        loss: its mean loss in the last local epoch, likewise.
+        weights: The trained weights, without the local-only weights.
+        losses: Mean of each loss over the round, by component, and of their sum (``"loss"``).
+        parts: The components' slices.
+        samples: Number of the client's images, if the aggregation weights clients by it.
+        batches: Number of the client's mini-batches per epoch, if the aggregation weights clients by it.
+        loss: The client's mean loss in the last local epoch, if the aggregation weights clients by it.
     """
 
     weights: Weights
@@ -71,12 +71,12 @@ class Update(TypedDict):
 
 
 class ClientState(TypedDict, total=False):
-    """What a client keeps from one of its rounds to the next.
+    """The state that a client retains from one of its rounds to the next.
 
     Attributes:
-        parts: the components' slices.
-        buffers: BatchNorm's running statistics, where ``train.bn_buffers = "local"``.
-        optimizer: the optimiser's state by parameter, where ``train.keep_optimizer``.
+        parts: The components' slices.
+        buffers: BatchNorm's running statistics, with ``train.bn_buffers = "local"``.
+        optimizer: The optimiser's state by parameter, with ``train.keep_optimizer``.
     """
 
     parts: Slices
@@ -85,15 +85,16 @@ class ClientState(TypedDict, total=False):
 
 
 class Checkpoint(TypedDict):
-    """All that a resumed server needs.
+    """The state from which a server resumes.
 
     Attributes:
-        round: the newest complete one.
-        state: after it.
-        valid: the round of each client's valid state, by client id.
-        norms: accepted distances of earlier rounds (see `UpdateChecks`).
-        constants_sent: the clients that have the constants.
-        line: the round's line of metrics, which is completed on resumption if a kill came before its evaluation.
+        round: The last complete round.
+        state: The server's state after that round.
+        valid: The round of each client's valid state, by client id.
+        norms: Accepted distances of earlier rounds (see `UpdateChecks`).
+        constants_sent: Clients that have received the constants.
+        line: The round's line of metrics; a resumed run completes it if the process was killed before the round's
+            evaluation.
     """
 
     round: int
@@ -106,10 +107,11 @@ class Checkpoint(TypedDict):
 
 @dataclass(frozen=True)
 class UpdateGeometry:
-    """An update w next to its model g, for each floating-point tensor (see `atoll.aggregation.update_geometry`).
+    """Geometry of an update w and its model g, by floating-point tensor (see `atoll.aggregation.update_geometry`).
 
     Attributes:
-        moved: ‖w − g‖², from the difference itself (‖w‖² + ‖g‖² − 2⟨g, w⟩ would drown small steps in rounding).
+        moved: ‖w − g‖², computed from the difference (rounding errors of ‖w‖² + ‖g‖² − 2⟨g, w⟩ would dominate small
+            steps).
         inner: ⟨g, w⟩.
         update: ‖w‖².
         model: ‖g‖².
@@ -121,13 +123,13 @@ class UpdateGeometry:
     model: dict[str, float]
 
     def distance(self, without: Collection[str] = ()) -> float:
-        """‖w − g‖ over all tensors but these."""
+        """Return ‖w − g‖ over all tensors except these."""
         return math.sqrt(sum(moved for name, moved in self.moved.items() if name not in without))
 
     def cosine(self, names: Iterable[str] | None = None) -> float:
-        """⟨g, w⟩ / (‖g‖‖w‖) over these tensors taken as one vector, or over all; 1 where either is zero.
+        """Return ⟨g, w⟩ / (‖g‖‖w‖) over these tensors (by default all), concatenated to one vector.
 
-        Equal vectors give exactly 1.
+        The result is 1 if either vector is zero, and exactly 1 for equal vectors.
         """
         names = list(self.moved if names is None else names)
         inner, update, model = (
@@ -142,8 +144,8 @@ class Deployment:
     """The models that result from a run.
 
     Attributes:
-        models: weights by name; empty where each client has only its own.
-        choice: the model that a client uses, by client; those not named use the first.
+        models: Weights by name; empty if there are only personal models.
+        choice: Name of the model that a client uses, by client; clients that are not listed use the first model.
     """
 
     models: Models

@@ -1,4 +1,4 @@
-"""What a component needs before the run: another run, and what came of it."""
+"""Prerequisites: runs that a component needs before its own run, and their results."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from atoll.data.images import Pixels
 
 @dataclass(frozen=True)
 class Prerequisite:
-    """A run that a component needs first: centralised, resumable, in the run's own folder.
+    """A run that a component needs first: centralised, resumable, in a folder inside the run's folder.
 
-    Its networks are built as this run's are, from the same ``[model]`` section and for images of the same form.
+    Both runs build the same networks, from the same ``[model]`` section and for images of the same form.
 
     Attributes:
-        recipe: a preset's name or a TOML file that describes it whole; empty: it has this run's seed, views,
-            networks, training and engine.
-        settings: what is laid over those, by section and key.
+        recipe: Name of a preset, or a TOML file with the complete recipe; if empty, this run's seed, views,
+            networks, training and engine are used.
+        settings: Settings that override them, by section and key.
     """
 
     recipe: str = ""
@@ -26,12 +26,12 @@ class Prerequisite:
 
     @classmethod
     def centralised(cls, method: str, data: Mapping[str, object], epochs: int) -> Prerequisite:
-        """A run in which one client holds all images and keeps its optimiser.
+        """Describe a run in which one client holds all images and retains its optimiser state.
 
         Args:
-            method: its name.
-            data: the ``[data]`` section.
-            epochs: over all images.
+            method: Name of the method.
+            data: The ``[data]`` section.
+            epochs: Number of epochs over all images.
         """
         train = {"rounds": epochs, "epochs": 1, "participation": 1.0, "keep_optimizer": True}
         return cls(
@@ -39,7 +39,7 @@ class Prerequisite:
                 "data": data,
                 "partition": {"kind": "centralised"},
                 "method": {"name": method},
-                # BatchNorm's running statistics must be part of what results: frozen networks read them
+                # The result must include BatchNorm's running statistics, because frozen networks use them.
                 "train": {**train, "bn_buffers": "average"},
                 "evaluation": {"every": 0, "at_end": ["geometry"]},
             }
@@ -48,11 +48,11 @@ class Prerequisite:
 
 @dataclass(frozen=True)
 class Trained:
-    """What came of a `Prerequisite`.
+    """The result of a `Prerequisite`.
 
     Attributes:
-        weights: of all its networks.
-        images: what they learnt from.
+        weights: Weights of all its networks.
+        images: The images on which they were trained.
     """
 
     weights: Weights

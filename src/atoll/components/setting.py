@@ -1,4 +1,4 @@
-"""What server and clients know of a run before it begins, and the seeds of its networks' first weights."""
+"""The setting of a run, which server and clients know before it starts, and the seeds of the initial weights."""
 
 from __future__ import annotations
 
@@ -19,26 +19,27 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class Setting:
-    """What server and clients know of a run from its recipe.
+    """The facts about a run that server and clients derive from its recipe.
 
     Attributes:
-        seed: the run's seed.
-        num_clients: K.
+        seed: The run's seed.
+        num_clients: K, the number of clients.
         image_shape: (C, H, W) of a view.
-        num_classes: of the labels; 0 where there are none.
-        encoder_dim: size of a representation h.
-        embedding_dim: size of an embedding z.
-        train: how clients train.
-        model: the recipe's model section, for components that build heads of their own.
-        sizes: samples at each client, where the server may know them.
-        buffers: names of the weights that no gradient trains, such as BatchNorm's running statistics.
-        running_statistics: names of those of them that are BatchNorm's. They follow the data's scale.
-        local_only: names of the weights that never leave a client.
-        personal: whether clients keep weights of their own, so that each ends with a model of its own.
-        draw: which of the independent initial models is being built; 0 is the one that all share.
-        checkpoint_every: rounds between checkpoints, which a kill may have run again.
-        further_models: draws further initial models, independent of the one that all share: the first, the
-            second, … It is there wherever networks can be built, and None in a setting that was made by hand.
+        num_classes: Number of classes of the labels; 0 without labels.
+        encoder_dim: Size of a representation h.
+        embedding_dim: Size of an embedding z.
+        train: The recipe's ``[train]`` section.
+        model: The recipe's ``[model]`` section, for components that build heads.
+        sizes: Number of samples of each client, if the server may know it.
+        buffers: Names of the weights that no gradient trains, such as BatchNorm's running statistics.
+        running_statistics: Names of the buffers that are BatchNorm's running statistics. They follow the data's
+            scale.
+        local_only: Names of the weights that never leave a client.
+        personal: Whether clients retain weights, so that each ends with a personal model.
+        draw: Index of the independent initial model that is being built; 0 is the model that all clients share.
+        checkpoint_every: Rounds between checkpoints; after a kill, these rounds may run again.
+        further_models: Function that draws further initial models, independent of the shared one, by index from 1.
+            None in a setting that was constructed by hand, without networks.
     """
 
     seed: int
@@ -76,15 +77,15 @@ class Setting:
 
 
 def seeded(module_seed: int, build: Callable[[], T]) -> T:
-    """Build a module with its own random stream, leaving the global one as it was."""
+    """Build a module from a separate random stream; the global stream is unchanged."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(module_seed)
         return build()
 
 
 def init_seed(seed: int, name: str, draw: int = 0) -> int:
-    """The seed of a network's first weights: a head more or less does not change the others'.
+    """Derive the seed of a network's initial weights; it does not depend on which other heads exist.
 
-    ``draw`` counts independent initialisations; 0 is the one that all share.
+    ``draw`` is the index of the independent initialisation; 0 is the one that all clients share.
     """
     return derive_seed(seed, "init", name, *([draw] if draw else []))

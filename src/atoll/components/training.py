@@ -1,4 +1,4 @@
-"""How a client trains: the recipe's ``[train]`` section, its optimiser and its learning rate by round."""
+"""Local training: the recipe's ``[train]`` section, the optimiser, and the learning rate by round."""
 
 from __future__ import annotations
 
@@ -22,30 +22,30 @@ class TrainOptions(Options, section="train"):
     """The recipe's ``[train]`` section.
 
     Attributes:
-        rounds: communication rounds R.
-        epochs: local epochs E of a selected client in one round.
-        batch_size: images in a local batch.
-        drop_last: leave out a client's last, smaller batch (never its only one).
-        participation: share of the clients that train in a round, drawn without replacement.
-        optimizer: ``"sgd"``, ``"adam"`` or ``"adamw"``; rebuilt each round unless ``keep_optimizer``.
-        lr: learning rate of the first round.
-        momentum: of SGD; also Adam's first beta.
+        rounds: Number of communication rounds R.
+        epochs: Local epochs E of a selected client in one round.
+        batch_size: Images in a local batch.
+        drop_last: Skip a client's last batch if it is smaller (never its only batch).
+        participation: Share of the clients that train in a round, drawn without replacement.
+        optimizer: ``"sgd"``, ``"adam"`` or ``"adamw"``; rebuilt each round unless ``keep_optimizer`` is set.
+        lr: Learning rate of the first round.
+        momentum: Momentum of SGD; also Adam's first beta.
         weight_decay: L2 penalty (decoupled for AdamW).
         schedule: ``"constant"``, ``"cosine"`` to 0 over all rounds, or ``"step"``.
-        milestones: shares of the rounds after which ``"step"`` multiplies the rate by ``decay``.
-        decay: see ``milestones``.
-        keep_optimizer: a client keeps its optimiser's state across rounds (centralised runs).
-        views_batch: whether two views pass the networks as ``"separate"`` batches or one ``"joint"`` batch,
-            which BatchNorm can tell apart.
-        bn_buffers: BatchNorm's running statistics are averaged like weights (``"average"``), stay with each
-            client (``"local"``), or are left at the server's first values (``"leave"``).
-        amp: mixed precision on a GPU: networks and their gradients in bfloat16, weights and losses in float32.
-            On a CPU it changes nothing: PyTorch's bfloat16 convolutions gave wrong gradients on small maps there.
-        norm_factor: an update farther from the model that the client got than this times the running median
-            of accepted distances is refused.
-        first_norm: the bound on that distance in the first round.
-        min_accepted: the least share of a cohort's updates with which a round may end.
-        start: warm start: a run's folder or a file of weights that the first model takes over.
+        milestones: Shares of the rounds after which ``"step"`` multiplies the rate by ``decay``.
+        decay: Factor of the rate at each of the ``milestones``.
+        keep_optimizer: A client retains its optimiser's state across rounds (centralised runs).
+        views_batch: The networks process two views as ``"separate"`` batches or as one ``"joint"`` batch; with
+            BatchNorm, the results differ.
+        bn_buffers: BatchNorm's running statistics are averaged like weights (``"average"``), retained by each
+            client (``"local"``), or left at the server's initial values (``"leave"``).
+        amp: Mixed precision on a GPU: networks and their gradients in bfloat16, weights and losses in float32.
+            It has no effect on a CPU, where PyTorch's bfloat16 convolutions gave wrong gradients on small maps.
+        norm_factor: An update is refused if its distance from the model that the client received exceeds this
+            factor times the running median of accepted distances.
+        first_norm: Maximum distance in the first round.
+        min_accepted: Minimum share of a cohort's updates that must be accepted for the round to complete.
+        start: Warm start: a run's folder or a file of weights from which the first model is initialised.
     """
 
     rounds: Whole = 100
@@ -70,12 +70,12 @@ class TrainOptions(Options, section="train"):
     start: str | None = None
 
     def cohort_size(self, clients: int) -> int:
-        """How many of so many clients train in a round: the nearest whole number, halves up, at least one."""
+        """Return the number of clients that train in a round: rounded to nearest, halves up, at least one."""
         return max(1, int(self.participation * clients + 0.5))
 
 
 def learning_rate(train: TrainOptions, round: int) -> float:
-    """The rate of a round (counted from 1)."""
+    """Return the learning rate of a round (counted from 1)."""
     done = (round - 1) / max(train.rounds, 1)
     if train.schedule == "cosine":
         return 0.5 * train.lr * (1 + math.cos(math.pi * done))
@@ -85,7 +85,7 @@ def learning_rate(train: TrainOptions, round: int) -> float:
 
 
 def make_optimizer(train: TrainOptions, parameters: Iterable[nn.Parameter]) -> torch.optim.Optimizer:
-    """The recipe's optimiser; the rate is set by the round."""
+    """Build the recipe's optimiser; each round sets its learning rate."""
     if train.optimizer == "sgd":
         return torch.optim.SGD(
             parameters, lr=train.lr, momentum=train.momentum, weight_decay=train.weight_decay

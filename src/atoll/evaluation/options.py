@@ -23,22 +23,22 @@ class EvaluationOptions(Options, section="evaluation"):
     ``"finetune-fedca-PERCENT"``, of the labels.
 
     Attributes:
-        every: rounds between evaluations during training; 0 evaluates only at the end.
-        during: protocols of an evaluation during training.
-        at_end: protocols of the last evaluation.
-        batch_size: images embedded at a time.
-        knn_k: neighbours that vote; fewer, with a warning, where there are fewer training images.
-        knn_temperature: temperature of their weights.
-        probe: name of a probe protocol.
-        probe_epochs: instead of the protocol's own; None keeps that, here and below.
-        probe_lr: learning rate.
-        probe_batch_size: features in a step.
-        probe_standardise: features to mean 0 and standard deviation 1 first.
-        probe_select: accuracy of the ``"last"`` epoch, or the ``"best"`` on the test set.
-        finetune_select: for all fine-tuning, the accuracy of the ``"last"`` epoch, or the ``"best"`` of several
+        every: Rounds between evaluations during training; 0 evaluates only at the end.
+        during: Protocols of an evaluation during training.
+        at_end: Protocols of the last evaluation.
+        batch_size: Images embedded at a time.
+        knn_k: Neighbours that vote; fewer, with a warning, where there are fewer training images.
+        knn_temperature: Temperature of their weights.
+        probe: Name of a probe protocol.
+        probe_epochs: Instead of the protocol's own; None keeps that, here and below.
+        probe_lr: Learning rate.
+        probe_batch_size: Features in a step.
+        probe_standardise: Features to mean 0 and standard deviation 1 first.
+        probe_select: Accuracy of the ``"last"`` epoch, or the ``"best"`` on the test set.
+        finetune_select: For all fine-tuning, the accuracy of the ``"last"`` epoch, or the ``"best"`` of several
             looks at the test set.
-        map_points: images on the report's map of embeddings; 0 leaves the map out.
-        geometry_samples: images that the geometry is measured on, drawn by the seed where there are more.
+        map_points: Images on the report's map of embeddings; 0 leaves the map out.
+        geometry_samples: Images that the geometry is measured on, drawn by the seed where there are more.
     """
 
     every: Annotated[int, AtLeast(0)] = 0
@@ -77,7 +77,7 @@ def check_protocols(names: tuple[str, ...], where: str) -> None:
     """Each is the name of a protocol.
 
     Raises:
-        UserError: one is not.
+        UserError: One is not.
     """
     for name in names:
         if name not in PROTOCOLS:

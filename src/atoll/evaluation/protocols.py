@@ -24,25 +24,25 @@ class ProbeProtocol(Options, section="probe"):
     """A linear classifier on frozen features of un-augmented images.
 
     Attributes:
-        name: how results call it.
+        name: How results call it.
         optimizer: ``"adam"`` or ``"sgd"``.
-        lr: the first learning rate.
-        epochs: passes over the training features.
-        batch_size: features in a step; a last, smaller batch is used too.
-        momentum: of SGD.
-        nesterov: of SGD.
+        lr: The first learning rate.
+        epochs: Passes over the training features.
+        batch_size: Features in a step; a last, smaller batch is used too.
+        momentum: Of SGD.
+        nesterov: Of SGD.
         weight_decay: L2 penalty.
         schedule: ``"constant"``, ``"step"`` (by epoch) or ``"cosine"`` (by step, to 0).
-        milestones: epochs after which ``"step"`` multiplies the rate by ``decay``.
-        decay: see ``milestones``.
-        shuffle: a new order for every epoch.
-        standardise: subtract the training features' mean and divide by their standard deviation.
-        select: accuracy after the ``"last"`` epoch, or the ``"best"`` of all epochs on the test set (which
+        milestones: Epochs after which ``"step"`` multiplies the rate by ``decay``.
+        decay: See ``milestones``.
+        shuffle: A new order for every epoch.
+        standardise: Subtract the training features' mean and divide by their standard deviation.
+        select: Accuracy after the ``"last"`` epoch, or the ``"best"`` of all epochs on the test set (which
             flatters; for reproduction only).
-        maps: read the feature maps before the global pooling instead of h.
-        normalise: images normalised as in training; False leaves them on [0, 1].
-        fraction: share of each class's training labels that is used; at least one of a class.
-        differs: what its paper's code does otherwise than we do, or does not say; empty when nothing.
+        maps: Read the feature maps before the global pooling instead of h.
+        normalise: Images normalised as in training; False leaves them on [0, 1].
+        fraction: Share of each class's training labels that is used; at least one of a class.
+        differs: What its paper's code does otherwise than we do, or does not say; empty when nothing.
     """
 
     name: str
@@ -147,18 +147,18 @@ class FineTuneProtocol(Options, section="finetune"):
     """The whole encoder and a head on it, trained on few labels.
 
     Attributes:
-        name: how results call it.
-        fraction: share of each class's training labels that is used; at least one of a class.
+        name: How results call it.
+        fraction: Share of each class's training labels that is used; at least one of a class.
         optimizer: ``"adam"`` or ``"sgd"``.
-        encoder_lr: learning rate for the encoder.
-        head_lr: and for the head.
-        momentum: of SGD.
-        hidden: widths of the head's hidden layers, a ReLU after each; none: a linear head.
-        epochs: passes over the labelled images.
-        batch_size: images in a step.
-        every: epochs between two looks at the test set, where the best of them is selected.
-        select: accuracy after the ``"last"`` epoch, or the ``"best"`` of those looks (for reproduction only).
-        differs: what its paper does otherwise than we do, or does not say; empty when nothing.
+        encoder_lr: Learning rate for the encoder.
+        head_lr: And for the head.
+        momentum: Of SGD.
+        hidden: Widths of the head's hidden layers, a ReLU after each; none: a linear head.
+        epochs: Passes over the labelled images.
+        batch_size: Images in a step.
+        every: Epochs between two looks at the test set, where the best of them is selected.
+        select: Accuracy after the ``"last"`` epoch, or the ``"best"`` of those looks (for reproduction only).
+        differs: What its paper does otherwise than we do, or does not say; empty when nothing.
     """
 
     name: str
@@ -210,7 +210,7 @@ def find_probe(name: str, **changes: object) -> ProbeProtocol:
     """A named protocol, with every change that is not None; the name then says that it was changed.
 
     Raises:
-        UserError: there is none of that name, or a change means nothing.
+        UserError: There is none of that name, or a change means nothing.
 
     Example:
         >>> from atoll.evaluation import find_probe

@@ -56,10 +56,10 @@ class FeatARC(FedAvg):
     """C models, each the mean of the clients that chose it.
 
     Attributes:
-        weights: how a client weighs in its cluster's mean: ``"uniform"`` (Dec-SSL), ``"samples"`` or
+        weights: How a client weighs in its cluster's mean: ``"uniform"`` (Dec-SSL), ``"samples"`` or
             ``"batches"``.
         clusters: C.
-        features: what the assignment compares: representations or embeddings.
+        features: What the assignment compares: representations or embeddings.
     """
 
     name: ClassVar[str] = "featarc"
@@ -186,7 +186,7 @@ class FeatureAlignment(Term):
 
     Attributes:
         weight: λ.
-        reading: which of the two readings of the regulariser, see above.
+        reading: Which of the two readings of the regulariser, see above.
     """
 
     name: ClassVar[str] = "featarc_alignment"

@@ -29,7 +29,6 @@ from torch.nn.functional import normalize
 
 from atoll.components.base import (
     VIEWS,
-    AtMost,
     Batch,
     ClientContext,
     Forward,
@@ -41,6 +40,7 @@ from atoll.components.base import (
     TensorSpec,
     Term,
     Trained,
+    UpTo,
 )
 from atoll.components.declaration import MOST_IMAGES
 from atoll.core.rng import stream
@@ -61,7 +61,7 @@ class DictionaryContrast(Objective):
         size: M; 0 leaves cross-view InfoNCE, and no projection leaves a client.
         sampling: ``"client"``: each client sends its share of M, drawn at random; ``"server"``: it sends all
             its projections, and the server draws M from them (and holds them all meanwhile).
-        exclude_own: a client's dictionary leaves out its own rows, which are false negatives.
+        exclude_own: A client's dictionary leaves out its own rows, which are false negatives.
         momentum: α of temporal ensembling; 0 turns it off (Fig. 5).
     """
 
@@ -132,7 +132,7 @@ class DictionaryContrast(Objective):
         if not self.size:
             return None
         rows = self.size if self.sampling == "client" else max(setting.sizes, default=MOST_IMAGES)
-        return TensorSpec((AtMost(rows), setting.embedding_dim), unit_rows=True)
+        return TensorSpec((UpTo(rows), setting.embedding_dim), unit_rows=True)
 
     def fold(self, state: Tree, setting: Setting, round: int) -> DictionaryFold | None:
         """Begin the next dictionary."""
@@ -172,13 +172,13 @@ class Alignment(Term):
 
     Attributes:
         weight: β.
-        data: the public images, as a ``[data]`` table of their own. SimCLR trains the alignment model on them,
+        data: The public images, as a ``[data]`` table of their own. SimCLR trains the alignment model on them,
             with this run's networks, views and optimiser.
-        recipe: instead of ``data``, a whole recipe for the alignment model's run: a preset's name or a TOML
+        recipe: Instead of ``data``, a whole recipe for the alignment model's run: a preset's name or a TOML
             file.
-        size: the most public images that train the model and are sent to each client, once.
-        train_epochs: epochs that the alignment model is trained; the paper states none.
-        reduction: over a step's public images: their sum (the paper) or their mean.
+        size: The most public images that train the model and are sent to each client, once.
+        train_epochs: Epochs that the alignment model is trained; the paper states none.
+        reduction: Over a step's public images: their sum (the paper) or their mean.
     """
 
     name: ClassVar[str] = "fedca_alignment"

@@ -31,8 +31,8 @@ class FedDecorr(Term):
 
     Attributes:
         weight: β.
-        on: what is decorrelated: the representation or the embedding.
-        images_of: whose: any of ``"view1"``, ``"view2"``, ``"image"``. Beside an objective that reads images as
+        on: What is decorrelated: the representation or the embedding.
+        images_of: Whose: any of ``"view1"``, ``"view2"``, ``"image"``. Beside an objective that reads images as
             they are, ``["image"]`` saves passes.
     """
 

@@ -31,7 +31,7 @@ class FedEMA(Merge):
 
     Attributes:
         tau: τ, which is μ_k at the client's second participation.
-        skip: weights whose names hold one of these do not count in d_k. The released code leaves out the
+        skip: Weights whose names hold one of these do not count in d_k. The released code leaves out the
             shortcuts: ``["downsample"]``.
     """
 

@@ -48,7 +48,7 @@ class FedU(Merge):
 
     Attributes:
         threshold: μ.
-        skip: weights whose names hold one of these do not count in d_k. The released code leaves out the
+        skip: Weights whose names hold one of these do not count in d_k. The released code leaves out the
             shortcuts (``["downsample"]``).
     """
 

@@ -49,9 +49,9 @@ class FUR(Term):
     """The flexible uniform regulariser as released: FUR(z₁) + FUR(z₂) on normalised embeddings.
 
     Attributes:
-        weight: the weight of FUR(z₁) + FUR(z₂).
-        projections: directions at each tangent point.
-        equal_steps: a client trains min(⌊(⌊n_max/N⌋ + 1)·E / batches_k⌋, 10) epochs instead of E, where the
+        weight: The weight of FUR(z₁) + FUR(z₂).
+        projections: Directions at each tangent point.
+        equal_steps: A client trains min(⌊(⌊n_max/N⌋ + 1)·E / batches_k⌋, 10) epochs instead of E, where the
             server knows the clients' sizes.
     """
 

@@ -50,10 +50,10 @@ class Gossip(Aggregation):
     """One gossip step over a fixed graph.
 
     Attributes:
-        topology: who talks to whom: ``"tree"`` is binary (client i hangs from client ⌊(i−1)/2⌋), ``"random"``
+        topology: Who talks to whom: ``"tree"`` is binary (client i hangs from client ⌊(i−1)/2⌋), ``"random"``
             Erdős–Rényi, drawn again until it is connected, and ``"star"`` has client 0 in its middle.
         edge_probability: p of the random graph.
-        deploys: what the run ends with and what is measured: the ``"mean"`` of the clients' models, or ``"each"``
+        deploys: What the run ends with and what is measured: the ``"mean"`` of the clients' models, or ``"each"``
             client's own.
     """
 
@@ -125,7 +125,7 @@ class GossipFold:
     """A gossip step.
 
     Args:
-        models: the clients' models, in order.
+        models: The clients' models, in order.
         weights: W, (K, K).
     """
 

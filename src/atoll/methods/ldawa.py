@@ -35,10 +35,10 @@ class DAWA(Aggregation):
     Attributes:
         weights: p_k: ``"uniform"`` (1/K), ``"samples"`` (the paper's "FedAvg" variant), ``"batches"``, or
             ``"loss"`` (its "Loss" variant, softmax(−L_k)).
-        warmup_rounds: first rounds that are plain FedAvg by samples: 0 in the paper, 3 in its code.
-        include_buffers: tensors that no gradient trains (BatchNorm's running statistics) are scaled like layers,
+        warmup_rounds: First rounds that are plain FedAvg by samples: 0 in the paper, 3 in its code.
+        include_buffers: Tensors that no gradient trains (BatchNorm's running statistics) are scaled like layers,
             as the code does; otherwise they are averaged with p_k.
-        renormalise: divide by Σ_k p_k |δ_k^(l)|, so that the model does not shrink.
+        renormalise: Divide by Σ_k p_k |δ_k^(l)|, so that the model does not shrink.
     """
 
     weights: Literal["samples", "batches", "loss", "uniform"] = "uniform"

@@ -47,14 +47,14 @@ class Method:
     """A federated method.
 
     Attributes:
-        objective: the local loss.
-        terms: what is added to it, in order.
-        merge: how a client joins its own state with what it downloads.
-        aggregation: how the server folds updates.
-        server: what the server does with the folded model.
-        title: the method's name as its paper writes it.
-        paper: authors, year and where it appeared.
-        family: the heading under which ``atoll methods`` lists it.
+        objective: The local loss.
+        terms: What is added to it, in order.
+        merge: How a client joins its own state with what it downloads.
+        aggregation: How the server folds updates.
+        server: What the server does with the folded model.
+        title: The method's name as its paper writes it.
+        paper: Authors, year and where it appeared.
+        family: The heading under which ``atoll methods`` lists it.
 
     Example:
         >>> from atoll.methods.method import Method
@@ -204,12 +204,12 @@ class Method:
         """All that a client gets in a round.
 
         Args:
-            state: the server's.
-            setting: of the run.
-            client: id.
-            cohort: in the order in which it was drawn.
-            round: from 1.
-            kept: the round after which the client kept what is still valid of its own; 0: none.
+            state: The server's.
+            setting: Of the run.
+            client: Id.
+            cohort: In the order in which it was drawn.
+            round: From 1.
+            kept: The round after which the client kept what is still valid of its own; 0: none.
         """
         epochs = (component.epochs(setting, client, cohort, round) for component in self.components)
         slices = {

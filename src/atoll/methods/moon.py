@@ -30,7 +30,7 @@ class MOON(Term):
     Attributes:
         weight: μ.
         temperature: τ.
-        augment: whether to read an augmented view instead of the image as it is. Set it beside a
+        augment: Whether to read an augmented view instead of the image as it is. Set it beside a
             self-supervised objective.
     """
 

@@ -14,7 +14,7 @@ def check_known(name: str, known: Collection[str], what: str) -> None:
     """A name in a recipe is a known one, or a user's ``module:attribute``.
 
     Raises:
-        UserError: it is neither.
+        UserError: It is neither.
     """
     if ":" not in name and name not in known:
         raise UserError(f"unknown {what} {name!r}; {did_you_mean(name, known)}")
@@ -24,7 +24,7 @@ def check_terms(names: Sequence[str]) -> None:
     """Each term is named once.
 
     Raises:
-        UserError: one is named twice.
+        UserError: One is named twice.
     """
     twice = next((name for name in names if names.count(name) > 1), None)
     if twice is not None:
@@ -37,7 +37,7 @@ def check_tables(tables: Iterable[str], used: Collection[str]) -> None:
     """Each table of options is one of a component that the method has.
 
     Raises:
-        UserError: one belongs to none.
+        UserError: One belongs to none.
     """
     unused = sorted(set(tables) - set(used))
     if unused:

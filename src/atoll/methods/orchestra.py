@@ -27,7 +27,6 @@ from torch import Tensor
 from torch.nn.functional import cosine_similarity, normalize
 
 from atoll.components.base import (
-    AtMost,
     Batch,
     ClientContext,
     Forward,
@@ -36,6 +35,7 @@ from atoll.components.base import (
     Setting,
     Spec,
     TensorSpec,
+    UpTo,
 )
 from atoll.core.rng import stream
 from atoll.core.schema import Count, Positive
@@ -101,12 +101,12 @@ class Orchestra(Objective):
     Attributes:
         temperature: T.
         momentum: m, with which the target follows.
-        target: what the target is at the start of a round: a copy of the downloaded network (``"reset"``), or
+        target: What the target is at the start of a round: a copy of the downloaded network (``"reset"``), or
             the client's own of its last round (``"kept"``).
         global_clusters: G.
         local_clusters: L; all a client's rows where it has fewer.
         memory: m, the number of target embeddings that a client keeps.
-        server_steps: steps of SGD on C after each round.
+        server_steps: Steps of SGD on C after each round.
     """
 
     name: ClassVar[str] = "orchestra"
@@ -182,7 +182,7 @@ class Orchestra(Objective):
 
     def declares(self, setting: Setting) -> Spec:
         """Normalised centroids: L, or fewer."""
-        return TensorSpec((AtMost(self.local_clusters), setting.embedding_dim), unit_rows=True)
+        return TensorSpec((UpTo(self.local_clusters), setting.embedding_dim), unit_rows=True)
 
     def fold(self, state: Tree, setting: Setting, round: int) -> CentroidFold:
         """Begin to collect local centroids."""

@@ -174,12 +174,12 @@ class MethodOptions:
     """The recipe's ``[method]`` section: a method by name, and any axis chosen otherwise.
 
     Attributes:
-        name: a method's name (``atoll methods`` lists them), or ``module:attribute`` of your own.
-        objective: a part's name or ``module:attribute``; none: the method's own.
-        terms: as above, in order; ``[]``: no terms.
-        merge: as above.
-        aggregation: as above.
-        server: as above.
+        name: A method's name (``atoll methods`` lists them), or ``module:attribute`` of your own.
+        objective: A part's name or ``module:attribute``; none: the method's own.
+        terms: As above, in order; ``[]``: no terms.
+        merge: As above.
+        aggregation: As above.
+        server: As above.
     """
 
     name: str = "ssd"
@@ -247,11 +247,11 @@ def make_method(chosen: MethodOptions, options: Mapping[str, Mapping[str, Any]])
     """Compose a method: a preset, its axes replaced where the recipe says so, its parts' options set.
 
     Args:
-        chosen: the ``[method]`` section.
-        options: the ``[options.PART]`` tables.
+        chosen: The ``[method]`` section.
+        options: The ``[options.PART]`` tables.
 
     Raises:
-        UserError: an unknown method, component or option, or a component that has no name of its own.
+        UserError: An unknown method, component or option, or a component that has no name of its own.
     """
     method = find(chosen.name, METHODS, "method")
     if isinstance(method, type) and issubclass(method, Objective):

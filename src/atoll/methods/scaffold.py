@@ -40,7 +40,7 @@ class Scaffold(Term):
     """⟨c − c_k, y⟩.
 
     Attributes:
-        weight: the correction's factor; SCAFFOLD's is 1, and 0 leaves it out.
+        weight: The correction's factor; SCAFFOLD's is 1, and 0 leaves it out.
     """
 
     name: ClassVar[str] = "scaffold"

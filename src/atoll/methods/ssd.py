@@ -83,7 +83,7 @@ class DSR(Separation):
         scale: α.
         reduction: ``"fro_over_n"``: ‖Ẑ − T‖_F / N, the released code's, which made the tables; ``"mean_sq"``:
             Eq. 7.
-        renormalise: whether the target is normalised again (the released code); false reads Eq. 7 literally, on
+        renormalise: Whether the target is normalised again (the released code); false reads Eq. 7 literally, on
             embeddings as they are: it has no fixed point, and ‖z‖ grows for ever.
     """
 
@@ -111,7 +111,7 @@ class HSD(Separation):
     Attributes:
         kind: ``"target"`` draws ẑ towards its projection on S_k, DSR's limit α → ∞; ``"mask"`` sets the
             embedding to 0 outside S_k before any loss sees it.
-        reduction: as for ``dsr``, where ``kind`` is ``"target"``.
+        reduction: As for ``dsr``, where ``kind`` is ``"target"``.
     """
 
     name: ClassVar[str] = "hsd"
@@ -149,7 +149,7 @@ class PD(Term):
 
     Attributes:
         weight: δ.
-        kind: the divergence, or the mean of (h − z)² over all entries.
+        kind: The divergence, or the mean of (h − z)² over all entries.
         direction: ``"zh"``: KL(σ(z/τ) ‖ σ(h/τ)), the official code; ``"hz"``: KL(σ(h/τ) ‖ σ(z/τ)), Eq. 9.
         temperature: τ; the paper has none (1), the code 0.5.
     """

@@ -20,10 +20,10 @@ class EngineOptions(Options, section="engine"):
 
     Attributes:
         device: ``"cpu"``, ``"cuda"``, ``"cuda:1"``…, or ``"auto"`` (a GPU if there is one).
-        workers: processes that train clients side by side; 0: one for each core. The result is the same.
+        workers: Processes that train clients side by side; 0: one for each core. The result is the same.
         threads: CPU threads of each worker. Part of the result to the last bit.
-        channels_last: memory layout of images and convolutions. Part of the result to the last bit.
-        checkpoint_every: rounds between checkpoints.
+        channels_last: Memory layout of images and convolutions. Part of the result to the last bit.
+        checkpoint_every: Rounds between checkpoints.
     """
 
     device: str = "auto"
@@ -44,7 +44,7 @@ class EngineOptions(Options, section="engine"):
         """The device itself.
 
         Raises:
-            UserError: a GPU is asked for, and there is none.
+            UserError: A GPU is asked for, and there is none.
         """
         if self.device == "auto":
             return torch.device("cuda" if torch.cuda.is_available() else "cpu")

@@ -19,7 +19,7 @@ def prerequisite_recipes(recipe: Recipe) -> dict[str, Recipe]:
     """The recipes of all runs that a recipe's method needs first, by name.
 
     Raises:
-        UserError: one of them is no valid recipe, or its networks are not this run's.
+        UserError: One of them is no valid recipe, or its networks are not this run's.
     """
     return {name: _derive(recipe, name, wanted) for name, wanted in recipe.composed.prerequisites().items()}
 

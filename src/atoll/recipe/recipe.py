@@ -32,18 +32,18 @@ class Recipe:
     """Everything that decides a run's result, section by section.
 
     Attributes:
-        name: the run's name; its folder is ``runs/NAME-seedN`` unless ``--out`` says otherwise.
-        title: a line about the run, for reports.
-        seed: every random stream of the run comes from it.
-        data: where the images come from.
-        partition: which client holds which.
-        views: augmentation.
-        model: encoder and heads.
-        method: which method, by axes.
-        options: the options of the method's components, by component.
-        train: how clients train.
-        evaluation: what is measured, and when.
-        engine: where it runs.
+        name: The run's name; its folder is ``runs/NAME-seedN`` unless ``--out`` says otherwise.
+        title: A line about the run, for reports.
+        seed: Every random stream of the run comes from it.
+        data: Where the images come from.
+        partition: Which client holds which.
+        views: Augmentation.
+        model: Encoder and heads.
+        method: Which method, by axes.
+        options: The options of the method's components, by component.
+        train: How clients train.
+        evaluation: What is measured, and when.
+        engine: Where it runs.
 
     Example:
         >>> from atoll import Recipe
@@ -92,7 +92,7 @@ def load_recipe(recipe: str | Path, settings: Sequence[str] = ()) -> Recipe:
     The run is called after it, unless the file or its base has a ``name``.
 
     Raises:
-        UserError: no such recipe, a file that is not TOML, an unknown key, a value out of range.
+        UserError: No such recipe, a file that is not TOML, an unknown key, a value out of range.
 
     Example:
         >>> from atoll import load_recipe
@@ -107,7 +107,7 @@ def make_recipe(table: Mapping[str, Any], settings: Sequence[str] = ()) -> Recip
     """A recipe's table, with ``key=value`` settings laid over it, as a recipe; ``base`` in it names another.
 
     Raises:
-        UserError: an unknown key, a value out of range.
+        UserError: An unknown key, a value out of range.
 
     Example:
         >>> from atoll.recipe.recipe import make_recipe
@@ -128,7 +128,7 @@ def read_recipe(text: str) -> Recipe:
     """The recipe in a text that `Recipe.to_toml` wrote.
 
     Raises:
-        UserError: the text is no recipe.
+        UserError: The text is no recipe.
 
     Example:
         >>> from atoll.recipe.recipe import load_recipe, read_recipe

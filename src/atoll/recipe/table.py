@@ -51,7 +51,7 @@ def read_table(recipe: str | Path, settings: Sequence[str] = ()) -> dict[str, An
     The run is called after it, unless the file or its base has a ``name``.
 
     Raises:
-        UserError: no such recipe, a file that is not TOML, an unknown key, a value of the wrong type or out of
+        UserError: No such recipe, a file that is not TOML, an unknown key, a value of the wrong type or out of
             range.
     """
     return complete_table({"name": Path(recipe).stem, **read(str(recipe), presets())}, settings)
@@ -61,7 +61,7 @@ def complete_table(table: Mapping[str, Any], settings: Sequence[str] = ()) -> di
     """A recipe's table over the ``base`` that it may name, and ``key=value`` settings over both.
 
     Raises:
-        UserError: an unknown key, a value of the wrong type or out of range.
+        UserError: An unknown key, a value of the wrong type or out of range.
     """
     if "base" in table:
         table = over(read(str(table["base"]), presets()), {k: v for k, v in table.items() if k != "base"})

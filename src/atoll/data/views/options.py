@@ -51,7 +51,7 @@ class ViewSettings(Options, section="views"):
         """Refuse values that mean nothing.
 
         Raises:
-            UserError: naming the setting and what it may be.
+            UserError: Naming the setting and what it may be.
         """
         super().__post_init__()
         if self.blur_kernel and self.blur_kernel % 2 == 0:
@@ -132,26 +132,26 @@ class ViewOptions(Options, section="views"):
     """The ``[views]`` section of a recipe: a preset, and what differs from it. None: as the preset says.
 
     Attributes:
-        preset: a preset's name.
-        size: side of the views in pixels; none: that of the stored images.
-        crop_scale: share of the image's area that a random resized crop covers: low and high.
-        crop_ratio: width over height of that crop, log-uniform.
+        preset: A preset's name.
+        size: Side of the views in pixels; none: that of the stored images.
+        crop_scale: Share of the image's area that a random resized crop covers: low and high.
+        crop_ratio: Width over height of that crop, log-uniform.
         interpolation: ``"bilinear"`` or ``"bicubic"``, both antialiased.
-        pad_crop: pad by this many reflected pixels, then crop back to the same size at random.
-        flip: probability of a horizontal flip.
-        jitter: probability of colour jitter; its four steps come in a random order for every image.
+        pad_crop: Pad by this many reflected pixels, then crop back to the same size at random.
+        flip: Probability of a horizontal flip.
+        jitter: Probability of colour jitter; its four steps come in a random order for every image.
         brightness: b: the factor is drawn from [max(0, 1 − b), 1 + b].
-        contrast: as brightness.
-        saturation: as brightness; does nothing to images of one channel.
-        hue: turn drawn from [−hue, hue], at most 1/2; does nothing to images of one channel.
-        grayscale: probability of losing all colour; does nothing to images of one channel.
-        blur: probability of a Gaussian blur.
-        blur_sigma: its standard deviation in pixels, uniform.
-        blur_kernel: its kernel's size, odd; 0 takes a tenth of the image as SimCLR does, and at least 3.
-        solarize: probability of inverting the values that reach the threshold.
-        solarize_threshold: that threshold, on [0, 1].
-        mean: subtracted at the end; one value, or one for each channel.
-        std: divided by at the end; one value, or one for each channel.
+        contrast: As brightness.
+        saturation: As brightness; does nothing to images of one channel.
+        hue: Turn drawn from [−hue, hue], at most 1/2; does nothing to images of one channel.
+        grayscale: Probability of losing all colour; does nothing to images of one channel.
+        blur: Probability of a Gaussian blur.
+        blur_sigma: Its standard deviation in pixels, uniform.
+        blur_kernel: Its kernel's size, odd; 0 takes a tenth of the image as SimCLR does, and at least 3.
+        solarize: Probability of inverting the values that reach the threshold.
+        solarize_threshold: That threshold, on [0, 1].
+        mean: Subtracted at the end; one value, or one for each channel.
+        std: Divided by at the end; one value, or one for each channel.
     """
 
     preset: Annotated[str, OneOf(PRESETS)] = "simclr"
@@ -179,7 +179,7 @@ class ViewOptions(Options, section="views"):
         """Refuse what means nothing, before any image is read.
 
         Raises:
-            UserError: an unknown preset, or a value out of its range.
+            UserError: An unknown preset, or a value out of its range.
         """
         super().__post_init__()
         self.settings()
