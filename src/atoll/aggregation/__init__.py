@@ -1,1 +1,1 @@
-"""Aggregation: how client updates become the next global model."""
+"""Aggregations: folds of client updates into the next global model."""

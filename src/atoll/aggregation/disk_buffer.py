@@ -1,4 +1,4 @@
-"""A round's updates on disk, for aggregations whose mathematics needs all of them at once."""
+"""Disk buffer of a round's updates, for aggregations that need all updates at once."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ from atoll.core.errors import UserError
 from atoll.core.files import disk_sentence
 from atoll.core.tree import Weights
 
-MEMORY = 2**25  # bytes of updates that are in memory at once
+MEMORY = 2**25  # maximum bytes of updates in memory at once
 
 
 class DiskBuffer:
-    """Models as flat vectors in a file that has no name, so that nothing stays behind, whatever happens.
+    """Models as flat vectors in an unnamed file, which the system deletes even if the process is killed.
 
-    Only floating-point tensors are kept, in the widest of their types.
+    Only floating-point tensors are stored, in the widest of their types.
 
     Args:
-        scratch: The folder of the file; None: the system's.
+        scratch: Folder of the file; None for the system's folder for temporary files.
     """
 
     def __init__(self, scratch: Path | None) -> None:
@@ -41,7 +41,7 @@ class DiskBuffer:
         return self._rows
 
     def add(self, weights: Weights) -> None:
-        """Write a model; all must have the same names and shapes.
+        """Write a model; all models must have the same names and shapes.
 
         Raises:
             UserError: The disk is full.
@@ -60,13 +60,13 @@ class DiskBuffer:
         self._rows += 1
 
     def flat(self, weights: Weights) -> Tensor:
-        """The same tensors of another model as one vector."""
+        """Flatten the same tensors of another model to one vector."""
         if not self._like:
             return torch.empty(0)
         return torch.cat([weights[name].to(self._dtype).flatten() for name in self._like])
 
     def unflat(self, vector: Tensor) -> Weights:
-        """A vector as a model."""
+        """Convert a flat vector to a model."""
         sizes = [tensor.numel() for tensor in self._like.values()]
         return {
             name: vector[end - size : end].view(tensor.shape).to(tensor.dtype)
@@ -74,7 +74,7 @@ class DiskBuffer:
         }
 
     def blocks(self) -> Iterator[tuple[slice, Tensor]]:
-        """All models' coordinates, block by block: where a block lies in the flat vector, and (K, block)."""
+        """Yield all models' coordinates block by block: the slice of the flat vector, and a (K, block) tensor."""
         itemsize = self._dtype.itemsize
         step = max(1, MEMORY // (itemsize * max(1, self._rows)))
         kind = torch.empty(0, dtype=self._dtype).numpy().dtype
@@ -87,18 +87,18 @@ class DiskBuffer:
             yield slice(start, stop), torch.from_numpy(block)
 
     def map(self, function: Callable[[Tensor, slice], Tensor]) -> Weights:
-        """The model that ``function`` makes of all models' coordinates, (K, block) → (block,)."""
+        """Apply ``function`` to all models' coordinates, (K, block) → (block,), and return the resulting model."""
         vector = torch.empty(self._size, dtype=self._dtype)
         for block, rows in self.blocks():
             vector[block] = function(rows, block)
         return self.unflat(vector)
 
     def gram(self, origin: Tensor, scale: Tensor | None = None) -> Tensor:
-        """⟨s (w_i − o), s (w_j − o)⟩ for all pairs of models, (K, K) in float64.
+        """Compute ⟨s (w_i − o), s (w_j − o)⟩ for all pairs of models, (K, K) in float64.
 
         Args:
-            origin: o, a flat vector.
-            scale: s, a flat vector; None: 1.
+            origin: The flat vector o.
+            scale: The flat vector s; None for 1.
         """
         gram = torch.zeros(self._rows, self._rows, dtype=torch.float64)
         for block, rows in self.blocks():

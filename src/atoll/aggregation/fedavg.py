@@ -18,14 +18,14 @@ Factors = Callable[[UpdateGeometry], Mapping[str, float]]
 
 
 class RunningMean:
-    """A weighted mean that takes one model at a time and holds one.
+    """A weighted mean that processes one model at a time and stores one.
 
     The k-th model moves the mean by its share of the weight so far, m ← m + (w_k / Σ_{j≤k} w_j)(x_k − m). Unlike a
-    sum that is divided at the end, this needs no total, cannot overflow, and gives equal models back to the bit.
-    Integer tensors (BatchNorm's counters) keep their type and take the maximum.
+    sum that is divided at the end, this needs no total, cannot overflow, and reproduces equal models bit for bit.
+    For integer tensors (BatchNorm's counters), the mean has their type and takes their maximum.
 
     Attributes:
-        mean: Of the models so far.
+        mean: The mean of the models so far.
         totals: Σ_j |w_j| for each floating-point tensor.
     """
 
@@ -35,13 +35,13 @@ class RunningMean:
 
     @torch.no_grad()
     def add(self, weights: Weights, weight: float, factors: Mapping[str, float] | None = None) -> None:
-        """Fold in a model; tensors it lacks are averaged over the models that have them.
+        """Fold in a model; each tensor is averaged over the models that contain it.
 
         Args:
-            weights: The model; it may be overwritten afterwards.
+            weights: The model; the caller may overwrite it afterwards.
             weight: w_k.
-            factors: What w_k is multiplied by, by tensor. A negative one turns the tensor round, so that
-                ``mean × totals`` is the weighted sum in any case.
+            factors: Factors of w_k by tensor. A negative factor changes the sign of the tensor, so that
+                ``mean × totals`` is always the weighted sum.
         """
         for name, tensor in weights.items():
             if not tensor.is_floating_point():
@@ -57,25 +57,25 @@ class RunningMean:
                 self.mean[name].lerp_(end, abs(signed) / self.totals[name])
 
     def rescale(self, factor: float) -> None:
-        """Multiply all weights so far."""
+        """Multiply all weights so far by a factor."""
         self.totals = {name: total * factor for name, total in self.totals.items()}
 
 
 @dataclass
 class Weighing:
-    """What an update weighs, up to a factor that all have in common.
+    """The weight of an update, up to a factor that all updates share.
 
     Attributes:
-        by: ``"uniform"``, a number that updates carry (``"samples"``, ``"batches"``), or ``"loss"``: exp(−L_k).
+        by: ``"uniform"``, a number that updates contain (``"samples"``, ``"batches"``), or ``"loss"``: exp(−L_k).
     """
 
     by: str
     _top: float = field(default=-math.inf, init=False)
 
     def __call__(self, update: Update) -> tuple[float, float]:
-        """The update's weight, and what the weights before it must be multiplied by first.
+        """Return the update's weight, and the factor by which all earlier weights must first be multiplied.
 
-        exp(−L_k) is taken relative to the largest so far, as a softmax must be.
+        exp(−L_k) is computed relative to the largest value so far, to avoid overflow.
         """
         if self.by == "uniform":
             return 1.0, 1.0
@@ -101,11 +101,11 @@ class FedAvg(Aggregation):
 
     @property
     def statistics(self) -> tuple[str, ...]:
-        """What p_k is made from."""
+        """Name the number from which p_k is computed."""
         return () if self.weights == "uniform" else (self.weights,)
 
     def open(self, models: Models, setting: Setting, round: int, scratch: Path | None) -> Fold:
-        """Begin a round's mean."""
+        """Start a round's mean."""
         return MeanFold(models["global"], self.weights)
 
 
@@ -113,9 +113,9 @@ class MeanFold:
     """The running mean of a round, Σ_k p_k f_k w_k.
 
     Args:
-        current: The model that the round began with.
-        weights: How p_k is made (see `Weighing`).
-        factors: f_k, by tensor, of an update's geometry; None: 1.
+        current: The model at the start of the round.
+        weights: How p_k is computed (see `Weighing`).
+        factors: Function from an update's geometry to f_k by tensor; None for 1.
         renormalise: Divide by Σ_k p_k |f_k|.
     """
 
@@ -130,7 +130,7 @@ class MeanFold:
         self._total = 0.0
 
     def add(self, client: int, update: Update, geometry: UpdateGeometry | None = None) -> None:
-        """Fold in one client's model; it is measured here where nobody else has measured it."""
+        """Fold in one client's model; its geometry is computed here if it is needed and not given."""
         weight, earlier = self._weigh(update)
         if earlier != 1:
             self._mean.rescale(earlier)
@@ -141,7 +141,7 @@ class MeanFold:
         self._mean.add(update["weights"], weight, factors)
 
     def close(self) -> Models:
-        """The mean; tensors that no client sent stay as they were, and so does a model that none sent."""
+        """Return the mean; tensors that no client sent are unchanged, and so is the model if no client sent one."""
         mean = self._mean.mean
         if not mean:
             return {"global": self._current}

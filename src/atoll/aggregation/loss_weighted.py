@@ -14,7 +14,7 @@ from atoll.components.base import Aggregation, Models, Setting
 class LossWeighted(Aggregation):
     """w ← Σ_k β_k w_k with β = softmax(−L) over the cohort; L_k is the mean loss of the last local epoch.
 
-    A loss that all clients have in common changes nothing.
+    A constant added to the loss of all clients does not change the result.
     """
 
     name: ClassVar[str] = "loss_weighted"
@@ -22,9 +22,9 @@ class LossWeighted(Aggregation):
 
     @property
     def statistics(self) -> tuple[str, ...]:
-        """L_k."""
+        """Name the number from which β_k is computed: L_k."""
         return ("loss",)
 
     def open(self, models: Models, setting: Setting, round: int, scratch: Path | None) -> MeanFold:
-        """Begin a round's mean."""
+        """Start a round's mean."""
         return MeanFold(models["global"], "loss")

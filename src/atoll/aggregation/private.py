@@ -1,7 +1,7 @@
 """Client-level central differential privacy: clipped updates, a uniform mean, Gaussian noise, an accountant.
 
-What is protected is a client's whole contribution to the models that the server publishes, against whoever sees
-those models, with a server that is trusted to add the noise (McMahan et al. 2018; Abadi et al. 2016).
+The guarantee protects a client's whole contribution to the models that the server publishes, against anyone who
+sees those models. The server is trusted to add the noise (McMahan et al. 2018; Abadi et al. 2016).
 """
 
 from __future__ import annotations
@@ -25,19 +25,21 @@ from atoll.core.tree import Weights
 
 @dataclass(frozen=True)
 class PrivateFedAvg(Aggregation):
-    """w ← w + (Σ_k min(1, C/‖Δ_k‖) Δ_k + N(0, z²C²)) / (qK); Δ_k = w_k − w, each client drawn with chance q.
+    """w ← w + (Σ_k min(1, C/‖Δ_k‖) Δ_k + N(0, z²C²)) / (qK); Δ_k = w_k − w, each client with probability q.
 
-    The cohort is a Poisson sample, as the accountant assumes, and the divisor its expected size, so that neither
-    depends on who came. BatchNorm's running statistics take no part: clients keep them, or they stay as they began.
-    Noise and sample are drawn under keys of the operating system, because every client knows the recipe and with it
-    the seed: a private run is not repeatable. A round that is run again spends again, so each is kept before
-    anyone sees it. The losses in the log are no part of the guarantee.
+    The cohort is a Poisson sample, as the accountant assumes, and the divisor is its expected size, so neither
+    depends on which clients take part. BatchNorm's running statistics are not aggregated: clients retain them, or
+    they do not change. Noise and sample are drawn with keys from the operating system, because every client knows
+    the recipe and therefore the seed: a private run is not repeatable. Running a round again would spend privacy
+    again, so each round is saved before its model is published. The guarantee does not cover the losses in the
+    log.
 
     Attributes:
-        clip: C, the norm to which an update is cut.
-        noise_multiplier: z, noise in units of C.
-        delta: δ at which ε is told; well below 1 / clients.
-        secret: A seed for noise and sample. Makes a run repeatable, and its privacy void against all who know it.
+        clip: C, the norm to which an update is clipped.
+        noise_multiplier: z, the noise in units of C.
+        delta: δ at which ε is reported; well below 1 / clients.
+        secret: Seed of the noise and the sample. It makes a run repeatable, and voids its privacy against anyone
+            who knows the seed.
     """
 
     name: ClassVar[str] = "private_fedavg"
@@ -50,7 +52,7 @@ class PrivateFedAvg(Aggregation):
     secret: int | None = None
 
     def refuse(self, setting: Setting) -> str | None:
-        """What stands against a guarantee."""
+        """Refuse settings under which the guarantee would not hold."""
         if setting.train.bn_buffers == "average":
             return (
                 "BatchNorm's running statistics would leave the clients without noise; "
@@ -58,25 +60,25 @@ class PrivateFedAvg(Aggregation):
             )
         if setting.checkpoint_every > 1:
             return (
-                f"engine.checkpoint_every is {setting.checkpoint_every}: after a kill, rounds would be run "
-                "again with other noise, which ε does not count; set it to 1"
+                f"engine.checkpoint_every is {setting.checkpoint_every}: after a kill, rounds would run "
+                "again with different noise, which ε does not include; set it to 1"
             )
         if importlib.util.find_spec("dp_accounting") is None:
             return "privacy is accounted for by dp-accounting; install it with: pip install 'atoll[dp]'"
         return None
 
     def cohort(self, setting: Setting, round: int) -> list[int]:
-        """A Poisson sample."""
+        """Draw a Poisson sample of the clients."""
         draws = _uniform(self._key("sample", round), setting.num_clients)
         return torch.nonzero(draws < setting.train.participation).flatten().tolist()
 
     def spent(self, setting: Setting, round: int) -> dict[str, float]:
-        """ε of all rounds up to this one."""
+        """Return ε of all rounds up to this one."""
         epsilon = _epsilon(setting.train.participation, self.noise_multiplier, round, self.delta)
         return {"epsilon": epsilon, "delta": self.delta}
 
     def open(self, models: Models, setting: Setting, round: int, scratch: Path | None) -> PrivateFold:
-        """Begin a round's sum."""
+        """Start a round's sum."""
         expected = setting.train.participation * setting.num_clients
         return PrivateFold(models["global"], self, expected, self._key("noise", round), setting.local_only)
 
@@ -107,7 +109,7 @@ class PrivateFold:
         self._sum = [torch.zeros_like(current[name]) for name in self._names]
 
     def add(self, client: int, update: Update, geometry: UpdateGeometry) -> None:
-        """Fold in one client's step; tensors that it did not send have not moved."""
+        """Fold in one client's step; tensors that it did not send have step 0."""
         weights = update["weights"]
         step = [weights.get(name, self._current[name]) - self._current[name] for name in self._names]
         norm = _norm(step)
@@ -116,7 +118,7 @@ class PrivateFold:
         torch._foreach_add_(self._sum, step)
 
     def close(self) -> Models:
-        """The model with the noisy mean step."""
+        """Return the model after the noisy mean step."""
         scale = self._options.noise_multiplier * self._options.clip
         moved = dict(self._current)
         for name, total in zip(self._names, self._sum, strict=True):
@@ -127,9 +129,9 @@ class PrivateFold:
 
 
 def _uniform(key: bytes, count: int) -> Tensor:
-    """(count,) float64 in (0, 1) from SHAKE-256 under a key.
+    """Draw (count,) float64 values in (0, 1) from SHAKE-256 with a key.
 
-    PyTorch's own generator takes 32 bits of a seed, so that whoever sees two models could try all seeds.
+    PyTorch's generator uses 32 bits of a seed, so an attacker who sees two models could try all seeds.
     """
     words = np.frombuffer(hashlib.shake_256(key).digest(8 * count), "<u8")
     return torch.from_numpy(((words >> 12) + 0.5) / 2**52)
@@ -141,14 +143,14 @@ def _norm(tensors: list[Tensor]) -> float:
 
 @lru_cache(maxsize=4096)
 def _epsilon(rate: float, noise_multiplier: float, rounds: int, delta: float) -> float:
-    """Rényi accounting of the Poisson-sampled Gaussian (Mironov et al. 2019), add or remove one client."""
+    """Compute ε: Rényi accounting (Mironov et al. 2019), Poisson-sampled Gaussian, add or remove one client."""
     import dp_accounting
     from dp_accounting import rdp
 
     event: Any = dp_accounting.GaussianDpEvent(noise_multiplier)
     if rate < 1:
         event = dp_accounting.PoissonSampledDpEvent(rate, event)
-    orders = [*range(2, 65), 80, 96, 128, 192, 256, 512]  # whole orders have a closed form
+    orders = [*range(2, 65), 80, 96, 128, 192, 256, 512]  # integer orders have a closed form
     accountant = rdp.RdpAccountant(orders)
     accountant.compose(event, rounds)
     return float(accountant.get_epsilon(delta))

@@ -1,7 +1,7 @@
-"""Rules that bound what a few wrong updates can do: coordinate median, trimmed mean, multi-Krum.
+"""Aggregation rules that bound the effect of a few wrong updates: coordinate median, trimmed mean, multi-Krum.
 
-Every client counts alike, whatever it says of its size. All updates are needed at once, so they are buffered on
-disk, and coordinates are taken in blocks. BatchNorm's counters take the maximum.
+All clients have equal weight, because a reported size could be false. All updates are needed at once, so they are
+buffered on disk, and coordinates are processed in blocks. BatchNorm's counters take the maximum.
 """
 
 from __future__ import annotations
@@ -27,21 +27,21 @@ Combine = Callable[[DiskBuffer, Weights], Weights]
 
 @dataclass(frozen=True)
 class Robust(Aggregation):
-    """What these rules share: they collect a round's updates, then combine them."""
+    """Base class of these rules: collect a round's updates, then combine them."""
 
     whole_cohort: ClassVar[bool] = True
 
     def open(self, models: Models, setting: Setting, round: int, scratch: Path | None) -> CollectingFold:
-        """Begin to collect a round's updates."""
+        """Start to collect a round's updates."""
         return CollectingFold(models["global"], partial(self.combine, buffers=setting.buffers), scratch)
 
     def combine(self, updates: DiskBuffer, current: Weights, buffers: frozenset[str]) -> Weights:
-        """The next model's floating-point tensors; no gradient trains the ``buffers`` among them."""
+        """Compute the next model's floating-point tensors; no gradient trains those named in ``buffers``."""
         raise NotImplementedError
 
 
 class CollectingFold:
-    """A round's updates on disk."""
+    """Collection of a round's updates on disk."""
 
     def __init__(self, current: Weights, combine: Combine, scratch: Path | None) -> None:
         self._current = current
@@ -58,20 +58,20 @@ class CollectingFold:
         )
 
     def close(self) -> Models:
-        """Combine them; tensors that no client sent stay as they were."""
+        """Combine the updates; tensors that no client sent are unchanged."""
         combined = self._combine(self._updates, self._current)
         return {"global": {**self._current, **self._counters.mean, **combined}}
 
 
 @dataclass(frozen=True)
 class Median(Robust):
-    """The median of every coordinate; of an even number, the mean of the two in the middle."""
+    """The median of every coordinate; for an even number of updates, the mean of the two middle values."""
 
     name: ClassVar[str] = "median"
     source: ClassVar[str] = "Yin et al. 2018, Definition 1"
 
     def combine(self, updates: DiskBuffer, current: Weights, buffers: frozenset[str]) -> Weights:
-        """The medians."""
+        """Compute the medians."""
         low, high = (len(updates) - 1) // 2, len(updates) // 2
 
         def median(rows: Tensor, block: slice) -> Tensor:
@@ -94,7 +94,7 @@ class TrimmedMean(Robust):
     trim: Annotated[float, AtLeast(0), Below(0.5)] = 0.1
 
     def combine(self, updates: DiskBuffer, current: Weights, buffers: frozenset[str]) -> Weights:
-        """The trimmed means."""
+        """Compute the trimmed means."""
         cut = int(self.trim * len(updates) + 1e-9)  # 0.3 × 10 is 3
 
         def mean(rows: Tensor, block: slice) -> Tensor:
@@ -105,15 +105,15 @@ class TrimmedMean(Robust):
 
 @dataclass(frozen=True)
 class MultiKrum(Robust):
-    """The mean of the m updates that lie closest to their K − f − 2 nearest neighbours.
+    """The mean of the m updates that are closest to their K − f − 2 nearest neighbours.
 
-    An update's score is the sum of its squared distances to those neighbours; of equal scores the lower client id
-    wins. With m = 1 this is Krum. Distances are those of trained weights: BatchNorm's running statistics follow the
-    data's scale and would drown them.
+    An update's score is the sum of its squared distances to those neighbours; among equal scores, the lower
+    client id is chosen. With m = 1 this is Krum. Distances are computed on trained weights only: BatchNorm's
+    running statistics follow the data's scale and would dominate them.
 
     Attributes:
-        byzantine: f, how many updates may be wrong; a round needs at least 2f + 3.
-        chosen: m; 0: K − f.
+        byzantine: f, the number of updates that may be wrong; a round needs at least 2f + 3 updates.
+        chosen: m, the number of updates in the mean; 0 for K − f.
     """
 
     name: ClassVar[str] = "multi_krum"
@@ -122,14 +122,14 @@ class MultiKrum(Robust):
     chosen: Annotated[int, AtLeast(0)] = 0
 
     def refuse(self, setting: Setting) -> str | None:
-        """Krum promises nothing for fewer than 2f + 3 updates."""
+        """Refuse cohorts of fewer than 2f + 3 clients, for which Krum has no guarantee."""
         return self._too_few(setting.train.cohort_size(setting.num_clients))
 
     def combine(self, updates: DiskBuffer, current: Weights, buffers: frozenset[str]) -> Weights:
-        """The mean of the chosen.
+        """Compute the mean of the chosen updates.
 
         Raises:
-            UserError: Too few updates are left of the round's.
+            UserError: Too few updates of the round were accepted.
         """
         clients = len(updates)
         if reason := self._too_few(clients):

@@ -1,11 +1,11 @@
-"""Server steps: what becomes of the folded model w̄ of a round that began with w.
+"""Server steps: the update from the model w at the start of a round and the folded model w̄ to the next model.
 
     direct:  w ← w̄
     FedAvgM: v ← β v + Δ,  w ← w + η v
     FedAdam: m ← β₁ m + (1 − β₁) Δ,  v ← β₂ v + (1 − β₂) Δ²,  w ← w + η m / (√v + τ)
 
-with Δ = w̄ − w, the negative of a gradient. Only trained weights take these steps; BatchNorm's running statistics,
-for which momentum means nothing, are taken as they were folded.
+with Δ = w̄ − w, the negative pseudo-gradient. Only trained weights take these steps; BatchNorm's running
+statistics, for which momentum has no meaning, take their folded values.
 """
 
 from __future__ import annotations
@@ -24,21 +24,21 @@ Decay = Annotated[float, AtLeast(0), Below(1)]
 
 @dataclass(frozen=True)
 class Direct(ServerStep):
-    """w ← the fold of the updates."""
+    """w ← w̄."""
 
     name: ClassVar[str] = "direct"
     source: ClassVar[str] = "McMahan et al. 2017, Algorithm 1"
 
 
 def pseudo_gradient(current: Weights, folded: Weights, setting: Setting) -> Weights:
-    """Δ = w̄ − w of the trained weights."""
+    """Compute Δ = w̄ − w for the trained weights."""
     trained = [name for name, w in current.items() if w.is_floating_point() and name not in setting.buffers]
     return {name: folded[name] - current[name] for name in trained}
 
 
 @dataclass(frozen=True)
 class FedAvgM(ServerStep):
-    """Momentum at the server. With ``momentum`` 0 and ``server_lr`` 1 this is FedAvg.
+    """Server momentum. With ``momentum`` 0 and ``server_lr`` 1 this is FedAvg.
 
     Attributes:
         server_lr: η.
@@ -51,7 +51,7 @@ class FedAvgM(ServerStep):
     momentum: Decay = 0.9
 
     def step(self, state: Tree, current: Weights, folded: Weights, setting: Setting) -> tuple[Tree, Weights]:
-        """The velocity v and w."""
+        """Return the velocity v and the next w."""
         velocity = pseudo_gradient(current, folded, setting)
         if state:
             for name, delta in velocity.items():
@@ -62,7 +62,7 @@ class FedAvgM(ServerStep):
 
 @dataclass(frozen=True)
 class FedAdam(ServerStep):
-    """Adam at the server, without bias correction; v begins at τ², as the paper asks.
+    """Adam at the server, without bias correction; v starts at τ², as in the paper.
 
     Attributes:
         server_lr: η.
@@ -79,7 +79,7 @@ class FedAdam(ServerStep):
     adaptivity: Positive = 1e-3
 
     def step(self, state: Tree, current: Weights, folded: Weights, setting: Setting) -> tuple[Tree, Weights]:
-        """The moments m and v, and w."""
+        """Return the moments m and v, and the next w."""
         deltas = pseudo_gradient(current, folded, setting)
         if not state:
             state = {

@@ -1,8 +1,8 @@
-"""How an update differs from the model that it started from: read once, for the update checks and for the folds.
+"""Update geometry: the difference between an update and its model, computed once for update checks and folds.
 
-An update is large and its numbers are few. So it is gone through in blocks that stay in a core's cache together
-with the model's block and their difference, and no copy of a model is ever made. Sums within a block are taken in
-the weights' own precision, those over blocks in float64.
+An update is large, and the results are few numbers. The update is therefore processed in blocks that fit in a
+core's cache together with the model's block and their difference, and no model is ever copied. Sums within a
+block have the precision of the weights (at least float32), and sums over blocks have float64.
 """
 
 from __future__ import annotations
@@ -17,16 +17,16 @@ from atoll.core.tree import Weights
 
 __all__ = ["BLOCK", "Reference", "UpdateGeometry"]
 
-# Elements. Torch computes so many on one thread: waking another for a block costs more than it gains. And three
-# blocks of float32 fit in a core's second-level cache.
+# Number of elements. PyTorch processes this many on one thread, and starting another thread per block would
+# cost more than it saves. Three blocks of float32 fit in a core's second-level cache.
 BLOCK = 2**15
 
 
 class Reference:
-    """Measures updates against one model.
+    """A model, as the reference for the geometry of updates that started from it.
 
     Args:
-        model: That they set out from.
+        model: The model from which the updates started.
     """
 
     def __init__(self, model: Weights) -> None:
@@ -36,38 +36,39 @@ class Reference:
 
     @torch.no_grad()
     def measure(self, weights: Weights) -> UpdateGeometry:
-        """Measure an update; names it lacks are left out. Values that are not finite show in ``moved``."""
+        """Compute an update's geometry; missing names are skipped. Values that are not finite show in ``moved``."""
         names = [name for name in self._flat if name in weights]
-        measure = UpdateGeometry({}, {}, {}, {name: self._squares[name] for name in names})
-        room: dict[torch.dtype, Tensor] = {}  # for differences, block after block, so that it stays in cache
+        geometry = UpdateGeometry({}, {}, {}, {name: self._squares[name] for name in names})
+        # One buffer for the differences of all blocks, so that it stays in cache.
+        buffer: dict[torch.dtype, Tensor] = {}
         for name in names:
             w, g = weights[name].flatten(), self._flat[name]
             precise = _precise(w)
-            if precise not in room:
-                room[precise] = torch.empty(BLOCK, dtype=precise, device=w.device)
-            moved, update = _compare(w, g, room[precise])
-            measure.moved[name], measure.update[name] = moved, update
-            measure.inner[name] = _inner(w, g, moved, update, self._squares[name])
-        return measure
+            if precise not in buffer:
+                buffer[precise] = torch.empty(BLOCK, dtype=precise, device=w.device)
+            moved, update = _compare(w, g, buffer[precise])
+            geometry.moved[name], geometry.update[name] = moved, update
+            geometry.inner[name] = _inner(w, g, moved, update, self._squares[name])
+        return geometry
 
 
-def _compare(w: Tensor, g: Tensor, room: Tensor) -> tuple[float, float]:
-    """‖w − g‖² and ‖w‖²."""
+def _compare(w: Tensor, g: Tensor, buffer: Tensor) -> tuple[float, float]:
+    """Compute ‖w − g‖² and ‖w‖²."""
     moved = update = 0.0
-    for ours, theirs in zip(torch.split(w, BLOCK), torch.split(g, BLOCK), strict=True):
-        difference = room[: ours.numel()]
-        ours = ours.to(room.dtype)
-        torch.sub(ours, theirs, out=difference)
+    for w_block, g_block in zip(torch.split(w, BLOCK), torch.split(g, BLOCK), strict=True):
+        difference = buffer[: w_block.numel()]
+        w_block = w_block.to(buffer.dtype)
+        torch.sub(w_block, g_block, out=difference)
         moved += float(torch.linalg.vector_norm(difference)) ** 2
-        update += float(torch.linalg.vector_norm(ours)) ** 2
+        update += float(torch.linalg.vector_norm(w_block)) ** 2
     return moved, update
 
 
 def _inner(w: Tensor, g: Tensor, moved: float, update: float, model: float) -> float:
-    """⟨g, w⟩ by the law of cosines; where the lengths differ tenfold that says too little, and it is summed."""
+    """Compute ⟨g, w⟩ by the law of cosines; directly if the lengths differ tenfold, where that is inaccurate."""
     if math.isfinite(moved) and max(update, model) > 100 * min(update, model):
         blocks = zip(torch.split(w, BLOCK), torch.split(g, BLOCK), strict=True)
-        return sum(float((ours.to(_precise(w)) * theirs).sum()) for ours, theirs in blocks)
+        return sum(float((w_block.to(_precise(w)) * g_block).sum()) for w_block, g_block in blocks)
     return (update + model - moved) / 2
 
 
