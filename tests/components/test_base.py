@@ -81,7 +81,7 @@ def test_a_part_needs_a_name_of_its_own(axis, base, name, tmp_path, monkeypatch,
     )
     with pytest.raises(
         UserError,
-        match=rf"name of the component Mine is '{name}', which is blank or another component's; give",
+        match=rf"name of the component Mine is '{name}', which is blank or used by another component; give",
     ):
         tiny(f"method.{axis}={named('Mine')}")
     assert "own" in {

@@ -189,7 +189,7 @@ def test_the_alignment_loss_is_the_squared_distance_on_public_images(reduction):
 
 
 def test_public_images_must_be_named():
-    with pytest.raises(UserError, match=r"public images first; name them in one place"):
+    with pytest.raises(UserError, match=r"on public images; name them in one place"):
         federation("method.name=fedca")
     with pytest.raises(UserError, match=r"name them in one place"):
         federation("method.name=fedca", *PUBLIC, "options.fedca_alignment.recipe=digits")
@@ -208,7 +208,10 @@ def test_mistakes_about_the_alignment_run_show_before_anything_is_written(tmp_pa
         run_tiny(tmp_path / "run", "method.name=fedca", "options.fedca_alignment.recipe=digits")
     partly = tmp_path / "partly.toml"
     partly.write_text(tiny("method.name=fed_simclr", "method.merge=fedbn").to_toml())
-    with pytest.raises(UserError, match=r"one whole model.*train\.bn_buffers = 'average'"):
+    with pytest.raises(
+        UserError,
+        match=r"one complete model, including BatchNorm's statistics.*train\.bn_buffers = 'average'",
+    ):
         run_tiny(tmp_path / "run", "method.name=fedca", f"options.fedca_alignment.recipe={partly}")
     with pytest.raises(UserError, match="no file or folder"):
         run_tiny(

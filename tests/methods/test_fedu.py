@@ -83,5 +83,5 @@ def test_without_a_predictor_the_projector_stands_in():
 
 
 def test_without_any_head_it_is_refused():
-    with pytest.raises(UserError, match="'fedu' decides whether a client keeps its predictor or projector"):
+    with pytest.raises(UserError, match="'fedu' decides whether a client retains its predictor or projector"):
         federation("method.name=fed_simclr", "method.merge=fedu", "model.projector=none")

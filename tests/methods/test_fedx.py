@@ -67,5 +67,5 @@ def test_nothing_left_is_refused():
     flags = [
         f"options.fedx.{name}=false" for name in ("local_relation", "global_contrast", "global_relation")
     ]
-    with pytest.raises(UserError, match="all of fedx's losses are off"):
+    with pytest.raises(UserError, match="all of fedx's losses are disabled"):
         tiny("method.name=fedx", *flags)

@@ -192,8 +192,8 @@ def test_a_run_ends_with_the_mean_or_with_each_clients_own(tmp_path):
             "1,000 random graphs of 4 clients with edges of probability 0.001 were not connected",
         ),
         (["method.merge=fedbn"], r"set options\.gossip\.deploys = 'each'"),
-        (["train.bn_buffers=local"], "the mean of their models is nobody's"),
-        (["method.server=fedavgm"], "'gossip' knows no server, and 'fedavgm' is a server's step"),
+        (["train.bn_buffers=local"], "the mean of their models is not a model of any client"),
+        (["method.server=fedavgm"], "'gossip' works without a server, and 'fedavgm' is a server step"),
         (
             ["options.gossip.edge_probability=0"],
             r"options\.gossip\.edge_probability is 0; it must be above 0 and at most 1",

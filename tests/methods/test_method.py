@@ -63,7 +63,7 @@ def refusal(term, aggregation=None):
 @pytest.mark.parametrize("term", [Silent(), SilentByBirth()])
 def test_a_part_that_may_send_something_must_say_what_where_only_weights_are_covered(term):
     assert refusal(term) == (
-        "'private_fedavg' covers weights only, and 'silent' overrides finish without saying in egress what it "
+        "'private_fedavg' covers weights only, and 'silent' overrides finish without declaring in egress what it "
         "sends; declare it (egress = () if nothing leaves), or choose another method or aggregation"
     )
     assert "'silent' sends more than that (its number of samples)" in refusal(Honest())
@@ -95,8 +95,8 @@ def test_a_part_that_keeps_something_must_say_what_or_it_would_be_lost():
         return Method(objective=SimCLR(), terms=(term,)).refuse(setting())
 
     assert refused(Forgetful()) == (
-        "'forgetful' overrides keep without saying in keeps what a client keeps, and nothing would be kept; "
-        "declare it (keeps = () if nothing is)"
+        "'forgetful' overrides keep without declaring in keeps what a client retains, and nothing would be "
+        "retained; declare it (keeps = () if nothing is)"
     )
     assert refused(Mindful()) is None
     assert refused(Forgetful(weight=0.0)) is None
@@ -125,7 +125,7 @@ def test_a_users_part_that_hides_what_it_sends_is_refused_before_anything_runs(t
         "method.name=ssd", "method.terms=['hiding:Hiding']", "method.aggregation=private_fedavg",
         "train.bn_buffers=leave",
     )  # fmt: skip
-    with pytest.raises(UserError, match="'hiding' overrides finish without saying in egress"):
+    with pytest.raises(UserError, match="'hiding' overrides finish without declaring in egress"):
         Federation(recipe)
 
 

@@ -133,7 +133,7 @@ def test_models_are_averaged_as_control_variates_are():
 
 
 def test_another_weight_is_refused():
-    with pytest.raises(UserError, match="set 1"):
+    with pytest.raises(UserError, match=r"weight is 0\.5, .*set it to 1"):
         federation(*PLAIN, "options.scaffold.weight=0.5")
 
 

@@ -83,7 +83,7 @@ def test_misspelt_key_names_the_right_one():
         ("options.simclr.temperature=3", "options.simclr belongs to no component"),
         ("method.name=nowhere:X", "no module 'nowhere'"),
         ("method.name=math:nothing", "has no 'nothing'"),
-        ("method.name=math:pi", "no atoll Method"),
+        ("method.name=math:pi", "not an atoll Method or Objective"),
         ("method.name=:METHOD", "cannot be imported"),
         ("method.name=.own:METHOD", "cannot be imported"),
         ("method.terms=['pd','dsr','pd']", "names 'pd' twice"),
@@ -139,11 +139,11 @@ def test_no_such_recipe():
         ("\nfrom math import nothing\n", r"ImportError: cannot import name 'nothing'.*module_1\.py, line 2"),
         ("import math\nmath.nothing\n", r"AttributeError: .*module_2\.py, line 2"),
         ("import no_such_library\n", "no module 'no_such_library'"),
-        ("METHOD = int\n", "no atoll Method"),
+        ("METHOD = int\n", "not an atoll Method or Objective"),
         (
             "from dataclasses import dataclass\nfrom atoll.components.base import Objective\n"
             "@dataclass(frozen=True)\nclass METHOD(Objective):\n    size: int\n",
-            "cannot be made without options.*'size'",
+            "cannot be constructed without options.*'size'",
         ),
     ],
 )

@@ -9,7 +9,7 @@ import jsonschema
 import pytest
 
 from atoll.core.errors import UserError
-from atoll.methods.registry import METHODS, OURS
+from atoll.methods.registry import COMPONENTS, METHODS
 from atoll.recipe import generate
 from atoll.recipe.recipe import load_recipe, presets
 from atoll.recipe.table import catalogue, complete_table, read_table
@@ -23,7 +23,7 @@ def test_the_catalogue_is_what_the_code_says() -> None:
 
 def test_it_knows_all_methods_and_components() -> None:
     assert {one["name"] for family in catalogue()["methods"].values() for one in family} == set(METHODS)
-    assert set(SCHEMA["properties"]["options"]["properties"]) == set(OURS)
+    assert set(SCHEMA["properties"]["options"]["properties"]) == set(COMPONENTS)
 
 
 def test_it_is_a_schema_of_the_draft_that_it_names() -> None:

@@ -1,1 +1,1 @@
-"""Methods: one file each, composed of the components of the floor below."""
+"""Methods: one module each, composed of objectives, terms, merges, aggregations and server steps."""

@@ -1,18 +1,19 @@
-"""EUC: layers that change little are exchanged less often. Our reading, for the papers give none.
+"""EUC: layers that change little are exchanged less often. This is our reading; the papers do not define EUC.
 
 L-DAWA compares with "EUC [19]" and says only that it updates clients' layers "partially or entirely" by a
 Euclidean distance, over FedAvg; neither its code nor its text defines more. [19] is FedLAMA (Lee et al., AAAI
-2023), and that is what stands here, with a base interval of one round:
+2023), which this module implements, with a base interval of one round:
 
     d_l = (1/K) Σ_k ‖w̄^(l) − w_k^(l)‖² / (τ_l dim_l)
 
-Layers are sorted by d_l. With δ_l and λ_l the shares of Σ d dim and of Σ dim in the layers up to l, those up to and
-including the first with 1 − λ_l < δ_l are taken from the server only every φ-th round, and stay a client's own in
-between. A layer is a kernel or matrix; biases, norms and buffers are exchanged every round. A client that was away
-when a layer was due takes it when it comes back: only what it has taken since then is its own.
+Layers are sorted by d_l. Let δ_l and λ_l be the shares of Σ d dim and of Σ dim in the layers up to l. The layers
+up to and including the first with 1 − λ_l < δ_l are downloaded only every φ-th round; in between, a client
+retains its own values. A layer is a kernel or matrix; biases, norms and buffers are exchanged every round. A
+client that was absent when a layer was due downloads it in its next round: it retains only layers that it has
+downloaded since then.
 
-Each client measures ‖w̄ − w_k‖² when it downloads w̄, which is when it has both, and sends one number for each
-layer. So the server may fold by any rule; its model is the fold of all layers in every round.
+Each client computes ‖w̄ − w_k‖² when it downloads w̄, because only then does it have both, and sends one number for
+each layer. The server may therefore use any aggregation; its model is the fold of all layers in every round.
 """
 
 from __future__ import annotations
@@ -32,30 +33,30 @@ from atoll.objectives.simclr import SimCLR
 
 @dataclass(frozen=True)
 class EUC(Merge):
-    """Layers that are not due stay the client's own.
+    """Keep the client's values of layers that are not due.
 
     Attributes:
-        interval: φ, rounds between two exchanges of a layer that changes little.
+        interval: φ, the number of rounds between two exchanges of a layer that changes little.
     """
 
     name: ClassVar[str] = "euc"
     source: ClassVar[str] = "L-DAWA Table 2; Lee et al. 2023 (FedLAMA), Algorithm 2 (our reading)"
     egress: ClassVar[tuple[str, ...]] = ("the distance of each layer from the server's",)
     keeps: ClassVar[tuple[str, ...]] = (
-        "its kernels and matrices of the last round, and when it took each from the server",
+        "its kernels and matrices of the last round, and the round in which it downloaded each",
     )
     interval: Annotated[int, AtLeast(2)] = 2
 
     def init(self, setting: Setting) -> Tree:
-        """All layers are due at first."""
+        """Start with no slow layers: all layers are due in every round."""
         return {"slow": []}
 
     def send(self, state: Tree, client: int, cohort: Sequence[int], round: int) -> Tree:
-        """The layers that are exchanged less often, and the last round in which they were due."""
+        """Send the slow layers, and the last round in which they were due."""
         return {"slow": state["slow"], "due": round - (round - 1) % self.interval}
 
     def join(self, context: ClientContext, downloaded: Weights) -> Weights:
-        """The download; slow layers that the client took when they were last due, or later, are its own."""
+        """Combine the download with the retained slow layers that the client downloaded when last due, or later."""
         scope = context.of(self)
         scope.distances, scope.since = {}, {}
         if not scope.retained:
@@ -72,22 +73,22 @@ class EUC(Merge):
         return {**downloaded, **{name: kept[name] for name in scope.since}}
 
     def finish(self, context: ClientContext) -> Tree:
-        """[‖w̄ − w_k‖² / τ, dim] of each layer, in the rounds in which all are due."""
+        """Return [‖w̄ − w_k‖² / τ, dim] of each layer, in the rounds in which all layers are due."""
         return context.of(self).distances or None
 
     def keep(self, context: ClientContext) -> Tree:
-        """The layers as trained, and the round in which each was taken from the server."""
+        """Return the trained layers, and the round in which each was downloaded."""
         layers = {name: w.detach() for name, w in context.networks.named_parameters() if w.ndim >= 2}
         since = context.of(self).since
         return {"layers": layers, "taken": {name: since.get(name, context.round) for name in layers}}
 
     def declares(self, setting: Setting) -> Spec:
-        """A distance and a size for each layer, in the rounds in which all are due."""
+        """Declare a distance and a size for each layer, in the rounds in which all layers are due."""
         distance_and_size = NumberSpec(float, least=0), NumberSpec(int, least=1)
         return Optional(PerWeight(distance_and_size, min_dims=2, some=True))
 
     def refuse_slice(self, piece: Tree, setting: Setting, weights: Weights) -> str | None:
-        """The sizes are those of the layers."""
+        """Refuse sizes that differ from those of the layers."""
         for name, (_, size) in (piece or {}).items():
             if size != weights[name].numel():
                 return (
@@ -96,25 +97,25 @@ class EUC(Merge):
         return None
 
     def fold(self, state: Tree, setting: Setting, round: int) -> EUCFold:
-        """Collect the distances."""
+        """Start to sum the distances."""
         return EUCFold(state)
 
 
 class EUCFold:
-    """The sums of the clients' distances."""
+    """Sums of the clients' distances."""
 
     def __init__(self, state: Tree) -> None:
         self._state = state
         self._sums: dict[str, tuple[float, int, int]] = {}
 
     def add(self, client: int, piece: Tree) -> None:
-        """One client's distances, if it measured any."""
+        """Add one client's distances, if it sent any."""
         for name, (distance, size) in (piece or {}).items():
             total, clients, _ = self._sums.get(name, (0.0, 0, 0))
             self._sums[name] = (total + distance, clients + 1, size)
 
     def close(self) -> Tree:
-        """The layers that are exchanged less often from now on."""
+        """Return the layers that are exchanged less often from now on."""
         if not self._sums:
             return self._state
         means = {name: (total / clients, size) for name, (total, clients, size) in self._sums.items()}
@@ -122,7 +123,7 @@ class EUCFold:
 
 
 def slow_layers(distances: dict[str, tuple[float, int]]) -> set[str]:
-    """The layers whose distance is small for the share of the model that they are.
+    """Select the layers with a small distance relative to their share of the model (FedLAMA, Algorithm 2).
 
     Args:
         distances: d_l dim_l (the mean squared distance over τ_l) and dim_l of each layer.

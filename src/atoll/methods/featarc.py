@@ -1,15 +1,15 @@
 """FeatARC: feature alignment regularisation and clustering (Wang et al., Dec-SSL, ICLR 2023, Algorithms 1 and 2).
 
-The server holds C models θ_j, first drawn independently. Client k, whose last model is w̃_k (at first θ_{k mod C}),
+The server holds C models θ_j, initially drawn independently. Client k with last model w̃_k (initially θ_{k mod C})
 
-    chooses   I_k = argmin_j mean_x D(f_{θ_j}(x), f_{w̃_k}(x)),    D = −cos,
-    trains    w̃_k from θ_{I_k} on  L_SSL + λ · ½ [D(p(x⁺), sg z_g(x)) + D(p(·), sg z_g(x))],
+    chooses   I_k = argmin_j mean_x D(f_{θ_j}(x), f_{w̃_k}(x)),    D = −cos,                       (Algorithm 1)
+    trains    w̃_k from θ_{I_k} on  L_SSL + λ · ½ [D(p(x⁺), sg z_g(x)) + D(p(·), sg z_g(x))],    (Algorithm 2)
 
-and sends w̃_k and I_k. Each θ_j becomes the mean of its clients' models, or stays. f is the representation, of
-images as they are, in evaluation mode. The two readings of the regulariser:
+and sends w̃_k and I_k. Each θ_j becomes the mean of the models of its clients, or is unchanged if it has none. f
+is the representation of images without augmentation, in evaluation mode. The two readings of the regulariser:
 
     code      z_g is the representation under θ_{I_k}; p(x⁺) and p(·) are the embeddings of both augmented views
-    paper     z_g is the embedding under θ_{I_k}; p is the prediction, of one view and of the image as it is
+    paper     z_g is the embedding under θ_{I_k}; p is the prediction, of one view and of the plain image
 
 One cluster without the regulariser is FedAvg; with it, "align only"; two clusters without it, "cluster only".
 """
@@ -56,10 +56,9 @@ class FeatARC(FedAvg):
     """C models, each the mean of the clients that chose it.
 
     Attributes:
-        weights: How a client weighs in its cluster's mean: ``"uniform"`` (Dec-SSL), ``"samples"`` or
-            ``"batches"``.
-        clusters: C.
-        features: What the assignment compares: representations or embeddings.
+        weights: A client's weight in its cluster's mean: ``"uniform"`` (Dec-SSL), ``"samples"`` or ``"batches"``.
+        clusters: C, the number of clusters.
+        features: The features that the assignment compares: representations or embeddings.
     """
 
     name: ClassVar[str] = "featarc"
@@ -71,31 +70,31 @@ class FeatARC(FedAvg):
 
     @property
     def keeps(self) -> tuple[str, ...]:
-        """What its features are computed with; needless where there is no choice."""
+        """Name the retained client state: the encoder, for the assignment; nothing if there is one cluster."""
         return ("its encoder as it left the last round",) if self.clusters > 1 else ()
 
     def names(self) -> list[str]:
-        """Of the clusters."""
+        """List the names of the clusters."""
         return [f"cluster-{j}" for j in range(self.clusters)]
 
     # The server's side.
 
     def models(self, start: Weights, setting: Setting) -> Models:
-        """θ_j, drawn independently."""
+        """Draw the initial θ_j independently."""
         further = setting.further_models
         if self.clusters > 1 and further is None:
             raise ValueError(
-                "a setting that was made by hand has no further initial models; give it `further_models`"
+                "a setting that was constructed by hand has no further initial models; set `further_models`"
             )
         return {name: further(j) if j and further else start for j, name in enumerate(self.names())}
 
     def init(self, setting: Setting) -> Tree:
-        """Which cluster each client is in: k mod C."""
+        """Assign each client to its initial cluster: k mod C."""
         names = self.names()
         return {str(client): names[client % self.clusters] for client in range(setting.num_clients)}
 
     def open(self, models: Models, setting: Setting, round: int, scratch: Path | None) -> ClusterFold:
-        """Begin a mean for each cluster."""
+        """Start a mean for each cluster."""
         return ClusterFold(
             {
                 name: super(FeatARC, self).open({"global": model}, setting, round, scratch)
@@ -104,42 +103,44 @@ class FeatARC(FedAvg):
         )
 
     def fold(self, state: Tree, setting: Setting, round: int) -> SliceFold:
-        """Begin to note who chose what."""
+        """Start to record the clients' choices."""
         return ChoiceFold(state)
 
     def reference(self, models: Models, update: Update) -> Weights:
-        """The chosen model."""
+        """Return the model that the client chose."""
         return models[update["parts"][self.name]]
 
     def declares(self, setting: Setting) -> Spec:
-        """The choice is one of the clusters."""
+        """Declare the choice: the name of a cluster."""
         return ChoiceSpec(tuple(self.names()))
 
     def deploy(self, models: Models, state: ServerState) -> Deployment:
-        """All cluster models, and each client's last choice."""
+        """Return all cluster models, and each client's last choice."""
         return Deployment(dict(models), {int(k): name for k, name in state["parts"][self.name].items()})
 
     # The client's side.
 
     def choose(self, context: ClientContext, models: Models) -> Weights:
-        """The cluster model whose features lie nearest to those of the client's last model."""
+        """Choose the cluster model with the features nearest to those of the client's last model (Algorithm 1)."""
         scope, names = context.of(self), self.names()
         if scope.retained is None:
             scope.chosen = names[context.client % self.clusters]
         else:
             past = self._features(context, scope.retained)
-            home = {name: weight for name, weight in scope.retained.items() if name not in context.shared}
-            features = [self._features(context, {**models[n], **home}) for n in names]
-            alike = [float(cosine_similarity(made, past).mean()) for made in features]
-            scope.chosen = names[alike.index(max(alike))]
+            local_only = {
+                name: weight for name, weight in scope.retained.items() if name not in context.shared
+            }
+            features = [self._features(context, {**models[n], **local_only}) for n in names]
+            similarities = [float(cosine_similarity(made, past).mean()) for made in features]
+            scope.chosen = names[similarities.index(max(similarities))]
         return models[scope.chosen]
 
     def finish(self, context: ClientContext) -> Tree:
-        """The choice."""
+        """Return the name of the chosen cluster."""
         return context.of(self).chosen
 
     def keep(self, context: ClientContext) -> Tree:
-        """w̃_k: as much of it as features need."""
+        """Retain the networks of w̃_k that the features need."""
         if not self.keeps:
             return None
         components = ("encoder.",) if self.features == "h" else ("encoder.", "projector.")
@@ -151,7 +152,7 @@ class FeatARC(FedAvg):
 
 
 class ClusterFold:
-    """A fold for each cluster."""
+    """One fold for each cluster."""
 
     def __init__(self, folds: dict[str, Fold]) -> None:
         self._folds = folds
@@ -161,7 +162,7 @@ class ClusterFold:
         self._folds[update["parts"][FeatARC.name]].add(client, update, geometry)
 
     def close(self) -> Models:
-        """The next cluster models; one that nobody chose stays as it was."""
+        """Return the next cluster models (Algorithm 1); a model that no client chose is unchanged."""
         return {name: fold.close()["global"] for name, fold in self._folds.items()}
 
 
@@ -172,11 +173,11 @@ class ChoiceFold:
         self._choices = dict(state)
 
     def add(self, client: int, piece: Tree) -> None:
-        """Note a choice."""
+        """Record a client's choice."""
         self._choices[str(client)] = piece
 
     def close(self) -> Tree:
-        """All choices."""
+        """Return the last choices of all clients."""
         return self._choices
 
 
@@ -186,7 +187,8 @@ class FeatureAlignment(Term):
 
     Attributes:
         weight: λ.
-        reading: Which of the two readings of the regulariser, see above.
+        reading: Reading of the regulariser: ``"paper"`` matches predictions with embeddings, ``"code"`` embeddings
+            with representations.
     """
 
     name: ClassVar[str] = "featarc_alignment"
@@ -194,26 +196,26 @@ class FeatureAlignment(Term):
     reading: Literal["paper", "code"] = "paper"
 
     def refuse(self, setting: Setting) -> str | None:
-        """The code matches representations with embeddings, so they must have one size."""
+        """Refuse different sizes of representations and embeddings in the code's reading, which matches them."""
         if self.reading == "code" and setting.encoder_dim != setting.embedding_dim:
             return (
-                f"'featarc_alignment' as in the code matches representations ({setting.encoder_dim} wide) with "
-                f"embeddings ({setting.embedding_dim} wide); set model.projector_dim = {setting.encoder_dim} or "
-                f"options.{self.name}.reading = 'paper'"
+                f"'featarc_alignment' with reading = 'code' matches representations ({setting.encoder_dim} wide) "
+                f"with embeddings ({setting.embedding_dim} wide); set model.projector_dim = "
+                f"{setting.encoder_dim} or options.{self.name}.reading = 'paper'"
             )
         return None
 
     def forwards(self) -> Sequence[Forward]:
-        """Both views, or a view and the image."""
+        """Pass both views, or one view and the image without augmentation, through the local networks."""
         return VIEWS if self.reading == "code" else (VIEWS[0], Forward("image"))
 
     def start(self, context: ClientContext) -> None:
-        """Compute the anchors."""
+        """Compute the anchors z_g(x) with the downloaded model."""
         received = context.frozen("global", context.received)
         (context.of(self).anchors,) = context.outputs(received, "h" if self.reading == "code" else "z")
 
     def loss(self, context: ClientContext, batch: Batch, passes: Passes) -> Tensor:
-        """The mean of both distances, in [−1, 1]."""
+        """Mean of both distances (Algorithm 2), in [−1, 1]."""
         anchors = context.of(self).anchors
         zg = anchors[upload(batch.indices, anchors.device)]
         predicts = self.reading == "paper" and "predictor" in context.networks

@@ -1,9 +1,9 @@
-"""FedBN: every client keeps its BatchNorm layers (Li et al., ICLR 2021).
+"""FedBN: every client retains its BatchNorm layers (Li et al., ICLR 2021).
 
-    w^(l) ← Σ_k p_k w_k^(l)   for every tensor l outside BatchNorm;   γ, β, μ, σ² of client k stay with k
+    w^(l) ← Σ_k p_k w_k^(l)   for every tensor l outside BatchNorm;   γ, β, μ, σ² of client k are local-only
 
-Layers are found by their type: looking for "bn" in names, as the released code does, misses those of stems,
-shortcuts and projectors. There is no global model: each client ends with one of its own.
+Layers are identified by their type: the released code searches for "bn" in names, which misses the layers of stems,
+shortcuts and projectors. There is no global model: each client ends with a personal model.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ def norm_names(networks: nn.Module) -> set[str]:
 
 @dataclass(frozen=True)
 class FedBN(Merge):
-    """BatchNorm stays at home."""
+    """Retain BatchNorm layers at the client."""
 
     name: ClassVar[str] = "fedbn"
     source: ClassVar[str] = "Li et al. 2021 (FedBN), Algorithm 1"
@@ -41,26 +41,26 @@ class FedBN(Merge):
     shares: ClassVar[str] = "the weights of all trained networks outside BatchNorm"
 
     def refuse_networks(self, networks: nn.ModuleDict) -> str | None:
-        """Without BatchNorm there is nothing to keep."""
+        """Refuse networks without BatchNorm."""
         if not norm_names(networks):
             return "'fedbn' keeps BatchNorm layers at the clients, and these networks have none; choose 'replace'"
         return None
 
     def private(self, networks: nn.ModuleDict) -> set[str]:
-        """All of BatchNorm."""
+        """Name all parameters and statistics of BatchNorm layers."""
         return norm_names(networks)
 
     def join(self, context: ClientContext, downloaded: Weights) -> Weights:
-        """The downloaded weights, with the client's own BatchNorm; at its first time, the server's first."""
+        """Combine the download with the retained BatchNorm layers; the first time, use the initial ones."""
         return {**downloaded, **(context.of(self).retained or {})}
 
     def keep(self, context: ClientContext) -> Tree:
-        """BatchNorm as trained."""
+        """Retain the trained BatchNorm layers."""
         state = context.networks.state_dict()
         return {name: state[name].detach() for name in sorted(norm_names(context.networks))}
 
     def personal(self, weights: Weights, retained: Tree) -> Weights:
-        """The shared weights with the client's BatchNorm."""
+        """Combine the shared weights with the client's BatchNorm layers."""
         return {**weights, **(retained or {})}
 
 

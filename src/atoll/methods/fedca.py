@@ -4,16 +4,17 @@ Clients train on
 
     L = CE([ẑ₁ẑ₂ᵀ, ẑ₁Dᵀ] / t, (0, …, N−1)) + β Σ_x (‖f_a(x) − f(x)‖² + ‖g_a f_a(x) − g f(x)‖²)     (Eqs. 4-8, 11-14)
 
-D is a dictionary of normalised projections from all clients: further negatives, the same for everyone. After
-training, client u passes its images, as they are, through its networks (in evaluation mode) and ensembles the
-projections over its rounds before some of them leave:
+D is a dictionary of normalised projections from all clients: further negatives, the same for all clients. After
+training, client u passes its images, without augmentation, through its networks (in evaluation mode), ensembles the
+projections over its rounds, and sends some of them:
 
     Z_i ← α Z_i + (1 − α) z_i,  Z_i⁰ = 0;    upload Z_i / ‖Z_i‖                                   (Eqs. 9-10)
 
-The alignment model (f_a, g_a) was trained first, centrally, on public images; x are public images too. The
-paper leaves open: t; how M rows come out of more projections (here each client sends ⌈M/|S|⌉ at random, and M of
-those are kept); and on what schedule the alignment model is trained. It writes of the downloaded and of the
-trained model as the dictionary's maker; Algorithm 1 has the trained one. The dictionary of round 1 is empty.
+The alignment model (f_a, g_a) is trained first, centrally, on public images; x are public images too. The paper
+does not specify t, how M rows are selected from more projections (here each client sends ⌈M/|S|⌉ at random, and the
+server selects M of those), or the schedule on which the alignment model is trained. Its text computes the
+dictionary once with the downloaded and once with the trained model; Algorithm 1 uses the trained model, as does
+this implementation. The dictionary of round 1 is empty.
 """
 
 from __future__ import annotations
@@ -58,10 +59,11 @@ class DictionaryContrast(Objective):
 
     Attributes:
         temperature: t, which the paper does not state.
-        size: M; 0 leaves cross-view InfoNCE, and no projection leaves a client.
-        sampling: ``"client"``: each client sends its share of M, drawn at random; ``"server"``: it sends all
-            its projections, and the server draws M from them (and holds them all meanwhile).
-        exclude_own: A client's dictionary leaves out its own rows, which are false negatives.
+        size: M, the rows of the dictionary; with 0, the loss is cross-view InfoNCE and no projection leaves a
+            client.
+        sampling: ``"client"``: each client sends its share of M, drawn at random; ``"server"``: each client sends
+            all its projections, and the server draws M from them (and holds all of them until then).
+        exclude_own: Exclude a client's rows, which are false negatives, from the dictionary that it receives.
         momentum: α of temporal ensembling; 0 turns it off (Fig. 5).
     """
 
@@ -75,17 +77,17 @@ class DictionaryContrast(Objective):
 
     @property
     def egress(self) -> tuple[str, ...]:
-        """Projections leave."""
+        """Name the projections that leave a client."""
         some = "some" if self.sampling == "client" else "all"
         return (f"the normalised projections of {some} of its images",) if self.size else ()
 
     @property
     def keeps(self) -> tuple[str, ...]:
-        """The ensembles."""
+        """Name the retained client state: the ensembled projections."""
         return ("the ensembled projection of each of its images",) if self.size and self.momentum else ()
 
     def send(self, state: Tree, client: int, cohort: Sequence[int], round: int) -> Tree:
-        """D, and how many rows the client is to send."""
+        """Send the dictionary D, and the number of rows that the client must return."""
         rows = None if state is None else state["rows"]
         if rows is not None and self.exclude_own:
             rows = rows[state["owners"] != client]
@@ -95,11 +97,11 @@ class DictionaryContrast(Objective):
         }
 
     def forwards(self) -> Sequence[Forward]:
-        """Both views through the local networks."""
+        """Pass both views through the local networks."""
         return VIEWS
 
     def start(self, context: ClientContext) -> None:
-        """Take up D."""
+        """Load the dictionary D onto the device."""
         scope = context.of(self)
         rows = scope.message["rows"]
         scope.dictionary = torch.zeros(0, context.setting.embedding_dim) if rows is None else rows
@@ -111,38 +113,38 @@ class DictionaryContrast(Objective):
         return dictionary_contrast(z1, z2, context.of(self).dictionary, self.temperature)
 
     def finish(self, context: ClientContext) -> Tree:
-        """Ensemble the projections over rounds, and send some of them (Eqs. 9 and 10)."""
+        """Ensemble the projections over rounds, and return some of them (Eqs. 9 and 10)."""
         if not self.size:
             return None
         scope = context.of(self)
         (z,) = context.outputs(context.networks, "z")
         past = torch.zeros_like(z) if context.reset or scope.retained is None else scope.retained.to(z.device)
-        scope.ensemble = self.momentum * past + (1 - self.momentum) * z  # Z_i ← α Z_i + (1 − α) z_i
+        scope.ensemble = self.momentum * past + (1 - self.momentum) * z  # Eq. 9
         rows, share = normalize(scope.ensemble), scope.message["share"]
         if share is None:
             return rows
         return rows[torch.randperm(len(rows), generator=context.stream("fedca-rows"))[:share].to(rows.device)]
 
     def keep(self, context: ClientContext) -> Tree:
-        """Z."""
+        """Return the ensembled projections Z."""
         return context.of(self).ensemble if self.keeps else None
 
     def declares(self, setting: Setting) -> Spec | None:
-        """Normalised projections: at most M, or one for each of the client's images."""
+        """Declare normalised projections: at most M, or one for each of the client's images."""
         if not self.size:
             return None
         rows = self.size if self.sampling == "client" else max(setting.sizes, default=MOST_IMAGES)
         return TensorSpec((UpTo(rows), setting.embedding_dim), unit_rows=True)
 
     def fold(self, state: Tree, setting: Setting, round: int) -> DictionaryFold | None:
-        """Begin the next dictionary."""
+        """Start the next dictionary."""
         return (
             DictionaryFold(self.size, stream(setting.seed, "fedca-dictionary", round)) if self.size else None
         )
 
 
 class DictionaryFold:
-    """The clients' rows one below the other, in client order; M of them at random where there are more."""
+    """Concatenation of the clients' rows, in client order; if there are more than M, M of them at random."""
 
     def __init__(self, size: int, draws: torch.Generator) -> None:
         self._size = size
@@ -151,12 +153,12 @@ class DictionaryFold:
         self._owners: list[Tensor] = []
 
     def add(self, client: int, piece: Tree) -> None:
-        """Take a client's rows."""
+        """Append a client's rows."""
         self._rows.append(piece.clone())
         self._owners.append(torch.full((len(piece),), client))
 
     def close(self) -> Tree:
-        """D, and whose each row is."""
+        """Return the dictionary D, and the client of each row."""
         rows, owners = torch.cat(self._rows), torch.cat(self._owners)
         if len(rows) > self._size:
             kept = torch.randperm(len(rows), generator=self._draws)[: self._size].sort().values
@@ -166,19 +168,19 @@ class DictionaryFold:
 
 @dataclass(frozen=True)
 class Alignment(Term):
-    """Mimic the alignment model on public images; ``weight`` is β.
+    """Match the alignment model's outputs on public images; ``weight`` is β.
 
-    Every step reads as many public images as its batch has, drawn anew.
+    Every step draws a new random batch of public images, of the same size as the local batch.
 
     Attributes:
         weight: β.
-        data: The public images, as a ``[data]`` table of their own. SimCLR trains the alignment model on them,
-            with this run's networks, views and optimiser.
-        recipe: Instead of ``data``, a whole recipe for the alignment model's run: a preset's name or a TOML
+        data: The public images, as a separate ``[data]`` table. SimCLR trains the alignment model on them, with
+            this run's networks, views and optimiser.
+        recipe: Instead of ``data``, a complete recipe for the alignment model's run: a preset's name or a TOML
             file.
-        size: The most public images that train the model and are sent to each client, once.
-        train_epochs: Epochs that the alignment model is trained; the paper states none.
-        reduction: Over a step's public images: their sum (the paper) or their mean.
+        size: Maximum number of public images, which train the model and are sent to each client once.
+        train_epochs: Epochs of the alignment model's training; the paper states none.
+        reduction: Reduction over a step's public images: their sum (the paper) or their mean.
     """
 
     name: ClassVar[str] = "fedca_alignment"
@@ -191,53 +193,53 @@ class Alignment(Term):
     reduction: Literal["sum", "mean"] = "sum"
 
     def refuse(self, setting: Setting) -> str | None:
-        """Someone must say which images are public."""
+        """Refuse recipes that name no public images, or name them twice."""
         if bool(self.data) == bool(self.recipe):
             return (
-                "'fedca_alignment' trains its alignment model on public images first; name them in one place, "
+                "'fedca_alignment' first trains its alignment model on public images; name them in one place, "
                 f"[options.{self.name}.data] (source = …, path = …) or options.{self.name}.recipe"
             )
         return None
 
     def prerequisites(self) -> dict[str, Prerequisite]:
-        """The alignment model: SimCLR on the public images, centralised."""
+        """Require the alignment model: centralised SimCLR on the public images."""
         if self.recipe:
             return {"alignment": Prerequisite(self.recipe)}
         public = {"limit": self.size, "test_fraction": 0.0, **self.data}
         return {"alignment": Prerequisite.centralised("fed_simclr", public, self.train_epochs)}
 
     def constants(self, setting: Setting, prerequisites: Mapping[str, Trained]) -> Tree:
-        """The alignment model and the public images."""
+        """Return the alignment model and the public images."""
         trained = prerequisites["alignment"]
         chosen = torch.randperm(len(trained.images), generator=stream(setting.seed, "fedca-public"))
         return {"model": trained.weights, "images": trained.images.gather(chosen[: self.size])}
 
     def forwards(self) -> Sequence[Forward]:
-        """Public images through the local networks and the alignment model."""
+        """Pass public images through the local networks and the alignment model."""
         return PUBLIC
 
     def start(self, context: ClientContext) -> None:
-        """Freeze the alignment model."""
+        """Load the alignment model as a frozen copy."""
         scope = context.of(self)
         context.frozen("alignment", scope.constants["model"])
         scope.draws = context.stream("fedca-public")
 
     def inputs(self, context: ClientContext, batch: Batch) -> dict[str, Tensor]:
-        """This step's public images."""
+        """Draw this step's public images."""
         scope = context.of(self)
         images: Tensor = scope.constants["images"]
         rows = torch.randperm(len(images), generator=scope.draws)[: len(batch.indices)]
         return {"public": context.data.plain(images[rows])}
 
     def loss(self, context: ClientContext, batch: Batch, passes: Passes) -> Tensor:
-        """Squared distances of representations (Eq. 12) and of embeddings (Eq. 13)."""
-        ours, theirs = (passes[forward] for forward in PUBLIC)
-        distances = _squared(theirs.h, ours.h) + _squared(theirs.z, ours.z)
+        """Squared distances of representations (Eq. 12) and of embeddings (Eq. 13), summed or averaged."""
+        local, alignment = (passes[forward] for forward in PUBLIC)
+        distances = _squared(alignment.h, local.h) + _squared(alignment.z, local.z)
         return distances.sum() if self.reduction == "sum" else distances.mean()
 
 
 def _squared(a: Tensor, b: Tensor) -> Tensor:
-    """‖a − b‖² of each row, in float32 whatever the networks compute in."""
+    """Compute ‖a − b‖² of each row, in float32 for any precision of the networks."""
     return (a.float() - b.float()).square().sum(dim=1)
 
 

@@ -1,9 +1,9 @@
-"""FedDecorr: keep a representation's dimensions from collapsing onto each other (Shi et al., ICLR 2023).
+"""FedDecorr: decorrelate the dimensions of representations, against dimensional collapse (Shi et al., ICLR 2023).
 
     L_k = L + β · (1/N) mean_{i≠j} M_ij²,    M = X̄ᵀX̄, X̄ the standardised representations      (Eq. 4)
 
-in the scaling of the official code, to which the published β = 0.1 belongs. SSD, which compares with it, does
-not say on which tensor and which views; ours are the representations of both views.
+with the scaling of the official code, to which the published β = 0.1 belongs. SSD compares with FedDecorr but does
+not specify the tensor or the views; this implementation uses the representations of both views.
 """
 
 from __future__ import annotations
@@ -27,13 +27,13 @@ Images = Annotated[tuple[Literal["view1", "view2", "image"], ...], MinLength(1)]
 
 @dataclass(frozen=True)
 class FedDecorr(Term):
-    """The mean over the named images of their decorrelation loss; ``weight`` is β.
+    """Mean of the decorrelation losses of the named images; ``weight`` is β.
 
     Attributes:
         weight: β.
-        on: What is decorrelated: the representation or the embedding.
-        images_of: Whose: any of ``"view1"``, ``"view2"``, ``"image"``. Beside an objective that reads images as
-            they are, ``["image"]`` saves passes.
+        on: The output to decorrelate: the representation or the embedding.
+        images_of: The images: any of ``"view1"``, ``"view2"``, ``"image"``. With an objective that reads images
+            without augmentation, ``["image"]`` saves passes.
     """
 
     name: ClassVar[str] = "feddecorr"
@@ -43,15 +43,15 @@ class FedDecorr(Term):
     images_of: Images = ("view1", "view2")
 
     def embeds(self) -> bool:
-        """Only on z."""
+        """Whether the loss reads the embedding z."""
         return self.on == "z"
 
     def forwards(self) -> Sequence[Forward]:
-        """The named images through the local networks."""
+        """Pass the named images through the local networks."""
         return tuple(Forward(name) for name in self.images_of)
 
     def loss(self, context: ClientContext, batch: Batch, passes: Passes) -> Tensor:
-        """Off-diagonal correlations, squared."""
+        """Mean of the squared off-diagonal correlations (Eq. 4)."""
         return torch.stack(
             [decorrelation(read(self.on, passes[forward])) for forward in self.forwards()]
         ).mean()

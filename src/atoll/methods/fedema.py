@@ -4,11 +4,10 @@ A client mixes what it downloads with its own networks of the last round,
 
     θ_k ← μ_k θ_k + (1 − μ_k) θ,    μ_k = min(λ_k d_k, 1),    λ_k = τ / d_k at its first measurement,
 
-for encoder, projector and predictor alike; d_k is how far its encoder moved in its last training (see
-`atoll.methods.fedu.drift`) and λ_k, the autoscaler, stays what it was. Parameters are mixed; BatchNorm's
-statistics come with the download. The target network stays the client's own (see `BYOL`). A client that did not
-take part in the round before starts online and target network anew from the download. Nothing more is sent than
-with FedAvg.
+for encoder, projector and predictor (Eqs. 1-3). d_k is the distance by which its encoder moved in its last training
+(see `atoll.methods.fedu.drift`), and λ_k, the autoscaler, is constant. Parameters are mixed; BatchNorm's statistics
+are downloaded. The client retains its target network (see `BYOL`). A client that did not take part in the previous
+round resets the online and the target network to the download. Clients send the same data as with FedAvg.
 """
 
 from __future__ import annotations
@@ -30,9 +29,9 @@ class FedEMA(Merge):
     """The divergence-aware moving average with the autoscaler.
 
     Attributes:
-        tau: τ, which is μ_k at the client's second participation.
-        skip: Weights whose names hold one of these do not count in d_k. The released code leaves out the
-            shortcuts: ``["downsample"]``.
+        tau: τ, the value of μ_k in the client's second round.
+        skip: Weights with names that contain one of these strings are excluded from d_k. The released code excludes
+            the shortcuts: ``["downsample"]``.
     """
 
     name: ClassVar[str] = "fedema"
@@ -42,7 +41,7 @@ class FedEMA(Merge):
     skip: tuple[str, ...] = ()
 
     def join(self, context: ClientContext, downloaded: Weights) -> Weights:
-        """μ_k θ_k + (1 − μ_k) θ; a client that missed a round starts anew."""
+        """Mix: μ_k θ_k + (1 − μ_k) θ; a client that missed a round is reset to the download."""
         retained = context.of(self).retained
         if retained is None or retained["round"] != context.round - 1:
             context.reset = True
@@ -52,7 +51,7 @@ class FedEMA(Merge):
         return {**downloaded, **mixed}
 
     def keep(self, context: ClientContext) -> Tree:
-        """The parameters as trained, d_k, and λ_k = τ / d_k from the first measurement on."""
+        """Retain the trained parameters, d_k, and λ_k = τ / d_k of the first measurement."""
         retained, divergence = context.of(self).retained, drift(context, self.skip)
         scaler = retained["scaler"] if retained else 0.0
         return {

@@ -1,4 +1,4 @@
-"""Server optimisers and robust aggregation, over clients that train with AlignUniform."""
+"""Server optimisers and robust aggregation, with clients that train with AlignUniform."""
 
 from __future__ import annotations
 

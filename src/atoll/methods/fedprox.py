@@ -1,8 +1,8 @@
-"""FedProx: stay near the global model (Li et al., MLSys 2020).
+"""FedProx: penalise the distance from the global model (Li et al., MLSys 2020).
 
     L_k = L + (μ/2) ‖w − w_g‖²                                                                 (Eq. 2)
 
-over the trained parameters w, with w_g as it was downloaded. Nothing more leaves a client than with FedAvg.
+over the trained parameters w; w_g is the downloaded model. Clients send the same data as with FedAvg.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from atoll.objectives.simclr import SimCLR
 
 @dataclass(frozen=True)
 class FedProx(Term):
-    """½ ‖w − w_g‖²; ``weight`` is μ. Dec-SSL gives none; values from 0.001 to 1 are in use.
+    """½ ‖w − w_g‖²; ``weight`` is μ. Dec-SSL states no value; values from 0.001 to 1 are common.
 
     Attributes:
         weight: μ.
@@ -31,20 +31,21 @@ class FedProx(Term):
     weight: float = 0.01
 
     def embeds(self) -> bool:
-        """Weights alone are compared."""
+        """Return False: the loss reads only weights."""
         return False
 
     def start(self, context: ClientContext) -> None:
-        """Remember w_g."""
+        """Copy w_g to the device."""
         scope = context.of(self)
         trained = {name: w for name, w in context.networks.named_parameters() if w.requires_grad}
         scope.weights = list(trained.values())
-        # What was not downloaded (BatchNorm under FedBN, all of a client that trains alone) has w itself as w_g.
+        # For weights that were not downloaded (BatchNorm with FedBN, all weights with local-only training),
+        # w_g is w.
         start = {name: context.received.get(name, w).detach() for name, w in trained.items()}
         scope.downloaded = [w_g.to(context.device, copy=True) for w_g in start.values()]
 
     def loss(self, context: ClientContext, batch: Batch, passes: Passes) -> Tensor:
-        """Half the squared distance."""
+        """Half the squared distance (Eq. 2)."""
         scope = context.of(self)
         squares = [(w - w_g).square().sum() for w, w_g in zip(scope.weights, scope.downloaded, strict=True)]
         return 0.5 * torch.stack(squares).sum()

@@ -2,10 +2,10 @@
 
     L_k = CE(x_a) + β · mean {[d(a, p) − d(a, n₁) + m₁]₊ + [d(a, p) − d(a, n₂) + m₂]₊}         (Eqs. 3 and 5)
 
-Each sample of a client is an anchor a; p is another sample of its class, n₁ and n₂ are samples of two
-different other classes, drawn once for each client ("offline"; option ``redraw``). d is Euclidean on embeddings
-that are not normalised; Algorithm 1 squares it (option ``power``). FedAvg averages the weights. The classifier
-reads anchors only; without it (``cross_entropy``) this is the ablation of Table V.
+Each sample of a client is an anchor a; p is another sample of its class, and n₁ and n₂ are samples of two
+different other classes, drawn once for each client ("offline"; option ``redraw``). d is the Euclidean distance of
+embeddings that are not normalised; Algorithm 1 squares it (option ``power``). FedAvg averages the weights. The
+classifier reads anchors only; without it (option ``cross_entropy``) this is the ablation of Table V.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from atoll.objectives.metric_learning import MetricLearning
 
 @dataclass(frozen=True)
 class FedQuad(MetricLearning):
-    """FedQuad's loss; on a client of two classes both negatives are of the other one.
+    """FedQuad's loss; on a client with two classes, both negatives belong to the other class.
 
     Attributes:
         cross_entropy: Whether a linear classifier learns from the anchors; false is the ablation of Table V.
@@ -39,7 +39,7 @@ class FedQuad(MetricLearning):
     power: Literal[1, 2] = 1
 
     def distances(self, a: Tensor, p: Tensor, negatives: Sequence[Tensor], classes: int) -> Tensor:
-        """The anchors' distances to positives against those to negatives."""
+        """Quadruplet loss (Eq. 5)."""
         n1, n2 = negatives
         return fedquad(a, p, n1, n2, self.margins, self.power)
 

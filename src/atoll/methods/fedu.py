@@ -1,16 +1,16 @@
 """FedU: divergence-aware predictor update (Zhuang et al., ICCV 2021).
 
-A client downloads the aggregated online network and joins it with its own state:
+A client downloads the aggregated online network and combines it with its retained state:
 
-    encoder and projector   ← the downloaded ones
-    predictor               ← the downloaded one if d_k < μ, else the client's own
-    target                  ← the client's own (see `BYOL`)
+    encoder and projector   ← downloaded
+    predictor               ← downloaded if d_k < μ, else retained
+    target                  ← retained (see `BYOL`)
 
-    d_k = mean over the encoder's weights l of ‖w^(l) − w_k^(l)‖₂, w as downloaded and w_k as trained
+    d_k = mean over the encoder's weights l of ‖w^(l) − w_k^(l)‖₂, with w as downloaded and w_k as trained
 
-d_k is of the client's own last training, so nothing more is sent than with FedAvg. At a client's first time all
-is taken from the server. The paper writes of the divergence between local and global model; its code measures
-this drift. For objectives without a predictor the paper gives no rule: the projector stands in.
+d_k refers to the client's last training, so clients send the same data as with FedAvg. In its first round, a client
+downloads all networks. The paper describes the divergence between the local and the global model; its code computes
+this drift. The paper has no rule for objectives without a predictor; here the projector takes its place.
 """
 
 from __future__ import annotations
@@ -28,7 +28,12 @@ from atoll.objectives.byol import BYOL
 
 
 def drift(context: ClientContext, skip: tuple[str, ...] = ()) -> float:
-    """d_k: how far the encoder's kernels and matrices moved from the downloaded ones; their mean L2 distance."""
+    """Compute d_k, the mean L2 distance between the encoder's trained and downloaded kernels and matrices.
+
+    Args:
+        context: The client's context.
+        skip: Weights with names that contain one of these strings are excluded.
+    """
     moved = [
         torch.linalg.vector_norm(weight.detach() - context.received[f"encoder.{name}"].to(weight.device))
         for name, weight in context.networks["encoder"].named_parameters()
@@ -38,7 +43,7 @@ def drift(context: ClientContext, skip: tuple[str, ...] = ()) -> float:
 
 
 def last_head(networks: nn.ModuleDict) -> str:
-    """The predictor, or the projector where there is none."""
+    """Return the name of the predictor, or of the projector if there is no predictor."""
     return "predictor" if "predictor" in networks else "projector"
 
 
@@ -48,8 +53,8 @@ class FedU(Merge):
 
     Attributes:
         threshold: μ.
-        skip: Weights whose names hold one of these do not count in d_k. The released code leaves out the
-            shortcuts (``["downsample"]``).
+        skip: Weights with names that contain one of these strings are excluded from d_k. The released code excludes
+            the shortcuts (``["downsample"]``).
     """
 
     name: ClassVar[str] = "fedu"
@@ -59,24 +64,24 @@ class FedU(Merge):
     skip: tuple[str, ...] = ()
 
     def refuse_networks(self, networks: nn.ModuleDict) -> str | None:
-        """Without a head there is nothing to decide on."""
+        """Refuse networks without a predictor or a projector."""
         head = last_head(networks)
         if head not in networks or not networks[head].state_dict():
             return (
-                "'fedu' decides whether a client keeps its predictor or projector, and this method trains none; "
+                "'fedu' decides whether a client retains its predictor or projector, and this method trains none; "
                 "choose an objective with a predictor, such as 'byol', or another merge"
             )
         return None
 
     def join(self, context: ClientContext, downloaded: Weights) -> Weights:
-        """The downloaded networks, with the client's own predictor where it had moved far."""
+        """Combine the download with the retained predictor if the encoder drifted by the threshold or more."""
         retained = context.of(self).retained
         if retained is None or retained["divergence"] < self.threshold:
             return downloaded
         return {**downloaded, **retained["predictor"]}
 
     def keep(self, context: ClientContext) -> Tree:
-        """The predictor as trained, and d_k."""
+        """Retain the trained predictor, and d_k."""
         head = last_head(context.networks) + "."
         state = context.networks.state_dict()
         predictor = {name: state[name].detach() for name in state if name.startswith(head)}

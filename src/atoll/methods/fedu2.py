@@ -1,12 +1,12 @@
-"""FedU²: uniform representations (FUR) and an even aggregation (EUA) (Liao et al., CVPR 2024).
+"""FedU²: flexible uniform regulariser (FUR) and efficient unified aggregator (EUA) (Liao et al., CVPR 2024).
 
     L_k = L_SSL + 0.01 · [FUR(z₁) + FUR(z₂)]
 
 The paper defines FUR as unbalanced transport from a batch to a spherical Gaussian; those equations are not
-available to us, and the released code does not use its transport. What stands here is what that code runs:
+available to us, and the released code does not use its transport. This module implements what the code runs:
 sliced transport on the sphere (see `atoll.functional.sphere_sliced_uniformity`). The code adds rotation
-prediction (the term ``rotation_term``), and lets small clients train more epochs, so that all take about as
-many steps. The server aggregates by `EUA`, with the rate of the code's main script.
+prediction (the term ``rotation_term``), and small clients train more epochs, so that all clients take about the
+same number of steps. The server aggregates by `EUA`, with the rate of the code's main script.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ from atoll.functional.aggregation import shortest_in_hull
 from atoll.methods.method import Method
 from atoll.objectives.simclr import SimCLR
 
-MOST_EPOCHS = 10  # that a small client trains in a round to keep step
+MOST_EPOCHS = 10  # maximum epochs of a small client in a round
 
 
 @dataclass(frozen=True)
@@ -49,9 +49,9 @@ class FUR(Term):
     """The flexible uniform regulariser as released: FUR(z₁) + FUR(z₂) on normalised embeddings.
 
     Attributes:
-        weight: The weight of FUR(z₁) + FUR(z₂).
-        projections: Directions at each tangent point.
-        equal_steps: A client trains min(⌊(⌊n_max/N⌋ + 1)·E / batches_k⌋, 10) epochs instead of E, where the
+        weight: Weight of FUR(z₁) + FUR(z₂).
+        projections: Number of directions at each tangent point.
+        equal_steps: A client trains min(⌊(⌊n_max/N⌋ + 1)·E / batches_k⌋, 10) epochs instead of E, if the
             server knows the clients' sizes.
     """
 
@@ -62,26 +62,26 @@ class FUR(Term):
     equal_steps: bool = False
 
     def epochs(self, setting: Setting, client: int, cohort: Sequence[int], round: int) -> int | None:
-        """More epochs for small clients."""
+        """Compute the epochs of a client: small clients train more epochs."""
         if not self.equal_steps or not setting.sizes:
             return None
         train = setting.train
         most_steps = (max(setting.sizes) // train.batch_size + 1) * train.epochs
         batches, rest = divmod(setting.sizes[client], train.batch_size)
-        if rest > 1 and not train.drop_last:  # a rest of one image makes no batch
+        if rest > 1 and not train.drop_last:  # a remainder of one image is not a batch
             batches += 1
         return min(most_steps // max(batches, 1), MOST_EPOCHS)
 
     def forwards(self) -> Sequence[Forward]:
-        """Both views through the local networks."""
+        """Pass both views through the local networks."""
         return VIEWS
 
     def start(self, context: ClientContext) -> None:
-        """Where samples of the sphere are drawn from."""
+        """Open the random stream of the samples on the sphere."""
         context.of(self).draws = context.stream("fur")
 
     def loss(self, context: ClientContext, batch: Batch, passes: Passes) -> Tensor:
-        """The sum over both views."""
+        """Sum of FUR over both views."""
         draws = context.of(self).draws
         one, two = (sphere_sliced_uniformity(passes[view].z, draws, self.projections) for view in VIEWS)
         return one + two
@@ -89,22 +89,24 @@ class FUR(Term):
 
 @dataclass(frozen=True)
 class EUA(Aggregation):
-    """A step along the direction that all clients' updates have most evenly in common.
+    """A step along the shortest vector in the convex hull of the clients' normalised updates.
 
         u_k = 2 (w_g − w_k) / ‖w_g − w_k‖
         α   = argmin over the simplex of ‖Σ_k α_k u_k‖²
         w_g ← w_g − η_s Σ_k α_k u_k
 
-    u_k is of all trained weights as one vector. What no gradient trains is averaged with p_k. Clients that agree
-    make a step of length 2 η_s and do not meet at their mean: η_s is a learning rate of the server.
+    u_k is computed from all trained weights as one vector. Buffers, which no gradient trains, are averaged with
+    p_k. If all updates have the same direction, the step has length 2 η_s, whatever their lengths: η_s is a
+    server learning rate.
 
-    The directions are needed twice, first for their products, then for their sum, so updates are buffered on disk;
-    α comes from the K × K products. A client that did not move leaves the model where it is, since 0 is the
-    shortest vector. The released solver returns the data weights for two clients instead of α; that is not copied.
+    The directions are needed twice, for their inner products and for their sum, so updates are buffered on disk;
+    α is computed from the K × K products. If a client did not move, the model is unchanged, because 0 is the
+    shortest vector. For two clients, the released solver returns the data weights instead of α; this implementation
+    does not.
 
     Attributes:
-        server_lr: η_s; the released code's default is 0.1, its main script sets 8.
-        weights: p_k of buffers: ``"samples"``, ``"batches"`` (the released code) or ``"uniform"``.
+        server_lr: η_s; the released code's default is 0.1, and its main script sets 8.
+        weights: p_k of the buffers: ``"samples"``, ``"batches"`` (the released code) or ``"uniform"``.
     """
 
     name: ClassVar[str] = "eua"
@@ -115,11 +117,11 @@ class EUA(Aggregation):
 
     @property
     def statistics(self) -> tuple[str, ...]:
-        """What p_k is made from."""
+        """Name the number from which p_k is computed."""
         return () if self.weights == "uniform" else (self.weights,)
 
     def open(self, models: Models, setting: Setting, round: int, scratch: Path | None) -> EUAFold:
-        """Begin to collect a round's updates."""
+        """Start to collect a round's updates."""
         return EUAFold(models["global"], self, setting.buffers, scratch)
 
 
@@ -135,7 +137,7 @@ class EUAFold:
         self._rest = RunningMean()
 
     def add(self, client: int, update: Update, geometry: UpdateGeometry) -> None:
-        """Write one client's trained weights to disk; fold in the rest."""
+        """Write one client's trained weights to disk, and average its buffers."""
         trained: Weights = {}
         rest: Weights = {}
         for name, tensor in update["weights"].items():
@@ -145,9 +147,9 @@ class EUAFold:
         self._rest.add(rest, self._weigh(update)[0])
 
     def close(self) -> Models:
-        """The step."""
+        """Take the step."""
         disk_buffer, origin = self._trained, self._trained.flat(self._current)
-        gram = disk_buffer.gram(origin)  # of w_k − w_g, so that u_k = −2 (w_k − w_g) / ‖w_k − w_g‖
+        gram = disk_buffer.gram(origin)  # inner products of w_k − w_g; u_k = −2 (w_k − w_g) / ‖w_k − w_g‖
         lengths = gram.diagonal().sqrt()
         unit = torch.where(lengths > 0, lengths, 1.0)
         alpha = shortest_in_hull(4 * gram / unit[:, None] / unit[None, :])

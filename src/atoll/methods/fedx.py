@@ -1,14 +1,14 @@
-"""FedX: distil views into each other and the global model into the local one (Han et al., ECCV 2022).
+"""FedX: distillation between views, and from the global into the local model (Han et al., ECCV 2022).
 
-With p = g(f(x)) and q = the prediction of p, two views 1 and 2, other images r of the client, and the
-downloaded model's outputs marked G (frozen, in evaluation mode):
+With p = g(f(x)), q = the prediction of p, two views 1 and 2, other images r of the client, and G for outputs of the
+downloaded model (frozen, in evaluation mode):
 
     L = NT-Xent(p₁, p₂) + J(p₁, p₂; p_r)            local: contrast and relation
       + NT-Xent(q₁, p₂ᴳ) + J(q₁, q₂; p_rᴳ)          global: contrast and relation
 
-J compares how two views relate to the other images (see `atoll.functional.relational`). The local contrast is
-the objective, `SimCLR` at τ = 0.1; the other three are this file's term, so that they can stand beside any
-objective. Nothing more leaves a client than with FedAvg.
+J compares the relations of two views to the other images (see `atoll.functional.relational`). The local contrast is
+the objective, `SimCLR` with τ = 0.1; the other three losses are the term `FedX`, which works with any objective.
+Clients send the same data as with FedAvg.
 """
 
 from __future__ import annotations
@@ -34,15 +34,15 @@ GLOBAL_VIEW, GLOBAL_OTHER = Forward("view2", "global"), Forward("other", "global
 
 @dataclass(frozen=True)
 class FedX(Term):
-    """FedX's distillation; each of its three losses can be left out.
+    """FedX's distillation; each of its three losses can be disabled.
 
     Attributes:
-        weight: The weight of all three losses together.
+        weight: Weight of the sum of the three losses.
         local_relation: J(p₁, p₂; p_r).
         global_contrast: NT-Xent(q₁, p₂ᴳ).
         global_relation: J(q₁, q₂; p_rᴳ).
-        temperature: τ of all three.
-        target_temperature: τ' of the relations' target.
+        temperature: τ of all three losses.
+        target_temperature: τ' of the targets of the relations.
     """
 
     name: ClassVar[str] = "fedx"
@@ -56,16 +56,18 @@ class FedX(Term):
     def __post_init__(self) -> None:
         super().__post_init__()
         if not (self.local_relation or self.global_contrast or self.global_relation):
-            raise UserError("all of fedx's losses are off; switch one on or leave 'fedx' out of method.terms")
+            raise UserError(
+                "all of fedx's losses are disabled; enable one or remove 'fedx' from method.terms"
+            )
 
     def heads(self, setting: Setting) -> dict[str, nn.Module]:
-        """The predictor, which only the global losses read."""
+        """Build the predictor, which only the global losses read."""
         if not (self.global_contrast or self.global_relation):
             return {}
         return {"predictor": build_predictor(setting.model, setting.embedding_dim)}
 
     def forwards(self) -> Sequence[Forward]:
-        """Both views; other images where there is a relation; the downloaded model where there is distillation."""
+        """Pass both views, other images for the relations, and images through the global model for its losses."""
         wanted = {
             OTHER: self.local_relation,
             GLOBAL_VIEW: self.global_contrast,
@@ -74,12 +76,12 @@ class FedX(Term):
         return (*VIEWS, *(forward for forward, needed in wanted.items() if needed))
 
     def start(self, context: ClientContext) -> None:
-        """Freeze the downloaded model."""
+        """Load the downloaded model as a frozen copy, for the global losses."""
         if self.global_contrast or self.global_relation:
             context.frozen("global", context.received)
 
     def loss(self, context: ClientContext, batch: Batch, passes: Passes) -> Tensor:
-        """The sum of the losses that are on."""
+        """Sum of the enabled losses."""
         one, two = (passes[view] for view in VIEWS)
         temperatures = (self.temperature, self.target_temperature)
         losses = []

@@ -1,17 +1,19 @@
-"""Peer-to-peer learning: clients mix their models with their neighbours', and no server averages them.
+"""Peer-to-peer learning: clients mix their models with those of their neighbours, without a server.
 
-(Wang et al., Dec-SSL, ICLR 2023, Appendix B.5.) Clients are the nodes of a graph. In every round each trains its
-own model, and then all take one gossip step,
+(Wang et al., Dec-SSL, ICLR 2023, Appendix B.5.) Clients are the nodes of a graph. In every round each client trains
+its model, and then all clients take one gossip step,
 
     w_i ← Σ_j W_ij w_j,     W_ij = 1/(1 + max(deg_i, deg_j)) for neighbours j,     W_ii = 1 − Σ_{j≠i} W_ij,
 
-with Metropolis' weights: symmetric and doubly stochastic, so that the mean of all models stays what it was, and on
-a connected graph the models draw together, faster where W's second eigenvalue is smaller. BatchNorm's statistics
-are mixed with the rest. A client that takes no part in a round, or is lost, is mixed in with the model that it had.
+with Metropolis weights: W is symmetric and doubly stochastic, so the mean of all models does not change. On a
+connected graph the models converge to each other, faster for a smaller second eigenvalue of W. BatchNorm's
+statistics are mixed like weights. The model of a client that takes no part in a round, or is lost, is mixed as it
+was.
 
-The paper names the graphs (cycle, binary tree, Erdős–Rényi with p = 0.7) and leaves open the mixing weights, the
-steps a round and which model it measures: these weights, one step and the mean of the clients' models are ours. Its
-"star" is the federation with a server, which is `FedAvg`; the star here gossips like the other graphs.
+The paper names the graphs (cycle, binary tree, Erdős–Rényi with p = 0.7) but does not specify the mixing weights,
+the number of steps per round or the evaluated model: these weights, one step and the mean of the clients' models
+are our choices. The paper's "star" is a federation with a server, which is `FedAvg`; the star here gossips like
+the other graphs.
 """
 
 from __future__ import annotations
@@ -42,7 +44,7 @@ from atoll.functional import metropolis_weights
 from atoll.methods.method import Method
 from atoll.objectives.simclr import SimCLR
 
-DRAWS = 1000  # of a random graph, until it is connected
+DRAWS = 1000  # maximum draws of a random graph, until one is connected
 
 
 @dataclass(frozen=True)
@@ -50,26 +52,26 @@ class Gossip(Aggregation):
     """One gossip step over a fixed graph.
 
     Attributes:
-        topology: Who talks to whom: ``"tree"`` is binary (client i hangs from client ⌊(i−1)/2⌋), ``"random"``
-            Erdős–Rényi, drawn again until it is connected, and ``"star"`` has client 0 in its middle.
-        edge_probability: p of the random graph.
-        deploys: What the run ends with and what is measured: the ``"mean"`` of the clients' models, or ``"each"``
-            client's own.
+        topology: The graph: ``"tree"`` is binary (the parent of client i is client ⌊(i−1)/2⌋), ``"random"`` is
+            Erdős–Rényi, redrawn until it is connected, and ``"star"`` has client 0 at its centre.
+        edge_probability: Edge probability p of the random graph.
+        deploys: The models that the run returns and evaluates: the ``"mean"`` of the clients' models, or ``"each"``
+            client's model.
     """
 
     name: ClassVar[str] = "gossip"
     source: ClassVar[str] = "Wang et al. 2023 (Dec-SSL), Appendix B.5"
-    only_weights: ClassVar[bool] = True  # nobody is there to fold anything else
+    only_weights: ClassVar[bool] = True  # there is no server to fold other data
     serverless: ClassVar[bool] = True
     topology: Literal["cycle", "tree", "random", "star", "complete"] = "cycle"
     edge_probability: Share = 0.7
     deploys: Literal["mean", "each"] = "mean"
 
     def refuse(self, setting: Setting) -> str | None:
-        """Models reach everyone over a connected graph alone, and nobody has the mean of models that differ."""
+        """Refuse a graph that is not connected, and the mean of models with local-only weights."""
         if setting.personal and self.deploys == "mean":
             return (
-                "clients keep weights of their own, so the mean of their models is nobody's; set "
+                "clients retain local-only weights, so the mean of their models is not a model of any client; set "
                 f"options.{self.name}.deploys = 'each'"
             )
         return None if _connected(self.graph(setting)) else (
@@ -78,7 +80,7 @@ class Gossip(Aggregation):
         )  # fmt: skip
 
     def graph(self, setting: Setting) -> Tensor:
-        """Who talks to whom: bool (K, K), the same in all rounds."""
+        """Build the adjacency matrix: bool (K, K), the same in all rounds."""
         if self.topology != "random":
             return GRAPHS[self.topology](setting.num_clients)
         draws = stream(setting.seed, "topology")
@@ -89,30 +91,30 @@ class Gossip(Aggregation):
                 break
         return edges
 
-    # The models: one a client. In a simulation one place holds them all, and hands each client its own.
+    # There is one model per client. In a simulation, the server's state holds all of them.
 
     def models(self, start: Weights, setting: Setting) -> Models:
-        """All clients begin with the same weights."""
+        """Initialise all clients with the same weights."""
         return {_name(client): start for client in range(setting.num_clients)}
 
     def sent(self, models: Models, client: int) -> Models:
-        """A client gets its own, as its last gossip step left it."""
+        """Send a client its model after its last gossip step."""
         return {"own": models[_name(client)]}
 
     def choose(self, context: ClientContext, models: Models) -> Weights:
-        """Its own."""
+        """Choose the client's model."""
         return models["own"]
 
     def reference(self, models: Models, update: Update) -> Weights:
-        """Its own."""
+        """Return the client's model."""
         return models["own"]
 
     def open(self, models: Models, setting: Setting, round: int, scratch: Path | None) -> GossipFold:
-        """Wait for the trained models."""
+        """Start to collect the trained models."""
         return GossipFold(models, metropolis_weights(self.graph(setting).double()))
 
     def deploy(self, models: Models, state: ServerState) -> Deployment:
-        """The mean of all models, or each client's own."""
+        """Return the mean of all models, or each client's model."""
         if self.deploys == "each":
             return Deployment(dict(models), dict(enumerate(models)))
         mean = RunningMean()
@@ -134,12 +136,12 @@ class GossipFold:
         self._weights = weights
 
     def add(self, client: int, update: Update, geometry: UpdateGeometry) -> None:
-        """A client's trained model takes its old one's place."""
+        """Replace a client's model with its trained model."""
         trained = {name: tensor.clone() for name, tensor in update["weights"].items()}
         self._models[_name(client)] = {**self._models[_name(client)], **trained}
 
     def close(self) -> Models:
-        """Every client's next model: the mean of its neighbourhood."""
+        """Return every client's next model: the weighted mean of its neighbourhood."""
         models = list(self._models.values())
         mixed = {}
         for name, row in zip(self._models, self._weights.tolist(), strict=True):

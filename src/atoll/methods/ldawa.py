@@ -1,15 +1,15 @@
-"""L-DAWA: layer-wise divergence-aware weight aggregation (Rehman et al., ICCV 2023), and what it compares with.
+"""L-DAWA: layer-wise divergence-aware weight aggregation (Rehman et al., ICCV 2023), and its variants.
 
     δ_k^(l) = ⟨w_g^(l), w_k^(l)⟩ / (‖w_g^(l)‖ ‖w_k^(l)‖)                                         (Eq. 2)
     w_g^(l) ← Σ_k p_k δ_k^(l) w_k^(l)                                                        (Eqs. 4-6)
 
 Clients train as under FedAvg, with SimCLR (or Barlow Twins: ``method.objective=barlow_twins``). w_g is the model
-that the clients set out from. A layer l is each tensor by itself: weight and bias, BatchNorm's γ, β and running
-statistics. p_k = 1/K over the clients of the round; the variants weigh clients by samples or by loss, and _FedU
-adds FedU's merge at the client. M-DAWA has one δ_k for the whole model (Eq. 3).
+at the start of the round. Each tensor is a separate layer l: weights, biases, BatchNorm's γ, β and running
+statistics. p_k = 1/K over the clients of the round; the variants weight clients by samples or by loss, and
+_FedU adds FedU's merge at the client. M-DAWA has one δ_k for the whole model (Eq. 3).
 
-δ ≤ 1 is not made up for, so the model shrinks as clients diverge. Where a tensor is all zero, no angle is defined,
-and δ = 1; rounding never makes a cosine larger than 1.
+Because δ ≤ 1 and there is no renormalisation, the model shrinks as clients diverge. For a tensor of zeros, no angle
+is defined, and δ = 1; rounding never makes a cosine larger than 1.
 """
 
 from __future__ import annotations
@@ -30,14 +30,14 @@ from atoll.objectives.simclr import SimCLR
 
 @dataclass(frozen=True)
 class DAWA(Aggregation):
-    """What L-DAWA and M-DAWA share.
+    """Base class of L-DAWA and M-DAWA: the mean of client models, scaled by their cosines (Eqs. 4-6).
 
     Attributes:
         weights: p_k: ``"uniform"`` (1/K), ``"samples"`` (the paper's "FedAvg" variant), ``"batches"``, or
-            ``"loss"`` (its "Loss" variant, softmax(−L_k)).
-        warmup_rounds: First rounds that are plain FedAvg by samples: 0 in the paper, 3 in its code.
-        include_buffers: Tensors that no gradient trains (BatchNorm's running statistics) are scaled like layers,
-            as the code does; otherwise they are averaged with p_k.
+            ``"loss"`` (the paper's "Loss" variant, softmax(−L_k)).
+        warmup_rounds: Number of initial rounds of plain FedAvg, weighted by samples: 0 in the paper, 3 in its code.
+        include_buffers: Scale tensors that no gradient trains (BatchNorm's running statistics) like layers, as the
+            code does; otherwise they are averaged with p_k.
         renormalise: Divide by Σ_k p_k |δ_k^(l)|, so that the model does not shrink.
     """
 
@@ -48,12 +48,12 @@ class DAWA(Aggregation):
 
     @property
     def statistics(self) -> tuple[str, ...]:
-        """What p_k is made from."""
+        """Name the numbers from which p_k is computed."""
         needed = [] if self.weights == "uniform" else [self.weights]
         return tuple(dict.fromkeys([*needed, *(["samples"] if self.warmup_rounds else [])]))
 
     def open(self, models: Models, setting: Setting, round: int, scratch: Path | None) -> MeanFold:
-        """Begin a round's sum."""
+        """Start a round's sum Σ_k p_k δ_k w_k (Eqs. 4-6); in the warm-up, a mean weighted by samples."""
         current = models["global"]
         if round <= self.warmup_rounds:
             return MeanFold(current, "samples")
@@ -65,31 +65,31 @@ class DAWA(Aggregation):
         return MeanFold(current, self.weights, factors, self.renormalise)
 
     def cosines(self, geometry: UpdateGeometry, names: list[str]) -> dict[str, float]:
-        """δ_k for each of these tensors."""
+        """Compute δ_k for each of these tensors."""
         raise NotImplementedError
 
 
 @dataclass(frozen=True)
 class LDAWA(DAWA):
-    """L-DAWA: each tensor is scaled by its own cosine to the global model's."""
+    """L-DAWA: scale each tensor by its cosine to the global model's tensor."""
 
     name: ClassVar[str] = "l_dawa"
     source: ClassVar[str] = "L-DAWA Eqs. 2, 4-6, Algorithm 1"
 
     def cosines(self, geometry: UpdateGeometry, names: list[str]) -> dict[str, float]:
-        """δ_k^(l)."""
+        """Compute δ_k^(l) for each tensor separately (Eq. 2)."""
         return {name: geometry.cosine([name]) for name in names}
 
 
 @dataclass(frozen=True)
 class MDAWA(DAWA):
-    """M-DAWA: a model is scaled by its cosine to the global model, all tensors taken as one vector."""
+    """M-DAWA: scale each model by its cosine to the global model, with all tensors as one vector."""
 
     name: ClassVar[str] = "m_dawa"
     source: ClassVar[str] = "L-DAWA Eqs. 2-3"
 
     def cosines(self, geometry: UpdateGeometry, names: list[str]) -> dict[str, float]:
-        """δ_k, the same for all."""
+        """Compute δ_k, the same for all tensors (Eq. 3)."""
         return dict.fromkeys(names, geometry.cosine(names))
 
 

@@ -1,8 +1,8 @@
-"""Local-only training: each client alone, the lower line of every comparison.
+"""Local-only training: each client trains alone, the lower baseline of every comparison.
 
-All clients begin with the same weights, and from then on nothing passes between them:
-``method.merge = "local_only"`` makes the local-only counterpart of any method. Each client ends with a model of
-its own, and a report shows their mean.
+All clients start with the same weights and exchange nothing afterwards: ``method.merge = "local_only"`` makes the
+local-only counterpart of any method. Each client ends with a personal model, and a report shows the mean of their
+results.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from atoll.objectives.simclr import SimCLR
 
 @dataclass(frozen=True)
 class LocalOnly(Merge):
-    """w_k ← w_k: a client goes on with its own networks, and sends no weights."""
+    """w_k ← w_k: a client continues with its retained networks, and sends no weights."""
 
     name: ClassVar[str] = "local_only"
     source: ClassVar[str] = "the lower line of a comparison"
@@ -31,20 +31,20 @@ class LocalOnly(Merge):
     shares: ClassVar[str] = ""
 
     def private(self, networks: nn.ModuleDict) -> set[str]:
-        """Everything."""
+        """Name all weights."""
         return set(networks.state_dict())
 
     def join(self, context: ClientContext, downloaded: Weights) -> Weights:
-        """The client's own networks; at its first time, those that all begin with."""
+        """Return the retained networks; the first time, the initial networks that all clients share."""
         retained: Weights | None = context.of(self).retained
         return downloaded if retained is None else retained
 
     def keep(self, context: ClientContext) -> Tree:
-        """The networks as trained."""
+        """Retain the trained networks."""
         return {name: value.detach() for name, value in context.networks.state_dict().items()}
 
     def personal(self, weights: Weights, retained: Tree) -> Weights:
-        """The client's networks."""
+        """Return the client's networks."""
         return weights if retained is None else retained
 
 

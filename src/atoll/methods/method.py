@@ -1,7 +1,6 @@
-"""A method: four axes and a server step, composed; its server side and its client side.
+"""A method: the composition of an objective, terms, a merge, an aggregation and a server step.
 
-The server's side is a set of pure functions of trees, the client's side an object that a worker reuses for one
-client after the other. Engines call these and nothing else; neither side knows where it runs.
+Its server-side methods are pure functions of trees. A method does not depend on the engine that runs it.
 """
 
 from __future__ import annotations
@@ -48,13 +47,13 @@ class Method:
 
     Attributes:
         objective: The local loss.
-        terms: What is added to it, in order.
-        merge: How a client joins its own state with what it downloads.
+        terms: Losses that are added to the objective, in order.
+        merge: How a client combines its retained state with the weights that it downloads.
         aggregation: How the server folds updates.
-        server: What the server does with the folded model.
+        server: How the server updates its model with the folded model.
         title: The method's name as its paper writes it.
-        paper: Authors, year and where it appeared.
-        family: The heading under which ``atoll methods`` lists it.
+        paper: Authors, year and venue.
+        family: The heading under which ``atoll methods`` lists the method.
 
     Example:
         >>> from atoll.methods.method import Method
@@ -76,7 +75,7 @@ class Method:
 
     @property
     def components(self) -> tuple[Component, ...]:
-        """All components, in the order in which their hooks run; terms of weight 0 are left out."""
+        """All components, in the order in which their hooks run; without terms of weight 0."""
         terms = [term for term in self.terms if term.weight != 0]
         return (self.objective, *terms, self.merge, self.aggregation, self.server)
 
@@ -87,14 +86,14 @@ class Method:
 
     @property
     def forwards(self) -> tuple[Forward, ...]:
-        """The passes of a step: those of every component, each once, in declared order."""
+        """The forward passes of a step: those of every component, each once, in declared order."""
         return tuple(
             dict.fromkeys(forward for component in self.components for forward in component.forwards())
         )
 
     @property
     def images(self) -> tuple[str, ...]:
-        """What a batch must hold: the images of every pass, and those that components read without one."""
+        """Images that a batch must contain: those of every pass, and those that components read without a pass."""
         passed = [forward.images for forward in self.forwards]
         return tuple(
             dict.fromkeys([*passed, *(name for component in self.components for name in component.images())])
@@ -107,32 +106,32 @@ class Method:
 
     @property
     def egress(self) -> tuple[str, ...]:
-        """What leaves a client, in words."""
+        """Description of the data that leaves a client."""
         weights = [self.merge.shares] if self.merge.shares else []
         return (*weights, *self.egress_beyond_weights)
 
     @property
     def egress_beyond_weights(self) -> tuple[str, ...]:
-        """What else leaves a client, in words."""
+        """Description of the data that leaves a client in addition to weights."""
         numbers = [_STATISTICS[name] for name in self.aggregation.statistics]
         pieces = [item for component in self.components for item in component.egress]
         return (*dict.fromkeys([*numbers, *pieces]), "the mean of each loss over the round")
 
     @property
     def keeps(self) -> tuple[str, ...]:
-        """What a client keeps from round to round, in words."""
+        """Description of the client state that is retained between rounds."""
         return tuple(dict.fromkeys(item for component in self.components for item in component.keeps))
 
     def stateful(self, train: TrainOptions) -> bool:
-        """Whether clients keep anything at all."""
+        """Whether clients retain any state."""
         return bool(self.keeps) or train.bn_buffers == "local" or train.keep_optimizer
 
     def personalises(self, train: TrainOptions) -> bool:
-        """Whether each client ends with a model of its own."""
+        """Whether each client ends with a personal model."""
         return self.merge.personalises or train.bn_buffers == "local"
 
     def refuse(self, setting: Setting) -> str | None:
-        """Why this composition cannot work, in a sentence; None if it can."""
+        """Return a sentence that says why this composition cannot work in this setting, or None."""
         if self.needs_labels and setting.num_classes == 0:
             name = next(component.name for component in self.components if component.needs_labels)
             return f"{name!r} is supervised and these images have no labels; choose a self-supervised method"
@@ -143,7 +142,7 @@ class Method:
             )
         if self.aggregation.serverless and type(self.server) is not Direct:
             return (
-                f"{self.aggregation.name!r} knows no server, and {self.server.name!r} is a server's step; set "
+                f"{self.aggregation.name!r} works without a server, and {self.server.name!r} is a server step; set "
                 "method.server = 'direct'"
             )
         if self.aggregation.only_weights:
@@ -156,19 +155,19 @@ class Method:
                 if hook := _silent(component):
                     return (
                         f"{self.aggregation.name!r} covers weights only, and {component.name!r} overrides {hook} "
-                        "without saying in egress what it sends; declare it (egress = () if nothing leaves), or "
+                        "without declaring in egress what it sends; declare it (egress = () if nothing leaves), or "
                         "choose another method or aggregation"
                     )
         for component in self.components:
             if type(component).keep is not Component.keep and type(component).keeps is Component.keeps:
                 return (
-                    f"{component.name!r} overrides keep without saying in keeps what a client keeps, and nothing "
-                    "would be kept; declare it (keeps = () if nothing is)"
+                    f"{component.name!r} overrides keep without declaring in keeps what a client retains, and "
+                    "nothing would be retained; declare it (keeps = () if nothing is)"
                 )
         return next((reason for component in self.components if (reason := component.refuse(setting))), None)
 
     def refuse_networks(self, networks: nn.ModuleDict) -> str | None:
-        """Why this composition cannot work with these networks, in a sentence; None if it can."""
+        """Return a sentence that says why this composition cannot work with these networks, or None."""
         return next(
             (reason for component in self.components if (reason := component.refuse_networks(networks))), None
         )
@@ -176,16 +175,16 @@ class Method:
     # The server's side.
 
     def prerequisites(self) -> dict[str, Prerequisite]:
-        """The runs that the method needs first, by name."""
+        """Name the runs that must finish before the method can be used."""
         return {name: run for component in self.components for name, run in component.prerequisites().items()}
 
     def constants(self, setting: Setting, prerequisites: Mapping[str, Trained]) -> Slices:
-        """What each client gets once."""
+        """Return the data that each client receives once per run."""
         made = {component.name: component.constants(setting, prerequisites) for component in self.components}
         return {name: value for name, value in made.items() if value is not None}
 
     def init(self, setting: Setting, start: Weights) -> ServerState:
-        """The server's first state, from the one initial model."""
+        """Return the server's initial state, from the shared initial model."""
         slices = {component.name: component.init(setting) for component in self.components}
         return {
             "models": self.aggregation.models(start, setting),
@@ -201,15 +200,15 @@ class Method:
         round: int,
         kept: int = 0,
     ) -> Message:
-        """All that a client gets in a round.
+        """Compose the message to a client in a round.
 
         Args:
-            state: The server's.
-            setting: Of the run.
-            client: Id.
-            cohort: In the order in which it was drawn.
-            round: From 1.
-            kept: The round after which the client kept what is still valid of its own; 0: none.
+            state: The server's state.
+            setting: Setting of the run.
+            client: The client's id.
+            cohort: Clients of the round, in the order of the draw.
+            round: The round, from 1.
+            kept: The round of the client's valid retained state; 0 if it has none.
         """
         epochs = (component.epochs(setting, client, cohort, round) for component in self.components)
         slices = {
@@ -228,15 +227,15 @@ class Method:
     def open(
         self, state: ServerState, setting: Setting, round: int, scratch: Path | None = None
     ) -> RoundFold:
-        """Begin to fold a round's updates."""
+        """Start to fold a round's updates."""
         return RoundFold(self.components, self.aggregation, self.server, state, setting, round, scratch)
 
     def deploy(self, state: ServerState) -> Deployment:
-        """The named models that result, and which client uses which."""
+        """Return the resulting models by name, and the model that each client uses."""
         return self.aggregation.deploy(state["models"], state)
 
     def personal(self, deployment: Deployment, client: int, retained: ClientState | None) -> Weights:
-        """The model that a client uses: the one chosen for it, joined with what it keeps to itself."""
+        """Return the model that a client uses: the model chosen for it, combined with its retained state."""
         retained = retained if retained is not None else ClientState()
         shared: Weights = {}
         if deployment.models:
@@ -246,7 +245,7 @@ class Method:
         return {**joined, **retained.get("buffers", {})}
 
     def refuse_update(self, update: Update, setting: Setting) -> str | None:
-        """What is wrong with the components' slices of an update, in a sentence."""
+        """Return a sentence that says what is wrong with the components' slices of an update, or None."""
         if self.aggregation.only_weights and update["parts"]:
             return (
                 f"it holds more than weights ({', '.join(map(repr, update['parts']))}), and "
@@ -262,7 +261,7 @@ class Method:
 
 
 def _undeclared(component: Component, piece: Tree, setting: Setting, weights: Weights) -> str | None:
-    """How a slice differs from what its component declares."""
+    """Return a sentence that says how a slice differs from its component's declaration, or None."""
     if not declares_slice(type(component)):  # written for 0.1: `refuse_slice` alone decides
         return None
     declared = component.declares(setting)
@@ -272,13 +271,13 @@ def _undeclared(component: Component, piece: Tree, setting: Setting, weights: We
 
 
 def sends_undeclared(component: Component) -> bool:
-    """Whether a component may send something whose form it does not declare."""
+    """Whether a component may send data without declaring its form."""
     reports = isinstance(component, Aggregation) and type(component).report is not Aggregation.report
     return reports or not declares_slice(type(component))
 
 
 def _silent(component: Component) -> str | None:
-    """The hook by which a component may send something that its ``egress`` says nothing of."""
+    """Return the hook by which a component may send data without declaring it in ``egress``, or None."""
     kind = type(component)
     if kind.egress is not Component.egress:
         return None

@@ -1,10 +1,10 @@
-"""MOON: be closer to the global model than to one's own past (Li et al., CVPR 2021).
+"""MOON: move embeddings towards the global model's and away from the client's last model's (Li et al., CVPR 2021).
 
     L_k = CE + μ · (−log e^{cos(z, z_g)/τ} / (e^{cos(z, z_g)/τ} + e^{cos(z, z_p)/τ}))          (Eqs. 3-4)
 
-z is the embedding of the model under training, z_g the downloaded model's, z_p that of the client's own model
-as it left its last round; both are frozen, in evaluation mode. A client keeps that last model. At its first
-time it has none, and z_p = z_g makes the term the constant ln 2. The classifier stands on z.
+z is the embedding of the model under training, z_g that of the downloaded model, and z_p that of the client's model
+at the end of its last round; the last two are frozen, in evaluation mode. A client retains its last model. In its
+first round it has none, and z_p = z_g makes the term the constant ln 2. The classifier reads z.
 """
 
 from __future__ import annotations
@@ -30,8 +30,7 @@ class MOON(Term):
     Attributes:
         weight: μ.
         temperature: τ.
-        augment: Whether to read an augmented view instead of the image as it is. Set it beside a
-            self-supervised objective.
+        augment: Read an augmented view instead of the image without augmentation, for self-supervised objectives.
     """
 
     name: ClassVar[str] = "moon"
@@ -41,23 +40,23 @@ class MOON(Term):
     augment: bool = False
 
     def forwards(self) -> Sequence[Forward]:
-        """The same images through the local, the downloaded and the client's last networks."""
+        """Pass the same images through the local, the downloaded and the client's last networks."""
         images = "view1" if self.augment else "image"
         return tuple(Forward(images, network) for network in ("local", "global", "previous"))
 
     def start(self, context: ClientContext) -> None:
-        """Freeze the two models to compare with."""
+        """Load the downloaded and the client's last model as frozen copies."""
         kept = context.of(self).retained
         context.frozen("global", context.received)
         context.frozen("previous", context.received if kept is None else kept)
 
     def loss(self, context: ClientContext, batch: Batch, passes: Passes) -> Tensor:
-        """The contrast."""
+        """Model-contrastive loss."""
         z, z_global, z_previous = (passes[forward].z for forward in self.forwards())
         return model_contrast(z, z_global, z_previous, self.temperature)
 
     def keep(self, context: ClientContext) -> Tree:
-        """The trained model."""
+        """Retain the trained model."""
         return {name: value.detach() for name, value in context.networks.state_dict().items()}
 
 

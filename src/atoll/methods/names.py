@@ -1,6 +1,6 @@
-"""The names by which a recipe composes a method: which are known, and which belong together.
+"""Checks of the names with which a recipe composes a method.
 
-Nothing here needs the components themselves, so that a recipe can be checked before PyTorch is imported.
+This module does not import the components, so a recipe can be checked before PyTorch is imported.
 """
 
 from __future__ import annotations
@@ -11,20 +11,20 @@ from atoll.core.errors import UserError, did_you_mean
 
 
 def check_known(name: str, known: Collection[str], what: str) -> None:
-    """A name in a recipe is a known one, or a user's ``module:attribute``.
+    """Check that a name in a recipe is known, or is a user's ``module:attribute``.
 
     Raises:
-        UserError: It is neither.
+        UserError: The name is neither.
     """
     if ":" not in name and name not in known:
         raise UserError(f"unknown {what} {name!r}; {did_you_mean(name, known)}")
 
 
 def check_terms(names: Sequence[str]) -> None:
-    """Each term is named once.
+    """Check that each term is named once.
 
     Raises:
-        UserError: One is named twice.
+        UserError: A term is named twice.
     """
     twice = next((name for name in names if names.count(name) > 1), None)
     if twice is not None:
@@ -34,10 +34,10 @@ def check_terms(names: Sequence[str]) -> None:
 
 
 def check_tables(tables: Iterable[str], used: Collection[str]) -> None:
-    """Each table of options is one of a component that the method has.
+    """Check that each table of options belongs to a component of the method.
 
     Raises:
-        UserError: One belongs to none.
+        UserError: A table belongs to none of its components.
     """
     unused = sorted(set(tables) - set(used))
     if unused:

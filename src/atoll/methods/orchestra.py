@@ -1,19 +1,19 @@
 """Orchestra: globally consistent clustering (Lubana et al., ICML 2022).
 
-Two levels of centroids make clients cluster their samples alike. A client trains on
+Two levels of centroids make the clients' clusterings consistent. A client trains on
 
     L = −mean_i Σ_j P'_ij log P_ij + CE(rotation of a third view, predicted from its embedding)
     P' = softmax(ẑ'₁Cᵀ / T),   P = softmax(ẑ₂Cᵀ / T),
 
-where z' is the embedding of a target network that follows the online one, and C the server's G centroids,
-constant during a round. The client keeps a memory of its newest target embeddings and afterwards clusters it,
-with balanced assignments, into L local centroids, which it sends. The server fits C to all local centroids Z by
+where z' is the embedding of a momentum target network, and C are the server's G centroids, constant during a round.
+The client retains a memory of its newest target embeddings. After training, it clusters the memory, with balanced
+assignments, into L local centroids, and sends them. The server fits C to all local centroids Z by
 
     min_C −cos(Sinkhorn(ZCᵀ), softmax(ẐCᵀ / T)),   ‖c_j‖ = 1.
 
-Round 1 trains nothing: it is there for the first local centroids. The rotation term keeps embeddings from
-collapsing. The paper does not say what becomes of the target between rounds; here it begins each round as a copy
-of the downloaded network, unless ``target`` is ``"kept"``.
+Round 1 has no training: it only computes the first local centroids. The rotation term prevents collapse of the
+embeddings. The paper does not specify the target's state between rounds; here it is reset to the downloaded network
+at the start of each round, unless ``target`` is ``"kept"``.
 """
 
 from __future__ import annotations
@@ -52,10 +52,17 @@ TARGET, ONLINE = Forward("view1", "orchestra_target"), Forward("view2")
 def balanced_centroids(
     z: Tensor, count: int, generator: torch.Generator, lam: float = 25.0, iterations: int = 5
 ) -> Tensor:
-    """k-means on the sphere in which every centroid gets about as many rows: a client's local centroids.
+    """Compute a client's local centroids: k-means on the sphere with balanced cluster sizes.
 
-    Assignments are the largest entries of balanced soft ones. The first centroids are rows drawn at random, and
-    so is one that takes the place of a centroid without rows.
+    Assignments are the largest entries of balanced soft assignments. The initial centroids are random rows, and a
+    random row replaces a centroid without rows.
+
+    Args:
+        z: Embeddings.
+        count: Number of centroids.
+        generator: Source of the random draws, on the CPU.
+        lam: λ of the Sinkhorn assignments.
+        iterations: Number of k-means iterations.
 
     Shape:
         z: (m, d), rows of length 1. Output: (count, d), rows of length 1.
@@ -73,12 +80,20 @@ def balanced_centroids(
 def fit_centroids(
     c: Tensor, z: Tensor, temperature: float, steps: int, lr: float = 0.01, lam: float = 25.0
 ) -> Tensor:
-    """Global centroids whose soft assignments of the local ones agree with balanced assignments.
+    """Fit global centroids, so that soft assignments of the local centroids agree with balanced assignments.
 
-    Plain SGD with momentum 0.9 and weight decay 1e-4, as released; the centroids return to the sphere each step.
+    SGD with momentum 0.9 and weight decay 1e-4, as released; each step projects the centroids back to the sphere.
+
+    Args:
+        c: Global centroids at the start.
+        z: Local centroids of all clients.
+        temperature: T.
+        steps: Number of SGD steps.
+        lr: Learning rate.
+        lam: λ of the Sinkhorn assignments.
 
     Shape:
-        c: (G, d). z: (n, d), all clients' local centroids. Output: (G, d), rows of length 1.
+        c: (G, d). z: (n, d). Output: (G, d), rows of length 1.
     """
     c = c.detach().clone().requires_grad_()
     optimizer = torch.optim.SGD([c], lr=lr, momentum=0.9, weight_decay=1e-4)
@@ -100,12 +115,12 @@ class Orchestra(Objective):
 
     Attributes:
         temperature: T.
-        momentum: m, with which the target follows.
-        target: What the target is at the start of a round: a copy of the downloaded network (``"reset"``), or
-            the client's own of its last round (``"kept"``).
-        global_clusters: G.
-        local_clusters: L; all a client's rows where it has fewer.
-        memory: m, the number of target embeddings that a client keeps.
+        momentum: m of the target network.
+        target: The target network at the start of a round: a copy of the downloaded network (``"reset"``), or the
+            one that the client retained from its last round (``"kept"``).
+        global_clusters: G, the number of global centroids.
+        local_clusters: L, the maximum number of local centroids; a client has at most one per embedding.
+        memory: m, the number of target embeddings that a client retains.
         server_steps: Steps of SGD on C after each round.
     """
 
@@ -122,28 +137,28 @@ class Orchestra(Objective):
 
     @property
     def keeps(self) -> tuple[str, ...]:
-        """The memory, and the target where it does not start anew."""
+        """Name the retained client state: the memory, and the target network unless each round resets it."""
         return ("a memory of embeddings", *(("its target network",) if self.target == "kept" else ()))
 
     def epochs(self, setting: Setting, client: int, cohort: Sequence[int], round: int) -> int | None:
-        """Round 1 makes centroids only."""
+        """Skip the training in round 1, which only computes centroids."""
         return 0 if round == 1 else None
 
     def init(self, setting: Setting) -> Tree:
-        """Random directions for C."""
+        """Initialise C with random directions."""
         shape = (self.global_clusters, setting.embedding_dim)
         return normalize(torch.randn(shape, generator=stream(setting.seed, "orchestra-centroids")))
 
     def send(self, state: Tree, client: int, cohort: Sequence[int], round: int) -> Tree:
-        """C."""
+        """Send C."""
         return state
 
     def forwards(self) -> Sequence[Forward]:
-        """One view through the target, the other through the online network."""
+        """Pass one view through the target network, the other through the online network."""
         return TARGET, ONLINE
 
     def start(self, context: ClientContext) -> None:
-        """Take up C, target and memory; a client without one fills it with embeddings of its images."""
+        """Load C, the target and the memory; without a retained memory, fill it with embeddings of the images."""
         scope = context.of(self)
         retained = None if context.reset else scope.retained
         kept: Weights | None = retained["target"] if retained and self.target == "kept" else None
@@ -157,40 +172,40 @@ class Orchestra(Objective):
             scope.memory = retained["memory"].to(context.device)
 
     def loss(self, context: ClientContext, batch: Batch, passes: Passes) -> Tensor:
-        """Cross-entropy between the two networks' assignments."""
+        """Cross-entropy between the assignments of the two networks."""
         scope = context.of(self)
         scope.newest = normalize(passes[TARGET].z.detach().float())
         return assignment_loss(scope.newest, passes[ONLINE].z, scope.centroids, self.temperature)
 
     def after_step(self, context: ClientContext) -> None:
-        """Remember the newest embeddings; let the target follow."""
+        """Append the newest embeddings to the memory, and move the target towards the online network."""
         scope = context.of(self)
         scope.memory = enqueue(scope.memory, scope.newest)
         follow(scope.target, context.networks, self.momentum)
 
     def finish(self, context: ClientContext) -> Tree:
-        """Local centroids of the memory."""
-        memory = context.of(self).memory.cpu()  # a GPU would be waited for at each of many small decisions
+        """Compute the local centroids of the memory."""
+        memory = context.of(self).memory.cpu()  # on a GPU, each of many small decisions would synchronise
         count = min(self.local_clusters, len(memory))
         return balanced_centroids(memory, count, context.stream("orchestra-centroids"))
 
     def keep(self, context: ClientContext) -> Tree:
-        """The memory, and the target where it is kept."""
+        """Retain the memory, and the target network unless each round resets it."""
         scope = context.of(self)
         target = {"target": encoding_weights(scope.target)} if self.target == "kept" else {}
         return {"memory": scope.memory, **target}
 
     def declares(self, setting: Setting) -> Spec:
-        """Normalised centroids: L, or fewer."""
+        """Declare at most L normalised centroids."""
         return TensorSpec((UpTo(self.local_clusters), setting.embedding_dim), unit_rows=True)
 
     def fold(self, state: Tree, setting: Setting, round: int) -> CentroidFold:
-        """Begin to collect local centroids."""
+        """Start to collect local centroids."""
         return CentroidFold(self, state)
 
 
 class CentroidFold:
-    """All clients' local centroids, and the global ones that fit them."""
+    """Collection of all clients' local centroids, to which the global centroids are fitted."""
 
     def __init__(self, component: Orchestra, c: Tensor) -> None:
         self._options = component
@@ -198,11 +213,11 @@ class CentroidFold:
         self._local: list[Tensor] = []
 
     def add(self, client: int, piece: Tree) -> None:
-        """Take a client's centroids."""
+        """Append a client's centroids."""
         self._local.append(piece.clone())
 
     def close(self) -> Tree:
-        """The next C."""
+        """Fit the next C."""
         options = self._options
         return fit_centroids(self._c, torch.cat(self._local), options.temperature, options.server_steps)
 

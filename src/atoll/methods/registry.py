@@ -1,4 +1,4 @@
-"""All components and methods by the names that recipes use, and how a recipe's words become a `Method`."""
+"""Registry of all components and methods by name, and the construction of a `Method` from a recipe."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ P = TypeVar("P", bound=Component)
 
 
 def by_name(*components: type[P]) -> dict[str, type[P]]:
-    """Parts under the names that they carry."""
+    """Map components by their names."""
     return {component.name: component for component in components}
 
 
@@ -117,7 +117,7 @@ AGGREGATIONS: dict[str, type[Aggregation]] = by_name(
 )
 SERVER_STEPS: dict[str, type[ServerStep]] = by_name(Direct, FedAdam, FedAvgM)
 
-OURS: dict[str, type[Component]] = {**OBJECTIVES, **TERMS, **MERGES, **AGGREGATIONS, **SERVER_STEPS}
+COMPONENTS: dict[str, type[Component]] = {**OBJECTIVES, **TERMS, **MERGES, **AGGREGATIONS, **SERVER_STEPS}
 
 METHODS: dict[str, Method] = {
     "fed_align_uniform": fedavg_ssl.FED_ALIGN_UNIFORM,
@@ -171,15 +171,16 @@ METHODS: dict[str, Method] = {
 
 @dataclass(frozen=True)
 class MethodOptions:
-    """The recipe's ``[method]`` section: a method by name, and any axis chosen otherwise.
+    """The recipe's ``[method]`` section: the name of a method, and components that replace the method's.
 
     Attributes:
-        name: A method's name (``atoll methods`` lists them), or ``module:attribute`` of your own.
-        objective: A part's name or ``module:attribute``; none: the method's own.
-        terms: As above, in order; ``[]``: no terms.
-        merge: As above.
-        aggregation: As above.
-        server: As above.
+        name: Name of a method (``atoll methods`` lists them), or ``module:attribute`` of your code.
+        objective: Name of an objective or ``module:attribute``; by default the method's objective.
+        terms: Names of the terms or ``module:attribute``, in order; ``[]`` for no terms; by default the method's
+            terms.
+        merge: Name of a merge or ``module:attribute``; by default the method's merge.
+        aggregation: Name of an aggregation or ``module:attribute``; by default the method's aggregation.
+        server: Name of a server step or ``module:attribute``; by default the method's server step.
     """
 
     name: str = "ssd"
@@ -191,7 +192,7 @@ class MethodOptions:
 
 
 def find(name: str, known: Mapping[str, Any], what: str) -> Any:
-    """A known thing, or the attribute of a user's module that ``module:attribute`` names."""
+    """Look up a known name, or import the attribute of a user's module that ``module:attribute`` names."""
     check_known(name, known, what)
     if ":" not in name:
         return known[name]
@@ -206,9 +207,9 @@ def find(name: str, known: Mapping[str, Any], what: str) -> Any:
         ) from None
     except UserError as error:
         raise UserError(f"{what} {name!r}: {error}") from None
-    except Exception as error:  # the module is the user's, and so is whatever it raises
+    except Exception as error:  # importing the user's module may raise any exception
         raise UserError(
-            f"{what} {name!r}: module {module!r} cannot be imported: {_where(error)}; mend it, then run again"
+            f"{what} {name!r}: module {module!r} cannot be imported: {_where(error)}; fix it, then run again"
         ) from error
     if not hasattr(imported, attribute):
         raise UserError(f"{what} {name!r}: module {module!r} has no {attribute!r}")
@@ -216,7 +217,7 @@ def find(name: str, known: Mapping[str, Any], what: str) -> Any:
 
 
 def _where(error: Exception) -> str:
-    """An error in a user's file: its kind, what it says, and the line that it came from."""
+    """Describe an error in a user's file: its type, its message and its line."""
     if isinstance(error, SyntaxError):
         return f"{type(error).__name__}: {error.msg} ({error.filename}, line {error.lineno})"
     frames = traceback.extract_tb(error.__traceback__)
@@ -224,50 +225,54 @@ def _where(error: Exception) -> str:
 
 
 def _made(kind: type[P], name: str | None, what: str) -> P:
-    """A component with its defaults."""
+    """Construct a component with its defaults."""
     try:
         return kind()
     except TypeError as error:
         raise UserError(
-            f"{what} {name!r} cannot be made without options ({error}); give each a default"
+            f"{what} {name!r} cannot be constructed without options ({error}); give each option a default"
         ) from None
 
 
 def _check_name(component: Component, used: Collection[str]) -> None:
-    """Refuse a name under which a part's options, losses or state would be mixed with another's."""
-    ours = OURS.get(component.name, type(component)) is not type(component)
-    if ours or not component.name.strip() or component.name in ("loss", *used):  # "loss" is the sum of all
+    """Refuse a blank name, and a name under which options, losses or state of two components would be mixed."""
+    taken = COMPONENTS.get(component.name, type(component)) is not type(component)
+    if taken or not component.name.strip() or component.name in ("loss", *used):  # "loss" is the sum of all
         raise UserError(
             f"the name of the component {type(component).__qualname__} is {component.name!r}, which is blank or "
-            'another component\'s; give it one of its own, as in name: ClassVar[str] = "mine"'
+            'used by another component; give it a unique name, as in name: ClassVar[str] = "mine"'
         )
 
 
 def make_method(chosen: MethodOptions, options: Mapping[str, Mapping[str, Any]]) -> Method:
-    """Compose a method: a preset, its axes replaced where the recipe says so, its parts' options set.
+    """Compose a method: take a named method, replace the components that the recipe names, and set their options.
 
     Args:
         chosen: The ``[method]`` section.
-        options: The ``[options.PART]`` tables.
+        options: The ``[options.NAME]`` tables, by component.
 
     Raises:
-        UserError: An unknown method, component or option, or a component that has no name of its own.
+        UserError: A method, component or option is unknown, or the name of a component is not unique.
     """
     method = find(chosen.name, METHODS, "method")
     if isinstance(method, type) and issubclass(method, Objective):
         method = Method(objective=_made(method, chosen.name, "method"), title=chosen.name)
     if not isinstance(method, Method):
         raise UserError(
-            f"method {chosen.name!r} is no atoll Method or Objective but a {type(method).__name__}"
+            f"method {chosen.name!r} is a {type(method).__name__}, not an atoll Method or Objective"
         )
     used: set[str] = set()
 
-    def component(name: str | None, own: Any, known: Mapping[str, type[Component]], what: str) -> Any:
-        made = own if name is None or (own is not None and name == own.name) else find(name, known, what)
+    def component(name: str | None, default: Any, known: Mapping[str, type[Component]], what: str) -> Any:
+        made = (
+            default
+            if name is None or (default is not None and name == default.name)
+            else find(name, known, what)
+        )
         if isinstance(made, type) and issubclass(made, Component):
             made = _made(made, name, what)
         if not isinstance(made, Component):
-            raise UserError(f"{what} {name!r} is no atoll component but a {type(made).__name__}")
+            raise UserError(f"{what} {name!r} is a {type(made).__name__}, not an atoll component")
         _check_name(made, used)
         used.add(made.name)
         table = {**describe(made), **options.get(made.name, {})}
@@ -290,7 +295,7 @@ def make_method(chosen: MethodOptions, options: Mapping[str, Mapping[str, Any]])
 
 
 def _title(method: Method, composed: Method, name: str) -> str:
-    """What a method is called, with the components that a recipe put in the place of its own."""
+    """Title of a composed method, with the components that replace the method's."""
     alone = composed.merge.alone and not method.merge.alone
     words = []
     for axis in ("objective", *(() if alone else ("merge",)), "aggregation", "server"):
@@ -305,7 +310,7 @@ def _title(method: Method, composed: Method, name: str) -> str:
 
 
 def complete(chosen: MethodOptions, method: Method) -> tuple[MethodOptions, dict[str, dict[str, Any]]]:
-    """The same choice with nothing left to defaults, as it stands in a run's ``recipe.toml``."""
+    """Write out all defaults of a ``[method]`` section and its options, as in a run's ``recipe.toml``."""
     filled = MethodOptions(
         name=chosen.name,
         objective=chosen.objective or method.objective.name,
@@ -319,7 +324,7 @@ def complete(chosen: MethodOptions, method: Method) -> tuple[MethodOptions, dict
 
 
 def list_methods() -> dict[str, list[dict[str, Any]]]:
-    """Methods by family: name, title, paper, components, what leaves a client beyond weights, what it keeps."""
+    """List the methods by family: name, title, paper, components, egress in addition to weights, client state."""
     families: dict[str, list[dict[str, Any]]] = {}
     for name, method in METHODS.items():
         families.setdefault(method.family, []).append(

@@ -1,4 +1,4 @@
-"""A round at the server: updates are folded into the models and the components' slices, then a step is taken."""
+"""A round at the server: fold updates into the models and the components' slices, then take the server step."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from atoll.components.base import (
 
 
 class RoundFold:
-    """A round's fold: models by the aggregation, slices by their components, then the server step."""
+    """A round's fold: the aggregation folds models, the components fold their slices, then the server steps."""
 
     def __init__(
         self,
@@ -44,13 +44,13 @@ class RoundFold:
                 self._slices[component.name] = fold
 
     def add(self, client: int, update: Update, geometry: UpdateGeometry) -> None:
-        """Fold in one client's update; clients come in id order, and the update may be reused after."""
+        """Fold in one client's update, in the order of client ids; the caller may then overwrite the update."""
         self._models.add(client, update, geometry)
         for name, fold in self._slices.items():
             fold.add(client, update["parts"].get(name))
 
     def close(self) -> ServerState:
-        """The server's next state."""
+        """Return the server's next state."""
         models = self._models.close()
         slices = dict(self._state["parts"])
         slices.update({name: fold.close() for name, fold in self._slices.items()})
@@ -58,7 +58,7 @@ class RoundFold:
         steps = dict(slices.get(server.name) or {})
         for name, folded in models.items():
             current = self._state["models"][name]
-            if folded is not current:  # a cluster that nobody chose takes no step
+            if folded is not current:  # no step for a cluster that no client chose
                 steps[name], models[name] = server.step(steps.get(name), current, folded, self._setting)
         if any(value is not None for value in steps.values()):
             slices[server.name] = steps
@@ -66,7 +66,7 @@ class RoundFold:
 
 
 def _with_geometry(fold: Fold) -> Fold:
-    """The fold; one that was written for 0.1 gets an update's geometry inside the update."""
+    """Return the fold; wrap a fold that was written for 0.1, which reads the geometry from the update."""
     try:
         inspect.signature(fold.add).bind(0, {}, None)
     except TypeError:
@@ -88,5 +88,5 @@ class _OldFold:
         self.close = fold.close
 
     def add(self, client: int, update: Update, geometry: UpdateGeometry) -> None:
-        """Hand on the update with its geometry."""
+        """Pass on the update with its geometry."""
         self._add(client, {**update, "measure": geometry})

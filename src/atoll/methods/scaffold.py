@@ -5,13 +5,13 @@
     x ← (1/|S|) Σ_{k∈S} y_k                                at the server
     c ← c + (1/K) Σ_{k∈S} (c_k⁺ − c_k)
 
-The correction c − c_k is the gradient of the linear term ⟨c − c_k, y⟩, so SCAFFOLD is a term and stands beside
-any objective. It covers the parameters that travel. Messages double both ways.
+The correction c − c_k is the gradient of the linear term ⟨c − c_k, y⟩, so SCAFFOLD is a term and works with any
+objective. It applies to the parameters that are exchanged. Messages double in size in both directions.
 
-(x − y) / η is the sum of the corrected gradients only for plain SGD. With momentum m the i-th of τ gradients counts
-(1 − m^(τ−i+1)) / (1 − m) times, and their sum Σ_{j≤τ} (1 − m^j) / (1 − m) stands in τ's place, so that c_k⁺ stays
-a mean of gradients; a velocity that a client kept from its last round would bring old gradients in, and is refused.
-Adam rescales each parameter, no such number exists, and the combination is refused.
+(x − y) / η is the sum of the corrected gradients only for SGD without momentum. With momentum m, the i-th of τ
+gradients has the factor (1 − m^(τ−i+1)) / (1 − m), and the sum of the factors, Σ_{j≤τ} (1 − m^j) / (1 − m),
+replaces τ, so that c_k⁺ remains a mean of gradients. A velocity retained from the last round would include old
+gradients; it is refused. Adam rescales each parameter, so no such factor exists; it is refused too.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from atoll.objectives.simclr import SimCLR
 
 
 def effective_steps(steps: int, momentum: float) -> float:
-    """What τ gradients amount to under momentum: Σ_{j=1..τ} (1 − m^j) / (1 − m), which is τ for m = 0."""
+    """Compute the effective number of steps with momentum: Σ_{j=1..τ} (1 − m^j) / (1 − m), which is τ for m = 0."""
     return sum((1 - momentum**j) / (1 - momentum) for j in range(1, steps + 1))
 
 
@@ -40,7 +40,7 @@ class Scaffold(Term):
     """⟨c − c_k, y⟩.
 
     Attributes:
-        weight: The correction's factor; SCAFFOLD's is 1, and 0 leaves it out.
+        weight: Factor of the correction; 1 is SCAFFOLD, 0 removes the term, and other values are refused.
     """
 
     name: ClassVar[str] = "scaffold"
@@ -49,35 +49,38 @@ class Scaffold(Term):
     keeps: ClassVar[tuple[str, ...]] = ("its control variate",)
 
     def embeds(self) -> bool:
-        """Weights alone are read."""
+        """Return False: the loss reads only weights."""
         return False
 
     def refuse(self, setting: Setting) -> str | None:
-        """Only SGD's steps add up to gradients."""
+        """Refuse optimisers and settings under which a client's steps do not determine its gradients."""
         if setting.train.optimizer != "sgd":
             return (
-                f"'scaffold' reads gradients off a client's steps, which {setting.train.optimizer!r} rescales; "
+                f"'scaffold' computes gradients from a client's steps, which {setting.train.optimizer!r} rescales; "
                 "set train.optimizer = 'sgd'"
             )
         if self.weight != 1:
             return (
-                f"'scaffold' corrects gradients as they are; options.scaffold.weight is {self.weight}, set 1"
+                f"options.scaffold.weight is {self.weight}, but 'scaffold' corrects gradients without a factor; "
+                "set it to 1"
             )
         if setting.train.momentum >= 1:
-            return "'scaffold' needs train.momentum below 1"
+            return (
+                f"train.momentum is {setting.train.momentum}, but 'scaffold' needs a value below 1; lower it"
+            )
         if setting.train.momentum and setting.train.keep_optimizer:
             return (
-                "'scaffold' reads a round's gradients off its steps, into which a kept velocity brings those of "
-                "earlier rounds; set train.momentum = 0 or train.keep_optimizer = false"
+                "'scaffold' computes a round's gradients from its steps, and a retained velocity would include "
+                "those of earlier rounds; set train.momentum = 0 or train.keep_optimizer = false"
             )
         return None
 
     def send(self, state: Tree, client: int, cohort: Sequence[int], round: int) -> Tree:
-        """c; none before the first fold, when it is zero."""
+        """Send c; None before the first fold, when c is zero."""
         return state
 
     def start(self, context: ClientContext) -> None:
-        """Take up c and c_k, and remember x."""
+        """Load c and c_k, and copy x."""
         scope = context.of(self)
         trained = {name: p for name, p in context.networks.named_parameters() if name in context.shared}
         scope.y = {name: p for name, p in trained.items() if p.requires_grad}
@@ -94,7 +97,7 @@ class Scaffold(Term):
         return torch.stack(products).sum() if products else torch.zeros((), device=context.device)
 
     def finish(self, context: ClientContext) -> Tree:
-        """c_k⁺ − c_k = (x − y) / (τ η) − c; nothing new without a step."""
+        """Compute c_k⁺ − c_k = (x − y) / (τ η) − c; zero if the client took no step."""
         scope = context.of(self)
         rate = effective_steps(context.steps, context.setting.train.momentum) * context.lr
         scope.change = {
@@ -106,16 +109,16 @@ class Scaffold(Term):
         return scope.change
 
     def keep(self, context: ClientContext) -> Tree:
-        """c_k⁺."""
+        """Retain c_k⁺."""
         scope = context.of(self)
         return {name: scope.c_k[name] + change for name, change in scope.change.items()}
 
     def declares(self, setting: Setting) -> Spec:
-        """A change for each trained weight that it sends."""
+        """Declare a change for each trained weight of the update."""
         return PerWeight(without=setting.buffers)
 
     def fold(self, state: Tree, setting: Setting, round: int) -> ControlFold:
-        """Begin a round's sum."""
+        """Start a round's sum."""
         return ControlFold(state, setting.num_clients)
 
 
@@ -133,7 +136,7 @@ class ControlFold:
             total.add_(change, alpha=1 / self._clients)
 
     def close(self) -> Tree:
-        """The next c."""
+        """Return the next c."""
         return self._c
 
 

@@ -2,10 +2,10 @@
 
     L_k = L_align + β L_uniform + γ L_DSR + δ L_PD                                             (Eq. 10)
 
-The server gives each client its own dimensions S_k of the embedding space (Eq. 6). Dimension-scaled
-regularisation draws the client's embeddings towards them (Eq. 7), so that clients spread over the sphere;
-projector distillation carries what the embedding learns over to the representation (Eq. 9). Only weights
-leave a client, and FedAvg averages them. Hard separation (Fig. 6b) is the limit in which a client keeps to S_k.
+The server assigns disjoint dimensions S_k of the embedding space to the clients (Eq. 6). Dimension-scaled
+regularisation moves a client's embeddings towards S_k (Eq. 7), so that the clients spread over the sphere;
+projector distillation transfers this from the embedding to the representation (Eq. 9). Only weights leave a
+client, and FedAvg averages them. Hard separation (Fig. 6b) is the limit in which a client uses S_k only.
 """
 
 from __future__ import annotations
@@ -29,11 +29,11 @@ from atoll.objectives.align_uniform import AlignUniform
 
 @dataclass(frozen=True)
 class Separation(Term):
-    """What soft and hard separation share: a client's own dimensions S_k, |S_k| = ⌊d/K⌋, disjoint over clients.
+    """Base class of soft and hard separation: dimensions S_k, |S_k| = ⌊d/K⌋, disjoint over clients (Eq. 6).
 
     Attributes:
-        basis: ``"axes"`` takes S_k from the coordinates (Eq. 6); ``"random"`` from the columns of one random
-            orthonormal matrix Q that all share (the official code).
+        basis: ``"axes"`` takes S_k from the coordinates (Eq. 6); ``"random"`` takes S_k from the columns of one
+            random orthonormal matrix Q that all clients share (the official code).
         index_by: S_k belongs to a ``"client"``, or to a ``"slot"`` of the round's cohort (the official code).
     """
 
@@ -41,16 +41,16 @@ class Separation(Term):
     index_by: Literal["client", "slot"] = "client"
 
     def refuse(self, setting: Setting) -> str | None:
-        """With more clients than dimensions, some would have none of their own."""
+        """Refuse more clients than dimensions: some clients would have an empty S_k."""
         if setting.num_clients > setting.embedding_dim:
             return (
-                f"{self.name!r} gives each client its own embedding dimensions, and {setting.num_clients} clients "
+                f"{self.name!r} gives each client separate embedding dimensions, and {setting.num_clients} clients "
                 f"do not fit into {setting.embedding_dim}; set model.projector_dim higher"
             )
         return None
 
     def constants(self, setting: Setting, prerequisites: Mapping[str, Trained]) -> Tree:
-        """Q, from the QR decomposition of a Gaussian matrix."""
+        """Draw Q, from the QR decomposition of a Gaussian matrix."""
         if self.basis == "axes":
             return None
         d = setting.embedding_dim
@@ -58,15 +58,15 @@ class Separation(Term):
         return torch.linalg.qr(gaussian).Q.float()
 
     def send(self, state: Tree, client: int, cohort: Sequence[int], round: int) -> Tree:
-        """Which S_k is the client's."""
+        """Send the index k of the client's S_k."""
         return client if self.index_by == "client" else cohort.index(client)
 
     def forwards(self) -> Sequence[Forward]:
-        """Both views through the local networks."""
+        """Pass both views through the local networks."""
         return VIEWS
 
     def start(self, context: ClientContext) -> None:
-        """Where S_k lies, as a 0/1 vector."""
+        """Build the indicator vector of S_k (Eq. 6), and load the basis Q."""
         scope = context.of(self)
         size = context.setting.embedding_dim // context.setting.num_clients
         scope.inside = torch.zeros(context.setting.embedding_dim, device=context.device)
@@ -76,15 +76,15 @@ class Separation(Term):
 
 @dataclass(frozen=True)
 class DSR(Separation):
-    """Dimension-scaled regularisation: draw ẑ towards its copy scaled by α along S_k (Eqs. 6 and 7).
+    """Dimension-scaled regularisation: move ẑ towards its copy scaled by α along S_k (Eqs. 6 and 7).
 
     Attributes:
         weight: γ.
         scale: α.
-        reduction: ``"fro_over_n"``: ‖Ẑ − T‖_F / N, the released code's, which made the tables; ``"mean_sq"``:
-            Eq. 7.
-        renormalise: Whether the target is normalised again (the released code); false reads Eq. 7 literally, on
-            embeddings as they are: it has no fixed point, and ‖z‖ grows for ever.
+        reduction: ``"fro_over_n"``: ‖Ẑ − T‖_F / N, from the released code, which produced the paper's tables;
+            ``"mean_sq"``: Eq. 7.
+        renormalise: Normalise the target again (the released code); false is Eq. 7 literally, on embeddings that
+            are not normalised: it has no fixed point, and ‖z‖ grows without bound.
     """
 
     name: ClassVar[str] = "dsr"
@@ -94,9 +94,9 @@ class DSR(Separation):
     renormalise: bool = True
 
     def loss(self, context: ClientContext, batch: Batch, passes: Passes) -> Tensor:
-        """The mean of both views' distance to their scaled copies."""
+        """Mean over both views of the distance to their scaled copies (Eq. 7)."""
         scope = context.of(self)
-        d_k = 1 + (self.scale - 1) * scope.inside
+        d_k = 1 + (self.scale - 1) * scope.inside  # Eq. 6
         losses = [
             dimension_scaling(passes[view].z, d_k, scope.basis, self.reduction, self.renormalise)
             for view in VIEWS
@@ -106,12 +106,12 @@ class DSR(Separation):
 
 @dataclass(frozen=True)
 class HSD(Separation):
-    """Hard separation: a client keeps to S_k alone (Fig. 6b; the paper gives no equation).
+    """Hard separation: a client uses S_k only (Fig. 6b; the paper gives no equation).
 
     Attributes:
-        kind: ``"target"`` draws ẑ towards its projection on S_k, DSR's limit α → ∞; ``"mask"`` sets the
-            embedding to 0 outside S_k before any loss sees it.
-        reduction: As for ``dsr``, where ``kind`` is ``"target"``.
+        kind: ``"target"`` moves ẑ towards its projection on S_k, the limit α → ∞ of DSR; ``"mask"`` sets the
+            embedding to 0 outside S_k before any loss reads it.
+        reduction: As for ``dsr``, if ``kind`` is ``"target"``.
     """
 
     name: ClassVar[str] = "hsd"
@@ -120,7 +120,7 @@ class HSD(Separation):
     reduction: Literal["fro_over_n", "mean_sq"] = "fro_over_n"
 
     def start(self, context: ClientContext) -> None:
-        """For ``"mask"``: project what projectors make, the one under training and those of frozen copies."""
+        """For ``"mask"``, project the outputs of all projectors: the trained one and those of frozen copies."""
         super().start(context)
         scope = context.of(self)
         if self.kind == "mask":
@@ -133,7 +133,7 @@ class HSD(Separation):
             context.after["projector"] = lambda z: z @ projection.to(z.dtype)
 
     def loss(self, context: ClientContext, batch: Batch, passes: Passes) -> Tensor:
-        """The mean of both views' distance to their projections (0 for ``"mask"``: nothing is left to draw)."""
+        """Mean over both views of the distance to their projections (0 for ``"mask"``, which projects exactly)."""
         scope = context.of(self)
         if self.kind == "mask":
             return passes[VIEWS[0]].z.new_zeros(())
@@ -149,9 +149,9 @@ class PD(Term):
 
     Attributes:
         weight: δ.
-        kind: The divergence, or the mean of (h − z)² over all entries.
+        kind: ``"kl"``: the divergence; ``"mse"``: the mean of (h − z)² over all entries.
         direction: ``"zh"``: KL(σ(z/τ) ‖ σ(h/τ)), the official code; ``"hz"``: KL(σ(h/τ) ‖ σ(z/τ)), Eq. 9.
-        temperature: τ; the paper has none (1), the code 0.5.
+        temperature: τ; the paper has no temperature (τ = 1), the code has 0.5.
     """
 
     name: ClassVar[str] = "pd"
@@ -162,7 +162,7 @@ class PD(Term):
     temperature: Positive = 0.5
 
     def refuse(self, setting: Setting) -> str | None:
-        """Representation and embedding must have one size."""
+        """Refuse representations and embeddings of different sizes."""
         if setting.encoder_dim != setting.embedding_dim:
             return (
                 f"'pd' compares representations ({setting.encoder_dim} wide) with embeddings "
@@ -171,11 +171,11 @@ class PD(Term):
         return None
 
     def forwards(self) -> Sequence[Forward]:
-        """Both views through the local networks."""
+        """Pass both views through the local networks."""
         return VIEWS
 
     def loss(self, context: ClientContext, batch: Batch, passes: Passes) -> Tensor:
-        """The mean over both views."""
+        """Mean over both views of the distillation loss (Eq. 9)."""
         losses = [
             projector_distillation(
                 passes[view].h, passes[view].z, self.kind, self.direction, self.temperature
@@ -187,7 +187,7 @@ class PD(Term):
 
 METHOD = Method(
     objective=AlignUniform(),
-    terms=(DSR(weight=1.0, scale=10.0), PD(weight=0.1)),  # γ, α and δ
+    terms=(DSR(weight=1.0, scale=10.0), PD(weight=0.1)),  # γ, α and δ of Eq. 10
     aggregation=FedAvg(),
     title="SSD",
     paper="Fang et al., Soft Separation and Distillation, ICCV 2025",

@@ -1,4 +1,4 @@
-"""Supervised learning under FedAvg: what the papers' comparisons set beside methods without labels."""
+"""Supervised learning under FedAvg: the papers' baselines for methods without labels."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ DEC_SL = Method(
     family=FAMILY,
 )
 
-# Trained as Dec-SL is; what differs is what is measured: a probe on the encoder, as of all others.
+# Trained like Dec-SL, but evaluated by a probe on the encoder, like the self-supervised methods.
 DEC_SLREP = Method(
     objective=CrossEntropy(augment=True),
     title="Dec-SLRep",

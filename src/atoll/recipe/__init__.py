@@ -1,1 +1,1 @@
-"""One validated description of a run."""
+"""Recipes: validated descriptions of runs."""

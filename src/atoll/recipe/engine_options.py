@@ -1,4 +1,4 @@
-"""The recipe's ``[engine]`` section: where and how a run is computed."""
+"""The recipe's ``[engine]`` section: the hardware that a run uses, and its checkpoints."""
 
 from __future__ import annotations
 
@@ -16,13 +16,15 @@ from atoll.core.schema import AtLeast, Count
 
 @dataclass(frozen=True)
 class EngineOptions(Options, section="engine"):
-    """Where a simulation runs.
+    """The recipe's ``[engine]`` section.
 
     Attributes:
         device: ``"cpu"``, ``"cuda"``, ``"cuda:1"``…, or ``"auto"`` (a GPU if there is one).
-        workers: Processes that train clients side by side; 0: one for each core. The result is the same.
-        threads: CPU threads of each worker. Part of the result to the last bit.
-        channels_last: Memory layout of images and convolutions. Part of the result to the last bit.
+        workers: Number of processes that train clients in parallel; 0 for one per core. The result does not
+            depend on it.
+        threads: CPU threads of each worker. The last bits of the result depend on it.
+        channels_last: Use the channels-last memory layout of images and convolutions. The last bits of the result
+            depend on it.
         checkpoint_every: Rounds between checkpoints.
     """
 
@@ -41,19 +43,19 @@ class EngineOptions(Options, section="engine"):
             raise UserError(f"engine.device is {self.device!r}; use auto, cpu or cuda")
 
     def find_device(self) -> torch.device:
-        """The device itself.
+        """Return the PyTorch device.
 
         Raises:
-            UserError: A GPU is asked for, and there is none.
+            UserError: The recipe requires a GPU, and there is none.
         """
         if self.device == "auto":
             return torch.device("cuda" if torch.cuda.is_available() else "cpu")
         device = torch.device(self.device)
         if device.type == "cuda" and not torch.cuda.is_available():
-            raise UserError("engine.device is cuda, and PyTorch sees no GPU here; use engine.device=cpu")
+            raise UserError("engine.device is cuda, and PyTorch finds no GPU; use engine.device=cpu")
         return device
 
     def count_workers(self, cohort: int) -> int:
-        """Worker processes for a cohort of this size."""
+        """Return the number of worker processes for a cohort of this size."""
         wanted = self.workers or max(1, (os.cpu_count() or 1) // self.threads)
         return max(1, min(wanted, cohort))

@@ -1,7 +1,7 @@
-"""What follows from the options classes: ``catalogue.json``, and the option tables in the docs.
+"""Generate ``catalogue.json`` and the option tables in the docs from the options classes.
 
-``python -m atoll.recipe.generate`` writes both, from the root of the repository. In a page, a table stands between
-``<!-- options: NAME -->`` and ``<!-- end -->``; NAME is a component's, a section's in brackets, or ``recipe``.
+``python -m atoll.recipe.generate`` writes both, from the root of the repository. In a page, a table is between
+``<!-- options: NAME -->`` and ``<!-- end -->``; NAME is a component, a section in brackets, or ``recipe``.
 """
 
 from __future__ import annotations
@@ -15,10 +15,10 @@ from typing import Any
 from atoll.core.schema import Schema, schema_of, words
 from atoll.methods.registry import (
     AGGREGATIONS,
+    COMPONENTS,
     MERGES,
     METHODS,
     OBJECTIVES,
-    OURS,
     SERVER_STEPS,
     TERMS,
     list_methods,
@@ -39,11 +39,11 @@ NOUNS = {
     "boolean": "true or false",
     "object": "table",
 }
-MOST_CHOICES = 8  # longer lists of words stand elsewhere in the docs
+MOST_CHOICES = 8  # longer lists of words are elsewhere in the docs
 
 
 def catalogue() -> dict[str, Any]:
-    """What `atoll.recipe.table.catalogue` reads."""
+    """Build the catalogue that `atoll.recipe.table.catalogue` reads."""
     return {
         "schema": recipe_schema(),
         "components": {axis: list(known) for axis, known in AXES.items()},
@@ -52,7 +52,7 @@ def catalogue() -> dict[str, Any]:
 
 
 def recipe_schema() -> Schema:
-    """The JSON schema of a recipe: the sections, and the options of each component."""
+    """Build the JSON schema of a recipe: the sections, and the options of each component."""
     schema = schema_of(Recipe)
     sections = {
         name: {**section, "default": {}} if name == "options" else section
@@ -63,13 +63,13 @@ def recipe_schema() -> Schema:
         name = {"anyOf": [{"enum": list(known)}, {"type": "string", "pattern": ":"}]}
         said = {key: value for key, value in method[axis].items() if key in ("description", "default")}
         method[axis] = {**({"type": "array", "items": name} if axis == "terms" else name), **said}
-    options = {name: schema_of(component) for name, component in OURS.items()}
+    options = {name: schema_of(component) for name, component in COMPONENTS.items()}
     return {
         "$schema": "https://json-schema.org/draft/2020-12/schema",
         "title": "Atoll recipe",
         **schema,
         "properties": {
-            "base": {"type": "string", "description": "The recipe that this one is laid over."},
+            "base": {"type": "string", "description": "The recipe that this one overrides."},
             **sections,
             "method": {**sections["method"], "properties": method},
             "options": {**sections["options"], "properties": options},
@@ -78,10 +78,10 @@ def recipe_schema() -> Schema:
 
 
 def option_table(schema: Schema) -> str:
-    """A Markdown table of a section's options: name, type and range, default, meaning."""
+    """Build a Markdown table of a section's options: name, type and range, default, meaning."""
     rows = [["option", "type", "default", "meaning"], ["---"] * 4]
     for name, option in schema["properties"].items():
-        if option.get("type") != "object" or "default" in option:  # a section of its own has its own table
+        if option.get("type") != "object" or "default" in option:  # a section has a separate table
             default = option.get("default")
             shown = "none" if default is None else f"`{literal(default)}`"
             rows.append([f"`{name}`", kind_of(option), shown, option.get("description", "")])
@@ -90,7 +90,7 @@ def option_table(schema: Schema) -> str:
 
 
 def kind_of(schema: Schema) -> str:
-    """The type and the range of a value, for a reader."""
+    """Describe the type and the range of a value."""
     if "anyOf" in schema:
         return kind_of(next(one for one in schema["anyOf"] if one != {"type": "null"}))
     if "enum" in schema and len(schema["enum"]) <= MOST_CHOICES:
@@ -112,7 +112,7 @@ def _kind_of_list(schema: Schema) -> str:
 
 
 def literal(value: Any) -> str:
-    """A value as TOML has it."""
+    """Format a value as TOML."""
     if isinstance(value, list | tuple):
         return f"[{', '.join(map(literal, value))}]"
     if isinstance(value, bool):
@@ -121,9 +121,9 @@ def literal(value: Any) -> str:
 
 
 def with_tables(page: str) -> str:
-    """A page with its option tables as the code has them."""
+    """Replace the option tables in a page by those of the code."""
     sections = schema_of(Recipe)["properties"]
-    known = {name: schema_of(component) for name, component in OURS.items()}
+    known = {name: schema_of(component) for name, component in COMPONENTS.items()}
     known |= {f"[{name}]": section for name, section in sections.items()}
     known["recipe"] = {"properties": {k: v for k, v in sections.items() if v["type"] != "object"}}
 
@@ -134,7 +134,7 @@ def with_tables(page: str) -> str:
 
 
 def main() -> None:
-    """Write all of it."""
+    """Write ``catalogue.json`` and the option tables of all pages."""
     text = json.dumps(catalogue(), ensure_ascii=False, indent=1)
     Path(__file__).with_name("catalogue.json").write_text(text + "\n", "utf-8")
     for page in Path("docs").rglob("*.md"):

@@ -1,4 +1,4 @@
-"""Runs that a method needs first, such as FedCA's alignment model: their recipes, and what came of them."""
+"""Prerequisites: runs that a method needs first, such as FedCA's alignment model; their recipes and results."""
 
 from __future__ import annotations
 
@@ -11,27 +11,27 @@ from atoll.core.run_folder import Run
 from atoll.data.images import Pixels
 from atoll.recipe.recipe import Recipe, load_recipe
 
-FOLDER = "prerequisites"  # in the run's own
+FOLDER = "prerequisites"  # in the run's folder
 INHERITED = ("seed", "views", "model", "train", "engine")
 
 
 def prerequisite_recipes(recipe: Recipe) -> dict[str, Recipe]:
-    """The recipes of all runs that a recipe's method needs first, by name.
+    """Derive the recipes of all runs that a recipe's method needs first, by name.
 
     Raises:
-        UserError: One of them is no valid recipe, or its networks are not this run's.
+        UserError: One of them is not a valid recipe, or its networks differ from this run's.
     """
     return {name: _derive(recipe, name, wanted) for name, wanted in recipe.composed.prerequisites().items()}
 
 
 def outcome(run: Run, images: Pixels) -> Trained:
-    """The networks of a finished run, with the images that they learnt from."""
+    """Read the networks of a finished run, and attach the images on which they were trained."""
     newest = run.latest()
     if newest is None:
-        raise UserError(f"{run.folder} has lost its checkpoints; delete the folder, and it is trained again")
+        raise UserError(f"{run.folder} has no checkpoints; delete the folder, and the run trains it again")
     (weights, *others) = newest["state"]["models"].values()
     if others:
-        raise UserError(f"{run.folder} ends with several models, and one is needed; choose another recipe")
+        raise UserError(f"{run.folder} ends with several models, but one is needed; choose another recipe")
     return Trained(weights, images)
 
 
@@ -41,21 +41,21 @@ def _derive(recipe: Recipe, name: str, wanted: Prerequisite) -> Recipe:
         _ = made.composed
     except UserError as error:
         raise UserError(f"the {name} run that this method needs first: {error}") from None
-    for what, ours, theirs in (
+    for what, required, found in (
         ("[model] section", recipe.model, made.model),
         ("data.channels", recipe.data.channels, made.data.channels),
         ("image size", _size(recipe), _size(made)),
         ("projector", _embeds(recipe), _embeds(made)),
     ):
-        if ours != theirs:
+        if required != found:
             raise UserError(
                 f"the {name} run that this method needs first must have this run's networks, and its {what} "
-                f"differs; mend the recipe {wanted.recipe or made.name!r}"
+                f"differs; fix the recipe {wanted.recipe or made.name!r}"
             )
     if made.train.bn_buffers != "average" or made.composed.merge.personalises:
         raise UserError(
-            f"the {name} run that this method needs first must end with one whole model, BatchNorm's statistics "
-            f"included; set train.bn_buffers = 'average' and method.merge = 'replace' in the recipe "
+            f"the {name} run that this method needs first must end with one complete model, including BatchNorm's "
+            f"statistics; set train.bn_buffers = 'average' and method.merge = 'replace' in the recipe "
             f"{wanted.recipe or made.name!r}"
         )
     return made

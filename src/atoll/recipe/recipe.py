@@ -29,21 +29,21 @@ __all__ = ["Recipe", "load_recipe", "make_recipe", "presets", "read_recipe"]
 
 @dataclass(frozen=True)
 class Recipe:
-    """Everything that decides a run's result, section by section.
+    """Everything that determines a run's result, section by section.
 
     Attributes:
-        name: The run's name; its folder is ``runs/NAME-seedN`` unless ``--out`` says otherwise.
-        title: A line about the run, for reports.
-        seed: Every random stream of the run comes from it.
-        data: Where the images come from.
-        partition: Which client holds which.
+        name: Name of the run; its folder is ``runs/NAME-seedN`` unless ``--out`` is given.
+        title: One line about the run, for reports.
+        seed: Seed of all random streams of the run.
+        data: Source of the images.
+        partition: Assignment of the images to clients.
         views: Augmentation.
         model: Encoder and heads.
-        method: Which method, by axes.
+        method: The method and its components.
         options: The options of the method's components, by component.
-        train: How clients train.
-        evaluation: What is measured, and when.
-        engine: Where it runs.
+        train: Local training and rounds.
+        evaluation: Evaluation protocols, and the rounds in which they run.
+        engine: Hardware and checkpoints.
 
     Example:
         >>> from atoll import Recipe
@@ -67,32 +67,33 @@ class Recipe:
 
     @cached_property
     def composed(self) -> Method:
-        """The method that the recipe composes."""
+        """The composed method."""
         return make_method(self.method, self.options)
 
     @property
     def label(self) -> str:
-        """What tables and curves call a run of this recipe."""
+        """Name of a run of this recipe in tables and curves."""
         name = self.composed.title or self.name
         return f"{name}, centralised" if self.partition.kind == "centralised" else name
 
     def completed(self) -> Recipe:
-        """The same recipe with every default written out."""
+        """Return the same recipe with all defaults written out."""
         method, options = complete(self.method, self.composed)
         return replace(self, method=method, options=options)
 
     def to_toml(self) -> str:
-        """The complete recipe as TOML."""
+        """Format the complete recipe as TOML."""
         return tomli_w.dumps(describe(self.completed()))
 
 
 def load_recipe(recipe: str | Path, settings: Sequence[str] = ()) -> Recipe:
-    """A preset by name or a TOML file, with ``key=value`` settings laid over it.
+    """Load a preset by name or a TOML file, and override it with ``key=value`` settings.
 
-    The run is called after it, unless the file or its base has a ``name``.
+    The run has the name of the preset or file, unless the file or its base has a ``name``.
 
     Raises:
-        UserError: No such recipe, a file that is not TOML, an unknown key, a value out of range.
+        UserError: The recipe does not exist, the file is not valid TOML, a key is unknown, or a value is out of
+            range.
 
     Example:
         >>> from atoll import load_recipe
@@ -104,10 +105,10 @@ def load_recipe(recipe: str | Path, settings: Sequence[str] = ()) -> Recipe:
 
 
 def make_recipe(table: Mapping[str, Any], settings: Sequence[str] = ()) -> Recipe:
-    """A recipe's table, with ``key=value`` settings laid over it, as a recipe; ``base`` in it names another.
+    """Make a recipe of a table, overridden with ``key=value`` settings; its ``base`` may name another recipe.
 
     Raises:
-        UserError: An unknown key, a value out of range.
+        UserError: A key is unknown, or a value is out of range.
 
     Example:
         >>> from atoll.recipe.recipe import make_recipe
@@ -120,15 +121,15 @@ def make_recipe(table: Mapping[str, Any], settings: Sequence[str] = ()) -> Recip
 def _made(table: Mapping[str, Any]) -> Recipe:
     made = build(Recipe, table)
     check_name(made.name)
-    _ = made.composed  # so that a method that cannot be composed is found now, not after the data has loaded
+    _ = made.composed  # report a method that cannot be composed now, not after the data has loaded
     return made
 
 
 def read_recipe(text: str) -> Recipe:
-    """The recipe in a text that `Recipe.to_toml` wrote.
+    """Parse a text that `Recipe.to_toml` wrote.
 
     Raises:
-        UserError: The text is no recipe.
+        UserError: The text is not a recipe.
 
     Example:
         >>> from atoll.recipe.recipe import load_recipe, read_recipe

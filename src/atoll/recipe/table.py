@@ -1,8 +1,8 @@
-"""A recipe as a table: read, laid over its base, and checked for spelling and types before PyTorch is imported.
+"""Recipes as tables: read, merge with the base, and check keys and types before PyTorch is imported.
 
-``catalogue.json`` beside this file describes every option, component and method that comes with Atoll. It is
-derived from the code by ``python -m atoll.recipe.generate``, and the check that reads it is the one that options
-classes use.
+``catalogue.json`` in this folder describes every option, component and method that Atoll includes. It is generated
+from the code by ``python -m atoll.recipe.generate``; recipes are checked against it by the same function that
+options classes use.
 """
 
 from __future__ import annotations
@@ -29,9 +29,9 @@ WORDS = {
 
 @cache
 def catalogue() -> dict[str, Any]:
-    """What comes with Atoll.
+    """Read the catalogue of everything that Atoll includes.
 
-    ``schema``: the JSON schema of a recipe. ``components``: the components' names by axis. ``methods``: the
+    ``schema``: the JSON schema of a recipe. ``components``: the names of components by axis. ``methods``: the
     methods by family, as ``atoll methods --json`` prints them.
     """
     found: dict[str, Any] = json.loads(
@@ -41,27 +41,27 @@ def catalogue() -> dict[str, Any]:
 
 
 def presets() -> dict[str, str]:
-    """The recipes that come with Atoll: their texts by name."""
+    """Read the texts of the recipes that Atoll includes, by name."""
     return packaged("recipes")
 
 
 def read_table(recipe: str | Path, settings: Sequence[str] = ()) -> dict[str, Any]:
-    """A preset by name or a TOML file, with ``key=value`` settings laid over it.
+    """Read a preset by name or a TOML file, and override it with ``key=value`` settings.
 
-    The run is called after it, unless the file or its base has a ``name``.
+    The run has the name of the preset or file, unless the file or its base has a ``name``.
 
     Raises:
-        UserError: No such recipe, a file that is not TOML, an unknown key, a value of the wrong type or out of
-            range.
+        UserError: The recipe does not exist, the file is not valid TOML, a key is unknown, or a value has the wrong
+            type or is out of range.
     """
     return complete_table({"name": Path(recipe).stem, **read(str(recipe), presets())}, settings)
 
 
 def complete_table(table: Mapping[str, Any], settings: Sequence[str] = ()) -> dict[str, Any]:
-    """A recipe's table over the ``base`` that it may name, and ``key=value`` settings over both.
+    """Merge a recipe's table over its ``base``, if any, and ``key=value`` settings over both.
 
     Raises:
-        UserError: An unknown key, a value of the wrong type or out of range.
+        UserError: A key is unknown, or a value has the wrong type or is out of range.
     """
     if "base" in table:
         table = over(read(str(table["base"]), presets()), {k: v for k, v in table.items() if k != "base"})
@@ -73,7 +73,7 @@ def complete_table(table: Mapping[str, Any], settings: Sequence[str] = ()) -> di
 
 
 def _check_method(chosen: Mapping[str, Any], options: Mapping[str, Any]) -> None:
-    """What can be said of a method without its code; `atoll.methods.registry.make_method` says the rest."""
+    """Check the method without importing its code; `atoll.methods.registry.make_method` checks the rest."""
     methods = {method["name"]: method for family in catalogue()["methods"].values() for method in family}
     default = catalogue()["schema"]["properties"]["method"]["properties"]["name"]["default"]
     name = chosen.get("name", default)
