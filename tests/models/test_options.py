@@ -51,14 +51,14 @@ def test_spec_is_json_and_rebuilds_the_architecture(name):
         ({"projector_dim": 0}, "model.projector_dim is 0; it must be above 0"),
         ({"projector_hidden": (512, -1)}, r"model.projector_hidden is \[512, -1\]"),
         ({"predictor_hidden": (0,)}, r"model.predictor_hidden is \[0\]"),
-        ({"width": 32}, "model.width says nothing about 'resnet18'.*resnet-narrow, vit-tiny"),
-        ({"encoder": "vit-tiny", "stem": "standard"}, "model.stem says nothing about 'vit-tiny'"),
+        ({"width": 32}, "model.width does not apply to 'resnet18'.*resnet-narrow, vit-tiny"),
+        ({"encoder": "vit-tiny", "stem": "standard"}, "model.stem does not apply to 'vit-tiny'"),
         (
             {"encoder": "resnet-narrow", "init": "torchvision"},
-            "model.init says nothing about 'resnet-narrow'",
+            "model.init does not apply to 'resnet-narrow'",
         ),
         ({"encoder": "resnet-narrow", "width": -4}, "model.width is -4"),
-        ({"encoder": "vit-tiny", "width": 100}, "model.width is 100; a ViT's is a multiple of 64"),
+        ({"encoder": "vit-tiny", "width": 100}, "model.width is 100; for a ViT, choose a multiple of 64"),
     ],
 )
 def test_mistakes_get_one_sentence(options, sentence):

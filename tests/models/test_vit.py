@@ -140,5 +140,5 @@ def test_patches_that_do_not_fit_and_encoders_without_patches_are_refused():
     with pytest.raises(UserError, match="side 9 do not divide into patches of side 2"):
         build_encoder(ModelOptions(encoder="vit-tiny"), 3, 9)
     options = ModelOptions(encoder="resnet-narrow")
-    with pytest.raises(UserError, match=r"needs model.encoder = 'vit-tiny'"):
+    with pytest.raises(UserError, match=r"needs patches, .*'resnet-narrow'; set model.encoder = 'vit-tiny'"):
         build_mae_decoder(options, build_encoder(options, 3, 32))

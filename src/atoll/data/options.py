@@ -19,7 +19,7 @@ Held = Annotated[float, AtLeast(0), Below(1)]
 
 @dataclass(frozen=True)
 class DataOptions(Options, section="data"):
-    """Where images come from and how they are read.
+    """The recipe's ``[data]`` section: the source of the images, and how they are read.
 
     Attributes:
         source: ``"digits"`` (scikit-learn's handwritten digits), ``"parquet"`` (Hugging Face image
@@ -27,32 +27,32 @@ class DataOptions(Options, section="data"):
             images or class folders inside), ``"images"`` (any folder of images, no labels), ``"hub"`` (a
             Hugging Face dataset) or ``"torchvision"`` (one of its datasets).
         path: File, folder, hub name or torchvision class; not read by ``"digits"``. A folder may hold the
-            splits (``train.parquet``, ``train-00000-of-00002.parquet``, ``train/``). A relative path that is
-            not here is looked for under the environment variable ``ATOLL_DATA``.
+            splits (``train.parquet``, ``train-00000-of-00002.parquet``, ``train/``). A relative path that does not
+            exist is searched for under the environment variable ``ATOLL_DATA``.
         hub_config: Configuration of a hub dataset that has several.
         train_split: Name of the training split.
-        test_split: Name of the test split; by default ``test``, or ``val`` where there is no ``test``.
-        test_fraction: Share held out for testing where the source has no test split: stratified, and the same
-            whatever the recipe's seed. 0 holds out nothing.
-        validation_fraction: Share of the training images set aside for tuning, stratified, drawn by the
+        test_split: Name of the test split; by default ``test``, or ``val`` if there is no ``test``.
+        test_fraction: Share held out for testing if the source has no test split: stratified, and independent of
+            the recipe's seed. 0 holds out nothing.
+        validation_fraction: Share of the training images set aside for tuning: stratified, and drawn with the
             recipe's seed.
-        limit: At most so many training images, drawn at random but the same whatever the seed; a smaller
-            limit's images are among a larger one's.
-        image_size: Side of the square images: the shorter side is resized to it and the centre cut out.
+        limit: Maximum number of training images, drawn at random, independently of the seed; a larger limit
+            includes the images of a smaller one.
+        image_size: Side of the square images in pixels: the shorter side is resized to it, and the centre is
+            cropped.
         channels: 3 (colour) or 1 (grey).
         image_column: Parquet and hub: the column of images; by default the first that holds images.
-        label_column: Parquet and hub: the column of classes; by default ``label`` where there is one.
-        natural_column: Parquet and hub: a text column to keep for the natural partition (integer columns
-            always are).
-        labels: Whether labels are read at all.
-        on_corrupt: What an image that cannot be decoded is a reason for: to ``"refuse"`` the source, or to
-            ``"skip"`` the image.
-        window: How more than 8 bits become 8: ``"fixed"`` maps window_low..window_high to 0..255,
-            ``"per-image"`` each image's own darkest and brightest value.
-        window_low: The value that becomes black.
-        window_high: The value that becomes white; 4095 for 12-bit scanners.
-        memory_gib: A split that would be larger than this when decoded streams from its source instead of the
-            cache.
+        label_column: Parquet and hub: the column of classes; by default ``label`` if there is one.
+        natural_column: Parquet and hub: a text column to read for the natural partition (integer columns are
+            always read).
+        labels: Whether labels are read.
+        on_corrupt: If an image cannot be decoded, ``"refuse"`` the source or ``"skip"`` the image.
+        window: Conversion of more than 8 bits to 8: ``"fixed"`` maps window_low..window_high to 0..255,
+            ``"per-image"`` maps the range of each image.
+        window_low: The value that is mapped to black.
+        window_high: The value that is mapped to white; 4095 for 12-bit scanners.
+        memory_gib: Memory limit in GiB: a split whose decoded images exceed it is streamed from its source
+            instead of the cache.
     """
 
     source: Annotated[str, OneOf(SOURCES)] = "digits"
@@ -78,7 +78,7 @@ class DataOptions(Options, section="data"):
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.source != "digits" and not self.path:
-            raise UserError(f"data.source = {self.source!r} needs data.path")
+            raise UserError(f"data.source = {self.source!r} needs data.path; set it")
         if not self.window_low < self.window_high:
             raise UserError(
                 f"data.window_low = {self.window_low} must be below data.window_high = {self.window_high}"
@@ -86,38 +86,40 @@ class DataOptions(Options, section="data"):
 
     @property
     def decoding(self) -> Decoding:
-        """What decides the pixels."""
+        """The options that determine the pixels."""
         return Decoding(self.image_size, self.channels, self.window, self.window_low, self.window_high)
 
     @property
     def memory_bytes(self) -> int:
-        """The memory budget."""
+        """The memory limit in bytes."""
         return int(self.memory_gib * 2**30)
 
 
 @dataclass(frozen=True)
 class PartitionOptions(Options, section="partition"):
-    """How the training images are split among clients: a recipe's ``[partition]`` section.
+    """The recipe's ``[partition]`` section: how the training images are split among clients.
 
     Attributes:
         kind: ``"iid"`` (equal random parts), ``"dirichlet"`` (label proportions drawn from Dir(α)),
             ``"skew"`` (β-skewness), ``"shards"`` (a fixed number of classes at each client),
             ``"single-class"`` (one class, one client), ``"natural"`` (one client for each value of a column)
             or ``"centralised"`` (one client holds all).
-        clients: The number of clients K; ``"natural"`` and ``"centralised"`` know theirs and do not read it.
+        clients: Number of clients K; ``"natural"`` and ``"centralised"`` determine it themselves and ignore this
+            option.
         alpha: α of the Dirichlet distribution: small is skewed, large is near IID.
-        variant: Whose Dirichlet split: ``"moon"`` (variant A: MOON, FedX, FedDecorr, FedQuad), ``"fedu2"``
+        variant: Variant of the Dirichlet split: ``"moon"`` (A: MOON, FedX, FedDecorr, FedQuad), ``"fedu2"``
             (B: FedU², SSD), ``"dec-ssl"`` (C: Dec-SSL) or ``"l-dawa"`` (D: L-DAWA, Orchestra). They give
             different client sizes.
-        balanced: Orchestra's balancing, for the ``"l-dawa"`` variant: 100 Sinkhorn scalings even out the
-            clients.
-        beta: β of the skewness split: 1 is IID, 0 gives each client its own classes.
-        classes_per_client: For ``"shards"``. Classes × clients equal to the number of classes gives FedCA's
-            disjoint classes; more than that shares classes, as EasyFL does.
+        balanced: Orchestra's balancing, for the ``"l-dawa"`` variant: 100 Sinkhorn scalings balance the clients'
+            sizes.
+        beta: β of the skewness split: 1 is IID, 0 gives the clients separate classes.
+        classes_per_client: For ``"shards"``: number of classes of each client. If its product with the number of
+            clients equals the number of classes, classes are disjoint (FedCA); if it is larger, clients share
+            classes (EasyFL).
         clients_per_value: For ``"natural"``: each value's images are split at random among this many clients.
-        min_size: The fewest images that a client may hold; by default 10 for ``"moon"`` and 1 otherwise.
-        retries: How many Dirichlet draws may fail before giving up.
-        column: The column to read in the labels' place: the clients of ``"natural"`` (by default ``client``,
+        min_size: Minimum number of images of a client; by default 10 for ``"moon"`` and 1 otherwise.
+        retries: Maximum number of Dirichlet draws.
+        column: Column to read instead of the labels: the clients of ``"natural"`` (by default ``client``,
             or the only column), or cluster ids for ``"dirichlet"``, ``"skew"``, ``"shards"`` and
             ``"single-class"``.
     """
@@ -138,13 +140,13 @@ class PartitionOptions(Options, section="partition"):
         super().__post_init__()
         if self.balanced and self.variant != "l-dawa":
             raise UserError(
-                f"partition.balanced belongs to variant 'l-dawa' and has no meaning for {self.variant!r}; "
+                f"partition.balanced applies to variant 'l-dawa' only, and partition.variant is {self.variant!r}; "
                 "set partition.variant = 'l-dawa' or partition.balanced = false"
             )
 
     @property
     def smallest_client(self) -> int:
-        """The fewest images that a client may hold."""
+        """Minimum number of images of a client."""
         if self.min_size is not None:
             return self.min_size
         return VARIANTS[self.variant].min_size if self.kind == "dirichlet" else 1

@@ -1,4 +1,4 @@
-"""What a recipe says about evaluation."""
+"""The recipe's ``[evaluation]`` section."""
 
 from __future__ import annotations
 
@@ -18,27 +18,29 @@ Protocols = tuple[Annotated[str, OneOf(PROTOCOLS)], ...]
 class EvaluationOptions(Options, section="evaluation"):
     """The recipe's ``[evaluation]`` section.
 
-    Protocols are ``"knn"``, ``"geometry"``, ``"probe"`` (the probe that this section describes),
-    ``"probe-NAME"`` (a paper's, untouched by this section), and ``"finetune-PERCENT"`` (SSD's) and
-    ``"finetune-fedca-PERCENT"``, of the labels.
+    Protocols are ``"knn"``, ``"geometry"``, ``"probe"`` (the probe of this section), ``"probe-NAME"`` (a paper's
+    probe, which this section does not change), and ``"finetune-PERCENT"`` (SSD) and ``"finetune-fedca-PERCENT"``,
+    with this percentage of the labels.
 
     Attributes:
         every: Rounds between evaluations during training; 0 evaluates only at the end.
         during: Protocols of an evaluation during training.
         at_end: Protocols of the last evaluation.
-        batch_size: Images embedded at a time.
-        knn_k: Neighbours that vote; fewer, with a warning, where there are fewer training images.
-        knn_temperature: Temperature of their weights.
+        batch_size: Number of images that are embedded at a time.
+        knn_k: Number of neighbours that vote; if there are fewer training images, all of them, with a warning.
+        knn_temperature: Temperature of the neighbours' weights.
         probe: Name of a probe protocol.
-        probe_epochs: Instead of the protocol's own; None keeps that, here and below.
-        probe_lr: Learning rate.
-        probe_batch_size: Features in a step.
-        probe_standardise: Features to mean 0 and standard deviation 1 first.
-        probe_select: Accuracy of the ``"last"`` epoch, or the ``"best"`` on the test set.
+        probe_epochs: Number of epochs of the probe; by default the protocol's.
+        probe_lr: Learning rate of the probe; by default the protocol's.
+        probe_batch_size: Number of features in a step of the probe; by default the protocol's.
+        probe_standardise: Standardise features to mean 0 and standard deviation 1; by default as in the protocol.
+        probe_select: Accuracy of the ``"last"`` epoch, or the ``"best"`` on the test set; by default as in the
+            protocol.
         finetune_select: For all fine-tuning, the accuracy of the ``"last"`` epoch, or the ``"best"`` of several
-            looks at the test set.
-        map_points: Images on the report's map of embeddings; 0 leaves the map out.
-        geometry_samples: Images that the geometry is measured on, drawn by the seed where there are more.
+            evaluations on the test set.
+        map_points: Number of images on the report's map of embeddings; 0 omits the map.
+        geometry_samples: Maximum number of images on which the geometry is measured; if there are more, the seed
+            determines the sample.
     """
 
     every: Annotated[int, AtLeast(0)] = 0
@@ -58,7 +60,7 @@ class EvaluationOptions(Options, section="evaluation"):
     map_points: Annotated[int, AtLeast(0)] = 1000
 
     def probe_protocol(self) -> ProbeProtocol:
-        """The named probe with this section's changes."""
+        """Return the named probe with this section's changes."""
         return find_probe(
             self.probe,
             epochs=self.probe_epochs,
@@ -69,15 +71,19 @@ class EvaluationOptions(Options, section="evaluation"):
         )
 
     def fine_tuning(self, protocol: FineTuneProtocol) -> FineTuneProtocol:
-        """A protocol with this section's choice of the epoch."""
+        """Return a protocol with this section's choice of the epoch."""
         return replace(protocol, select=self.finetune_select)
 
 
 def check_protocols(names: tuple[str, ...], where: str) -> None:
-    """Each is the name of a protocol.
+    """Check that all names are names of protocols.
+
+    Args:
+        names: The names.
+        where: Start of the error message: where the names are from.
 
     Raises:
-        UserError: One is not.
+        UserError: A name is unknown.
     """
     for name in names:
         if name not in PROTOCOLS:

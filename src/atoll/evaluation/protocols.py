@@ -1,6 +1,6 @@
-"""The papers' evaluation protocols by name, constants and all.
+"""The papers' evaluation protocols by name, with their constants.
 
-Accuracies under different protocols cannot be compared, so every result carries the constants of its own.
+Accuracies under different protocols cannot be compared, so every result includes the constants of its protocol.
 """
 
 from __future__ import annotations
@@ -21,28 +21,28 @@ Optimizer = Literal["adam", "sgd"]
 
 @dataclass(frozen=True)
 class ProbeProtocol(Options, section="probe"):
-    """A linear classifier on frozen features of un-augmented images.
+    """A linear classifier on frozen features of images without augmentation.
 
     Attributes:
-        name: How results call it.
+        name: Name in results.
         optimizer: ``"adam"`` or ``"sgd"``.
-        lr: The first learning rate.
-        epochs: Passes over the training features.
-        batch_size: Features in a step; a last, smaller batch is used too.
-        momentum: Of SGD.
-        nesterov: Of SGD.
+        lr: Initial learning rate.
+        epochs: Number of passes over the training features.
+        batch_size: Number of features in a step; the last batch may be smaller.
+        momentum: Momentum of SGD.
+        nesterov: Use Nesterov momentum in SGD.
         weight_decay: L2 penalty.
         schedule: ``"constant"``, ``"step"`` (by epoch) or ``"cosine"`` (by step, to 0).
         milestones: Epochs after which ``"step"`` multiplies the rate by ``decay``.
-        decay: See ``milestones``.
-        shuffle: A new order for every epoch.
+        decay: Factor of the rate at each of the ``milestones``.
+        shuffle: Shuffle the features in every epoch.
         standardise: Subtract the training features' mean and divide by their standard deviation.
-        select: Accuracy after the ``"last"`` epoch, or the ``"best"`` of all epochs on the test set (which
-            flatters; for reproduction only).
+        select: Accuracy after the ``"last"`` epoch, or the ``"best"`` of all epochs on the test set (optimistically
+            biased; for reproduction only).
         maps: Read the feature maps before the global pooling instead of h.
-        normalise: Images normalised as in training; False leaves them on [0, 1].
-        fraction: Share of each class's training labels that is used; at least one of a class.
-        differs: What its paper's code does otherwise than we do, or does not say; empty when nothing.
+        normalise: Normalise images as in training; False leaves them on [0, 1].
+        fraction: Share of each class's training labels that is used; at least one label of each class.
+        differs: Differences from the paper or its code, and what they leave open; empty if there are none.
     """
 
     name: str
@@ -65,7 +65,7 @@ class ProbeProtocol(Options, section="probe"):
     differs: str = ""
 
     def constants(self) -> dict[str, bool | float | int | str]:
-        """All of it, as a report prints it beside the accuracy."""
+        """Return all constants, as a report prints them next to the accuracy."""
         return _printable(self)
 
 
@@ -128,7 +128,7 @@ _PAPERS = {
     )
 }
 
-_FEW_LABELS = {  # the papers that repeat their probe with few labels, and what is open about it
+_FEW_LABELS = {  # the papers that repeat their probe with few labels, and what they leave open
     "l-dawa": f"{_PAPERS['l-dawa'].differs}; few labels may have trained it too",
     "dec-ssl": _PAPERS["dec-ssl"].differs,
 }
@@ -144,21 +144,21 @@ PROBES = _PAPERS | {
 
 @dataclass(frozen=True)
 class FineTuneProtocol(Options, section="finetune"):
-    """The whole encoder and a head on it, trained on few labels.
+    """Training of the whole encoder with a head on few labels.
 
     Attributes:
-        name: How results call it.
-        fraction: Share of each class's training labels that is used; at least one of a class.
+        name: Name in results.
+        fraction: Share of each class's training labels that is used; at least one label of each class.
         optimizer: ``"adam"`` or ``"sgd"``.
-        encoder_lr: Learning rate for the encoder.
-        head_lr: And for the head.
-        momentum: Of SGD.
-        hidden: Widths of the head's hidden layers, a ReLU after each; none: a linear head.
-        epochs: Passes over the labelled images.
-        batch_size: Images in a step.
-        every: Epochs between two looks at the test set, where the best of them is selected.
-        select: Accuracy after the ``"last"`` epoch, or the ``"best"`` of those looks (for reproduction only).
-        differs: What its paper does otherwise than we do, or does not say; empty when nothing.
+        encoder_lr: Learning rate of the encoder.
+        head_lr: Learning rate of the head.
+        momentum: Momentum of SGD.
+        hidden: Widths of the head's hidden layers, a ReLU after each; empty for a linear head.
+        epochs: Number of passes over the labelled images.
+        batch_size: Number of images in a step.
+        every: Epochs between two evaluations on the test set, if the best of them is selected.
+        select: Accuracy after the ``"last"`` epoch, or the ``"best"`` of these evaluations (for reproduction only).
+        differs: Differences from the paper, and what it leaves open; empty if there are none.
     """
 
     name: str
@@ -175,7 +175,7 @@ class FineTuneProtocol(Options, section="finetune"):
     differs: str = ""
 
     def constants(self) -> dict[str, bool | float | int | str]:
-        """All of it, as a report prints it beside the accuracy."""
+        """Return all constants, as a report prints them next to the accuracy."""
         return _printable(self)
 
 
@@ -186,10 +186,10 @@ _FEDCA = (
 FINE_TUNES = {
     protocol.name: protocol
     for protocol in (
-        # semi_eval.py of SSD's released code, which prints the best of four looks at the test set:
+        # semi_eval.py of SSD's released code, which prints the best of four evaluations on the test set:
         # `evaluation.finetune_select = "best"`.
         *(FineTuneProtocol(f"finetune-{percent}", percent / 100) for percent in (1, 10)),
-        # FedCA's semi-supervised and transfer learning: an MLP of one hidden layer on the encoder.
+        # FedCA's semi-supervised and transfer learning: an MLP with one hidden layer on the encoder.
         *(
             FineTuneProtocol(
                 f"finetune-fedca-{percent}",
@@ -207,10 +207,10 @@ FINE_TUNES = {
 
 
 def find_probe(name: str, **changes: object) -> ProbeProtocol:
-    """A named protocol, with every change that is not None; the name then says that it was changed.
+    """Return a named protocol, with every change that is not None; its name then lists the changes.
 
     Raises:
-        UserError: There is none of that name, or a change means nothing.
+        UserError: There is no protocol of that name, or a value is invalid.
 
     Example:
         >>> from atoll.evaluation import find_probe

@@ -1,4 +1,4 @@
-"""The recipe's ``[model]`` section, and the encoders that it can name."""
+"""The recipe's ``[model]`` section, and the encoders that it can select."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ from atoll.models.vit import HEAD_WIDTH, MAEDecoder, ViT
 
 @dataclass(frozen=True)
 class ModelOptions(Options, section="model"):
-    """Which encoder, and which heads stand on it.
+    """The recipe's ``[model]`` section: the encoder and its heads.
 
-    The papers' heads, ``hidden`` → ``dim``, BatchNorm before each ReLU unless the table says otherwise:
+    The papers' heads, ``hidden`` → ``dim``, with BatchNorm before each ReLU unless the table says otherwise:
 
     ========================  ==========================================================================
     SSD, FedU²                projector (2048,) → 512
@@ -40,23 +40,23 @@ class ModelOptions(Options, section="model"):
             ``"fedca-cnn"`` or ``"vit-tiny"``.
         stem: A ResNet's first layer: ``"cifar"`` (3×3, stride 1), ``"strided"`` (3×3, stride 2: four times as
             fast) or ``"standard"`` (7×7, stride 2, then a max-pool).
-        width: Channels of the narrow ResNet's first stage, or width of the ViT's tokens.
-            None: the encoder's own (16 and 192).
-        depth: Blocks of the ViT. None: 12.
-        patch: Side of the ViT's patches. None: 2.
-        decoder_depth: Blocks of the masked autoencoder's decoder. None: 4.
+        width: Channels of the narrow ResNet's first stage (by default 16), or width of the ViT's tokens (by default
+            192).
+        depth: Number of blocks of the ViT; by default 12.
+        patch: Side of the ViT's patches in pixels; by default 2.
+        decoder_depth: Number of blocks of the masked autoencoder's decoder; by default 4.
         init: ``"random"``, or ``"torchvision"`` to start a ResNet-18, -34 or -50 from its ImageNet weights.
-        projector: ``"mlp"``, or ``"none"`` to use the representation itself.
-        projector_hidden: Widths of the hidden layers.
-        projector_dim: Width of the embedding. None: the encoder's.
-        projector_norm: Whether BatchNorm stands before every ReLU.
-        projector_final_norm: BatchNorm at the end: ``"none"``, ``"affine"`` or ``"plain"`` (no γ, β).
-        projector_bias: Whether linear layers have a bias.
+        projector: ``"mlp"``, or ``"none"`` to use the representation as the embedding.
+        projector_hidden: Widths of the projector's hidden layers.
+        projector_dim: Width of the embedding; by default the encoder's width.
+        projector_norm: Apply BatchNorm before every ReLU of the projector.
+        projector_final_norm: BatchNorm after the last layer: ``"none"``, ``"affine"`` or ``"plain"`` (no γ, β).
+        projector_bias: Use a bias in the projector's linear layers.
         predictor_hidden: Widths of the predictor's hidden layers; its output is as wide as the embedding.
-        predictor_norm: Whether BatchNorm stands before every ReLU of the predictor.
+        predictor_norm: Apply BatchNorm before every ReLU of the predictor.
 
     Raises:
-        UserError: A value that is not known, or an option that the chosen encoder does not have.
+        UserError: A value is unknown, or the chosen encoder does not have an option.
     """
 
     encoder: Annotated[str, OneOf(ENCODERS)] = "resnet18"
@@ -82,12 +82,12 @@ class ModelOptions(Options, section="model"):
             if field.name in ENCODER_OPTIONS - reads and getattr(self, field.name) != field.default:
                 having = sorted(name for name, kind in ENCODERS.items() if field.name in kind.reads)
                 raise UserError(
-                    f"model.{field.name} says nothing about {self.encoder!r}; "
-                    f"remove it or choose model.encoder from {', '.join(having)}."
+                    f"model.{field.name} does not apply to {self.encoder!r}; "
+                    f"remove it or choose model.encoder from {', '.join(having)}"
                 )
         if self.encoder == "vit-tiny" and self.width is not None and self.width % HEAD_WIDTH:
             raise UserError(
-                f"model.width is {self.width}; a ViT's is a multiple of {HEAD_WIDTH}, one for each head."
+                f"model.width is {self.width}; for a ViT, choose a multiple of {HEAD_WIDTH}, the width of a head"
             )
 
 
@@ -96,9 +96,9 @@ class EncoderKind:
     """How to build one kind of encoder, and which options it reads.
 
     Attributes:
-        build: From options, channels and image size to a freshly initialised encoder.
-        reads: Names of the options that shape it; any other encoder option is refused.
-        smallest: Least side of the images, in pixels.
+        build: Function (options, channels, image size) → newly initialised encoder.
+        reads: Names of the encoder options that it reads; other encoder options are refused.
+        smallest: Minimum side of the images in pixels.
     """
 
     build: Callable[[ModelOptions, int, int], Encoder]
@@ -134,15 +134,15 @@ ENCODER_OPTIONS = frozenset[str]().union(*(kind.reads for kind in ENCODERS.value
 
 
 def build_encoder(options: ModelOptions, channels: int, image_size: int) -> Encoder:
-    """A freshly initialised encoder, drawn from torch's default generator, which the caller seeds.
+    """Build an encoder with new initial weights from torch's default generator, which the caller seeds.
 
     Args:
         options: The recipe's ``[model]`` section.
-        channels: Channels of the images.
-        image_size: Their side in pixels.
+        channels: Number of channels of the images.
+        image_size: Side of the images in pixels.
 
     Raises:
-        UserError: The images do not suit the encoder, or torchvision's weights cannot be had.
+        UserError: The images do not fit the encoder, or torchvision's weights are not available.
 
     Example:
         >>> import torch
@@ -155,10 +155,10 @@ def build_encoder(options: ModelOptions, channels: int, image_size: int) -> Enco
     if image_size < kind.smallest:
         raise UserError(
             f"{options.encoder!r} needs images of side {kind.smallest} or more, and these have {image_size}; "
-            "enlarge them or choose another model.encoder."
+            "enlarge them or choose another model.encoder"
         )
     encoder = kind.build(options, channels, image_size)
-    # The initial weights and the decoder leave no trace in the finished encoder's architecture.
+    # The encoder's architecture does not depend on the initial weights or the decoder.
     shaping = kind.reads - {"init", "decoder_depth"}
     encoder.spec = {
         "encoder": options.encoder,
@@ -170,7 +170,7 @@ def build_encoder(options: ModelOptions, channels: int, image_size: int) -> Enco
 
 
 def rebuild_encoder(spec: dict[str, Any]) -> Encoder:
-    """The architecture that an encoder's ``spec`` describes, freshly initialised.
+    """Build a newly initialised encoder of the architecture that an encoder's ``spec`` describes.
 
     Example:
         >>> from atoll.models import ModelOptions, build_encoder, rebuild_encoder
@@ -183,7 +183,7 @@ def rebuild_encoder(spec: dict[str, Any]) -> Encoder:
 
 
 def build_mae_decoder(options: ModelOptions, encoder: Encoder) -> MAEDecoder:
-    """The masked autoencoder's decoder for this encoder.
+    """Build the masked autoencoder's decoder for an encoder.
 
     Raises:
         UserError: The encoder is not a vision transformer, so there are no patches to mask.
@@ -197,6 +197,7 @@ def build_mae_decoder(options: ModelOptions, encoder: Encoder) -> MAEDecoder:
     """
     if not isinstance(encoder, ViT):
         raise UserError(
-            f"A masked autoencoder needs model.encoder = 'vit-tiny', and here it is {options.encoder!r}."
+            f"a masked autoencoder needs patches, and model.encoder is {options.encoder!r}; "
+            "set model.encoder = 'vit-tiny'"
         )
     return MAEDecoder(encoder, options.decoder_depth or 4)

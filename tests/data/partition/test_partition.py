@@ -197,7 +197,7 @@ def test_a_damaged_record_gets_a_sentence(text):
         ({"kind": "shards", "clients": 4}, "do not fit 10 classes; raise"),
         ({"kind": "shards", "classes_per_client": 11}, "do not fit 10 classes; lower"),
         ({"kind": "natural"}, "needs a column"),
-        ({"kind": "natural", "column": "domian"}, "no columns beside its labels"),
+        ({"kind": "natural", "column": "domian"}, "no columns except its labels"),
     ],
 )
 def test_impossible_partitions_get_a_sentence(options, sentence):

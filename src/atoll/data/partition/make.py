@@ -1,11 +1,10 @@
-"""How the training images are split among clients.
+"""Construction of a partition of the training images among clients.
 
-`make_partition` splits the indices 0..N-1 of a training set. Every kind gives each index to at most one client,
-leaves no client empty, and gives the same answer for the same (options, labels, seed). The arithmetic of the
-kinds is in `iid_skew_shards` and `dirichlet`.
+`make_partition` splits the indices 0..N-1 of a training set. Every kind assigns each index to at most one client,
+leaves no client empty, and is deterministic in (options, labels, seed). The arithmetic of the kinds is in
+`iid_skew_shards` and `dirichlet`.
 
-Indices are sorted within a client, except where a published split fixes another order: see
-`dirichlet.VARIANTS`.
+Indices are sorted within a client, except if a published split has another order: see `dirichlet.VARIANTS`.
 """
 
 from __future__ import annotations
@@ -42,20 +41,19 @@ def make_partition(
 
     Args:
         options: The kind of partition and its parameters.
-        labels: Class of each image, or None where there are none.
+        labels: Class of each image; None without labels.
         columns: Further integer columns, such as PACS's ``domain``.
-        num_samples: The number of training images N.
+        num_samples: Number of training images N.
         seed: The run's seed.
-        classes: Class names; they fix the number of classes where the last ones have no image.
-        column_values: Names of the columns' values, for the natural clients' names.
-        fingerprint: Of the training set, for the record.
+        classes: Class names; they determine the number of classes if the last classes have no image.
+        column_values: Names of the columns' values, for the names of natural clients.
+        fingerprint: Fingerprint of the training set, for the record.
 
     Shape:
         - labels: (N,) int64; every column: (N,) int64
 
     Raises:
-        UserError: The partition that was asked for does not exist for these images, or no draw gave every
-            client enough.
+        UserError: The partition does not exist for these images, or no draw gave every client enough images.
         ValueError: Labels or columns are not of length N.
 
     Reference:
@@ -103,7 +101,7 @@ def make_partition(
 
 
 def partition_images(images: ImageSet, options: PartitionOptions, seed: int) -> Partition:
-    """`make_partition` of an image set, with its names and fingerprint in the record."""
+    """Apply `make_partition` to an image set, with its names and fingerprint in the record."""
     return make_partition(
         options,
         images.labels,
@@ -123,7 +121,7 @@ def _count(labels: Tensor, clients: Sequence[Tensor], num_classes: int) -> Tenso
 
 @dataclass(frozen=True)
 class _Task:
-    """What the kinds split."""
+    """Input of a kind of partition."""
 
     options: PartitionOptions
     labels: Tensor | None
@@ -150,12 +148,12 @@ class _Task:
 
     def column(self, name: str) -> Tensor:
         if name not in self.columns:
-            has = did_you_mean(name, self.columns) if self.columns else "it has no columns beside its labels"
+            has = did_you_mean(name, self.columns) if self.columns else "it has no columns except its labels"
             raise UserError(f"partition.column = {name!r} is not a column of the source; {has}")
         return self.columns[name]
 
     def by_class(self) -> list[Indices]:
-        """Indices of each class that has any, in dataset order."""
+        """Return the indices of each non-empty class, in dataset order."""
         values = self.labels if self.options.column is None else self.column(self.options.column)
         if values is None:
             raise UserError(
@@ -231,11 +229,14 @@ def _natural(task: _Task) -> _Split:
     if name is None:
         if not task.columns:
             raise UserError(
-                "partition.kind = 'natural' needs a column that says whose image it is, and there is none; "
+                "partition.kind = 'natural' needs a column with the client of each image, and there is none; "
                 "use data.source = 'clients', or another partition.kind"
             )
         if "client" not in task.columns and len(task.columns) > 1:
-            raise UserError(f"set partition.column to the column of the clients: {', '.join(task.columns)}")
+            raise UserError(
+                "partition.kind = 'natural' cannot choose among several columns; set partition.column to the "
+                f"column of the clients: {', '.join(task.columns)}"
+            )
         name = "client" if "client" in task.columns else next(iter(task.columns))
     values = task.column(name).numpy()
     known = task.column_values.get(name)

@@ -1,6 +1,7 @@
-"""Which training image lies at which client: the record of a partition.
+"""The record of a partition: the assignment of training images to clients.
 
-`atoll.data.partition.make.make_partition` makes one; it is written whole into a run's ``partition.json``.
+`atoll.data.partition.make.make_partition` creates a partition; a run's ``partition.json`` contains the whole
+record.
 """
 
 from __future__ import annotations
@@ -24,17 +25,17 @@ class Partition:
     """Clients' shares of a training set of `num_samples` images.
 
     Attributes:
-        clients: One int64 tensor of indices a client; all are views of one tensor, one int64 for each image
+        clients: One int64 tensor of indices per client; all are views of one tensor, with one int64 for each image
             that a client holds.
-        names: Clients' names, in the same order: the natural clients' own, otherwise their numbers.
-        counts: Images by client and class, int64 (K, C); None without labels.
-        label_distance: Mean L1 distance between clients' label distributions and the overall one; None
+        names: Names of the clients, in the same order: those of natural clients, otherwise numbers.
+        counts: Number of images by client and class, int64 (K, C); None without labels.
+        label_distance: Mean L1 distance between the clients' label distributions and the overall distribution; None
             without labels.
-        options: What was asked for.
-        seed: The seed that the draws came from.
-        num_samples: Size of the training set; images that no client holds are the difference to the clients'
-            sum.
-        fingerprint: Of the training set that the indices point into.
+        options: The recipe's ``[partition]`` section.
+        seed: The seed of the draws.
+        num_samples: Size of the training set; it may exceed the sum of the clients' sizes, because images may be
+            unassigned.
+        fingerprint: Fingerprint of the training set to which the indices refer.
         classes: Class names, the columns of `counts`.
     """
 
@@ -53,13 +54,16 @@ class Partition:
 
     @property
     def sizes(self) -> list[int]:
-        """How many images each client holds."""
+        """Number of images of each client."""
         return [len(indices) for indices in self.clients]
 
     def client_ids(self, images: ImageSet) -> Tensor:
-        """Which client holds each image; −1 for an image that none holds.
+        """Return the client of each image; −1 for an image without a client.
 
-        All are −1 where the indices point into another set than `images`: the clients' images are elsewhere.
+        All values are −1 if the indices refer to another set than `images`.
+
+        Args:
+            images: The image set.
 
         Shape:
             - output: (N,) int64
@@ -71,7 +75,7 @@ class Partition:
         return ids
 
     def to_json(self) -> str:
-        """The text of ``partition.json``: which sample went where, and why."""
+        """Format the text of ``partition.json``: the assignment, and the options and seed that determine it."""
         record = {
             "fingerprint": self.fingerprint,
             "num_samples": self.num_samples,
@@ -93,10 +97,10 @@ class Partition:
 
     @classmethod
     def from_json(cls, text: str) -> Partition:
-        """Reads what `to_json` wrote.
+        """Parse a text that `to_json` wrote.
 
         Raises:
-            UserError: The text is not a whole partition.
+            UserError: The text is not a complete partition.
         """
         try:
             record = json.loads(text)
@@ -115,11 +119,11 @@ class Partition:
             )
         except (KeyError, TypeError, ValueError) as error:
             raise UserError(
-                f"the partition file is damaged ({error!r}); remove it, and the run makes it again"
+                f"the partition file is damaged ({error!r}); remove it, and the run creates it again"
             ) from error
 
 
 def join_shares(shares: Sequence[Indices]) -> list[Tensor]:
-    """The shares as views of one tensor, so that clients cost one int64 a sample and no more."""
+    """Concatenate the shares and return views of one tensor, so that clients need one int64 per sample."""
     together = torch.from_numpy(np.concatenate(shares))
     return list(torch.tensor_split(together, np.cumsum([len(share) for share in shares])[:-1].tolist()))

@@ -1,4 +1,4 @@
-"""What an augmented view is made of: the settings, the papers' presets, and a recipe's changes to them."""
+"""Options of augmented views: the settings, the papers' presets, and the recipe's ``[views]`` section."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ Deviations = Annotated[tuple[Positive, ...], MinLength(1)]
 
 @dataclass(frozen=True)
 class ViewSettings(Options, section="views"):
-    """Every parameter of a view, in the order in which the operations act. The defaults do nothing.
+    """All parameters of a view, in the order of the operations. The defaults disable all operations.
 
-    `ViewOptions` says what each one does; ``crop_scale`` None is no such crop.
+    `ViewOptions` documents each parameter; with ``crop_scale`` None there is no random resized crop.
     """
 
     crop_scale: ShareRange | None = None
@@ -48,10 +48,10 @@ class ViewSettings(Options, section="views"):
     std: Deviations = (1.0,)
 
     def __post_init__(self) -> None:
-        """Refuse values that mean nothing.
+        """Refuse invalid values.
 
         Raises:
-            UserError: Naming the setting and what it may be.
+            UserError: A value is invalid; the message names the setting and its valid values.
         """
         super().__post_init__()
         if self.blur_kernel and self.blur_kernel % 2 == 0:
@@ -62,8 +62,8 @@ class ViewSettings(Options, section="views"):
 
 _CIFAR_MEAN = (0.4914, 0.4822, 0.4465)
 
-# SimCLR on CIFAR-10 (Chen et al. 2020, appendix B.9): crop, flip, and colour distortion at half strength, the
-# grayscale being part of that; no blur at 32×32.
+# SimCLR on CIFAR-10 (Chen et al. 2020, appendix B.9): crop, flip, and colour distortion at half strength, including
+# grayscale; no blur at 32×32.
 _SIMCLR = ViewSettings(
     crop_scale=(0.08, 1.0),
     flip=0.5,
@@ -74,7 +74,7 @@ _SIMCLR = ViewSettings(
     hue=0.1,
     grayscale=0.2,
 )
-# The same at full colour strength, on values in [0, 1]: EasyFL's, and after it SSD's.
+# The same at full colour strength, on values in [0, 1], as in EasyFL, from which SSD's code takes it.
 _STRONG = replace(_SIMCLR, brightness=0.8, contrast=0.8, saturation=0.8, hue=0.2)
 # One view of Orchestra; the other blurs less often and solarizes.
 _ORCHESTRA = replace(
@@ -91,13 +91,13 @@ _ORCHESTRA = replace(
 PRESETS: dict[str, ViewSettings] = {
     "none": ViewSettings(),
     "simclr": _SIMCLR,
-    # SimCLR on ImageNet: full strength, and a blur over a tenth of the image.
+    # SimCLR on ImageNet: full strength, and a blur with a kernel of a tenth of the image.
     "simclr-imagenet": replace(_STRONG, blur=0.5),
     "easyfl": _STRONG,
     "ssd": _STRONG,
     "fedu2": replace(_STRONG, crop_scale=(0.2, 1.0)),
     "dec-ssl": replace(_SIMCLR, mean=_CIFAR_MEAN, std=(0.2023, 0.1994, 0.2010)),
-    # Pillow's Gaussian blur, which its code calls, has no cut-off: three standard deviations to each side do.
+    # Its code uses Pillow's Gaussian blur, which has no cut-off; three standard deviations on each side are enough.
     "l-dawa": replace(
         _SIMCLR,
         crop_scale=(0.2, 1.0),
@@ -108,19 +108,21 @@ PRESETS: dict[str, ViewSettings] = {
     ),
     "orchestra": _ORCHESTRA,
     "orchestra-second": replace(_ORCHESTRA, blur=0.1, solarize=0.2),
-    # Crop after padding, and flip: its colour jitter has strength 0.
+    # Crop after padding, and flip; the colour jitter of its code has strength 0.
     "fedx": ViewSettings(
         pad_crop=4,
         flip=0.5,
         mean=(125.3 / 255, 123.0 / 255, 113.9 / 255),
         std=(63.0 / 255, 62.1 / 255, 66.7 / 255),
     ),
-    # The text names SimCLR's four, crop, colour distortion, flip and blur, and no numbers: SimCLR's.
+    # The text names SimCLR's four operations (crop, colour distortion, flip, blur) without numbers; these are
+    # SimCLR's.
     "fedca": replace(_STRONG, blur=0.5),
     "mae": ViewSettings(mean=(0.5,), std=(0.5,)),
     # Fine-tuning in SSD's protocol.
     "finetune": ViewSettings(crop_scale=(0.64, 1.0), crop_ratio=(1.0, 1.0), flip=0.5),
-    # Ours: a mirrored digit is another sign or none, and a small crop of a 9 may be a 0.
+    # Our choice: no flip, because a mirrored digit is another symbol or none, and no small crops, because a
+    # small crop of a 9 may look like a 0.
     "digits": ViewSettings(
         crop_scale=(0.5, 1.0), crop_ratio=(0.8, 1.25), pad_crop=1, jitter=0.8, brightness=0.4, contrast=0.4
     ),
@@ -129,29 +131,30 @@ PRESETS: dict[str, ViewSettings] = {
 
 @dataclass(frozen=True)
 class ViewOptions(Options, section="views"):
-    """The ``[views]`` section of a recipe: a preset, and what differs from it. None: as the preset says.
+    """The recipe's ``[views]`` section: a preset, and changes to it. None keeps the preset's value.
 
     Attributes:
-        preset: A preset's name.
-        size: Side of the views in pixels; none: that of the stored images.
-        crop_scale: Share of the image's area that a random resized crop covers: low and high.
-        crop_ratio: Width over height of that crop, log-uniform.
+        preset: Name of a preset.
+        size: Side of the views in pixels; by default that of the stored images.
+        crop_scale: Range of the share of the image's area that a random resized crop covers.
+        crop_ratio: Range of the width-to-height ratio of that crop, log-uniform.
         interpolation: ``"bilinear"`` or ``"bicubic"``, both antialiased.
         pad_crop: Pad by this many reflected pixels, then crop back to the same size at random.
         flip: Probability of a horizontal flip.
-        jitter: Probability of colour jitter; its four steps come in a random order for every image.
-        brightness: b: the factor is drawn from [max(0, 1 − b), 1 + b].
-        contrast: As brightness.
-        saturation: As brightness; does nothing to images of one channel.
-        hue: Turn drawn from [−hue, hue], at most 1/2; does nothing to images of one channel.
-        grayscale: Probability of losing all colour; does nothing to images of one channel.
+        jitter: Probability of colour jitter; its four steps have a random order for every image.
+        brightness: Strength b of the brightness jitter: the factor is drawn from [max(0, 1 − b), 1 + b].
+        contrast: Strength of the contrast jitter, like ``brightness``.
+        saturation: Strength of the saturation jitter, like ``brightness``; no effect on images of one channel.
+        hue: Strength of the hue jitter: the turn is drawn from [−hue, hue], at most 1/2; no effect on images of one
+            channel.
+        grayscale: Probability of the conversion to grey; no effect on images of one channel.
         blur: Probability of a Gaussian blur.
-        blur_sigma: Its standard deviation in pixels, uniform.
-        blur_kernel: Its kernel's size, odd; 0 takes a tenth of the image as SimCLR does, and at least 3.
-        solarize: Probability of inverting the values that reach the threshold.
-        solarize_threshold: That threshold, on [0, 1].
-        mean: Subtracted at the end; one value, or one for each channel.
-        std: Divided by at the end; one value, or one for each channel.
+        blur_sigma: Range of the blur's standard deviation in pixels, uniform.
+        blur_kernel: Size of the blur's kernel, odd; 0 for a tenth of the image as in SimCLR, and at least 3.
+        solarize: Probability of solarization, which inverts the values that reach the threshold.
+        solarize_threshold: Threshold of the solarization, on [0, 1].
+        mean: Mean that the last step subtracts; one value, or one for each channel.
+        std: Standard deviation by which the last step divides; one value, or one for each channel.
     """
 
     preset: Annotated[str, OneOf(PRESETS)] = "simclr"
@@ -176,16 +179,16 @@ class ViewOptions(Options, section="views"):
     std: Deviations | None = None
 
     def __post_init__(self) -> None:
-        """Refuse what means nothing, before any image is read.
+        """Refuse invalid values before any image is read.
 
         Raises:
-            UserError: An unknown preset, or a value out of its range.
+            UserError: The preset is unknown, or a value is out of range.
         """
         super().__post_init__()
         self.settings()
 
     def settings(self) -> ViewSettings:
-        """The preset with this section's changes."""
+        """Return the preset with this section's changes."""
         changes = {each.name: getattr(self, each.name) for each in fields(ViewSettings)}
         return replace(
             PRESETS[self.preset], **{name: value for name, value in changes.items() if value is not None}
