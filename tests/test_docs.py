@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import pkgutil
 import re
 import shlex
 import types
@@ -335,3 +336,21 @@ def test_a_file_or_a_test_that_a_page_names_exists(page: str) -> None:
         path = ROOT / ("src" if name.startswith("atoll/") else "") / name
         assert path.is_file(), name
         assert f"def {test}(" in path.read_text() or not test, f"{name}::{test}"
+
+
+@pytest.mark.parametrize(
+    ("page", "module"),
+    [("l_dawa", "ldawa"), ("ssd", "ssd"), ("fedca", "fedca"), ("featarc", "featarc"), ("fedquad", "fedquad")],
+)
+def test_the_code_that_a_page_names_for_an_equation_exists(page: str, module: str) -> None:
+    text = (ROOT / "docs" / "methods" / f"{page}.md").read_text()
+    paragraph = re.search(r"^In the code.*?(?=\n\n)", text, re.DOTALL | re.MULTILINE)
+    assert paragraph is not None
+    names = re.findall(r"`([\w./]+)`", paragraph[0])
+    assert len(names) > 2
+    for name in names:
+        if name.endswith(".py"):
+            assert (ROOT / "src" / "atoll" / name).is_file(), name
+        else:
+            where = "atoll" if name.startswith("functional.") else f"atoll.methods.{module}"
+            assert pkgutil.resolve_name(f"{where}:{name}" if where != "atoll" else f"atoll.{name}"), name

@@ -3,18 +3,15 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import ClassVar, Literal
 
 import torch
 
-from atoll.aggregation.update_geometry import Reference
 from atoll.components.base import Aggregation, Fold, Models, Setting, Update, UpdateGeometry
 from atoll.core.tree import Weights
-
-Factors = Callable[[UpdateGeometry], Mapping[str, float]]
 
 
 class RunningMean:
@@ -110,43 +107,25 @@ class FedAvg(Aggregation):
 
 
 class MeanFold:
-    """The running mean of a round, Σ_k p_k f_k w_k.
+    """The running mean of a round, Σ_k p_k w_k.
 
     Args:
         current: The model at the start of the round.
         weights: How p_k is computed (see `Weighing`).
-        factors: Function from an update's geometry to f_k by tensor; None for 1.
-        renormalise: Divide by Σ_k p_k |f_k|.
     """
 
-    def __init__(
-        self, current: Weights, weights: str, factors: Factors | None = None, renormalise: bool = False
-    ) -> None:
+    def __init__(self, current: Weights, weights: str) -> None:
         self._current = current
         self._weigh = Weighing(weights)
-        self._factors = factors
-        self._renormalise = renormalise
         self._mean = RunningMean()
-        self._total = 0.0
 
     def add(self, client: int, update: Update, geometry: UpdateGeometry | None = None) -> None:
-        """Fold in one client's model; its geometry is computed here if it is needed and not given."""
+        """Fold in one client's model; a mean does not need its geometry."""
         weight, earlier = self._weigh(update)
         if earlier != 1:
             self._mean.rescale(earlier)
-        self._total = self._total * earlier + weight
-        factors = None
-        if self._factors:
-            factors = self._factors(geometry or Reference(self._current).measure(update["weights"]))
-        self._mean.add(update["weights"], weight, factors)
+        self._mean.add(update["weights"], weight)
 
     def close(self) -> Models:
         """Return the mean; tensors that no client sent are unchanged, and so is the model if no client sent one."""
-        mean = self._mean.mean
-        if not mean:
-            return {"global": self._current}
-        if self._factors and not self._renormalise:
-            for name, total in self._mean.totals.items():
-                if total != self._total:
-                    mean[name].mul_(total / self._total)
-        return {"global": {**self._current, **mean}}
+        return {"global": {**self._current, **self._mean.mean}}

@@ -1,7 +1,7 @@
 """Named random streams, derived from their purpose and independent of global state and of the order of draws.
 
 Two streams are equal exactly if (seed, purpose, keys) are equal. A run therefore gives the same numbers with one
-worker or many, interrupted or not, in simulation or deployed (promise 1 of the design).
+worker or many, interrupted or not, in simulation or deployed (promise 1 in docs/promises.md).
 """
 
 from __future__ import annotations

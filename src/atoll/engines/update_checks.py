@@ -1,4 +1,4 @@
-"""Update checks: every update is checked before it is folded (promise 4 of the design)."""
+"""Update checks: every update is checked before it is folded (promise 4 in docs/promises.md)."""
 
 from __future__ import annotations
 

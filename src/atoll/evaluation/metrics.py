@@ -102,7 +102,7 @@ BYTES_UP, BYTES_DOWN = (
     Metric(
         f"bytes_{way}",
         heading,
-        "atoll.core.tree.num_bytes",
+        "atoll.engines.server.Server.run_round",
         meaning,
         "curve",
         "MB per round",

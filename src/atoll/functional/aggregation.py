@@ -17,7 +17,9 @@ BLOCK = 2**23
 def angular_divergence(
     global_weights: Mapping[str, Tensor], client_weights: Mapping[str, Tensor]
 ) -> dict[str, Tensor]:
-    """Cosine similarity between the global model and a client's model, for each tensor.
+    """Cosine similarity between the global model and a client's model, for each tensor (1: no divergence).
+
+    Runs read each update once and compute the same δ as `atoll.components.messages.UpdateGeometry.cosine`.
 
     δ^(l) = ⟨w_g, w_k⟩ / (‖w_g‖‖w_k‖), with each tensor flattened to a vector; 1 if either is all zero, because
     the angle is then undefined (BatchNorm's β and running mean start as zeros). Equal tensors give exactly 1. A

@@ -9,20 +9,21 @@ statistics. p_k = 1/K over the clients of the round; the variants weight clients
 _FedU adds FedU's merge at the client. M-DAWA has one δ_k for the whole model (Eq. 3).
 
 Because δ ≤ 1 and there is no renormalisation, the model shrinks as clients diverge. For a tensor of zeros, no angle
-is defined, and δ = 1; rounding never makes a cosine larger than 1.
+is defined, and δ = 1; rounding never makes a cosine larger than 1. The update checks read each update once, next to
+w_g, and pass on the products of Eq. 2 as its `UpdateGeometry`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated, ClassVar, Literal
 
-from atoll.aggregation.fedavg import MeanFold
+from atoll.aggregation.fedavg import MeanFold, RunningMean, Weighing
 from atoll.aggregation.loss_weighted import LossWeighted
-from atoll.components.base import Aggregation, Models, Setting, UpdateGeometry
+from atoll.components.base import Aggregation, Fold, Models, Setting, Update, UpdateGeometry
 from atoll.core.schema import AtLeast
+from atoll.core.tree import Weights
 from atoll.methods.fedu import FedU
 from atoll.methods.method import Method
 from atoll.objectives.simclr import SimCLR
@@ -52,45 +53,78 @@ class DAWA(Aggregation):
         needed = [] if self.weights == "uniform" else [self.weights]
         return tuple(dict.fromkeys([*needed, *(["samples"] if self.warmup_rounds else [])]))
 
-    def open(self, models: Models, setting: Setting, round: int, scratch: Path | None) -> MeanFold:
-        """Start a round's sum Σ_k p_k δ_k w_k (Eqs. 4-6); in the warm-up, a mean weighted by samples."""
-        current = models["global"]
+    def open(self, models: Models, setting: Setting, round: int, scratch: Path | None) -> Fold:
+        """Start a round's sum; in the warm-up, a mean weighted by samples."""
         if round <= self.warmup_rounds:
-            return MeanFold(current, "samples")
+            return MeanFold(models["global"], "samples")
+        return DAWAFold(self, models["global"], frozenset() if self.include_buffers else setting.buffers)
 
-        def factors(geometry: UpdateGeometry) -> Mapping[str, float]:
-            scaled = [name for name in geometry.moved if self.include_buffers or name not in setting.buffers]
-            return {**dict.fromkeys(geometry.moved, 1.0), **self.cosines(geometry, scaled)}
-
-        return MeanFold(current, self.weights, factors, self.renormalise)
-
-    def cosines(self, geometry: UpdateGeometry, names: list[str]) -> dict[str, float]:
-        """Compute δ_k for each of these tensors."""
+    def delta(self, geometry: UpdateGeometry, layers: list[str]) -> dict[str, float]:
+        """Compute δ_k for each of these layers."""
         raise NotImplementedError
 
 
 @dataclass(frozen=True)
 class LDAWA(DAWA):
-    """L-DAWA: scale each tensor by its cosine to the global model's tensor."""
+    """L-DAWA: scale each layer by its cosine to the global model's layer."""
 
     name: ClassVar[str] = "l_dawa"
     source: ClassVar[str] = "L-DAWA Eqs. 2, 4-6, Algorithm 1"
 
-    def cosines(self, geometry: UpdateGeometry, names: list[str]) -> dict[str, float]:
-        """Compute δ_k^(l) for each tensor separately (Eq. 2)."""
-        return {name: geometry.cosine([name]) for name in names}
+    def delta(self, geometry: UpdateGeometry, layers: list[str]) -> dict[str, float]:
+        """Compute δ_k^(l) = ⟨w_g^(l), w_k^(l)⟩ / (‖w_g^(l)‖ ‖w_k^(l)‖), layer by layer (Eq. 2)."""
+        return {layer: geometry.cosine([layer]) for layer in layers}
 
 
 @dataclass(frozen=True)
 class MDAWA(DAWA):
-    """M-DAWA: scale each model by its cosine to the global model, with all tensors as one vector."""
+    """M-DAWA: scale each model by its cosine to the global model, with all layers as one vector."""
 
     name: ClassVar[str] = "m_dawa"
     source: ClassVar[str] = "L-DAWA Eqs. 2-3"
 
-    def cosines(self, geometry: UpdateGeometry, names: list[str]) -> dict[str, float]:
-        """Compute δ_k, the same for all tensors (Eq. 3)."""
-        return dict.fromkeys(names, geometry.cosine(names))
+    def delta(self, geometry: UpdateGeometry, layers: list[str]) -> dict[str, float]:
+        """Compute δ_k = ⟨w_g, w_k⟩ / (‖w_g‖ ‖w_k‖), the same for all layers (Eq. 3)."""
+        return dict.fromkeys(layers, geometry.cosine(layers))
+
+
+class DAWAFold:
+    """The sum Σ_k p_k δ_k^(l) w_k^(l) of a round, one client at a time (Eqs. 4-6).
+
+    A running mean with the weights p_k δ_k^(l) holds it, which cannot overflow: the mean times Σ_k p_k |δ_k^(l)| is
+    the sum.
+
+    Args:
+        dawa: The aggregation.
+        current: w_g, the model at the start of the round.
+        unscaled: Tensors with δ = 1.
+    """
+
+    def __init__(self, dawa: DAWA, current: Weights, unscaled: frozenset[str]) -> None:
+        self._dawa = dawa
+        self._current = current
+        self._unscaled = unscaled
+        self._weigh = Weighing(dawa.weights)
+        self._mean = RunningMean()
+        self._total = 0.0
+
+    def add(self, client: int, update: Update, geometry: UpdateGeometry) -> None:
+        """Fold in one client's model, scaled layer by layer."""
+        p, earlier = self._weigh(update)  # up to a factor that all clients share
+        self._mean.rescale(earlier)
+        self._total = self._total * earlier + p
+        layers = [name for name in geometry.moved if name not in self._unscaled]
+        delta = {**dict.fromkeys(geometry.moved, 1.0), **self._dawa.delta(geometry, layers)}
+        self._mean.add(update["weights"], p, delta)
+
+    def close(self) -> Models:
+        """Return the next w_g; without an update it is unchanged."""
+        total = self._mean.mean
+        if not self._dawa.renormalise:
+            for layer, scale in self._mean.totals.items():  # Σ_k p_k |δ_k^(l)|, where Σ_k p_k = total
+                if scale != self._total:
+                    total[layer].mul_(scale / self._total)
+        return {"global": {**self._current, **total}}
 
 
 L_DAWA = Method(
