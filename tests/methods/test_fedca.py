@@ -262,13 +262,13 @@ def test_a_run_that_failed_before_its_first_round_keeps_the_alignment_model_that
     change, kept, tmp_path, monkeypatch
 ):
     recipe = ("method.name=fedca", *PUBLIC)
-    finish = launching._train_first
+    finish = launching._run_prerequisite
 
     def prepared_and_killed(*asked):
         finish(*asked)
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(launching, "_train_first", prepared_and_killed)
+    monkeypatch.setattr(launching, "_run_prerequisite", prepared_and_killed)
     with pytest.raises(KeyboardInterrupt):
         run_tiny(tmp_path / "run", *recipe)
     monkeypatch.undo()
