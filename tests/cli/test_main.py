@@ -68,7 +68,7 @@ def finished(tmp_path_factory):
         ),
         (["run", "digits-ssd", "--set", "data.source=images", "data.path=/no/such/place"], "/no/such/place"),
         (["run", "digits-ssd", "--set", "partition.clients=5000", "partition.kind=iid"], "5000"),
-        (["run", "digits-ssd", "--set", "engine.device=cuda"], "sees no GPU"),
+        (["run", "digits-ssd", "--set", "engine.device=cuda"], "finds no GPU"),
         (["run", "digits-ssd", "--set", "model.projector_dim=64"], "'pd' compares representations"),
         (
             ["run", "digits-ssd", "--set", "data.labels=false", "partition.kind=iid", "method.name=fed_sl"],

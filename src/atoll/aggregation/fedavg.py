@@ -128,4 +128,5 @@ class MeanFold:
 
     def close(self) -> Models:
         """Return the mean; tensors that no client sent are unchanged, and so is the model if no client sent one."""
-        return {"global": {**self._current, **self._mean.mean}}
+        mean = self._mean.mean
+        return {"global": {**self._current, **mean} if mean else self._current}

@@ -70,7 +70,7 @@ def bench_gpu(
     """
     where = torch.device(device)
     if where.type == "cuda" and not torch.cuda.is_available():
-        raise UserError("PyTorch sees no GPU here; try the parts with --device cpu --scale test")
+        raise UserError("PyTorch finds no GPU here; try the parts with --device cpu --scale test")
     bench, about = Bench(where, SCALES[scale]), _about(where, scale)
     record = _earlier(out, about) or {"about": about, "parts": {}}
     for name, part in PARTS.items():

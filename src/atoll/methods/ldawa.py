@@ -124,7 +124,7 @@ class DAWAFold:
             for layer, scale in self._mean.totals.items():  # Σ_k p_k |δ_k^(l)|, where Σ_k p_k = total
                 if scale != self._total:
                     total[layer].mul_(scale / self._total)
-        return {"global": {**self._current, **total}}
+        return {"global": {**self._current, **total} if total else self._current}
 
 
 L_DAWA = Method(

@@ -44,7 +44,7 @@ def test_a_second_app_does_not_overwrite_the_first(tmp_path, capsys):
     arguments = ["federate", "init", str(tmp_path / "app"), "--recipe", "digits-ssd", "--sites", "2"]
     assert main(arguments) == 0
     assert main(arguments) == 2
-    assert "already holds" in capsys.readouterr().err
+    assert "already contains" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
