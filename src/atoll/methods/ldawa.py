@@ -111,7 +111,8 @@ class DAWAFold:
     def add(self, client: int, update: Update, geometry: UpdateGeometry) -> None:
         """Fold in one client's model, scaled layer by layer."""
         p, earlier = self._weigh(update)  # up to a factor that all clients share
-        self._mean.rescale(earlier)
+        if earlier != 1:
+            self._mean.rescale(earlier)
         self._total = self._total * earlier + p
         layers = [name for name in geometry.moved if name not in self._unscaled]
         delta = {**dict.fromkeys(geometry.moved, 1.0), **self._dawa.delta(geometry, layers)}
@@ -119,12 +120,15 @@ class DAWAFold:
 
     def close(self) -> Models:
         """Return the next w_g; without an update it is unchanged."""
-        total = self._mean.mean
+        summed = self._mean.mean
         if not self._dawa.renormalise:
-            for layer, scale in self._mean.totals.items():  # Σ_k p_k |δ_k^(l)|, where Σ_k p_k = total
+            for (
+                layer,
+                scale,
+            ) in self._mean.totals.items():  # scale = Σ_k p_k |δ_k^(l)|, and Σ_k p_k = self._total
                 if scale != self._total:
-                    total[layer].mul_(scale / self._total)
-        return {"global": {**self._current, **total} if total else self._current}
+                    summed[layer].mul_(scale / self._total)
+        return {"global": {**self._current, **summed} if summed else self._current}
 
 
 L_DAWA = Method(
