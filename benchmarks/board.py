@@ -125,12 +125,12 @@ def to_json(record: Record) -> str:
 
 
 def run_and_save(
-    board: Board, entry: Entry, work: Path, settings: Sequence[str], callback: StopAfterRound
+    results: Path, entry: Entry, work: Path, settings: Sequence[str], callback: StopAfterRound
 ) -> None:
     """Run an entry and save its record."""
     print(f"{entry.name} …", flush=True)
     record = run(entry, work, settings, callback)
-    path = board.results / f"{entry.name}.json"
+    path = results / f"{entry.name}.json"
     path.parent.mkdir(parents=True, exist_ok=True)
     part = path.with_suffix(".part")
     part.write_text(to_json(record), "utf-8")
@@ -169,7 +169,7 @@ def main() -> int:
     rows = [args.row] if args.command == "run" else []
     while not callback.stop and (entry := board.missing(args.protocol, passed, rows, args.seed)):
         try:
-            run_and_save(board, entry, args.work, args.set, callback)
+            run_and_save(board.results, entry, args.work, args.set, callback)
         except StopAsked:
             break
         except Exception:

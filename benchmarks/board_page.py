@@ -8,9 +8,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from html import escape
 from pathlib import Path
 
-from scipy import stats
-
 from board_rows import HERE, SELECT, Board, Record
+from paired import filled, markdown, mean_std, paired, verdict
 
 PAGE = HERE.parent / "docs" / "board.md"
 BEGIN, END = "<!-- made by benchmarks/board.py: begin -->", "<!-- made by benchmarks/board.py: end -->"
@@ -33,46 +32,9 @@ def values(records: Mapping[int, Record], heading: str) -> dict[int, float]:
     }
 
 
-def paired(row: Mapping[int, float], base: Mapping[int, float]) -> tuple[int, float, float | None]:
-    """Number of common seeds, mean difference, and half of its 95 % confidence interval (Student's t)."""
-    differences = [row[seed] - base[seed] for seed in sorted(row.keys() & base.keys())]
-    n = len(differences)
-    if n < 2:
-        return n, differences[0] if differences else math.nan, None
-    half = float(stats.t.ppf(0.975, n - 1)) * statistics.stdev(differences) / math.sqrt(n)
-    return n, statistics.fmean(differences), half
-
-
-def verdict(n: int, mean: float, half: float | None) -> str:
-    """Format a paired difference."""
-    if half is None:
-        return f"{signed(mean)}, cannot tell (one seed)" if n else "–"
-    interval = f"{signed(mean)} [{signed(mean - half)}, {signed(mean + half)}]"
-    return f"{interval}, cannot tell" if abs(mean) <= half else interval
-
-
-def signed(number: float) -> str:
-    """Format a number with its sign and a typographic minus."""
-    return f"{number:+.2f}".replace("-", "−")
-
-
-def mean_std(numbers: Sequence[float], digits: int) -> str:
-    """Format mean ± standard deviation (n − 1)."""
-    if not numbers:
-        return "–"
-    spread = f" ± {statistics.stdev(numbers):.{digits}f}" if len(numbers) > 1 else ""
-    return f"{statistics.fmean(numbers):.{digits}f}{spread}"
-
-
 def measured(records: Mapping[int, Record]) -> list[str]:
     """Format the cells of all measures."""
     return [mean_std([*values(records, heading).values()], MEASURES[heading][2]) for heading in MEASURES]
-
-
-def markdown(header: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
-    """Format a table as lines of Markdown, with an empty line at the end."""
-    ruler = ["---", *["---:"] * (len(header) - 1)]
-    return [*(f"| {' | '.join(cells)} |" for cells in (header, ruler, *rows)), ""]
 
 
 def point_cells(point: Sequence[str]) -> list[str]:
@@ -181,14 +143,8 @@ def picture(board: Board, protocol: str = "short") -> str:
     return "\n".join([*parts, "</svg>", ""])
 
 
-def filled(text: str, made: str) -> str:
-    """Replace the generated text between a page's markers."""
-    before, _, rest = text.partition(BEGIN)
-    return f"{before}{BEGIN}\n\n{made}\n\n{END}{rest.partition(END)[2]}"
-
-
 def write(board: Board, page: Path = PAGE) -> None:
     """Update the page and the picture."""
-    page.write_text(filled(page.read_text("utf-8"), made(board)), "utf-8")
+    page.write_text(filled(page.read_text("utf-8"), made(board), BEGIN, END), "utf-8")
     if drawn := picture(board):
         page.with_suffix(".svg").write_text(drawn, "utf-8")

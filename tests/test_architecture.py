@@ -64,6 +64,7 @@ ABOUT_MORE = {
     "report/test_palette.py": "the page's colours",
     "test_architecture.py": "the layout",
     "test_board.py": "benchmarks/",
+    "test_claims.py": "benchmarks/claims.py",
     "test_docs.py": "docs/",
     "test_every_method.py": "all methods",
     "test_gpu_session.py": "benchmarks/gpu.sh",

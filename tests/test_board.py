@@ -75,7 +75,7 @@ def put(board: Board, entry: Entry, accuracy: float | None) -> None:
 
 def test_the_page_says_what_the_records_say():
     text = board_page.PAGE.read_text("utf-8")
-    assert board_page.filled(text, board_page.made(Board())) == text
+    assert board_page.filled(text, board_page.made(Board()), board_page.BEGIN, board_page.END) == text
     drawn = board_page.PAGE.with_suffix(".svg")
     assert (drawn.read_text("utf-8") if drawn.is_file() else "") == board_page.picture(Board())
 

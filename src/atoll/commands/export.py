@@ -77,7 +77,7 @@ def _onnx(encoder: Encoder) -> bytes:
         import onnxscript  # type: ignore[import-not-found, import-untyped, unused-ignore]  # noqa: F401
     except ImportError:
         raise UserError(
-            "ONNX needs two further libraries; install them with: pip install onnx onnxscript"
+            "ONNX needs two further libraries; install them with: pip install 'atoll[onnx]'"
         ) from None
     batch = {0: torch.export.Dim("batch", min=1)}
     program = torch.onnx.export(

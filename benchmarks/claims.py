@@ -1,0 +1,184 @@
+"""The claims in docs/claims.md: what the papers say, what our records say, and whether they agree.
+
+    python benchmarks/claims.py run --data DIR   # the missing runs of claims.toml; SIGTERM stops after a round
+    python benchmarks/claims.py table            # docs/claims.md
+
+DIR holds ``cifar10/``, as ATOLL_DATA does. A record is one JSON file under ``results/claims/``, in the form of the
+board's.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import statistics
+import sys
+import tomllib
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import board
+from atoll.commands.paper_tables import find_published
+from board_rows import HERE, Board, Entry, Record
+from paired import filled, markdown, paired, signed
+
+RESULTS = HERE / "results" / "claims"
+PAGE = HERE.parent / "docs" / "claims.md"
+BEGIN, END = "<!-- made by benchmarks/claims.py: begin -->", "<!-- made by benchmarks/claims.py: end -->"
+HEADER = ("paper", "claim", "published", "ours", "scale", "verdict", "what would tell")
+
+
+class Claims:
+    """The claims and the records that test them.
+
+    Args:
+        results: Folder of this file's records.
+        table: Content of claims.toml; None to read the file.
+    """
+
+    def __init__(self, results: Path = RESULTS, table: Mapping[str, Any] | None = None) -> None:
+        self.table = table or tomllib.loads((HERE / "claims.toml").read_text("utf-8"))
+        self.results = results
+        self.board = Board()
+        self.ten_rounds = json.loads((HERE / "results" / "cifar10-table.json").read_text("utf-8"))
+
+    def entries(self) -> Iterator[Entry]:
+        """The training runs, seed by seed."""
+        for seed in self.table["seeds"]:
+            for name, one in self.table["runs"].items():
+                yield Entry(f"{name}-seed{seed}", one["recipe"], seed, one["settings"], ())
+
+    def record(self, name: str) -> Record | None:
+        """Load a run's record; None if it does not exist."""
+        path = self.results / f"{name}.json"
+        return json.loads(path.read_text("utf-8")) if path.is_file() else None
+
+    def missing(self) -> Entry | None:
+        """The first run without a record."""
+        return next((entry for entry in self.entries() if self.record(entry.name) is None), None)
+
+    def evaluations(self, source: str) -> dict[int, Mapping[str, float]]:
+        """Evaluations by seed of a source, such as ``"board:short/ssd"``; runs that failed have none."""
+        kind, _, name = source.partition(":")
+        if kind == "results":
+            return {int(seed): one for seed, one in self.ten_rounds[name].items()}
+        if kind == "board":
+            protocol, _, row = name.partition("/")
+            found: dict[int, Record] = self.board.finals(row, protocol)
+        elif kind == "claims" and name in self.table["runs"]:
+            records = {seed: self.record(f"{name}-seed{seed}") for seed in self.table["seeds"]}
+            found = {seed: record for seed, record in records.items() if record}
+        else:
+            raise ValueError(f"claims.toml names the source {source!r}, which does not exist")
+        return {seed: record["evaluation"] for seed, record in found.items() if record["evaluation"]}
+
+    def points(self, source: str, measure: Sequence[str]) -> dict[int, float]:
+        """A source's result in points, by seed: the first of the measures that its evaluation has."""
+        return {
+            seed: 100 * next(one[key] for key in measure if key in one)
+            for seed, one in self.evaluations(source).items()
+        }
+
+
+def total(parts: Iterable[Mapping[int, float]]) -> dict[int, float]:
+    """Sum of results by seed, over the seeds that all of them have."""
+    listed = list(parts)
+    seeds = set.intersection(*(set(one) for one in listed))
+    return {seed: sum(one[seed] for one in listed) for seed in seeds}
+
+
+def published(claim: Mapping[str, Any]) -> float:
+    """The paper's difference, in points."""
+    keys = dict(claim["published"]["keys"])
+    metric = keys.pop("metric")
+
+    def value(one: Mapping[str, str]) -> float:
+        return float(find_published({**keys, **one}, metric)["value"])
+
+    difference = sum(map(value, claim["published"]["plus"])) - sum(map(value, claim["published"]["minus"]))
+    return difference * float(claim["published"].get("points", 1))
+
+
+def judge(n: int, mean: float, half: float | None) -> str:
+    """What a paired difference says about a claim that it is positive."""
+    if half is None:
+        return "cannot tell (one seed)" if n else "not run"
+    if abs(mean) <= half:
+        return "cannot tell"
+    return "supports" if mean > 0 else "contradicts"
+
+
+def rows(claims: Claims) -> Iterator[list[str]]:
+    """Rows of the table: one for each claim and scale that has a record, and one for a claim without any."""
+    for claim in claims.table["claims"]:
+        head = [claim["paper"], claim["says"], signed(published(claim))]
+        shown = False
+        for one in claim["ours"]:
+            plus, minus = (
+                total(claims.points(source, claim["measure"]) for source in one[side])
+                for side in ("plus", "minus")
+            )
+            n, mean, half = paired(plus, minus)
+            if n:
+                interval = "" if half is None else f" [{signed(mean - half)}, {signed(mean + half)}]"
+                scale = f"{one['scale']}, {n} seed{'s' * (n > 1)}"
+                yield [*head, signed(mean) + interval, scale, judge(n, mean, half), claim["tell"]]
+                shown = True
+        if not shown:
+            yield [*head, "–", "–", "not run", claim["tell"]]
+
+
+def means(claims: Claims) -> Iterator[list[str]]:
+    """Rows of the table of this file's own runs."""
+    for name in claims.table["runs"]:
+        found = claims.evaluations(f"claims:{name}")
+        if found:
+            cells = []
+            for key in ("classifier/accuracy", "probe/accuracy", "knn/accuracy"):
+                numbers = [100 * one[key] for one in found.values() if key in one]
+                cells.append(f"{statistics.fmean(numbers):.2f}" if numbers else "–")
+            yield [f"`{name}`", *cells, str(len(found))]
+
+
+def made(claims: Claims) -> str:
+    """The generated part of the page."""
+    parts = markdown(HEADER, list(rows(claims)))
+    if own := list(means(claims)):
+        parts += ["### The runs made for this page", "", "Means over the seeds, in %.", ""]
+        parts += markdown(("run", "classifier", "probe", "kNN", "seeds"), own)
+    return "\n".join(parts).rstrip()
+
+
+def write(claims: Claims, page: Path = PAGE) -> None:
+    """Update the page."""
+    page.write_text(filled(page.read_text("utf-8"), made(claims), BEGIN, END), "utf-8")
+
+
+def main() -> int:
+    """Run the command."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("command", nargs="?", default="table", choices=("run", "table"))
+    parser.add_argument("--data", type=Path, help="the folder that holds cifar10/; default: ATOLL_DATA")
+    parser.add_argument("--work", type=Path, default=Path("runs/claims"), help="for the runs' folders")
+    args = parser.parse_args()
+    claims = Claims()
+    if args.command == "table":
+        write(claims)
+        return 0
+    if args.data:
+        os.environ["ATOLL_DATA"] = str(args.data.absolute())
+    callback = board.StopAfterRound()
+    while not callback.stop and (entry := claims.missing()):
+        try:
+            board.run_and_save(claims.results, entry, args.work, ["engine.threads=1"], callback)
+        except board.StopAsked:
+            break
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

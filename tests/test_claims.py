@@ -1,0 +1,103 @@
+"""The claims: their page is what the records say, and a verdict follows from its interval."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+
+import pytest
+from scipy import stats
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "benchmarks"))
+
+import claims as tool
+
+CLAIM = {
+    "paper": "Dec-SSL",
+    "says": "Unlike clients cost less.",
+    "published": {
+        "keys": {
+            "paper": "Dec-SSL",
+            "table": "2-bottom",
+            "dataset": "CIFAR-100->CIFAR-10",
+            "metric": "LP acc (fraction) with 100% labels",
+        },
+        "plus": [{"method": "Dec-SSL Non-IID"}, {"method": "Dec-SLRep IID"}],
+        "minus": [{"method": "Dec-SSL IID"}, {"method": "Dec-SLRep Non-IID"}],
+        "points": 100,
+    },
+    "measure": ["classifier/accuracy", "probe/accuracy"],
+    "ours": [{"scale": "tiny", "plus": ["claims:a", "claims:b"], "minus": ["claims:c"]}],
+    "tell": "more",
+}
+TABLE = {
+    "seeds": [1, 2, 3],
+    "runs": {name: {"recipe": "digits", "settings": []} for name in "abc"},
+    "claims": [CLAIM],
+}
+
+
+def store(folder: Path, name: str, seed: int, **evaluation: float) -> None:
+    record = {"evaluation": {key.replace("_", "/"): value for key, value in evaluation.items()}}
+    (folder / f"{name}-seed{seed}.json").write_text(json.dumps(record))
+
+
+def test_the_page_is_what_the_records_say():
+    text = tool.PAGE.read_text("utf-8")
+    assert tool.filled(text, tool.made(tool.Claims()), tool.BEGIN, tool.END) == text
+
+
+def test_every_claim_has_the_papers_value_and_sources_that_exist():
+    claims = tool.Claims()
+    assert len(claims.table["claims"]) > 15
+    for claim in claims.table["claims"]:
+        assert tool.published(claim) > 0, claim["says"]
+        for one in claim["ours"]:
+            for source in [*one["plus"], *one["minus"]]:
+                claims.points(source, claim["measure"])
+
+
+def test_the_papers_difference_is_that_of_its_table():
+    # methods.md's Table 2 (bottom): 0.70 − 0.71 for self-supervision, 0.43 − 0.65 for supervision
+    assert tool.published(CLAIM) == pytest.approx(100 * ((0.70 - 0.71) - (0.43 - 0.65)))
+
+
+def test_a_difference_takes_common_seeds_and_the_first_measure_that_exists(tmp_path):
+    for seed, (a, b, c) in enumerate([(0.5, 0.2, 0.3), (0.6, 0.2, 0.3), (0.7, 0.2, 0.1)], start=1):
+        store(tmp_path, "a", seed, classifier_accuracy=a, probe_accuracy=0.0)
+        store(tmp_path, "b", seed, probe_accuracy=b)
+        if seed < 3:
+            store(tmp_path, "c", seed, probe_accuracy=c)
+    claims = tool.Claims(tmp_path, TABLE)
+    (row,) = tool.rows(claims)
+    differences = [40.0, 50.0]
+    half = stats.ttest_rel(differences, [0, 0]).confidence_interval(0.95).high - 45
+    assert row[3] == f"+45.00 [{tool.signed(45 - half)}, {tool.signed(45 + half)}]"
+    assert row[4:6] == ["tiny, 2 seeds", "cannot tell"]
+    store(tmp_path, "c", 3, probe_accuracy=0.4)
+    assert [row[5] for row in tool.rows(claims)] == ["supports"]
+    assert claims.missing() is None
+
+
+def test_without_records_a_claim_is_not_run(tmp_path):
+    claims = tool.Claims(tmp_path, TABLE)
+    ((*_, ours, _, verdict, _),) = tool.rows(claims)
+    assert (ours, verdict) == ("–", "not run")
+    first = claims.missing()
+    assert first is not None
+    assert first.name == "a-seed1"
+
+
+@pytest.mark.parametrize(
+    ("n", "mean", "half", "verdict"),
+    [
+        (3, 1.0, 0.5, "supports"),
+        (3, -1.0, 0.5, "contradicts"),
+        (3, 1.0, 1.0, "cannot tell"),
+        (1, 9.0, None, "cannot tell (one seed)"),
+        (0, float("nan"), None, "not run"),
+    ],
+)
+def test_a_verdict_follows_from_its_interval(n, mean, half, verdict):
+    assert tool.judge(n, mean, half) == verdict
