@@ -23,6 +23,7 @@ FLOORS = """
     atoll                       the public names, and the old name of the components' base
     cli
     commands
+    papers
     report
     engines.flower
     engines

@@ -13,10 +13,11 @@ from rich.console import Console, Group
 
 from atoll.cli.main import main
 from atoll.cli.tables import listing, plan_table
-from atoll.commands.reproduce import find_table, images_of, reproduce
+from atoll.commands.reproduce import reproduce
 from atoll.core.config import over, setting
 from atoll.core.errors import UserError
 from atoll.core.run_folder import Run
+from atoll.papers.reproduction import find_table, images_of
 from atoll.report.reproduction import cells, markdown, remarks, shown
 from tests.harness import TINY
 
@@ -165,6 +166,18 @@ def test_a_changed_setting_is_said_and_an_engines_is_not(folder: Path) -> None:
     assert "NOT the paper's setting" in shown
     assert "train.rounds = 1; in the paper's setting 2 or 0" in shown
     assert "NOT" not in text(plan_table(find_table(mine)))
+
+
+def test_what_is_not_the_papers_setting_says_so_in_the_table_and_on_the_page(folder: Path) -> None:
+    job = find_table(str(folder / "mine.toml"), ["plain"], out=folder / "scaled", scale="test")
+    record = reproduce(job)
+    assert record["scale"] == "test"
+    page = (folder / "scaled/report.html").read_text()
+    for where in (page.replace("&#x27;", "'"), (folder / "scaled/table.md").read_text()):
+        assert "Mine [1], at scale 'test'" in where
+        assert "NOT the paper's setting (scale test: seconds a run" in where
+        assert "model.width = 4" in where or "evaluation.max_epochs = 2" in where
+        assert "80.84" in where  # the paper's number
 
 
 def test_a_row_whose_run_fails_stays_empty_and_says_why(folder: Path) -> None:

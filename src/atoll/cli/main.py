@@ -100,14 +100,15 @@ def _demo(options: argparse.Namespace) -> int:
 def _reproduce(options: argparse.Namespace) -> int:
     from atoll.cli.console import Bar, make_console
     from atoll.cli.tables import listing, plan_table
-    from atoll.commands.reproduce import find_table, reproduce
+    from atoll.commands.reproduce import reproduce
+    from atoll.papers.reproduction import find_table
     from atoll.report.reproduction import shown
 
     console = make_console()
-    if options.table is None:
+    if options.table is None or options.list:
         console.print(listing())
         return 0
-    job = find_table(options.table, options.rows, options.set, options.seeds, options.out)
+    job = find_table(options.table, options.rows, options.set, options.seeds, options.out, options.scale)
     if options.dry_run:
         console.print(plan_table(job))
         return 0

@@ -49,17 +49,27 @@ def make_parser() -> argparse.ArgumentParser:
     settings(compare)
 
     reproduce = command(
-        "reproduce", "Run a paper's table and compare the results with the paper's; resumes automatically."
+        "reproduce",
+        "Run a paper's table or figure and compare the results with the paper's; resumes automatically.",
     )
     reproduce.add_argument(
-        "table", nargs="?", metavar="TABLE", help="a name or a TOML file (default: list the tables)"
+        "table", nargs="?", metavar="TABLE", help="a name or a TOML file (default: list them)"
     )
+    reproduce.add_argument("--list", action="store_true", help="list the papers' tables and figures")
     reproduce.add_argument("--dry-run", action="store_true", help="show the runs without running them")
     reproduce.add_argument(
         "--rows", nargs="+", default=[], metavar="ROW", help="names or patterns: 'cifar10-*'"
     )
+    reproduce.add_argument(
+        "--scale",
+        default="paper",
+        metavar="NAME",
+        help="paper (default), or NOT the paper's setting: cpu (minutes a run on two cores), test (seconds)",
+    )
     reproduce.add_argument("--seeds", type=int, default=1, help="seeds per row (default: 1)")
-    reproduce.add_argument("--out", type=Path, help="folder of the runs (default: runs/TABLE)")
+    reproduce.add_argument(
+        "--out", type=Path, help="folder of the runs (default: runs/TABLE, or runs/TABLE-SCALE)"
+    )
     settings(reproduce)
 
     data = command("data", "Show a recipe's images and their partition.")

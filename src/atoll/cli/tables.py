@@ -8,13 +8,14 @@ from rich.console import Group
 from rich.table import Table
 
 from atoll.commands.egress import Egress, Item
-from atoll.commands.paper_tables import NOT_COVERED, Row, table_names
-from atoll.commands.reproduce import Reproduction, find_table, image_names
 from atoll.core.config import describe
 from atoll.core.run_folder import Run
 from atoll.data.partition.partition import Partition
 from atoll.data.sources import Splits
 from atoll.methods.method import Method
+from atoll.papers.reproduction import Reproduction, find_table, image_names
+from atoll.papers.rows import Row
+from atoll.papers.tables import NOT_COVERED, figure_names, table_names
 from atoll.report.reproduction import remarks
 from atoll.report.terminal import terminal_table
 from atoll.report.wording import plural, source_words
@@ -37,14 +38,10 @@ def plan_table(job: Reproduction) -> Group:
     """Table of the runs that a paper's table needs."""
     below = [
         f"{plural(len(job.rows) * job.seeds, 'run')}, into {job.out}; images: {image_names(job.rows)}",
-        *remarks(
-            {"published": job.published, "changed": job.changed(), "notes": job.notes(), "failures": {}}
-        ),
+        *remarks({**job.header(), "failures": {}}),
     ]
     header = ["row", "method", "images", "partition", "encoder", "rounds × epochs", "finished"]
-    return terminal_table(
-        header, [_plan(job, row) for row in job.rows], below, job.table.title, numbers=False
-    )
+    return terminal_table(header, [_plan(job, row) for row in job.rows], below, job.title, numbers=False)
 
 
 def _plan(job: Reproduction, row: Row) -> list[str]:
@@ -66,7 +63,7 @@ def _plan(job: Reproduction, row: Row) -> list[str]:
 
 def listing() -> Group:
     """Table of the papers' tables that Atoll can reproduce, and the reasons for those that it cannot."""
-    jobs = {name: find_table(name) for name in table_names()}
+    jobs = {name: find_table(name) for name in [*table_names(), *figure_names()]}
     rows = [[name, job.table.title, str(len(job.rows)), image_names(job.rows)] for name, job in jobs.items()]
     below = [f"not covered: {name}: {why}" for name, why in NOT_COVERED.items()]
     return terminal_table(["table", "content", "runs", "images"], rows, below, numbers=False)

@@ -23,11 +23,11 @@ from atoll.commands.gpu_workloads import (
     synthetic_workload,
     wait_for,
 )
-from atoll.commands.paper_tables import table_names
-from atoll.commands.reproduce import find_table
 from atoll.core.config import describe
 from atoll.data.views.views import ViewOptions, make_views
 from atoll.methods.registry import METHODS
+from atoll.papers.reproduction import find_table
+from atoll.papers.tables import table_names
 from atoll.recipe.recipe import Recipe, make_recipe
 
 Found = Iterator[tuple[str, Any]]

@@ -8,7 +8,15 @@ from typing import Annotated
 from atoll.core.config import Options
 from atoll.core.errors import UserError, did_you_mean
 from atoll.core.schema import AtLeast, Count, OneOf, Positive
-from atoll.evaluation.protocols import FINE_TUNES, PROBES, FineTuneProtocol, ProbeProtocol, Select, find_probe
+from atoll.evaluation.protocols import (
+    FINE_TUNES,
+    PROBES,
+    FineTuneProtocol,
+    ProbeProtocol,
+    Select,
+    find_probe,
+    shortened,
+)
 
 PROTOCOLS = ("geometry", "knn", "probe", *(f"probe-{name}" for name in PROBES), *FINE_TUNES)
 Protocols = tuple[Annotated[str, OneOf(PROTOCOLS)], ...]
@@ -38,6 +46,8 @@ class EvaluationOptions(Options, section="evaluation"):
             protocol.
         finetune_select: For all fine-tuning, the accuracy of the ``"last"`` epoch, or the ``"best"`` of several
             evaluations on the test set.
+        max_epochs: Maximum number of epochs of every probe and fine-tuning, the papers' included; by default the
+            protocol's.
         map_points: Number of images on the report's map of embeddings; 0 omits the map.
         geometry_samples: Maximum number of images on which the geometry is measured; if there are more, the seed
             determines the sample.
@@ -56,12 +66,13 @@ class EvaluationOptions(Options, section="evaluation"):
     probe_standardise: bool | None = None
     probe_select: Select | None = None
     finetune_select: Select = "last"
+    max_epochs: Count | None = None
     geometry_samples: Annotated[int, AtLeast(2)] = 10_000
     map_points: Annotated[int, AtLeast(0)] = 1000
 
-    def probe_protocol(self) -> ProbeProtocol:
-        """Return the named probe with this section's changes."""
-        return find_probe(
+    def probe_protocol(self, paper: ProbeProtocol | None = None) -> ProbeProtocol:
+        """Return a paper's probe, or the named probe with this section's changes."""
+        chosen = paper or find_probe(
             self.probe,
             epochs=self.probe_epochs,
             lr=self.probe_lr,
@@ -69,10 +80,11 @@ class EvaluationOptions(Options, section="evaluation"):
             standardise=self.probe_standardise,
             select=self.probe_select,
         )
+        return shortened(chosen, self.max_epochs)
 
     def fine_tuning(self, protocol: FineTuneProtocol) -> FineTuneProtocol:
         """Return a protocol with this section's choice of the epoch."""
-        return replace(protocol, select=self.finetune_select)
+        return shortened(replace(protocol, select=self.finetune_select), self.max_epochs)
 
 
 def check_protocols(names: tuple[str, ...], where: str) -> None:

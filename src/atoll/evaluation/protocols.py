@@ -6,7 +6,7 @@ Accuracies under different protocols cannot be compared, so every result include
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass, replace
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar
 
 from atoll.core.config import Options
 from atoll.core.errors import UserError, did_you_mean
@@ -224,3 +224,29 @@ def find_probe(name: str, **changes: object) -> ProbeProtocol:
     if not changed:
         return protocol
     return replace(protocol, **changed, name=f"{name}, changed: {', '.join(sorted(changed))}")  # type: ignore[arg-type]
+
+
+Protocol = TypeVar("Protocol", ProbeProtocol, FineTuneProtocol)
+
+
+def shortened(protocol: Protocol, max_epochs: int | None) -> Protocol:
+    """Limit a protocol's epochs, and move what it does at certain epochs forward in proportion.
+
+    Example:
+        >>> from atoll.evaluation.protocols import PROBES, shortened
+        >>> short = shortened(PROBES["l-dawa"], 50)
+        >>> short.name, short.epochs, short.milestones
+        ('l-dawa, at most 50 epochs', 50, (30, 40))
+    """
+    if max_epochs is None or protocol.epochs <= max_epochs:
+        return protocol
+    share = max_epochs / protocol.epochs
+    changes: dict[str, Any] = {
+        "epochs": max_epochs,
+        "name": f"{protocol.name}, at most {max_epochs} epochs",
+    }
+    if isinstance(protocol, ProbeProtocol):
+        changes["milestones"] = tuple(max(1, round(share * epoch)) for epoch in protocol.milestones)
+    else:
+        changes["every"] = max(1, round(share * protocol.every))
+    return replace(protocol, **changes)

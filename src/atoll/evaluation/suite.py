@@ -173,7 +173,7 @@ def _knn(subject: _Subject) -> Results:
 
 
 def _probe(subject: _Subject, protocol: ProbeProtocol | None = None) -> Results:
-    protocol = protocol or subject.options.probe_protocol()
+    protocol = subject.options.probe_protocol(protocol)
     train_h, test_h = (
         (subject.train_h, subject.test_h)
         if protocol.normalise and not protocol.maps

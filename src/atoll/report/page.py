@@ -18,14 +18,19 @@ from atoll.report.groups import Group, group_runs, result_rows
 from atoll.report.html import Html, bullets, join, json_for_script, tag
 from atoll.report.wording import images_words, partition_kind, plural
 
+NOTHING = Html("")
 
-def write_report(folders: Sequence[Path], out: Path, failures: Iterable[str] = ()) -> Path:
+
+def write_report(
+    folders: Sequence[Path], out: Path, failures: Iterable[str] = (), comparison: Html = NOTHING
+) -> Path:
     """Write a page that compares runs. The page needs no network, and the same runs give the same page.
 
     Args:
         folders: Folders of finished or unfinished runs; runs that differ only in their seed become one row.
         out: The page's file, which is written atomically.
         failures: Sentences about failed runs, which the page shows.
+        comparison: What the page shows above the results, such as a comparison with a paper.
 
     Returns:
         ``out``.
@@ -36,11 +41,12 @@ def write_report(folders: Sequence[Path], out: Path, failures: Iterable[str] = (
     if not folders:
         raise UserError("a report needs the folder of at least one run")
     distinct = {Path(folder).resolve(): Path(folder) for folder in folders}
-    write_whole(out, page([read_folder(folder) for folder in distinct.values()], failures).encode())
+    runs = [read_folder(folder) for folder in distinct.values()]
+    write_whole(out, page(runs, failures, comparison).encode())
     return out
 
 
-def page(runs: Sequence[Folder], failures: Iterable[str] = ()) -> str:
+def page(runs: Sequence[Folder], failures: Iterable[str] = (), comparison: Html = NOTHING) -> str:
     """Make the page's text."""
     groups = group_runs(runs)
     rows = result_rows(groups)
@@ -53,6 +59,7 @@ def page(runs: Sequence[Folder], failures: Iterable[str] = ()) -> str:
         lead=join([_lead(groups)]),
         facts=_facts(groups),
         notices=_notices(runs, failures),
+        comparison=comparison,
         results=join([results_tables.results_table(groups, rows), results_tables.geometry_table(rows)]),
         models=join([results_tables.models_table(groups), results_tables.sites_table(groups)]),
         protocols=results_tables.protocols(groups),

@@ -6,6 +6,7 @@ from typing import Any
 
 from rich.console import Group
 
+from atoll.report.html import Html, bullets, join, table, tag
 from atoll.report.numbers import UNMEASURED, markdown_table, mean_std
 from atoll.report.terminal import terminal_table
 
@@ -34,16 +35,21 @@ def _digits(published: str) -> int:
     return len(published.partition(".")[2]) if published else 2
 
 
+def warning(record: dict[str, Any]) -> str:
+    """Sentence above the differences from the paper's setting; empty if there are none."""
+    if not record["changed"]:
+        return ""
+    named = record["scale_about"] and f" (scale {record['scale']}: {record['scale_about']})"
+    if record["published"]:
+        return f"NOT the paper's setting{named}, so this does not reproduce its results:"
+    return f"NOT the table's setting{named}:"
+
+
 def remarks(record: dict[str, Any]) -> list[str]:
     """Lines below the table; the differences from the paper's setting are the first ones."""
-    changed = [f"{key} = {words}" for key, words in record["changed"].items()]
-    warning = (
-        "NOT the paper's setting, so this does not reproduce its results:"
-        if record["published"]
-        else "NOT the table's setting:"
-    )
+    lines = [warning(record), *(f"{key} = {words}" for key, words in record["changed"].items())]
     return [
-        *([warning, *changed] if changed else []),
+        *filter(None, lines),
         *(f"Failed: {why}" for why in record["failures"].values()),
         *record["notes"],
     ]
@@ -59,3 +65,11 @@ def markdown(record: dict[str, Any]) -> str:
 def shown(record: dict[str, Any]) -> Group:
     """Format the table for a terminal."""
     return terminal_table(*cells(record), remarks(record), record["title"])
+
+
+def section(record: dict[str, Any]) -> Html:
+    """Format the table and its remarks for the report's page; the warning stands above the table."""
+    header, rows = cells(record)
+    alarm = warning(record)
+    above = [tag("p", tag("strong", alarm.rstrip(":") + "."), class_="note")] if alarm else []
+    return join([*above, table(record["title"], header, rows), bullets(remarks(record))])

@@ -10,8 +10,10 @@ from pathlib import Path
 import pytest
 
 import atoll
-from atoll.commands.paper_tables import NOT_COVERED, Row, find_published, load_table, make_rows, table_names
 from atoll.core.errors import UserError
+from atoll.papers.published import find_published
+from atoll.papers.rows import Row, make_rows
+from atoll.papers.tables import NOT_COVERED, load_table, table_names
 
 PUBLISHED = Path(atoll.__file__).parent / "tables" / "published.csv"
 ROMAN = {"I": "1", "II": "2", "III": "3", "IV": "4", "V": "5"}

@@ -1,0 +1,1 @@
+"""The papers' tables and figures: their rows, scales and published values."""

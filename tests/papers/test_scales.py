@@ -1,0 +1,88 @@
+"""Scales: what they change, what they leave, and that no result of theirs can be taken for the paper's."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from atoll.core.errors import UserError
+from atoll.papers.reproduction import find_table
+from atoll.papers.scales import scale_names, shared_scales
+from atoll.papers.tables import figure_names, load_table, table_names
+from atoll.report.reproduction import remarks
+
+NAMES = [*table_names(), *figure_names()]
+
+TABLE = """
+title = "Mine"
+recipe = "digits-ssd"
+columns = ["kNN %"]
+rows = [[["ssd", "untrained", "plain"]]]
+measures."kNN %".of = "knn/accuracy"
+
+[scale.cpu]
+changes = { train.lr = 0.5, options.dsr.scale = 3.0 }
+at_most.train.rounds = 7
+
+[scale.mine]
+about = "for me"
+at_most.data.limit = 50
+
+[choices.ssd]
+title = "SSD"
+
+[choices.untrained]
+title = "untrained"
+changes.train.rounds = 0
+
+[choices.plain]
+title = "plain"
+changes.method.name = "fed_align_uniform"
+scale.cpu.at_most.train.epochs = 1
+"""
+
+
+@pytest.fixture
+def mine(tmp_path: Path) -> str:
+    (tmp_path / "mine.toml").write_text(TABLE)
+    return str(tmp_path / "mine.toml")
+
+
+def test_the_tables_scale_lies_over_the_shared_one_and_the_choices_over_both(mine: str) -> None:
+    ssd, untrained, plain = (row.recipe for row in find_table(mine, scale="cpu").rows)
+    paper = find_table(mine).rows[0].recipe
+    shared = shared_scales()["cpu"]
+    assert ssd.model.encoder == shared.changes["model"]["encoder"]
+    assert (ssd.train.lr, ssd.train.rounds) == (0.5, 7)
+    assert ssd.train.epochs == min(paper.train.epochs, shared.at_most["train"]["epochs"])
+    assert plain.train.epochs == 1
+    assert untrained.train.rounds == 0  # a maximum leaves smaller numbers
+    assert ssd.data.limit == shared.at_most["data"]["limit"]  # and sets what was open
+    assert ssd.options["dsr"]["scale"] == 3.0
+    assert "dsr" not in plain.options
+
+
+def test_settings_lie_over_a_scale(mine: str) -> None:
+    assert find_table(mine, settings=["train.rounds=9"], scale="cpu").rows[0].recipe.train.rounds == 9
+
+
+def test_a_scale_of_its_own_and_one_that_is_not_there(mine: str) -> None:
+    assert scale_names(load_table(mine)[0]) == ["paper", "cpu", "test", "mine"]
+    assert {row.recipe.data.limit for row in find_table(mine, scale="mine").rows} == {50}
+    with pytest.raises(UserError, match="no scale 'tset'; did you mean 'test'"):
+        find_table(mine, scale="tset")
+
+
+@pytest.mark.parametrize("scale", ["cpu", "test"])
+@pytest.mark.parametrize("name", NAMES)
+def test_every_result_at_a_scale_says_that_it_is_not_the_papers(name: str, scale: str) -> None:
+    job, paper = find_table(name, scale=scale), find_table(name)
+    record = {**job.header(), "failures": {}}
+    assert remarks(record)[0].startswith("NOT the paper's setting (scale ")
+    assert f"'{scale}'" in record["title"]
+    assert job.out != paper.out
+    assert paper.changed() == {}
+    for row in job.rows:
+        assert f"'{scale}'" in row.recipe.title
+        assert row.paper == next(one.recipe for one in paper.rows if one.name == row.name)
