@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 import board
-from atoll.commands.paper_tables import find_published
+from atoll.papers.published import find_published
 from board_rows import HERE, Board, Entry, Record
 from paired import filled, markdown, paired, signed
 
