@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import statistics
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -13,7 +14,8 @@ from rich.console import Console, Group
 
 from atoll.cli.main import main
 from atoll.cli.tables import listing, plan_table
-from atoll.commands.reproduce import reproduce
+from atoll.commands.data import load_partition
+from atoll.commands.reproduce import dry_run, reproduce
 from atoll.core.config import over, setting
 from atoll.core.errors import UserError
 from atoll.core.run_folder import Run
@@ -162,10 +164,11 @@ def test_a_changed_setting_is_said_and_an_engines_is_not(folder: Path) -> None:
     rounds = find_table(mine, settings=["train.rounds=1"])
     assert rounds.changed() == {"train.rounds": "1; in the paper's setting 2 or 0"}
     assert len(find_table(mine, ["ssd"], ["options.dsr.scale=3"]).rows) == 1  # the others have no such option
-    shown = text(plan_table(rounds))
+    shown = text(plan_table(rounds, dry_run(rounds)))
     assert "NOT the paper's setting" in shown
     assert "train.rounds = 1; in the paper's setting 2 or 0" in shown
-    assert "NOT" not in text(plan_table(find_table(mine)))
+    plain = find_table(mine)
+    assert "NOT" not in text(plan_table(plain, dry_run(plain)))
 
 
 def test_what_is_not_the_papers_setting_says_so_in_the_table_and_on_the_page(folder: Path) -> None:
@@ -197,7 +200,65 @@ def test_a_plan_shows_the_runs_and_runs_none(
     assert "plain-elsewhere" in said
     assert "0/1" in said
     assert not (folder / "none").exists()
-    assert "2/2" in text(plan_table(find_table(str(folder / "mine.toml"), seeds=2, out=folder / "out")))
+    finished = find_table(str(folder / "mine.toml"), seeds=2, out=folder / "out")
+    assert "2/2" in text(plan_table(finished, dry_run(finished)))
+
+
+PARTITIONS = """
+title = "Small clients"
+recipe = "tiny.toml"
+columns = ["kNN %"]
+rows = [[["sit_out", "refused", "elsewhere"]]]
+measures."kNN %".of = "knn/accuracy"
+changes.partition = { kind = "dirichlet", clients = 12, alpha = 0.05, variant = "l-dawa", min_size = 1 }
+
+[choices.sit_out]
+title = "small clients sit out"
+changes.partition.sit_out_below = 2
+
+[choices.refused]
+title = "small clients are refused"
+
+[choices.elsewhere]
+title = "images that are not here"
+changes.data = { source = "parquet", path = "not-here" }
+"""
+
+
+def test_a_dry_run_builds_every_row_whose_images_are_here(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = folder / "partitions.toml"
+    path.write_text(PARTITIONS)
+    sit_out, refused, elsewhere = dry_run(find_table(str(path)))
+    sizes = load_partition(replace(sit_out.row.recipe, partition=replace(refused.row.recipe.partition)))[
+        1
+    ].sizes
+    small = sum(size < 2 for size in sizes)
+    assert small > 0
+    assert (
+        sit_out.clients == f"{12 - small}: {min(s for s in sizes if s > 1)} – {max(sizes)}, {small} sit out"
+    )
+    assert "partition.sit_out_below = 2" in refused.fault
+    assert "not-here" in elsewhere.missing
+    assert (elsewhere.clients, elsewhere.fault) == ("", "")
+    command = ["reproduce", str(path), "--dry-run", "--rows"]
+    assert main([*command, "sit_out", "elsewhere"]) == 0
+    assert "not on this machine: not-here (parquet)" in capsys.readouterr().out
+    assert main([*command, "sit_out", "refused"]) == 2
+    assert "1 of 2 rows cannot run, such as refused: client" in capsys.readouterr().err
+
+
+def test_the_others_train_when_small_clients_sit_out(folder: Path) -> None:
+    with pytest.warns(UserWarning, match="too small to train and sit"):
+        record = reproduce(find_table(str(folder / "partitions.toml"), ["sit_out"], out=folder / "small"))
+    assert record["failures"] == {}
+    sit_out = json.loads((folder / "small/sit_out-seed0/partition.json").read_text())["sit_out"]
+    assert all(
+        f"{name} ({size} image)" in (folder / "small/report.html").read_text()
+        for name, size in sit_out.items()
+    )
+    assert sit_out
 
 
 def test_all_tables_are_listed_with_their_images() -> None:
@@ -269,4 +330,4 @@ def test_a_table_without_published_values_is_no_papers(folder: Path) -> None:
     assert cells(record)[0] == ["", "kNN %"]
     assert [len(row) for row in cells(record)[1]] == [2]
     assert remarks(record)[0] == "NOT the table's setting:"
-    assert "paper" not in text(plan_table(job)) + markdown(record)
+    assert "paper" not in text(plan_table(job, dry_run(job))) + markdown(record)

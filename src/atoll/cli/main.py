@@ -100,7 +100,7 @@ def _demo(options: argparse.Namespace) -> int:
 def _reproduce(options: argparse.Namespace) -> int:
     from atoll.cli.console import Bar, make_console
     from atoll.cli.tables import listing, plan_table
-    from atoll.commands.reproduce import reproduce
+    from atoll.commands.reproduce import dry_run, reproduce, require_built
     from atoll.papers.reproduction import find_table
     from atoll.report.reproduction import shown
 
@@ -110,7 +110,9 @@ def _reproduce(options: argparse.Namespace) -> int:
         return 0
     job = find_table(options.table, options.rows, options.set, options.seeds, options.out, options.scale)
     if options.dry_run:
-        console.print(plan_table(job))
+        checks = dry_run(job)
+        console.print(plan_table(job, checks))
+        require_built(checks)
         return 0
     record = reproduce(job, lambda title: Bar(console, title))
     console.print(shown(record))

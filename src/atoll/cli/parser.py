@@ -56,7 +56,9 @@ def make_parser() -> argparse.ArgumentParser:
         "table", nargs="?", metavar="TABLE", help="a name or a TOML file (default: list them)"
     )
     reproduce.add_argument("--list", action="store_true", help="list the papers' tables and figures")
-    reproduce.add_argument("--dry-run", action="store_true", help="show the runs without running them")
+    reproduce.add_argument(
+        "--dry-run", action="store_true", help="build the rows and show the runs without running them"
+    )
     reproduce.add_argument(
         "--rows", nargs="+", default=[], metavar="ROW", help="names or patterns: 'cifar10-*'"
     )

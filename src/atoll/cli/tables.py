@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from rich.console import Group
 from rich.table import Table
 
 from atoll.commands.egress import Egress, Item
+from atoll.commands.reproduce import RowCheck
 from atoll.core.config import describe
 from atoll.core.run_folder import Run
+from atoll.data.partition.make import sit_out_words
 from atoll.data.partition.partition import Partition
 from atoll.data.sources import Splits
 from atoll.methods.method import Method
 from atoll.papers.reproduction import Reproduction, find_table, image_names
-from atoll.papers.rows import Row
 from atoll.papers.tables import NOT_COVERED, figure_names, table_names
 from atoll.report.reproduction import remarks
 from atoll.report.terminal import terminal_table
@@ -29,22 +30,30 @@ def partition_table(splits: Splits, partition: Partition) -> Group:
         rows.append([name, str(len(partition.clients[k])), *(str(n) if n else "·" for n in counts)])
     sizes = {"train": splits.train, "validation": splits.validation, "test": splits.test}
     facts = [f"{name} {tuple(images.images.shape)}" for name, images in sizes.items() if images is not None]
+    if partition.sit_out:
+        facts.append(sit_out_words(partition.sit_out))
     if partition.label_distance is not None:
         facts.append(f"label distance {partition.label_distance:.3f}")
     return terminal_table(["client", "images", *splits.train.classes], rows, [", ".join(facts)])
 
 
-def plan_table(job: Reproduction) -> Group:
-    """Table of the runs that a paper's table needs."""
+def plan_table(job: Reproduction, checks: Sequence[RowCheck]) -> Group:
+    """Table of the runs that a paper's table needs, with the clients that a dry run found."""
     below = [
         f"{plural(len(job.rows) * job.seeds, 'run')}, into {job.out}; images: {image_names(job.rows)}",
+        *dict.fromkeys(f"not on this machine: {check.missing}" for check in checks if check.missing),
+        *(f"cannot run: {check.row.name}: {check.fault}" for check in checks if check.fault),
         *remarks({**job.header(), "failures": {}}),
     ]
-    header = ["row", "method", "images", "partition", "encoder", "rounds × epochs", "finished"]
-    return terminal_table(header, [_plan(job, row) for row in job.rows], below, job.title, numbers=False)
+    header = [
+        "row", "method", "images", "partition", "encoder", "rounds × epochs", "clients: images", "finished",
+    ]  # fmt: skip
+    rows = [_plan(job, check) for check in checks]
+    return terminal_table(header, rows, below, job.title, numbers=False)
 
 
-def _plan(job: Reproduction, row: Row) -> list[str]:
+def _plan(job: Reproduction, check: RowCheck) -> list[str]:
+    row = check.row
     recipe, partition, train = row.recipe, row.recipe.partition, row.recipe.train
     alpha = {"dirichlet": f"({partition.alpha})", "skew": f"(β {partition.beta})"}.get(partition.kind, "")
     clients = "" if partition.kind == "centralised" else f" × {partition.clients}"
@@ -57,6 +66,7 @@ def _plan(job: Reproduction, row: Row) -> list[str]:
         f"{partition.kind}{alpha}{clients}",
         recipe.model.encoder,
         f"{train.rounds} × {train.epochs}",
+        check.clients or ("cannot run" if check.fault else "images missing"),
         f"{finished}/{job.seeds}",
     ]
 

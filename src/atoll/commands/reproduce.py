@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import json
+import warnings
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -14,9 +17,13 @@ from atoll.core.errors import UserError
 from atoll.core.files import write_whole
 from atoll.core.provenance import version
 from atoll.core.run_folder import Run
-from atoll.data.sources import load_data
+from atoll.data.options import DataOptions
+from atoll.data.partition.partition import Partition
+from atoll.data.sources import Splits, load_data, why_missing
+from atoll.engines.federation import Federation
 from atoll.papers.reproduction import Reproduction, images_of
 from atoll.papers.rows import Row
+from atoll.recipe.prerequisites import prerequisite_recipes
 from atoll.report import write_report
 from atoll.report.reproduction import markdown, section
 from atoll.report.wording import source_words
@@ -51,6 +58,75 @@ def reproduce(job: Reproduction, callback: Callable[[str], Bar] | None = None) -
     if finished:
         write_report(list(finished), job.out / "report.html", compared.failures.values(), section(record))
     return record
+
+
+@dataclass(frozen=True)
+class RowCheck:
+    """What a dry run found out about a row.
+
+    Attributes:
+        row: The row.
+        clients: The seeds' clients and their sizes, in words; empty if nothing was built.
+        missing: Reason why images are not on this machine; empty if they are.
+        fault: Reason why the row cannot run; empty if it can.
+    """
+
+    row: Row
+    clients: str = ""
+    missing: str = ""
+    fault: str = ""
+
+
+def dry_run(job: Reproduction) -> list[RowCheck]:
+    """Build the federation of each row whose images are on this machine, for each seed, without training."""
+    missing: dict[DataOptions, str] = {}
+    load = lru_cache(maxsize=4)(load_data)
+    return [_check_row(job, row, missing, load) for row in job.rows]
+
+
+def _check_row(
+    job: Reproduction, row: Row, missing: dict[DataOptions, str], load: Callable[[DataOptions, int], Splits]
+) -> RowCheck:
+    partitions = []
+    try:
+        for data in images_of([row]):
+            if data not in missing:
+                missing[data] = why_missing(data)
+            if missing[data]:
+                return RowCheck(row, missing=f"{source_words(describe(data))}: {missing[data]}")
+        for seed in range(row.recipe.seed, row.recipe.seed + job.seeds):
+            recipe = replace(row.recipe, seed=seed)
+            for other in prerequisite_recipes(recipe).values():
+                Federation(other, load(other.data, seed))
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")  # clients that sit out; they are in the result
+                partitions.append(Federation(recipe, load(recipe.data, seed)).partition)
+        if row.measured_on:
+            load(row.measured_on, row.recipe.seed)
+    except UserError as error:
+        return RowCheck(row, fault=str(error))
+    return RowCheck(row, _client_words(partitions))
+
+
+def _client_words(partitions: Sequence[Partition]) -> str:
+    counts = sorted({len(partition) for partition in partitions})
+    sizes = [size for partition in partitions for size in partition.sizes]
+    out = max(len(partition.sit_out) for partition in partitions)
+    clients = f"{counts[0]}" if len(counts) == 1 else f"{counts[0]} to {counts[-1]}"
+    return f"{clients}: {min(sizes):,} – {max(sizes):,}{f', {out} sit out' if out else ''}"
+
+
+def require_built(checks: Sequence[RowCheck]) -> None:
+    """Check that a dry run found no row that cannot run.
+
+    Raises:
+        UserError: There is one.
+    """
+    faults = [check for check in checks if check.fault]
+    if faults:
+        raise UserError(
+            f"{len(faults)} of {len(checks)} rows cannot run, such as {faults[0].row.name}: {faults[0].fault}"
+        )
 
 
 def _require_images(job: Reproduction) -> None:

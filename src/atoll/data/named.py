@@ -46,8 +46,10 @@ class _Opened:
         return Image.fromarray(self.arrays[row])
 
 
-def read_hub(options: DataOptions) -> tuple[Listing, Listing | None]:
-    """Load a dataset from the Hugging Face hub with the ``datasets`` library."""
+def read_hub(options: DataOptions, download: bool = True) -> tuple[Listing, Listing | None]:
+    """Load a dataset from the Hugging Face hub with the ``datasets`` library, unless nothing may be downloaded."""
+    if not download:
+        raise UserError(f"the hub dataset {options.path!r} is downloaded on first use")
     try:
         import datasets
     except ImportError as error:
@@ -94,8 +96,8 @@ class _TableImage:
         return encoded(self.table.column(self.column)[row].as_py(), Path())
 
 
-def read_torchvision(options: DataOptions) -> tuple[Listing, Listing | None]:
-    """Load a ``torchvision.datasets`` class from ``ATOLL_DATA``, or download it to the cache."""
+def read_torchvision(options: DataOptions, download: bool = True) -> tuple[Listing, Listing | None]:
+    """Load a ``torchvision.datasets`` class from ``ATOLL_DATA`` or the cache; if allowed, download it there."""
     import torchvision.datasets
 
     offered = {name: getattr(torchvision.datasets, name) for name in torchvision.datasets.__all__}
@@ -108,16 +110,16 @@ def read_torchvision(options: DataOptions) -> tuple[Listing, Listing | None]:
     kind = known[options.path]
     parameters = inspect.signature(kind).parameters
     if "train" in parameters:
-        return _torchvision(kind, {"train": True}), _torchvision(kind, {"train": False})
+        return _torchvision(kind, {"train": True}, download), _torchvision(kind, {"train": False}, download)
     if "split" in parameters:
-        test = _torchvision(kind, {"split": options.test_split or "test"})
-        return _torchvision(kind, {"split": options.train_split}), test
-    return _torchvision(kind, {}), None
+        test = _torchvision(kind, {"split": options.test_split or "test"}, download)
+        return _torchvision(kind, {"split": options.train_split}, download), test
+    return _torchvision(kind, {}, download), None
 
 
-def _torchvision(kind: Callable[..., Any], split: dict[str, Any]) -> Listing:
+def _torchvision(kind: Callable[..., Any], split: dict[str, Any], download: bool) -> Listing:
     parameters = inspect.signature(kind).parameters
-    locations: list[dict[str, Any]] = [{"root": cache_folder() / "torchvision", "download": True}]
+    locations: list[dict[str, Any]] = [{"root": cache_folder() / "torchvision", "download": download}]
     if os.environ.get("ATOLL_DATA"):
         locations.insert(0, {"root": Path(os.environ["ATOLL_DATA"]), "download": False})
     failure: Exception | None = None

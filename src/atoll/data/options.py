@@ -118,6 +118,8 @@ class PartitionOptions(Options, section="partition"):
             classes (EasyFL).
         clients_per_value: For ``"natural"``: each value's images are split at random among this many clients.
         min_size: Minimum number of images of a client; by default 10 for ``"moon"`` and 1 otherwise.
+        sit_out_below: Clients with fewer images than this take no part; a warning, ``partition.json`` and the
+            report name them. By default no client sits out, and one that is too small to train is an error.
         retries: Maximum number of Dirichlet draws.
         column: Column to read instead of the labels: the clients of ``"natural"`` (by default ``client``,
             or the only column), or cluster ids for ``"dirichlet"``, ``"skew"``, ``"shards"`` and
@@ -133,6 +135,7 @@ class PartitionOptions(Options, section="partition"):
     classes_per_client: Count = 2
     clients_per_value: Count = 1
     min_size: Annotated[int, AtLeast(1, "no client may be empty")] | None = None
+    sit_out_below: Annotated[int, AtLeast(2, "a client needs two images to train")] | None = None
     retries: Count = 1000
     column: str | None = None
 

@@ -42,15 +42,34 @@ class Splits:
 
 
 _Read = tuple[Listing, Listing | None]
-_READERS: dict[str, Callable[[DataOptions], _Read]] = {
+_READERS: dict[str, Callable[[DataOptions], _Read]] = {  # those that download are in `_read`
     "digits": lambda options: (read_digits(), None),
     "parquet": lambda options: read_parquet(options, _locate(options)),
     "folder": lambda options: read_class_folders(options, _locate_folder(options)),
     "clients": lambda options: read_client_folders(options, _locate_folder(options)),
     "images": lambda options: read_plain_folder(options, _locate_folder(options)),
-    "hub": read_hub,
-    "torchvision": read_torchvision,
 }
+_DOWNLOADS = {"hub": read_hub, "torchvision": read_torchvision}
+
+
+def _read(options: DataOptions, download: bool = True) -> _Read:
+    reader = _DOWNLOADS.get(options.source)
+    return _READERS[options.source](options) if reader is None else reader(options, download)
+
+
+def why_missing(options: DataOptions) -> str:
+    """Reason why a source's images are not on this machine; empty if they are. Nothing is downloaded or decoded.
+
+    Example:
+        >>> from atoll.data.sources import DataOptions, why_missing
+        >>> why_missing(DataOptions(source="digits"))
+        ''
+    """
+    try:
+        _read(options, download=False)
+    except UserError as error:
+        return str(error)
+    return ""
 
 
 def load_data(options: DataOptions, seed: int, progress: Progress | None = None) -> Splits:
@@ -74,7 +93,7 @@ def load_data(options: DataOptions, seed: int, progress: Progress | None = None)
         >>> len(splits.train), len(splits.test), splits.train.classes[:3]
         (1438, 359, ['0', '1', '2'])
     """
-    train, test = _READERS[options.source](options)
+    train, test = _read(options)
     for listing in (train, test):
         if listing is not None and len(listing) == 0:
             raise UserError(

@@ -145,7 +145,8 @@ def _partition(images: ImageSet, recipe: Recipe) -> Partition:
     if small:
         raise UserError(
             f"client {small[0]} has {partition.sizes[small[0]]} sample(s), and training needs at least 2 in a "
-            "batch; use fewer clients, more samples or a larger partition.min_size"
+            "batch; use fewer clients, more samples or a larger partition.min_size, or let such clients sit out: "
+            "partition.sit_out_below = 2"
         )
     return partition
 

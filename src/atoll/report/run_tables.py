@@ -6,6 +6,7 @@ import statistics
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from atoll.data.partition.make import sit_out_words
 from atoll.evaluation.metrics import BYTES_DOWN, BYTES_UP
 from atoll.report.groups import EXPECTED, Group, differences
 from atoll.report.html import Html, bullets, folded, join, table, tag
@@ -157,7 +158,13 @@ def partition_facts(partitions: Sequence[tuple[str, Mapping[str, Any]]]) -> Html
         "The label distance is the mean L1 distance between a client’s label distribution and the overall one: 0 "
         "if all are equal, at most 2."
     )
-    return join([table("Partition of the training images", head, body), tag("p", words, class_="muted")])
+    absent = [
+        tag("p", f"{label}: {sit_out_words(partition['sit_out'])}.")
+        for label, partition in partitions
+        if partition.get("sit_out")
+    ]
+    shown = table("Partition of the training images", head, body)
+    return join([shown, *absent, tag("p", words, class_="muted")])
 
 
 def partition_tables(partitions: Sequence[tuple[str, Mapping[str, Any]]]) -> Html:

@@ -13,7 +13,7 @@ from atoll.core.errors import UserError
 from atoll.data.images import ImageSet, StoredPixels
 from atoll.data.options import KINDS, PartitionOptions
 from atoll.data.partition.dirichlet import VARIANTS
-from atoll.data.partition.make import make_partition
+from atoll.data.partition.make import make_partition, partition_images
 from atoll.data.partition.partition import Partition
 
 LABELS = torch.arange(10).repeat_interleave(500)[
@@ -264,3 +264,22 @@ def test_it_says_which_client_holds_each_image_of_its_own_set():
     assert partition.client_ids(images).tolist() == [1, 0, 1, 1, -1, -1, 0]
     other = replace(images, fingerprint="theirs")
     assert partition.client_ids(other).tolist() == [-1] * 7
+
+
+def test_small_clients_sit_out_named_and_counted(recwarn):
+    labels = torch.tensor([0] * 6 + [1] * 3 + [2])
+    images = ImageSet(StoredPixels(torch.zeros(10, 3, 4, 4, dtype=torch.uint8)), labels, ("a", "b", "c"))
+    whole, options = PartitionOptions(kind="single-class", clients=3), {"kind": "single-class", "clients": 3}
+    everyone = partition_images(images, whole, seed=0)
+    assert (everyone.sizes, everyone.sit_out, len(recwarn)) == ([6, 3, 1], {}, 0)
+    rest = partition_images(images, PartitionOptions(**options, sit_out_below=2), seed=0)
+    assert (rest.names, rest.sizes, rest.sit_out) == (["0", "1"], [6, 3], {"2": 1})
+    assert [indices.tolist() for indices in rest.clients] == [list(range(6)), list(range(6, 9))]
+    assert rest.counts.tolist() == [[6, 0, 0], [0, 3, 0]]
+    # By hand, over the nine images that train: |1 − 6/9| + |0 − 3/9| and |0 − 6/9| + |1 − 3/9|.
+    assert rest.label_distance == pytest.approx((2 / 3 + 4 / 3) / 2)
+    assert str(recwarn.pop().message) == "1 client is too small to train and sits out: 2 (1 image)"
+    again = Partition.from_json(rest.to_json())
+    assert (again.sit_out, again.sizes, again.names) == (rest.sit_out, rest.sizes, rest.names)
+    with pytest.raises(UserError, match="all 3 clients have fewer than 7 images"):
+        partition_images(images, PartitionOptions(**options, sit_out_below=7), seed=0)

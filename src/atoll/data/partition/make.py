@@ -9,6 +9,7 @@ Indices are sorted within a client, except if a published split has another orde
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -101,8 +102,11 @@ def make_partition(
 
 
 def partition_images(images: ImageSet, options: PartitionOptions, seed: int) -> Partition:
-    """Apply `make_partition` to an image set, with its names and fingerprint in the record."""
-    return make_partition(
+    """Apply `make_partition` to an image set, with its names and fingerprint in the record.
+
+    Clients below ``sit_out_below`` sit out, with a warning.
+    """
+    partition = make_partition(
         options,
         images.labels,
         images.columns,
@@ -112,6 +116,25 @@ def partition_images(images: ImageSet, options: PartitionOptions, seed: int) -> 
         column_values=images.column_values,
         fingerprint=images.fingerprint,
     )
+    if options.sit_out_below is None:
+        return partition
+    partition = partition.without_small(options.sit_out_below)
+    if partition.sit_out:
+        warnings.warn(sit_out_words(partition.sit_out), stacklevel=2)
+    return partition
+
+
+def sit_out_words(clients: Mapping[str, int]) -> str:
+    """Say which clients are too small to take part, and how many images each has.
+
+    Example:
+        >>> from atoll.data.partition.make import sit_out_words
+        >>> sit_out_words({"7": 1, "31": 3})
+        '2 clients are too small to train and sit out: 7 (1 image), 31 (3 images)'
+    """
+    named = ", ".join(f"{name} ({size} image{'' if size == 1 else 's'})" for name, size in clients.items())
+    is_are, sits = ("client is", "sits") if len(clients) == 1 else ("clients are", "sit")
+    return f"{len(clients)} {is_are} too small to train and {sits} out: {named}"
 
 
 def _count(labels: Tensor, clients: Sequence[Tensor], num_classes: int) -> Tensor:

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field, replace
+from typing import Any
 
 import numpy as np
 import torch
@@ -18,6 +19,7 @@ from atoll.core.errors import UserError
 from atoll.data.images import ImageSet
 from atoll.data.options import PartitionOptions
 from atoll.data.partition.iid_skew_shards import Indices
+from atoll.functional import label_distance
 
 
 @dataclass(eq=False)
@@ -37,6 +39,7 @@ class Partition:
             unassigned.
         fingerprint: Fingerprint of the training set to which the indices refer.
         classes: Class names, the columns of `counts`.
+        sit_out: Clients that are too small to take part, by name, with their number of images.
     """
 
     clients: list[Tensor]
@@ -48,6 +51,7 @@ class Partition:
     num_samples: int
     fingerprint: str = ""
     classes: tuple[str, ...] = ()
+    sit_out: dict[str, int] = field(default_factory=dict)
 
     def __len__(self) -> int:
         return len(self.clients)
@@ -74,9 +78,37 @@ class Partition:
                 ids[indices] = client
         return ids
 
+    def without_small(self, least: int) -> Partition:
+        """Return the partition without the clients that hold fewer than `least` images, which then sit out.
+
+        Raises:
+            UserError: No client is left.
+
+        Reference:
+            With Dirichlet's small α some of many clients get one image, which has no negatives, and which BatchNorm
+            cannot normalise. Loaders that drop the last batch (SSD's, FedU²'s) leave such clients without a step.
+        """
+        kept = [k for k, size in enumerate(self.sizes) if size >= least]
+        if len(kept) == len(self):
+            return self
+        if not kept:
+            raise UserError(
+                f"all {len(self)} clients have fewer than {least} images (partition.sit_out_below), so none is "
+                "left to train; lower it, use fewer clients or load more images"
+            )
+        counts = None if self.counts is None else self.counts[kept]
+        return replace(
+            self,
+            clients=[self.clients[k] for k in kept],
+            names=[self.names[k] for k in kept],
+            counts=counts,
+            label_distance=None if counts is None else float(label_distance(counts)),
+            sit_out={self.names[k]: size for k, size in enumerate(self.sizes) if size < least},
+        )
+
     def to_json(self) -> str:
         """Format the text of ``partition.json``: the assignment, and the options and seed that determine it."""
-        record = {
+        record: dict[str, Any] = {
             "fingerprint": self.fingerprint,
             "num_samples": self.num_samples,
             "seed": self.seed,
@@ -93,6 +125,8 @@ class Partition:
                 for k, (name, indices) in enumerate(zip(self.names, self.clients, strict=True))
             ],
         }
+        if self.sit_out:
+            record["sit_out"] = self.sit_out
         return json.dumps(record) + "\n"
 
     @classmethod
@@ -116,6 +150,7 @@ class Partition:
                 num_samples=record["num_samples"],
                 fingerprint=record["fingerprint"],
                 classes=tuple(record["classes"]),
+                sit_out=record.get("sit_out", {}),
             )
         except (KeyError, TypeError, ValueError) as error:
             raise UserError(
