@@ -31,16 +31,7 @@ class Bar:
         self._rounds = train.rounds
         if not self.console.is_terminal or server.round >= train.rounds:
             return
-        self._progress = Progress(
-            TextColumn("{task.description}"),
-            BarColumn(bar_width=30),
-            TextColumn("{task.fields[facts]}"),
-            TimeElapsedColumn(),
-            TextColumn("left"),
-            TimeRemainingColumn(),
-            console=self.console,
-            transient=True,
-        )
+        self._progress = make_progress(self.console)
         self._task: TaskID = self._progress.add_task(
             self._title,
             total=train.rounds * self._per_round,
@@ -81,6 +72,51 @@ class Bar:
             self._progress.stop()
 
 
+class PartBar:
+    """Progress bar over the parts of a work; one line for each part if the output is not a terminal."""
+
+    def __init__(self, console: Console) -> None:
+        self.console = console
+        self._progress: Progress | None = None
+
+    def begin(self, title: str, done: int, total: int, unit: str) -> None:
+        """Start a part of so many steps or images, of which some are done."""
+        self.stop()
+        if not self.console.is_terminal:
+            self.console.print(f"{title}: {total - done} of {total} {unit} to do", highlight=False)
+            return
+        self._progress = make_progress(self.console)
+        self._task: TaskID = self._progress.add_task(title, total=total, completed=done, facts=unit)
+        self._progress.start()
+
+    def advance(self, amount: int, facts: str = "") -> None:
+        """Show that more of the part is done."""
+        if self._progress:
+            self._progress.update(self._task, advance=amount)
+            if facts:
+                self._progress.update(self._task, facts=facts)
+
+    def stop(self) -> None:
+        """Remove the bar."""
+        if self._progress:
+            self._progress.stop()
+            self._progress = None
+
+
+def make_progress(console: Console) -> Progress:
+    """Create a progress bar with facts beside it, and the time that is left."""
+    return Progress(
+        TextColumn("{task.description}"),
+        BarColumn(bar_width=30),
+        TextColumn("{task.fields[facts]}"),
+        TimeElapsedColumn(),
+        TextColumn("left"),
+        TimeRemainingColumn(),
+        console=console,
+        transient=True,
+    )
+
+
 def _knn(line: dict[str, Any]) -> str:
     from atoll.evaluation.metrics import KNN
     from atoll.report.numbers import number
@@ -100,6 +136,18 @@ def results_table(results: Mapping[str, Any]) -> Table:
     for key, value in results.items():
         if not isinstance(value, list):
             table.add_row(key, f"{value:.4f}" if isinstance(value, float) else str(value))
+    return table
+
+
+def detection_table(records: Sequence[Mapping[str, Any]]) -> Table:
+    """Table of detection's average precision, one line for each seed."""
+    from atoll.report.detection import HEADINGS, precision_cells
+
+    table = Table(show_edge=False, pad_edge=False)
+    for heading in ("start", "seed", *HEADINGS):
+        table.add_column(heading)
+    for record in records:
+        table.add_row(record["start"], str(record["seed"]), *precision_cells([record]))
     return table
 
 

@@ -140,6 +140,29 @@ def _evaluate(options: argparse.Namespace) -> int:
     return 0
 
 
+def _detect(options: argparse.Namespace) -> int:
+    from atoll.cli.console import PartBar, detection_table, make_console
+    from atoll.commands.detect import detect, parse_options, prepare_detection
+
+    console = make_console()
+    job = prepare_detection(
+        options.encoder,
+        options.data,
+        parse_options(options.set),
+        scratch=options.scratch,
+        seeds=options.seeds,
+        out=options.out,
+    )
+    bar = PartBar(console)
+    try:
+        records = detect(job, bar)
+    finally:
+        bar.stop()
+    console.print(detection_table(records))
+    console.print(f"results: {job.out}", highlight=False)
+    return 0
+
+
 def _embed(options: argparse.Namespace) -> int:
     from atoll.commands.embed import embed_images, save_embeddings
     from atoll.commands.evaluate import find_encoder
@@ -240,6 +263,7 @@ COMMANDS: dict[str, Callable[[argparse.Namespace], int]] = {
     "reproduce": _reproduce,
     "data": _data,
     "evaluate": _evaluate,
+    "detect": _detect,
     "embed": _embed,
     "export": _export,
     "report": _report,

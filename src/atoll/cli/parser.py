@@ -85,6 +85,27 @@ def make_parser() -> argparse.ArgumentParser:
         "--set", nargs="+", action="extend", default=[], metavar="data.KEY=VALUE", help="use other images"
     )
 
+    detect = command(
+        "detect", "Fine-tune an encoder for object detection; measure its precision. Resumes automatically."
+    )
+    detect.add_argument("encoder", type=Path, metavar="RUN_OR_ENCODER")
+    detect.add_argument(
+        "data", metavar="DATA", help="a folder of annotated images: COCO's JSON, or Parquet files"
+    )
+    detect.add_argument("--scratch", action="store_true", help="draw the encoder's weights anew")
+    detect.add_argument("--seeds", type=int, default=1, help="number of seeds (default: 1)")
+    detect.add_argument(
+        "--out", type=Path, help="folder of the results (default: detection/DATA beside the encoder)"
+    )
+    detect.add_argument(
+        "--set",
+        nargs="+",
+        action="extend",
+        default=[],
+        metavar="KEY=VALUE",
+        help="epochs=12 size=800 masks=true …",
+    )
+
     embed = command("embed", "Compute and write the representations of images.")
     embed.add_argument("encoder", type=Path, metavar="RUN_OR_ENCODER")
     embed.add_argument("images", type=Path, metavar="IMAGES", help="an image file or a folder of images")

@@ -7,6 +7,7 @@
 ``prerequisites/``       runs that the method needs before its first round
 ``encoder.safetensors``  the finished encoder; ``encoder-NAME.safetensors`` if there are several models
 ``evaluation.json``      results of the finished encoder, with the constants of the protocols
+``detection/``           average precision of detectors that start from the encoder, by data
 ``report.html``          the report, one page
 """
 
@@ -24,6 +25,7 @@ from atoll.core.errors import UserError
 from atoll.core.files import disk_sentence, write_whole
 from atoll.core.tree import Tree, load, pack
 
+DETECTION = "detection"  # folder of the results of `atoll detect`
 SITES_OWN = "sites' own"  # the split of an evaluation that only sites made, on their local images
 RETAINED_ROUNDS = 2  # complete rounds that a run retains, in case a crash of the machine damages the newest
 MAX_NAME_BYTES = 200  # of a recipe's name: file systems allow 255, and suffixes need some of them

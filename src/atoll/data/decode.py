@@ -12,7 +12,7 @@ import io
 import os
 import struct
 import zlib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Literal
@@ -74,13 +74,35 @@ def decode(encoded: Encoded, how: Decoding) -> NDArray[np.uint8]:
     Raises:
         CorruptImageError: The bytes are not a complete image, or its values cannot be windowed.
     """
+    return _pixels(
+        encoded, lambda image: _fit(_eight_bit(ImageOps.exif_transpose(image), how), how.image_size)
+    )
+
+
+def decode_stored(encoded: Encoded, channels: int) -> NDArray[np.uint8]:
+    """Decode one image at its stored size and orientation, to which boxes and masks refer.
+
+    Args:
+        encoded: The bytes of an image file, or an opened image.
+        channels: 3 for colour, 1 for grey.
+
+    Shape:
+        - output: (C, H, W) uint8
+
+    Raises:
+        CorruptImageError: The bytes are not a complete image, or its values cannot be windowed.
+    """
+    return _pixels(encoded, lambda image: _eight_bit(image, Decoding(channels=channels)))
+
+
+def _pixels(encoded: Encoded, convert: Callable[[Image.Image], Image.Image]) -> NDArray[np.uint8]:
+    """Open and convert an image; (C, H, W)."""
     try:
         if isinstance(encoded, bytes):
             if not encoded:
                 raise CorruptImageError("it is empty")
             encoded = Image.open(io.BytesIO(encoded))
-        image = ImageOps.exif_transpose(encoded)
-        image = _fit(_eight_bit(image, how), how.image_size)
+        pixels = np.asarray(convert(encoded))
     except UnidentifiedImageError as error:  # its message contains the repr of a buffer
         raise CorruptImageError("it is damaged, or in no image format that can be read") from error
     except Image.DecompressionBombError as error:
@@ -88,8 +110,7 @@ def decode(encoded: Encoded, how: Decoding) -> NDArray[np.uint8]:
     except _DAMAGED as error:
         message = " ".join(str(error).split()) or type(error).__name__
         raise CorruptImageError(f"it is damaged ({message})") from error
-    pixels = np.asarray(image)
-    return np.ascontiguousarray(pixels.transpose(2, 0, 1)) if how.channels == 3 else pixels[None]
+    return np.ascontiguousarray(pixels.transpose(2, 0, 1)) if pixels.ndim == 3 else pixels[None]
 
 
 def decode_batch(encoded: Sequence[Encoded], how: Decoding) -> tuple[NDArray[np.uint8], dict[int, str]]:

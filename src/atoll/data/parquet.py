@@ -129,22 +129,23 @@ def read_parquet(options: DataOptions, root: Path) -> tuple[Listing, Listing | N
                 f"{root} is one file and holds no split {options.test_split!r}; give the folder in data.path"
             )
         return _listing([root], options), None
-    train = _split_files(root, options.train_split)
+    train = split_files(root, options.train_split)
     if not train:
         found = ", ".join(sorted(path.name for path in root.glob("*.parquet"))) or "none"
         raise UserError(
             f"{root} holds no Parquet file of the split {options.train_split!r} (files there: {found})"
         )
     if options.test_split is None:
-        test = _split_files(root, "test") or _split_files(root, "val")
-    elif not (test := _split_files(root, options.test_split)):
+        test = split_files(root, "test") or split_files(root, "val")
+    elif not (test := split_files(root, options.test_split)):
         raise UserError(
             f"{root} holds no Parquet file of the split {options.test_split!r}; set data.test_split"
         )
     return _listing(train, options), _listing(test, options) if test else None
 
 
-def _split_files(root: Path, split: str) -> list[Path]:
+def split_files(root: Path, split: str) -> list[Path]:
+    """Files of a split in a folder, named in one of the usual ways; [] if there are none."""
     for pattern in (
         f"{split}.parquet",
         f"{split}-*.parquet",

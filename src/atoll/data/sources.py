@@ -185,8 +185,20 @@ def settled(options: DataOptions) -> DataOptions:
 
 
 def _locate(options: DataOptions) -> Path:
-    """Find `options.path` in the working folder or under ``ATOLL_DATA``."""
-    path = Path(options.path or "").expanduser()
+    return locate(options.path or "", "data.path")
+
+
+def locate(name: str, option: str) -> Path:
+    """Find a file or folder in the working folder or under ``ATOLL_DATA``.
+
+    Args:
+        name: Its path.
+        option: The option that named it, for the error message.
+
+    Raises:
+        UserError: It is in neither place.
+    """
+    path = Path(name).expanduser()
     if path.exists():
         return path
     shared = os.environ.get("ATOLL_DATA")
@@ -197,7 +209,7 @@ def _locate(options: DataOptions) -> Path:
         if shared
         else "and ATOLL_DATA, the next place to search, is not set"
     )
-    raise UserError(f"data.path: there is no file or folder {options.path!r} here, {also}")
+    raise UserError(f"{option}: there is no file or folder {name!r} here, {also}")
 
 
 def _locate_folder(options: DataOptions) -> Path:

@@ -46,10 +46,23 @@ class ResNet(Encoder):
         Shape:
             - Output: (N, dim, H, W); 4×4 maps for ResNet-18 with the CIFAR stem on 32×32 images.
         """
+        return self.stage_maps(images)[-1]
+
+    def stage_maps(self, images: Tensor) -> list[Tensor]:
+        """Compute the feature maps after every stage, which a feature pyramid reads.
+
+        Args:
+            images: A batch of images, of any height and width.
+
+        Shape:
+            - Output: for each stage (N, channels, H, W), the finest first; the last one has ``dim`` channels.
+        """
         maps: Tensor = self.maxpool(F.relu(self.bn1(self.conv1(images)), inplace=True))
+        found = []
         for name in self.stages:
             maps = self.get_submodule(name)(maps)
-        return maps
+            found.append(maps)
+        return found
 
     def forward(self, images: Tensor) -> Tensor:
         """Compute the feature maps and average them over the image."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 from dataclasses import dataclass
 from typing import Annotated
@@ -10,7 +9,7 @@ from typing import Annotated
 import torch
 
 from atoll.core.config import Options
-from atoll.core.errors import UserError
+from atoll.core.devices import check_device, find_device
 from atoll.core.schema import AtLeast, Count
 
 
@@ -36,11 +35,7 @@ class EngineOptions(Options, section="engine"):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.device != "auto":
-            with contextlib.suppress(RuntimeError):
-                if torch.device(self.device).type in ("cpu", "cuda"):
-                    return
-            raise UserError(f"engine.device is {self.device!r}; use auto, cpu or cuda")
+        check_device(self.device, "engine.device")
 
     def find_device(self) -> torch.device:
         """Return the PyTorch device.
@@ -48,12 +43,7 @@ class EngineOptions(Options, section="engine"):
         Raises:
             UserError: The recipe requires a GPU, and there is none.
         """
-        if self.device == "auto":
-            return torch.device("cuda" if torch.cuda.is_available() else "cpu")
-        device = torch.device(self.device)
-        if device.type == "cuda" and not torch.cuda.is_available():
-            raise UserError("engine.device is cuda, and PyTorch finds no GPU; use engine.device=cpu")
-        return device
+        return find_device(self.device, "engine.device")
 
     def count_workers(self, cohort: int) -> int:
         """Return the number of worker processes for a cohort of this size."""

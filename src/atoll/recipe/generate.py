@@ -1,7 +1,8 @@
 """Generate ``catalogue.json`` and the option tables in the docs from the options classes.
 
 ``python -m atoll.recipe.generate`` writes both, from the root of the repository. In a page, a table is between
-``<!-- options: NAME -->`` and ``<!-- end -->``; NAME is a component, a section in brackets, or ``recipe``.
+``<!-- options: NAME -->`` and ``<!-- end -->``; NAME is a component, a section in brackets, ``recipe``
+or ``detection``.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from atoll.core.schema import Schema, schema_of, words
+from atoll.evaluation.detection.options import DetectionOptions
 from atoll.methods.registry import (
     AGGREGATIONS,
     COMPONENTS,
@@ -125,6 +127,7 @@ def with_tables(page: str) -> str:
     sections = schema_of(Recipe)["properties"]
     known = {name: schema_of(component) for name, component in COMPONENTS.items()}
     known |= {f"[{name}]": section for name, section in sections.items()}
+    known["detection"] = schema_of(DetectionOptions)
     known["recipe"] = {"properties": {k: v for k, v in sections.items() if v["type"] != "object"}}
 
     def table(found: re.Match[str]) -> str:

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from atoll.core.errors import UserError
-from atoll.core.run_folder import SITES_OWN, Run
+from atoll.core.run_folder import DETECTION, SITES_OWN, Run
 from atoll.core.tree import Tree, load
 from atoll.report.artifacts import FILE as MAP_FILE
 
@@ -30,6 +30,7 @@ class Folder:
         partition: The size of each client; empty if there is none.
         map: Points, thumbnails, labels and classes; None if there is none.
         missing: One sentence for each file that is missing or damaged.
+        detection: Records of `atoll detect`, one for each data, start and seed.
     """
 
     name: str
@@ -40,6 +41,7 @@ class Folder:
     partition: dict[str, Any]
     map: Tree
     missing: list[str] = field(default_factory=list)
+    detection: list[dict[str, Any]] = field(default_factory=list)
 
     @property
     def seed(self) -> int:
@@ -117,7 +119,11 @@ def read_folder(path: Path) -> Folder:
         expected = recipe.get("evaluation", {}).get("map_points") != 0 and results.get("split") != SITES_OWN
         if expected:
             note(MAP_FILE, "there is no map", "is damaged" if (path / MAP_FILE).is_file() else "is missing")
-    folder = Folder(name, recipe, text, metrics, results, partition, picture, missing)
+    found = sorted(
+        path.relative_to(run.folder).as_posix() for path in run.folder.glob(f"{DETECTION}/*/*.json")
+    )
+    detection = [record for file in found if (record := read(file, "it is not in the table of detection"))]
+    folder = Folder(name, recipe, text, metrics, results, partition, picture, missing, detection)
     if folder.rounds < folder.planned:
         missing.insert(
             0,

@@ -12,6 +12,7 @@ from typing import Any
 from atoll.core.errors import UserError
 from atoll.core.files import write_whole
 from atoll.report import results_tables, run_tables
+from atoll.report.detection import detection_table
 from atoll.report.figures import figures
 from atoll.report.folders import Folder, read_folder
 from atoll.report.groups import Group, group_runs, result_rows
@@ -62,6 +63,7 @@ def page(runs: Sequence[Folder], failures: Iterable[str] = (), comparison: Html 
         comparison=comparison,
         results=join([results_tables.results_table(groups, rows), results_tables.geometry_table(rows)]),
         models=join([results_tables.models_table(groups), results_tables.sites_table(groups)]),
+        detection=detection_table(groups),
         protocols=results_tables.protocols(groups),
         differences=run_tables.recipe_differences(groups),
         curves=_figure("curves", drawn["curves"], no_round, _curve_words(groups)),

@@ -180,7 +180,9 @@ def protocols(groups: Sequence[Group]) -> Html:
         if split == "train":
             on = "Measured on the training images, because there are no held-out images."
         entries = [
-            tag("div", tag("dt", "kNN, cosine" if name == "knn" else name), tag("dd", _listed(values)))
+            tag(
+                "div", tag("dt", "kNN, cosine" if name == "knn" else name), tag("dd", constants_words(values))
+            )
             for name, values in found.items()
         ]
         blocks.append(join([tag("p", on), tag("dl", *entries, class_="constants")]))
@@ -190,7 +192,8 @@ def protocols(groups: Sequence[Group]) -> Html:
     return join(blocks) if blocks else tag("p", "Nothing has been measured yet.")
 
 
-def _listed(values: Mapping[str, Any]) -> str:
+def constants_words(values: Mapping[str, Any]) -> str:
+    """List a protocol's constants in one line."""
     return " · ".join(
         f"{name.replace('_', ' ')} {show(value)}" for name, value in values.items() if value not in ("", None)
     )

@@ -1,0 +1,1 @@
+"""Images with annotated objects, for detection and instance segmentation."""

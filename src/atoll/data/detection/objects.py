@@ -1,0 +1,233 @@
+"""Images with annotated objects: COCO's tables, checked, and the targets that torchvision's detectors learn from.
+
+Reference:
+    COCO's format of annotations, https://cocodataset.org/#format-data.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from atoll.core.errors import UserError
+from atoll.core.files import hash_bytes
+from atoll.data.decode import CorruptImageError, decode_stored
+from atoll.data.records import Records
+
+Table = dict[str, Any]
+
+_TOLERANCE = 1.0  # pixels by which a box may pass the image's border, as rounded boxes do; it is clipped
+
+
+@dataclass(frozen=True)
+class DetectionSet:
+    """Images with annotated objects.
+
+    Attributes:
+        records: The encoded images.
+        images: COCO's table of images, in the order of the records: ``id``, ``width``, ``height``.
+        annotations: COCO's table of objects: ``image_id``, ``category_id``, ``bbox`` (x, y, width, height in
+            pixels, from the top left), ``area``, ``iscrowd``, and ``segmentation`` if there is one.
+        classes: Names of the categories by id.
+        left_out: Number of objects without an area, which are left out.
+        name: The split's place, for error messages.
+    """
+
+    records: Records
+    images: list[Table]
+    annotations: list[Table]
+    classes: dict[int, str]
+    left_out: int = 0
+    name: str = ""
+    _by_image: dict[int, list[Table]] = field(default_factory=dict, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        for one in self.annotations:
+            self._by_image.setdefault(one["image_id"], []).append(one)
+
+    def __len__(self) -> int:
+        return len(self.images)
+
+    @cached_property
+    def labels(self) -> dict[int, int]:
+        """Label of each category id: 1, 2, …; 0 is the background."""
+        return {category: label for label, category in enumerate(sorted(self.classes), start=1)}
+
+    def objects(self, row: int) -> list[Table]:
+        """Annotations of an image."""
+        return self._by_image.get(self.images[row]["id"], [])
+
+    def with_objects(self) -> list[int]:
+        """Rows of the images with an object to learn from; crowds are not one."""
+        return [row for row in range(len(self)) if any(not one["iscrowd"] for one in self.objects(row))]
+
+    def pixels(self, row: int, channels: int) -> Tensor:
+        """Decode an image at its stored size.
+
+        Shape:
+            - Output: (C, H, W) uint8
+
+        Raises:
+            UserError: The image cannot be decoded, or its size is not the annotated one.
+        """
+        (encoded,) = self.records.read(np.array([row]))
+        where = f"{self.records.describe(row)} ({self.name})"
+        try:
+            pixels = torch.from_numpy(decode_stored(encoded, channels).copy())
+        except CorruptImageError as error:
+            raise UserError(
+                f"{where} cannot be decoded: {error}; repair the file or leave the image out"
+            ) from None
+        height, width = pixels.shape[1:]
+        annotated = self.images[row]["width"], self.images[row]["height"]
+        if (width, height) != annotated:
+            raise UserError(
+                f"{where} has {width}×{height} pixels and is annotated as {annotated[0]}×{annotated[1]}, so its "
+                "boxes do not fit it; correct the annotations"
+            )
+        return pixels
+
+    def target(self, row: int, masks: bool) -> dict[str, Tensor]:
+        """Return what a torchvision detector learns from an image; crowds are left out.
+
+        Args:
+            row: The image.
+            masks: Whether to add the masks.
+
+        Shape:
+            - Output: ``boxes`` (n, 4) as (x₁, y₁, x₂, y₂), ``labels`` (n,) int64, ``masks`` (n, H, W) uint8
+        """
+        found = [one for one in self.objects(row) if not one["iscrowd"]]
+        boxes = torch.tensor([one["bbox"] for one in found], dtype=torch.float32).reshape(-1, 4)
+        boxes[:, 2:] += boxes[:, :2]
+        target = {
+            "boxes": boxes,
+            "labels": torch.tensor([self.labels[one["category_id"]] for one in found], dtype=torch.int64),
+        }
+        if masks:
+            height, width = self.images[row]["height"], self.images[row]["width"]
+            drawn = [draw_mask(one["segmentation"], height, width) for one in found]
+            target["masks"] = (
+                torch.stack(drawn) if drawn else torch.zeros(0, height, width, dtype=torch.uint8)
+            )
+        return target
+
+    def coco(self) -> Table:
+        """Return COCO's dict of all tables, which pycocotools evaluates against."""
+        categories = [{"id": category, "name": self.classes[category]} for category in sorted(self.classes)]
+        return {"images": self.images, "annotations": self.annotations, "categories": categories}
+
+    def fingerprint(self) -> str:
+        """Hash of the images and the annotations; the same on every machine."""
+        return hash_bytes(json.dumps([self.records.digest(), self.coco()], sort_keys=True).encode())
+
+    def require_masks(self) -> None:
+        """Check that every object to learn from has a mask.
+
+        Raises:
+            UserError: An object has no segmentation.
+        """
+        for one in self.annotations:
+            if not one["iscrowd"] and not one.get("segmentation"):
+                raise UserError(
+                    f"{self.name}: annotation {one['id']} has a box and no segmentation, and Mask R-CNN learns "
+                    "from masks; give segmentations, or leave out masks=true to detect boxes only"
+                )
+
+
+def make_detection_set(
+    records: Records,
+    images: Sequence[Mapping[str, Any]],
+    annotations: Sequence[Mapping[str, Any]],
+    classes: Mapping[int, str],
+    name: str,
+) -> DetectionSet:
+    """Check COCO's tables and complete them: areas, crowds, and ids of annotations, counted from 1.
+
+    Args:
+        records: The encoded images, in the order of ``images``.
+        images: The table of images.
+        annotations: The table of objects.
+        classes: Names of the categories by id.
+        name: The split's place, for error messages.
+
+    Raises:
+        UserError: There are no objects, two images have one id, or an object names an unknown image or category,
+            or has no box or one outside its image.
+    """
+    sizes = {image["id"]: (image["width"], image["height"]) for image in images}
+    if len(sizes) < len(images):
+        raise UserError(f"{name}: two images have the same id; give each image an id of its own")
+    kept: list[Table] = []
+    for place, given in enumerate(annotations):
+        if given["image_id"] not in sizes:
+            raise UserError(
+                f"{name}: annotation {place} names the image {given['image_id']!r}, which is not listed"
+            )
+        if given["category_id"] not in classes:
+            listed = ", ".join(map(str, sorted(classes)))
+            raise UserError(
+                f"{name}: annotation {place} has the unknown category {given['category_id']!r}; categories listed: "
+                f"{listed or 'none'}"
+            )
+        box = _clip(given.get("bbox"), sizes[given["image_id"]], f"{name}: annotation {place}")
+        if box[2] > 0 and box[3] > 0:
+            area = given.get("area")
+            own = {
+                "id": len(kept) + 1,  # pycocotools takes an annotation with the id 0 for none at all
+                "bbox": box,
+                "area": box[2] * box[3] if area is None else area,
+                "iscrowd": int(given.get("iscrowd") or 0),
+            }
+            kept.append({**given, **own})
+    if not kept:
+        raise UserError(f"{name} holds no boxes to learn from or to measure on; give annotated images")
+    return DetectionSet(
+        records, [dict(one) for one in images], kept, dict(classes), len(annotations) - len(kept), name
+    )
+
+
+def _clip(box: Any, size: tuple[int, int], where: str) -> list[float]:
+    """Check that a box (x, y, width, height) is inside its image, and clip what rounding let out."""
+    if not isinstance(box, list | tuple) or len(box) != 4 or not all(np.isfinite(box)):
+        raise UserError(f"{where} has the box {box!r}; a box is [x, y, width, height] in pixels")
+    x, y, width, height = map(float, box)
+    left, top, right, bottom = x, y, x + width, y + height
+    outside = max(-left, -top, right - size[0], bottom - size[1]) > _TOLERANCE
+    if outside or width < 0 or height < 0:
+        raise UserError(
+            f"{where} has the box [{x:g}, {y:g}, {width:g}, {height:g}], which is not inside its image of "
+            f"{size[0]}×{size[1]} pixels; a box is [x, y, width, height], from the top left"
+        )
+    if min(left, top, size[0] - right, size[1] - bottom) >= 0:
+        return [x, y, width, height]
+    left, top, right, bottom = max(left, 0.0), max(top, 0.0), min(right, size[0]), min(bottom, size[1])
+    return [left, top, right - left, bottom - top]
+
+
+def draw_mask(segmentation: Any, height: int, width: int) -> Tensor:
+    """Draw a segmentation: polygons, or COCO's run lengths, compressed or not.
+
+    Args:
+        segmentation: A list of polygons [x₁, y₁, x₂, y₂, …], or a dict of ``counts`` and ``size``.
+        height: Height of the image.
+        width: Width of the image.
+
+    Shape:
+        - Output: (H, W) uint8, 1 inside
+    """
+    from pycocotools import mask as coco_mask
+
+    if isinstance(segmentation, dict) and not isinstance(segmentation["counts"], list):
+        runs = segmentation
+    else:
+        runs = coco_mask.frPyObjects(segmentation, height, width)
+    drawn = coco_mask.decode(coco_mask.merge(runs) if isinstance(runs, list) else runs)
+    return torch.from_numpy(np.ascontiguousarray(drawn))

@@ -1,0 +1,134 @@
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from atoll.core.errors import UserError
+from atoll.data.detection.coco import read_coco
+from atoll.data.detection.objects import DetectionSet, draw_mask
+from tests.shapes import SIDE, Tables, draw, write_coco
+
+Change = Callable[[Tables], None]
+
+
+def read(folder: Path, change: Change = lambda tables: None) -> DetectionSet:
+    found = read_coco(write_coco(folder, change=change), "train")
+    assert found is not None
+    return found
+
+
+def test_a_target_holds_corners_labels_and_masks_of_the_drawing(tmp_path: Path) -> None:
+    data = read(tmp_path)
+    for row in range(len(data)):
+        image, objects, masks = draw(row)
+        target = data.target(row, masks=True)
+        corners = [[x, y, x + w, y + h] for x, y, w, h in (one["bbox"] for one in objects)]
+        assert target["boxes"].tolist() == corners
+        assert target["labels"].tolist() == [1, 2]  # of the ids 3 and 7
+        assert np.array_equal(target["masks"].numpy(), np.stack(masks))
+        assert np.array_equal(data.pixels(row, 3).permute(1, 2, 0).numpy(), np.asarray(image))
+        assert np.array_equal(data.pixels(row, 1)[0].numpy(), np.asarray(image.convert("L")))
+
+
+@pytest.mark.parametrize(
+    "segmentation",
+    [[[2, 1, 5, 1, 5, 3, 2, 3]], {"size": [4, 6], "counts": [9, 2, 2, 2, 2, 2, 5]}],
+    ids=["polygon", "runs"],
+)
+def test_a_mask_is_drawn_where_its_segmentation_says(segmentation: object) -> None:
+    expected = torch.zeros(4, 6, dtype=torch.uint8)
+    expected[1:3, 2:5] = 1  # runs go down the columns: 9 = 2 columns of 4, and one row
+    assert torch.equal(draw_mask(segmentation, 4, 6), expected)
+
+
+def test_crowds_are_measured_against_but_not_learned(tmp_path: Path) -> None:
+    def change(tables: Tables) -> None:
+        tables["annotations"][0]["iscrowd"] = 1
+        for one in tables["annotations"][2:4]:
+            one["iscrowd"] = 1
+
+    data = read(tmp_path, change)
+    assert data.target(0, masks=False)["labels"].tolist() == [2]
+    assert data.with_objects() == [0, 2, 3]
+    assert len(data.coco()["annotations"]) == 8
+
+
+def test_ids_of_annotations_count_from_one_and_areas_are_filled_in(tmp_path: Path) -> None:
+    data = read(tmp_path, lambda tables: tables["annotations"][1].update(area=17.5))
+    assert [one["id"] for one in data.annotations] == list(range(1, 9))
+    width, height = data.annotations[0]["bbox"][2:]
+    assert [one["area"] for one in data.annotations[:2]] == [width * height, 17.5]
+
+
+def test_a_box_that_rounding_let_out_is_clipped_and_one_without_area_left_out(tmp_path: Path) -> None:
+    def change(tables: Tables) -> None:
+        tables["annotations"][0]["bbox"] = [-0.5, 0, 10, SIDE + 0.25]
+        tables["annotations"][1]["bbox"] = [5, 5, 0, 10]
+
+    data = read(tmp_path, change)
+    assert data.annotations[0]["bbox"] == [0, 0, 9.5, SIDE]
+    assert data.left_out == 1
+    assert len(data.annotations) == 7
+
+
+def _box(*box: float) -> Change:
+    return lambda tables: tables["annotations"][5].update(bbox=list(box))
+
+
+@pytest.mark.parametrize(
+    ("change", "sentence"),
+    [
+        (lambda tables: tables["annotations"].clear(), "holds no boxes to learn from"),
+        (_box(80, 10, 30, 10), r"annotation 5 has the box \[80, 10, 30, 10\].* not inside .* 96×96"),
+        (_box(-3, 10, 30, 10), "not inside its image"),
+        (_box(20, 10, -5, 10), "not inside its image"),
+        (_box(20, 10, 5), r"a box is \[x, y, width, height\]"),
+        (_box(20, 10, 5, float("nan")), r"a box is \[x, y, width, height\]"),
+        (lambda tables: tables["annotations"][5].pop("bbox"), "has the box None"),
+        (
+            lambda tables: tables["annotations"][2].update(category_id=4),
+            "unknown category 4; .* listed: 3, 7",
+        ),
+        (
+            lambda tables: tables["annotations"][2].update(image_id=9),
+            "names the image 9, which is not listed",
+        ),
+        (lambda tables: tables["images"][1].update(id=100), "two images have the same id"),
+    ],
+)
+def test_annotations_that_cannot_be_right_are_refused(tmp_path: Path, change: Change, sentence: str) -> None:
+    with pytest.raises(UserError, match=sentence):
+        read(tmp_path, change)
+
+
+def test_masks_are_required_of_each_object_but_not_of_crowds(tmp_path: Path) -> None:
+    data = read(tmp_path / "whole")
+    data.require_masks()
+
+    def change(tables: Tables) -> None:
+        del tables["annotations"][3]["segmentation"]
+        tables["annotations"][0].update(iscrowd=1, segmentation=[])
+
+    with pytest.raises(UserError, match="annotation 4 has a box and no segmentation"):
+        read(tmp_path / "partly", change).require_masks()
+
+
+def test_an_image_of_another_size_than_annotated_is_refused(tmp_path: Path) -> None:
+    data = read(tmp_path, lambda tables: tables["images"][0].update(width=SIDE + 4))
+    with pytest.raises(UserError, match=r"100\.png .* has 96×96 pixels and is annotated as 100×96"):
+        data.pixels(0, 3)
+
+
+def test_the_fingerprint_follows_boxes_and_pixels(tmp_path: Path) -> None:
+    before = read(tmp_path / "a").fingerprint()
+    assert read(tmp_path / "b").fingerprint() == before
+    assert read(tmp_path / "c", _box(1, 2, 3, 4)).fingerprint() != before
+    other = write_coco(tmp_path / "d")
+    draw(77)[0].save(other / "train" / "100.png")
+    found = read_coco(other, "train")
+    assert found is not None
+    assert found.fingerprint() != before
