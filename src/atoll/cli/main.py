@@ -55,6 +55,7 @@ def _resumable(options: argparse.Namespace) -> str:
 
 def _run(options: argparse.Namespace) -> int:
     from atoll.cli.console import Bar, make_console
+    from atoll.commands.resume import Recovery
     from atoll.commands.run import run_recipe
     from atoll.recipe.recipe import load_recipe
     from atoll.report import write_report
@@ -64,7 +65,8 @@ def _run(options: argparse.Namespace) -> int:
     recipe = load_recipe(options.recipe, options.set)
     bar = Bar(console, recipe.composed.title or recipe.name)
     try:
-        run = run_recipe(recipe, options.out, options.resume, bar)
+        recovery = Recovery(options.restart, tuple(options.reset_client), options.other_environment)
+        run = run_recipe(recipe, options.out, options.resume, bar, recovery=recovery)
     finally:
         bar.stop()
     report = write_report([run.folder], run.folder / "report.html")
@@ -161,6 +163,20 @@ def _detect(options: argparse.Namespace) -> int:
     console.print(detection_table(records))
     console.print(f"results: {job.out}", highlight=False)
     return 0
+
+
+def _check(options: argparse.Namespace) -> int:
+    from atoll.commands.check import check_run
+    from atoll.core.run_folder import Run
+
+    found = check_run(Run(options.run))
+    for sentence in found.damaged:
+        print(f"atoll: {sentence}", file=sys.stderr)  # noqa: T201
+    unverified = ", ".join(str(path.relative_to(options.run)) for path in found.unverified)
+    if unverified:
+        print(f"without a digest, so not verified (Atoll 0.1 wrote them): {unverified}")  # noqa: T201
+    print(f"{options.run}: {found.files} files read, {len(found.damaged)} damaged or missing")  # noqa: T201
+    return 2 if found.damaged else 0
 
 
 def _embed(options: argparse.Namespace) -> int:
@@ -264,6 +280,7 @@ COMMANDS: dict[str, Callable[[argparse.Namespace], int]] = {
     "data": _data,
     "evaluate": _evaluate,
     "detect": _detect,
+    "check": _check,
     "embed": _embed,
     "export": _export,
     "report": _report,

@@ -30,6 +30,21 @@ def make_parser() -> argparse.ArgumentParser:
     run.add_argument("recipe", metavar="RECIPE")
     run.add_argument("--out", type=Path, help="the run's folder (default: runs/NAME-seedN)")
     run.add_argument("--resume", action="store_true", help="continue the run in that folder")
+    run.add_argument("--restart", action="store_true", help="delete the run in that folder and begin it anew")
+    run.add_argument(
+        "--reset-client",
+        type=int,
+        nargs="+",
+        action="extend",
+        default=[],
+        metavar="ID",
+        help="with --resume: drop this client's state, which is damaged or lost",
+    )
+    run.add_argument(
+        "--other-environment",
+        action="store_true",
+        help="with --resume: continue on another kind of CPU or with other libraries; the weights will differ",
+    )
     settings(run)
 
     demo = command("demo", "Train three methods on the same federated digits; takes minutes.")
@@ -105,6 +120,8 @@ def make_parser() -> argparse.ArgumentParser:
         metavar="KEY=VALUE",
         help="epochs=12 size=800 masks=true …",
     )
+    check = command("check", "Verify all files of a run.")
+    check.add_argument("run", type=Path, metavar="RUN")
 
     embed = command("embed", "Compute and write the representations of images.")
     embed.add_argument("encoder", type=Path, metavar="RUN_OR_ENCODER")

@@ -8,7 +8,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Protocol
 
-from atoll.commands.run import check_folder, prepare, run_recipe
+from atoll.commands.resume import check_folder
+from atoll.commands.run import prepare, run_recipe
 from atoll.core.config import describe, over, setting
 from atoll.core.errors import RunError, UserError, did_you_mean
 from atoll.core.files import write_whole

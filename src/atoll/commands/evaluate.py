@@ -24,13 +24,13 @@ from atoll.engines.rounds import Engine
 from atoll.engines.server import Server
 from atoll.evaluation import Results, classifier_accuracy, evaluate, mean_over_clients
 from atoll.models import Encoder, load_encoder
-from atoll.recipe.recipe import load_recipe
+from atoll.recipe.recipe import recipe_of
 
 
 def partition_of(run: Run) -> Partition | None:
     """Load the partition of a run; None if its file does not exist."""
-    path = run.partition_path
-    return Partition.from_json(path.read_text("utf-8")) if path.is_file() else None
+    text = run.read("partition.json")
+    return None if text is None else Partition.from_json(text)
 
 
 class Evaluator:
@@ -165,7 +165,7 @@ def evaluate_run(run: Run, protocol: str, settings: Sequence[str] = ()) -> dict[
         raise UserError(
             f"--set {other} is not possible for a finished run; only settings of data.… can be changed"
         )
-    data = load_recipe(run.recipe_path, settings).data if settings else None
+    data = recipe_of(run, settings).data if settings else None
     results = {"protocol": protocol, **measure_run(run, [protocol], data)}
     if data:
         results["data"] = describe(data)
@@ -190,7 +190,7 @@ def measure_run(run: Run, protocols: Sequence[str], data: DataOptions | None = N
             that it needs, or the recipe's images are no longer those of the partition.
     """
     paths, clients = _models(run)
-    recipe = load_recipe(run.recipe_path)
+    recipe = recipe_of(run)
     splits = load_data(data or recipe.data, recipe.seed)
     partition = partition_of(run)
     if data is None and partition and partition.fingerprint != splits.train.fingerprint:
@@ -223,5 +223,5 @@ def measure_run(run: Run, protocols: Sequence[str], data: DataOptions | None = N
 def _models(run: Run) -> tuple[dict[str, Path], dict[str, int]]:
     """Files of a finished run's encoders by model, and the number of clients that use each."""
     only = find_encoder(run.folder)
-    clients: dict[str, int] = (run.read_json("evaluation.json") or {}).get("clients_by_model", {})
+    clients: dict[str, int] = (run.results() or {}).get("clients_by_model", {})
     return {name: model_path(run, name) for name in clients} or {"": only}, clients

@@ -61,6 +61,7 @@ def main(grid: Grid, context: Context) -> None:
 def run_federation(grid: Grid, options: FlowerOptions) -> Path:
     """Run a recipe on the grid's nodes, and return the run's folder."""
     # Imported here, because an entry point may import from the rooms above.
+    from atoll.commands.resume import Recovery
     from atoll.commands.run import run_recipe
     from atoll.core.run_folder import Run, default_folder
     from atoll.recipe.recipe import load_recipe
@@ -69,7 +70,9 @@ def run_federation(grid: Grid, options: FlowerOptions) -> Path:
     recipe = load_recipe(_find(options.recipe), _settings(options.set))
     folder = Path(options.out) if options.out else default_folder(recipe.name, recipe.seed)
     engine = FlowerEngine(grid, options, recipe.to_toml())
-    run = run_recipe(recipe, folder, Run(folder).exists(), LogLines(), engine)
+    # The sites' environments are not known, so the coordinator's alone does not decide.
+    recovery = Recovery(other_environment=True)
+    run = run_recipe(recipe, folder, Run(folder).exists(), LogLines(), engine, recovery)
     report = write_report([run.folder], run.folder / "report.html")
     log.info("run: %s, report: %s", run.folder, report)
     return run.folder

@@ -145,7 +145,7 @@ def _require_images(job: Reproduction) -> None:
 
 def _results(row: Row, run: Run) -> dict[str, Any]:
     """Evaluate a run on the row's images, or load an earlier evaluation."""
-    record: dict[str, Any] = run.read_json("evaluation.json")
+    record = run.results() or {}
     if row.measured_on is None:
         return record
     protocols = list(dict.fromkeys(one.protocol for one in row.measures.values() if one.of))

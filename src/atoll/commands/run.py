@@ -4,16 +4,23 @@ from __future__ import annotations
 
 import json
 import multiprocessing
-import shutil
 import warnings
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 from atoll.commands.evaluate import Evaluator, held_out, load_networks, model_path, partition_of
+from atoll.commands.resume import (
+    NOTHING,
+    Recovery,
+    check_folder,
+    delete_unless_same,
+    is_done,
+    record_environment,
+)
 from atoll.components.base import Trained
-from atoll.core.config import describe, flatten
+from atoll.core.environment import environment
 from atoll.core.errors import UserError
 from atoll.core.provenance import version
 from atoll.core.run_folder import Run, default_folder
@@ -26,8 +33,6 @@ from atoll.models import save_encoder
 from atoll.recipe.prerequisites import FOLDER, outcome, prerequisite_recipes
 from atoll.recipe.recipe import Recipe, load_recipe, make_recipe
 from atoll.report.artifacts import save_artifacts
-
-MAY_CHANGE = ("train.rounds", "engine.workers", "name", "title")  # when a run is resumed
 
 
 def simulate(
@@ -81,6 +86,7 @@ def run_recipe(
     resume: bool = False,
     callback: Callback | None = None,
     engine: Engine | None = None,
+    recovery: Recovery = NOTHING,
 ) -> Run:
     """Run a recipe, continue an interrupted run, or extend a finished one.
 
@@ -90,6 +96,7 @@ def run_recipe(
         resume: Whether to continue the run in the folder.
         callback: Receives the progress.
         engine: Runs the rounds; None for the simulation on this machine.
+        recovery: What the user allows beyond a plain continuation.
 
     Returns:
         The finished run.
@@ -105,11 +112,15 @@ def run_recipe(
         )
     recipe = _as_recipe(recipe)
     run = Run(out or default_folder(recipe.name, recipe.seed))
-    check_folder(run, recipe, resume)  # before the images are loaded, which may take long
-    if resume and _is_done(run, recipe):
+    if recovery.reset_clients and not resume:
+        raise UserError("--reset-client needs --resume, because a new run has no client states")
+    if not recovery.restart:  # before the images are loaded, which may take long
+        check_folder(run, recipe, resume, recovery.other_environment)
+    if resume and is_done(run, recipe):
         return run
     prepared = prepare(recipe, run, engine or Simulation())
-    _execute(prepared, resume, callback)
+    _check_clients(recovery.reset_clients, prepared.federation.setting.num_clients)
+    _execute(prepared, resume, callback, recovery)
     return run
 
 
@@ -148,18 +159,24 @@ def prepare(recipe: Recipe, run: Run, engine: Engine) -> PreparedRun:
     return PreparedRun(recipe, run, engine, engine.gather(recipe, run.folder), prerequisites, code)
 
 
-def _execute(prepared: PreparedRun, resume: bool, callback: Callback | None) -> None:
+def _execute(
+    prepared: PreparedRun, resume: bool, callback: Callback | None, recovery: Recovery = NOTHING
+) -> None:
     """Perform all steps of a run."""
     recipe, run, engine = prepared.recipe, prepared.run, prepared.engine
     federation = prepared.federation
     with run.locked(), threads(recipe.engine.threads):
-        check_folder(
-            run, recipe, resume
-        )  # again under the lock, because another process may have used the folder meanwhile
+        if recovery.restart and run.exists():
+            run.clear()
+        # Again under the lock, because another process may have used the folder meanwhile.
+        check_folder(run, recipe, resume, recovery.other_environment)
         _start(prepared)
-        trained = {name: _run_prerequisite(other, callback) for name, other in prepared.prerequisites.items()}
+        inner = Recovery(other_environment=recovery.other_environment)
+        trained = {
+            name: _run_prerequisite(other, callback, inner) for name, other in prepared.prerequisites.items()
+        }
         evaluator = Evaluator(federation, engine.states(run), engine)
-        server = engine.run(RunContext(federation, run, evaluator, trained, callback))
+        server = engine.run(RunContext(federation, run, evaluator, trained, callback, recovery.reset_clients))
         _finish(prepared, evaluator, server)
 
 
@@ -176,13 +193,19 @@ def _as_recipe(recipe: Recipe | Mapping[str, Any] | str | Path) -> Recipe:
     )
 
 
+def _check_clients(clients: Sequence[int], count: int) -> None:
+    wrong = next((client for client in clients if not 0 <= client < count), None)
+    if wrong is not None:
+        raise UserError(f"--reset-client {wrong} names no client; the run's are 0 to {count - 1}")
+
+
 def _start(prepared: PreparedRun) -> None:
     """Write the complete recipe and the partition, before the first round."""
     run, partition = prepared.run, prepared.federation.partition
     if not run.started():
         run.reset()
         for other in prepared.prerequisites.values():
-            _delete_unless_same(other.run, other.recipe)
+            delete_unless_same(other.run, other.recipe)
     earlier = partition_of(run)
     if earlier and earlier.fingerprint != partition.fingerprint:
         raise UserError(
@@ -192,87 +215,17 @@ def _start(prepared: PreparedRun) -> None:
     run.write("recipe.toml", prepared.recipe.to_toml())
     if not earlier:
         run.write("partition.json", partition.to_json())
+    record_environment(run, environment(prepared.federation.device, prepared.recipe.engine.threads))
 
 
-def _delete_unless_same(run: Run, recipe: Recipe) -> None:
-    """Delete a prerequisite run if it was started with another recipe."""
-    if not run.exists():
-        return
-    try:
-        check_folder(run, recipe, resume=True)
-    except UserError:
-        shutil.rmtree(run.folder)
-
-
-def _run_prerequisite(prerequisite: PreparedRun, callback: Callback | None) -> Trained:
+def _run_prerequisite(prerequisite: PreparedRun, callback: Callback | None, recovery: Recovery) -> Trained:
     """Return the result of a prerequisite run; start or continue the run if it has not finished."""
     run = prerequisite.run
     if run.finished:
-        check_folder(run, prerequisite.recipe, resume=True)
+        check_folder(run, prerequisite.recipe, True, recovery.other_environment)
     else:
-        _execute(prerequisite, run.exists(), callback)
+        _execute(prerequisite, run.exists(), callback, recovery)
     return outcome(run, prerequisite.federation.splits.train.images)
-
-
-def _is_done(run: Run, recipe: Recipe) -> bool:
-    """Whether the run is complete: the last round is evaluated, and its encoder is saved."""
-    if not run.exists() or load_recipe(run.recipe_path).train.rounds != recipe.train.rounds:
-        return False
-    record = run.read_json("evaluation.json")
-    if record is None or record["round"] != recipe.train.rounds:
-        return False
-    return record["model"] is None or run.encoder_path.is_file()
-
-
-def check_folder(run: Run, recipe: Recipe, resume: bool) -> None:
-    """Check that a run of this recipe can start or continue in a folder.
-
-    Raises:
-        UserError: The folder contains other files, a run while ``resume`` is false, or a run of another recipe.
-    """
-    if not run.exists():
-        if stray := run.stray_files():
-            raise UserError(
-                f"{run.folder} holds no run (no recipe.toml in it), and a run would overwrite its {stray[0]!r}; "
-                "choose another --out"
-            )
-        return
-    if (
-        not run.started()
-    ):  # it failed before its first round, maybe because of the recipe: there is nothing to lose
-        return
-    if not resume:
-        raise UserError(
-            f"{run.folder} already holds a run; add --resume to continue it, or choose another --out"
-        )
-    before, now = (
-        flatten(describe(load_recipe(run.recipe_path).completed())),
-        flatten(describe(recipe.completed())),
-    )
-    changed = [
-        key for key in sorted(before | now) if before.get(key) != now.get(key) and key not in MAY_CHANGE
-    ]
-    if changed:
-        key = changed[0]
-        raise UserError(
-            f"{run.folder} was started with {key} = {before.get(key)!r}, and the recipe now says {now.get(key)!r}; "
-            f"a resumed run may only change {', '.join(MAY_CHANGE)}: choose another --out"
-        )
-    completed_rounds = run.completed_rounds()
-    if now["train.rounds"] < completed_rounds:
-        raise UserError(
-            f"{run.folder} has completed {completed_rounds} rounds already; train.rounds can only be raised"
-        )
-    if (
-        completed_rounds
-        and now["train.rounds"] != before["train.rounds"]
-        and recipe.train.schedule != "constant"
-    ):
-        raise UserError(
-            f"{run.folder} was started with train.rounds = {before['train.rounds']}, over which its learning rate "
-            f"falls ({recipe.train.schedule}), so a longer run is a different one; choose another --out, with "
-            f"train.start={run.folder} for a warm start"
-        )
 
 
 def _finish(prepared: PreparedRun, evaluator: Evaluator, server: Server) -> None:
@@ -301,6 +254,8 @@ def _finish(prepared: PreparedRun, evaluator: Evaluator, server: Server) -> None
         "egress": list(method.egress),
         "keeps": list(method.keeps),
         "version": prepared.version,
+        "environments": run.environments(),
+        "seconds": round(sum(line.get("seconds") or 0 for line in run.metrics()), 3),
     }
     if len(models) > 1:
         record["clients_by_model"] = {name: len(users) for name, (_, users) in models.items()}

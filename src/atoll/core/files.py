@@ -93,10 +93,10 @@ def whole_file(path: Path, shared: bool = False) -> Iterator[IO[bytes]]:
         raise
 
 
-def write_whole(path: Path, data: bytes, shared: bool = False) -> None:
-    """Write bytes to a file atomically; see `whole_file`."""
+def write_whole(path: Path, data: bytes | Sequence[bytes | memoryview], shared: bool = False) -> None:
+    """Write bytes, or pieces of bytes, to a file atomically; see `whole_file`."""
     with whole_file(path, shared) as file:
-        file.write(data)
+        file.writelines([data] if isinstance(data, bytes) else data)
 
 
 def hash_bytes(data: bytes) -> str:

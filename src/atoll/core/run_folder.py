@@ -3,12 +3,16 @@
 ``recipe.toml``          the complete recipe, with defaults filled in
 ``metrics.jsonl``        one object per line, each with ``round``; round 0 is the untrained encoder
 ``partition.json``       the samples of each client
+``environment.json``     the kind of CPU, the libraries and the device that computed the rounds
 ``checkpoints/``         the newest complete rounds, and the client states
 ``prerequisites/``       runs that the method needs before its first round
 ``encoder.safetensors``  the finished encoder; ``encoder-NAME.safetensors`` if there are several models
 ``evaluation.json``      results of the finished encoder, with the constants of the protocols
 ``detection/``           average precision of detectors that start from the encoder, by data
+``map.safetensors``      some test images and their places on the report's map
 ``report.html``          the report, one page
+
+All files except the report carry a digest (`atoll.core.digests`), which is verified at every read.
 """
 
 from __future__ import annotations
@@ -16,14 +20,19 @@ from __future__ import annotations
 import fcntl
 import json
 import os
+import shutil
+import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from atoll.core.checkpoints import checkpoint_files, load_checkpoint, save_checkpoint
+from atoll.core.digests import JSON, TOML, DamagedError, open_text, seal_text
 from atoll.core.errors import UserError
 from atoll.core.files import disk_sentence, write_whole
-from atoll.core.tree import Tree, load, pack
+from atoll.core.metrics_lines import format_line, parse_lines
+from atoll.core.tree import Tree
 
 DETECTION = "detection"  # folder of the results of `atoll detect`
 SITES_OWN = "sites' own"  # the split of an evaluation that only sites made, on their local images
@@ -33,6 +42,20 @@ RUN_FILES = (
     *("metrics.jsonl", "partition.json", "evaluation.json"),
     *("checkpoints", "prerequisites", "encoder.safetensors", "report.html"),
 )
+OTHER_FILES = (
+    "recipe.toml",
+    "environment.json",
+    "sites.json",
+    "map.safetensors",
+    "evaluation-*.json",
+    "encoder-*.safetensors",
+)
+RESTART = "or begin the run anew with --restart"
+FORMS = {".json": JSON, ".toml": TOML}
+REMEDIES = {  # for a damaged file; any other one is made again if it is deleted
+    "recipe.toml": f"restore it from a copy, {RESTART}",
+    "metrics.jsonl": "restore it from a copy, or delete it and resume the run, without the curves so far",
+}
 
 
 class Run:
@@ -125,20 +148,62 @@ class Run:
             yield
 
     def write(self, name: str, text: str) -> None:
-        """Write one of the run's files atomically."""
-        write_whole(self.folder / name, text.encode())
+        """Write one of the run's JSON or TOML files atomically, with a digest."""
+        path = self.folder / name
+        write_whole(path, seal_text(text.encode(), FORMS[path.suffix]))
 
-    def read_json(self, name: str) -> Any:
-        """Read one of the run's JSON files; None if the file does not exist.
+    def read(self, name: str) -> str | None:
+        """Read one of the run's JSON or TOML files, without its digest; None if the file does not exist.
 
         Raises:
-            UserError: The file is not valid JSON.
+            UserError: The file is damaged or cannot be read.
         """
         path = self.folder / name
         try:
-            return json.loads(path.read_text("utf-8")) if path.is_file() else None
+            return open_text(path.read_bytes(), FORMS[path.suffix])[0].decode() if path.is_file() else None
+        except OSError as error:
+            raise UserError(f"cannot read {path}: {error.strerror}") from None
         except ValueError as error:
-            raise UserError(f"{path} is damaged ({error}); delete it, then resume the run") from None
+            raise damaged(path, error) from None
+
+    def read_json(self, name: str) -> dict[str, Any] | None:
+        """Read one of the run's JSON files; None if the file does not exist.
+
+        Raises:
+            UserError: The file is damaged, or holds no JSON object.
+        """
+        text = self.read(name)
+        try:
+            record = None if text is None else json.loads(text)
+        except (ValueError, RecursionError) as error:
+            raise damaged(self.folder / name, error) from None
+        if record is not None and not isinstance(record, dict):
+            raise damaged(self.folder / name, "it holds no JSON object")
+        return record
+
+    def results(self) -> dict[str, Any] | None:
+        """Read the results of the finished encoder; None if there are none.
+
+        Raises:
+            UserError: The file is damaged.
+        """
+        record = self.read_json("evaluation.json")
+        if record is not None and type(record.get("round")) is not int:
+            raise damaged(self.folder / "evaluation.json", "it names no round")
+        return record
+
+    def environments(self) -> list[dict[str, Any]]:
+        """Read the environments in which the rounds were computed, the newest last; empty if unknown.
+
+        Raises:
+            UserError: The file is damaged.
+        """
+        found = (self.read_json("environment.json") or {}).get("environments", [])
+        if not isinstance(found, list) or not all(
+            isinstance(one, dict) and isinstance(one.get("environment"), dict) for one in found
+        ):
+            raise damaged(self.folder / "environment.json", "it lists no environments")
+        return found
 
     def started(self) -> bool:
         """Whether the run has metrics, checkpoints or results beyond round 0."""
@@ -148,8 +213,18 @@ class Run:
 
     def reset(self) -> None:
         """Delete the partition and the checkpoints, because a changed recipe may give other ones."""
-        for path in (self.partition_path, *self._complete()):
+        for path in (
+            self.partition_path,
+            self.folder / "environment.json",
+            *checkpoint_files(self.checkpoints).values(),
+        ):
             path.unlink(missing_ok=True)
+
+    def clear(self) -> None:
+        """Delete all files of the run, because the user begins it anew."""
+        for pattern in (*RUN_FILES, *OTHER_FILES):
+            for path in self.folder.glob(pattern):
+                shutil.rmtree(path) if path.is_dir() else path.unlink()
 
     # Metrics.
 
@@ -157,22 +232,22 @@ class Run:
         """Append a line to the metrics."""
         path = self.folder / "metrics.jsonl"
         try:
-            with path.open("a") as file:
-                file.write(json.dumps(line) + "\n")
+            with path.open("ab") as file:
+                file.write(format_line(line))
         except OSError as error:
             raise UserError(disk_sentence(path, error)) from None
 
     def metrics(self) -> list[dict[str, Any]]:
-        """Read all complete lines of the metrics."""
+        """Read all complete lines of the metrics.
+
+        Raises:
+            UserError: A line is damaged, or lines are missing.
+        """
         path = self.folder / "metrics.jsonl"
-        lines = path.read_text("utf-8", "replace").splitlines() if path.is_file() else []
-        parsed = []
-        for line in lines:
-            try:
-                parsed.append(json.loads(line))
-            except json.JSONDecodeError:
-                break  # the process was killed while writing the line; the round is run again
-        return parsed
+        try:
+            return parse_lines(path.read_bytes()) if path.is_file() else []
+        except DamagedError as error:
+            raise damaged(path, error) from None
 
     def rewind(self, round: int) -> int:
         """Delete the metrics after a round, which is going to be run again.
@@ -181,36 +256,62 @@ class Run:
             The newest remaining round; −1 if there is none.
         """
         remaining = [line for line in self.metrics() if line["round"] <= round]
-        self.write("metrics.jsonl", "".join(json.dumps(line) + "\n" for line in remaining))
+        write_whole(self.folder / "metrics.jsonl", b"".join(map(format_line, remaining)))
         return max((line["round"] for line in remaining), default=-1)
 
     # Checkpoints.
 
     def checkpoint(self, round: int, tree: Tree) -> None:
         """Save the state after a complete round, and delete the checkpoints that are no longer needed."""
-        write_whole(self.checkpoints / f"round-{round:06d}.safetensors", pack(tree))
-        for path in self._complete()[RETAINED_ROUNDS:]:
+        save_checkpoint(self.checkpoints, round, tree)
+        for path in list(checkpoint_files(self.checkpoints).values())[RETAINED_ROUNDS:]:
             path.unlink(missing_ok=True)
 
     def latest(self) -> Tree | None:
-        """Load the newest complete round that can be read; None if there is none."""
-        for path in self._complete():
+        """Load the newest complete round that can be read, with a warning if it is not the newest.
+
+        Returns:
+            The state after the round; None if no round has been completed.
+
+        Raises:
+            UserError: Rounds have been completed, and no checkpoint can be read.
+        """
+        unreadable: list[str] = []
+        for round, path in checkpoint_files(self.checkpoints).items():
             try:
-                return load(path)
-            except UserError:
+                tree = load_checkpoint(path, round)
+            except UserError as error:
+                unreadable.append(str(error))
                 continue
+            if unreadable:
+                newest = self.completed_rounds()
+                warnings.warn(
+                    f"{unreadable[0]}; the run continues from round {round} instead of round {newest}",
+                    stacklevel=2,
+                )
+            return tree
+        if unreadable or self.started():
+            why = f" ({unreadable[0]})" if unreadable else ""
+            raise UserError(
+                f"{self.checkpoints} holds no checkpoint that can be read{why}, and rounds have been completed; "
+                f"restore one from a copy, {RESTART}"
+            )
         return None
 
     def completed_rounds(self) -> int:
         """Number of the newest complete round; 0 if there is none."""
-        return max((int(path.stem.removeprefix("round-")) for path in self._complete()), default=0)
+        return max(checkpoint_files(self.checkpoints), default=0)
 
     def stray_files(self) -> list[str]:
         """Names of the existing files and folders that a run would overwrite."""
         return [name for name in RUN_FILES if (self.folder / name).exists()]
 
-    def _complete(self) -> list[Path]:
-        return sorted(self.checkpoints.glob("round-*.safetensors"), reverse=True)
+
+def damaged(path: Path, why: object) -> UserError:
+    """Make the error for a damaged file of a run, which says what to do."""
+    return UserError(
+        f"{path} is damaged ({why}); {REMEDIES.get(path.name, 'delete it, then resume the run')}"
+    )
 
 
 def check_name(name: str) -> None:

@@ -1,7 +1,8 @@
 """Plain trees of tensors and numbers: the format of server state, messages, updates and client state.
 
 A tree is a dict with string keys, a list, a tensor, a number, a string, a bool or None. It is sent and stored as
-safetensors: the tensors unchanged, the structure as JSON in the metadata. Nothing is ever pickled.
+safetensors: the tensors unchanged, the structure as JSON in the metadata. Nothing is ever pickled. In a file, the
+structure follows the file's digest (`atoll.core.digests`); a tree in transit has none.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ import safetensors.torch
 import torch
 from torch import Tensor
 
+from atoll.core.digests import DIGITS, seal_at, verify_at
 from atoll.core.errors import UserError
 from atoll.core.files import write_whole
 
@@ -25,6 +27,10 @@ Weights = dict[str, Tensor]
 _KEY = (
     "atoll"  # the only metadata key: the header's map has no stable order, so two would break byte identity
 )
+_FILE_KEY = "atoll-file"  # the only metadata key of a file
+_MARKER = f'"{_FILE_KEY}":"'.encode()  # precedes the digest in a file's header
+_END = "|"  # follows the label
+_WITHIN = 64  # first bytes of a file that contain the marker
 _REF = "§"  # marks the position of a tensor in the structure
 _MAX_DEPTH = 64  # levels of a tree that is read, so that recursive functions do not exhaust the stack
 
@@ -80,33 +86,62 @@ def unpack(data: bytes) -> Tree:
     Raises:
         ValueError: The bytes are not such a tree.
     """
-    try:
-        header_size = int.from_bytes(data[:8], "little")
-        header = json.loads(data[8 : 8 + header_size])
-        structure = header["__metadata__"][_KEY]
-        tensors = safetensors.torch.load(data)
-        return resolve(json.loads(structure), _REF, tensors.__getitem__)
-    except (KeyError, RecursionError, TypeError, safetensors.SafetensorError, ValueError) as error:
-        raise ValueError(f"these bytes are not a tree of tensors: {error}") from None
+    return _read(data, _KEY)[0]
 
 
-def save(path: Path, tree: Tree) -> None:
-    """Write a tree to a file atomically."""
-    write_whole(path, pack(tree))
+def save(path: Path, tree: Tree, label: str = "") -> None:
+    """Write a tree to a file atomically, with a digest.
+
+    Args:
+        path: Path of the file.
+        tree: The tree.
+        label: Words that say what the file is, so that a file in the place of another one is found.
+    """
+    structure, tensors = _split(tree)
+    value = f"{'0' * DIGITS}{label}{_END}{structure}"
+    write_whole(path, seal_at(safetensors.torch.save(tensors, metadata={_FILE_KEY: value}), _MARKER))
 
 
-def load(path: Path) -> Tree:
-    """Read a tree from a file.
+def load(path: Path, label: str | None = None) -> Tree:
+    """Read a tree from a file that `save` wrote; a file of Atoll 0.1 has no digest and is read unverified.
+
+    Args:
+        path: Path of the file.
+        label: The label that the file must have, if it has one; None for any.
 
     Raises:
-        UserError: The file is missing, damaged or not written by Atoll.
+        UserError: The file is missing, damaged, another one, or not written by Atoll.
     """
     try:
-        return unpack(path.read_bytes())
+        data = path.read_bytes()
+        if not sealed(data):
+            return unpack(data)
+        verify_at(data, _MARKER)
+        tree, found = _read(data, _FILE_KEY)
     except OSError as error:
         raise UserError(f"cannot read {path}: {error.strerror}") from None
     except ValueError as error:
         raise UserError(f"{path} is damaged or not written by Atoll: {error}") from None
+    if label is not None and found != label:
+        raise UserError(f"{path} is a file from elsewhere ({found or 'without a label'}), not the {label}")
+    return tree
+
+
+def sealed(data: bytes) -> bool:
+    """Whether the bytes of a tree's file, or the first 64 of them, show a digest."""
+    return _MARKER in data[:_WITHIN]
+
+
+def _read(data: bytes, key: str) -> tuple[Tree, str]:
+    """Deserialise the tree whose structure is in the metadata under a key; return also the file's label."""
+    try:
+        header_size = int.from_bytes(data[:8], "little")
+        value = json.loads(data[8 : 8 + header_size])["__metadata__"][key]
+        label, _, structure = value[DIGITS:].partition(_END) if key == _FILE_KEY else ("", "", value)
+        tensors = safetensors.torch.load(data)
+        return resolve(json.loads(structure), _REF, tensors.__getitem__), label
+    except (KeyError, RecursionError, TypeError, safetensors.SafetensorError, ValueError) as error:
+        raise ValueError(f"these bytes are not a tree of tensors: {error}") from None
 
 
 def _split(tree: Tree) -> tuple[str, Weights]:

@@ -193,7 +193,7 @@ def _work(connection: Connection[bytes, bytes], recipe: Recipe, states: Path, pa
 
     try:
         federation = Federation(recipe)
-        executor = InProcess(federation, ClientStates(states))
+        executor = InProcess(federation, ClientStates(states, resettable=True))
         known: dict[int, torch.Tensor] = {}
         while True:
             request = unpack(connection.recv_bytes())

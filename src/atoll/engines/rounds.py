@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -96,6 +96,7 @@ class RunContext:
         evaluator: Called before round 1 and every ``evaluation.every`` rounds; None for no evaluation.
         prerequisites: Results of the prerequisite runs, by name.
         callback: Receives the progress.
+        reset_clients: Clients whose state is dropped; they continue as if they had not taken part yet.
     """
 
     federation: Federation
@@ -103,6 +104,7 @@ class RunContext:
     evaluator: Evaluator | None = None
     prerequisites: Mapping[str, Trained] = field(default_factory=dict)
     callback: Callback | None = None
+    reset_clients: Sequence[int] = ()
 
 
 class Engine(Protocol):
@@ -165,6 +167,8 @@ def run_rounds(context: RunContext, states: States, make_executor: Callable[[], 
         states.clear()
     else:
         server.restore(latest)
+        for client in context.reset_clients:
+            server.valid.pop(client, None)
     logged = store.rewind(-1 if latest is None else server.round)
     every = recipe.evaluation.every
 
@@ -187,9 +191,12 @@ def run_rounds(context: RunContext, states: States, make_executor: Callable[[], 
     with closing(make_executor()) as executor:
         executor.start(server.constants)
         valid = dict(server.valid)
+        first = server.round + 1
         while server.round < recipe.train.rounds:
             record = server.run_round(executor, callback.step if callback else None)
             line = record.to_dict()
+            if context.reset_clients and server.round == first:
+                line["reset"] = list(context.reset_clients)
             if server.round % recipe.engine.checkpoint_every == 0 or server.round == recipe.train.rounds:
                 store.checkpoint(server.round, {**server.checkpoint(), "line": line})
                 states.prune(valid)

@@ -15,7 +15,7 @@ import torch
 
 from atoll.components.base import Deployment, Setting, Trained
 from atoll.components.messages import Checkpoint, Message, Slices, Update
-from atoll.core.errors import RunError
+from atoll.core.errors import RunError, UserError
 from atoll.core.rng import stream
 from atoll.core.tree import Weights, num_bytes
 from atoll.engines.update_checks import UpdateChecks
@@ -228,12 +228,33 @@ class Server:
         }
 
     def restore(self, checkpoint: Checkpoint) -> None:
-        """Restore the state from a checkpoint."""
+        """Restore the state from a checkpoint.
+
+        Raises:
+            UserError: The checkpoint belongs to a run with other networks or clients.
+        """
+        try:
+            models, here = checkpoint["state"]["models"], self.state["models"]
+            fits = all(_form(models[name]) == _form(here[name]) for name in models.keys() & here.keys())
+            self._restore(checkpoint)
+        except (AttributeError, KeyError, TypeError, ValueError):
+            fits = False
+        if not fits or any(client >= self.setting.num_clients for client in self.valid):
+            raise UserError(
+                f"the newest checkpoint (round {checkpoint['round']}) belongs to another run, with other networks "
+                "or clients; restore this run's from a copy, or begin the run anew with --restart"
+            )
+
+    def _restore(self, checkpoint: Checkpoint) -> None:
         self.round = checkpoint["round"]
         self.state = checkpoint["state"]
         self.valid = {int(client): round for client, round in checkpoint["valid"].items()}
         self.checks.norms = list(checkpoint["norms"])
         self._constants_sent = set(checkpoint["constants_sent"])
+
+
+def _form(model: Weights) -> dict[str, tuple[torch.Size, torch.dtype]]:
+    return {name: (tensor.shape, tensor.dtype) for name, tensor in model.items()}
 
 
 def _average(means: dict[str, float], values: dict[str, float], counts: Counter[str]) -> None:

@@ -21,7 +21,7 @@ class Simulation:
 
     def states(self, store: RunStore) -> ClientStates:
         """Client states in the run's folder."""
-        return ClientStates(store.checkpoints / "clients")
+        return ClientStates(store.checkpoints / "clients", resettable=True)
 
     def run(self, context: RunContext) -> Server:
         """Run all rounds; see `run_rounds`."""

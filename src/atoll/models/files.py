@@ -13,12 +13,15 @@ import torch
 from safetensors import SafetensorError
 from torch import Tensor
 
+from atoll.core.digests import DIGITS, MISMATCH, DamagedError, seal_at, verify_at
 from atoll.core.errors import UserError
 from atoll.core.files import write_whole
 from atoll.models.encoder import Encoder, graft
 from atoll.models.options import rebuild_encoder
 
-FORMAT = 1
+FORMAT = 2  # 1, of Atoll 0.1, has no digest
+_MARKER = b'{"__metadata__":{"atoll":"{\\"digest\\": \\"'  # precedes the digest in an encoder's file
+REMAKE = "delete it and resume its run, which writes it again"
 _REMEDY = "name an encoder's file, such as encoder.safetensors in a finished run's folder"
 
 
@@ -44,13 +47,13 @@ def save_encoder(path: str | os.PathLike[str], encoder: Encoder, metadata: dict[
     """
     if not encoder.spec:
         raise UserError("an encoder can be read back only if build_encoder made it; this one has no spec")
-    about = {"format": FORMAT, "spec": encoder.spec, "metadata": metadata}
+    about = {"digest": "0" * DIGITS, "format": FORMAT, "spec": encoder.spec, "metadata": metadata}
     tensors = {
         name: tensor.detach().cpu().contiguous() for name, tensor in sorted(encoder.state_dict().items())
     }
     # safetensors stores its metadata in a hash map of random order, so all metadata uses a single key.
     data = safetensors.torch.save(tensors, {"atoll": json.dumps(about, sort_keys=True)})
-    write_whole(Path(path), data)
+    write_whole(Path(path), seal_at(data, _MARKER))
 
 
 def load_encoder(path: str | os.PathLike[str]) -> Encoder:
@@ -84,9 +87,9 @@ def load_encoder(path: str | os.PathLike[str]) -> Encoder:
         )
     if "format" not in about:  # `atoll.core.tree` stores its trees under the same key
         raise UserError(f"{path} holds the state of a run, such as a checkpoint, and no encoder; {_REMEDY}")
-    if about["format"] != FORMAT:
+    if about["format"] not in (1, FORMAT):
         raise UserError(
-            f"{path} has format {about['format']}, and this version of atoll reads {FORMAT}; upgrade"
+            f"{path} has format {about['format']}, and this version of atoll reads up to {FORMAT}; upgrade"
         )
     # Drawing the random weights that loading then replaces must not advance the caller's generator.
     with torch.random.fork_rng(devices=[]):
@@ -137,7 +140,12 @@ def _read_safetensors(path: Path) -> tuple[dict[str, Tensor], dict[str, Any] | N
         with safetensors.safe_open(path, framework="pt") as file:
             about = (file.metadata() or {}).get("atoll")
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (not a dict)
-        return tensors, None if about is None else dict(json.loads(about))
+        described = None if about is None else dict(json.loads(about))
+        if described is not None and described.get("format") == FORMAT:
+            _verify(path)
+        return tensors, described
+    except DamagedError as error:
+        raise UserError(f"{path} is damaged ({error}); restore it from a copy, or {REMAKE}") from None
     except (SafetensorError, OSError, ValueError, TypeError) as error:
         if zipfile.is_zipfile(path):
             raise UserError(
@@ -147,6 +155,18 @@ def _read_safetensors(path: Path) -> tuple[dict[str, Tensor], dict[str, Any] | N
         raise UserError(
             f"{path} is damaged or not a safetensors file ({error}); save or fetch it again, or {_REMEDY}"
         ) from error
+
+
+def has_digest(start: bytes) -> bool:
+    """Whether the first bytes of an encoder's file show a digest."""
+    return start[8:].startswith(_MARKER)
+
+
+def _verify(path: Path) -> None:
+    data = path.read_bytes()
+    if not has_digest(data[:64]):
+        raise DamagedError(MISMATCH)
+    verify_at(data, _MARKER)
 
 
 def _read_pth(path: Path) -> dict[str, Tensor]:

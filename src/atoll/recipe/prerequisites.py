@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from atoll.components.base import Prerequisite, Trained
+from atoll.core.checkpoints import checkpoint_files, load_checkpoint
 from atoll.core.config import build, describe
 from atoll.core.errors import UserError
 from atoll.core.run_folder import Run
@@ -26,9 +27,14 @@ def prerequisite_recipes(recipe: Recipe) -> dict[str, Recipe]:
 
 def outcome(run: Run, images: Pixels) -> Trained:
     """Read the networks of a finished run, and attach the images on which they were trained."""
-    newest = run.latest()
-    if newest is None:
-        raise UserError(f"{run.folder} has no checkpoints; delete the folder, and the run trains it again")
+    again = f"delete {run.folder}, and the run trains it again"
+    checkpoints = checkpoint_files(run.checkpoints)
+    if not checkpoints:
+        raise UserError(f"{run.folder} has no checkpoints; {again}")
+    try:
+        newest = load_checkpoint(checkpoints[max(checkpoints)], max(checkpoints))
+    except UserError as error:
+        raise UserError(f"{error}; {again}") from None
     (weights, *others) = newest["state"]["models"].values()
     if others:
         raise UserError(f"{run.folder} ends with several models, but one is needed; choose another recipe")

@@ -14,7 +14,7 @@ import tomli_w
 from atoll.components.training import TrainOptions
 from atoll.core.config import build, describe
 from atoll.core.errors import UserError
-from atoll.core.run_folder import check_name
+from atoll.core.run_folder import Run, check_name, damaged
 from atoll.data.options import DataOptions, PartitionOptions
 from atoll.data.views.options import ViewOptions
 from atoll.evaluation import EvaluationOptions
@@ -24,7 +24,7 @@ from atoll.models import ModelOptions
 from atoll.recipe.engine_options import EngineOptions
 from atoll.recipe.table import complete_table, presets, read_table
 
-__all__ = ["Recipe", "load_recipe", "make_recipe", "presets", "read_recipe"]
+__all__ = ["Recipe", "load_recipe", "make_recipe", "presets", "read_recipe", "recipe_of"]
 
 
 @dataclass(frozen=True)
@@ -123,6 +123,22 @@ def _made(table: Mapping[str, Any]) -> Recipe:
     check_name(made.name)
     _ = made.composed  # report a method that cannot be composed now, not after the data has loaded
     return made
+
+
+def recipe_of(run: Run, settings: Sequence[str] = ()) -> Recipe:
+    """Load the recipe of a run, overridden with ``key=value`` settings.
+
+    Raises:
+        UserError: The file is missing or damaged, or a setting is invalid.
+    """
+    text = run.require().read("recipe.toml") or ""
+    try:
+        table = tomllib.loads(text)
+    except (tomllib.TOMLDecodeError, RecursionError) as error:
+        raise damaged(run.recipe_path, error) from None
+    if not table:
+        raise damaged(run.recipe_path, "it is empty")
+    return _made(complete_table(table, settings))
 
 
 def read_recipe(text: str) -> Recipe:

@@ -59,7 +59,9 @@ def comparison_markdown(cells: Cells, failures: Iterable[str] = ()) -> str:
 
 def _protocol(folder: Folder) -> str:
     results = folder.results
-    facts = [f"{folder.recipe.get('title') or setting_words(folder.recipe)}; {results['split']} split"]
+    facts = [
+        f"{folder.recipe.get('title') or setting_words(folder.recipe)}; {results.get('split', 'unknown')} split"
+    ]
     if "knn/k" in results:
         facts.append(f"kNN k={results['knn/k']}, T={results['knn/temperature']}, cosine")
     if "probe/name" in results:

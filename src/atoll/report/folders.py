@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from atoll.core.errors import UserError
-from atoll.core.run_folder import DETECTION, SITES_OWN, Run
+from atoll.core.run_folder import DETECTION, SITES_OWN, Run, damaged
 from atoll.core.tree import Tree, load
 from atoll.report.artifacts import FILE as MAP_FILE
 
@@ -77,11 +77,13 @@ def read_folder(path: Path) -> Folder:
         UserError: The folder has no recipe, so it holds no run, or the recipe cannot be read.
     """
     run = Run(path).require()
+    text = run.read("recipe.toml") or ""
     try:
-        text = run.recipe_path.read_text()
         recipe = tomllib.loads(text)
-    except (OSError, ValueError) as error:
-        raise UserError(f"cannot read {run.recipe_path}: {error}") from None
+    except (ValueError, RecursionError) as error:
+        raise damaged(run.recipe_path, error) from None
+    if not recipe:
+        raise damaged(run.recipe_path, "it is empty")
     name = path.resolve().name
     missing: list[str] = []
 
@@ -91,30 +93,29 @@ def read_folder(path: Path) -> Folder:
     def read(file: str, loss: str) -> dict[str, Any]:
         try:
             found = run.read_json(file)
-        except (OSError, ValueError):
+        except UserError:
             note(file, loss, "is damaged")
             return {}
-        if not isinstance(found, dict):
-            note(file, loss, "is missing" if found is None else "is damaged")
-            return {}
-        return found
+        if found is None:
+            note(file, loss)
+        return found or {}
 
     results = read("evaluation.json", "there are no final results of this run")
     partition = read("partition.json", "its clients are unknown")
+    metrics: list[dict[str, Any]] = []
+    state = "is missing or empty"
     try:
-        metrics = [
-            line for line in run.metrics() if isinstance(line, dict) and isinstance(line.get("round"), int)
-        ]
-    except (OSError, UnicodeDecodeError):
-        metrics = []
+        metrics = run.metrics()
+    except (OSError, UserError):
+        state = "is damaged"
     if not metrics:
-        note("metrics.jsonl", "there are no curves and no untrained encoder", "is missing or empty")
+        note("metrics.jsonl", "there are no curves and no untrained encoder", state)
     elif not metrics[0].get("evaluation") or metrics[0]["round"] != 0:
         note("metrics.jsonl", "the table shows none", "has no results of the untrained encoder")
     picture = None
     try:
         picture = _checked(load(path / MAP_FILE))
-    except UserError:
+    except (AttributeError, KeyError, TypeError, UserError):
         # There is no map if the recipe has no points, or if the images are at the sites and must not be shown.
         expected = recipe.get("evaluation", {}).get("map_points") != 0 and results.get("split") != SITES_OWN
         if expected:

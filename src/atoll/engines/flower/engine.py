@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import logging
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -12,7 +11,7 @@ import torch
 from flwr.serverapp import Grid
 
 from atoll.core.errors import UserError
-from atoll.core.files import write_whole
+from atoll.core.run_folder import Run
 from atoll.core.tree import Tree
 from atoll.data.images import ImageSet, StoredPixels
 from atoll.data.partition.partition import Partition
@@ -102,7 +101,7 @@ class FlowerEngine:
         """
         started = (folder / PARTITION).is_file()
         if started and (folder / SITES).is_file():
-            self._registry.restore(json.loads((folder / SITES).read_text()))
+            self._registry.restore(Run(folder).read_json(SITES) or {})
         federation = self._gather(recipe)
         if not started:  # before the partition is written, which contains the run's id
             self._write_sites(folder)
@@ -167,7 +166,7 @@ class FlowerEngine:
         return Federation(recipe, images or self._no_images(recipe), _partition_of(self._registry, recipe))
 
     def _write_sites(self, folder: Path) -> None:
-        write_whole(folder / SITES, self._registry.to_json().encode())
+        Run(folder).write(SITES, self._registry.to_json())
 
     def _check_shares(self, federation: Federation) -> None:
         count = federation.setting.num_clients

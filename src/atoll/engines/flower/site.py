@@ -18,9 +18,8 @@ import torch
 
 from atoll.components.base import Deployment
 from atoll.core.errors import UserError, did_you_mean
-from atoll.core.files import write_whole
 from atoll.core.threads import threads
-from atoll.core.tree import Tree, load, map_tensors, pack
+from atoll.core.tree import Tree, load, map_tensors, pack, save
 from atoll.core.version import VERSION
 from atoll.data.images import ImageSet
 from atoll.data.partition.partition import Partition
@@ -190,10 +189,9 @@ class SiteSide:
             raise UserError("the coordinator's request is malformed")
         agreed = Agreed(digest, self._folder(request) / f"agreed-{digest}.safetensors")
         if "agreed" in request and not agreed.path.is_file():
-            data = pack(request["agreed"])
-            if hashlib.blake2b(data, digest_size=16).hexdigest() != digest:
+            if digest_of(request["agreed"]) != digest:
                 raise UserError("the coordinator's request is damaged")
-            write_whole(agreed.path, data)
+            save(agreed.path, request["agreed"])
         return agreed if agreed.path.is_file() else None
 
     def _lost_state(self, federation: str, round: int, error: UserError) -> Tree:
@@ -246,7 +244,11 @@ def _client_side(
 def _open(
     file: Agreed, options: SiteOptions, read_recipe: RecipeReader, client: int
 ) -> tuple[Federation, Client]:
-    agreed = load(file.path)
+    try:
+        agreed = load(file.path)
+    except UserError as error:
+        file.path.unlink(missing_ok=True)
+        raise UserError(f"{error}; the file was deleted, and the next request brings it again") from None
     recipe = options.recipe(read_recipe(agreed["recipe"]))
     if not options.site:
         federation = Federation(recipe)

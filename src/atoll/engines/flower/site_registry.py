@@ -13,9 +13,8 @@ import re
 import reprlib
 import time
 import uuid
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, field
-from typing import TypedDict
 
 from flwr.serverapp import Grid
 
@@ -51,25 +50,6 @@ class Site:
     test: int
     classes: list[str]
     node: int | None = None
-
-
-class SiteRecord(TypedDict):
-    """Record of a site in ``sites.json``, with the fields of `Site`."""
-
-    client: int
-    name: str
-    key: str
-    train: int
-    test: int
-    classes: list[str]
-
-
-class SitesRecord(TypedDict):
-    """Content of ``sites.json``, with the fields of `SiteRegistry`."""
-
-    federation: str
-    sites: list[SiteRecord]
-    turned_away: list[dict[str, str]]
 
 
 @dataclass
@@ -169,13 +149,22 @@ class SiteRegistry:
         record = {"federation": self.federation, "sites": sites, "turned_away": self.turned_away}
         return json.dumps(record, indent=1) + "\n"
 
-    def restore(self, record: SitesRecord) -> None:
-        """Restore the sites of an interrupted run."""
-        self.federation = record["federation"]
-        self.clients = [
-            Site(site["name"], site["key"], site["train"], site["test"], site["classes"])
-            for site in record["sites"]
-        ]
+    def restore(self, record: Mapping[str, Tree]) -> None:
+        """Restore the sites of an interrupted run from a record that `to_json` wrote.
+
+        Raises:
+            UserError: The record is incomplete.
+        """
+        try:
+            self.federation = str(record["federation"])
+            self.clients = [
+                Site(site["name"], site["key"], site["train"], site["test"], site["classes"])
+                for site in record["sites"]
+            ]
+        except (KeyError, TypeError) as error:
+            raise UserError(
+                f"sites.json in the run's folder is damaged ({error!r}); restore it from a copy"
+            ) from None
 
     def _nodes(self) -> set[int]:
         return set(self.grid.get_node_ids())

@@ -1,0 +1,124 @@
+"""``atoll check``: verifies all files of a run."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+
+from atoll.commands.evaluate import partition_of
+from atoll.core.checkpoints import checkpoint_files, load_checkpoint
+from atoll.core.digests import JSON, TOML
+from atoll.core.errors import UserError
+from atoll.core.run_folder import Run, damaged
+from atoll.core.tree import load, sealed
+from atoll.engines.client_states import label
+from atoll.models.files import has_digest, load_encoder
+from atoll.recipe.prerequisites import FOLDER
+from atoll.recipe.recipe import recipe_of
+from atoll.report.artifacts import FILE as MAP_FILE
+
+SKIPPED = (".lock", "report.html", "table.md")  # never read again
+
+
+@dataclass
+class Checked:
+    """Result of `check_run`.
+
+    Attributes:
+        files: Number of files that were read.
+        unverified: Files without a digest, which Atoll 0.1 wrote.
+        damaged: A sentence for each damaged or missing file.
+    """
+
+    files: int = 0
+    unverified: list[Path] = field(default_factory=list)
+    damaged: list[str] = field(default_factory=list)
+
+
+def check_run(run: Run) -> Checked:
+    """Read all files of a run and of its prerequisite runs, and verify their digests.
+
+    Raises:
+        UserError: The folder holds no run.
+    """
+    found = Checked()
+    _check(run.require(), found)
+    return found
+
+
+def _check(run: Run, found: Checked) -> None:
+    for path, read in _readers(run):
+        found.files += 1
+        try:
+            read()
+            if not _has_digest(path):
+                found.unverified.append(path)
+        except UserError as error:
+            found.damaged.append(str(error))
+    try:
+        if run.started() and not checkpoint_files(run.checkpoints):
+            found.damaged.append(f"{run.checkpoints} holds no checkpoint; restore one from a copy")
+        if (run.results() or {}).get("model") is not None and not run.encoder_path.is_file():
+            found.damaged.append(f"{run.encoder_path} is missing; resume the run, which writes it again")
+    except UserError as error:
+        if str(error) not in found.damaged:
+            found.damaged.append(str(error))
+    for other in sorted((run.folder / FOLDER).glob("*/")):
+        _check(Run(other), found)
+
+
+def _readers(run: Run) -> Iterator[tuple[Path, Callable[[], object]]]:
+    """Yield each file that the run reads again, with the function that reads it."""
+    for path in sorted(run.folder.iterdir()):
+        if path.name in SKIPPED or not path.is_file():
+            continue
+        if path.name == "recipe.toml":
+            yield path, partial(recipe_of, run)
+        elif path.name == "partition.json":
+            yield path, partial(partition_of, run)
+        elif path.name == "evaluation.json":
+            yield path, run.results
+        elif path.name == "metrics.jsonl":
+            yield path, partial(_metrics, run, path)
+        elif path.suffix == ".json":
+            yield path, partial(run.read_json, path.name)
+        elif path.name == MAP_FILE:
+            yield path, partial(load, path)
+        elif re.fullmatch(r"encoder(-.*)?\.safetensors", path.name):
+            yield path, partial(load_encoder, path)
+    for path in sorted(run.checkpoints.glob("round-*.safetensors")):
+        yield path, partial(_checkpoint, path)
+    for path in sorted(run.checkpoints.glob("clients/*/*.safetensors")):
+        yield path, partial(_client_state, path)
+
+
+def _metrics(run: Run, path: Path) -> None:
+    run.metrics()
+    if not path.read_bytes().endswith(b"\n"):
+        raise damaged(path, "its last line is incomplete, as a kill leaves it")
+
+
+def _checkpoint(path: Path) -> None:
+    number = path.stem.removeprefix("round-")
+    if not number.isdecimal():
+        raise UserError(f"{path} is no checkpoint, because its name has no round; remove it")
+    load_checkpoint(path, int(number))
+
+
+def _client_state(path: Path) -> None:
+    client, round = path.parent.name, path.stem
+    if not (client.isdecimal() and round.isdecimal()):
+        raise UserError(f"{path} is no client state, because its name has no client or no round; remove it")
+    load(path, label(int(client), int(round)))
+
+
+def _has_digest(path: Path) -> bool:
+    """Whether a file that could be read has a digest."""
+    with path.open("rb") as file:
+        start = file.read(1024)
+    if path.suffix == ".safetensors":
+        return sealed(start) or has_digest(start)
+    return not start or start.startswith((TOML if path.suffix == ".toml" else JSON).before)

@@ -1,0 +1,137 @@
+"""Start, continuation or refusal of a run in a folder."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from dataclasses import dataclass
+
+from atoll.core.config import describe, flatten
+from atoll.core.environment import Environment, difference, environment
+from atoll.core.errors import UserError
+from atoll.core.run_folder import Run
+from atoll.models import load_encoder
+from atoll.recipe.recipe import Recipe, recipe_of
+
+MAY_CHANGE = ("train.rounds", "engine.workers", "name", "title")  # when a run is resumed
+
+
+@dataclass(frozen=True)
+class Recovery:
+    """What the user allows beyond a plain continuation of a run.
+
+    Attributes:
+        restart: Delete the run in the folder and begin anew.
+        reset_clients: Clients whose damaged or lost state is dropped.
+        other_environment: Continue on another kind of CPU, device or library, so that the weights will differ.
+    """
+
+    restart: bool = False
+    reset_clients: tuple[int, ...] = ()
+    other_environment: bool = False
+
+
+NOTHING = Recovery()
+
+
+def delete_unless_same(run: Run, recipe: Recipe) -> None:
+    """Delete a prerequisite run if it was started with another recipe."""
+    if not run.exists():
+        return
+    try:
+        check_folder(run, recipe, resume=True)
+    except UserError:
+        shutil.rmtree(run.folder)
+
+
+def is_done(run: Run, recipe: Recipe) -> bool:
+    """Whether the run is complete: the last round is evaluated, and its encoder is saved."""
+    record = run.results() if run.exists() else None
+    rounds = recipe.train.rounds
+    if record is None or record["round"] != rounds or recipe_of(run).train.rounds != rounds:
+        return False
+    if record.get("model") is None:
+        return True
+    if run.encoder_path.is_file():
+        load_encoder(run.encoder_path)  # a damaged one is named here
+        return True
+    return False
+
+
+def record_environment(run: Run, here: Environment) -> None:
+    """Write down in which environment the next rounds are computed, if it is not that of the rounds before."""
+    environments = run.environments()
+    if not environments or difference(environments[-1]["environment"], here):
+        environments.append({"after_round": run.completed_rounds(), "environment": here})
+        run.write("environment.json", json.dumps({"environments": environments}) + "\n")
+
+
+def check_folder(run: Run, recipe: Recipe, resume: bool, other_environment: bool = False) -> None:
+    """Check that a run of this recipe can start or continue in a folder.
+
+    Args:
+        run: The folder.
+        recipe: The recipe.
+        resume: Whether a run in the folder may be continued.
+        other_environment: Whether it may be continued in another environment.
+
+    Raises:
+        UserError: The folder contains other files, a run while ``resume`` is false, a run of another recipe, or
+            one of another environment.
+    """
+    if not run.exists():
+        if stray := run.stray_files():
+            raise UserError(
+                f"{run.folder} holds no run (no recipe.toml in it), and a run would overwrite its {stray[0]!r}; "
+                "choose another --out"
+            )
+        return
+    if (
+        not run.started()
+    ):  # it failed before its first round, maybe because of the recipe: there is nothing to lose
+        return
+    if not resume:
+        raise UserError(
+            f"{run.folder} already holds a run; add --resume to continue it, or choose another --out"
+        )
+    before, now = (
+        flatten(describe(recipe_of(run).completed())),
+        flatten(describe(recipe.completed())),
+    )
+    changed = [
+        key for key in sorted(before | now) if before.get(key) != now.get(key) and key not in MAY_CHANGE
+    ]
+    if changed:
+        key = changed[0]
+        raise UserError(
+            f"{run.folder} was started with {key} = {before.get(key)!r}, and the recipe now says {now.get(key)!r}; "
+            f"a resumed run may only change {', '.join(MAY_CHANGE)}: choose another --out"
+        )
+    if not other_environment and not is_done(run, recipe):
+        _check_environment(run, environment(recipe.engine.find_device(), recipe.engine.threads))
+    completed_rounds = run.completed_rounds()
+    if now["train.rounds"] < completed_rounds:
+        raise UserError(
+            f"{run.folder} has completed {completed_rounds} rounds already; train.rounds can only be raised"
+        )
+    if (
+        completed_rounds
+        and now["train.rounds"] != before["train.rounds"]
+        and recipe.train.schedule != "constant"
+    ):
+        raise UserError(
+            f"{run.folder} was started with train.rounds = {before['train.rounds']}, over which its learning rate "
+            f"falls ({recipe.train.schedule}), so a longer run is a different one; choose another --out, with "
+            f"train.start={run.folder} for a warm start"
+        )
+
+
+def _check_environment(run: Run, here: Environment) -> None:
+    environments = run.environments()
+    changed = difference(environments[-1]["environment"], here) if environments else None
+    if changed:
+        raise UserError(
+            f"the rounds of {run.folder} were computed with {changed}, so a resumed run would not end with the "
+            "same weights; resume it in the same environment, choose another --out, or mix both with "
+            "atoll run --other-environment"
+        )

@@ -1,0 +1,47 @@
+"""Checkpoints: one file per complete round."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from atoll.core.errors import UserError
+from atoll.core.tree import Tree, load, save
+
+KINDS = {"round": int, "state": dict, "valid": dict, "norms": list, "constants_sent": list}
+
+
+def checkpoint_files(folder: Path) -> dict[int, Path]:
+    """Find the checkpoints in a folder by round, the newest first.
+
+    Raises:
+        UserError: A file has the name of a checkpoint without a round.
+    """
+    found = {}
+    for path in folder.glob("round-*.safetensors"):
+        number = path.stem.removeprefix("round-")
+        if not (number.isascii() and number.isdecimal()):
+            raise UserError(f"{path} is no checkpoint, because its name has no round; remove it")
+        found[int(number)] = path
+    return dict(sorted(found.items(), reverse=True))
+
+
+def save_checkpoint(folder: Path, round: int, tree: Tree) -> None:
+    """Write the state after a round atomically."""
+    save(folder / f"round-{round:06d}.safetensors", tree, _label(round))
+
+
+def load_checkpoint(path: Path, round: int) -> Tree:
+    """Load the state after a round.
+
+    Raises:
+        UserError: The file is damaged, or is no checkpoint of this round.
+    """
+    tree = load(path, _label(round))
+    fits = isinstance(tree, dict) and all(isinstance(tree.get(key), kind) for key, kind in KINDS.items())
+    if not fits or tree["round"] != round or not isinstance(tree["state"].get("models"), dict):
+        raise UserError(f"{path} is no checkpoint of round {round}")
+    return tree
+
+
+def _label(round: int) -> str:
+    return f"checkpoint of round {round}"
