@@ -261,11 +261,16 @@ def test_the_others_train_when_small_clients_sit_out(folder: Path) -> None:
     assert sit_out
 
 
-def test_all_tables_are_listed_with_their_images() -> None:
-    shown = text(listing())
+def test_all_tables_and_figures_are_listed_with_their_state(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("ATOLL_DATA", raising=False)
+    shown = " ".join(text(listing()).split())
     assert "ssd-1" in shown
     assert "cifar10 (parquet), CIFAR100 (torchvision)" in shown
-    assert "not covered: dec-ssl-1-left" in shown
+    assert "dec-ssl-1-right" in shown
+    assert "a drawing: it measures nothing" in shown
+
+
+def test_the_images_of_a_row_are_those_of_its_prerequisites_too() -> None:
     needed = images_of(find_table("fedca-1", ["cifar10-cnn-iid-fedca"]).rows)
     assert [data.path for data in needed] == ["cifar10", "STL10"]
 

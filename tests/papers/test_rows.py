@@ -13,7 +13,7 @@ import atoll
 from atoll.core.errors import UserError
 from atoll.papers.published import find_published
 from atoll.papers.rows import Row, make_rows
-from atoll.papers.tables import NOT_COVERED, load_table, table_names
+from atoll.papers.tables import listed, load_table, table_names
 
 PUBLISHED = Path(atoll.__file__).parent / "tables" / "published.csv"
 ROMAN = {"I": "1", "II": "2", "III": "3", "IV": "4", "V": "5"}
@@ -57,7 +57,7 @@ def rows() -> dict[str, list[Row]]:
 
 
 def test_every_table_of_the_papers_is_covered_or_named_as_not() -> None:
-    assert sorted(NUMBERS) == sorted([*table_names(), *NOT_COVERED])
+    assert sorted(NUMBERS) == sorted([*table_names(), *(name for name in NUMBERS if "why" in listed()[name])])
 
 
 @pytest.mark.parametrize("name", table_names())

@@ -15,8 +15,8 @@ from atoll.data.partition.make import sit_out_words
 from atoll.data.partition.partition import Partition
 from atoll.data.sources import Splits
 from atoll.methods.method import Method
-from atoll.papers.reproduction import Reproduction, find_table, image_names
-from atoll.papers.tables import NOT_COVERED, figure_names, table_names
+from atoll.papers.inventory import inventory
+from atoll.papers.reproduction import Reproduction, image_names
 from atoll.report.reproduction import remarks
 from atoll.report.terminal import terminal_table
 from atoll.report.wording import plural, source_words
@@ -72,11 +72,14 @@ def _plan(job: Reproduction, check: RowCheck) -> list[str]:
 
 
 def listing() -> Group:
-    """Table of the papers' tables that Atoll can reproduce, and the reasons for those that it cannot."""
-    jobs = {name: find_table(name) for name in [*table_names(), *figure_names()]}
-    rows = [[name, job.table.title, str(len(job.rows)), image_names(job.rows)] for name, job in jobs.items()]
-    below = [f"not covered: {name}: {why}" for name, why in NOT_COVERED.items()]
-    return terminal_table(["table", "content", "runs", "images"], rows, below, numbers=False)
+    """Table of the papers' tables and figures, and whether each can run on this machine."""
+    entries = inventory()
+    rows = [
+        [one.name, one.title, str(one.runs or ""), one.images, one.state + ("*" if one.marks else "")]
+        for one in entries
+    ]
+    marks = dict.fromkeys(f"* NOT the paper's {mark}" for one in entries for mark in one.marks)
+    return terminal_table(["name", "content", "runs", "images", "state"], rows, list(marks), numbers=False)
 
 
 def egress_tables(egress: Egress, method: Method) -> Iterator[Table | str]:

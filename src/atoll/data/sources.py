@@ -42,7 +42,7 @@ class Splits:
 
 
 _Read = tuple[Listing, Listing | None]
-_READERS: dict[str, Callable[[DataOptions], _Read]] = {  # those that download are in `_read`
+_READERS: dict[str, Callable[[DataOptions], _Read]] = {  # those that download are in `read_listings`
     "digits": lambda options: (read_digits(), None),
     "parquet": lambda options: read_parquet(options, _locate(options)),
     "folder": lambda options: read_class_folders(options, _locate_folder(options)),
@@ -52,7 +52,16 @@ _READERS: dict[str, Callable[[DataOptions], _Read]] = {  # those that download a
 _DOWNLOADS = {"hub": read_hub, "torchvision": read_torchvision}
 
 
-def _read(options: DataOptions, download: bool = True) -> _Read:
+def read_listings(options: DataOptions, download: bool = True) -> tuple[Listing, Listing | None]:
+    """List a source's training and test images, without decoding them.
+
+    Args:
+        options: The source.
+        download: Whether missing images may be downloaded.
+
+    Raises:
+        UserError: The source is missing or unreadable.
+    """
     reader = _DOWNLOADS.get(options.source)
     return _READERS[options.source](options) if reader is None else reader(options, download)
 
@@ -66,7 +75,7 @@ def why_missing(options: DataOptions) -> str:
         ''
     """
     try:
-        _read(options, download=False)
+        read_listings(options, download=False)
     except UserError as error:
         return str(error)
     return ""
@@ -93,7 +102,7 @@ def load_data(options: DataOptions, seed: int, progress: Progress | None = None)
         >>> len(splits.train), len(splits.test), splits.train.classes[:3]
         (1438, 359, ['0', '1', '2'])
     """
-    train, test = _read(options)
+    train, test = read_listings(options)
     for listing in (train, test):
         if listing is not None and len(listing) == 0:
             raise UserError(

@@ -9,6 +9,7 @@ from typing import Any
 
 from atoll.core.config import describe, flatten
 from atoll.data.options import DataOptions
+from atoll.papers.images import image_changes
 from atoll.papers.rows import Row, make_rows
 from atoll.papers.scales import PAPER, about, titled
 from atoll.papers.tables import PaperTable, load_table
@@ -55,7 +56,16 @@ class Reproduction:
         return any(value.get("value") for row in self.rows for value in row.published.values())
 
     def changed(self) -> dict[str, str]:
-        """Describe the scale's and ``--set``'s changes of the setting: the key, and both values in words."""
+        """Describe what differs from the setting: the images, and the scale's and ``--set``'s changes.
+
+        Returns:
+            Both values in words, by key.
+        """
+        images = (
+            {key: words for data in images_of(self.rows) for key, words in image_changes(data).items()}
+            if self.published
+            else {}
+        )
         source = "the paper's" if self.published else "the table's"
         found: dict[str, tuple[list[Any], list[Any]]] = {}
         for row in self.rows:
@@ -66,7 +76,7 @@ class Reproduction:
                         found.setdefault(key, ([], [])), (run.get(key), paper.get(key)), strict=True
                     ):
                         values += [] if value in values else [value]
-        return {
+        return images | {
             key: f"{_words(run)}; in {source} setting {_words(paper)}" for key, (run, paper) in found.items()
         }
 

@@ -20,8 +20,11 @@ names of ``choices``. A choice names its changes of the recipe and the keys of i
 
 from __future__ import annotations
 
+import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import cache
+from importlib import resources
 from pathlib import Path
 from typing import Any
 
@@ -30,10 +33,6 @@ from atoll.core.errors import UserError, did_you_mean
 from atoll.evaluation import PROTOCOLS
 
 CLASSIFIER = "classifier"  # measured in addition to the protocols if a method trains one
-NOT_COVERED = {  # the papers' other tables, and the reasons why Atoll does not cover them
-    "dec-ssl-1-left": "ImageNet-100's encoders in a Mask R-CNN on COCO, for which Atoll has no protocol",
-    "dec-ssl-1-right": "segmentation of Amazon's packages, whose images are not public",
-}
 
 
 @dataclass(frozen=True)
@@ -141,14 +140,24 @@ def figure_names() -> list[str]:
     return list(packaged("figures"))
 
 
+@cache
+def listed() -> dict[str, dict[str, str]]:
+    """All tables and figures of the papers, from ``papers/inventory.toml``: for some a ``title`` and ``why``.
+
+    ``why`` is the reason why there is no file for it.
+    """
+    text = (resources.files("atoll.papers") / "inventory.toml").read_text("utf-8")
+    return {name: dict(about) for name, about in tomllib.loads(text).items()}
+
+
 def load_table(name: str) -> tuple[PaperTable, Path]:
     """Load a table or a figure by name or from a TOML file; also return the folder of its recipe.
 
     Raises:
         UserError: The table does not exist or is invalid.
     """
-    if name in NOT_COVERED:
-        raise UserError(f"the table {name!r} is not covered: {NOT_COVERED[name]}")
+    if why := listed().get(name, {}).get("why"):
+        raise UserError(f"{name} is not covered: {why}")
     known = packaged("tables") | packaged("figures")
     table = build(PaperTable, read(name, known, "table", "paper's table or figure"), "table")
     return table, Path() if name in known else Path(name).parent
