@@ -1,0 +1,1 @@
+"""Shifts of the clients' images: rotation, style, corruption."""

@@ -1,0 +1,38 @@
+"""The recipe's ``[shift]`` section."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Annotated, Literal
+
+from atoll.core.config import Options
+from atoll.core.errors import UserError
+from atoll.core.schema import AtLeast, AtMost, MinLength, OneOf
+from atoll.data.shifts.corruptions import CORRUPTIONS
+
+Kind = Literal["rotation", "style", "corruption"]
+
+
+@dataclass(frozen=True)
+class ShiftOptions(Options, section="shift"):
+    """The recipe's ``[shift]`` section: how a client's images differ from those of other clients.
+
+    Attributes:
+        kinds: Shifts of the training images, in the order in which they are applied: ``"rotation"`` (client k of K
+            by 360·k/K degrees), ``"style"`` (client k has style k modulo 5), ``"corruption"`` (client k has
+            corruption k modulo their number).
+        corruptions: The corruptions that the clients have in turn.
+        severity: Severity of the corruptions, 1 to 5 as in CIFAR-10-C.
+        evaluation: Images of the evaluation: ``"source"`` leaves them as they are, ``"clients"`` shifts each
+            training image as its client does, and each held-out image as a client that is drawn for it does.
+    """
+
+    kinds: tuple[Kind, ...] = ()
+    corruptions: Annotated[tuple[Annotated[str, OneOf(CORRUPTIONS)], ...], MinLength(1)] = tuple(CORRUPTIONS)
+    severity: Annotated[int, AtLeast(1), AtMost(5)] = 3
+    evaluation: Literal["source", "clients"] = "source"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if len(set(self.kinds)) < len(self.kinds):
+            raise UserError(f"shift.kinds = {list(self.kinds)} names a shift twice; name each once")

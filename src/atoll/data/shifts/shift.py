@@ -1,0 +1,168 @@
+"""The shift of each client's images, applied when they are read.
+
+A shift depends on the client's number k and the number of clients K only, and the noise of an image on its place
+among the client's images as well. A site of a real federation therefore applies its own shift: the coordinator
+tells it k and K, and images at a site are shifted as in a simulation over the same folders.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+import torch
+from torch import Tensor
+from torchvision.transforms import InterpolationMode
+from torchvision.transforms.v2 import functional as V
+
+from atoll.core.rng import numpy_stream, stream
+from atoll.data.images import ImageSet, Pixels, Shape
+from atoll.data.shifts.corruptions import CORRUPTIONS
+from atoll.data.shifts.options import ShiftOptions
+from atoll.data.shifts.styles import STYLES
+
+_DATA_SEED = 0  # of choices that are the same for all runs on the data
+_STYLES = tuple(STYLES)
+
+
+@dataclass(frozen=True)
+class Shift:
+    """The shifts of a recipe, for K clients.
+
+    Attributes:
+        options: The recipe's ``[shift]`` section.
+        clients: Number of clients K.
+        seed: Seed of the noise.
+        purpose: Name of the images, so that the noise of training and of test images differs.
+
+    Example:
+        >>> from atoll.data.shifts.options import ShiftOptions
+        >>> from atoll.data.shifts.shift import Shift
+        >>> shift = Shift(ShiftOptions(kinds=("rotation", "style")), clients=5, seed=0)
+        >>> shift.describe(1)
+        'rotated by 72°, sketch'
+    """
+
+    options: ShiftOptions
+    clients: int
+    seed: int
+    purpose: str = "train"
+
+    def angle(self, client: int) -> float:
+        """Angle of a client's images in degrees, counter-clockwise."""
+        return 360 * client / self.clients
+
+    def style(self, client: int) -> str:
+        """Style of a client's images."""
+        return _STYLES[client % len(_STYLES)]
+
+    def corruption(self, client: int) -> str:
+        """Corruption of a client's images."""
+        return self.options.corruptions[client % len(self.options.corruptions)]
+
+    def describe(self, client: int) -> str:
+        """Describe the shift of a client; empty if there is none."""
+        words = {
+            "rotation": f"rotated by {self.angle(client):g}°",
+            "style": self.style(client),
+            "corruption": f"{self.corruption(client)} {self.options.severity}",
+        }
+        return ", ".join(words[kind] for kind in self.options.kinds)
+
+    def apply(self, pixels: Tensor, client: int, places: Sequence[int]) -> Tensor:
+        """Shift images of one client.
+
+        Rotation is about the centre, bilinear, without a change of size; pixels from outside the image are black.
+
+        Args:
+            pixels: The images.
+            client: The client.
+            places: Number of each image among the client's; its noise depends on it.
+
+        Shape:
+            - pixels: uint8 (n, C, S, S); output: as pixels
+        """
+        for kind in self.options.kinds:
+            if kind == "rotation":
+                pixels = V.rotate(pixels, self.angle(client), InterpolationMode.BILINEAR)
+                continue
+            images = pixels.float().div_(255)
+            if kind == "style":
+                images = STYLES[self.style(client)](images)
+            else:
+                generators = [stream(self.seed, "shift", self.purpose, client, place) for place in places]
+                images = CORRUPTIONS[self.corruption(client)](images, self.options.severity, generators)
+            pixels = images.mul(255).round_().to(torch.uint8)
+        return pixels
+
+
+@dataclass(frozen=True)
+class ShiftedPixels:
+    """Pixels that are shifted when they are gathered, each by its client; images without a client are unchanged.
+
+    Attributes:
+        base: The pixels of the source.
+        owners: Client of each image, (N,) int64; −1 for none.
+        places: Number of each image among the client's, (N,) int64.
+        shift: The shifts.
+    """
+
+    base: Pixels
+    owners: Tensor
+    places: Tensor
+    shift: Shift
+
+    @property
+    def shape(self) -> Shape:
+        """Shape (N, C, H, W)."""
+        return self.base.shape
+
+    def __len__(self) -> int:
+        return len(self.base)
+
+    def gather(self, indices: Tensor) -> Tensor:
+        """See `atoll.data.images.Pixels.gather`."""
+        pixels = self.base.gather(indices)
+        owners = self.owners.index_select(0, indices)
+        for client in torch.unique(owners).tolist():
+            if client >= 0:
+                chosen = (owners == client).nonzero().squeeze(1)
+                places = self.places.index_select(0, indices.index_select(0, chosen)).tolist()
+                pixels[chosen] = self.shift.apply(pixels.index_select(0, chosen), client, places)
+        return pixels
+
+
+def shifted(images: ImageSet, clients: Sequence[Tensor], shift: Shift) -> ImageSet:
+    """Shift each image as its client does; the set keeps its fingerprint, which names the images of the source.
+
+    Args:
+        images: The images of the source.
+        clients: Indices of each client's images.
+        shift: The shifts.
+    """
+    owners = torch.full((len(images),), -1)
+    places = torch.zeros(len(images), dtype=torch.int64)
+    for client, indices in enumerate(clients):
+        owners[indices] = client
+        places[indices] = torch.arange(len(indices))
+    return replace(images, images=ShiftedPixels(images.images, owners, places, shift))
+
+
+def shifted_held_out(images: ImageSet, sizes: Sequence[int], shift: Shift, purpose: str) -> ImageSet:
+    """Shift each held-out image as a client that is drawn for it does.
+
+    Clients with images have equal numbers of held-out images, up to one. Client and noise do not depend on the
+    run's seed, so all runs with the same number of clients are evaluated on the same images.
+
+    Args:
+        images: The held-out images.
+        sizes: Number of training images of each client.
+        shift: The shifts of the training images.
+        purpose: Name of the images.
+    """
+    holders = np.flatnonzero(np.asarray(sizes))
+    turns = holders[np.arange(len(images)) % len(holders)]
+    owners = numpy_stream(_DATA_SEED, "shift", purpose).permutation(turns)
+    clients = [torch.from_numpy(np.flatnonzero(owners == client)) for client in range(len(sizes))]
+    return shifted(images, clients, replace(shift, seed=_DATA_SEED, purpose=purpose))
