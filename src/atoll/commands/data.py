@@ -1,10 +1,10 @@
-"""``atoll data``: a recipe's images and their partition."""
+"""``atoll data``: a recipe's images, their partition and their shifts."""
 
 from __future__ import annotations
 
-from atoll.data.partition.make import partition_images
 from atoll.data.partition.partition import Partition
 from atoll.data.sources import Splits, load_data
+from atoll.engines.partitioning import described, partition_clients
 from atoll.recipe.recipe import Recipe
 
 
@@ -15,4 +15,4 @@ def load_partition(recipe: Recipe) -> tuple[Splits, Partition]:
         UserError: The images cannot be loaded, or the partition is not possible for them.
     """
     splits = load_data(recipe.data, recipe.seed)
-    return splits, partition_images(splits.train, recipe.partition, recipe.seed)
+    return splits, described(partition_clients(splits.train, recipe), recipe)

@@ -17,9 +17,7 @@ from atoll.core.errors import UserError
 from atoll.core.files import read_bytes, write_whole
 from atoll.data.decode import Decoding, decode_batch
 from atoll.data.folders import is_image
-from atoll.data.views.options import ViewOptions
-from atoll.data.views.views import Views, make_views
-from atoll.evaluation import embed
+from atoll.evaluation.embed import embed, input_views
 from atoll.models import Encoder
 
 BATCH = 256
@@ -31,14 +29,6 @@ def decoding_of(encoder: Encoder) -> Decoding:
     # The files of older versions contain only the size.
     how = about.get("decoding", {"image_size": about["image_size"]})
     return Decoding(channels=about["channels"], **how)
-
-
-def views_of(encoder: Encoder) -> Views:
-    """Views that convert decoded images to an encoder's input, from its metadata."""
-    about = encoder.metadata
-    size, mean, std = about["image_size"], tuple(about["mean"]), tuple(about["std"])
-    options = ViewOptions(preset="none", size=size, mean=mean, std=std)
-    return make_views(options, decoding_of(encoder).image_size, about["channels"])
 
 
 def embed_images(encoder: Encoder, images: Path) -> tuple[list[str], Tensor]:
@@ -56,8 +46,8 @@ def embed_images(encoder: Encoder, images: Path) -> tuple[list[str], Tensor]:
     paths = [images] if images.is_file() else sorted(found)
     if not paths:
         raise UserError(f"{images} holds no images")
-    views = views_of(encoder)
     how = decoding_of(encoder)
+    views = input_views(encoder, how.image_size)
     rows = []
     for start in range(0, len(paths), BATCH):
         some = paths[start : start + BATCH]

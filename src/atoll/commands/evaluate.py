@@ -20,6 +20,7 @@ from atoll.data.sources import Splits, load_data
 from atoll.data.views.views import make_views
 from atoll.engines.client_states import States
 from atoll.engines.federation import Federation
+from atoll.engines.partitioning import evaluation_splits
 from atoll.engines.rounds import Engine
 from atoll.engines.server import Server
 from atoll.evaluation import Results, classifier_accuracy, evaluate, mean_over_clients
@@ -198,6 +199,8 @@ def measure_run(run: Run, protocols: Sequence[str], data: DataOptions | None = N
             f"the clients of {run.folder} had other images than its recipe's data contain now; restore those, or "
             "choose images for the evaluation: --set data.source=folder data.path=…"
         )
+    if data is None and partition:
+        splits = evaluation_splits(splits, partition, recipe)
     data = data or recipe.data
     split, images = held_out(splits)
     views = make_views(recipe.views, data.image_size, data.channels)

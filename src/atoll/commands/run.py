@@ -10,6 +10,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from atoll.commands.evaluate import Evaluator, held_out, load_networks, model_path, partition_of
 from atoll.commands.resume import (
     NOTHING,
@@ -211,6 +213,11 @@ def _start(prepared: PreparedRun) -> None:
         raise UserError(
             f"{run.folder} was started with other training images than the recipe's data contain now; restore "
             "them, or choose another --out"
+        )
+    if earlier and not all(map(torch.equal, earlier.clients, partition.clients)):
+        raise UserError(
+            f"{run.folder} was started with another partition of the same images than its recipe gives now; if "
+            "partition.features names an encoder, restore that encoder, or choose another --out"
         )
     run.write("recipe.toml", prepared.recipe.to_toml())
     if not earlier:

@@ -12,7 +12,8 @@ from atoll.data.decode import Decoding, Window
 from atoll.data.partition.dirichlet import VARIANTS
 
 SOURCES = ("digits", "parquet", "folder", "clients", "images", "hub", "torchvision")
-KINDS = ("iid", "dirichlet", "skew", "shards", "single-class", "natural", "centralised")
+KINDS = ("iid", "quantity", "dirichlet", "skew", "shards", "single-class", "natural", "centralised")
+BY_CLASS = ("dirichlet", "skew", "shards", "single-class")  # kinds that split classes, or clusters
 
 Held = Annotated[float, AtLeast(0), Below(1)]
 
@@ -100,8 +101,9 @@ class PartitionOptions(Options, section="partition"):
     """The recipe's ``[partition]`` section: how the training images are split among clients.
 
     Attributes:
-        kind: ``"iid"`` (equal random parts), ``"dirichlet"`` (label proportions drawn from Dir(α)),
-            ``"skew"`` (β-skewness), ``"shards"`` (a fixed number of classes at each client),
+        kind: ``"iid"`` (equal random parts), ``"quantity"`` (random parts, sizes drawn from Dir(α)),
+            ``"dirichlet"`` (label proportions drawn from Dir(α)), ``"skew"`` (β-skewness),
+            ``"shards"`` (a fixed number of classes at each client),
             ``"single-class"`` (one class, one client), ``"natural"`` (one client for each value of a column)
             or ``"centralised"`` (one client holds all).
         clients: Number of clients K; ``"natural"`` and ``"centralised"`` determine it themselves and ignore this
@@ -124,6 +126,11 @@ class PartitionOptions(Options, section="partition"):
         column: Column to read instead of the labels: the clients of ``"natural"`` (by default ``client``,
             or the only column), or cluster ids for ``"dirichlet"``, ``"skew"``, ``"shards"`` and
             ``"single-class"``.
+        features: Clusters of features to split instead of labels (Dec-SSL): the features of a run's folder or of an
+            encoder's file, or ``"untrained"`` for the run's encoder before training. They are reduced by PCA,
+            whitened, and clustered by k-means.
+        feature_clusters: Number of clusters; by default the number of clients.
+        feature_dims: Number of principal components.
     """
 
     kind: Annotated[str, OneOf(KINDS)] = "dirichlet"
@@ -138,9 +145,19 @@ class PartitionOptions(Options, section="partition"):
     sit_out_below: Annotated[int, AtLeast(2, "a client needs two images to train")] | None = None
     retries: Count = 1000
     column: str | None = None
+    features: str | None = None
+    feature_clusters: Count | None = None
+    feature_dims: Count = 30
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        if self.features and self.kind not in (*BY_CLASS, "centralised"):
+            raise UserError(
+                f"partition.kind = {self.kind!r} does not split clusters of partition.features; choose a kind from "
+                f"{', '.join(BY_CLASS)}, or remove features"
+            )
+        if self.features and self.column:
+            raise UserError("partition.features and partition.column both replace the labels; remove one")
         if self.balanced and self.variant != "l-dawa":
             raise UserError(
                 f"partition.balanced applies to variant 'l-dawa' only, and partition.variant is {self.variant!r}; "

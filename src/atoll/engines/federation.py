@@ -15,18 +15,28 @@ from atoll.core.errors import UserError
 from atoll.core.tree import Weights
 from atoll.data.client_data import FederatedClient
 from atoll.data.images import ImageSet
-from atoll.data.partition.make import partition_images
 from atoll.data.partition.partition import Partition
 from atoll.data.sources import Splits, load_data, settled
 from atoll.data.views.views import Views, make_views
 from atoll.engines.client import Client, buffer_names, update_names
+from atoll.engines.partitioning import (
+    client_images,
+    described,
+    evaluation_splits,
+    image_shape,
+    initial_encoder,
+    partition_clients,
+)
 from atoll.engines.update_checks import max_update_bytes
-from atoll.models import Encoder, build_encoder, build_projector, load_weights
+from atoll.models import Encoder, build_projector, load_weights
 from atoll.recipe.recipe import Recipe
 
 
 class Federation:
     """The loaded images, their partition, and the networks.
+
+    `images` are the training images as the clients have them, and `splits` the images of the evaluation; they
+    differ if the recipe shifts the clients' images.
 
     Args:
         recipe: The run's recipe.
@@ -44,8 +54,10 @@ class Federation:
         self.recipe = recipe
         if splits is None:
             recipe = self.recipe = replace(recipe, data=settled(recipe.data))
-        self.splits = splits or load_data(recipe.data, recipe.seed)
-        self.partition = partition or _partition(self.splits.train, recipe)
+        splits = splits or load_data(recipe.data, recipe.seed)
+        self.partition = described(partition or _partition(splits.train, recipe), recipe)
+        self.images = client_images(splits.train, self.partition, recipe)
+        self.splits = evaluation_splits(splits, self.partition, recipe)
         channels, size = recipe.data.channels, recipe.data.image_size
         self.views: Views = make_views(recipe.views, size, channels)
         encoder, projector = _encoder_and_projector(recipe)
@@ -130,7 +142,7 @@ class Federation:
         """Samples of a client."""
         train = self.recipe.train
         return FederatedClient(
-            self.splits.train, self.partition.clients[client], client, self.views, self.recipe.seed,
+            self.images, self.partition.clients[client], client, self.views, self.recipe.seed,
             train.batch_size, train.drop_last, self.device, self.recipe.engine.channels_last,
         )  # fmt: skip
 
@@ -140,7 +152,7 @@ class Federation:
 
 
 def _partition(images: ImageSet, recipe: Recipe) -> Partition:
-    partition = partition_images(images, recipe.partition, recipe.seed)
+    partition = partition_clients(images, recipe)
     small = [k for k, size in enumerate(partition.sizes) if size < 2]
     if small:
         raise UserError(
@@ -151,16 +163,8 @@ def _partition(images: ImageSet, recipe: Recipe) -> Partition:
     return partition
 
 
-def _image_shape(recipe: Recipe) -> tuple[int, int, int]:
-    size = recipe.views.size or recipe.data.image_size
-    return recipe.data.channels, size, size
-
-
 def _encoder_and_projector(recipe: Recipe, draw: int = 0) -> tuple[Encoder, nn.Module]:
-    channels, size, _ = _image_shape(recipe)
-    encoder = seeded(
-        init_seed(recipe.seed, "encoder", draw), lambda: build_encoder(recipe.model, channels, size)
-    )
+    encoder = initial_encoder(recipe, draw)
     projector = seeded(
         init_seed(recipe.seed, "projector", draw), lambda: build_projector(recipe.model, encoder.dim)
     )
@@ -175,7 +179,7 @@ def _dimensions(recipe: Recipe, encoder: Encoder, projector: nn.Module) -> Setti
     return Setting(
         seed=recipe.seed,
         num_clients=0,
-        image_shape=_image_shape(recipe),
+        image_shape=image_shape(recipe),
         num_classes=0,
         encoder_dim=encoder.dim,
         embedding_dim=embedding_dim,

@@ -12,6 +12,9 @@ from atoll.core.devices import upload
 from atoll.core.errors import UserError
 from atoll.core.rng import stream
 from atoll.data.images import Pixels
+from atoll.data.views.options import ViewOptions
+from atoll.data.views.views import Views, make_views
+from atoll.models import Encoder
 
 
 @contextmanager
@@ -78,6 +81,20 @@ def embed(
                 features = torch.empty(len(images), h.shape[1], device=device)
             features[start : start + len(h)] = h
     return features
+
+
+def input_views(encoder: Encoder, image_size: int) -> Views:
+    """Views that convert decoded images to the input of an encoder from a file, as its metadata say.
+
+    Args:
+        encoder: The encoder that `atoll.models.load_encoder` read.
+        image_size: Side of the images in pixels.
+    """
+    about = encoder.metadata
+    size, mean, std = about["image_size"], tuple(about["mean"]), tuple(about["std"])
+    return make_views(
+        ViewOptions(preset="none", size=size, mean=mean, std=std), image_size, about["channels"]
+    )
 
 
 def sample(n: int, size: int, seed: int, purpose: str) -> Tensor:

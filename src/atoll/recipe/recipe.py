@@ -16,6 +16,7 @@ from atoll.core.config import build, describe
 from atoll.core.errors import UserError
 from atoll.core.run_folder import Run, check_name, damaged
 from atoll.data.options import DataOptions, PartitionOptions
+from atoll.data.shifts.options import ShiftOptions
 from atoll.data.views.options import ViewOptions
 from atoll.evaluation import EvaluationOptions
 from atoll.methods.method import Method
@@ -37,6 +38,7 @@ class Recipe:
         seed: Seed of all random streams of the run.
         data: Source of the images.
         partition: Assignment of the images to clients.
+        shift: How the clients' images differ from each other.
         views: Augmentation.
         model: Encoder and heads.
         method: The method and its components.
@@ -57,6 +59,7 @@ class Recipe:
     seed: int = 0
     data: DataOptions = field(default_factory=DataOptions)
     partition: PartitionOptions = field(default_factory=PartitionOptions)
+    shift: ShiftOptions = field(default_factory=ShiftOptions)
     views: ViewOptions = field(default_factory=ViewOptions)
     model: ModelOptions = field(default_factory=ModelOptions)
     method: MethodOptions = field(default_factory=MethodOptions)

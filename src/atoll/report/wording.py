@@ -7,6 +7,7 @@ from typing import Any
 
 # The main options of each kind of partition.
 PARTITION_PARAMETERS = {
+    "quantity": ("alpha",),
     "dirichlet": ("alpha", "variant"),
     "skew": ("beta",),
     "shards": ("classes_per_client",),
@@ -38,12 +39,15 @@ def partition_kind(partition: Mapping[str, Any]) -> str:
         for name in PARTITION_PARAMETERS.get(kind, ())
         if partition.get(name) is not None
     )
-    return f"{kind} ({parameters})" if parameters else kind
+    of = " of feature clusters" if partition.get("features") and kind != "centralised" else ""
+    return f"{kind}{of} ({parameters})" if parameters else f"{kind}{of}"
 
 
 def setting_words(recipe: Mapping[str, Any]) -> str:
-    """Describe the images of a run, its clients and their partition, from its recipe."""
-    return f"{images_words(recipe)}, {partition_kind(recipe.get('partition', {}))}"
+    """Describe the images of a run, its clients, their partition and their shifts, from its recipe."""
+    shifts = recipe.get("shift", {}).get("kinds")
+    shifted = f", {' and '.join(shifts)} by client" if shifts else ""
+    return f"{images_words(recipe)}, {partition_kind(recipe.get('partition', {}))}{shifted}"
 
 
 def images_words(recipe: Mapping[str, Any]) -> str:

@@ -57,6 +57,7 @@ CASES = [
     *({"kind": "dirichlet", "variant": variant, "alpha": 1.0} for variant in VARIANTS),
     {"kind": "dirichlet", "variant": "l-dawa", "alpha": 1.0, "balanced": True},
     {"kind": "iid"},
+    {"kind": "quantity", "alpha": 1.0},
     {"kind": "skew", "beta": 0.3},
     {"kind": "shards", "classes_per_client": 3},
     {"kind": "single-class"},
@@ -283,3 +284,41 @@ def test_small_clients_sit_out_named_and_counted(recwarn):
     assert (again.sit_out, again.sizes, again.names) == (rest.sit_out, rest.sizes, rest.names)
     with pytest.raises(UserError, match="all 3 clients have fewer than 7 images"):
         partition_images(images, PartitionOptions(**options, sit_out_below=7), seed=0)
+
+
+def test_quantity_skew_has_the_sizes_of_a_dirichlet_draw_and_nearly_equal_labels():
+    skewed = partition(kind="quantity", clients=5, alpha=0.5)
+    assert sum(skewed.sizes) == 5000
+    for size, counts in zip(skewed.sizes, skewed.counts, strict=True):
+        assert torch.allclose(counts / size, torch.full((10,), 0.1), atol=4 * (0.09 / size) ** 0.5)
+    # The variance of a proportion of Dir(α 1_K) is (K − 1) / (K² (K α + 1)).
+    draws = [
+        np.array(partition(seed=s, kind="quantity", clients=5, alpha=2.0).sizes) / 5000 for s in range(300)
+    ]
+    assert np.var(draws) == pytest.approx(4 / (25 * 11), rel=0.15)
+
+
+def test_quantity_skew_keeps_the_minimum_or_says_why_not():
+    assert min(partition(kind="quantity", clients=10, alpha=0.3, min_size=50).sizes) >= 50
+    with pytest.raises(UserError, match="no draw of sizes out of 3"):
+        partition(kind="quantity", clients=100, alpha=0.01, retries=3)
+
+
+@pytest.mark.parametrize("kind", ["dirichlet", "skew", "shards", "single-class"])
+def test_clusters_are_split_as_labels_are(kind):
+    clusters = LABELS.flip(0)
+    options = PartitionOptions(kind=kind, clients=10, features="untrained")
+    found = make_partition(options, LABELS, {}, 5000, 0, clusters=clusters)
+    as_labels = partition(labels=clusters, kind=kind, clients=10)
+    assert all(map(torch.equal, found.clients, as_labels.clients))
+    assert torch.equal(found.cluster_counts, as_labels.counts)
+    assert not torch.equal(found.counts, as_labels.counts)
+    assert torch.equal(Partition.from_json(found.to_json()).cluster_counts, found.cluster_counts)
+
+
+def test_features_that_are_not_split_are_refused():
+    for kind in ("iid", "quantity", "natural"):
+        with pytest.raises(UserError, match="does not split clusters"):
+            PartitionOptions(kind=kind, features="untrained")
+    with pytest.raises(UserError, match="both replace the labels"):
+        PartitionOptions(features="untrained", column="domain")

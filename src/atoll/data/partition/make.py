@@ -22,7 +22,13 @@ from atoll.core.rng import numpy_stream
 from atoll.data.images import ImageSet
 from atoll.data.options import PartitionOptions
 from atoll.data.partition.dirichlet import VARIANTS, dirichlet_counts, split_dirichlet
-from atoll.data.partition.iid_skew_shards import Indices, split_evenly, split_shards, split_skewed
+from atoll.data.partition.iid_skew_shards import (
+    Indices,
+    largest_remainder,
+    split_evenly,
+    split_shards,
+    split_skewed,
+)
 from atoll.data.partition.partition import Partition, join_shares
 from atoll.functional import label_distance
 
@@ -34,6 +40,7 @@ def make_partition(
     num_samples: int,
     seed: int,
     *,
+    clusters: Tensor | None = None,
     classes: Sequence[str] = (),
     column_values: Mapping[str, Sequence[str]] | None = None,
     fingerprint: str = "",
@@ -46,12 +53,13 @@ def make_partition(
         columns: Further integer columns, such as PACS's ``domain``.
         num_samples: Number of training images N.
         seed: The run's seed.
+        clusters: Cluster of each image; the options' ``features`` require them, and split them instead of labels.
         classes: Class names; they determine the number of classes if the last classes have no image.
         column_values: Names of the columns' values, for the names of natural clients.
         fingerprint: Fingerprint of the training set, for the record.
 
     Shape:
-        - labels: (N,) int64; every column: (N,) int64
+        - labels: (N,) int64; every column: (N,) int64; clusters: (N,) int64
 
     Raises:
         UserError: The partition does not exist for these images, or no draw gave every client enough images.
@@ -59,7 +67,8 @@ def make_partition(
 
     Reference:
         The kinds follow MOON (Li et al., CVPR 2021), FedU² (Liao et al., CVPR 2024), Dec-SSL (Wang et al.,
-        ICLR 2023), L-DAWA (Rehman et al., ICCV 2023), Orchestra (Lubana et al., ICML 2022), FedCA and EasyFL.
+        ICLR 2023), L-DAWA (Rehman et al., ICCV 2023), Orchestra (Lubana et al., ICML 2022), FedCA and EasyFL;
+        ``"quantity"`` follows NIID-Bench (Li et al., ICDE 2022).
 
     Example:
         >>> import torch
@@ -71,12 +80,15 @@ def make_partition(
         tensor([[50,  0],
                 [ 0, 50]])
     """
-    for name, values in (*columns.items(), *([("labels", labels)] if labels is not None else [])):
-        if values.shape != (num_samples,):
+    known = {"labels": labels, "clusters": clusters, **columns}
+    for name, values in known.items():
+        if values is not None and values.shape != (num_samples,):
             raise ValueError(f"{name} must have shape ({num_samples},), not {tuple(values.shape)}")
     if num_samples == 0:
         raise UserError("there are no training images to split among clients")
-    task = _Task(options, labels, columns, column_values or {}, num_samples, seed)
+    if options.features and clusters is None and options.kind != "centralised":
+        raise ValueError("partition.features needs the cluster of each image")
+    task = _Task(options, labels, columns, column_values or {}, clusters, num_samples, seed)
     if options.kind not in ("natural", "centralised"):
         task.check_size(options.clients)
     names, shares = _KINDS[options.kind](task)
@@ -98,10 +110,13 @@ def make_partition(
         num_samples=num_samples,
         fingerprint=fingerprint,
         classes=tuple(classes),
+        cluster_counts=None if clusters is None else _count(clusters, clients, 0),
     )
 
 
-def partition_images(images: ImageSet, options: PartitionOptions, seed: int) -> Partition:
+def partition_images(
+    images: ImageSet, options: PartitionOptions, seed: int, clusters: Tensor | None = None
+) -> Partition:
     """Apply `make_partition` to an image set, with its names and fingerprint in the record.
 
     Clients below ``sit_out_below`` sit out, with a warning.
@@ -112,6 +127,7 @@ def partition_images(images: ImageSet, options: PartitionOptions, seed: int) -> 
         images.columns,
         len(images),
         seed,
+        clusters=clusters,
         classes=images.classes,
         column_values=images.column_values,
         fingerprint=images.fingerprint,
@@ -150,6 +166,7 @@ class _Task:
     labels: Tensor | None
     columns: Mapping[str, Tensor]
     column_values: Mapping[str, Sequence[str]]
+    clusters: Tensor | None
     num_samples: int
     seed: int
 
@@ -178,6 +195,7 @@ class _Task:
     def by_class(self) -> list[Indices]:
         """Return the indices of each non-empty class, in dataset order."""
         values = self.labels if self.options.column is None else self.column(self.options.column)
+        values = self.clusters if self.options.features else values
         if values is None:
             raise UserError(
                 f"partition.kind = {self.options.kind!r} splits by label and the source has none; "
@@ -197,6 +215,22 @@ def _numbered(shares: list[Indices]) -> _Split:
 
 def _iid(task: _Task) -> _Split:
     return _numbered(split_evenly(np.arange(task.num_samples), task.options.clients, task.rng()))
+
+
+def _quantity(task: _Task) -> _Split:
+    options = task.options
+    for attempt in range(options.retries):
+        rng = task.rng(attempt)
+        shares = rng.dirichlet(np.full(options.clients, options.alpha))
+        sizes = largest_remainder(shares, task.num_samples)
+        if sizes.min() >= options.smallest_client:
+            order = rng.permutation(task.num_samples)
+            return _numbered([np.sort(share) for share in np.split(order, np.cumsum(sizes)[:-1])])
+    raise UserError(
+        f"no draw of sizes out of {options.retries} with partition.alpha = {options.alpha:g} gave each of "
+        f"{options.clients} clients at least {options.smallest_client} images; raise alpha, or lower clients or "
+        "min_size"
+    )
 
 
 def _dirichlet(task: _Task) -> _Split:
@@ -281,6 +315,7 @@ def _centralised(task: _Task) -> _Split:
 
 _KINDS: dict[str, Callable[[_Task], _Split]] = {
     "iid": _iid,
+    "quantity": _quantity,
     "dirichlet": _dirichlet,
     "skew": _skew,
     "shards": _shards,

@@ -40,6 +40,8 @@ class Partition:
         fingerprint: Fingerprint of the training set to which the indices refer.
         classes: Class names, the columns of `counts`.
         sit_out: Clients that are too small to take part, by name, with their number of images.
+        cluster_counts: Number of images by client and feature cluster, int64 (K, clusters); None without clusters.
+        shifts: Shift of each client's images in words; empty if the recipe has none.
     """
 
     clients: list[Tensor]
@@ -52,6 +54,8 @@ class Partition:
     fingerprint: str = ""
     classes: tuple[str, ...] = ()
     sit_out: dict[str, int] = field(default_factory=dict)
+    cluster_counts: Tensor | None = None
+    shifts: tuple[str, ...] = ()
 
     def __len__(self) -> int:
         return len(self.clients)
@@ -103,6 +107,7 @@ class Partition:
             names=[self.names[k] for k in kept],
             counts=counts,
             label_distance=None if counts is None else float(label_distance(counts)),
+            cluster_counts=None if self.cluster_counts is None else self.cluster_counts[kept],
             sit_out={self.names[k]: size for k, size in enumerate(self.sizes) if size < least},
         )
 
@@ -120,6 +125,12 @@ class Partition:
                     "name": name,
                     "size": len(indices),
                     "label_counts": None if self.counts is None else self.counts[k].tolist(),
+                    **(
+                        {}
+                        if self.cluster_counts is None
+                        else {"cluster_counts": self.cluster_counts[k].tolist()}
+                    ),
+                    **({"shift": self.shifts[k]} if self.shifts else {}),
                     "indices": indices.tolist(),
                 }
                 for k, (name, indices) in enumerate(zip(self.names, self.clients, strict=True))
@@ -140,6 +151,7 @@ class Partition:
             record = json.loads(text)
             clients = record["clients"]
             counts = [client["label_counts"] for client in clients]
+            clusters = [client.get("cluster_counts") for client in clients]
             return cls(
                 clients=join_shares([np.asarray(client["indices"], dtype=np.int64) for client in clients]),
                 names=[client["name"] for client in clients],
@@ -151,6 +163,8 @@ class Partition:
                 fingerprint=record["fingerprint"],
                 classes=tuple(record["classes"]),
                 sit_out=record.get("sit_out", {}),
+                cluster_counts=None if None in clusters else torch.tensor(clusters, dtype=torch.int64),
+                shifts=tuple(client["shift"] for client in clients if "shift" in client),
             )
         except (KeyError, TypeError, ValueError) as error:
             raise UserError(

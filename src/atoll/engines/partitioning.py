@@ -1,0 +1,147 @@
+"""Which client holds which images, and how each client's images are shifted."""
+
+from __future__ import annotations
+
+import io
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import sklearn
+import torch
+from torch import Tensor
+
+from atoll.components.base import init_seed, seeded
+from atoll.core.errors import UserError
+from atoll.core.files import cache_folder, hash_bytes, write_whole
+from atoll.core.threads import threads
+from atoll.data.images import ImageSet
+from atoll.data.partition.feature_clusters import feature_clusters
+from atoll.data.partition.make import partition_images
+from atoll.data.partition.partition import Partition
+from atoll.data.shifts.shift import Shift, shifted, shifted_held_out
+from atoll.data.sources import Splits
+from atoll.data.views.views import Views, make_views
+from atoll.evaluation.embed import embed, input_views
+from atoll.models import Encoder, build_encoder, load_encoder
+from atoll.recipe.recipe import Recipe
+
+UNTRAINED = "untrained"  # as partition.features
+
+
+def partition_clients(images: ImageSet, recipe: Recipe) -> Partition:
+    """Partition training images as a recipe says, by feature clusters if it names features.
+
+    Raises:
+        UserError: The partition does not exist for these images, or the encoder of the features cannot be used.
+    """
+    return partition_images(images, recipe.partition, recipe.seed, cluster_images(images, recipe))
+
+
+def cluster_images(images: ImageSet, recipe: Recipe) -> Tensor | None:
+    """Cluster training images by the features that a recipe names; None if it names none.
+
+    The clusters are cached, because every process of a run needs them.
+
+    Shape:
+        - output: (N,) int64
+
+    Raises:
+        UserError: The encoder cannot be read, or does not fit the images; or there are too few images.
+    """
+    options = recipe.partition
+    if not options.features or options.kind == "centralised":
+        return None
+    encoder, views = _feature_encoder(options.features, recipe)
+    clusters = options.feature_clusters or options.clients
+    weights = b"".join(tensor.cpu().numpy().tobytes() for tensor in encoder.state_dict().values())
+    versions = [torch.__version__, sklearn.__version__, np.__version__]
+    view = [repr(views.settings), views.size]
+    key = [
+        images.fingerprint,
+        hash_bytes(weights),
+        view,
+        clusters,
+        options.feature_dims,
+        recipe.seed,
+        versions,
+    ]
+    path = cache_folder() / "clusters" / f"{hash_bytes(json.dumps(key).encode())}.npy"
+    if images.fingerprint and path.is_file():
+        return torch.from_numpy(np.load(path))
+    with threads(recipe.engine.threads):
+        features = embed(encoder.to(recipe.engine.find_device()), views.plain, images.images)
+    ids = feature_clusters(features, clusters, options.feature_dims, recipe.seed)
+    if images.fingerprint:
+        file = io.BytesIO()
+        np.save(file, ids.numpy())
+        write_whole(path, file.getvalue(), shared=True)
+    return ids
+
+
+def _feature_encoder(name: str, recipe: Recipe) -> tuple[Encoder, Views]:
+    """The encoder that `partition.features` names, and the views that convert the recipe's images to its input."""
+    size, channels = recipe.data.image_size, recipe.data.channels
+    if name == UNTRAINED:
+        return initial_encoder(recipe), make_views(recipe.views, size, channels)
+    path = Path(name)
+    try:
+        encoder = load_encoder(path / "encoder.safetensors" if path.is_dir() else path)
+    except UserError as error:
+        raise UserError(f"partition.features = {name!r}: {error}") from None
+    if encoder.metadata.get("channels") != channels:
+        raise UserError(
+            f"partition.features = {name!r} is an encoder of images with {encoder.metadata.get('channels')} "
+            f"channel(s), and data.channels = {channels}; choose an encoder of such images"
+        )
+    return encoder, input_views(encoder, size)
+
+
+def initial_encoder(recipe: Recipe, draw: int = 0) -> Encoder:
+    """Build a recipe's encoder with random initial weights; ``draw`` counts independent ones."""
+    channels, size, _ = image_shape(recipe)
+    return seeded(
+        init_seed(recipe.seed, "encoder", draw), lambda: build_encoder(recipe.model, channels, size)
+    )
+
+
+def image_shape(recipe: Recipe) -> tuple[int, int, int]:
+    """Shape (C, H, W) of the encoder's input."""
+    size = recipe.views.size or recipe.data.image_size
+    return recipe.data.channels, size, size
+
+
+def shift_of(recipe: Recipe, clients: int) -> Shift | None:
+    """The shift of the clients' images; None if the recipe has none, or has no clients to differ."""
+    if not recipe.shift.kinds or recipe.partition.kind == "centralised":
+        return None
+    return Shift(recipe.shift, clients, recipe.seed)
+
+
+def described(partition: Partition, recipe: Recipe) -> Partition:
+    """Add the shift of each client in words to a partition."""
+    shift = shift_of(recipe, len(partition))
+    return (
+        replace(partition, shifts=tuple(map(shift.describe, range(len(partition))))) if shift else partition
+    )
+
+
+def client_images(images: ImageSet, partition: Partition, recipe: Recipe) -> ImageSet:
+    """The training images as the clients have them: each with its client's shift."""
+    shift = shift_of(recipe, len(partition))
+    if shift is None or partition.fingerprint != images.fingerprint:  # the clients' images are elsewhere
+        return images
+    return shifted(images, partition.clients, shift)
+
+
+def evaluation_splits(splits: Splits, partition: Partition, recipe: Recipe) -> Splits:
+    """The images of the evaluation: those of the source, or shifted if the recipe says so."""
+    shift = shift_of(recipe, len(partition))
+    if shift is None or recipe.shift.evaluation == "source":
+        return splits
+    held = {
+        name: None if images is None else shifted_held_out(images, partition.sizes, shift, name)
+        for name, images in (("test", splits.test), ("validation", splits.validation))
+    }
+    return Splits(client_images(splits.train, partition, recipe), **held)
