@@ -19,6 +19,7 @@ from atoll.cli.parser import make_parser
 from atoll.components.training import TrainOptions
 from atoll.core.schema import Above, AtLeast, AtMost, Below, MinLength, OneOf, Rising
 from atoll.data.options import DataOptions, PartitionOptions
+from atoll.data.shifts.options import ShiftOptions
 from atoll.data.views.options import PRESETS, ViewOptions, ViewSettings
 from atoll.engines.federation import Federation
 from atoll.evaluation import EvaluationOptions
@@ -46,6 +47,7 @@ PARTS: dict[str, Any] = {**OBJECTIVES, **TERMS, **MERGES, **AGGREGATIONS, **SERV
 SECTIONS: dict[str, Any] = {
     "data": DataOptions,
     "partition": PartitionOptions,
+    "shift": ShiftOptions,
     "views": ViewOptions,
     "model": ModelOptions,
     "method": MethodOptions,

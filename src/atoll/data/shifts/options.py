@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from typing import Annotated, Literal
 
 from atoll.core.config import Options
-from atoll.core.errors import UserError
-from atoll.core.schema import AtLeast, AtMost, MinLength, OneOf
+from atoll.core.errors import UserError, did_you_mean
+from atoll.core.schema import AtLeast, AtMost
 from atoll.data.shifts.corruptions import CORRUPTIONS
 
 Kind = Literal["rotation", "style", "corruption"]
@@ -28,7 +28,7 @@ class ShiftOptions(Options, section="shift"):
     """
 
     kinds: tuple[Kind, ...] = ()
-    corruptions: Annotated[tuple[Annotated[str, OneOf(CORRUPTIONS)], ...], MinLength(1)] = tuple(CORRUPTIONS)
+    corruptions: tuple[str, ...] = tuple(CORRUPTIONS)
     severity: Annotated[int, AtLeast(1), AtMost(5)] = 3
     evaluation: Literal["source", "clients"] = "source"
 
@@ -36,3 +36,9 @@ class ShiftOptions(Options, section="shift"):
         super().__post_init__()
         if len(set(self.kinds)) < len(self.kinds):
             raise UserError(f"shift.kinds = {list(self.kinds)} names a shift twice; name each once")
+        if not self.corruptions:
+            raise UserError(f"shift.corruptions is empty; name one or several of {', '.join(CORRUPTIONS)}")
+        for name in self.corruptions:
+            if name not in CORRUPTIONS:
+                known = did_you_mean(name, CORRUPTIONS)
+                raise UserError(f"shift.corruptions names {name!r}, which is unknown; {known}")
