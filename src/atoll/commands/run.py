@@ -27,6 +27,7 @@ from atoll.core.errors import UserError
 from atoll.core.provenance import version
 from atoll.core.run_folder import Run, default_folder
 from atoll.core.threads import threads
+from atoll.data.partition.partition import Partition
 from atoll.engines.federation import Federation
 from atoll.engines.rounds import Callback, Engine, RunContext
 from atoll.engines.server import Server
@@ -214,15 +215,19 @@ def _start(prepared: PreparedRun) -> None:
             f"{run.folder} was started with other training images than the recipe's data contain now; restore "
             "them, or choose another --out"
         )
-    if earlier and not all(map(torch.equal, earlier.clients, partition.clients)):
+    if earlier and prepared.recipe.partition.features and not _same_clients(earlier, partition):
         raise UserError(
-            f"{run.folder} was started with another partition of the same images than its recipe gives now; if "
-            "partition.features names an encoder, restore that encoder, or choose another --out"
+            f"{run.folder} was started with another partition of the same images than its recipe gives; restore "
+            "the encoder that partition.features names, or choose another --out"
         )
     run.write("recipe.toml", prepared.recipe.to_toml())
     if not earlier:
         run.write("partition.json", partition.to_json())
     record_environment(run, environment(prepared.federation.device, prepared.recipe.engine.threads))
+
+
+def _same_clients(one: Partition, other: Partition) -> bool:
+    return len(one) == len(other) and all(map(torch.equal, one.clients, other.clients))
 
 
 def _run_prerequisite(prerequisite: PreparedRun, callback: Callback | None, recovery: Recovery) -> Trained:
