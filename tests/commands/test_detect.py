@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -11,10 +12,12 @@ import torch
 from safetensors.torch import load_file
 
 from atoll.cli.main import main
+from atoll.cli.parser import make_parser
 from atoll.commands.detect import detect, parse_options, prepare_detection
 from atoll.core import tree
 from atoll.core.errors import UserError
 from atoll.models import ModelOptions, build_encoder, save_encoder
+from atoll.recipe.recipe import load_recipe
 from tests.shapes import write_coco, write_parquet
 
 SMALL = [
@@ -172,6 +175,17 @@ def test_a_users_mistake_is_a_sentence(
     arguments = ["detect", str(folder / "encoder.safetensors"), str(folder / "boxes"), "--set", *settings]
     assert main(arguments) == 2
     assert sentence in capsys.readouterr().err
+
+
+def test_the_benchmarks_commands_are_valid() -> None:
+    script = (Path(__file__).parents[2] / "benchmarks" / "detection.sh").read_text()
+    lines = script.replace("$method", "dec_sl").replace("$seed", "17").splitlines()
+    commands = [shlex.split(line) for line in lines if line.strip().startswith("atoll ")]
+    assert [command[1] for command in commands] == ["run", "detect", "detect", "report"]
+    run, pretrained, scratch, _ = (make_parser().parse_args(command[1:]) for command in commands)
+    load_recipe(run.recipe, run.set)
+    assert parse_options(pretrained.set) == parse_options(scratch.set)
+    assert (pretrained.scratch, scratch.scratch) == (False, True)
 
 
 def test_without_pycocotools_nothing_is_read(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
