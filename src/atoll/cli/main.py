@@ -247,6 +247,20 @@ def _federate_init(options: argparse.Namespace) -> int:
     return 0
 
 
+def _theory(options: argparse.Namespace) -> int:
+    from atoll.cli.console import make_console
+    from atoll.cli.tables import theory_table
+    from atoll.commands.theory import TheorySettings, run_theory
+
+    console = make_console()
+    settings = TheorySettings(samples=options.samples)
+    record = run_theory(options.dims, options.seeds, options.out, settings, console.print)
+    console.print(theory_table(record["summary"]))
+    out = options.out
+    console.print(f"measurements: {out / 'theory.json'}\npicture:      {out / 'theory.svg'}", highlight=False)
+    return 0
+
+
 def _methods(options: argparse.Namespace) -> int:
     from atoll.cli.console import make_console, methods_tables
     from atoll.recipe.table import catalogue
@@ -289,6 +303,7 @@ COMMANDS: dict[str, Callable[[argparse.Namespace], int]] = {
     "federate init": _federate_init,
     "methods": _methods,
     "schema": _schema,
+    "theory": _theory,
 }
 
 

@@ -173,6 +173,23 @@ def make_parser() -> argparse.ArgumentParser:
     schema = command("schema", "Write the JSON schema of recipes, for editors.")
     schema.add_argument("-o", "--output", type=Path, metavar="FILE", help="(default: print it)")
 
+    theory = command(
+        "theory", "Check Dec-SSL's theorem and proposition on drawn data; resumes automatically."
+    )
+    theory.add_argument(
+        "--dims", type=int, nargs="+", default=[100, 300], metavar="D", help="dimensions (default: 100 300)"
+    )
+    theory.add_argument("--seeds", type=int, default=20, help="seeds per dimension (default: 20)")
+    theory.add_argument(
+        "--samples",
+        type=float,
+        default=1.0,
+        help="samples of each frequent class, in multiples of d (default: 1)",
+    )
+    theory.add_argument(
+        "--out", type=Path, default=Path("theory"), help="folder of theory.json and theory.svg"
+    )
+
     methods = command("methods", "List methods: paper, what leaves a client, client state.")
     methods.add_argument("--json", action="store_true")
     return parser

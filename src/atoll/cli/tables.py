@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
 
 from rich.console import Group
 from rich.table import Table
@@ -126,3 +127,38 @@ def egress_tables(egress: Egress, method: Method) -> Iterator[Table | str]:
         lines.add_row(f"retained: {sentence}")
     yield lines
     yield ""
+
+
+def theory_table(summary: Mapping[str, Any]) -> Group:
+    """Table of the constants of Dec-SSL's bounds by dimension, and whether they hold."""
+    rows = [
+        [
+            f"{int(dim):,}",
+            str(one["seeds"]),
+            str(one["sources"]),
+            f"{one['loss_local']:.4f}",
+            f"{one['loss_global']:.4f}",
+            f"{one['c_local']:.2f}",
+            f"{one['c_global']:.2f}",
+            "yes" if one["holds"] else "no",
+            f"{one['own_correlation']:.3f}",
+            f"{one['cross_correlation']:.4f}",
+            f"{one['c_supervised']:.3f}",
+            "yes" if one["holds_supervised"] else "no",
+        ]
+        for dim, one in summary["dims"].items()
+    ]
+    slopes = summary["slopes"]
+    below = [
+        f"self-supervised: every r_j ≥ 1 − c·d^(−4/5) with c = {summary['c']:.3f}, the smallest for d up to "
+        f"{summary['fitted_up_to']}",
+        f"supervised: every correlation with e_j, j ≠ k, is at most {summary['c_supervised']:.3f}·d^(−1/10)",
+    ]
+    if slopes["loss_local"] is not None:
+        below.append(
+            f"powers of d: 1 − r locally {slopes['loss_local']:.2f}, globally {slopes['loss_global']:.2f}; "
+            f"correlation {slopes['cross_correlation']:.2f}"
+        )
+    head = ["d", "seeds", "K", "1 − r local", "global", "c local", "c global", "holds"]
+    head += ["own corr.", "other corr.", "c", "holds"]
+    return terminal_table(head, rows, below)
