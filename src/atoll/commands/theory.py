@@ -93,13 +93,12 @@ def _measured(path: Path, settings: TheorySettings) -> list[dict[str, Any]]:
         return []
     try:
         record = json.loads(path.read_text("utf-8"))
-        if record["settings"] != asdict(settings):
-            raise UserError(
-                f"{path} holds results of other settings ({record['settings']}); choose another --out"
-            )
-        return list(record["measurements"])
+        found, rows = dict(record["settings"]), list(record["measurements"])
     except (ValueError, KeyError, TypeError):
         raise UserError(f"{path} is damaged; remove it") from None
+    if found != asdict(settings):
+        raise UserError(f"{path} holds results of other settings ({found}); choose another --out")
+    return rows
 
 
 def _write(
@@ -165,8 +164,8 @@ def summarise(rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
     """Summarise measurements by dimension, with the constants of the bounds and whether they hold.
 
     ``c`` is the smallest constant for which all representabilities of common directions (e_j with j ≠ k by source
-    k, all e_j by the global solution) are at least 1 − c·d^(−4/5) at dimensions up to 300. ``c_supervised`` is that of
-    correlations ≤ c·d^(−1/10). ``slopes`` are of the logarithm of the mean over the logarithm of d.
+    k, all e_j by the global solution) are at least 1 − c·d^(−4/5) at dimensions up to 300. ``c_supervised`` is
+    that of correlations ≤ c·d^(−1/10). ``slopes`` are of the logarithm of the mean over the logarithm of d.
     """
     dims = sorted({row["d"] for row in rows})
     by_dim = {}

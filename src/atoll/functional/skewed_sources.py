@@ -102,7 +102,7 @@ def max_margin(x: Tensor, y: Tensor, classes: int) -> Tensor:
     """Linear classifier of the least norm whose margin is 1 (Equation E.19): min ‖w‖² with ⟨w_y − w_c, x⟩ ≥ 1.
 
     The constraints hold for every sample (x, y) and every other class c, also for classes without samples. This is
-    the multi-class support vector machine of Crammer and Singer without an intercept, and scikit-learn's `LinearSVC`
+    the multi-class support vector machine of Crammer and Singer without an intercept; scikit-learn's `LinearSVC`
     solves it, with a price of slack that excludes slack. A class without samples gets the sample 0, which makes the
     class known and does not change the solution.
 
@@ -115,7 +115,7 @@ def max_margin(x: Tensor, y: Tensor, classes: int) -> Tensor:
         x: (N, d); y: (N,) int64. Output: (classes, d) float64.
 
     Raises:
-        ValueError: There are fewer than three classes, no linear classifier separates the classes, or the solver did not find one.
+        ValueError: There are fewer than three classes, or no linear classifier that separates them was found.
 
     Example:
         >>> import torch
