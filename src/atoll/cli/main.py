@@ -6,6 +6,7 @@ import argparse
 import json
 import sys
 from collections.abc import Callable, Sequence
+from pathlib import Path
 
 from atoll.cli.parser import make_parser
 from atoll.core.errors import RunError, UserError
@@ -125,10 +126,16 @@ def _reproduce(options: argparse.Namespace) -> int:
 def _data(options: argparse.Namespace) -> int:
     from atoll.cli.console import make_console
     from atoll.cli.tables import partition_table
-    from atoll.commands.data import load_partition
+    from atoll.commands.data import draw_clients, load_partition
     from atoll.recipe.recipe import load_recipe
 
-    make_console().print(partition_table(*load_partition(load_recipe(options.recipe, options.set))))
+    recipe = load_recipe(options.recipe, options.set)
+    splits, partition = load_partition(recipe)
+    console = make_console()
+    console.print(partition_table(splits, partition))
+    picture = options.output or Path(f"data-{recipe.name}.svg")
+    draw_clients(recipe, splits, partition, picture)
+    console.print(f"picture: {picture}", highlight=False)
     return 0
 
 

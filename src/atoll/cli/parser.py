@@ -89,8 +89,9 @@ def make_parser() -> argparse.ArgumentParser:
     )
     settings(reproduce)
 
-    data = command("data", "Show a recipe's images and their partition.")
+    data = command("data", "Show and draw a recipe's images, their partition and their shifts.")
     data.add_argument("recipe", metavar="RECIPE")
+    data.add_argument("-o", "--output", type=Path, metavar="SVG", help="the picture (default: data-NAME.svg)")
     settings(data)
 
     evaluate = command("evaluate", "Evaluate a finished run's encoder under a named protocol.")

@@ -24,18 +24,28 @@ from atoll.report.wording import plural, source_words
 
 
 def partition_table(splits: Splits, partition: Partition) -> Group:
-    """Table of the splits' sizes, and the number of images of each client and class."""
-    rows = []
+    """Table of the splits' sizes, and each client's shift, label distance and number of images by class."""
+    rows, distances = [], partition.distances()
     for k, name in enumerate(partition.names):
         counts = [] if partition.counts is None else partition.counts[k].tolist()
-        rows.append([name, str(len(partition.clients[k])), *(str(n) if n else "·" for n in counts)])
+        facts = [f"{distances[k]:.2f}"] if distances else []
+        facts += [partition.shifts[k]] if partition.shifts else []
+        rows.append([name, str(len(partition.clients[k])), *facts, *(str(n) if n else "·" for n in counts)])
     sizes = {"train": splits.train, "validation": splits.validation, "test": splits.test}
     facts = [f"{name} {tuple(images.images.shape)}" for name, images in sizes.items() if images is not None]
     if partition.sit_out:
         facts.append(sit_out_words(partition.sit_out))
     if partition.label_distance is not None:
         facts.append(f"label distance {partition.label_distance:.3f}")
-    return terminal_table(["client", "images", *splits.train.classes], rows, [", ".join(facts)])
+    if partition.cluster_counts is not None:
+        facts.append(f"split by {partition.cluster_counts.shape[1]} feature clusters")
+    head = [
+        "client",
+        "images",
+        *(["distance"] if distances else []),
+        *(["shift"] if partition.shifts else []),
+    ]
+    return terminal_table([*head, *splits.train.classes], rows, [", ".join(facts)])
 
 
 def plan_table(job: Reproduction, checks: Sequence[RowCheck]) -> Group:

@@ -2,10 +2,17 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
+from atoll.core.config import describe
+from atoll.core.errors import UserError
+from atoll.core.files import write_whole
 from atoll.data.partition.partition import Partition
 from atoll.data.sources import Splits, load_data
-from atoll.engines.partitioning import described, partition_clients
+from atoll.engines.partitioning import client_images, described, partition_clients
 from atoll.recipe.recipe import Recipe
+from atoll.report.client_pictures import client_samples, clients_picture
+from atoll.report.wording import setting_words
 
 
 def load_partition(recipe: Recipe) -> tuple[Splits, Partition]:
@@ -16,3 +23,16 @@ def load_partition(recipe: Recipe) -> tuple[Splits, Partition]:
     """
     splits = load_data(recipe.data, recipe.seed)
     return splits, described(partition_clients(splits.train, recipe), recipe)
+
+
+def draw_clients(recipe: Recipe, splits: Splits, partition: Partition, out: Path) -> None:
+    """Draw the clients of a recipe as an SVG file: sizes, labels, distance, shifts and sample images.
+
+    Raises:
+        UserError: The file's name does not end in .svg, or it cannot be written.
+    """
+    if out.suffix != ".svg":
+        raise UserError(f"the picture is an SVG, and {out} does not end in .svg; choose another -o")
+    samples = client_samples(client_images(splits.train, partition, recipe), partition)
+    title = recipe.title or setting_words(describe(recipe))
+    write_whole(out, clients_picture(partition, samples, f"{recipe.name}: {title}").encode())

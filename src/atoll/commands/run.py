@@ -27,6 +27,7 @@ from atoll.core.errors import UserError
 from atoll.core.provenance import version
 from atoll.core.run_folder import Run, default_folder
 from atoll.core.threads import threads
+from atoll.core.tree import save
 from atoll.data.partition.partition import Partition
 from atoll.engines.federation import Federation
 from atoll.engines.rounds import Callback, Engine, RunContext
@@ -36,6 +37,8 @@ from atoll.models import save_encoder
 from atoll.recipe.prerequisites import FOLDER, outcome, prerequisite_recipes
 from atoll.recipe.recipe import Recipe, load_recipe, make_recipe
 from atoll.report.artifacts import save_artifacts
+from atoll.report.client_pictures import FILE as SAMPLES
+from atoll.report.client_pictures import client_samples
 
 
 def simulate(
@@ -224,6 +227,9 @@ def _start(prepared: PreparedRun) -> None:
     if not earlier:
         run.write("partition.json", partition.to_json())
     record_environment(run, environment(prepared.federation.device, prepared.recipe.engine.threads))
+    images = prepared.federation.images
+    if prepared.recipe.evaluation.map_points and partition.fingerprint == images.fingerprint:
+        save(run.folder / SAMPLES, client_samples(images, partition))
 
 
 def _same_clients(one: Partition, other: Partition) -> bool:

@@ -4,6 +4,7 @@
 ``metrics.jsonl``        one object per line, each with ``round``; round 0 is the untrained encoder
 ``partition.json``       the samples of each client
 ``environment.json``     the kind of CPU, the libraries and the device that computed the rounds
+``clients.safetensors``  sample images of some clients, for the report
 ``checkpoints/``         the newest complete rounds, and the client states
 ``prerequisites/``       runs that the method needs before its first round
 ``encoder.safetensors``  the finished encoder; ``encoder-NAME.safetensors`` if there are several models
@@ -46,6 +47,7 @@ OTHER_FILES = (
     "recipe.toml",
     "environment.json",
     "sites.json",
+    "clients.safetensors",
     "map.safetensors",
     "evaluation-*.json",
     "encoder-*.safetensors",

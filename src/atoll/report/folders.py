@@ -15,6 +15,7 @@ from atoll.core.errors import UserError
 from atoll.core.run_folder import DETECTION, SITES_OWN, Run, damaged
 from atoll.core.tree import Tree, load
 from atoll.report.artifacts import FILE as MAP_FILE
+from atoll.report.client_pictures import FILE as SAMPLES_FILE
 
 
 @dataclass(frozen=True)
@@ -29,6 +30,7 @@ class Folder:
         results: The final evaluation; empty if there is none.
         partition: The size of each client; empty if there is none.
         map: Points, thumbnails, labels and classes; None if there is none.
+        samples: Sample images of some clients; None if there are none.
         missing: One sentence for each file that is missing or damaged.
         detection: Records of `atoll detect`, one for each data, start and seed.
     """
@@ -42,6 +44,7 @@ class Folder:
     map: Tree
     missing: list[str] = field(default_factory=list)
     detection: list[dict[str, Any]] = field(default_factory=list)
+    samples: Tree = None
 
     @property
     def seed(self) -> int:
@@ -124,7 +127,13 @@ def read_folder(path: Path) -> Folder:
         path.relative_to(run.folder).as_posix() for path in run.folder.glob(f"{DETECTION}/*/*.json")
     )
     detection = [record for file in found if (record := read(file, "it is not in the table of detection"))]
-    folder = Folder(name, recipe, text, metrics, results, partition, picture, missing, detection)
+    samples = None
+    if (path / SAMPLES_FILE).is_file():
+        try:
+            samples = load(path / SAMPLES_FILE)
+        except UserError:
+            note(SAMPLES_FILE, "its clients' images are not shown", "is damaged")
+    folder = Folder(name, recipe, text, metrics, results, partition, picture, missing, detection, samples)
     if folder.rounds < folder.planned:
         missing.insert(
             0,

@@ -70,7 +70,7 @@ def page(runs: Sequence[Folder], failures: Iterable[str] = (), comparison: Html 
         traffic=run_tables.traffic_table(groups),
         traffic_curves=_figure("traffic", drawn["traffic"], "", ""),
         failed_updates=run_tables.failed_updates(groups),
-        partition=_partition(run_tables.distinct_partitions(groups)),
+        partition=_partition(run_tables.distinct_partitions(groups), run_tables.sampled_clients(groups)),
         map=_figure(
             "map", drawn["maps"], "No run has a map yet.", _measured(MAP_WORDS, runs) + _largest(groups)
         ),
@@ -215,11 +215,12 @@ def _largest(groups: Sequence[Group]) -> str:
     )
 
 
-def _partition(partitions: Sequence[tuple[str, Mapping[str, Any]]]) -> Html:
+def _partition(partitions: Sequence[tuple[str, Mapping[str, Any]]], samples: Html) -> Html:
     if not partitions:
         return tag("p", "The partition of these runs is unknown.", class_="muted")
     picture = _figure("partition", partitions, "", "")
-    return join([run_tables.partition_facts(partitions), picture, run_tables.partition_tables(partitions)])
+    tables = run_tables.partition_tables(partitions)
+    return join([run_tables.partition_facts(partitions), picture, samples, tables])
 
 
 def _islands(runs: Sequence[Folder]) -> Html:

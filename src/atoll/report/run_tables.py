@@ -8,6 +8,7 @@ from typing import Any
 
 from atoll.data.partition.make import sit_out_words
 from atoll.evaluation.metrics import BYTES_DOWN, BYTES_UP
+from atoll.report.client_pictures import samples_table
 from atoll.report.groups import EXPECTED, Group, differences
 from atoll.report.html import Html, bullets, folded, join, table, tag
 from atoll.report.numbers import UNMEASURED, megabytes
@@ -15,6 +16,7 @@ from atoll.report.results_tables import method_label
 from atoll.report.wording import partition_kind, show
 
 MAX_LISTED = 20  # largest number of refused and lost updates that are listed
+MAX_SAMPLED = 5  # largest number of partitions whose sample images are shown
 MAX_CELLS = 2000  # largest number of cells in a partition's table
 
 
@@ -135,6 +137,26 @@ def _users(runs: Sequence[tuple[str, int]]) -> str:
     labels = list(dict.fromkeys(label for label, _ in runs))
     seeds = ", ".join(map(str, sorted({seed for _, seed in runs})))
     return f"{labels[0] if len(labels) == 1 else f'{len(labels)} methods'}, seed {seeds}"
+
+
+def sampled_clients(groups: Sequence[Group]) -> Html:
+    """Tables of the clients' sample images, of the first partitions that have them."""
+    found: dict[str, Html] = {}
+    for group in groups:
+        for run in group.runs:
+            clients = run.partition.get("clients") or []
+            if run.samples is None or run.samples["of"] != len(clients):
+                continue
+            shifts = [str(client["shift"]) for client in clients if "shift" in client]
+            key = repr([(client.get("indices"), client.get("shift")) for client in clients])
+            if key not in found:
+                names = [str(client["name"]) for client in clients]
+                label = f"{group.label}, seed {run.seed}"
+                found[key] = samples_table(names, shifts, run.samples, label)
+    if len(found) <= 1:
+        return join(found.values())
+    shown = list(found.values())[:MAX_SAMPLED]
+    return folded("Sample images of the clients", *shown)
 
 
 def partition_facts(partitions: Sequence[tuple[str, Mapping[str, Any]]]) -> Html:

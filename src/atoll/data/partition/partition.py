@@ -65,6 +65,15 @@ class Partition:
         """Number of images of each client."""
         return [len(indices) for indices in self.clients]
 
+    def distances(self) -> list[float] | None:
+        """L1 distance of each client's label distribution from the overall one; `label_distance` is their mean."""
+        if self.counts is None:
+            return None
+        shares = self.counts / self.counts.sum(1, keepdim=True)
+        overall = self.counts.sum(0) / self.counts.sum()
+        found: list[float] = (shares - overall).abs().sum(1).tolist()
+        return found
+
     def client_ids(self, images: ImageSet) -> Tensor:
         """Return the client of each image; −1 for an image without a client.
 

@@ -1,0 +1,210 @@
+"""Pictures of the clients' data: sizes, labels, distance, and sample images as the clients have them.
+
+``atoll data`` draws them for a recipe, and a run keeps the samples for its report.
+"""
+
+from __future__ import annotations
+
+import base64
+import io
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+from PIL import Image
+from torch import Tensor
+
+from atoll.core.tree import Tree
+from atoll.data.images import ImageSet
+from atoll.data.partition.partition import Partition
+from atoll.report.html import Html, join, table, tag
+from atoll.report.wording import plural
+
+FILE = "clients.safetensors"  # in a run's folder
+MAX_CLIENTS = 40  # that are drawn; of more clients, so many are drawn at equal distances
+IMAGES = 8  # of each client
+THUMBNAIL = 48  # largest side of a sample image in pixels
+ROW = 44  # height of a client's row
+NAME, BAR, WORDS = 130, 240, 250  # widths of a row's parts
+INK, MUTED = "#1b2a33", "#66757f"
+
+
+def client_samples(images: ImageSet, partition: Partition) -> Tree:
+    """Choose clients, and sample images of each: at equal distances in the order of the client's images.
+
+    Args:
+        images: The training images as the clients have them.
+        partition: The images of each client.
+
+    Returns:
+        ``clients``: the chosen clients; ``of``: the number of all; ``pictures``: the images of each, uint8
+        (n, C, h, w).
+    """
+    count = min(len(partition), MAX_CLIENTS)
+    chosen = [k * len(partition) // count for k in range(count)]
+    pictures = [_pictures(images, partition.clients[k]) for k in chosen]
+    return {"clients": chosen, "of": len(partition), "pictures": pictures}
+
+
+def _pictures(images: ImageSet, indices: Tensor) -> Tensor:
+    count = min(len(indices), IMAGES)
+    pixels = images.images.gather(indices[torch.arange(count) * len(indices) // count])
+    if pixels.shape[-1] <= THUMBNAIL:
+        return pixels
+    small = torch.nn.functional.interpolate(pixels.float(), size=THUMBNAIL, mode="area")
+    return small.round().to(torch.uint8)
+
+
+def strip(pictures: Tensor) -> str:
+    """Data URI of a PNG of images side by side; empty if there are none.
+
+    Shape:
+        pictures: uint8 (n, C, h, w).
+    """
+    n, channels, height, width = pictures.shape
+    if n == 0:
+        return ""
+    rows = pictures[:, : 3 if channels >= 3 else 1].permute(2, 0, 3, 1).reshape(height, n * width, -1).numpy()
+    file = io.BytesIO()
+    Image.fromarray(rows if rows.shape[2] == 3 else rows[:, :, 0]).save(file, "PNG", optimize=True)
+    return "data:image/png;base64," + base64.b64encode(file.getvalue()).decode()
+
+
+def shown_words(samples: Tree) -> str:
+    """Say which clients are shown, if not all are."""
+    shown, of = len(samples["clients"]), samples["of"]
+    return "" if shown == of else f"{shown} of {plural(of, 'client')}, at equal distances in their order"
+
+
+def samples_table(names: Sequence[str], shifts: Sequence[str], samples: Tree, label: str) -> Html:
+    """Table of the sample images, for a page.
+
+    Args:
+        names: Names of all clients.
+        shifts: Shifts of all clients in words; empty for none.
+        samples: The result of `client_samples`.
+        label: Name of the runs that share them.
+    """
+    body = [
+        [
+            names[k],
+            *([shifts[k]] if shifts else []),
+            tag("td", tag("img", src=strip(pictures), alt=f"images of client {names[k]}", height="40")),
+        ]
+        for k, pictures in zip(samples["clients"], samples["pictures"], strict=True)
+    ]
+    more = f"; {shown_words(samples)}" if shown_words(samples) else ""
+    head = ["client", *(["shift"] if shifts else []), "images"]
+    return table(f"Sample images as the clients have them, before the views: {label}{more}", head, body)
+
+
+def clients_picture(partition: Partition, samples: Tree, title: str) -> str:
+    """Draw clients as SVG: a row each, with its size by class, label distance, shift and sample images.
+
+    Args:
+        partition: The images of each client, with the shifts in words.
+        samples: The result of `client_samples`.
+        title: Heading.
+    """
+    distances = partition.distances()
+    largest = max(partition.sizes)
+    side = ROW - 6
+    width = 20 + NAME + BAR + WORDS + IMAGES * side + 20
+    parts = [_text(20, 30, title, 17), _text(20, 50, _facts(partition, samples), 12, MUTED)]
+    legend, top = _legend(partition, width, 74)
+    parts.append(legend)
+    for row, (k, pictures) in enumerate(zip(samples["clients"], samples["pictures"], strict=True)):
+        y = top + row * ROW
+        size = partition.sizes[k]
+        parts += [
+            _text(20, y + 17, _cut(partition.names[k]), 13),
+            _text(20, y + 33, plural(size, "image"), 11, MUTED),
+        ]
+        length = (BAR - 20) * size / largest
+        bars = [
+            counts[k].tolist()
+            for counts in (partition.counts, partition.cluster_counts)
+            if counts is not None
+        ]
+        for place, counts in enumerate(bars or [[size]]):
+            parts.append(_bar(20 + NAME, y + 6 + 16 * place, length, counts, hollow=place == 1))
+        words = [f"distance {distances[k]:.2f}"] if distances else []
+        words += partition.shifts[k].split(", ") if partition.shifts else []
+        for place, word in enumerate(words[:3]):
+            parts.append(_text(20 + NAME + BAR, y + 13 + 12 * place, word, 11, MUTED))
+        left = 20 + NAME + BAR + WORDS - 70
+        box = {"x": f"{left}", "y": f"{y}", "width": f"{len(pictures) * side}", "height": f"{side}"}
+        if len(pictures):
+            parts.append(tag("image", href=strip(pictures), preserveAspectRatio="none", **box))
+    height = top + len(samples["clients"]) * ROW + 16
+    return tag(
+        "svg",
+        tag("rect", width=f"{width}", height=f"{height}", fill="#ffffff"),
+        *parts,
+        xmlns="http://www.w3.org/2000/svg",
+        viewBox=f"0 0 {width} {height}",
+        width=f"{width}",
+        height=f"{height}",
+        font_family="system-ui, sans-serif",
+    )
+
+
+def _facts(partition: Partition, samples: Tree) -> str:
+    facts = [plural(len(partition), "client"), f"{plural(sum(partition.sizes), 'image')}"]
+    if partition.label_distance is not None:
+        facts.append(f"label distance {partition.label_distance:.3f}")
+    if shown_words(samples):
+        facts.append(f"shown: {shown_words(samples)}")
+    return "; ".join(facts)
+
+
+def _legend(partition: Partition, width: int, y: int) -> tuple[Html, int]:
+    """Names of the classes, at most 30, and the height at which the rows begin."""
+    if partition.counts is None:
+        return Html(""), y
+    names = [*partition.classes, *map(str, range(len(partition.classes), partition.counts.shape[1]))]
+    parts, x = [], 20
+    for c, name in enumerate(names[:30]):
+        word = _cut(name)
+        if x + 30 + 7 * len(word) > width:
+            x, y = 20, y + 16
+        parts.append(tag("rect", x=f"{x}", y=f"{y - 9}", width="10", height="10", fill=_colour(c)))
+        parts.append(_text(x + 14, y, word, 11, MUTED))
+        x += 30 + 7 * len(word)
+    if len(names) > 30:
+        parts.append(_text(x, y, f"and {len(names) - 30} more", 11, MUTED))
+    if partition.cluster_counts is not None:
+        y += 16
+        words = f"lower bars: the {partition.cluster_counts.shape[1]} feature clusters that are split"
+        parts.append(_text(20, y, words, 11, MUTED))
+    return join(parts), y + 16
+
+
+def _bar(x: float, y: float, length: float, counts: Sequence[int], hollow: bool) -> Html:
+    total = max(1, sum(counts))
+    parts = []
+    for c, count in enumerate(counts):
+        if count:
+            part = length * count / total
+            size = {
+                "x": f"{x:.1f}",
+                "y": f"{y:.1f}",
+                "width": f"{part:.2f}",
+                "height": "8" if hollow else "14",
+            }
+            parts.append(tag("rect", **size, fill=_colour(c), opacity="0.55" if hollow else ""))
+            x += part
+    return join(parts)
+
+
+def _colour(c: int) -> str:
+    """Colour of a class: hues at the golden angle, so that neighbours differ."""
+    return f"hsl({np.round(c * 137.508 % 360):.0f},{55 if c % 2 else 65}%,{45 + 12 * (c // 10 % 2)}%)"
+
+
+def _cut(name: str) -> str:
+    return name if len(name) <= 16 else f"{name[:15]}…"
+
+
+def _text(x: float, y: float, text: str, size: int, fill: str = INK) -> Html:
+    return tag("text", text, x=f"{x:.1f}", y=f"{y:.1f}", font_size=str(size), fill=fill)
