@@ -44,7 +44,7 @@ class TheorySettings:
 
     def sources(self, dim: int) -> int:
         """K = ⌈2 d^(1/20)⌉, of the order that the paper sets."""
-        return math.ceil(2 * dim**0.05)
+        return math.ceil(2 * math.pow(dim, 0.05))
 
     def rare(self, dim: int) -> int:
         """Samples of each rare class: as many as K of them may have, d^(1/5) together, and at least one."""
@@ -157,7 +157,8 @@ def _spanning(w: Tensor) -> Tensor:
     """The classifier without singular values that the solver's tolerance alone leaves."""
     left, scales, axes = torch.linalg.svd(w, full_matrices=False)
     kept = scales > 1e-3 * scales[0]
-    return left[:, kept] * scales[kept] @ axes[kept]
+    spanning: Tensor = left[:, kept] * scales[kept] @ axes[kept]
+    return spanning
 
 
 def summarise(rows: Sequence[dict[str, Any]]) -> dict[str, Any]:

@@ -95,7 +95,8 @@ def self_supervised_map(second_moment: Tensor, rows: int) -> Tensor:
     check_rows(second_moment=second_moment)
     values, vectors = torch.linalg.eigh(second_moment)
     top = values.argsort(descending=True)[:rows]
-    return vectors[:, top].T * values[top].clamp(min=0).sqrt()[:, None]
+    w: Tensor = vectors[:, top].T * values[top].clamp(min=0).sqrt()[:, None]
+    return w
 
 
 def max_margin(x: Tensor, y: Tensor, classes: int) -> Tensor:
@@ -182,4 +183,5 @@ def feature_correlations(w: Tensor) -> Tensor:
     """
     check_rows(w=w)
     _, scales, axes = torch.linalg.svd(w, full_matrices=False)
-    return (axes.square() * scales[:, None]).sum(0)
+    correlations: Tensor = (axes.square() * scales[:, None]).sum(0)
+    return correlations
