@@ -113,14 +113,17 @@ class ClientContext:
         return twin
 
     @torch.no_grad()
-    def outputs(self, network: nn.ModuleDict, *heads: str) -> list[Tensor]:
-        """Compute a network's outputs for all samples of the client: in order, without augmentation, in eval mode.
+    def outputs(
+        self, network: nn.ModuleDict, *heads: str, augment: torch.Generator | None = None
+    ) -> list[Tensor]:
+        """Compute a network's outputs for all samples of the client, in order, in eval mode.
 
         The network's mode is restored afterwards.
 
         Args:
             network: `networks`, or a result of `frozen`.
             heads: Names of attributes of `Features`: ``"h"``, ``"z"`` or ``"q"``.
+            augment: Source of the random draws of one augmented view; None for images without augmentation.
 
         Returns:
             For each head an (n_k, d) tensor on the training device.
@@ -129,7 +132,7 @@ class ClientContext:
         network.eval()
         passes = [
             Features(network, network["encoder"](batch.images["image"]), self.after)
-            for batch in self.data.ordered()
+            for batch in self.data.ordered(augment)
         ]
         made = [torch.cat([getattr(features, head) for features in passes]) for head in heads]
         network.train(training)

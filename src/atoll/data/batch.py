@@ -52,8 +52,8 @@ class ClientData(Protocol):
         """Iterate over shuffled training batches with the named images."""
         ...
 
-    def ordered(self) -> Iterator[Batch]:
-        """Iterate over every sample once, in order and without augmentation, as ``images["image"]``."""
+    def ordered(self, generator: torch.Generator | None = None) -> Iterator[Batch]:
+        """Iterate over every sample once, in order, as ``images["image"]``, augmented as by `pick`."""
         ...
 
     def num_batches(self) -> int:

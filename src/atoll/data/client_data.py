@@ -104,10 +104,16 @@ class FederatedClient:
                 made = {name: image.contiguous(memory_format=self._format) for name, image in made.items()}
                 yield Batch(rows, made, self._labels(rows), epoch)
 
-    def ordered(self) -> Iterator[Batch]:
-        """Iterate over every sample once, in order, without augmentation."""
+    def ordered(self, generator: torch.Generator | None = None) -> Iterator[Batch]:
+        """Iterate over every sample once, in order, as ``images["image"]``.
+
+        Args:
+            generator: Source of the augmentation's random draws; None for images without augmentation.
+        """
         for rows in torch.split(torch.arange(self.num_samples), self._batch_size):
-            yield Batch(rows, {"image": self._views.plain(self._pixels(rows))}, self._labels(rows))
+            pixels = self._pixels(rows)
+            image = self._views.plain(pixels) if generator is None else self._views(pixels, generator)
+            yield Batch(rows, {"image": image}, self._labels(rows))
 
     def plain(self, pixels: Tensor) -> Tensor:
         """Convert other images to the networks' input, without augmentation.

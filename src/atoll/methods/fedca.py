@@ -20,18 +20,20 @@ this implementation. The dictionary of round 1 is empty.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Annotated, Any, ClassVar, Literal
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn.functional import normalize
 
 from atoll.components.base import (
     VIEWS,
     Batch,
     ClientContext,
+    Features,
     Forward,
     Objective,
     Passes,
@@ -50,7 +52,7 @@ from atoll.core.tree import Tree
 from atoll.functional import dictionary_contrast
 from atoll.methods.method import Method
 
-PUBLIC = (Forward("public"), Forward("public", "alignment"))
+ALIGNMENT = Forward("public", "alignment")
 
 
 @dataclass(frozen=True)
@@ -63,6 +65,10 @@ class DictionaryContrast(Objective):
             client.
         sampling: ``"client"``: each client sends its share of M, drawn at random; ``"server"``: each client sends
             all its projections, and the server draws M from them (and holds all of them until then).
+        row_images: Images whose projections are the rows: the client's samples without augmentation (``"plain"``),
+            one augmented view of each (``"view"``), or the mean of two views (``"views"``).
+        row_model: Model that projects them: the ``"trained"`` one (Algorithm 1), or the ``"downloaded"`` one before
+            the round's training (the text).
         exclude_own: Exclude a client's rows, which are false negatives, from the dictionary that it receives.
         momentum: α of temporal ensembling; 0 turns it off (Fig. 5).
     """
@@ -72,6 +78,8 @@ class DictionaryContrast(Objective):
     temperature: Positive = 0.5
     size: Annotated[int, AtLeast(0)] = 1024
     sampling: Literal["client", "server"] = "client"
+    row_images: Literal["plain", "view", "views"] = "plain"
+    row_model: Literal["trained", "downloaded"] = "trained"
     exclude_own: bool = False
     momentum: Annotated[float, AtLeast(0), Below(1)] = 0.5
 
@@ -106,6 +114,8 @@ class DictionaryContrast(Objective):
         rows = scope.message["rows"]
         scope.dictionary = torch.zeros(0, context.setting.embedding_dim) if rows is None else rows
         scope.dictionary = scope.dictionary.to(context.device)
+        if self.size and self.row_model == "downloaded":
+            scope.projections = self._project(context)
 
     def loss(self, context: ClientContext, batch: Batch, passes: Passes) -> Tensor:
         """Cross-entropy over N + M candidates (Eqs. 4-8)."""
@@ -117,13 +127,20 @@ class DictionaryContrast(Objective):
         if not self.size:
             return None
         scope = context.of(self)
-        (z,) = context.outputs(context.networks, "z")
+        z = scope.projections if self.row_model == "downloaded" else self._project(context)
         past = torch.zeros_like(z) if context.reset or scope.retained is None else scope.retained.to(z.device)
         scope.ensemble = self.momentum * past + (1 - self.momentum) * z  # Eq. 9
         rows, share = normalize(scope.ensemble), scope.message["share"]
         if share is None:
             return rows
         return rows[torch.randperm(len(rows), generator=context.stream("fedca-rows"))[:share].to(rows.device)]
+
+    def _project(self, context: ClientContext) -> Tensor:
+        """Project the client's images with its networks as they are."""
+        draws = None if self.row_images == "plain" else context.stream("fedca-row-views")
+        passes = 2 if self.row_images == "views" else 1
+        z = [context.outputs(context.networks, "z", augment=draws)[0] for _ in range(passes)]
+        return torch.stack(z).mean(dim=0)
 
     def keep(self, context: ClientContext) -> Tree:
         """Return the ensembled projections Z."""
@@ -181,6 +198,11 @@ class Alignment(Term):
         size: Maximum number of public images, which train the model and are sent to each client once.
         train_epochs: Epochs of the alignment model's training; the paper states none.
         reduction: Reduction over a step's public images: their sum (the paper) or their mean.
+        normalise: Compare normalised representations and embeddings; otherwise compare them as they are (Eqs. 11
+            and 12).
+        batch_norm: BatchNorm of the local networks for public images: ``"train"``, as for a training batch, so that
+            public images enter the running statistics; ``"batch"``: the batch's statistics, which do not enter
+            them; ``"running"``: the running statistics, as in evaluation. The paper states none.
     """
 
     name: ClassVar[str] = "fedca_alignment"
@@ -191,6 +213,8 @@ class Alignment(Term):
     size: int = 3200
     train_epochs: int = 100
     reduction: Literal["sum", "mean"] = "sum"
+    normalise: bool = False
+    batch_norm: Literal["train", "batch", "running"] = "train"
 
     def refuse(self, setting: Setting) -> str | None:
         """Refuse recipes that name no public images, or name them twice."""
@@ -215,8 +239,8 @@ class Alignment(Term):
         return {"model": trained.weights, "images": trained.images.gather(chosen[: self.size])}
 
     def forwards(self) -> Sequence[Forward]:
-        """Pass public images through the local networks and the alignment model."""
-        return PUBLIC
+        """Pass public images through the alignment model; `loss` passes them through the local networks."""
+        return (ALIGNMENT,)
 
     def start(self, context: ClientContext) -> None:
         """Load the alignment model as a frozen copy."""
@@ -233,14 +257,32 @@ class Alignment(Term):
 
     def loss(self, context: ClientContext, batch: Batch, passes: Passes) -> Tensor:
         """Squared distances of representations (Eq. 12) and of embeddings (Eq. 13), summed or averaged."""
-        local, alignment = (passes[forward] for forward in PUBLIC)
-        distances = _squared(alignment.h, local.h) + _squared(alignment.z, local.z)
+        alignment, networks = passes[ALIGNMENT], context.networks
+        with _batch_norm(networks, self.batch_norm):
+            local = Features(networks, networks["encoder"](batch.images["public"]), context.after)
+            distances = self._distance(alignment.h, local.h) + self._distance(alignment.z, local.z)
         return distances.sum() if self.reduction == "sum" else distances.mean()
 
+    def _distance(self, a: Tensor, b: Tensor) -> Tensor:
+        """Compute ‖a − b‖² of each row, in float32 for any precision of the networks."""
+        a, b = a.float(), b.float()
+        if self.normalise:
+            a, b = normalize(a), normalize(b)
+        return (a - b).square().sum(dim=1)
 
-def _squared(a: Tensor, b: Tensor) -> Tensor:
-    """Compute ‖a − b‖² of each row, in float32 for any precision of the networks."""
-    return (a.float() - b.float()).square().sum(dim=1)
+
+@contextmanager
+def _batch_norm(networks: nn.Module, mode: str) -> Iterator[None]:
+    """Set the mode of all BatchNorm layers in training inside the block."""
+    layers = [module for module in networks.modules() if isinstance(module, nn.modules.batchnorm._BatchNorm)]
+    for layer in layers:
+        layer.training = mode != "running"
+        layer.track_running_stats = mode != "batch"  # without them, PyTorch neither reads nor updates them
+    try:
+        yield
+    finally:
+        for layer in layers:
+            layer.training = layer.track_running_stats = True
 
 
 METHOD = Method(
