@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from atoll.evaluation import PROTOCOLS, geometry
+from atoll.evaluation.client_tests import summary
 from atoll.evaluation.metrics import METRICS, constants, measured
 
 KEYS = [metric.key for metric in METRICS]
@@ -27,6 +28,12 @@ def test_everything_that_is_measured_stands_in_the_table():
     found = geometry(h, views=(h, h + 0.1), clients=(h, torch.arange(12) % 3))
     made = {f"geometry/{name}" for name in found}
     made |= {f"{protocol}/accuracy" for protocol in PROTOCOLS if protocol != "geometry"}
+    made |= {
+        f"{protocol}/{name}"
+        for protocol in (*PROTOCOLS, "clients-classifier")
+        if protocol.startswith("clients-")
+        for name in summary([1.0], [1])
+    }
     made |= {"classifier/accuracy", "loss", "bytes_up", "bytes_down"}
     assert made == set(KEYS)
 

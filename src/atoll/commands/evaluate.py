@@ -7,10 +7,11 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from torch import nn
+from torch import Tensor, nn
 
 from atoll.core.config import describe
 from atoll.core.errors import UserError
+from atoll.core.rng import stream
 from atoll.core.run_folder import SITES_OWN, Run
 from atoll.core.tree import Weights
 from atoll.data.images import ImageSet
@@ -23,7 +24,15 @@ from atoll.engines.federation import Federation
 from atoll.engines.partitioning import evaluation_splits
 from atoll.engines.rounds import Engine
 from atoll.engines.server import Server
-from atoll.evaluation import Results, classifier_accuracy, evaluate, mean_over_clients
+from atoll.evaluation import (
+    Results,
+    classifier_correct,
+    client_accuracies,
+    evaluate,
+    mean_over_clients,
+    split_test,
+)
+from atoll.evaluation.client_tests import PREFIX
 from atoll.models import Encoder, load_encoder
 from atoll.recipe.recipe import recipe_of
 
@@ -92,8 +101,11 @@ class Evaluator:
         if not len(images) or not models:
             return {}
         chain = recipe.composed.objective.classifier()
+        protocols = recipe.evaluation.at_end if final else recipe.evaluation.during
+        shares = client_shares(federation.partition, federation.splits.train, images, protocols)
         by_model: dict[str, Results] = {}
-        for name, (weights, _) in models.items():
+        for name, (weights, users) in models.items():
+            tests = _of_users(shares, users)
             by_model[name] = evaluate(
                 load_networks(federation, weights),
                 federation.splits.train,
@@ -101,15 +113,37 @@ class Evaluator:
                 federation.views,
                 recipe.evaluation,
                 seed=recipe.seed,
-                protocols=recipe.evaluation.at_end if final else recipe.evaluation.during,
+                protocols=protocols,
                 client_ids=federation.client_ids(),
+                client_tests=tests,
             )
             if chain and images.labels is not None:
                 networks = nn.Sequential(*(federation.networks[network] for network in chain))
-                accuracy = classifier_accuracy(networks, federation.views.plain, images)
-                by_model[name]["classifier/accuracy"] = accuracy
+                correct = classifier_correct(networks, federation.views.plain, images)
+                by_model[name]["classifier/accuracy"] = float(correct.double().mean())
+                if tests is not None:
+                    of_clients = client_accuracies(correct, tests)
+                    by_model[name] |= {f"{PREFIX}classifier/{key}": of_clients[key] for key in of_clients}
         clients = {name: len(users) for name, (_, users) in models.items()}
         return {"split": split, **mean_over_clients(by_model, clients)}
+
+
+def client_shares(
+    partition: Partition | None, train: ImageSet, test: ImageSet, protocols: Sequence[str]
+) -> dict[int, Tensor] | None:
+    """Split the test images among a partition's clients; None if no protocol needs that, or it is impossible."""
+    if partition is None or not any(name.startswith(PREFIX) for name in protocols):
+        return None
+    options = partition.options
+    column = options.column or (next(iter(train.columns), None) if options.kind == "natural" else None)
+    ids, draws = partition.client_ids(train), stream(partition.seed, "client-tests")
+    return split_test(train, test, ids, column, draws) or None
+
+
+def _of_users(shares: dict[int, Tensor] | None, users: Sequence[int] | None) -> dict[int, Tensor] | None:
+    if shares is None or users is None:
+        return None
+    return {user: shares[user] for user in users if user in shares}
 
 
 def load_networks(federation: Federation, weights: Weights) -> Encoder:
@@ -190,7 +224,7 @@ def measure_run(run: Run, protocols: Sequence[str], data: DataOptions | None = N
         UserError: The run has not finished, a protocol is unknown, the images lack the labels or the held-out split
             that it needs, or the recipe's images are no longer those of the partition.
     """
-    paths, clients = _models(run)
+    paths, counts, users = _models(run)
     recipe = recipe_of(run)
     splits = load_data(data or recipe.data, recipe.seed)
     partition = partition_of(run)
@@ -205,6 +239,7 @@ def measure_run(run: Run, protocols: Sequence[str], data: DataOptions | None = N
     split, images = held_out(splits)
     views = make_views(recipe.views, data.image_size, data.channels)
     client_ids = partition.client_ids(splits.train) if partition else None
+    shares = client_shares(partition, splits.train, images, protocols)
     device = recipe.engine.find_device()
     by_model = {
         name: evaluate(
@@ -216,15 +251,22 @@ def measure_run(run: Run, protocols: Sequence[str], data: DataOptions | None = N
             seed=recipe.seed,
             protocols=protocols,
             client_ids=client_ids,
+            client_tests=_of_users(shares, users.get(name)),
             strict=True,
         )
         for name, path in paths.items()
     }
-    return {"split": split, **mean_over_clients(by_model, clients)}
+    return {"split": split, **mean_over_clients(by_model, counts)}
 
 
-def _models(run: Run) -> tuple[dict[str, Path], dict[str, int]]:
-    """Files of a finished run's encoders by model, and the number of clients that use each."""
-    only = find_encoder(run.folder)
-    clients: dict[str, int] = (run.results() or {}).get("clients_by_model", {})
-    return {name: model_path(run, name) for name in clients} or {"": only}, clients
+def _models(run: Run) -> tuple[dict[str, Path], dict[str, int], dict[str, list[int]]]:
+    """Files of a finished run's encoders by model, the number of clients that use each, and these clients.
+
+    Before version 0.2, a run with several models recorded the numbers only.
+    """
+    only, record = find_encoder(run.folder), run.results() or {}
+    counts: dict[str, int] = record.get("clients_by_model", {})
+    if counts:
+        return {name: model_path(run, name) for name in counts}, counts, record.get("users_by_model", {})
+    partition = partition_of(run)
+    return {"": only}, {}, {"": list(range(len(partition)))} if partition else {}

@@ -277,6 +277,7 @@ def _finish(prepared: PreparedRun, evaluator: Evaluator, server: Server) -> None
     }
     if len(models) > 1:
         record["clients_by_model"] = {name: len(users) for name, (_, users) in models.items()}
+        record["users_by_model"] = {name: users for name, (_, users) in models.items()}
     run.write("evaluation.json", json.dumps(record) + "\n")
 
 

@@ -1,6 +1,7 @@
 """Evaluation of encoders: kNN, linear probes, fine-tuning with few labels, and geometry of the features."""
 
-from atoll.evaluation.classifier import classifier_accuracy
+from atoll.evaluation.classifier import classifier_accuracy, classifier_correct
+from atoll.evaluation.client_tests import client_accuracies, split_test
 from atoll.evaluation.embed import embed, sample
 from atoll.evaluation.embedding_map import embedding_map, map_rows
 from atoll.evaluation.finetune import FineTuneResult, finetune, label_subset
@@ -23,6 +24,8 @@ __all__ = [
     "ProbeResult",
     "Results",
     "classifier_accuracy",
+    "classifier_correct",
+    "client_accuracies",
     "embed",
     "embedding_map",
     "evaluate",
@@ -37,4 +40,5 @@ __all__ = [
     "mean_over_sites",
     "mean_results",
     "sample",
+    "split_test",
 ]

@@ -11,10 +11,10 @@ from atoll.data.images import ImageSet
 from atoll.evaluation.embed import embed
 
 
-def classifier_accuracy(
+def classifier_correct(
     networks: nn.Module, pixels_to_float: Callable[[Tensor], Tensor], images: ImageSet, batch_size: int = 512
-) -> float:
-    """Accuracy of a classifier on images without augmentation.
+) -> Tensor:
+    """Whether a classifier recognises each of the images without augmentation.
 
     Args:
         networks: Maps float images (n, C, H, W) to logits (n, classes); evaluated in eval mode.
@@ -23,7 +23,10 @@ def classifier_accuracy(
         batch_size: Number of images in a batch.
 
     Returns:
-        The share of images whose largest logit is that of their class.
+        For each image, whether its largest logit is that of its class; on the CPU.
+
+    Shape:
+        - Output: (N,) bool
 
     Raises:
         UserError: The images have no labels.
@@ -31,4 +34,11 @@ def classifier_accuracy(
     if images.labels is None:
         raise UserError("the accuracy of a classifier needs labelled images, and these have no labels")
     logits = embed(networks, pixels_to_float, images.images, batch_size=batch_size)
-    return float((logits.argmax(1).cpu() == images.labels).double().mean())
+    return logits.argmax(1).cpu() == images.labels
+
+
+def classifier_accuracy(
+    networks: nn.Module, pixels_to_float: Callable[[Tensor], Tensor], images: ImageSet, batch_size: int = 512
+) -> float:
+    """Accuracy of a classifier on images without augmentation; see `classifier_correct`."""
+    return float(classifier_correct(networks, pixels_to_float, images, batch_size).double().mean())

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import warnings
 
+import torch
 from torch import Tensor
 from torch.nn import functional as F
 
@@ -19,11 +20,7 @@ def knn_accuracy(
     temperature: float = 0.1,
     num_classes: int | None = None,
 ) -> float:
-    """Accuracy of a k-nearest-neighbour classifier on the test samples.
-
-    Neighbours are ranked by cosine similarity, and a neighbour's vote has the weight exp(cosine / temperature).
-    Among equally near neighbours the first ones vote, and among classes with equal votes the lowest label wins.
-    With fewer than k training samples, all of them vote, and the function warns.
+    """Accuracy of a k-nearest-neighbour classifier on the test samples; see `knn_predictions`.
 
     Args:
         train_h: Features of the training samples.
@@ -53,6 +50,42 @@ def knn_accuracy(
         >>> knn_accuracy(train_h, train_y, test_h, test_y, k=1)
         0.5
     """
+    predictions = knn_predictions(train_h, train_y, test_h, test_y, k, temperature, num_classes)
+    return int((predictions == test_y.to(predictions.device)).sum()) / len(test_y)
+
+
+def knn_predictions(
+    train_h: Tensor,
+    train_y: Tensor,
+    test_h: Tensor,
+    test_y: Tensor,
+    k: int = 200,
+    temperature: float = 0.1,
+    num_classes: int | None = None,
+) -> Tensor:
+    """Predict the classes of the test samples by a vote of their k nearest training samples.
+
+    Neighbours are ranked by cosine similarity, and a neighbour's vote has the weight exp(cosine / temperature).
+    Among equally near neighbours the first ones vote, and among classes with equal votes the lowest label wins.
+    With fewer than k training samples, all of them vote, and the function warns.
+
+    Args:
+        train_h: Features of the training samples.
+        train_y: Classes of the training samples.
+        test_h: Features of the test samples.
+        test_y: Classes of the test samples, which only determine the number of classes.
+        k: Number of neighbours that vote.
+        temperature: Scale of the votes.
+        num_classes: Number of classes; by default, one more than the largest label.
+
+    Shape:
+        - train_h: (N, d); train_y: (N,) int
+        - test_h: (M, d); test_y: (M,) int
+        - Output: (M,) int64
+
+    Raises:
+        ValueError: The shapes do not match, a label is not a class, or k or the temperature is not positive.
+    """
     classes = check_labelled(train_h, train_y, test_h, test_y)
     num_classes = classes if num_classes is None else num_classes
     if classes > num_classes:
@@ -62,22 +95,22 @@ def knn_accuracy(
     if k > len(train_h):
         warnings.warn(
             f"kNN needs {k} neighbours and there are {len(train_h)} training samples; all of them vote",
-            stacklevel=2,
+            stacklevel=3,
         )
     bank = F.normalize(train_h.float(), dim=1).T.contiguous()
     queries = F.normalize(test_h.float(), dim=1)
-    labels, truth = train_y.to(bank.device), test_y.to(bank.device)
-    correct = 0
+    labels = train_y.to(bank.device)
+    predictions = []
     rows = max(1, SIMILARITIES_AT_ONCE // len(labels))
     for start in range(0, len(queries), rows):
-        query, target = queries[start : start + rows], truth[start : start + rows]
+        query = queries[start : start + rows]
         similarity, neighbours = _nearest(query @ bank, k)
         # Relative to the nearest neighbour, so that exp never overflows; a common factor does not change the
         # result.
         weight = ((similarity - similarity[:, :1]) / temperature).exp()
         votes = weight.new_zeros(len(query), num_classes).scatter_add_(1, labels[neighbours], weight)
-        correct += int((votes.argmax(1) == target).sum())
-    return correct / len(truth)
+        predictions.append(votes.argmax(1))
+    return torch.cat(predictions)
 
 
 def check_labelled(train_h: Tensor, train_y: Tensor, test_h: Tensor, test_y: Tensor) -> int:

@@ -10,6 +10,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from atoll.evaluation.client_tests import PREFIX
+from atoll.evaluation.options import CLASSIFIERS
 from atoll.evaluation.protocols import FINE_TUNES, PROBES
 
 ACCURACY = "/accuracy"  # ends the key of every protocol's accuracy
@@ -68,6 +70,31 @@ def _geometry(key: str, heading: str, function: str, meaning: str, **rest: Any) 
     return Metric(f"geometry/{key}", heading, f"atoll.functional.{function}", meaning, **rest)
 
 
+def _client_accuracies(protocol: str) -> list[Metric]:
+    """The summary of a client-local test."""
+    heading = "kNN" if protocol == "knn" else protocol
+    return [
+        Metric(
+            f"{PREFIX}{protocol}/{key}",
+            f"{heading}, {name}",
+            "atoll.evaluation.client_tests.client_accuracies",
+            f"{meaning} of each client's share of the test images, with the client's model, under `{protocol}`",
+            "results",
+            "%",
+            better,
+            2,
+            100.0,
+        )
+        for key, name, meaning, better in _CLIENT_SUMMARY
+    ]
+
+
+_CLIENT_SUMMARY: tuple[tuple[str, str, str, Literal["higher", "lower"]], ...] = (
+    ("accuracy", "mean of clients", "mean of the accuracies", "higher"),
+    ("weighted_accuracy", "clients by size", "mean, weighted by images, of the accuracies", "higher"),
+    ("worst_accuracy", "worst client", "lowest of the accuracies", "higher"),
+    ("accuracy_std", "std of clients", "standard deviation of the accuracies", "lower"),
+)
 _PROBE, _FINE_TUNE = "atoll.evaluation.probe.linear_probe", "atoll.evaluation.finetune.finetune"
 
 KNN = _accuracy(
@@ -120,6 +147,7 @@ METRICS: tuple[Metric, ...] = (
     KNN,
     _accuracy("probe", _PROBE, "accuracy of the linear probe that `evaluation.probe` names"),
     *(_accuracy(f"probe-{name}", _PROBE, f"accuracy of the linear probe `{name}`") for name in PROBES),
+    *(metric for protocol in (*CLASSIFIERS, "classifier") for metric in _client_accuracies(protocol)),
     *(
         _accuracy(name, _FINE_TUNE, f"accuracy after fine-tuning with {100 * one.fraction:g} % of the labels")
         for name, one in FINE_TUNES.items()
@@ -187,7 +215,9 @@ def constants(results: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
     found: dict[str, dict[str, Any]] = {}
     for key, value in results.items():
         protocol, slash, name = key.partition("/")
-        is_measurement = key in _KEYS or name in ("accuracy", "last_accuracy", "epoch")
+        is_measurement = (
+            key in _KEYS or name in ("accuracy", "last_accuracy", "epoch") or isinstance(value, list)
+        )
         if slash and not is_measurement:
             found.setdefault(protocol, {})[name] = value
     return found

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from atoll.evaluation.client_tests import join_models
 from atoll.evaluation.suite import Results
 
 
@@ -46,12 +47,13 @@ def mean_over_clients(by_model: Mapping[str, Results], clients: Mapping[str, int
 
     Returns:
         The results of a single model unchanged. For several models, the means of `mean_results` with
-        ``"by_model"`` and ``"clients_by_model"`` added.
+        ``"by_model"`` and ``"clients_by_model"`` added; client-local tests are joined by `join_models`.
     """
     if len(by_model) == 1:
         return dict(next(iter(by_model.values())))
     mean = mean_results(list(by_model.values()), [clients[name] for name in by_model])
-    return {**mean, "by_model": dict(by_model), "clients_by_model": dict(clients)}
+    tests = join_models(list(by_model.values()))
+    return {**mean, **tests, "by_model": dict(by_model), "clients_by_model": dict(clients)}
 
 
 def mean_over_sites(results: Sequence[Mapping[str, float]], images: Sequence[int]) -> dict[str, float]:

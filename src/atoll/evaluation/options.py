@@ -8,6 +8,7 @@ from typing import Annotated
 from atoll.core.config import Options
 from atoll.core.errors import UserError, did_you_mean
 from atoll.core.schema import AtLeast, Count, OneOf, Positive
+from atoll.evaluation.client_tests import PREFIX
 from atoll.evaluation.protocols import (
     FINE_TUNES,
     PROBES,
@@ -18,7 +19,8 @@ from atoll.evaluation.protocols import (
     shortened,
 )
 
-PROTOCOLS = ("geometry", "knn", "probe", *(f"probe-{name}" for name in PROBES), *FINE_TUNES)
+CLASSIFIERS = ("knn", "probe", *(f"probe-{name}" for name in PROBES))
+PROTOCOLS = ("geometry", *CLASSIFIERS, *(f"{PREFIX}{name}" for name in CLASSIFIERS), *FINE_TUNES)
 Protocols = tuple[Annotated[str, OneOf(PROTOCOLS)], ...]
 
 
@@ -28,7 +30,8 @@ class EvaluationOptions(Options, section="evaluation"):
 
     Protocols are ``"knn"``, ``"geometry"``, ``"probe"`` (the probe of this section), ``"probe-NAME"`` (a paper's
     probe, which this section does not change), and ``"finetune-PERCENT"`` (SSD) and ``"finetune-fedca-PERCENT"``,
-    with this percentage of the labels.
+    with this percentage of the labels. With the prefix ``"clients-"``, kNN and the probes test each client on its
+    share of the test images, with the model that it uses (``"clients-probe"``; see `split_test`).
 
     Attributes:
         every: Rounds between evaluations during training; 0 evaluates only at the end.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor, nn
@@ -38,9 +38,11 @@ class ProbeResult(SelectedAccuracy):
 
     Attributes:
         protocol: Constants of the protocol.
+        predictions: Predicted classes of the test samples at the selected epoch, (M,) int64.
     """
 
     protocol: ProbeProtocol
+    predictions: Tensor = field(repr=False, compare=False)
 
 
 def linear_probe(
@@ -92,15 +94,16 @@ def linear_probe(
             train_linear(train_h, train_y, classes, protocol, generator), start=1
         ):
             if epoch == protocol.epochs or protocol.select == "best":
-                accuracy = int((F.linear(test_h, weight, bias).argmax(1) == test_y).sum()) / len(test_y)
+                predictions = F.linear(test_h, weight, bias).argmax(1)
+                accuracy = int((predictions == test_y).sum()) / len(test_y)
                 if accuracy > best:
-                    best, best_epoch = accuracy, epoch
+                    best, best_epoch, selected = accuracy, epoch, predictions
         if not (weight.isfinite().all() and bias.isfinite().all()):
             raise UserError(
                 f"the linear probe {protocol.name!r} diverged at learning rate {protocol.lr}; "
                 "set evaluation.probe_standardise = true or a lower evaluation.probe_lr"
             )
-    return ProbeResult(best, best_epoch, accuracy, protocol)
+    return ProbeResult(best, best_epoch, accuracy, protocol, selected)
 
 
 def train_linear(

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from typing import TypeAlias
 
@@ -15,12 +15,13 @@ from atoll.core.rng import stream
 from atoll.data.images import ImageSet
 from atoll.data.views.options import PRESETS
 from atoll.data.views.views import Views
+from atoll.evaluation.client_tests import PREFIX, client_accuracies
 from atoll.evaluation.embed import device_of, embed, sample
 from atoll.evaluation.finetune import finetune, label_subset
 from atoll.evaluation.geometry import geometry
-from atoll.evaluation.knn import knn_accuracy
+from atoll.evaluation.knn import knn_predictions
 from atoll.evaluation.options import EvaluationOptions, check_protocols
-from atoll.evaluation.probe import linear_probe
+from atoll.evaluation.probe import ProbeResult, linear_probe
 from atoll.evaluation.protocols import FINE_TUNES, PROBES, FineTuneProtocol, ProbeProtocol
 
 Results: TypeAlias = dict[str, bool | float | int | str | list[float]]
@@ -36,6 +37,7 @@ def evaluate(
     seed: int,
     protocols: Sequence[str] | None = None,
     client_ids: Tensor | None = None,
+    client_tests: Mapping[int, Tensor] | None = None,
     device: torch.device | str | None = None,
     strict: bool = False,
 ) -> Results:
@@ -54,6 +56,8 @@ def evaluate(
         protocols: Names of the protocols; None for the options' ``at_end``.
         client_ids: The client that holds each training image, -1 for none; with it, the uniformity of the
             training images is decomposed into pairs within a client and between two clients.
+        client_tests: For client-local protocols, the rows of the test images of each client that uses this encoder
+            (see `split_test`).
         device: Device of the computation; None for the encoder's device.
         strict: Refuse protocols that these images do not support, instead of measuring the geometry only.
 
@@ -88,8 +92,17 @@ def evaluate(
         results["note"] = (
             f"{skipped}: not measured, because {why}; the geometry of the representation needs none"
         )
+    local = tuple(name for name in names if name.startswith(PREFIX))
+    if local and client_tests is None:
+        why = "these test images are not split among the clients of a run"
+        if strict:
+            raise UserError(f"{', '.join(local)} cannot be measured, because {why}; use other protocols")
+        names = tuple(name for name in names if name not in local)
+        results["note"] = f"{', '.join(local)}: not measured, because {why}"
     device = torch.device(device) if device is not None else device_of(encoder)
-    subject = _Subject(encoder, train, test, views, options, seed, device, client_ids, names)
+    subject = _Subject(
+        encoder, train, test, views, options, seed, device, client_ids, client_tests or {}, names
+    )
     for name in names:
         found = EVALUATORS[name](subject)
         results.update({f"{name}/{key}": value for key, value in found.items()})
@@ -118,7 +131,9 @@ class _Subject:
     seed: int
     device: torch.device
     client_ids: Tensor | None
+    client_tests: Mapping[int, Tensor]
     protocols: tuple[str, ...]
+    _probes: dict[ProbeProtocol, tuple[ProbeResult, int]] = field(default_factory=dict)
 
     @cached_property
     def train_h(self) -> Tensor:
@@ -147,6 +162,38 @@ class _Subject:
             )
         return h
 
+    @cached_property
+    def knn_predictions(self) -> Tensor:
+        return knn_predictions(
+            self.train_h,
+            _labels(self.train),
+            self.test_h,
+            _labels(self.test),
+            self.options.knn_k,
+            self.options.knn_temperature,
+        )
+
+    def probe(self, protocol: ProbeProtocol) -> tuple[ProbeResult, int]:
+        """Fit a probe, once; return its result and the number of labels that it used."""
+        if protocol in self._probes:
+            return self._probes[protocol]
+        train_h, test_h = (
+            (self.train_h, self.test_h)
+            if protocol.normalise and not protocol.maps
+            else (
+                self.features(images, partial(self.views.plain, normalise=protocol.normalise), protocol.maps)
+                for images in (self.train, self.test)
+            )
+        )
+        train_y = _labels(self.train)
+        if protocol.fraction < 1:
+            rows = label_subset(train_y, protocol.fraction, stream(self.seed, "probe-labels"))
+            train_h, train_y = train_h[rows.to(train_h.device)], train_y[rows]
+        generator = stream(self.seed, "probe")
+        result = linear_probe(train_h, train_y, test_h, _labels(self.test), protocol, generator)
+        self._probes[protocol] = result, len(train_y)
+        return self._probes[protocol]
+
 
 def _labels(images: ImageSet) -> Tensor:
     assert images.labels is not None  # noqa: S101 - `evaluate` skips protocols whose labels are missing
@@ -155,16 +202,8 @@ def _labels(images: ImageSet) -> Tensor:
 
 def _knn(subject: _Subject) -> Results:
     options = subject.options
-    accuracy = knn_accuracy(
-        subject.train_h,
-        _labels(subject.train),
-        subject.test_h,
-        _labels(subject.test),
-        options.knn_k,
-        options.knn_temperature,
-    )
     return {
-        "accuracy": accuracy,
+        "accuracy": int(_correct(subject.knn_predictions, subject).sum()) / len(subject.test),
         "k": min(options.knn_k, len(subject.train)),
         "temperature": options.knn_temperature,
         "train_images": len(subject.train),
@@ -174,28 +213,36 @@ def _knn(subject: _Subject) -> Results:
 
 def _probe(subject: _Subject, protocol: ProbeProtocol | None = None) -> Results:
     protocol = subject.options.probe_protocol(protocol)
-    train_h, test_h = (
-        (subject.train_h, subject.test_h)
-        if protocol.normalise and not protocol.maps
-        else (
-            subject.features(
-                images, partial(subject.views.plain, normalise=protocol.normalise), protocol.maps
-            )
-            for images in (subject.train, subject.test)
-        )
-    )
-    train_y = _labels(subject.train)
-    if protocol.fraction < 1:
-        rows = label_subset(train_y, protocol.fraction, stream(subject.seed, "probe-labels"))
-        train_h, train_y = train_h[rows.to(train_h.device)], train_y[rows]
-    generator = stream(subject.seed, "probe")
-    result = linear_probe(train_h, train_y, test_h, _labels(subject.test), protocol, generator)
+    result, labels = subject.probe(protocol)
     return {
         "accuracy": result.accuracy,
         "last_accuracy": result.last_accuracy,
         "epoch": result.epoch,
-        "train_images": len(train_y),
+        "train_images": labels,
         "test_images": len(subject.test),
+        **protocol.constants(),
+    }
+
+
+def _correct(predictions: Tensor, subject: _Subject) -> Tensor:
+    return predictions.cpu() == _labels(subject.test)
+
+
+def _clients_knn(subject: _Subject) -> Results:
+    options = subject.options
+    return {
+        **client_accuracies(_correct(subject.knn_predictions, subject), subject.client_tests),
+        "k": min(options.knn_k, len(subject.train)),
+        "temperature": options.knn_temperature,
+    }
+
+
+def _clients_probe(subject: _Subject, protocol: ProbeProtocol | None = None) -> Results:
+    protocol = subject.options.probe_protocol(protocol)
+    result, _ = subject.probe(protocol)
+    return {
+        **client_accuracies(_correct(result.predictions, subject), subject.client_tests),
+        "epoch": result.epoch,
         **protocol.constants(),
     }
 
@@ -256,5 +303,11 @@ EVALUATORS: dict[str, Evaluator] = {
     "knn": _knn,
     "probe": _probe,
     **{f"probe-{name}": partial(_probe, protocol=protocol) for name, protocol in PROBES.items()},
+    f"{PREFIX}knn": _clients_knn,
+    f"{PREFIX}probe": _clients_probe,
+    **{
+        f"{PREFIX}probe-{name}": partial(_clients_probe, protocol=protocol)
+        for name, protocol in PROBES.items()
+    },
     **{name: partial(_finetune, protocol=protocol) for name, protocol in FINE_TUNES.items()},
 }

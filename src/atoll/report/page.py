@@ -62,7 +62,13 @@ def page(runs: Sequence[Folder], failures: Iterable[str] = (), comparison: Html 
         notices=_notices(runs, failures),
         comparison=comparison,
         results=join([results_tables.results_table(groups, rows), results_tables.geometry_table(rows)]),
-        models=join([results_tables.models_table(groups), results_tables.sites_table(groups)]),
+        models=join(
+            [
+                results_tables.models_table(groups),
+                results_tables.sites_table(groups),
+                results_tables.clients_table(groups),
+            ]
+        ),
         detection=detection_table(groups),
         protocols=results_tables.protocols(groups),
         differences=run_tables.recipe_differences(groups),

@@ -7,6 +7,7 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from atoll.evaluation.client_tests import by_client
 from atoll.evaluation.metrics import KNN, Metric, constants
 from atoll.report.folders import Folder
 from atoll.report.groups import Group, Row, result_columns, untrained_rows
@@ -138,6 +139,18 @@ def sites_table(groups: Sequence[Group]) -> Html:
     ]
     caption = "Results of each site on its local held-out images"
     return folded("Each site", _named(caption, ("site", "images"), groups, found)) if found else Html("")
+
+
+def clients_table(groups: Sequence[Group]) -> Html:
+    """Table of each client's accuracy on its share of the test images; empty if none was measured."""
+    found = [
+        (i, run, f"{client:g}", numbers.pop("images"), numbers)
+        for i, group in enumerate(groups)
+        for run in group.runs
+        for client, numbers in by_client(run.results).items()
+    ]
+    caption = "Accuracy of each client on its share of the test images, with its model"
+    return folded("Each client", _named(caption, ("client", "images"), groups, found)) if found else Html("")
 
 
 def _named(

@@ -1,0 +1,79 @@
+import json
+
+import pytest
+import torch
+
+from atoll.commands.evaluate import measure_run
+from atoll.core.errors import UserError
+from atoll.evaluation import knn_accuracy
+from atoll.models import load_encoder
+from tests.harness import run_tiny
+from tests.steps import federation
+
+SETTINGS = (
+    "method.name=featarc_cluster",
+    "partition.kind=shards",
+    "partition.clients=5",
+    "partition.classes_per_client=2",
+    "evaluation.knn_k=5",
+    'evaluation.at_end=["knn", "clients-knn"]',
+)
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory):
+    return run_tiny(tmp_path_factory.mktemp("clusters") / "run", *SETTINGS)
+
+
+def test_clients_are_tested_on_their_classes_with_their_clusters_models(run):
+    found, splits = run.read_json("evaluation.json"), federation(*SETTINGS).splits
+    plain = federation(*SETTINGS).views.plain
+    train, test = splits.train, splits.test
+    users = found["users_by_model"]
+    assert {name: len(clients) for name, clients in users.items()} == found["clients_by_model"]
+    assert found["clients-knn/clients"] == list(range(5))
+    for name, clients in users.items():
+        encoder = load_encoder(run.folder / f"encoder-{name}.safetensors")
+        with torch.no_grad():
+            train_h, test_h = (
+                encoder(plain(images.images.gather(torch.arange(len(images))))) for images in (train, test)
+            )
+        for client in clients:
+            own = torch.isin(test.labels, torch.tensor([2 * client, 2 * client + 1]))
+            expected = knn_accuracy(train_h, train.labels, test_h[own], test.labels[own], 5)
+            assert found["clients-knn/images"][client] == int(own.sum())
+            assert found["clients-knn/accuracies"][client] == pytest.approx(expected)
+    assert len(set(found["clients-knn/accuracies"])) > 1
+
+
+def test_a_finished_run_is_measured_alike(run):
+    found = run.read_json("evaluation.json")
+    again = measure_run(run, ["clients-knn"])
+    assert again["clients-knn/accuracies"] == found["clients-knn/accuracies"]
+    assert again["clients-knn/worst_accuracy"] == min(found["clients-knn/accuracies"])
+
+
+def test_a_run_that_does_not_say_who_uses_which_model_cannot_test_clients(run):
+    path = run.folder / "evaluation.json"
+    text = path.read_text()
+    old = json.loads(text)
+    del old["users_by_model"]
+    path.write_text(json.dumps(old))
+    try:
+        with pytest.raises(UserError, match="clients-knn cannot be measured"):
+            measure_run(run, ["clients-knn"])
+        assert measure_run(run, ["knn"])["knn/accuracy"] == old["knn/accuracy"]
+    finally:
+        path.write_text(text)
+
+
+def test_a_supervised_classifier_is_tested_on_each_clients_classes(tmp_path):
+    run = run_tiny(tmp_path / "run", *SETTINGS, "method.name=dec_slrep", "train.rounds=1")
+    found = run.read_json("evaluation.json")
+    images, accuracies = found["clients-classifier/images"], found["clients-classifier/accuracies"]
+    whole = sum(n * a for n, a in zip(images, accuracies, strict=True)) / sum(images)
+    assert (
+        whole
+        == pytest.approx(found["classifier/accuracy"])
+        == pytest.approx(found["clients-classifier/weighted_accuracy"])
+    )
