@@ -5,6 +5,7 @@ from torch.nn.functional import normalize
 import atoll.commands.run as launching
 from atoll.components.base import Trained
 from atoll.core.errors import UserError
+from atoll.core.rng import stream
 from atoll.core.tree import clone
 from atoll.data.images import StoredPixels
 from atoll.methods.fedca import DictionaryContrast, DictionaryFold
@@ -115,6 +116,33 @@ def test_a_client_may_leave_out_its_own_rows():
     assert torch.equal(slot(rounds.message(2, 2))["rows"], state["rows"][state["owners"] != 2])
 
 
+SERVER = ("options.fedca_dictionary.momentum=0.0", "options.fedca_dictionary.sampling=server")
+
+
+@pytest.mark.parametrize(("images", "passes"), [("view", 1), ("views", 2)])
+def test_rows_may_be_of_views(images, passes):
+    rounds = Rounds(*DICTIONARY, *SERVER, f"options.fedca_dictionary.row_images={images}")
+    update, _ = rounds.train(0)
+    data, networks = rounds.federation.client_data(0), rounds.federation.networks.eval()
+    draws = stream(rounds.federation.setting.seed, "fedca-row-views", 1, 0)
+    z = torch.zeros(data.num_samples, 32)
+    with torch.no_grad():
+        for _ in range(passes):
+            for rows in torch.arange(data.num_samples).split(20):  # the training's batches
+                z[rows] += networks["projector"](networks["encoder"](data.pick(rows, draws))) / passes
+    networks.train()
+    torch.testing.assert_close(slot(update), normalize(z))
+    assert not torch.allclose(slot(update), normalize(plain_embeddings(rounds, 0)), atol=1e-2)
+
+
+def test_rows_may_be_of_the_downloaded_model():
+    rounds = Rounds(*DICTIONARY, *SERVER, "options.fedca_dictionary.row_model=downloaded")
+    downloaded = plain_embeddings(rounds, 0)
+    update, _ = rounds.train(0)
+    torch.testing.assert_close(slot(update), normalize(downloaded))
+    assert not torch.allclose(slot(update), normalize(plain_embeddings(rounds, 0)), atol=1e-2)
+
+
 @pytest.mark.parametrize("round", [1, 2])
 def test_the_local_loss_contrasts_with_the_dictionary_which_is_empty_in_round_1(round):
     rounds = Rounds(*DICTIONARY)
@@ -163,29 +191,57 @@ def test_options_out_of_range_are_refused(options):
 # The alignment.
 
 
-@pytest.mark.parametrize("reduction", ["sum", "mean"])
-def test_the_alignment_loss_is_the_squared_distance_on_public_images(reduction):
-    settings = ("method.name=fedca", *PUBLIC, f"options.fedca_alignment.reduction={reduction}")
+def aligned(*options):
+    """A client after a step with an alignment model, its batch, and the frozen model's networks."""
+    settings = ("method.name=fedca", *PUBLIC, *(f"options.fedca_alignment.{option}" for option in options))
     base = federation("method.name=fed_simclr", "seed=7")
-    model = base.initial_weights()
     pixels = base.splits.train.images.gather(torch.arange(30))
-    rounds = Rounds(*settings, prerequisites={"alignment": Trained(model, StoredPixels(pixels))})
+    trained = Trained(base.initial_weights(), StoredPixels(pixels))
+    rounds = Rounds(*settings, prerequisites={"alignment": trained})
     rounds.start(0)
     batch = next(rounds.federation.client_data(0).batches(1, 1, rounds.method.images))
     rounds.client.step(batch)
+    known = rounds.federation.views.plain(pixels)
+    assert all((known == image).flatten(1).all(dim=1).any() for image in batch.images["public"])
+    return rounds, batch, base.networks.eval()
+
+
+@pytest.mark.parametrize("normalised", [False, True])
+@pytest.mark.parametrize(
+    ("mode", "reduction"), [("train", "sum"), ("train", "mean"), ("batch", "sum"), ("running", "mean")]
+)
+def test_the_alignment_loss_is_the_squared_distance_on_public_images(mode, reduction, normalised):
+    rounds, batch, frozen = aligned(
+        f"reduction={reduction}", f"batch_norm={mode}", f"normalise={str(normalised).lower()}"
+    )
     loss = rounds.client._losses["fedca_alignment"][0].item()
     public = batch.images["public"]
     assert public.shape == batch.images["view1"].shape
-    known = rounds.federation.views.plain(pixels)
-    assert all((known == image).flatten(1).all(dim=1).any() for image in public)
-    networks, frozen = rounds.federation.networks, base.networks.eval()
+    networks = rounds.federation.networks
+    assert all(module.training for module in networks.modules())
+    networks.train(mode != "running")
+    expected = 0.0
     with torch.no_grad():
         ours, theirs = networks["encoder"](public), frozen["encoder"](public)
-        distance = (ours - theirs).double().square().sum()
-        distance += (networks["projector"](ours) - frozen["projector"](theirs)).double().square().sum()
-    base.networks.train()
-    expected = distance.item() / (1 if reduction == "sum" else len(public))
-    assert loss == pytest.approx(expected, rel=1e-4)
+        pairs = ((ours, theirs), (networks["projector"](ours), frozen["projector"](theirs)))
+        for one, other in pairs:
+            for a, b in zip(one.double(), other.double(), strict=True):
+                if normalised:
+                    a, b = a / (a @ a) ** 0.5, b / (b @ b) ** 0.5
+                expected += float((a - b) @ (a - b))
+    networks.train()
+    frozen.train()
+    assert loss == pytest.approx(expected / (1 if reduction == "sum" else len(public)), rel=1e-4)
+
+
+@pytest.mark.parametrize(("mode", "passes"), [("train", 3), ("batch", 2), ("running", 2)])
+def test_public_images_enter_the_running_statistics_only_in_training_mode(mode, passes):
+    rounds, _, frozen = aligned(f"batch_norm={mode}")
+    frozen.train()
+    counts = {
+        int(value) for name, value in rounds.federation.networks.state_dict().items() if "num_batches" in name
+    }
+    assert counts == {passes}
 
 
 def test_public_images_must_be_named():
