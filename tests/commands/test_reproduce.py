@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import shutil
 import statistics
 from dataclasses import replace
 from pathlib import Path
@@ -15,6 +16,7 @@ from rich.console import Console, Group
 from atoll.cli.main import main
 from atoll.cli.tables import listing, plan_table
 from atoll.commands.data import load_partition
+from atoll.commands.evaluate import measure_run
 from atoll.commands.reproduce import dry_run, reproduce
 from atoll.core.config import over, setting
 from atoll.core.errors import UserError
@@ -122,10 +124,47 @@ def test_no_rounds_leave_the_untrained_encoder(folder: Path, done: dict) -> None
 
 def test_an_encoder_is_measured_on_other_images(folder: Path, done: dict) -> None:
     row = next(row for row in done["rows"] if row["name"] == "plain-elsewhere")
-    there = results(folder, "plain-elsewhere-seed0", "evaluation-on-digits.json")
+    assert row["runs"] == ["plain-seed0", "plain-seed1"]  # trained once
+    there = results(folder, "plain-seed0", "evaluation-on-digits.json")
     assert there["results"]["probe/train_images"] == 80
-    assert results(folder, "plain-elsewhere-seed0")["knn/train_images"] == 160
+    assert results(folder, "plain-seed0")["knn/train_images"] == 160
     assert row["values"]["LP acc %"]["ours"][0] == 100 * there["results"]["probe/accuracy"]
+
+
+def test_a_row_alone_is_trained_in_the_folder_that_it_shares(folder: Path, done: dict) -> None:
+    out = shutil.copytree(folder / "out", folder / "alone")
+    job = find_table(str(folder / "mine.toml"), ["plain-elsewhere"], seeds=2, out=out)
+    assert [one.name for one in job.trainings()] == ["plain"]
+    before = (out / "plain-seed0/encoder.safetensors").stat().st_mtime_ns
+    assert reproduce(job)["rows"] == [row for row in done["rows"] if row["name"] == "plain-elsewhere"]
+    assert (out / "plain-seed0/encoder.safetensors").stat().st_mtime_ns == before
+
+
+BESIDE = """
+base = "mine.toml"
+columns = ["geometry"]
+rows = [[["plain"]]]
+measures.geometry.of = "geometry/effective_rank"
+measures.geometry.published.metric = "LP acc %"
+"""
+
+
+def test_a_table_measures_what_a_table_beside_it_has_trained(
+    folder: Path, done: dict, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("atoll.papers.reproduction.table_names", lambda: ["out"])
+    (folder / "beside.toml").write_text(BESIDE)
+    root = shutil.copytree(folder / "out", folder / "root/out").parent
+    before = (root / "out/plain-seed0/encoder.safetensors").stat().st_mtime_ns
+    record = reproduce(find_table(str(folder / "beside.toml"), seeds=2, out=root / "beside"))
+    (row,) = record["rows"]
+    assert row["runs"] == ["out/plain-seed0", "out/plain-seed1"]
+    assert [path.name for path in (root / "beside").iterdir() if path.is_dir()] == []
+    assert (root / "out/plain-seed0/encoder.safetensors").stat().st_mtime_ns == before
+    expected = [measure_run(Run(root / "out" / f"plain-seed{seed}"), ["geometry"]) for seed in (0, 1)]
+    assert row["values"]["geometry"]["ours"] == [one["geometry/effective_rank"] for one in expected]
+    other = find_table(str(folder / "beside.toml"), settings=["train.lr=0.01"], out=root / "beside")
+    assert [one.name for one in other.trainings()] == ["plain"]  # another training
 
 
 def test_the_table_in_words(folder: Path, done: dict) -> None:
@@ -148,7 +187,7 @@ def test_what_is_finished_is_not_run_or_measured_again(folder: Path, done: dict)
         return [path.stat().st_mtime_ns for path in sorted(kept)]
 
     before = stamps()
-    assert len(before) == 4 * 2 * 2 + 2
+    assert len(before) == 3 * 2 * 2 + 2  # three trainings of four rows, and one row measured elsewhere
     again = reproduce(find_table(str(folder / "mine.toml"), seeds=2, out=folder / "out"))
     assert (again, stamps()) == (done, before)
 

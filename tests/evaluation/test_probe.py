@@ -28,6 +28,7 @@ def by_the_book(
     decay = {"weight_decay": protocol.weight_decay, "foreach": False}
     optimizer: torch.optim.Optimizer = {
         "adam": lambda: torch.optim.Adam(linear.parameters(), protocol.lr, **decay),
+        "adamw": lambda: torch.optim.AdamW(linear.parameters(), protocol.lr, **decay),
         "sgd": lambda: torch.optim.SGD(
             linear.parameters(), protocol.lr, protocol.momentum, nesterov=protocol.nesterov, **decay
         ),

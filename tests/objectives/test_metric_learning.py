@@ -48,6 +48,21 @@ def outputs(steps, batch):
 
 
 @pytest.mark.parametrize("classes", [range(10), (3, 8)], ids=["ten classes", "two classes"])
+def test_fedquads_version_of_the_quadruplet_keeps_both_negatives_from_the_anchor(classes):
+    steps = Steps(
+        "method.name=quadruplet",
+        "options.quadruplet.second=anchor",
+        "options.quadruplet.power=1",
+        classes=classes,
+    )
+    batch = steps.batch()
+    loss = steps.client.step(batch)
+    _, members = outputs(steps, batch)
+    expected = [fedquad(*row, len(classes)) for row in zip(*members, strict=True)]
+    assert loss.item() == pytest.approx(sum(expected) / len(expected), rel=1e-5)
+
+
+@pytest.mark.parametrize("classes", [range(10), (3, 8)], ids=["ten classes", "two classes"])
 @pytest.mark.parametrize("cross_entropy", ["true", "false"])
 @pytest.mark.parametrize("loop", [triplet, quadruplet, fedquad])
 def test_the_local_loss_is_the_equation_over_one_batch(loop, cross_entropy, classes):

@@ -51,7 +51,8 @@ def partition_table(splits: Splits, partition: Partition) -> Group:
 def plan_table(job: Reproduction, checks: Sequence[RowCheck]) -> Group:
     """Table of the runs that a paper's table needs, with the clients that a dry run found."""
     below = [
-        f"{plural(len(job.rows) * job.seeds, 'run')}, into {job.out}; images: {image_names(job.rows)}",
+        f"{plural(len(job.rows), 'row')}, {plural(len(job.trainings()) * job.seeds, 'run')} into {job.out}; "
+        f"images: {image_names(job.rows)}",
         *dict.fromkeys(f"not on this machine: {check.missing}" for check in checks if check.missing),
         *(f"cannot run: {check.row.name}: {check.fault}" for check in checks if check.fault),
         *remarks({**job.header(), "failures": {}}),

@@ -21,6 +21,7 @@ from atoll.data.options import DataOptions
 from atoll.data.partition.partition import Partition
 from atoll.data.sources import Splits, load_data, why_missing
 from atoll.engines.federation import Federation
+from atoll.evaluation import PROTOCOLS
 from atoll.papers.reproduction import Reproduction, images_of
 from atoll.papers.rows import Row
 from atoll.recipe.prerequisites import prerequisite_recipes
@@ -41,12 +42,16 @@ def reproduce(job: Reproduction, callback: Callable[[str], Bar] | None = None) -
         UserError: Images are missing (checked before the first run), or a recipe is invalid.
     """
     _require_images(job)
-    compared = compare([row.recipe for row in job.rows], job.seeds, job.out, callback)
-    finished = {run.folder: run for run in compared.runs}
+    folders = {row.name: job.folders(row) for row in job.rows}  # before this table has runs of its own
+    compared = compare(job.trainings(), job.seeds, job.out, callback)
+    done = {run.folder for run in compared.runs}
+    finished: dict[Path, Run] = {}
     rows = []
     for row in job.rows:
-        runs = [finished[folder] for folder in job.folders(row) if folder in finished]
-        rows.append(_measured(row, runs, [_results(row, run) for run in runs]))
+        runs = [Run(folder) for folder in folders[row.name] if folder in done or folder.parent != job.out]
+        finished |= {run.folder: run for run in runs}
+        names = [run.name if run.folder in done else f"{run.folder.parent.name}/{run.name}" for run in runs]
+        rows.append(_measured(row, names, [_results(row, run) for run in runs]))
     record = {
         **job.header(),
         "version": version(),
@@ -144,27 +149,34 @@ def _require_images(job: Reproduction) -> None:
 
 
 def _results(row: Row, run: Run) -> dict[str, Any]:
-    """Evaluate a run on the row's images, or load an earlier evaluation."""
+    """Evaluate a run as the row asks, or load an earlier evaluation."""
     record = run.results() or {}
+    protocols = list(
+        dict.fromkeys(one.protocol for one in row.measures.values() if one.protocol in PROTOCOLS)
+    )
     if row.measured_on is None:
-        return record
-    protocols = list(dict.fromkeys(one.protocol for one in row.measures.values() if one.of))
+        measured = {key.partition("/")[0] for key in record}
+        protocols = [name for name in protocols if name not in measured]  # if another row has trained it
+        if not protocols:
+            return record
+        name = f"evaluation-{'-'.join(protocols)}.json"
+    else:
+        name = f"evaluation-on-{Path(row.measured_on.path or row.measured_on.source).name}.json"
     inputs = {
         "round": record["round"],
-        "data": describe(row.measured_on),
+        "data": describe(row.measured_on) if row.measured_on else None,
         "evaluation": describe(row.recipe.evaluation),
         "protocols": protocols,
     }
-    name = f"evaluation-on-{Path(row.measured_on.path or row.measured_on.source).name}.json"
     before = run.read_json(name)
     if before is None or before["asked"] != inputs:
         before = {"asked": inputs, "results": measure_run(run, protocols, row.measured_on)}
         run.write(name, json.dumps(before) + "\n")
     results: dict[str, Any] = before["results"]
-    return results
+    return results if row.measured_on else record | results
 
 
-def _measured(row: Row, runs: Sequence[Run], results: Sequence[dict[str, Any]]) -> dict[str, Any]:
+def _measured(row: Row, runs: Sequence[str], results: Sequence[dict[str, Any]]) -> dict[str, Any]:
     values = {}
     for column, one in row.measures.items():
         measured = [one.times * result[one.of] for result in results if one.of in result]
@@ -173,4 +185,4 @@ def _measured(row: Row, runs: Sequence[Run], results: Sequence[dict[str, Any]]) 
             "ours": measured,
             "measure": one.of or None,
         }
-    return {"name": row.name, "label": row.label, "runs": [run.name for run in runs], "values": values}
+    return {"name": row.name, "label": row.label, "runs": list(runs), "values": values}

@@ -168,8 +168,9 @@ def first_weights(
 
 
 def _optimizer(protocol: ProbeProtocol, parameters: list[nn.Parameter]) -> torch.optim.Optimizer:
-    if protocol.optimizer == "adam":
-        return torch.optim.Adam(parameters, protocol.lr, weight_decay=protocol.weight_decay, fused=True)
+    if protocol.optimizer in ("adam", "adamw"):
+        kind = torch.optim.Adam if protocol.optimizer == "adam" else torch.optim.AdamW
+        return kind(parameters, protocol.lr, weight_decay=protocol.weight_decay, fused=True)
     return torch.optim.SGD(
         parameters,
         protocol.lr,

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from _typeshed import DataclassInstance
 
 Select = Literal["last", "best"]
-Optimizer = Literal["adam", "sgd"]
+Optimizer = Literal["adam", "adamw", "sgd"]
 
 
 @dataclass(frozen=True)
@@ -25,13 +25,13 @@ class ProbeProtocol(Options, section="probe"):
 
     Attributes:
         name: Name in results.
-        optimizer: ``"adam"`` or ``"sgd"``.
+        optimizer: ``"adam"``, ``"adamw"`` or ``"sgd"``.
         lr: Initial learning rate.
         epochs: Number of passes over the training features.
         batch_size: Number of features in a step; the last batch may be smaller.
         momentum: Momentum of SGD.
         nesterov: Use Nesterov momentum in SGD.
-        weight_decay: L2 penalty.
+        weight_decay: L2 penalty (decoupled for AdamW).
         schedule: ``"constant"``, ``"step"`` (by epoch) or ``"cosine"`` (by step, to 0).
         milestones: Epochs after which ``"step"`` multiplies the rate by ``decay``.
         decay: Factor of the rate at each of the ``milestones``.
@@ -104,6 +104,16 @@ _PAPERS = {
             weight_decay=1e-6,
             select="best",
             differs="the paper augments the training images and recalibrates BatchNorm in the first epoch",
+        ),
+        # As the released code probes the masked autoencoder: on the class token, with all patches visible.
+        ProbeProtocol(
+            "dec-ssl-mae",
+            "adamw",
+            lr=3e-4,
+            epochs=50,
+            batch_size=256,
+            weight_decay=0.05,
+            select="best",
         ),
         ProbeProtocol(
             "fedca",

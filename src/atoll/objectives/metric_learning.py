@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from atoll.components.base import Batch, ClientContext, Forward, Objective, Passes, Setting
 from atoll.core.errors import UserError
 from atoll.core.rng import stream
-from atoll.functional import quadruplet, triplet
+from atoll.functional import fedquad, quadruplet, triplet
 from atoll.objectives.cross_entropy import CLASSIFIER, label_loss
 from atoll.objectives.quadruplets import draw_quadruplets
 from atoll.objectives.spaces import Space, classifying, linear_head, read
@@ -152,16 +152,21 @@ class Quadruplet(MetricLearning):
     Attributes:
         margins: (m₁, m₂), fixed; the paper adapts them to the batch when it mines hard negatives.
         power: k; 2 as in the paper's equation, 1 as in re-implementations.
+        second: What n₂ is kept away from: ``"n1"`` as in the paper, or the ``"anchor"``, g(a, n₂) in place of
+            g(n₂, n₁): FedQuad's loss without its classifier, which FedQuad calls "our version of QuadrupletFL".
     """
 
     name: ClassVar[str] = "quadruplet"
     source: ClassVar[str] = "Chen et al. 2017; a baseline of FedQuad"
     margins: tuple[float, float] = (1.0, 0.5)
     power: Literal[1, 2] = 2
+    second: Literal["n1", "anchor"] = "n1"
 
     def distances(self, a: Tensor, p: Tensor, negatives: Sequence[Tensor], classes: int) -> Tensor:
         """Quadruplet loss."""
         n1, n2 = negatives
+        if self.second == "anchor":
+            return fedquad(a, p, n1, n2, self.margins, self.power)
         # A margin of −∞ is always satisfied, so its term is 0 and has no gradient.
         second = self.margins[1] if classes > 2 else -math.inf
         return quadruplet(a, p, n1, n2, (self.margins[0], second), self.power)

@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 from atoll.core.config import describe, flatten
+from atoll.core.run_folder import Run
 from atoll.data.options import DataOptions
 from atoll.papers.images import image_changes
 from atoll.papers.rows import Row, make_rows
 from atoll.papers.scales import PAPER, about, titled
-from atoll.papers.tables import PaperTable, load_table
+from atoll.papers.tables import PaperTable, figure_names, load_table, table_names
 from atoll.recipe.prerequisites import prerequisite_recipes
+from atoll.recipe.recipe import Recipe, load_recipe
 from atoll.report.numbers import UNMEASURED
 from atoll.report.wording import source_words
 
@@ -31,6 +34,7 @@ class Reproduction:
         seeds: Runs per row.
         out: Folder of the runs and their results.
         scale: Scale of the runs.
+        trained_as: The row of the table that a row shares its training with, by row; the first that has it.
     """
 
     name: str
@@ -39,6 +43,7 @@ class Reproduction:
     seeds: int
     out: Path
     scale: str = PAPER
+    trained_as: dict[str, str] = field(default_factory=dict)
 
     @property
     def title(self) -> str:
@@ -46,9 +51,43 @@ class Reproduction:
         return titled(self.table, self.scale)
 
     def folders(self, row: Row) -> list[Path]:
-        """Folders of a row's runs."""
-        first = row.recipe.seed
-        return [self.out / f"{row.name}-seed{seed}" for seed in range(first, first + self.seeds)]
+        """Folders of a row's runs. Rows with the same training share them, and so do tables beside each other."""
+        first, name = row.recipe.seed, self.trained_as.get(row.name, row.name)
+        seeds = range(first, first + self.seeds)
+        own = [self.out / f"{name}-seed{seed}" for seed in seeds]
+        if any(Run(folder).exists() for folder in own):
+            return own
+        others = [self._elsewhere.get(repr(training(replace(row.recipe, seed=seed)))) for seed in seeds]
+        found = [folder for folder in others if folder]
+        return found if len(found) == len(own) else own
+
+    @cached_property
+    def _elsewhere(self) -> dict[str, Path]:
+        """Finished runs of the other tables and figures in the same output root, by their training."""
+        suffix = "" if self.scale == PAPER else f"-{self.scale}"
+        names = [f"{name}{suffix}" for name in (*table_names(), *figure_names())]
+        runs = [
+            Run(path.parent)
+            for name in names
+            if self.out.name != name
+            for path in sorted((self.out.parent / name).glob("*/recipe.toml"))
+        ]
+        return {repr(training(load_recipe(run.recipe_path))): run.folder for run in runs if run.finished}
+
+    def trainings(self) -> list[Recipe]:
+        """The distinct recipes to run here, named after their folders; each has the protocols of all its rows."""
+        shared: dict[str, list[Row]] = {}
+        for row in self.rows:
+            if any(folder.parent != self.out for folder in self.folders(row)):
+                continue  # another table has trained it
+            shared.setdefault(self.trained_as.get(row.name, row.name), []).append(row)
+        recipes = []
+        for name, rows in shared.items():
+            recipe = rows[0].recipe
+            protocols = dict.fromkeys(one for row in rows for one in row.recipe.evaluation.at_end)
+            evaluation = replace(recipe.evaluation, at_end=tuple(protocols))
+            recipes.append(replace(recipe, name=name, evaluation=evaluation))
+        return recipes
 
     @property
     def published(self) -> bool:
@@ -96,7 +135,7 @@ class Reproduction:
         """Collect the notes below the table; the note of a choice is included only if a row has the choice."""
         used = {name for row in self.rows for name in row.choices}
         return [
-            *(
+            *dict.fromkeys(
                 note
                 for name, note in self.table.notes.items()
                 if note and (name in used or name not in self.table.choices)
@@ -134,8 +173,21 @@ def find_table(
     """
     table, folder = load_table(name)
     rows = make_rows(table, settings, folder, wanted, scale)
+    every = make_rows(table, (), folder, (), scale) if wanted or settings else rows
     stem = Path(name).stem if scale == PAPER else f"{Path(name).stem}-{scale}"
-    return Reproduction(name, table, tuple(rows), seeds, out or Path("runs") / stem, scale)
+    return Reproduction(name, table, tuple(rows), seeds, out or Path("runs") / stem, scale, _shared(every))
+
+
+def _shared(rows: Iterable[Row]) -> dict[str, str]:
+    """The first row with the same training as each row; they differ in what is measured only."""
+    first: dict[str, str] = {}
+    return {row.name: first.setdefault(repr(training(row.recipe)), row.name) for row in rows}
+
+
+def training(recipe: Recipe) -> Recipe:
+    """A recipe without what does not change its training: names, and the protocols of the last evaluation."""
+    evaluation = replace(recipe.evaluation, at_end=())
+    return replace(recipe.completed(), name="", title="", evaluation=evaluation)
 
 
 def images_of(rows: Iterable[Row]) -> list[DataOptions]:
