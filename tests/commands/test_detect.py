@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import json
 import shlex
 import sys
 from dataclasses import replace
@@ -13,9 +12,11 @@ from safetensors.torch import load_file
 
 from atoll.cli.main import main
 from atoll.cli.parser import make_parser
+from atoll.commands.check import check_run
 from atoll.commands.detect import detect, parse_options, prepare_detection
 from atoll.core import tree
 from atoll.core.errors import UserError
+from atoll.core.run_folder import Run
 from atoll.models import ModelOptions, build_encoder, save_encoder
 from atoll.recipe.recipe import load_recipe
 from tests.shapes import write_coco, write_parquet
@@ -92,7 +93,33 @@ def test_a_finished_seed_is_not_repeated_and_a_further_one_is_added(folder: Path
     both = run(folder, tmp_path, seeds=2)
     assert both[0] == first[0]
     assert [record["seed"] for record in both] == [0, 1]
-    assert json.loads((tmp_path / "pretrained-seed1.json").read_text()) == both[1]
+    assert Run(tmp_path).read_json("pretrained-seed1.json") == both[1]
+
+
+def test_damage_is_found_by_a_continued_detection_and_by_check(folder: Path, tmp_path: Path) -> None:
+    Run(tmp_path).write("recipe.toml", load_recipe("digits").to_toml())
+    out = tmp_path / "detection" / "shapes"
+    run(folder, out)
+    assert (check_run(Run(tmp_path)).files, check_run(Run(tmp_path)).damaged) == (3, [])
+    with pytest.raises(KeyboardInterrupt):
+        run(folder, out, progress=Killed(2), scratch=True)
+    for name in (
+        "pretrained-seed0.json",
+        "pretrained-seed0.safetensors",
+        "scratch-seed0.checkpoint.safetensors",
+    ):
+        data = bytearray((out / name).read_bytes())
+        data[-40] ^= 1
+        (out / name).write_bytes(data)
+    found = check_run(Run(tmp_path)).damaged
+    assert len(found) == 3
+    assert all("seed0" in sentence for sentence in found)
+    with pytest.raises(
+        UserError, match=r"checkpoint.* delete it, and the training of this seed begins again"
+    ):
+        run(folder, out, scratch=True)
+    with pytest.raises(UserError, match=r"pretrained-seed0\.json"):
+        run(folder, out)
 
 
 def test_from_scratch_only_the_encoders_weights_differ(folder: Path, tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ from atoll.commands.evaluate import partition_of
 from atoll.core.checkpoints import checkpoint_files, load_checkpoint
 from atoll.core.digests import JSON, TOML
 from atoll.core.errors import UserError
-from atoll.core.run_folder import Run, damaged
+from atoll.core.run_folder import DETECTION, Run, damaged
 from atoll.core.tree import load, sealed
 from atoll.engines.client_states import label
 from atoll.models.files import has_digest, load_encoder
@@ -93,6 +93,10 @@ def _readers(run: Run) -> Iterator[tuple[Path, Callable[[], object]]]:
         yield path, partial(_checkpoint, path)
     for path in sorted(run.checkpoints.glob("clients/*/*.safetensors")):
         yield path, partial(_client_state, path)
+    for path in sorted((run.folder / DETECTION).glob("*/*.json")):
+        yield path, partial(Run(path.parent).read_json, path.name)
+    for path in sorted((run.folder / DETECTION).glob("*/*.safetensors")):
+        yield path, partial(load, path)
 
 
 def _metrics(run: Run, path: Path) -> None:

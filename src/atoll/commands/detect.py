@@ -247,7 +247,10 @@ def _train(
     """Train from the checkpoint, if there is one, to the end; return the CPU seconds of all processes so far."""
     earlier = 0.0
     if path.is_file():
-        saved = tree.load(path)
+        try:
+            saved = tree.load(path)
+        except UserError as error:
+            raise UserError(f"{error}; delete it, and the training of this seed begins again") from None
         _check_same(saved["about"], about, path)
         training.load(saved["training"])
         earlier = saved["cpu_seconds"]
