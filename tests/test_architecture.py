@@ -53,7 +53,9 @@ STILL_TOO_LONG: dict[str, str] = {}
 # Tests that are about more than one module, and what they are about.
 ABOUT_MORE = {
     "aggregation/test_sums.py": "every aggregation's arithmetic",
+    "cli/test_bad_input.py": "every command's bad input",
     "components/test_compat.py": "components and folders of 0.1",
+    "engines/test_damage.py": "whole runs on damaged and full disks",
     "engines/flower/test_deployment.py": "a federation of real processes",
     "engines/flower/test_flower_simulation.py": "Flower's simulation against ours",
     "engines/flower/test_run_sh.py": "examples/deployment",

@@ -1,11 +1,16 @@
 import json
+import shutil
 import subprocess
+import sys
 from importlib import metadata
+from pathlib import Path
 
 import pytest
 
 import atoll
 from atoll.core import provenance as module
+
+ROOT = Path(__file__).parents[2]
 
 
 def git(folder, *arguments):
@@ -57,3 +62,37 @@ def test_a_commit_that_was_installed_from_an_address(monkeypatch):
         assert module.version() == f"{atoll.__version__}+g0123456"
     finally:
         module.version.cache_clear()
+
+
+@pytest.mark.slow
+def test_a_wheel_and_a_source_distribution_keep_their_commit(tmp_path):
+    source = tmp_path / "source"
+    for name in ("src/atoll/core", "src/atoll/recipes"):
+        shutil.copytree(ROOT / name, source / name)
+    for name in (
+        "setup.py",
+        "pyproject.toml",
+        "README.md",
+        "LICENSE",
+        "src/atoll/__init__.py",
+        "src/atoll/py.typed",
+    ):
+        shutil.copy(ROOT / name, source / name)
+    git(source, "init", "-q")
+    git(source, "add", ".")
+    git(source, "commit", "-qm", "first")
+    commit = git(source, "rev-parse", "HEAD")[: module.DIGITS]
+
+    def build(folder, *arguments):
+        call = [sys.executable, "setup.py", "-q", *arguments]
+        subprocess.run(call, cwd=folder, check=True, capture_output=True)
+
+    build(source, "build_py", "-d", str(tmp_path / "built"))
+    assert module._built(tmp_path / "built/atoll/core") == commit
+    build(source, "sdist", "-d", str(tmp_path))
+    (archive,) = tmp_path.glob("atoll-*.tar.gz")
+    shutil.unpack_archive(archive, tmp_path / "unpacked", filter="data")
+    (folder,) = (tmp_path / "unpacked").iterdir()
+    build(folder, "build_py", "-d", str(tmp_path / "again"))
+    assert module._built(tmp_path / "again/atoll/core") == commit
+    assert module._built(source / "src/atoll/core") == ""

@@ -53,6 +53,18 @@ def test_decodes_once_and_keeps_every_pixel(records, digits, monkeypatch):
     assert np.array_equal(everything(again).numpy()[:, 0], digits[0])
 
 
+def test_no_flipped_bit_of_the_notes_is_used(records, cache, monkeypatch):
+    opened = open_records(records, HOW, PLENTY)
+    (notes,) = cache.glob("*.json")
+    whole = notes.read_bytes()
+    decoded = count_decoding(monkeypatch)
+    for byte in range(0, len(whole), 7):
+        notes.write_bytes(whole[:byte] + bytes([whole[byte] ^ 4]) + whole[byte + 1 :])
+        assert open_records(records, HOW, PLENTY).corrupt == opened.corrupt
+    assert sum(decoded) == 60 * len(range(0, len(whole), 7))
+    assert notes.read_bytes() == whole
+
+
 def test_other_decoding_is_another_entry(records):
     prints = {open_records(records, how, PLENTY).fingerprint for how in (HOW, Decoding(8, 3), Decoding(6, 1))}
     assert len(prints) == 3

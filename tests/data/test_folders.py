@@ -52,6 +52,16 @@ def test_class_folders_follow_torchvision(tmp_path, place):
         }
 
 
+def test_files_that_are_no_images_are_counted_by_suffix_in_one_line(tmp_path, place):
+    place(tmp_path, "cat/a.png", "dog/b.png")
+    for name in ("cat/1.dcm", "cat/2.DCM", "dog/README", ".hidden.dcm"):
+        (tmp_path / name).write_text("no image")
+    said = r"3 files are no images by their names, and are skipped: 2 \.dcm, 1 without a suffix"
+    with pytest.warns(UserWarning, match=said) as caught:
+        load("folder", tmp_path)
+    assert len(caught) == 1
+
+
 def test_hidden_files_are_passed_over(tmp_path, place):
     place(tmp_path, "cat/a.png", "cat/.b.png", ".trash/c.png", "cat/.cache/d.png", "dog/e.png")
     images = load("folder", tmp_path).train

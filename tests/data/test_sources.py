@@ -2,6 +2,7 @@
 
 import sys
 import types
+import warnings
 from pathlib import Path
 
 import numpy as np
@@ -265,3 +266,24 @@ def test_the_hub_gives_tables(monkeypatch, digits, encode_png, write_parquet, tm
         load("hub", "someone/something", test_split="tset")
     with pytest.raises(UserError, match="no column 'img'"):
         load("hub", "someone/something", image_column="img")
+
+
+@pytest.mark.parametrize("memory", [8.0, 1e-9])
+def test_twelve_bit_scans_in_a_window_of_sixteen_are_said_to_be_nearly_black(tmp_path, memory):
+    for i, digit in enumerate(load_digits().images[:4]):
+        Image.fromarray((digit / 16 * 4095).astype(np.uint16)).save(tmp_path / f"{i}.png")
+    said = r"more than 8 bits and become nearly black \(at most 16 of 255\).*data\.window_high = 4095"
+    for _ in range(2):  # also when the pixels are in the cache
+        with pytest.warns(UserWarning, match=said):
+            load("images", tmp_path, test_fraction=0, memory_gib=memory)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        images = load("images", tmp_path, test_fraction=0, window_high=4095.0).train
+    assert pixels_of(images).max() == 255
+
+
+def test_dark_images_of_eight_bits_are_no_mistake(tmp_path):
+    Image.fromarray(np.full((8, 8), 3, dtype=np.uint8)).save(tmp_path / "0.png")
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert pixels_of(load("images", tmp_path, test_fraction=0).train).max() == 3

@@ -10,6 +10,8 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.table import Table
 
+from atoll.core.text import clean
+
 if TYPE_CHECKING:  # so that printing does not import PyTorch
     from atoll.engines.federation import Federation
     from atoll.engines.server import Record, Server
@@ -58,7 +60,8 @@ class Bar:
         if record.seconds > 0:
             facts += f"  {self._per_round / record.seconds:,.0f} images/s"
         for client, reason in record.refused.items():
-            self.console.print(f"round {record.round}: client {client} refused: {reason}", style="yellow")
+            refusal = f"round {record.round}: client {client} refused: {clean(reason)}"
+            self.console.print(refusal, style="yellow")
         if self._progress:
             self._progress.update(self._task, completed=record.round * self._per_round, facts=facts)
             if record.round == self._rounds:
@@ -106,11 +109,11 @@ class PartBar:
 def make_progress(console: Console) -> Progress:
     """Create a progress bar with facts beside it, and the time that is left."""
     return Progress(
-        TextColumn("{task.description}"),
+        TextColumn("{task.description}", markup=False),
         BarColumn(bar_width=30),
-        TextColumn("{task.fields[facts]}"),
+        TextColumn("{task.fields[facts]}", markup=False),
         TimeElapsedColumn(),
-        TextColumn("left"),
+        TextColumn("left", markup=False),
         TimeRemainingColumn(),
         console=console,
         transient=True,
@@ -126,8 +129,12 @@ def _knn(line: dict[str, Any]) -> str:
 
 
 def make_console(width: int = 120) -> Console:
-    """Create a console on the standard output; ``width`` applies if it is not a terminal."""
-    return Console(file=sys.stdout, width=None if sys.stdout.isatty() else width)
+    """Create a console on the standard output that reads no markup in texts.
+
+    Args:
+        width: Width of the output if it is not a terminal.
+    """
+    return Console(file=sys.stdout, width=None if sys.stdout.isatty() else width, markup=False, emoji=False)
 
 
 def results_table(results: Mapping[str, Any]) -> Table:

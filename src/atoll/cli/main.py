@@ -9,6 +9,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from atoll.cli.parser import make_parser
+from atoll.cli.process import Stopped, is_out_of_memory, say, signals_as_interrupts, warnings_as_sentences
 from atoll.core.errors import RunError, UserError
 
 
@@ -16,21 +17,28 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run a command.
 
     Returns:
-        0 for success, 1 for a failed run, 2 for a user's error, 130 for an interruption.
+        0 for success, 1 for a failed run, 2 for a user's error, 130 for an interruption, 128 and its number for
+        another signal.
     """
     options = make_parser().parse_args(arguments)
-    try:
-        _check_recipes(options)
-        return COMMANDS[options.command](options)
-    except UserError as error:
-        print(f"atoll: {error}", file=sys.stderr)  # noqa: T201
-        return 2
-    except KeyboardInterrupt:
-        print(f"atoll: interrupted{_resumable(options)}", file=sys.stderr)  # noqa: T201
-        return 130
-    except RunError as error:
-        print(f"atoll: {error}", file=sys.stderr)  # noqa: T201
-        return 1
+    with signals_as_interrupts(), warnings_as_sentences():
+        try:
+            _check_recipes(options)
+            return COMMANDS[options.command](options)
+        except UserError as error:
+            say(str(error))
+            return 2
+        except KeyboardInterrupt as stop:
+            say(f"{stop or 'interrupted'}{_resumable(options)}")
+            return stop.exit_code if isinstance(stop, Stopped) else 130
+        except RunError as error:
+            say(str(error))
+            return 1
+        except (MemoryError, RuntimeError) as error:
+            if not is_out_of_memory(error):
+                raise
+            say("the memory does not suffice; choose smaller sizes, batches or images in the recipe")
+            return 2
 
 
 def _check_recipes(options: argparse.Namespace) -> None:
@@ -89,7 +97,7 @@ def _compare(options: argparse.Namespace) -> int:
         console.print(comparison_table(comparison_cells(compared.runs)))
         console.print(f"runs:   {options.out}\ntable:  {table}\nreport: {report}", highlight=False)
     for why in compared.failures.values():
-        print(f"atoll: {why}", file=sys.stderr)  # noqa: T201
+        say(why)
     return 1 if compared.failures else 0
 
 
@@ -178,7 +186,7 @@ def _check(options: argparse.Namespace) -> int:
 
     found = check_run(Run(options.run))
     for sentence in found.damaged:
-        print(f"atoll: {sentence}", file=sys.stderr)  # noqa: T201
+        say(sentence)
     unverified = ", ".join(str(path.relative_to(options.run)) for path in found.unverified)
     if unverified:
         print(f"without a digest, so not verified (Atoll 0.1 wrote them): {unverified}")  # noqa: T201

@@ -8,6 +8,12 @@ from pathlib import Path
 from atoll.core.version import VERSION
 
 
+def _path(text: str) -> Path:
+    if not text.strip() or "\0" in text:
+        raise argparse.ArgumentTypeError("a path cannot be empty")
+    return Path(text)
+
+
 def make_parser() -> argparse.ArgumentParser:
     """Create the parser of all commands; the parsed ``command`` is the command's name."""
     parser = argparse.ArgumentParser(
@@ -28,7 +34,7 @@ def make_parser() -> argparse.ArgumentParser:
 
     run = command("run", "Run a recipe: a preset's name or a TOML file.")
     run.add_argument("recipe", metavar="RECIPE")
-    run.add_argument("--out", type=Path, help="the run's folder (default: runs/NAME-seedN)")
+    run.add_argument("--out", type=_path, help="the run's folder (default: runs/NAME-seedN)")
     run.add_argument("--resume", action="store_true", help="continue the run in that folder")
     run.add_argument("--restart", action="store_true", help="delete the run in that folder and begin it anew")
     run.add_argument(
@@ -48,13 +54,13 @@ def make_parser() -> argparse.ArgumentParser:
     settings(run)
 
     demo = command("demo", "Train three methods on the same federated digits; takes minutes.")
-    demo.add_argument("--out", type=Path, default=Path("runs/demo"))
+    demo.add_argument("--out", type=_path, default=Path("runs/demo"))
     settings(demo)
 
     compare = command("compare", "Run several recipes over several seeds; resumes automatically.")
     compare.add_argument("recipes", nargs="+", metavar="RECIPE")
     compare.add_argument("--seeds", type=int, default=1, help="seeds per recipe (default: 1)")
-    compare.add_argument("--out", type=Path, default=Path("runs/compare"))
+    compare.add_argument("--out", type=_path, default=Path("runs/compare"))
     compare.add_argument(
         "--methods", nargs="+", default=[], metavar="NAME", help="replace each recipe's method"
     )
@@ -85,7 +91,7 @@ def make_parser() -> argparse.ArgumentParser:
     )
     reproduce.add_argument("--seeds", type=int, default=1, help="seeds per row (default: 1)")
     reproduce.add_argument(
-        "--out", type=Path, help="folder of the runs (default: runs/TABLE, or runs/TABLE-SCALE)"
+        "--out", type=_path, help="folder of the runs (default: runs/TABLE, or runs/TABLE-SCALE)"
     )
     settings(reproduce)
 
@@ -95,7 +101,7 @@ def make_parser() -> argparse.ArgumentParser:
     settings(data)
 
     evaluate = command("evaluate", "Evaluate a finished run's encoder under a named protocol.")
-    evaluate.add_argument("run", type=Path, metavar="RUN")
+    evaluate.add_argument("run", type=_path, metavar="RUN")
     evaluate.add_argument("--protocol", required=True, metavar="NAME")
     evaluate.add_argument(
         "--set", nargs="+", action="extend", default=[], metavar="data.KEY=VALUE", help="use other images"
@@ -104,14 +110,14 @@ def make_parser() -> argparse.ArgumentParser:
     detect = command(
         "detect", "Fine-tune an encoder for object detection; measure its precision. Resumes automatically."
     )
-    detect.add_argument("encoder", type=Path, metavar="RUN_OR_ENCODER")
+    detect.add_argument("encoder", type=_path, metavar="RUN_OR_ENCODER")
     detect.add_argument(
         "data", metavar="DATA", help="a folder of annotated images: COCO's JSON, or Parquet files"
     )
     detect.add_argument("--scratch", action="store_true", help="draw the encoder's weights anew")
     detect.add_argument("--seeds", type=int, default=1, help="number of seeds (default: 1)")
     detect.add_argument(
-        "--out", type=Path, help="folder of the results (default: detection/DATA beside the encoder)"
+        "--out", type=_path, help="folder of the results (default: detection/DATA beside the encoder)"
     )
     detect.add_argument(
         "--set",
@@ -122,28 +128,31 @@ def make_parser() -> argparse.ArgumentParser:
         help="epochs=12 size=800 masks=true …",
     )
     check = command("check", "Verify all files of a run.")
-    check.add_argument("run", type=Path, metavar="RUN")
+    check.add_argument("run", type=_path, metavar="RUN")
 
     embed = command("embed", "Compute and write the representations of images.")
-    embed.add_argument("encoder", type=Path, metavar="RUN_OR_ENCODER")
-    embed.add_argument("images", type=Path, metavar="IMAGES", help="an image file or a folder of images")
-    embed.add_argument("-o", "--output", type=Path, required=True, help=".npz, .csv or .parquet")
+    embed.add_argument("encoder", type=_path, metavar="RUN_OR_ENCODER")
+    embed.add_argument("images", type=_path, metavar="IMAGES", help="an image file or a folder of images")
+    embed.add_argument("-o", "--output", type=_path, required=True, help=".npz, .csv or .parquet")
 
     export = command("export", "Convert a run's encoder for other programs.")
-    export.add_argument("run", type=Path, metavar="RUN")
+    export.add_argument("run", type=_path, metavar="RUN")
     export.add_argument("--format", required=True, metavar="NAME", help="safetensors, pt2 or onnx")
-    export.add_argument("-o", "--output", type=Path)
+    export.add_argument("-o", "--output", type=_path)
 
     report = command("report", "Write one page about one or several runs.")
-    report.add_argument("runs", nargs="+", type=Path, metavar="RUN")
+    report.add_argument("runs", nargs="+", type=_path, metavar="RUN")
     report.add_argument(
-        "-o", "--output", type=Path, help="the page (default: report.html in the run; for several runs, here)"
+        "-o",
+        "--output",
+        type=_path,
+        help="the page (default: report.html in the run; for several runs, here)",
     )
 
     bench = command("bench", "Time a recipe's training step; recommend threads and memory layout.")
     bench.add_argument("recipe", metavar="RECIPE", help="a recipe, or gpu: check and measure Atoll on a GPU")
     bench.add_argument(
-        "--out", type=Path, default=Path("bench-gpu.json"), help="for gpu: the JSON file to write"
+        "--out", type=_path, default=Path("bench-gpu.json"), help="for gpu: the JSON file to write"
     )
     bench.add_argument("--device", default="cuda", help="for gpu: the device (default: cuda)")
     bench.add_argument(
@@ -164,15 +173,15 @@ def make_parser() -> argparse.ArgumentParser:
         "init", help="Write the Flower app of a recipe.", description="Write the Flower app of a recipe."
     )
     init.set_defaults(command="federate init")
-    init.add_argument("folder", type=Path, metavar="DIR")
+    init.add_argument("folder", type=_path, metavar="DIR")
     init.add_argument("--recipe", required=True, metavar="RECIPE")
     init.add_argument("--sites", type=int, default=0, help="real sites; 0: shares of the recipe's images")
-    init.add_argument("--out", type=Path, help="the run's folder (default: runs/NAME-seedN)")
-    init.add_argument("--images", type=Path, help="the coordinator's images for evaluation, by class")
+    init.add_argument("--out", type=_path, help="the run's folder (default: runs/NAME-seedN)")
+    init.add_argument("--images", type=_path, help="the coordinator's images for evaluation, by class")
     settings(init)
 
     schema = command("schema", "Write the JSON schema of recipes, for editors.")
-    schema.add_argument("-o", "--output", type=Path, metavar="FILE", help="(default: print it)")
+    schema.add_argument("-o", "--output", type=_path, metavar="FILE", help="(default: print it)")
 
     theory = command(
         "theory", "Check Dec-SSL's theorem and proposition on drawn data; resumes automatically."

@@ -7,6 +7,7 @@ from typing import Any
 
 from rich.console import Group
 from rich.table import Table
+from rich.text import Text
 
 from atoll.commands.egress import Egress, Item
 from atoll.commands.reproduce import RowCheck
@@ -94,7 +95,7 @@ def listing() -> Group:
     return terminal_table(["name", "content", "runs", "images", "state"], rows, list(marks), numbers=False)
 
 
-def egress_tables(egress: Egress, method: Method) -> Iterator[Table | str]:
+def egress_tables(egress: Egress, method: Method) -> Iterator[Table | Text | str]:
     """Tables of what a client sends, receives and retains, with sums in the headings and a line per tensor."""
     every = "every round"
     titles = {
@@ -106,7 +107,7 @@ def egress_tables(egress: Egress, method: Method) -> Iterator[Table | str]:
     for place, title in titles.items():
         items: list[Item] = getattr(egress, place)
         total = sum(item.bytes for item in items)
-        yield f"[i]{title}: {total:,} bytes[/i]"
+        yield Text(f"{title}: {total:,} bytes", style="italic")
         table = Table(show_edge=False, pad_edge=False)
         table.add_column("what", overflow="fold")
         table.add_column("shape", no_wrap=True)
@@ -121,7 +122,7 @@ def egress_tables(egress: Egress, method: Method) -> Iterator[Table | str]:
             table.add_row("nothing", "", "", "")
         yield table
         yield ""
-    yield "[i]Summary[/i]"
+    yield Text("Summary", style="italic")
     lines = Table(show_edge=False, pad_edge=False, show_header=False)
     for sentence in method.egress:
         lines.add_row(f"leaves: {sentence}")

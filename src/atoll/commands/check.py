@@ -81,6 +81,8 @@ def _readers(run: Run) -> Iterator[tuple[Path, Callable[[], object]]]:
             yield path, partial(partition_of, run)
         elif path.name == "evaluation.json":
             yield path, run.results
+        elif path.name == "environment.json":
+            yield path, run.environments
         elif path.name == "metrics.jsonl":
             yield path, partial(_metrics, run, path)
         elif path.suffix == ".json":

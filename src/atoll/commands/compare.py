@@ -177,6 +177,8 @@ def compare(
     """
     if seeds < 1:
         raise UserError(f"a comparison needs at least 1 seed per recipe, not {seeds}")
+    if out.exists() and not out.is_dir():
+        raise UserError(f"{out} is a file; name a folder with --out")
     names = [recipe.name for recipe in recipes]
     twice = next((name for name in names if names.count(name) > 1), None)
     if twice is not None:

@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from atoll.core.config import Options
-from atoll.core.schema import Above, AtLeast, Below, Infinite, Positive, Share
+from atoll.core.schema import Above, AtLeast, AtMost, Below, Infinite, Positive, Share
 
 Whole = Annotated[int, AtLeast(0)]
 Bound = Annotated[float, Above(0), Infinite()]
@@ -50,11 +50,11 @@ class TrainOptions(Options, section="train"):
 
     rounds: Whole = 100
     epochs: Whole = 5
-    batch_size: Annotated[int, AtLeast(2)] = 128
+    batch_size: Annotated[int, AtLeast(2), AtMost(2**31 - 1)] = 128
     drop_last: bool = False
     participation: Share = 1.0
     optimizer: Literal["sgd", "adam", "adamw"] = "sgd"
-    lr: Positive = 0.1
+    lr: Annotated[float, Above(0), AtMost(1e6)] = 0.1
     momentum: Annotated[float, AtLeast(0), Below(1)] = 0.9
     weight_decay: Annotated[float, AtLeast(0)] = 1e-4
     schedule: Literal["constant", "cosine", "step"] = "constant"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import re
 import tomllib
 import types
 import typing
@@ -12,6 +13,7 @@ from importlib import resources
 from pathlib import Path
 from typing import Any, ClassVar, TypeVar
 
+from atoll.core.digests import TOML, DamagedError, open_text
 from atoll.core.errors import UserError, did_you_mean
 from atoll.core.schema import check, schema_of, schema_of_hint
 
@@ -168,8 +170,8 @@ def _read(
         text, place, folder = known[name], f"{kind} {name}", Path()
     elif path.suffix == ".toml" or path.is_file():
         try:
-            text, place, folder = path.read_text("utf-8-sig"), str(path), path.parent
-        except (OSError, UnicodeDecodeError) as error:
+            text, place, folder = _text(path), str(path), path.parent
+        except (OSError, UnicodeDecodeError, DamagedError) as error:
             raise UserError(f"cannot read the {what} {path}: {error}") from None
     else:
         raise UserError(f"no {what} {name!r}: neither a {kind} nor a .toml file; {did_you_mean(name, known)}")
@@ -177,12 +179,25 @@ def _read(
         raise UserError(f"{place} is its own base ({' → '.join([*above, place])}); end the circle")
     try:
         table = tomllib.loads(text)
-    except tomllib.TOMLDecodeError as error:
-        raise UserError(f"{place} is not valid TOML: {error}") from None
+    except (ValueError, RecursionError) as error:
+        why = "it nests too deeply" if isinstance(error, RecursionError) else error
+        raise UserError(f"{place} is not valid TOML: {why}") from None
     base = table.pop("base", None)
     if base is None:
         return table
     return over(_read(str(base), known, what, kind, folder, (*above, place)), table)
+
+
+def _text(path: Path) -> str:
+    data = path.read_bytes()
+    if re.match(rb"# digest [0-9a-f]{8}\n", data):  # the recipe of a run
+        try:
+            data, _ = open_text(data, TOML)
+        except DamagedError:
+            raise DamagedError(
+                "it differs from what Atoll wrote; if you changed it on purpose, delete its first line"
+            ) from None
+    return data.decode("utf-8-sig").replace("\r\n", "\n")
 
 
 def over(base: Mapping[str, Any], table: Mapping[str, Any]) -> dict[str, Any]:
@@ -216,8 +231,10 @@ def setting(text: str) -> dict[str, Any]:
         raise UserError(f"--set {text!r} is not of the form key=value, such as train.rounds=20")
     try:
         table: Any = tomllib.loads(f"value = {value}")["value"]
-    except tomllib.TOMLDecodeError:
+    except ValueError:
         table = value.strip()
+    except RecursionError:
+        raise UserError(f"--set {key.strip()}: the value nests too deeply") from None
     for name in reversed(key.strip().split(".")):
         table = {name: table}
     return dict(table)

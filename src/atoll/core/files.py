@@ -4,15 +4,20 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import fcntl
 import hashlib
 import itertools
 import os
 import tempfile
+import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import IO
 
+from atoll.core.digests import checksum
 from atoll.core.errors import UserError
+
+SECONDS_UNTIL_LOCKED = 60  # a writer creates its temporary file, then locks it
 
 
 def cache_folder() -> Path:
@@ -40,9 +45,9 @@ def content_digest(files: Sequence[tuple[str, Path]]) -> str:
         ]
         memo = cache_folder() / "digests" / hash_bytes("\n".join(keys).encode())
         with contextlib.suppress(OSError, ValueError):
-            known = memo.read_text()
-            if len(known) == 32:
-                return known
+            known = memo.read_bytes()
+            if known[32:] == checksum(known[:32]):
+                return known[:32].decode()
         digest = hashlib.blake2b(digest_size=16)
         for (name, path), stat in zip(files, stats, strict=True):
             digest.update(f"{name}\0{stat.st_size}\0".encode())
@@ -51,7 +56,8 @@ def content_digest(files: Sequence[tuple[str, Path]]) -> str:
                     digest.update(chunk)
     except OSError as error:
         raise UserError(f"cannot read {error.filename}: {error.strerror or error}") from error
-    write_whole(memo, digest.hexdigest().encode(), shared=True)
+    found = digest.hexdigest().encode()
+    write_whole(memo, found + checksum(found), shared=True)
     return digest.hexdigest()
 
 
@@ -70,6 +76,8 @@ def whole_file(path: Path, shared: bool = False) -> Iterator[IO[bytes]]:
     Raises:
         UserError: The disk is full or the folder cannot be written.
     """
+    if not path.name or path.is_dir():
+        raise UserError(f"{path} is a folder; name a file")
     part = path.with_name(f".{path.name}.part")
     try:
         new = list(itertools.takewhile(lambda folder: not folder.exists(), path.parents))
@@ -79,6 +87,8 @@ def whole_file(path: Path, shared: bool = False) -> Iterator[IO[bytes]]:
             os.close(descriptor)
             part = Path(name)
         with part.open("wb") as file:
+            if shared:
+                fcntl.flock(file, fcntl.LOCK_EX)  # `clear_parts` leaves it alone
             yield file
             file.flush()
             os.fsync(file.fileno())
@@ -91,6 +101,15 @@ def whole_file(path: Path, shared: bool = False) -> Iterator[IO[bytes]]:
         if isinstance(error, OSError):
             raise UserError(disk_sentence(path, error)) from None
         raise
+
+
+def clear_parts(folder: Path) -> None:
+    """Delete the temporary files in a shared folder whose writers were killed."""
+    for part in folder.glob(".*.part"):
+        with contextlib.suppress(OSError), part.open("rb") as file:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)  # fails while its writer lives
+            if time.time() - part.stat().st_mtime > SECONDS_UNTIL_LOCKED:
+                part.unlink()
 
 
 def write_whole(path: Path, data: bytes | Sequence[bytes | memoryview], shared: bool = False) -> None:

@@ -17,9 +17,10 @@ DIGITS = 7  # of a commit's name
 def version() -> str:
     """Version with its commit: ``"0.1.0+g1a2b3c4"``, followed by ``".dirty"`` if files have changed since.
 
-    The commit is known if this package was installed from a repository's URL or is imported from a checkout.
+    The commit is known if this package was installed from a repository's URL, is imported from a checkout, or was
+    built in one.
     """
-    commit = _installed() or _checked_out(Path(__file__).parent)
+    commit = _installed() or _checked_out(Path(__file__).parent) or _built(Path(__file__).parent)
     return f"{VERSION}+g{commit}" if commit else VERSION
 
 
@@ -31,6 +32,14 @@ def _installed() -> str:
         return ""
     commit: str = json.loads(origin or "{}").get("vcs_info", {}).get("commit_id", "")
     return commit[:DIGITS]
+
+
+def _built(package: Path) -> str:
+    """Commit that the build wrote into the package (see ``setup.py``), or an empty string."""
+    try:
+        return (package / "commit.txt").read_text().strip()
+    except OSError:
+        return ""
 
 
 def _checked_out(package: Path) -> str:

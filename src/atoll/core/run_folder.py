@@ -33,6 +33,7 @@ from atoll.core.digests import JSON, TOML, DamagedError, open_text, seal_text
 from atoll.core.errors import UserError
 from atoll.core.files import disk_sentence, write_whole
 from atoll.core.metrics_lines import format_line, parse_lines
+from atoll.core.text import clean
 from atoll.core.tree import Tree
 
 DETECTION = "detection"  # folder of the results of `atoll detect`
@@ -322,7 +323,7 @@ def check_name(name: str) -> None:
     Raises:
         UserError: The name is blank, a path or too long.
     """
-    is_path = name.strip() in ("", "..") or set(name) & set("/\\\0")
+    is_path = name.strip() in ("", "..") or set(name) & set("/\\\0") or clean(name) != name
     if is_path or len(os.fsencode(name)) > MAX_NAME_BYTES:
         raise UserError(
             f"name = {name!r} cannot name a run's folder; give it a short word, and set the location of the "

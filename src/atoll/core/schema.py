@@ -103,6 +103,7 @@ class Infinite(Rule):
 
 Positive = Annotated[float, Above(0)]
 Count = Annotated[int, Above(0)]
+Width = Annotated[int, Above(0), AtMost(65_536)]  # of a layer
 Share = Annotated[float, Above(0), AtMost(1)]
 
 _TYPES: dict[Any, str] = {int: "integer", float: "number", str: "string", bool: "boolean", type(None): "null"}
@@ -276,6 +277,8 @@ def _check_scalar(schema: Schema, value: Any, place: str, whole: Sequence[Any] |
     python, noun = _KINDS[kind]
     if not isinstance(value, python) or (isinstance(value, bool) and kind != "boolean"):
         raise UserError(f"{place} = {value!r} is not {noun}")
+    if isinstance(value, int) and not -(2**63) < value < 2**63:
+        raise UserError(f"{place} has too many digits; choose a number below 2**63")
     holds = all(test(value, schema[key]) for key, (_, test) in _BOUNDS.items() if key in schema)
     finite = not isinstance(value, float) or math.isfinite(value)
     if not holds or not (finite or (schema.get("x-infinite") and value == math.inf)):

@@ -17,8 +17,9 @@ from pathlib import Path
 import numpy as np
 from torch import Tensor, from_numpy
 
+from atoll.core.digests import JSON, open_text, seal_text
 from atoll.core.errors import UserError
-from atoll.core.files import cache_folder, hash_bytes, whole_file, write_whole
+from atoll.core.files import cache_folder, clear_parts, hash_bytes, whole_file, write_whole
 from atoll.data.decode import Decoding, decode_batch
 from atoll.data.images import Pixels, Shape, StoredPixels
 from atoll.data.records import Records
@@ -37,11 +38,13 @@ class Opened:
         pixels: One image per record; all zeros for a corrupt image.
         corrupt: Reasons why images cannot be decoded, by row.
         fingerprint: Hash of the content and the decoding.
+        brightest: Largest value of a pixel.
     """
 
     pixels: Pixels
     corrupt: dict[int, str]
     fingerprint: str
+    brightest: int
 
 
 @dataclass(frozen=True)
@@ -51,10 +54,12 @@ class _Notes:
     Attributes:
         checksum: Checksum of the ``.npy`` file; None if the pixels are streamed.
         corrupt: Reasons why images cannot be decoded, by row.
+        brightest: Largest value of a pixel.
     """
 
     checksum: int | None
     corrupt: dict[int, str]
+    brightest: int
 
 
 @dataclass(frozen=True)
@@ -121,15 +126,15 @@ def open_records(
     if math.prod(shape) > memory_bytes:
         if known is None:
             corrupt: dict[int, str] = {}
-            for _ in _decoded(records, how, corrupt, progress):
-                pass
-            known = _Notes(None, corrupt)
-            write_whole(notes, json.dumps(asdict(known)).encode(), shared=True)
-        return Opened(StreamedPixels(records, how), known.corrupt, fingerprint)
+            largest = [int(pixels.max()) for pixels in _decoded(records, how, corrupt, progress)]
+            known = _Notes(None, corrupt, max(largest, default=0))
+            _write_notes(notes, known)
+        return Opened(StreamedPixels(records, how), known.corrupt, fingerprint, known.brightest)
     if known is None or not _intact(stored, shape, known.checksum):
+        clear_parts(cache_folder())
         known = _build(stored, records, how, shape, progress)
-        write_whole(notes, json.dumps(asdict(known)).encode(), shared=True)
-    return Opened(StoredPixels.open(stored), known.corrupt, fingerprint)
+        _write_notes(notes, known)
+    return Opened(StoredPixels.open(stored), known.corrupt, fingerprint, known.brightest)
 
 
 def _decoded(
@@ -146,7 +151,7 @@ def _decoded(
 
 def _build(path: Path, records: Records, how: Decoding, shape: Shape, progress: Progress | None) -> _Notes:
     corrupt: dict[int, str] = {}
-    checksum = 0
+    checksum = brightest = 0
     with whole_file(path, shared=True) as file:
         header = {"descr": "|u1", "fortran_order": False, "shape": shape}
         np.lib.format.write_array_header_1_0(file, header)
@@ -155,7 +160,8 @@ def _build(path: Path, records: Records, how: Decoding, shape: Shape, progress: 
             data = pixels.tobytes()
             file.write(data)
             checksum = zlib.crc32(data, checksum)
-    return _Notes(checksum, corrupt)
+            brightest = max(brightest, int(pixels.max()))
+    return _Notes(checksum, corrupt, brightest)
 
 
 def _intact(path: Path, shape: Shape, checksum: int | None) -> bool:
@@ -167,9 +173,17 @@ def _intact(path: Path, shape: Shape, checksum: int | None) -> bool:
     return pixels.shape == shape and pixels.dtype == np.uint8 and zlib.crc32(pixels) == checksum
 
 
+def _write_notes(path: Path, notes: _Notes) -> None:
+    write_whole(path, seal_text(json.dumps(asdict(notes)).encode(), JSON), shared=True)
+
+
 def _read_notes(path: Path) -> _Notes | None:
     try:
-        notes = json.loads(path.read_text())
-        return _Notes(notes["checksum"], {int(row): str(why) for row, why in notes["corrupt"].items()})
+        text, verified = open_text(path.read_bytes(), JSON)
+        if not verified:
+            return None
+        notes = json.loads(text)
+        corrupt = {int(row): str(why) for row, why in notes["corrupt"].items()}
+        return _Notes(notes["checksum"], corrupt, int(notes["brightest"]))
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
         return None  # missing or damaged: created again

@@ -113,6 +113,15 @@ def _pixels(encoded: Encoded, convert: Callable[[Image.Image], Image.Image]) -> 
     return np.ascontiguousarray(pixels.transpose(2, 0, 1)) if pixels.ndim == 3 else pixels[None]
 
 
+def has_many_bits(encoded: Encoded) -> bool:
+    """Whether an image has more than 8 bits per pixel and channel, so that a window converts it."""
+    try:
+        image = Image.open(io.BytesIO(encoded)) if isinstance(encoded, bytes) else encoded
+    except _DAMAGED:
+        return False
+    return image.mode.startswith("I") or image.mode == "F"
+
+
 def decode_batch(encoded: Sequence[Encoded], how: Decoding) -> tuple[NDArray[np.uint8], dict[int, str]]:
     """Decode images on all cores.
 

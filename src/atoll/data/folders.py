@@ -7,6 +7,8 @@ image suffix are ignored.
 from __future__ import annotations
 
 import os
+import warnings
+from collections import Counter
 from pathlib import Path
 
 from atoll.core.errors import UserError
@@ -21,18 +23,21 @@ IMAGE_SUFFIXES = {
 
 def read_class_folders(options: DataOptions, root: Path) -> tuple[Listing, Listing | None]:
     """Read ``root/class/image``, or ``root/train/class/image`` and the same below ``root/test``."""
+    _tell_skipped(root)
     train, test = _splits(root, options)
     return _by_class(train), None if test is None else _by_class(test)
 
 
 def read_client_folders(options: DataOptions, root: Path) -> tuple[Listing, Listing | None]:
     """Read ``root/client/image`` or ``root/client/class/image``, also in splits ``train`` and ``test``."""
+    _tell_skipped(root)
     train, test = _splits(root, options)
     return _by_client(train, options.labels), None if test is None else _by_client(test, options.labels)
 
 
 def read_plain_folder(options: DataOptions, root: Path) -> tuple[Listing, Listing | None]:
     """Read any images below ``root``, or below ``root/train`` and ``root/test``, without labels."""
+    _tell_skipped(root)
     train, test = _splits(root, options, nested=False)
     return _plain(train), None if test is None else _plain(test)
 
@@ -136,6 +141,21 @@ def _images(folder: Path, root: Path) -> list[str]:
         folders[:] = [name for name in folders if not name.startswith(".")]
         found += [(Path(parent) / name).relative_to(root).as_posix() for name in files if is_image(name)]
     return sorted(found)
+
+
+def _tell_skipped(root: Path) -> None:
+    """Warn of the files below a folder that are not read, because their names have no image suffix."""
+    suffixes: Counter[str] = Counter()
+    for _, folders, files in os.walk(root):
+        folders[:] = [name for name in folders if not name.startswith(".")]
+        skipped = (name for name in files if not name.startswith(".") and not is_image(name))
+        suffixes.update(Path(name).suffix.lower() or "without a suffix" for name in skipped)
+    if suffixes:
+        counts = ", ".join(f"{count} {suffix}" for suffix, count in suffixes.most_common(5))
+        warnings.warn(
+            f"{root}: {suffixes.total()} files are no images by their names, and are skipped: {counts}",
+            stacklevel=5,
+        )
 
 
 def is_image(name: str) -> bool:

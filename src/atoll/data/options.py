@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 
 from atoll.core.config import Options
 from atoll.core.errors import UserError
-from atoll.core.schema import AtLeast, AtMost, Below, Count, OneOf, Positive
+from atoll.core.schema import Above, AtLeast, AtMost, Below, Count, OneOf, Positive
 from atoll.data.decode import Decoding, Window
 from atoll.data.partition.dirichlet import VARIANTS
 
@@ -64,7 +64,7 @@ class DataOptions(Options, section="data"):
     test_fraction: Held = 0.2
     validation_fraction: Held = 0.0
     limit: Count | None = None
-    image_size: Count = 32
+    image_size: Annotated[int, Above(0), AtMost(8192)] = 32
     channels: Literal[1, 3] = 3
     image_column: str | None = None
     label_column: str | None = None
@@ -74,7 +74,7 @@ class DataOptions(Options, section="data"):
     window: Window = "fixed"
     window_low: float = 0.0
     window_high: float = 65535.0
-    memory_gib: Positive = 8.0
+    memory_gib: Annotated[float, Above(0), AtMost(2.0**20)] = 8.0
 
     def __post_init__(self) -> None:
         super().__post_init__()

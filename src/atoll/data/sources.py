@@ -13,7 +13,9 @@ import torch
 
 from atoll.core.errors import UserError
 from atoll.core.rng import numpy_stream
+from atoll.core.text import clean
 from atoll.data.cache import Opened, Progress, open_records
+from atoll.data.decode import has_many_bits
 from atoll.data.folders import read_class_folders, read_client_folders, read_plain_folder
 from atoll.data.images import ImageSet
 from atoll.data.named import read_digits, read_hub, read_torchvision
@@ -155,16 +157,30 @@ def _load(listing: Listing, options: DataOptions, progress: Progress | None) -> 
     images = ImageSet(
         images=opened.pixels,
         labels=None if read.labels is None else torch.from_numpy(read.labels),
-        classes=read.classes,
+        classes=[clean(name) for name in read.classes],
         columns={name: torch.from_numpy(values) for name, values in read.columns.items()},
-        column_values=read.column_values,
+        column_values={
+            name: [clean(value) for value in values] for name, values in read.column_values.items()
+        },
         fingerprint=opened.fingerprint,
     )
+    if len(listing) and opened.brightest <= DARK:
+        _warn_of_dark(listing.records, opened.brightest, options)
     if not opened.corrupt:
         return images
     _refuse_or_warn(opened, listing.records, options)
     intact = np.setdiff1d(np.arange(len(images)), list(opened.corrupt))
     return images.subset(torch.from_numpy(intact))
+
+
+def _warn_of_dark(records: Records, brightest: int, options: DataOptions) -> None:
+    """Warn if images of more than 8 bits are nearly black because their window is too wide."""
+    if options.window == "fixed" and has_many_bits(records.read(np.array([0]))[0]):
+        warnings.warn(
+            f"the images of {options.path} have more than 8 bits and become nearly black (at most {brightest} of "
+            f"255) with data.window_high = {options.window_high:g}; for 12-bit scans, set data.window_high = 4095",
+            stacklevel=4,
+        )
 
 
 def _refuse_or_warn(opened: Opened, records: Records, options: DataOptions) -> None:
@@ -179,6 +195,7 @@ def _refuse_or_warn(opened: Opened, records: Records, options: DataOptions) -> N
     warnings.warn(f"skipped {count}", stacklevel=4)
 
 
+DARK = 16  # brightest value of a 12-bit image in a window of 16 bits
 ON_DISK = ("parquet", "folder", "clients", "images")
 
 

@@ -7,6 +7,7 @@ import multiprocessing
 import os
 import signal
 import traceback
+import warnings
 from collections.abc import Callable, Generator, Iterator, Sequence
 from multiprocessing import resource_tracker
 from multiprocessing.connection import Connection, wait
@@ -180,7 +181,9 @@ def _interrupts_blocked() -> Iterator[None]:
 
 def _work(connection: Connection[bytes, bytes], recipe: Recipe, states: Path, parent: int) -> None:
     """Run a worker process: build the federation, then train the jobs that the pipe delivers until it closes."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the main process handles Ctrl-C
+    for name in ("SIGINT", "SIGHUP"):  # the main process handles Ctrl-C and a closed terminal
+        signal.signal(getattr(signal, name), signal.SIG_IGN)
+    warnings.simplefilter("ignore", UserWarning)  # the main process has shown them
     torch.set_num_threads(recipe.engine.threads)
 
     def answer(kind: str, body: Tree) -> None:

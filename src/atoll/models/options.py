@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal
 
 from atoll.core.config import Options
 from atoll.core.errors import UserError
-from atoll.core.schema import Count, OneOf
+from atoll.core.schema import Count, OneOf, Width
 from atoll.models.cnn import FedCACNN, FedQuadCNN
 from atoll.models.encoder import Encoder
 from atoll.models.resnet import STEMS, narrow_resnet, torchvision_resnet
@@ -61,18 +61,18 @@ class ModelOptions(Options, section="model"):
 
     encoder: Annotated[str, OneOf(ENCODERS)] = "resnet18"
     stem: Annotated[str, OneOf(STEMS)] = "cifar"
-    width: Count | None = None
+    width: Width | None = None
     depth: Count | None = None
     patch: Count | None = None
     decoder_depth: Count | None = None
     init: Literal["random", "torchvision"] = "random"
     projector: Literal["mlp", "none"] = "mlp"
-    projector_hidden: tuple[Count, ...] = (2048,)
-    projector_dim: Count | None = None
+    projector_hidden: tuple[Width, ...] = (2048,)
+    projector_dim: Width | None = None
     projector_norm: bool = True
     projector_final_norm: Literal["none", "affine", "plain"] = "none"
     projector_bias: bool = True
-    predictor_hidden: tuple[Count, ...] = (512,)
+    predictor_hidden: tuple[Width, ...] = (512,)
     predictor_norm: bool = True
 
     def __post_init__(self) -> None:

@@ -10,7 +10,7 @@ import torch
 
 from atoll.core.config import Options
 from atoll.core.devices import check_device, find_device
-from atoll.core.schema import AtLeast, Count
+from atoll.core.schema import Above, AtLeast, AtMost, Count
 
 
 @dataclass(frozen=True)
@@ -28,8 +28,8 @@ class EngineOptions(Options, section="engine"):
     """
 
     device: str = "auto"
-    workers: Annotated[int, AtLeast(0)] = 1
-    threads: Count = 1
+    workers: Annotated[int, AtLeast(0), AtMost(1024)] = 1
+    threads: Annotated[int, Above(0), AtMost(1024)] = 1
     channels_last: bool = False
     checkpoint_every: Count = 1
 

@@ -15,6 +15,7 @@ from atoll.components.training import TrainOptions
 from atoll.core.config import build, describe
 from atoll.core.errors import UserError
 from atoll.core.run_folder import Run, check_name, damaged
+from atoll.core.text import clean
 from atoll.data.options import DataOptions, PartitionOptions
 from atoll.data.shifts.options import ShiftOptions
 from atoll.data.views.options import ViewOptions
@@ -123,6 +124,7 @@ def make_recipe(table: Mapping[str, Any], settings: Sequence[str] = ()) -> Recip
 
 def _made(table: Mapping[str, Any]) -> Recipe:
     made = build(Recipe, table)
+    made = replace(made, title=clean(made.title))
     check_name(made.name)
     _ = made.composed  # report a method that cannot be composed now, not after the data has loaded
     return made

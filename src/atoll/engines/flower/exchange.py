@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from flwr.app import Message
 from flwr.serverapp import Grid
 
+from atoll.core.text import clean
 from atoll.core.tree import Tree
 from atoll.engines.flower.codec import Encoder, tree
 
@@ -95,5 +96,5 @@ def _read(reply: Message, most_bytes: int | None) -> dict[str, Tree] | Lost:
 
 def one_line(value: object) -> str:
     """Shorten a node's text to one line of a log."""
-    text = " ".join(str(value).split())
+    text = clean(" ".join(str(value).split()))
     return text if len(text) <= LONGEST else f"{text[:LONGEST]} …"

@@ -1,0 +1,73 @@
+"""The command as a process: signals, warnings and errors become sentences on the standard error."""
+
+from __future__ import annotations
+
+import contextlib
+import signal
+import sys
+import threading
+import warnings
+from collections.abc import Iterator
+from types import FrameType
+
+from atoll.core.text import clean
+
+SIGNALS = ("SIGTERM", "SIGHUP")  # a stop by the system, a closed terminal
+OUT_OF_MEMORY = ("can't allocate memory", "not enough memory", "out of memory")
+
+
+class Stopped(KeyboardInterrupt):
+    """A signal that stops the command as Ctrl-C does."""
+
+    def __init__(self, number: int) -> None:
+        super().__init__(f"stopped by {signal.Signals(number).name}")
+        self.exit_code = 128 + number
+
+
+def say(sentence: str) -> None:
+    """Print a sentence on the standard error, without control characters."""
+    lines = (clean(line) for line in sentence.splitlines())
+    print("atoll: " + "\n".join(lines), file=sys.stderr)  # noqa: T201
+
+
+@contextlib.contextmanager
+def signals_as_interrupts() -> Iterator[None]:
+    """Let SIGTERM and SIGHUP stop the block as Ctrl-C does; restore the earlier handlers afterwards."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+
+    def stop(number: int, frame: FrameType | None) -> None:
+        raise Stopped(number)
+
+    names = [name for name in SIGNALS if hasattr(signal, name)]
+    before = {name: signal.signal(getattr(signal, name), stop) for name in names}
+    try:
+        yield
+    finally:
+        for name, handler in before.items():
+            signal.signal(getattr(signal, name), handler)
+
+
+@contextlib.contextmanager
+def warnings_as_sentences() -> Iterator[None]:
+    """Show Atoll's warnings like its errors, without the line of source that warns."""
+    before = warnings.formatwarning
+
+    def sentence(
+        message: Warning | str, category: type[Warning], filename: str, lineno: int, line: str | None = None
+    ) -> str:
+        if category is UserWarning:
+            return f"atoll: {clean(str(message))}\n"
+        return before(message, category, filename, lineno, line)
+
+    warnings.formatwarning = sentence
+    try:
+        yield
+    finally:
+        warnings.formatwarning = before
+
+
+def is_out_of_memory(error: BaseException) -> bool:
+    """Whether an exception of Python or PyTorch says that memory could not be allocated."""
+    return isinstance(error, MemoryError) or any(words in str(error) for words in OUT_OF_MEMORY)

@@ -1,0 +1,20 @@
+"""Text from elsewhere, such as names of classes, titles and error messages, cleaned before it is shown."""
+
+from __future__ import annotations
+
+import unicodedata
+
+REPLACED = {"Cc", "Cf", "Cs", "Zl", "Zp"}  # control and format characters, lone surrogates, line separators
+
+
+def clean(text: str) -> str:
+    r"""Replace control characters, which could move a terminal's cursor or reorder a line, by "�".
+
+    Example:
+        >>> from atoll.core.text import clean
+        >>> clean("cat\x1b[2J")
+        'cat�[2J'
+    """
+    if text.isascii() and text.isprintable():
+        return text
+    return "".join("�" if unicodedata.category(letter) in REPLACED else letter for letter in text)

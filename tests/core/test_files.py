@@ -1,0 +1,50 @@
+"""Temporary files of killed writers."""
+
+import os
+import subprocess
+import sys
+
+import pytest
+
+from atoll.core.errors import UserError
+from atoll.core.files import clear_parts, content_digest, whole_file, write_whole
+
+
+def old(path):
+    os.utime(path, (1, 1))
+
+
+def test_only_the_temporary_files_of_killed_writers_are_cleared(tmp_path):
+    program = (
+        "import os, sys; from pathlib import Path; from atoll.core.files import whole_file\n"
+        f"with whole_file(Path({str(tmp_path)!r}) / 'killed', shared=True): os._exit(1)"
+    )
+    subprocess.run([sys.executable, "-c", program], check=False)
+    (left,) = tmp_path.iterdir()
+    clear_parts(tmp_path)
+    assert left.exists(), "a writer may have created it a moment ago"
+    old(left)
+    with whole_file(tmp_path / "written", shared=True) as file:
+        old(file.name)
+        clear_parts(tmp_path)
+        file.write(b"whole")
+    assert {path.name for path in tmp_path.iterdir()} == {"written"}
+
+
+def test_a_folder_is_no_file(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    for path in (tmp_path, tmp_path.relative_to(tmp_path)):
+        with pytest.raises(UserError, match="is a folder; name a file"):
+            write_whole(path, b"")
+
+
+def test_a_damaged_note_of_a_digest_is_computed_again(tmp_path, monkeypatch):
+    monkeypatch.setenv("ATOLL_CACHE", str(tmp_path / "cache"))
+    source = tmp_path / "source"
+    source.write_bytes(b"pixels")
+    digest = content_digest([("source", source)])
+    (memo,) = (tmp_path / "cache/digests").iterdir()
+    memo.write_bytes(b"f" + memo.read_bytes()[1:])
+    assert content_digest([("source", source)]) == digest
+    memo.write_bytes(b"f" * 32)  # as 0.1 wrote it
+    assert content_digest([("source", source)]) == digest

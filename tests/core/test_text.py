@@ -1,0 +1,15 @@
+import pytest
+
+from atoll.core.text import clean
+
+
+@pytest.mark.parametrize("text", ["", "cat", "Ångström ε = 0,5 — 猫", "[/x] :smile: <b>"])
+def test_text_stays_as_it_is(text):
+    assert clean(text) == text
+
+
+@pytest.mark.parametrize(
+    "letter", ["\0", "\x07", "\x1b", "\n", "\t", "\x7f", "\x9b", "\u202e", "\u2028", "\ud800"]
+)
+def test_control_characters_are_replaced(letter):
+    assert clean(f"a{letter}b") == "a�b"

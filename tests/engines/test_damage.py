@@ -1,0 +1,196 @@
+"""Whole runs on damaged, full and dying disks: damage is never used, and the earlier round survives."""
+
+import contextlib
+import io
+import os
+import random
+import shutil
+import signal
+import sys
+import time
+import warnings
+from pathlib import Path
+
+import pytest
+
+from atoll.commands.check import check_run
+from atoll.core.errors import UserError
+from atoll.core.run_folder import Run
+from atoll.report import write_report
+from tests.harness import run_tiny
+
+# Each client keeps a state: its optimiser's.
+SMALL = ("data.limit=40", "partition.clients=2", "train.keep_optimizer=true", "evaluation.map_points=20")
+FLIPS = 1000
+KILLS = 100
+
+
+def small(folder, rounds, *settings, resume=False):
+    return run_tiny(folder, *SMALL, f"train.rounds={rounds}", *settings, resume=resume)
+
+
+@pytest.fixture(scope="module")
+def one_round(tmp_path_factory):
+    return small(tmp_path_factory.mktemp("one") / "run", 1).folder
+
+
+@pytest.fixture(scope="module")
+def two_rounds(tmp_path_factory):
+    return small(tmp_path_factory.mktemp("two") / "run", 2)
+
+
+def flip(path, bit):
+    data = bytearray(path.read_bytes())
+    data[bit // 8] ^= 1 << bit % 8
+    path.write_bytes(data)
+
+
+@pytest.mark.slow
+def test_no_flipped_bit_of_any_file_is_used_silently(one_round, two_rounds, tmp_path):
+    """Files are chosen evenly, so that the small ones, of digits in JSON and TOML, are hit as often as weights."""
+    chance = random.Random(0)
+    copy = shutil.copytree(one_round, tmp_path / "run")
+    files = sorted(path for path in copy.rglob("*") if path.is_file() and path.name != ".lock")
+    assert {path.suffix for path in files} == {".json", ".jsonl", ".toml", ".safetensors"}
+    for number in range(FLIPS):
+        path = files[number % len(files)]
+        whole = path.read_bytes()
+        flip(path, chance.randrange(8 * len(whole)))
+        damaged = check_run(Run(copy)).damaged
+        assert len(damaged) >= 1, f"{path.name} passes the check"
+        if number % 50 == 0:  # what a run makes of it: a sentence, or the same bytes, because nothing read it
+            resumed = shutil.copytree(copy, tmp_path / f"resumed{number}")
+            with warnings.catch_warnings(record=True) as said, contextlib.suppress(UserError):
+                warnings.simplefilter("always")
+                run = small(resumed, 2, resume=True)
+                assert run.encoder_path.read_bytes() == two_rounds.encoder_path.read_bytes(), path.name
+                assert said or path.name not in ("round-000001.safetensors", "recipe.toml", "partition.json")
+        path.write_bytes(whole)
+    assert check_run(Run(copy)).damaged == []
+
+
+class Disk:
+    """Counts the writes, syncs and renames of files, and lets the n-th one fail."""
+
+    def __init__(self, monkeypatch, failing):
+        self.count, self.failing = 0, failing
+        sync, replace, unwrapped = os.fsync, Path.replace, Path.open
+        disk = self
+
+        class File(io.BufferedWriter):
+            def write(self, data):
+                disk.step()
+                return super().write(data)
+
+            def writelines(self, pieces):
+                disk.step()
+                super().writelines(pieces)
+
+        def open_file(path, mode="r", *arguments, **keywords):
+            if mode in ("wb", "ab"):
+                return File(io.FileIO(path, mode))
+            return unwrapped(path, mode, *arguments, **keywords)
+
+        monkeypatch.setattr(os, "fsync", lambda descriptor: self.step() or sync(descriptor))
+        monkeypatch.setattr(Path, "replace", lambda path, target: self.step() or replace(path, target))
+        monkeypatch.setattr(Path, "open", open_file)
+
+    def step(self):
+        self.count += 1
+        if self.count == self.failing:
+            raise OSError(28, "No space left on device")
+
+
+@pytest.mark.slow
+def test_a_disk_that_is_full_at_any_step_leaves_the_earlier_round(
+    one_round, two_rounds, tmp_path, monkeypatch
+):
+    """In the manner of SQLite's tests: the n-th write, sync or rename fails, for all n."""
+    failing, failed = 1, True
+    while failed:
+        folder = shutil.copytree(one_round, tmp_path / f"{failing}")
+        with monkeypatch.context() as patch:
+            disk, said = Disk(patch, failing), ""
+            try:
+                small(folder, 2, resume=True)
+            except UserError as error:
+                said = str(error)
+        failed = "disk is full" in said
+        assert failed == (disk.count >= failing)
+        state = Run(folder).latest()
+        assert state["round"] >= 1
+        run = small(folder, 2, resume=True)
+        assert run.encoder_path.read_bytes() == two_rounds.encoder_path.read_bytes()
+        assert [line["round"] for line in run.metrics()] == [0, 1, 2]
+        assert check_run(run).damaged == []
+        shutil.rmtree(folder)
+        failing += 1
+    assert failing > 20
+
+
+def killed_after(seconds, work):
+    """Do the work in a fork of this process, and kill it; whether it had ended before."""
+    child = os.fork()
+    if child == 0:
+        with contextlib.suppress(BaseException), open(os.devnull, "w") as nowhere:
+            os.dup2(nowhere.fileno(), 1)
+            work()
+            os._exit(0)
+        os._exit(1)
+    ends = time.monotonic() + seconds
+    while time.monotonic() < ends:
+        done, status = os.waitpid(child, os.WNOHANG)
+        if done:
+            assert os.waitstatus_to_exitcode(status) == 0
+            return True
+        time.sleep(0.002)
+    os.kill(child, signal.SIGKILL)
+    os.waitpid(child, 0)
+    return False
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
+def test_a_hundred_kills_in_every_phase_change_nothing(tmp_path, monkeypatch):
+    """Decoding into the cache, training, checkpoints, evaluations and the report: each kill may hit any of them."""
+    from PIL import Image
+    from sklearn.datasets import load_digits
+
+    (tmp_path / "images").mkdir()
+    for i, digit in enumerate(load_digits().images[:60]):
+        Image.fromarray((digit * 15).astype("uint8")).save(tmp_path / f"images/{i:02d}.png")
+    settings = (*SMALL, "data.source=images", f"data.path={tmp_path / 'images'}", "train.rounds=6")
+    settings = (*settings, "evaluation.every=1", "evaluation.during=['geometry']")
+
+    def work(folder, resume):
+        run = run_tiny(folder, *settings, resume=resume)
+        write_report([run.folder], run.folder / "report.html")
+
+    def ends(folder):
+        run = Run(folder)
+        assert check_run(run).damaged == []
+        results = {key: value for key, value in run.results().items() if key != "seconds"}
+        lines = [{**line, "seconds": None} for line in run.metrics()]
+        return run.encoder_path.read_bytes(), results, lines
+
+    monkeypatch.setenv("ATOLL_CACHE", str(tmp_path / "cache"))
+    started = time.monotonic()
+    work(tmp_path / "whole", False)
+    longest = time.monotonic() - started
+    chance, kills, runs = random.Random(0), 0, 0
+    while kills < KILLS:
+        monkeypatch.setenv("ATOLL_CACHE", str(tmp_path / f"cache{runs}"))
+        folder = tmp_path / f"run{runs}"
+        done = False
+        for _ in range(10):
+            resume = Run(folder).exists()
+            done = killed_after(longest * chance.random() ** 2, lambda: work(folder, resume))  # noqa: B023
+            if done:
+                break
+            kills += 1
+        if not done:
+            work(folder, Run(folder).exists())
+        assert ends(folder) == ends(tmp_path / "whole")
+        shutil.rmtree(folder)
+        runs += 1
+    sys.stdout.write(f"{kills} kills, {runs} equal ends\n")
