@@ -8,6 +8,7 @@ from torch import Tensor, nn
 from atoll.core.rng import stream
 from atoll.data.images import ImageSet
 from atoll.evaluation.finetune import FineTuneResult, finetune, label_subset
+from atoll.evaluation.probe import first_weights
 from atoll.evaluation.protocols import FINE_TUNES, FineTuneProtocol
 
 
@@ -122,3 +123,78 @@ def test_unlabelled_images_are_refused(digits: tuple[ImageSet, ImageSet]) -> Non
     train, test = digits
     with pytest.raises(ValueError, match="needs labels"):
         run(net(), (ImageSet(train.images), test), SHORT)
+
+
+def linear_encoder() -> nn.Sequential:
+    encoder = nn.Sequential(nn.Flatten(), nn.Linear(64, 16)).eval()
+    with torch.no_grad():
+        encoder[1].weight.copy_(torch.randn(16, 64, generator=stream(0, "weights")) / 8)
+        encoder[1].bias.zero_()
+    return encoder
+
+
+def linear_digits(
+    digits: tuple[ImageSet, ImageSet], protocol: FineTuneProtocol, client_ids: Tensor | None
+) -> FineTuneResult:
+    encoder = linear_encoder()
+    return finetune(
+        encoder, *digits, protocol, stream(0, "finetune"), augment=lambda x, _: plain(x),
+        pixels_to_float=plain, client_ids=client_ids,
+    )  # fmt: skip
+
+
+FULL = FineTuneProtocol("full", 1.0, encoder_lr=0.3, head_lr=0.3, momentum=0.0, epochs=8, batch_size=600)
+
+
+def test_one_full_step_a_round_by_fedavg_is_the_step_on_all_labels(digits: tuple[ImageSet, ImageSet]) -> None:
+    """The mean of the clients' gradients, weighted by their labels, is the gradient over all labels."""
+    train, test = digits
+    assert train.labels is not None
+    assert test.labels is not None
+    clients = torch.tensor([0, 0, 0, 0, 2, 2, 3, 3, 3, 3])[
+        train.labels
+    ]  # unlike, and a number without images
+    generator, encoder = stream(0, "finetune"), linear_encoder()
+    for client in (0, 2, 3):
+        label_subset(train.labels[clients == client], 1.0, generator)
+    head = first_weights(16, 10, generator, torch.device("cpu"))
+    optimizer = torch.optim.SGD([*encoder.parameters(), *head], lr=0.3)
+    for _ in range(FULL.epochs):
+        optimizer.zero_grad()
+        logits = nn.functional.linear(encoder(plain(train.images.gather(torch.arange(600)))), *head)
+        nn.functional.cross_entropy(logits, train.labels).backward()
+        optimizer.step()
+    logits = nn.functional.linear(encoder(plain(test.images.gather(torch.arange(200)))), *head)
+    expected = float((logits.argmax(1) == test.labels).double().mean())
+    federated = linear_digits(digits, replace(FULL, local_epochs=1), clients)
+    assert federated.labels == 600
+    assert federated.accuracy == pytest.approx(expected, abs=0.0051)  # one image of 200, by rounding
+    assert expected > 0.3
+    apart = linear_digits(digits, replace(FULL, local_epochs=8), clients)
+    assert abs(apart.accuracy - expected) > 0.0051  # with more local steps the clients drift
+
+
+def test_each_client_labels_its_own_share(digits: tuple[ImageSet, ImageSet]) -> None:
+    train, _ = digits
+    assert train.labels is not None
+    ids = torch.where(train.labels < 5, 0, 1)
+    ids[:50] = -1
+    expected = sum(
+        max(1, round(0.1 * int(((ids == client) & (train.labels == label)).sum())))
+        for client, classes in ((0, range(5)), (1, range(5, 10)))
+        for label in classes
+    )
+    assert linear_digits(digits, replace(FULL, fraction=0.1, local_epochs=4), ids).labels == expected
+    with pytest.raises(ValueError, match="needs the client of each training image"):
+        linear_digits(digits, replace(FULL, local_epochs=4), None)
+
+
+def test_fedcas_federated_fine_tuning_learns_where_no_client_knows_all_classes(
+    digits: tuple[ImageSet, ImageSet],
+) -> None:
+    assert digits[0].labels is not None
+    ids = (digits[0].labels >= 5).long()
+    protocol = replace(
+        FINE_TUNES["finetune-fedca-federated-10"], fraction=1.0, hidden=(32,), epochs=20, local_epochs=1
+    )
+    assert linear_digits(digits, replace(protocol, head_lr=1e-2), ids).accuracy > 0.6

@@ -86,8 +86,8 @@ def test_a_recipes_lists_become_tuples() -> None:
 
 
 def test_protocols_that_cannot_be_trained_are_refused() -> None:
-    with pytest.raises(UserError, match=r"probe\.optimizer is 'adamw'; did you mean 'adam'"):
-        ProbeProtocol("mine", "adamw", lr=1.0, epochs=1, batch_size=1)
+    with pytest.raises(UserError, match=r"probe\.optimizer is 'adamm'; did you mean 'adam"):
+        ProbeProtocol("mine", "adamm", lr=1.0, epochs=1, batch_size=1)
     with pytest.raises(UserError, match=r"finetune\.fraction is 0\.0; it must be above 0 and at most 1"):
         FineTuneProtocol("mine", 0.0)
     with pytest.raises(UserError, match=r"finetune\.batch_size is 1; it must be at least 2"):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
@@ -59,6 +59,79 @@ def label_subset(labels: Tensor, fraction: float, generator: torch.Generator) ->
     return torch.cat(chosen).sort().values
 
 
+class _Classifier(nn.Module):
+    """A copy of an encoder with a head of linear layers, a ReLU between them."""
+
+    def __init__(self, encoder: nn.Module, head: Sequence[tuple[nn.Parameter, nn.Parameter]]) -> None:
+        super().__init__()
+        self.encoder = encoder
+        self.head = nn.ParameterList([parameter for layer in head for parameter in layer])
+
+    def classify(self, h: Tensor) -> Tensor:
+        layers = list(zip(self.head[::2], self.head[1::2], strict=True))
+        for layer in layers[:-1]:
+            h = F.relu(F.linear(h, *layer))
+        return F.linear(h, *layers[-1])
+
+    def optimizer(self, protocol: FineTuneProtocol) -> torch.optim.Optimizer:
+        groups = [
+            {"params": list(self.encoder.parameters()), "lr": protocol.encoder_lr},
+            {"params": list(self.head), "lr": protocol.head_lr},
+        ]
+        adam = protocol.optimizer == "adam"
+        return torch.optim.Adam(groups) if adam else torch.optim.SGD(groups, momentum=protocol.momentum)
+
+
+Augment = Callable[[Tensor, torch.Generator], Tensor]
+
+
+@dataclass(frozen=True)
+class _Training:
+    """What every epoch of a fine-tuning reads."""
+
+    train: ImageSet
+    labels: Tensor
+    protocol: FineTuneProtocol
+    generator: torch.Generator
+    augment: Augment
+    device: torch.device
+
+    def epochs(self, model: _Classifier, chosen: Tensor, count: int) -> Iterator[None]:
+        """Train for some epochs on the chosen samples with a new optimiser; yields after each epoch."""
+        optimizer, size = model.optimizer(self.protocol), self.protocol.batch_size
+        for _ in range(count):
+            model.train()
+            order = chosen[torch.randperm(len(chosen), generator=self.generator)]
+            for start in range(0, len(order), size):
+                rows = order[start : start + size]
+                if len(rows) < 2:  # BatchNorm cannot normalise one image
+                    continue
+                x = self.augment(upload(self.train.images.gather(rows), self.device), self.generator)
+                with torch.enable_grad():
+                    logits = model.classify(model.encoder(x))
+                    loss = F.cross_entropy(logits, self.labels[upload(rows, self.device)])
+                    optimizer.zero_grad()
+                    torch.autograd.backward(loss)
+                optimizer.step()
+            yield
+
+    def rounds(self, model: _Classifier, clients: Sequence[Tensor], local_epochs: int) -> Iterator[None]:
+        """Train by FedAvg, weighted by the clients' labels; yields once for each epoch of a round, after it."""
+        for _ in range(self.protocol.epochs // local_epochs):
+            total = sum(map(len, clients))
+            mean: dict[str, Tensor] = {}
+            for chosen in clients:
+                local = copy.deepcopy(model)
+                for _ in self.epochs(local, chosen, local_epochs):
+                    pass
+                for name, value in local.state_dict().items():
+                    share = value.double() * (len(chosen) / total)
+                    mean[name] = mean[name] + share if name in mean else share
+            model.load_state_dict(mean)
+            for _ in range(local_epochs):
+                yield
+
+
 def finetune(
     encoder: nn.Module,
     train: ImageSet,
@@ -66,11 +139,15 @@ def finetune(
     protocol: FineTuneProtocol,
     generator: torch.Generator,
     *,
-    augment: Callable[[Tensor, torch.Generator], Tensor],
+    augment: Augment,
     pixels_to_float: Callable[[Tensor], Tensor],
     device: torch.device | str | None = None,
+    client_ids: Tensor | None = None,
 ) -> FineTuneResult:
     """Train a copy of the encoder with a head on few labels; the encoder itself stays unchanged.
+
+    With ``protocol.local_epochs``, each client labels the protocol's fraction of its own images and trains on
+    these; FedAvg averages the clients' models, BatchNorm's statistics included, weighted by their labels.
 
     Args:
         encoder: The encoder from which fine-tuning starts.
@@ -81,9 +158,13 @@ def finetune(
         augment: Converts a uint8 batch to the encoder's input for training, with random draws from a generator.
         pixels_to_float: Converts a uint8 batch to the encoder's input for testing.
         device: Device of the computation; None for the encoder's device.
+        client_ids: The client that holds each training image, −1 for none; federated protocols need it.
+
+    Shape:
+        - client_ids: (N,) int
 
     Raises:
-        ValueError: A set has no labels, or a label is not a class.
+        ValueError: A set has no labels, a label is not a class, or a federated protocol has no clients.
 
     Reference:
         SSD's released code, semi_eval.py; FedCA, "Semi-Supervised Learning".
@@ -91,12 +172,12 @@ def finetune(
     if train.labels is None or test.labels is None:
         raise ValueError("fine-tuning needs labels for the training images and for the test images")
     device = torch.device(device) if device is not None else device_of(encoder)
-    chosen = label_subset(train.labels, protocol.fraction, generator)
+    clients = _labelled(train.labels, client_ids, protocol, generator)
     labels, truth = train.labels.to(device), test.labels.to(device)
-    model = copy.deepcopy(encoder).to(device).requires_grad_(True)
+    copied = copy.deepcopy(encoder).to(device).requires_grad_(True)
 
     def features(images: Pixels) -> Tensor:
-        return embed(model, pixels_to_float, images, batch_size=protocol.batch_size, device=device)
+        return embed(copied, pixels_to_float, images, batch_size=protocol.batch_size, device=device)
 
     width = features(test.subset(torch.arange(1)).images).shape[1]
     classes = 1 + int(max(labels.max(), truth.max()))
@@ -104,38 +185,34 @@ def finetune(
         first_weights(before, after, generator, device)
         for before, after in pairwise([width, *protocol.hidden, classes])
     ]
-
-    def classify(h: Tensor) -> Tensor:
-        *hidden, last = head
-        for layer in hidden:
-            h = F.relu(F.linear(h, *layer))
-        return F.linear(h, *last)
-
-    groups = [
-        {"params": list(model.parameters()), "lr": protocol.encoder_lr},
-        {"params": [parameter for layer in head for parameter in layer], "lr": protocol.head_lr},
-    ]
-    adam = protocol.optimizer == "adam"
-    optimizer = torch.optim.Adam(groups) if adam else torch.optim.SGD(groups, momentum=protocol.momentum)
+    model = _Classifier(copied, head)
+    training = _Training(train, labels, protocol, generator, augment, device)
+    passes = (
+        training.rounds(model, clients, protocol.local_epochs)
+        if protocol.local_epochs
+        else training.epochs(model, clients[0], protocol.epochs)
+    )
     accuracy, best, best_epoch = 0.0, -1.0, 0
-    for epoch in range(1, protocol.epochs + 1):
-        model.train()
-        order = chosen[torch.randperm(len(chosen), generator=generator)]
-        for start in range(0, len(order), protocol.batch_size):
-            rows = order[start : start + protocol.batch_size]
-            if len(rows) < 2:  # BatchNorm cannot normalise one image
-                continue
-            x = augment(upload(train.images.gather(rows), device), generator)
-            with torch.enable_grad():
-                loss = F.cross_entropy(classify(model(x)), labels[upload(rows, device)])
-                optimizer.zero_grad()
-                torch.autograd.backward(loss)
-            optimizer.step()
+    for epoch, _ in enumerate(passes, start=1):
         last = epoch == protocol.epochs
         if last or (protocol.select == "best" and epoch % protocol.every == 0):
             with torch.no_grad():
-                logits = classify(features(test.images))
+                logits = model.classify(features(test.images))
             accuracy = int((logits.argmax(1) == truth).sum()) / len(truth)
             if accuracy > best:
                 best, best_epoch = accuracy, epoch
-    return FineTuneResult(best, best_epoch, accuracy, len(chosen), protocol)
+    return FineTuneResult(best, best_epoch, accuracy, sum(map(len, clients)), protocol)
+
+
+def _labelled(
+    labels: Tensor, client_ids: Tensor | None, protocol: FineTuneProtocol, generator: torch.Generator
+) -> list[Tensor]:
+    """Draw the labelled samples of each client; of all images together if the protocol is not federated."""
+    if not protocol.local_epochs:
+        return [label_subset(labels, protocol.fraction, generator)]
+    if client_ids is None or not bool((client_ids >= 0).any()):
+        raise ValueError("federated fine-tuning needs the client of each training image")
+    held = [
+        (client_ids == client).nonzero().squeeze(1) for client in torch.unique(client_ids[client_ids >= 0])
+    ]
+    return [rows[label_subset(labels[rows], protocol.fraction, generator)] for rows in held]

@@ -29,9 +29,10 @@ class EvaluationOptions(Options, section="evaluation"):
     """The recipe's ``[evaluation]`` section.
 
     Protocols are ``"knn"``, ``"geometry"``, ``"probe"`` (the probe of this section), ``"probe-NAME"`` (a paper's
-    probe, which this section does not change), and ``"finetune-PERCENT"`` (SSD) and ``"finetune-fedca-PERCENT"``,
-    with this percentage of the labels. With the prefix ``"clients-"``, kNN and the probes test each client on its
-    share of the test images, with the model that it uses (``"clients-probe"``; see `split_test`).
+    probe, which this section does not change), and ``"finetune-PERCENT"`` (SSD), ``"finetune-fedca-PERCENT"`` and
+    ``"finetune-fedca-federated-PERCENT"`` (by FedAvg, on each client's share), with this percentage of the labels.
+    With the prefix ``"clients-"``, kNN and the probes test each client on its share of the test images, with the
+    model that it uses (``"clients-probe"``; see `split_test`).
 
     Attributes:
         every: Rounds between evaluations during training; 0 evaluates only at the end.

@@ -166,6 +166,8 @@ class FineTuneProtocol(Options, section="finetune"):
         hidden: Widths of the head's hidden layers, a ReLU after each; empty for a linear head.
         epochs: Number of passes over the labelled images.
         batch_size: Number of images in a step.
+        local_epochs: Epochs of each client between two averages, if each client trains on its own labels and FedAvg
+            averages; 0 if all labels are in one place. `epochs` is a multiple of it.
         every: Epochs between two evaluations on the test set, if the best of them is selected.
         select: Accuracy after the ``"last"`` epoch, or the ``"best"`` of these evaluations (for reproduction only).
         differs: Differences from the paper, and what it leaves open; empty if there are none.
@@ -180,6 +182,7 @@ class FineTuneProtocol(Options, section="finetune"):
     hidden: tuple[int, ...] = ()
     epochs: Count = 200
     batch_size: Annotated[int, AtLeast(2, "for BatchNorm")] = 128
+    local_epochs: Annotated[int, AtLeast(0)] = 0
     every: Count = 50
     select: Select = "last"
     differs: str = ""
@@ -192,6 +195,8 @@ class FineTuneProtocol(Options, section="finetune"):
 _FEDCA = (
     "the paper states no batch size, hidden width or augmentation, and labels a share of each client's images"
 )
+
+_FEDERATED = "the paper states no batch size, hidden width, augmentation or rounds of fine-tuning"
 
 FINE_TUNES = {
     protocol.name: protocol
@@ -211,6 +216,20 @@ FINE_TUNES = {
                 differs=_FEDCA,
             )
             for percent in (1, 10, 100)
+        ),
+        # The same in the federation, each client on its share of labels: 20 rounds of 5 epochs, as in pre-training.
+        *(
+            FineTuneProtocol(
+                f"finetune-fedca-federated-{percent}",
+                percent / 100,
+                optimizer="adam",
+                head_lr=1e-3,
+                hidden=(2048,),
+                epochs=100,
+                local_epochs=5,
+                differs=_FEDERATED,
+            )
+            for percent in (1, 10)
         ),
     )
 }
@@ -258,5 +277,8 @@ def shortened(protocol: Protocol, max_epochs: int | None) -> Protocol:
     if isinstance(protocol, ProbeProtocol):
         changes["milestones"] = tuple(max(1, round(share * epoch)) for epoch in protocol.milestones)
     else:
+        if protocol.local_epochs:  # whole rounds
+            changes["local_epochs"] = local = min(protocol.local_epochs, max_epochs)
+            changes["epochs"] = max_epochs // local * local
         changes["every"] = max(1, round(share * protocol.every))
     return replace(protocol, **changes)

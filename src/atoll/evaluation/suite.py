@@ -249,6 +249,11 @@ def _clients_probe(subject: _Subject, protocol: ProbeProtocol | None = None) -> 
 
 def _finetune(subject: _Subject, protocol: FineTuneProtocol) -> Results:
     protocol = subject.options.fine_tuning(protocol)
+    if protocol.local_epochs and (subject.client_ids is None or not bool((subject.client_ids >= 0).any())):
+        raise UserError(
+            f"{protocol.name} trains in the federation, and no client holds these images; "
+            "evaluate on the recipe's own"
+        )
     views, trained = subject.views, subject.views.settings
     # The protocol's crops, with the normalisation of the training views and flips only if these had flips.
     settings = replace(PRESETS["finetune"], flip=trained.flip, mean=trained.mean, std=trained.std)
@@ -261,6 +266,7 @@ def _finetune(subject: _Subject, protocol: FineTuneProtocol) -> Results:
         augment=Views(settings, views.image_size, views.size, views.channels),
         pixels_to_float=views.plain,
         device=subject.device,
+        client_ids=subject.client_ids,
     )
     return {
         "accuracy": result.accuracy,
