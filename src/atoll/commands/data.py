@@ -34,5 +34,5 @@ def draw_clients(recipe: Recipe, splits: Splits, partition: Partition, out: Path
     if out.suffix != ".svg":
         raise UserError(f"the picture is an SVG, and {out} does not end in .svg; choose another -o")
     samples = client_samples(client_images(splits.train, partition, recipe), partition)
-    title = recipe.title or setting_words(describe(recipe))
-    write_whole(out, clients_picture(partition, samples, f"{recipe.name}: {title}").encode())
+    words = setting_words(describe(recipe))
+    write_whole(out, clients_picture(partition, samples, recipe.title or recipe.name, words).encode())

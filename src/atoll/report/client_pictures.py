@@ -25,7 +25,7 @@ MAX_CLIENTS = 40  # that are drawn; of more clients, so many are drawn at equal 
 IMAGES = 8  # of each client
 THUMBNAIL = 48  # largest side of a sample image in pixels
 ROW = 44  # height of a client's row
-NAME, BAR, WORDS = 130, 240, 250  # widths of a row's parts
+NAME, BAR, WORDS = 130, 240, 190  # widths of a row's parts
 INK, MUTED = "#1b2a33", "#66757f"
 
 
@@ -98,20 +98,23 @@ def samples_table(names: Sequence[str], shifts: Sequence[str], samples: Tree, la
     return table(f"Sample images as the clients have them, before the views: {label}{more}", head, body)
 
 
-def clients_picture(partition: Partition, samples: Tree, title: str) -> str:
+def clients_picture(partition: Partition, samples: Tree, title: str, words: str = "") -> str:
     """Draw clients as SVG: a row each, with its size by class, label distance, shift and sample images.
 
     Args:
         partition: The images of each client, with the shifts in words.
         samples: The result of `client_samples`.
         title: Heading.
+        words: Description of the images and their partition, below the heading.
     """
     distances = partition.distances()
     largest = max(partition.sizes)
     side = ROW - 6
     width = 20 + NAME + BAR + WORDS + IMAGES * side + 20
-    parts = [_text(20, 30, title, 17), _text(20, 50, _facts(partition, samples), 12, MUTED)]
-    legend, top = _legend(partition, width, 74)
+    facts = [line for line in (words, _facts(partition, samples)) if line]
+    parts = [_text(20, 30, title, 17)]
+    parts += [_text(20, 50 + 18 * place, line, 12, MUTED) for place, line in enumerate(facts)]
+    legend, top = _legend(partition, width, 56 + 18 * len(facts))
     parts.append(legend)
     for row, (k, pictures) in enumerate(zip(samples["clients"], samples["pictures"], strict=True)):
         y = top + row * ROW
@@ -128,11 +131,11 @@ def clients_picture(partition: Partition, samples: Tree, title: str) -> str:
         ]
         for place, counts in enumerate(bars or [[size]]):
             parts.append(_bar(20 + NAME, y + 6 + 16 * place, length, counts, hollow=place == 1))
-        words = [f"distance {distances[k]:.2f}"] if distances else []
-        words += partition.shifts[k].split(", ") if partition.shifts else []
-        for place, word in enumerate(words[:3]):
-            parts.append(_text(20 + NAME + BAR, y + 13 + 12 * place, word, 11, MUTED))
-        left = 20 + NAME + BAR + WORDS - 70
+        lines = [f"distance {distances[k]:.2f}"] if distances else []
+        lines += partition.shifts[k].split(", ") if partition.shifts else []
+        for place, word in enumerate(lines):
+            parts.append(_text(20 + NAME + BAR, y + 10 + 10 * place, word, 10, MUTED))
+        left = 20 + NAME + BAR + WORDS
         box = {"x": f"{left}", "y": f"{y}", "width": f"{len(pictures) * side}", "height": f"{side}"}
         if len(pictures):
             parts.append(tag("image", href=strip(pictures), preserveAspectRatio="none", **box))

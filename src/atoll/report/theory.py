@@ -141,7 +141,7 @@ def _chart(
         parts.append(_text(place(dim, values[0])[0], y + height + 18, f"d = {dim:,}", 11, "middle", MUTED))
     line = " ".join("{:.1f},{:.1f}".format(*place(dim, bound(dim))) for dim in dims)
     parts.append(tag("polyline", points=line, fill="none", stroke=MUTED, stroke_dasharray="5 4"))
-    parts.append(_text(x + width, y - 8, f"- - {bound_name}", 12, "end", MUTED))
+    parts.append(_text(x + width, y - 8, f"- - bound of all: {bound_name}", 12, "end", MUTED))
     for place_of, (name, points) in enumerate(series.items()):
         dashes = "" if place_of == 0 else "2 3"
         line = " ".join("{:.1f},{:.1f}".format(*place(dim, value)) for dim, value in points.items())
