@@ -25,6 +25,7 @@ from atoll.functional.geometry import (
     weight_distance,
 )
 from atoll.functional.metric_learning import fedquad, quadruplet, triplet
+from atoll.functional.models import consensus_distance, spectral_gap, trajectory_plane
 from atoll.functional.redundancy import barlow_twins, decorrelation
 from atoll.functional.separation import dimension_scaling, projector_distillation
 from atoll.functional.sphere import (
@@ -41,6 +42,7 @@ __all__ = [
     "assignment_loss",
     "barlow_twins",
     "byol",
+    "consensus_distance",
     "decorrelation",
     "dictionary_contrast",
     "dimension_scaling",
@@ -61,8 +63,10 @@ __all__ = [
     "representation_angle",
     "simsiam",
     "sinkhorn_assignments",
+    "spectral_gap",
     "sphere_sliced_uniformity",
     "supcon",
+    "trajectory_plane",
     "triplet",
     "uniformity",
     "uniformity_decomposition",
