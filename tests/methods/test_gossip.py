@@ -203,3 +203,31 @@ def test_a_run_ends_with_the_mean_or_with_each_clients_own(tmp_path):
 def test_what_cannot_be_is_refused(changed, sentence):
     with pytest.raises(UserError, match=sentence):
         federation(P2P, *changed)
+
+
+def test_a_graph_that_is_redrawn_differs_by_round_and_follows_the_seed():
+    component = Gossip(topology="random", edge_probability=0.3, redraw=True)
+    graphs = [component.graph(world(8), round) for round in (1, 2, 3)]
+    assert not torch.equal(graphs[0], graphs[1])
+    assert torch.equal(graphs[1], component.graph(world(8), 2))
+    assert all(torch.equal(edges, edges.T) for edges in graphs)
+    share = torch.stack([component.graph(world(20), round) for round in range(200)]).float().mean()
+    assert float(share) == pytest.approx(0.3 * 19 / 20, abs=0.01)
+    assert component.refuse(world(8)) is None
+    assert "needs a random graph" in Gossip(redraw=True).refuse(world(8))
+
+
+def test_links_that_fail_are_left_out_and_the_mean_is_kept():
+    component, setting = Gossip(topology="complete", drop=0.4), world(6)
+    whole, links = component.graph(setting, 1), [component.links(setting, round) for round in range(300)]
+    assert all(torch.equal(edges, edges.T) and not (edges & ~whole).any() for edges in links)
+    assert float(torch.stack(links).float().sum()) / (300 * 30) == pytest.approx(0.6, abs=0.02)
+    models = {f"client-{k}": {"w": torch.eye(6)[k]} for k in range(6)}
+    mixed = component.open(models, setting, 5, None).close()
+    got = torch.stack([model["w"] for model in mixed.values()])
+    torch.testing.assert_close(got.double(), metropolis_weights(links[5].double()), atol=1e-6, rtol=0)
+    torch.testing.assert_close(got.mean(0), torch.full((6,), 1 / 6))
+
+
+def test_without_failures_the_links_are_the_graph():
+    assert torch.equal(Gossip().links(world(5), 3), Gossip().graph(world(5)))

@@ -46,6 +46,7 @@ class PrivateFedAvg(Aggregation):
     source: ClassVar[str] = "McMahan et al. 2018, Algorithm 1"
     only_weights: ClassVar[bool] = True
     clips: ClassVar[bool] = True
+    hides_updates: ClassVar[bool] = True
     clip: Positive = 1.0
     noise_multiplier: Positive = 1.0
     delta: Annotated[float, Above(0), Below(1)] = 1e-5

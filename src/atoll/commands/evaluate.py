@@ -153,10 +153,8 @@ def load_networks(federation: Federation, weights: Weights) -> Encoder:
 
 
 def held_out(splits: Splits) -> tuple[str, ImageSet]:
-    """The images for the evaluation: the validation split if there is one, else the test set, else all."""
-    if splits.validation is not None:
-        return "validation", splits.validation
-    return ("test", splits.test) if splits.test is not None else ("train", splits.train)
+    """The images for the evaluation: see `Splits.held_out`."""
+    return splits.held_out
 
 
 def model_path(run: Run, name: str) -> Path:

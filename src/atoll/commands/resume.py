@@ -13,7 +13,10 @@ from atoll.core.run_folder import Run
 from atoll.models import load_encoder
 from atoll.recipe.recipe import Recipe, recipe_of
 
-MAY_CHANGE = ("train.rounds", "engine.workers", "evaluation.at_end", "name", "title")  # when a run is resumed
+MAY_CHANGE = (  # when a run is resumed
+    *("train.rounds", "engine.workers", "evaluation.at_end", "name", "title"),
+    *("train.keep_local_models", "train.keep_models_every"),
+)
 
 
 @dataclass(frozen=True)

@@ -92,12 +92,14 @@ class Aggregation(Component):
         clips: The aggregation clips updates itself; whether a client's update is accepted must not depend on the
             updates of other clients.
         serverless: The clients hold the models, and no server can take a server step.
+        hides_updates: The aggregation must not reveal a single client's update, so none may be kept or measured.
     """
 
     whole_cohort: ClassVar[bool] = False
     only_weights: ClassVar[bool] = False
     clips: ClassVar[bool] = False
     serverless: ClassVar[bool] = False
+    hides_updates: ClassVar[bool] = False
 
     @property
     def statistics(self) -> tuple[str, ...]:
@@ -113,6 +115,10 @@ class Aggregation(Component):
 
     def spent(self, setting: Setting, round: int) -> dict[str, float]:
         """Return the privacy budget spent by all rounds up to this one, for the log."""
+        return {}
+
+    def measure(self, models: Models, setting: Setting, round: int) -> dict[str, float]:
+        """Return what the aggregation measures of its models after a round, for ``evaluation.measures``."""
         return {}
 
     def models(self, start: Weights, setting: Setting) -> Models:

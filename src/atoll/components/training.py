@@ -45,6 +45,9 @@ class TrainOptions(Options, section="train"):
             factor times the running median of accepted distances.
         first_norm: Maximum distance in the first round.
         min_accepted: Minimum share of a cohort's updates that must be accepted for the round to complete.
+        keep_local_models: Rounds whose local models, as the clients sent them, and resulting models are kept in the
+            run's folder; -1 is the last round.
+        keep_models_every: Rounds between the resulting models that are kept, from the initial one on; 0 keeps none.
         start: Warm start: a run's folder or a file of weights from which the first model is initialised.
     """
 
@@ -67,7 +70,18 @@ class TrainOptions(Options, section="train"):
     norm_factor: Bound = 10.0
     first_norm: Bound = 1000.0
     min_accepted: Share = 0.5
+    keep_local_models: tuple[Annotated[int, AtLeast(-1)], ...] = ()
+    keep_models_every: Whole = 0
     start: str | None = None
+
+    def keeps_local_models(self, round: int) -> bool:
+        """Return whether the local models of a round are kept."""
+        return round in self.keep_local_models or (round == self.rounds and -1 in self.keep_local_models)
+
+    def keeps_models(self, round: int) -> bool:
+        """Return whether the models that result from a round are kept."""
+        every = self.keep_models_every
+        return self.keeps_local_models(round) or bool(every and round % every == 0)
 
     def cohort_size(self, clients: int) -> int:
         """Return the number of clients that train in a round: rounded to nearest, halves up, at least one."""

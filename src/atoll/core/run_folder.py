@@ -42,7 +42,7 @@ RETAINED_ROUNDS = 2  # complete rounds that a run retains, in case a crash of th
 MAX_NAME_BYTES = 200  # of a recipe's name: file systems allow 255, and suffixes need some of them
 RUN_FILES = (
     *("metrics.jsonl", "partition.json", "evaluation.json"),
-    *("checkpoints", "prerequisites", "encoder.safetensors", "report.html"),
+    *("checkpoints", "models", "prerequisites", "encoder.safetensors", "report.html"),
 )
 OTHER_FILES = (
     "recipe.toml",

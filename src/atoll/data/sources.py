@@ -42,6 +42,13 @@ class Splits:
     test: ImageSet | None = None
     validation: ImageSet | None = None
 
+    @property
+    def held_out(self) -> tuple[str, ImageSet]:
+        """The images for the evaluation: the validation split if there is one, else the test set, else all."""
+        if self.validation is not None:
+            return "validation", self.validation
+        return ("test", self.test) if self.test is not None else ("train", self.train)
+
 
 _Read = tuple[Listing, Listing | None]
 _READERS: dict[str, Callable[[DataOptions], _Read]] = {  # those that download are in `read_listings`

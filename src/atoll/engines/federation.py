@@ -19,6 +19,7 @@ from atoll.data.partition.partition import Partition
 from atoll.data.sources import Splits, load_data, settled
 from atoll.data.views.views import Views, make_views
 from atoll.engines.client import Client, buffer_names, update_names
+from atoll.engines.observer import refuse_measures
 from atoll.engines.partitioning import (
     client_images,
     described,
@@ -69,7 +70,8 @@ class Federation:
             personal=recipe.composed.personalises(recipe.train),
             further_models=self.further_initial_weights,
         )
-        if reason := recipe.composed.refuse(self.setting):
+        reason = recipe.composed.refuse(self.setting) or refuse_measures(recipe, self.splits)
+        if reason:
             raise UserError(reason)
         self.warm_start = ""
         self.device = recipe.engine.find_device()

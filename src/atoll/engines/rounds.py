@@ -5,14 +5,17 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Protocol, TypedDict
 
 from atoll.components.base import Trained
 from atoll.components.messages import Checkpoint
 from atoll.core.errors import UserError
+from atoll.core.kept_models import keep_model
 from atoll.engines.client_states import States
 from atoll.engines.federation import Federation
+from atoll.engines.observer import Observer
 from atoll.engines.server import Executor, Record, Server
 from atoll.recipe.recipe import Recipe
 
@@ -149,13 +152,9 @@ def run_rounds(context: RunContext, states: States, make_executor: Callable[[], 
     federation, store = context.federation, context.store
     evaluator, callback = context.evaluator, context.callback
     recipe = federation.recipe
-    server = Server(
-        recipe,
-        federation.setting,
-        federation.initial_weights(),
-        context.prerequisites,
-        store.checkpoints / "scratch",
-    )
+    observer = Observer(federation, partial(keep_model, store.checkpoints.parent))
+    start, scratch = federation.initial_weights(), store.checkpoints / "scratch"
+    server = Server(recipe, federation.setting, start, context.prerequisites, scratch, observer)
     latest = store.latest()
     spends = recipe.composed.aggregation.spent(federation.setting, 1)
     if spends and store.completed_rounds() > (latest["round"] if latest else 0):
@@ -181,8 +180,9 @@ def run_rounds(context: RunContext, states: States, make_executor: Callable[[], 
         callback.begin(federation, server)
     if latest is None:
         if evaluator:
-            start = {"start": federation.warm_start} if federation.warm_start else {}
-            store.log({"round": 0, **start, "evaluation": evaluator.final(server)})
+            warm = {"start": federation.warm_start} if federation.warm_start else {}
+            store.log({"round": 0, **warm, "evaluation": evaluator.final(server)})
+        observer.start(server.state)
         store.checkpoint(0, server.checkpoint())
     elif logged < server.round and "line" in latest:
         conclude(latest["line"])

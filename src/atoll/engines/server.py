@@ -18,6 +18,7 @@ from atoll.components.messages import Checkpoint, Message, Slices, Update
 from atoll.core.errors import RunError, UserError
 from atoll.core.rng import stream
 from atoll.core.tree import Weights, num_bytes
+from atoll.engines.observer import Observer
 from atoll.engines.update_checks import UpdateChecks
 from atoll.recipe.recipe import Recipe
 
@@ -81,7 +82,7 @@ class Record:
     """Record of a round, as stored in `metrics.jsonl`.
 
     ``angular_divergence`` is μ_δ, the mean cosine between the updates and the model that was sent (L-DAWA,
-    Fig. 4: 1 is no divergence).
+    Fig. 4: 1 is no divergence). ``measures`` and ``layers`` are the results of `Observer.close`.
     """
 
     round: int
@@ -94,10 +95,13 @@ class Record:
     refused: dict[str, str] = field(default_factory=dict)
     lost: dict[str, str] = field(default_factory=dict)
     privacy: dict[str, float] = field(default_factory=dict)
+    measures: dict[str, float] = field(default_factory=dict)
+    layers: dict[str, float] = field(default_factory=dict)
 
     def to_dict(self) -> dict[str, object]:
         """Convert the record to one line of metrics."""
-        rare = {"refused": self.refused, "lost": self.lost, "privacy": self.privacy}
+        names = ("refused", "lost", "privacy", "measures", "layers")
+        rare = {name: getattr(self, name) for name in names}
         return {
             "round": self.round,
             "loss": self.losses.get("loss"),
@@ -120,6 +124,7 @@ class Server:
         start: The initial model.
         prerequisites: Results of the prerequisite runs, by name.
         scratch: Folder of the disk buffer, for updates that do not fit in memory.
+        observer: Keeps and measures the models of a round; None for neither.
     """
 
     def __init__(
@@ -129,6 +134,7 @@ class Server:
         start: Weights,
         prerequisites: Mapping[str, Trained] | None = None,
         scratch: Path | None = None,
+        observer: Observer | None = None,
     ) -> None:
         self.recipe = recipe
         self.setting = setting
@@ -140,6 +146,7 @@ class Server:
         self.checks = UpdateChecks(recipe.composed, setting, names, setting.running_statistics)
         self._constants_sent: set[int] = set()
         self._scratch = scratch
+        self._observer = observer
 
     def cohort(self, round: int) -> list[int]:
         """Return the clients of a round, in the order in which they were drawn."""
@@ -175,6 +182,8 @@ class Server:
         jobs = self.jobs(record.round)
         fold = method.open(self.state, self.setting, record.round, self._scratch)
         self.checks.open_round()
+        if self._observer:
+            self._observer.open(record.round)
         accepted: list[int] = []
         cosines: list[float] = []
         reported: Counter[str] = Counter()  # clients by the losses that they reported
@@ -196,6 +205,8 @@ class Server:
                     record.refused[str(job.client)] = verdict
                     continue
                 update = cast(Update, result.update)  # the checks have confirmed its form
+                if self._observer:
+                    self._observer.update(job.client, update["weights"], verdict)
                 fold.add(job.client, update, verdict)
                 accepted.append(job.client)
                 _average(record.losses, update["losses"], reported)
@@ -204,6 +215,8 @@ class Server:
         if len(accepted) < least * len(jobs) or (jobs and not accepted):
             raise TooFewUpdatesError(_too_few(record, len(accepted), len(jobs), least))
         self.state = fold.close()
+        if self._observer:
+            record.measures, record.layers = self._observer.close(self.state)
         self.checks.close_round()
         self.valid.update(dict.fromkeys(accepted, record.round))
         self.round = record.round

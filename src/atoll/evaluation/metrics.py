@@ -143,6 +143,72 @@ BYTES_UP, BYTES_DOWN = (
     )
 )
 
+
+def _measure(key: str, heading: str, function: str, meaning: str, **rest: Any) -> Metric:
+    return Metric(key, heading, f"atoll.{function}", meaning, "curve", **rest)
+
+
+_OBSERVER = "engines.observer.Observer.close"
+MEASURES: tuple[Metric, ...] = (  # keys in the "measures" of a round's line of metrics
+    _measure("norms/h", "‖h‖", _OBSERVER, "mean norm of the held-out images' representations"),
+    _measure("norms/z", "‖z‖", _OBSERVER, "mean norm of their embeddings, before any normalisation"),
+    _measure(
+        "layers/mean",
+        "layers' cosine, mean",
+        "functional.angular_divergence",
+        "mean over layers and clients of the cosine between a local model's layer and the received one",
+    ),
+    _measure(
+        "layers/lowest",
+        "layers' cosine, lowest",
+        "functional.angular_divergence",
+        "the same of the layer with the lowest mean over clients",
+    ),
+    _measure(
+        "distances/global",
+        "distance local–global",
+        "functional.weight_distance",
+        "mean over clients of Σ_l ‖w_k^(l) − w^(l)‖, w the model that results from the round",
+    ),
+    _measure(
+        "distances/clients",
+        "distance local–local",
+        "functional.weight_distance",
+        "mean over pairs of clients of Σ_l ‖w_j^(l) − w_k^(l)‖",
+    ),
+    _measure(
+        "angles/mean",
+        "angle, mean",
+        "functional.representation_angle",
+        "mean angle between two local models' representations of a held-out image",
+        unit="°",
+        digits=1,
+    ),
+    *(
+        _measure(
+            f"angles/p{p}",
+            f"angle, {p} %",
+            "functional.representation_angle",
+            f"{p}th percentile of these angles",
+            unit="°",
+            digits=1,
+        )
+        for p in (5, 25, 50, 75, 95)
+    ),
+    _measure(
+        "consensus/distance",
+        "consensus distance",
+        "functional.consensus_distance",
+        "root mean square distance of the clients' models from their mean",
+    ),
+    _measure(
+        "consensus/gap",
+        "spectral gap",
+        "functional.spectral_gap",
+        "spectral gap of the round's mixing weights",
+    ),
+)
+
 METRICS: tuple[Metric, ...] = (
     KNN,
     _accuracy("probe", _PROBE, "accuracy of the linear probe that `evaluation.probe` names"),
@@ -193,6 +259,7 @@ METRICS: tuple[Metric, ...] = (
     LOSS,
     BYTES_UP,
     BYTES_DOWN,
+    *MEASURES,
 )
 _KEYS = {metric.key for metric in METRICS}
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Annotated
+from typing import Annotated, Literal
 
 from atoll.core.config import Options
 from atoll.core.errors import UserError, did_you_mean
@@ -52,6 +52,11 @@ class EvaluationOptions(Options, section="evaluation"):
             evaluations on the test set.
         max_epochs: Maximum number of epochs of every probe and fine-tuning, the papers' included; by default the
             protocol's.
+        measures: What is measured of a round's models, in every engine at the server: ``"norms"`` of h and z,
+            ``"layers"`` (cosine between local and received models by layer), ``"distances"`` between weights and
+            ``"angles"`` between representations of local models, ``"consensus"`` of a graph of clients.
+        measures_every: Rounds between two measures; the last round is always measured.
+        measured_clients: Maximum number of a round's local models whose distances and angles are measured.
         map_points: Number of images on the report's map of embeddings; 0 omits the map.
         geometry_samples: Maximum number of images on which the geometry is measured; if there are more, the seed
             determines the sample.
@@ -72,6 +77,9 @@ class EvaluationOptions(Options, section="evaluation"):
     finetune_select: Select = "last"
     max_epochs: Count | None = None
     geometry_samples: Annotated[int, AtLeast(2)] = 10_000
+    measures: tuple[Literal["norms", "layers", "distances", "angles", "consensus"], ...] = ()
+    measures_every: Count = 1
+    measured_clients: Annotated[int, AtLeast(2)] = 5
     map_points: Annotated[int, AtLeast(0)] = 1000
 
     def probe_protocol(self, paper: ProbeProtocol | None = None) -> ProbeProtocol:

@@ -18,10 +18,11 @@ the other graphs.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import ClassVar, Literal
+from typing import Annotated, ClassVar, Literal
 
 import torch
 from torch import Tensor
@@ -38,9 +39,9 @@ from atoll.components.base import (
     UpdateGeometry,
 )
 from atoll.core.rng import stream
-from atoll.core.schema import Share
+from atoll.core.schema import AtLeast, Below, Share
 from atoll.core.tree import Weights
-from atoll.functional import metropolis_weights
+from atoll.functional import consensus_distance, metropolis_weights, spectral_gap
 from atoll.methods.method import Method
 from atoll.objectives.simclr import SimCLR
 
@@ -49,12 +50,15 @@ DRAWS = 1000  # maximum draws of a random graph, until one is connected
 
 @dataclass(frozen=True)
 class Gossip(Aggregation):
-    """One gossip step over a fixed graph.
+    """One gossip step over a graph.
 
     Attributes:
         topology: The graph: ``"tree"`` is binary (the parent of client i is client ⌊(i−1)/2⌋), ``"random"`` is
             Erdős–Rényi, redrawn until it is connected, and ``"star"`` has client 0 at its centre.
         edge_probability: Edge probability p of the random graph.
+        redraw: Draw the random graph again in every round; a round's graph need not be connected then.
+        drop: Probability with which a link fails in a round, in both directions; the weights are those of the
+            remaining graph.
         deploys: The models that the run returns and evaluates: the ``"mean"`` of the clients' models, or ``"each"``
             client's model.
     """
@@ -65,6 +69,8 @@ class Gossip(Aggregation):
     serverless: ClassVar[bool] = True
     topology: Literal["cycle", "tree", "random", "star", "complete"] = "cycle"
     edge_probability: Share = 0.7
+    redraw: bool = False
+    drop: Annotated[float, AtLeast(0), Below(1)] = 0.0
     deploys: Literal["mean", "each"] = "mean"
 
     def refuse(self, setting: Setting) -> str | None:
@@ -74,22 +80,41 @@ class Gossip(Aggregation):
                 "clients retain local-only weights, so the mean of their models is not a model of any client; set "
                 f"options.{self.name}.deploys = 'each'"
             )
-        return None if _connected(self.graph(setting)) else (
+        if self.redraw and self.topology != "random":
+            return f"options.{self.name}.redraw needs a random graph; set options.{self.name}.topology = 'random'"
+        return None if self.redraw or _connected(self.graph(setting)) else (
             f"{DRAWS:,} random graphs of {setting.num_clients} clients with edges of probability "
             f"{self.edge_probability} were not connected; raise options.{self.name}.edge_probability"
         )  # fmt: skip
 
-    def graph(self, setting: Setting) -> Tensor:
-        """Build the adjacency matrix: bool (K, K), the same in all rounds."""
+    def graph(self, setting: Setting, round: int = 1) -> Tensor:
+        """Build a round's adjacency matrix with all links, bool (K, K); it is the same in all rounds by default."""
         if self.topology != "random":
             return GRAPHS[self.topology](setting.num_clients)
-        draws = stream(setting.seed, "topology")
+        draws = stream(setting.seed, "topology", *([round] if self.redraw else []))
         for _ in range(DRAWS):
-            uniform = torch.rand(setting.num_clients, setting.num_clients, generator=draws)
-            edges = _both_ways(uniform < self.edge_probability)
-            if _connected(edges):
+            edges = _both_ways(_uniform(setting, draws) < self.edge_probability)
+            if self.redraw or _connected(edges):
                 break
         return edges
+
+    def links(self, setting: Setting, round: int) -> Tensor:
+        """Build the adjacency matrix of the links that do not fail in a round, bool (K, K)."""
+        edges = self.graph(setting, round)
+        if not self.drop:
+            return edges
+        return edges & _both_ways(_uniform(setting, stream(setting.seed, "links", round)) >= self.drop)
+
+    def measure(self, models: Models, setting: Setting, round: int) -> dict[str, float]:
+        """Return the models' distance from consensus, and the spectral gap of the round's mixing weights."""
+        names = [name for name, weight in models[_name(0)].items() if weight.is_floating_point()]
+        squares = 0.0
+        for name in names:
+            if name not in setting.running_statistics:
+                rows = torch.stack([model[name].double().flatten() for model in models.values()])
+                squares += float(consensus_distance(rows)) ** 2
+        gap = spectral_gap(metropolis_weights(self.links(setting, round).double()))
+        return {"distance": math.sqrt(squares), "gap": float(gap)}
 
     # There is one model per client. In a simulation, the server's state holds all of them.
 
@@ -111,16 +136,13 @@ class Gossip(Aggregation):
 
     def open(self, models: Models, setting: Setting, round: int, scratch: Path | None) -> GossipFold:
         """Start to collect the trained models."""
-        return GossipFold(models, metropolis_weights(self.graph(setting).double()))
+        return GossipFold(models, metropolis_weights(self.links(setting, round).double()))
 
     def deploy(self, models: Models, state: ServerState) -> Deployment:
         """Return the mean of all models, or each client's model."""
         if self.deploys == "each":
             return Deployment(dict(models), dict(enumerate(models)))
-        mean = RunningMean()
-        for weights in models.values():
-            mean.add(weights, 1.0)
-        return Deployment({"mean": mean.mean})
+        return Deployment({"mean": _mean(models)})
 
 
 class GossipFold:
@@ -151,6 +173,17 @@ class GossipFold:
                     mean.add(model, weight)
             mixed[name] = mean.mean
         return mixed
+
+
+def _mean(models: Models) -> Weights:
+    mean = RunningMean()
+    for weights in models.values():
+        mean.add(weights, 1.0)
+    return mean.mean
+
+
+def _uniform(setting: Setting, draws: torch.Generator) -> Tensor:
+    return torch.rand(setting.num_clients, setting.num_clients, generator=draws)
 
 
 def _name(client: int) -> str:

@@ -130,6 +130,13 @@ class Method:
         """Whether each client ends with a personal model."""
         return self.merge.personalises or train.bn_buffers == "local"
 
+    @property
+    def hides_updates(self) -> str:
+        """Reason why no client's update may be kept or measured; empty if there is none."""
+        if self.aggregation.hides_updates:
+            return f"{self.aggregation.name!r} must not reveal the update of a single client"
+        return f"with {self.merge.name!r} no weights leave a client" if self.merge.alone else ""
+
     def refuse(self, setting: Setting) -> str | None:
         """Return a sentence that says why this composition cannot work in this setting, or None."""
         if self.needs_labels and setting.num_classes == 0:
@@ -145,6 +152,8 @@ class Method:
                 f"{self.aggregation.name!r} works without a server, and {self.server.name!r} is a server step; set "
                 "method.server = 'direct'"
             )
+        if setting.train.keep_local_models and (hidden := self.hides_updates):
+            return f"train.keep_local_models cannot keep local models: {hidden}; remove it"
         if self.aggregation.only_weights:
             for component in self.components:
                 if component.egress:

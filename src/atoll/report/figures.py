@@ -6,6 +6,7 @@ import base64
 import hashlib
 import io
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -14,7 +15,16 @@ from PIL import Image
 from torch import Tensor
 
 from atoll.core.tree import Tree
-from atoll.evaluation.metrics import ALIGNMENT, BYTES_DOWN, BYTES_UP, LOSS, SINGULAR_VALUES, Metric, measured
+from atoll.evaluation.metrics import (
+    ALIGNMENT,
+    BYTES_DOWN,
+    BYTES_UP,
+    LOSS,
+    MEASURES,
+    SINGULAR_VALUES,
+    Metric,
+    measured,
+)
 from atoll.report.folders import Folder, compact
 from atoll.report.groups import Group, Row, untrained_rows
 from atoll.report.numbers import spread
@@ -35,6 +45,7 @@ def figures(groups: Sequence[Group]) -> dict[str, Any]:
         "lines": [group.label for group in groups],
         "untrained": [row.label for row in untrained],
         "curves": _curves(groups),
+        "measures": _measures(groups),
         "traffic": _traffic(groups),
         "spectrum": _spectrum(groups, untrained),
         "partitions": [
@@ -107,6 +118,28 @@ def _curve(run: Folder, metric: Metric) -> Points:
 def _points(lines: Iterable[Mapping[str, Any]], metric: Metric) -> Points:
     """The finite values of a metric by round."""
     return {line["round"]: value[0] for line in lines if (value := metric.values([line]))}
+
+
+def _measures(groups: Sequence[Group]) -> list[dict[str, Any]]:
+    """Each loss of a method that has several, and each of the recipe's measures, by round."""
+    losses: dict[str, Metric] = {}
+    for line in (line for group in groups for run in group.runs for line in run.metrics):
+        for name in line.get("losses", {}):
+            if name != LOSS.key and len(line["losses"]) > 2:
+                losses[name] = replace(LOSS, key=name, heading=f"loss term {name}")
+    panels = []
+    for where, metrics in (("losses", losses.values()), ("measures", MEASURES)):
+        for metric in metrics:
+            lines = [
+                (i, [_nested(run, where, metric) for run in group.runs]) for i, group in enumerate(groups)
+            ]
+            panels.append(_panel(_capitalised(metric.title), lines, digits=metric.digits))
+    return [panel for panel in panels if panel["series"]]
+
+
+def _nested(run: Folder, where: str, metric: Metric) -> Points:
+    lines = [{"round": line["round"], **line[where]} for line in run.metrics if line.get(where)]
+    return _points(lines, metric)
 
 
 def _traffic(groups: Sequence[Group]) -> list[dict[str, Any]]:

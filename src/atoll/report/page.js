@@ -2,6 +2,7 @@
 
 const DRAW = {
   curves: (host) => charts(host, data.curves, 230),
+  measures: (host) => charts(host, data.measures, 190),
   traffic: (host) => charts(host, data.traffic, 190),
   spectrum: (host) => charts(host, [data.spectrum], 340),
   partition: (host) => partitionFigure(host, data.partitions),

@@ -72,7 +72,12 @@ def page(runs: Sequence[Folder], failures: Iterable[str] = (), comparison: Html 
         detection=detection_table(groups),
         protocols=results_tables.protocols(groups),
         differences=run_tables.recipe_differences(groups),
-        curves=_figure("curves", drawn["curves"], no_round, _curve_words(groups)),
+        curves=join(
+            [
+                _figure("curves", drawn["curves"], no_round, _curve_words(groups)),
+                _figure("measures", drawn["measures"], "", MEASURE_WORDS),
+            ]
+        ),
         traffic=run_tables.traffic_table(groups),
         traffic_curves=_figure("traffic", drawn["traffic"], "", ""),
         failed_updates=run_tables.failed_updates(groups),
@@ -102,6 +107,7 @@ MAP_WORDS = (
     "Each mark is one of the {split} images. t-SNE places images with similar representations near each other. "
     "Groups are meaningful; distances between groups, sizes and directions are not."
 )
+MEASURE_WORDS = "The terms of the losses, and what evaluation.measures takes of the models, by round."
 SPECTRUM_WORDS = (
     "Singular values of the {split} images’ representations as shares of the largest, on a logarithmic axis. A "
     "representation whose curve falls early uses few dimensions."

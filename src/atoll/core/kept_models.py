@@ -1,0 +1,32 @@
+"""Models of chosen rounds that a run keeps, in ``models/round-NNNNNN/`` of its folder; nothing deletes them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from atoll.core.tree import Weights, save
+
+FOLDER = "models"
+
+
+def keep_model(run: Path, round: int, name: str, weights: Weights) -> None:
+    """Save a model of a round, atomically.
+
+    Args:
+        run: The run's folder.
+        round: The round.
+        name: ``global`` or ``global-NAME`` for a resulting model, ``client-K`` for a local one.
+        weights: The model, or what a client sent of it.
+    """
+    save(run / FOLDER / f"round-{round:06d}" / f"{name}.safetensors", weights)
+
+
+def kept_models(run: Path, round: int) -> dict[str, Path]:
+    """Files of the models that a run kept of a round, by name."""
+    files = (run / FOLDER / f"round-{round:06d}").glob("*.safetensors")
+    return {path.stem: path for path in sorted(files)}
+
+
+def kept_rounds(run: Path) -> list[int]:
+    """Rounds of which a run kept models, in order."""
+    return sorted(int(path.name.removeprefix("round-")) for path in (run / FOLDER).glob("round-*"))
