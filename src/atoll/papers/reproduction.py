@@ -100,11 +100,13 @@ class Reproduction:
         Returns:
             Both values in words, by key.
         """
-        images = (
-            {key: words for data in images_of(self.rows) for key, words in image_changes(data).items()}
-            if self.published
-            else {}
-        )
+        papers = {data.path for data in images_of(replace(row, recipe=row.paper) for row in self.rows)}
+        images = {
+            key: words
+            for data in images_of(self.rows)
+            if self.published and data.path in papers
+            for key, words in image_changes(data).items()
+        }
         source = "the paper's" if self.published else "the table's"
         found: dict[str, tuple[list[Any], list[Any]]] = {}
         for row in self.rows:
