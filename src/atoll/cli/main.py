@@ -29,7 +29,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             say(str(error))
             return 2
         except KeyboardInterrupt as stop:
-            say(f"{stop or 'interrupted'}{_resumable(options)}")
+            say(f"{str(stop) or 'interrupted'}{_resumable(options)}")
             return stop.exit_code if isinstance(stop, Stopped) else 130
         except RunError as error:
             say(str(error))

@@ -27,8 +27,8 @@ Weights = dict[str, Tensor]
 _KEY = (
     "atoll"  # the only metadata key: the header's map has no stable order, so two would break byte identity
 )
-_FILE_KEY = "atoll-file"  # the only metadata key of a file
-_MARKER = f'"{_FILE_KEY}":"'.encode()  # precedes the digest in a file's header
+FILE_KEY = "atoll-file"  # the only metadata key of a file
+_MARKER = f'"{FILE_KEY}":"'.encode()  # precedes the digest in a file's header
 _END = "|"  # follows the label
 _WITHIN = 64  # first bytes of a file that contain the marker
 _REF = "§"  # marks the position of a tensor in the structure
@@ -99,7 +99,7 @@ def save(path: Path, tree: Tree, label: str = "") -> None:
     """
     structure, tensors = _split(tree)
     value = f"{'0' * DIGITS}{label}{_END}{structure}"
-    write_whole(path, seal_at(safetensors.torch.save(tensors, metadata={_FILE_KEY: value}), _MARKER))
+    write_whole(path, seal_at(safetensors.torch.save(tensors, metadata={FILE_KEY: value}), _MARKER))
 
 
 def load(path: Path, label: str | None = None) -> Tree:
@@ -117,13 +117,13 @@ def load(path: Path, label: str | None = None) -> Tree:
         if not sealed(data):
             return unpack(data)
         verify_at(data, _MARKER)
-        tree, found = _read(data, _FILE_KEY)
+        tree, found = _read(data, FILE_KEY)
     except OSError as error:
         raise UserError(f"cannot read {path}: {error.strerror}") from None
     except ValueError as error:
         raise UserError(f"{path} is damaged or not written by Atoll: {error}") from None
-    if label is not None and found != label:
-        raise UserError(f"{path} is a file from elsewhere ({found or 'without a label'}), not the {label}")
+    if label is not None and found not in ("", label):
+        raise UserError(f"{path} is a file from elsewhere ({found}), not the {label}")
     return tree
 
 
@@ -137,7 +137,7 @@ def _read(data: bytes, key: str) -> tuple[Tree, str]:
     try:
         header_size = int.from_bytes(data[:8], "little")
         value = json.loads(data[8 : 8 + header_size])["__metadata__"][key]
-        label, _, structure = value[DIGITS:].partition(_END) if key == _FILE_KEY else ("", "", value)
+        label, _, structure = value[DIGITS:].partition(_END) if key == FILE_KEY else ("", "", value)
         tensors = safetensors.torch.load(data)
         return resolve(json.loads(structure), _REF, tensors.__getitem__), label
     except (KeyError, RecursionError, TypeError, safetensors.SafetensorError, ValueError) as error:

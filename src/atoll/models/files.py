@@ -16,6 +16,7 @@ from torch import Tensor
 from atoll.core.digests import DIGITS, MISMATCH, DamagedError, seal_at, verify_at
 from atoll.core.errors import UserError
 from atoll.core.files import write_whole
+from atoll.core.tree import FILE_KEY
 from atoll.models.encoder import Encoder, graft
 from atoll.models.options import rebuild_encoder
 
@@ -138,7 +139,10 @@ def _read_safetensors(path: Path) -> tuple[dict[str, Tensor], dict[str, Any] | N
     _check_file(path)
     try:
         with safetensors.safe_open(path, framework="pt") as file:
-            about = (file.metadata() or {}).get("atoll")
+            metadata = file.metadata() or {}
+            about = metadata.get(
+                "atoll", "{}" if FILE_KEY in metadata else None
+            )  # a tree describes no encoder
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (not a dict)
         described = None if about is None else dict(json.loads(about))
         if described is not None and described.get("format") == FORMAT:

@@ -9,6 +9,7 @@ from pathlib import Path
 from string import Template
 from typing import Any
 
+from atoll.core.environment import in_words
 from atoll.core.errors import UserError
 from atoll.core.files import write_whole
 from atoll.report import results_tables, run_tables
@@ -174,6 +175,13 @@ def _facts(groups: Sequence[Group]) -> Html:
             if run.metrics and (spent := run.metrics[-1].get("privacy"))
         ],
         "Seed": [str(seed) for seed in sorted({run.seed for run in runs})],
+        "Computed with": [
+            "; then ".join(in_words(one["environment"]) for one in run.results.get("environments", []))
+            for run in runs
+        ],
+        "Time of all rounds": [
+            f"{run.results['seconds']:,.0f} s" for run in runs if "seconds" in run.results
+        ],
         "Atoll": [str(run.results["version"]) for run in runs if "version" in run.results],
     }
     entries = (
