@@ -27,6 +27,7 @@ IMPORTED_AS = {
     "dp-accounting": "dp_accounting",
 }
 STUBS = {"_typeshed"}  # the type checker's own
+OPTIONAL = ("hub", "flower", "dp", "onnx", "detect", "figures")  # extras that the code imports
 
 
 def declared(requirements: list[str]) -> set[str]:
@@ -55,14 +56,14 @@ def imported(folder: Path) -> dict[str, set[str]]:
 def test_every_import_is_declared_and_every_dependency_is_imported() -> None:
     extras = PROJECT["optional-dependencies"]
     always, found = declared(PROJECT["dependencies"]), imported(ROOT / "src")
-    optional = declared([one for name in ("hub", "flower", "dp", "onnx", "detect") for one in extras[name]])
+    optional = declared([one for name in OPTIONAL for one in extras[name]])
     assert set(found) - always - optional == set()
     assert always - set(found) == set()
 
 
 def test_a_library_of_an_extra_is_not_imported_with_the_package() -> None:
     extras = PROJECT["optional-dependencies"]
-    optional = declared([one for name in ("hub", "flower", "dp", "onnx", "detect") for one in extras[name]])
+    optional = declared([one for name in OPTIONAL for one in extras[name]])
     for path in (ROOT / "src").rglob("*.py"):
         relative = path.relative_to(ROOT / "src" / "atoll").as_posix()
         if relative.startswith("engines/flower/") or relative == "commands/flower_server_app.py":

@@ -127,7 +127,10 @@ def _reproduce(options: argparse.Namespace) -> int:
         return 0
     record = reproduce(job, lambda title: Bar(console, title))
     console.print(shown(record))
-    console.print(f"table:  {job.out / 'table.md'}\nreport: {job.out / 'report.html'}", highlight=False)
+    places = {"table": "table.md", "figure": "figure.svg", "report": "report.html"}
+    for what, name in places.items():
+        if (job.out / name).is_file():
+            console.print(f"{what + ':':<8}{job.out / name}", highlight=False)
     return 1 if record["failures"] else 0
 
 

@@ -10,8 +10,9 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-from atoll.commands.compare import Bar, compare
+from atoll.commands.compare import Bar, Comparison, compare
 from atoll.commands.evaluate import measure_run
+from atoll.commands.figures import Drawn, Results, figure_data
 from atoll.core.config import describe
 from atoll.core.errors import UserError
 from atoll.core.files import write_whole
@@ -22,10 +23,12 @@ from atoll.data.partition.partition import Partition
 from atoll.data.sources import Splits, load_data, why_missing
 from atoll.engines.federation import Federation
 from atoll.evaluation import PROTOCOLS
+from atoll.papers.figures import figure_of
 from atoll.papers.reproduction import Reproduction, images_of
 from atoll.papers.rows import Row
 from atoll.recipe.prerequisites import prerequisite_recipes
 from atoll.report import write_report
+from atoll.report.plots import figure_svg, require_plots
 from atoll.report.reproduction import markdown, section
 from atoll.report.wording import source_words
 
@@ -36,19 +39,25 @@ def reproduce(job: Reproduction, callback: Callable[[str], Bar] | None = None) -
     If a run fails, its cell shows the row's other seeds, or is empty; ``failures`` contains the reasons.
 
     Returns:
-        The record of the table, as written to ``table.json``; ``table.md`` and ``report.html`` are next to it.
+        The record of the table, as written to ``table.json``; ``table.md`` and ``report.html`` are next to it. A
+        figure also has ``figure.json`` and ``figure.svg``, and no page if it shows partitions only.
 
     Raises:
         UserError: Images are missing (checked before the first run), or a recipe is invalid.
     """
+    figure = figure_of(job.table)
+    if figure:
+        require_plots()
     _require_images(job)
     folders = {row.name: job.folders(row) for row in job.rows}  # before this table has runs of its own
-    compared = compare(job.trainings(), job.seeds, job.out, callback)
+    trainings = job.trainings() if not figure or figure.trains else []
+    compared = compare(trainings, job.seeds, job.out, callback) if trainings else Comparison([], {})
     done = {run.folder for run in compared.runs}
     finished: dict[Path, Run] = {}
-    rows = []
+    rows, runs_of = [], {}
     for row in job.rows:
         runs = [Run(folder) for folder in folders[row.name] if folder in done or folder.parent != job.out]
+        runs_of[row.name] = runs
         finished |= {run.folder: run for run in runs}
         names = [run.name if run.folder in done else f"{run.folder.parent.name}/{run.name}" for run in runs]
         rows.append(_measured(row, names, [_results(row, run) for run in runs]))
@@ -59,10 +68,24 @@ def reproduce(job: Reproduction, callback: Callable[[str], Bar] | None = None) -
         "rows": rows,
     }
     write_whole(job.out / "table.json", (json.dumps(record, indent=2, ensure_ascii=False) + "\n").encode())
+    if figure:
+        values = {row["name"]: row["values"] for row in rows}
+        record["figure"] = _drawn(job, figure_data(figure, Results(job.table, job.rows, runs_of, values)))
     write_whole(job.out / "table.md", markdown(record).encode())
     if finished:
         write_report(list(finished), job.out / "report.html", compared.failures.values(), section(record))
     return record
+
+
+def _drawn(job: Reproduction, data: Drawn) -> Drawn:
+    """Write ``figure.json`` and ``figure.svg``; return the data with the drawing."""
+    written = {**data, "title": job.title, "version": version(), "changed": job.changed()}
+    write_whole(job.out / "figure.json", (json.dumps(written, ensure_ascii=False) + "\n").encode())
+    mark = "\nNOT the paper's setting" if job.changed() else ""
+    svg = figure_svg(data["panels"], job.title + mark) if data["panels"] else ""
+    if svg:
+        write_whole(job.out / "figure.svg", svg.encode())
+    return {**data, "svg": svg}
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import ClassVar, Literal
+from typing import Annotated, ClassVar, Literal
 
 import torch
 from torch import Tensor
@@ -20,7 +20,7 @@ from torch import Tensor
 from atoll.aggregation.fedavg import FedAvg
 from atoll.components.base import VIEWS, Batch, ClientContext, Forward, Passes, Setting, Term, Trained
 from atoll.core.rng import stream
-from atoll.core.schema import Positive
+from atoll.core.schema import AtLeast, Positive
 from atoll.core.tree import Tree
 from atoll.functional import dimension_scaling, projector_distillation
 from atoll.methods.method import Method
@@ -34,10 +34,12 @@ class Separation(Term):
     Attributes:
         basis: ``"axes"`` takes S_k from the coordinates (Eq. 6); ``"random"`` takes S_k from the columns of one
             random orthonormal matrix Q that all clients share (the official code).
+        draw: Number of the draw of Q; another draw gives other S_k, and changes nothing else.
         index_by: S_k belongs to a ``"client"``, or to a ``"slot"`` of the round's cohort (the official code).
     """
 
     basis: Literal["axes", "random"] = "axes"
+    draw: Annotated[int, AtLeast(0)] = 0
     index_by: Literal["client", "slot"] = "client"
 
     def refuse(self, setting: Setting) -> str | None:
@@ -54,7 +56,8 @@ class Separation(Term):
         if self.basis == "axes":
             return None
         d = setting.embedding_dim
-        gaussian = torch.randn(d, d, generator=stream(setting.seed, "ssd-basis"), dtype=torch.float64)
+        draws = stream(setting.seed, "ssd-basis", *([self.draw] if self.draw else []))
+        gaussian = torch.randn(d, d, generator=draws, dtype=torch.float64)
         return torch.linalg.qr(gaussian).Q.float()
 
     def send(self, state: Tree, client: int, cohort: Sequence[int], round: int) -> Tree:

@@ -94,6 +94,11 @@ class Reproduction:
         """Whether there are published values to compare with."""
         return any(value.get("value") for row in self.rows for value in row.published.values())
 
+    @property
+    def of_paper(self) -> bool:
+        """Whether the setting is a paper's: a table with published values, or a figure."""
+        return self.published or bool(self.table.figure)
+
     def changed(self) -> dict[str, str]:
         """Describe what differs from the setting: the images, and the scale's and ``--set``'s changes.
 
@@ -104,10 +109,10 @@ class Reproduction:
         images = {
             key: words
             for data in images_of(self.rows)
-            if self.published and data.path in papers
+            if self.of_paper and data.path in papers
             for key, words in image_changes(data).items()
         }
-        source = "the paper's" if self.published else "the table's"
+        source = "the paper's" if self.of_paper else "the table's"
         found: dict[str, tuple[list[Any], list[Any]]] = {}
         for row in self.rows:
             run, paper = (flatten(describe(one.completed())) for one in (row.recipe, row.paper))
@@ -129,6 +134,7 @@ class Reproduction:
             "scale": self.scale,
             "scale_about": about(self.table, self.scale),
             "published": self.published,
+            "of_paper": self.of_paper,
             "changed": self.changed(),
             "notes": self.notes(),
         }

@@ -104,7 +104,7 @@ def _row(
     except UserError as error:
         raise UserError(f"row {name} of the table: {error}") from None
     published = {
-        column: find_published({**keys, **one.published}, column) if keys else {}
+        column: find_published({**keys, **one.published}, column) if keys and not table.figure else {}
         for column, one in measures.items()
     }
     return Row(name, names, label, recipe, paper, measures, published, data)

@@ -40,7 +40,7 @@ def warning(record: dict[str, Any]) -> str:
     if not record["changed"]:
         return ""
     named = record["scale_about"] and f" (scale {record['scale']}: {record['scale_about']})"
-    if record["published"]:
+    if record["of_paper"]:
         return f"NOT the paper's setting{named}, so this does not reproduce its results:"
     return f"NOT the table's setting{named}:"
 
@@ -59,7 +59,11 @@ def markdown(record: dict[str, Any]) -> str:
     """Format the table as Markdown."""
     lines = markdown_table(*cells(record))
     notes = [f"- {note}" for note in remarks(record)]
-    return "\n".join([f"# {record['title']}", "", *lines, "", *notes, f"- Atoll {record['version']}."]) + "\n"
+    figure = record.get("figure")
+    says = [f"The paper: {figure['says']}", "", "![our figure](figure.svg)", ""] if figure else []
+    notes = [*(f"- {remark}" for remark in (figure_remarks(figure) if figure else ())), *notes]
+    title = [f"# {record['title']}", "", *says]
+    return "\n".join([*title, *lines, "", *notes, f"- Atoll {record['version']}."]) + "\n"
 
 
 def shown(record: dict[str, Any]) -> Group:
@@ -72,4 +76,24 @@ def section(record: dict[str, Any]) -> Html:
     header, rows = cells(record)
     alarm = warning(record)
     above = [tag("p", tag("strong", alarm.rstrip(":") + "."), class_="note")] if alarm else []
-    return join([*above, table(record["title"], header, rows), bullets(remarks(record))])
+    return join([*above, *_figure(record), table(record["title"], header, rows), bullets(remarks(record))])
+
+
+def _figure(record: dict[str, Any]) -> list[Html]:
+    """Format a figure: the paper's statement, what its panels remark, and the drawing."""
+    if "figure" not in record:
+        return []
+    figure = record["figure"]
+    drawing = [Html(tag("div", Html(figure["svg"]), class_="scroll"))] if figure["svg"] else []
+    says = tag("p", tag("strong", "The paper: "), figure["says"])
+    ours = tag("p", tag("strong", "Ours:"))
+    return [says, ours, *drawing, bullets(figure_remarks(figure))]
+
+
+def figure_remarks(figure: dict[str, Any]) -> list[str]:
+    """Sentences of a figure's panels, each with the panel's title."""
+    return [
+        f"{panel['title']}: {remark}" if panel["title"] else remark
+        for panel in figure["panels"]
+        for remark in panel.get("remarks", ())
+    ]

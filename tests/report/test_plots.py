@@ -1,0 +1,74 @@
+"""Drawings of figures: valid SVG, the same each time, with all that a panel says."""
+
+import importlib.util
+from xml.etree import ElementTree
+
+import pytest
+
+from atoll.core.errors import UserError
+from atoll.report.plots import DRAW, figure_svg, require_plots
+
+FRAME = {"title": "a title", "x": "along", "y": "up", "log": False}
+PANELS = {
+    "lines": {
+        "series": [{"label": "one", "x": [1, 10], "y": [0.5, None], "s": [0.1, None]}],
+        "levels": [{"label": "level", "y": [0.4], "s": [None]}],
+        "log": True,
+    },
+    "bars": {"groups": ["g1", "g2"], "series": [{"label": "bar", "y": [2.0, 1.5], "s": [None, 0.1]}]},
+    "scatter": {"points": [{"label": "dot (81.3)", "x": 1.0, "y": 2.0}]},
+    "boxes": {"at": [1, 2], "boxes": [[1, 2, 3, 4, 5], [2, 3, 4, 5, 6]]},
+    "heat": {"rows": ["layer"], "columns": ["7", "8"], "values": [[0.1, 0.2]]},
+    "stacked": {"rows": ["client 0", "client 1"], "columns": ["cat", "dog"], "values": [[1, 2], [3, 0]]},
+    "map": {"points": [[0, 0], [1, 1], [2, 0]], "groups": [0, 1, 2], "names": ["cat", "dog", "other"]},
+    "landscape": {
+        "xs": [-1, 0, 1],
+        "ys": [-1, 0, 1],
+        "loss": [[3, 2, 3], [2, 1, 2], [3, 2, 3]],
+        "path": [[1, 1], [0, 0]],
+    },
+}
+SHOWN = {
+    "lines": ["one", "level"],
+    "bars": ["g1", "g2", "bar"],
+    "scatter": ["dot (81.3)"],
+    "heat": ["layer", "7", "8"],
+    "stacked": ["client 0", "client 1"],
+    "map": ["cat", "dog", "other"],
+}
+
+
+@pytest.mark.parametrize("kind", DRAW)
+def test_a_panel_is_valid_svg_and_the_same_each_time(kind):
+    panel = {**FRAME, "kind": kind, **PANELS[kind]}
+    svg = figure_svg([panel], "above")
+    assert svg.startswith("<svg")
+    assert svg == figure_svg([panel], "above")
+    root = ElementTree.fromstring(svg)
+    texts = {"".join(element.itertext()).strip() for element in root.iter("{http://www.w3.org/2000/svg}text")}
+    assert {"above", "a title", "along", "up", *SHOWN.get(kind, [])} <= texts
+
+
+def test_the_place_of_a_point_is_its_value():
+    """The markers of a line lie at heights that are linear in its values."""
+    lines = {
+        **FRAME,
+        "kind": "lines",
+        "levels": [],
+        "series": [{"label": "", "x": [0, 1, 2], "y": [0, 1, 3], "s": [None] * 3}],
+    }
+    root = ElementTree.fromstring(figure_svg([lines]))
+    uses = [
+        e
+        for e in root.iter("{http://www.w3.org/2000/svg}use")
+        if e.get("style", "").find("fill: #1f77b4") >= 0
+    ]
+    heights = [float(e.get("y")) for e in uses][-3:]
+    assert (heights[0] - heights[2]) == pytest.approx(3 * (heights[0] - heights[1]), rel=1e-3)
+
+
+def test_without_matplotlib_a_sentence_says_what_to_install(monkeypatch):
+    require_plots()
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    with pytest.raises(UserError, match=r"pip install 'atoll\[figures\]'"):
+        require_plots()
