@@ -124,8 +124,12 @@ def damaged_files(path):
             "does not fit its weights",
         ),
         (safetensors.torch.save(tensors, {"atoll": json.dumps(about)}), "does not fit its weights"),
-        (whole.replace(b"resnet-narrow", b"resnet-norrow"), "does not fit its weights"),
-        (whole.replace(b'width\\": 8', b'width\\": 4'), "does not fit its weights"),
+        (whole.replace(b"resnet-narrow", b"resnet-norrow"), "its digest does not match its content"),
+        (whole.replace(b'width\\": 8', b'width\\": 4'), "its digest does not match its content"),
+        (
+            safetensors.torch.save(tensors, {"atoll": json.dumps(about).replace("narrow", "norrow")}),
+            "does not fit",
+        ),
     ]
 
 

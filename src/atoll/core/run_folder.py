@@ -22,7 +22,6 @@ import fcntl
 import json
 import os
 import shutil
-import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -271,7 +270,7 @@ class Run:
             path.unlink(missing_ok=True)
 
     def latest(self) -> Tree | None:
-        """Load the newest complete round that can be read, with a warning if it is not the newest.
+        """Load the newest complete round that can be read.
 
         Returns:
             The state after the round; None if no round has been completed.
@@ -286,12 +285,6 @@ class Run:
             except UserError as error:
                 unreadable.append(str(error))
                 continue
-            if unreadable:
-                newest = self.completed_rounds()
-                warnings.warn(
-                    f"{unreadable[0]}; the run continues from round {round} instead of round {newest}",
-                    stacklevel=2,
-                )
             return tree
         if unreadable or self.started():
             why = f" ({unreadable[0]})" if unreadable else ""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field
@@ -165,6 +166,13 @@ def run_rounds(context: RunContext, states: States, make_executor: Callable[[], 
     if latest is None:
         states.clear()
     else:
+        newest = store.completed_rounds()
+        if latest["round"] < newest:
+            warnings.warn(
+                f"{store.checkpoints / f'round-{newest:06d}.safetensors'} is damaged; the run continues from round "
+                f"{latest['round']} instead of round {newest}",
+                stacklevel=2,
+            )
         server.restore(latest)
         for client in context.reset_clients:
             server.valid.pop(client, None)
