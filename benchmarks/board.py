@@ -34,6 +34,8 @@ import board_page
 from atoll.core.errors import RunError
 from board_rows import RESULTS, SELECT, Board, Entry, Record
 
+MADE = ("version", "seconds", "environments")  # of an evaluation: how it was made, not what it found
+
 
 class StopAsked(BaseException):
     """SIGTERM was received, and the round is complete."""
@@ -107,7 +109,7 @@ def run(
         "seed": entry.seed,
         "recipe": without_places(tomllib.loads(folder.recipe_path.read_text("utf-8"))),
         "rounds": [{key: value for key, value in line.items() if key != "seconds"} for line in lines],
-        "evaluation": {key: value for key, value in evaluation.items() if key != "version"},
+        "evaluation": {key: value for key, value in evaluation.items() if key not in MADE},
         **failed,
         "made": {
             "version": evaluation.get("version", atoll.__version__),

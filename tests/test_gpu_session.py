@@ -14,9 +14,9 @@ import pytest
 import tomli_w
 import torch
 
+from atoll.core.checkpoints import save_checkpoint
 from atoll.core.config import over, setting
 from atoll.core.run_folder import Run
-from atoll.core.tree import save
 from tests.harness import TINY
 
 SCRIPT = Path(__file__).parents[1] / "benchmarks" / "gpu.sh"
@@ -126,9 +126,10 @@ def test_checkpoints_come_back_in_parts_and_what_finds_no_room_begins_again(tmp_
         lines = [json.dumps({"round": round}) + "\n" for round in range(rounds + 1)]
         (folder / "metrics.jsonl").write_text("".join(lines))
         for round in (rounds - 1, rounds):
-            save(
-                folder / "checkpoints" / f"round-{round:06d}.safetensors",
-                {"w": torch.full((40_000,), 1.0 * round)},
+            models = {"w": torch.full((40_000,), 1.0 * round)}
+            rest = {"valid": {}, "norms": [], "constants_sent": []}
+            save_checkpoint(
+                folder / "checkpoints", round, {"round": round, "state": {"models": models}, **rest}
             )
     done = work / "runs" / "table" / "done-seed0"
     done.mkdir()
@@ -144,7 +145,7 @@ def test_checkpoints_come_back_in_parts_and_what_finds_no_room_begins_again(tmp_
     fresh.mkdir()
     program.unpack(out, fresh)
     far, near, ended = (Run(fresh / "runs" / "table" / f"{name}-seed0") for name in ("far", "near", "done"))
-    assert torch.equal(far.latest()["w"], torch.full((40_000,), 9.0))
+    assert torch.equal(far.latest()["state"]["models"]["w"], torch.full((40_000,), 9.0))
     assert far.completed_rounds() == 9
     assert not near.folder.exists()
     assert ended.finished

@@ -24,6 +24,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from atoll.core.checkpoints import checkpoint_files
 from atoll.core.run_folder import Run
 from atoll.papers.reproduction import find_table
 
@@ -123,7 +124,7 @@ def unpack(previous: Path, work: Path) -> None:
             new = [one for one in members if one.name.startswith("runs/") or not (work / one.name).exists()]
             archive.extractall(work, new, filter="data")
     for run in map(Run, work.glob("runs/*/*")):
-        if run.exists() and not run.finished and run.latest() is None:
+        if run.exists() and not run.finished and not checkpoint_files(run.checkpoints):
             shutil.rmtree(run.folder)  # its checkpoint did not fit: it starts again
 
 

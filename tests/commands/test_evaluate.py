@@ -54,17 +54,16 @@ def test_a_finished_run_is_measured_alike(run):
 
 
 def test_a_run_that_does_not_say_who_uses_which_model_cannot_test_clients(run):
-    path = run.folder / "evaluation.json"
-    text = path.read_text()
+    text = run.read("evaluation.json")
     old = json.loads(text)
     del old["users_by_model"]
-    path.write_text(json.dumps(old))
+    run.write("evaluation.json", json.dumps(old))
     try:
         with pytest.raises(UserError, match="clients-knn cannot be measured"):
             measure_run(run, ["clients-knn"])
         assert measure_run(run, ["knn"])["knn/accuracy"] == old["knn/accuracy"]
     finally:
-        path.write_text(text)
+        run.write("evaluation.json", text)
 
 
 def test_a_supervised_classifier_is_tested_on_each_clients_classes(tmp_path):
