@@ -116,7 +116,7 @@ def test_lists_become_tuples_and_whole_numbers_floats_in_both() -> None:
 
 
 def test_a_section_and_a_component_know_their_place() -> None:
-    with pytest.raises(UserError, match=r"^train\.lr is -1; it must be above 0$"):
+    with pytest.raises(UserError, match=r"^train\.lr is -1; it must be above 0 and at most 1000000$"):
         TrainOptions(lr=-1)
     with pytest.raises(UserError, match=r"^options\.simclr\.temperature is -1; it must be above 0$"):
         SimCLR(temperature=-1)

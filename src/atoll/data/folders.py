@@ -153,7 +153,7 @@ def _tell_skipped(root: Path) -> None:
     if suffixes:
         counts = ", ".join(f"{count} {suffix}" for suffix, count in suffixes.most_common(5))
         warnings.warn(
-            f"{root}: {suffixes.total()} files are no images by their names, and are skipped: {counts}",
+            f"{root}: skipped files without an image suffix: {counts}",
             stacklevel=5,
         )
 
