@@ -18,6 +18,7 @@ from atoll.core.tree import Tree
 from atoll.data.images import ImageSet
 from atoll.data.partition.partition import Partition
 from atoll.report.html import Html, join, table, tag
+from atoll.report.svg import MUTED, picture, text
 from atoll.report.wording import plural
 
 FILE = "clients.safetensors"  # in a run's folder
@@ -26,7 +27,6 @@ IMAGES = 8  # of each client
 THUMBNAIL = 48  # largest side of a sample image in pixels
 ROW = 44  # height of a client's row
 NAME, BAR, WORDS = 130, 240, 190  # widths of a row's parts
-INK, MUTED = "#1b2a33", "#66757f"
 
 
 def client_samples(images: ImageSet, partition: Partition) -> Tree:
@@ -112,16 +112,16 @@ def clients_picture(partition: Partition, samples: Tree, title: str, words: str 
     side = ROW - 6
     width = 20 + NAME + BAR + WORDS + IMAGES * side + 20
     facts = [line for line in (words, _facts(partition, samples)) if line]
-    parts = [_text(20, 30, title, 17)]
-    parts += [_text(20, 50 + 18 * place, line, 12, MUTED) for place, line in enumerate(facts)]
+    parts = [text(20, 30, title, 17)]
+    parts += [text(20, 50 + 18 * place, line, 12, fill=MUTED) for place, line in enumerate(facts)]
     legend, top = _legend(partition, width, 56 + 18 * len(facts))
     parts.append(legend)
     for row, (k, pictures) in enumerate(zip(samples["clients"], samples["pictures"], strict=True)):
         y = top + row * ROW
         size = partition.sizes[k]
         parts += [
-            _text(20, y + 17, _cut(partition.names[k]), 13),
-            _text(20, y + 33, plural(size, "image"), 11, MUTED),
+            text(20, y + 17, _cut(partition.names[k]), 13),
+            text(20, y + 33, plural(size, "image"), 11, fill=MUTED),
         ]
         length = (BAR - 20) * size / largest
         bars = [
@@ -134,22 +134,13 @@ def clients_picture(partition: Partition, samples: Tree, title: str, words: str 
         lines = [f"distance {distances[k]:.2f}"] if distances else []
         lines += partition.shifts[k].split(", ") if partition.shifts else []
         for place, word in enumerate(lines):
-            parts.append(_text(20 + NAME + BAR, y + 10 + 10 * place, word, 10, MUTED))
+            parts.append(text(20 + NAME + BAR, y + 10 + 10 * place, word, 10, fill=MUTED))
         left = 20 + NAME + BAR + WORDS
         box = {"x": f"{left}", "y": f"{y}", "width": f"{len(pictures) * side}", "height": f"{side}"}
         if len(pictures):
             parts.append(tag("image", href=strip(pictures), preserveAspectRatio="none", **box))
     height = top + len(samples["clients"]) * ROW + 16
-    return tag(
-        "svg",
-        tag("rect", width=f"{width}", height=f"{height}", fill="#ffffff"),
-        *parts,
-        xmlns="http://www.w3.org/2000/svg",
-        viewBox=f"0 0 {width} {height}",
-        width=f"{width}",
-        height=f"{height}",
-        font_family="system-ui, sans-serif",
-    )
+    return picture(width, height, parts)
 
 
 def _facts(partition: Partition, samples: Tree) -> str:
@@ -172,14 +163,14 @@ def _legend(partition: Partition, width: int, y: int) -> tuple[Html, int]:
         if x + 30 + 7 * len(word) > width:
             x, y = 20, y + 16
         parts.append(tag("rect", x=f"{x}", y=f"{y - 9}", width="10", height="10", fill=_colour(c)))
-        parts.append(_text(x + 14, y, word, 11, MUTED))
+        parts.append(text(x + 14, y, word, 11, fill=MUTED))
         x += 30 + 7 * len(word)
     if len(names) > 30:
-        parts.append(_text(x, y, f"and {len(names) - 30} more", 11, MUTED))
+        parts.append(text(x, y, f"and {len(names) - 30} more", 11, fill=MUTED))
     if partition.cluster_counts is not None:
         y += 16
         words = f"lower bars: the {partition.cluster_counts.shape[1]} feature clusters that are split"
-        parts.append(_text(20, y, words, 11, MUTED))
+        parts.append(text(20, y, words, 11, fill=MUTED))
     return join(parts), y + 16
 
 
@@ -207,7 +198,3 @@ def _colour(c: int) -> str:
 
 def _cut(name: str) -> str:
     return name if len(name) <= 16 else f"{name[:15]}…"
-
-
-def _text(x: float, y: float, text: str, size: int, fill: str = INK) -> Html:
-    return tag("text", text, x=f"{x:.1f}", y=f"{y:.1f}", font_size=str(size), fill=fill)

@@ -7,10 +7,11 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from atoll.report.html import Html, join, tag
+from atoll.report.svg import INK, MUTED, picture, text
 
 CELL = 46
 WIDTH, HEIGHT = 900, 640
-INK, MUTED, SELF, SUPERVISED = "#1b2a33", "#66757f", (14, 116, 144), (194, 65, 12)
+SELF, SUPERVISED = (14, 116, 144), (194, 65, 12)
 
 
 def theory_picture(rows: Sequence[Mapping[str, Any]], summary: Mapping[str, Any]) -> str:
@@ -18,7 +19,7 @@ def theory_picture(rows: Sequence[Mapping[str, Any]], summary: Mapping[str, Any]
     dim = max(row["d"] for row in rows)
     shown = [row for row in rows if row["d"] == dim]
     parts = [
-        _text(20, 28, f"Dec-SSL's linear theory, d = {dim:,}, mean of {len(shown)} seeds", size=17),
+        text(20, 28, f"Dec-SSL's linear theory, d = {dim:,}, mean of {len(shown)} seeds", size=17),
         _grid(20, 80, "Self-supervised: representability of e_j", _self_supervised(shown), SELF),
         _grid(470, 80, "Supervised: correlation of the features with e_j", _supervised(shown), SUPERVISED),
         _chart(
@@ -43,16 +44,7 @@ def theory_picture(rows: Sequence[Mapping[str, Any]], summary: Mapping[str, Any]
             SUPERVISED,
         ),
     ]
-    return tag(
-        "svg",
-        tag("rect", width=str(WIDTH), height=str(HEIGHT), fill="#ffffff"),
-        *parts,
-        xmlns="http://www.w3.org/2000/svg",
-        viewBox=f"0 0 {WIDTH} {HEIGHT}",
-        width=str(WIDTH),
-        height=str(HEIGHT),
-        font_family="system-ui, sans-serif",
-    )
+    return picture(WIDTH, HEIGHT, parts)
 
 
 Grid = list[tuple[str, list[float]]]
@@ -82,21 +74,16 @@ def _points(summary: Mapping[str, Any], name: str) -> dict[int, float]:
     return {int(dim): one[name] for dim, one in summary["dims"].items()}
 
 
-def _text(x: float, y: float, text: str, size: int = 13, anchor: str = "", fill: str = INK) -> Html:
-    place = {"x": f"{x:.1f}", "y": f"{y:.1f}"}
-    return tag("text", text, **place, font_size=str(size), text_anchor=anchor, fill=fill)
-
-
 def _grid(x: float, y: float, title: str, rows: Grid, colour: tuple[int, int, int]) -> Html:
     """Table of values from 0 to 1, each on its shade."""
     columns = max(len(values) for _, values in rows)
     heads = [*(f"e_{j + 1}" for j in range(columns - 1)), "rest"]
-    parts = [_text(x, y - 14, title, 14)]
+    parts = [text(x, y - 14, title, 14)]
     left, top = x + 80, y + 22
     for j, head in enumerate(heads):
-        parts.append(_text(left + (j + 0.5) * CELL, top - 7, head, 12, "middle", MUTED))
+        parts.append(text(left + (j + 0.5) * CELL, top - 7, head, 12, "middle", MUTED))
     for i, (name, values) in enumerate(rows):
-        parts.append(_text(x, top + (i + 0.6) * CELL, name, 13))
+        parts.append(text(x, top + (i + 0.6) * CELL, name, 13))
         for j, value in enumerate(values):
             share = min(1.0, max(0.0, value))
             shade = ",".join(str(round(255 + share * (part - 255))) for part in colour)
@@ -104,7 +91,7 @@ def _grid(x: float, y: float, title: str, rows: Grid, colour: tuple[int, int, in
             parts.append(tag("rect", **box, width=str(CELL - 2), height=str(CELL - 2), fill=f"rgb({shade})"))
             light = "#ffffff" if share > 0.6 else INK
             middle = left + (j + 0.5) * CELL - 1
-            parts.append(_text(middle, top + (i + 0.58) * CELL, f"{value:.2f}", 12, "middle", light))
+            parts.append(text(middle, top + (i + 0.58) * CELL, f"{value:.2f}", 12, "middle", light))
     return join(parts)
 
 
@@ -131,17 +118,17 @@ def _chart(
         return x + across * width, y + height * (1 - up)
 
     stroke = f"rgb({','.join(map(str, colour))})"
-    parts = [_text(x - 50, y - 26, title, 14)]
+    parts = [text(x - 50, y - 26, title, 14)]
     for power in range(low, high + 1):
         level = place(dims[0], 10.0**power)[1]
         ends = {"x1": f"{x}", "x2": f"{x + width}", "y1": f"{level:.1f}", "y2": f"{level:.1f}"}
         parts.append(tag("line", **ends, stroke="#d8dee2"))
-        parts.append(_text(x - 8, level + 4, f"{10.0**power:g}", 11, "end", MUTED))
+        parts.append(text(x - 8, level + 4, f"{10.0**power:g}", 11, "end", MUTED))
     for dim in dims:
-        parts.append(_text(place(dim, values[0])[0], y + height + 18, f"d = {dim:,}", 11, "middle", MUTED))
+        parts.append(text(place(dim, values[0])[0], y + height + 18, f"d = {dim:,}", 11, "middle", MUTED))
     line = " ".join("{:.1f},{:.1f}".format(*place(dim, bound(dim))) for dim in dims)
     parts.append(tag("polyline", points=line, fill="none", stroke=MUTED, stroke_dasharray="5 4"))
-    parts.append(_text(x + width, y - 8, f"- - bound of all: {bound_name}", 12, "end", MUTED))
+    parts.append(text(x + width, y - 8, f"- - bound of all: {bound_name}", 12, "end", MUTED))
     for place_of, (name, points) in enumerate(series.items()):
         dashes = "" if place_of == 0 else "2 3"
         line = " ".join("{:.1f},{:.1f}".format(*place(dim, value)) for dim, value in points.items())
@@ -154,5 +141,5 @@ def _chart(
             cx, cy = place(dim, value)
             parts.append(tag("circle", cx=f"{cx:.1f}", cy=f"{cy:.1f}", r="3.5", fill=stroke))
         mark = "——" if place_of == 0 else "····"
-        parts.append(_text(x + 150 * place_of, y + height + 40, f"{mark} {name}", 12, fill=stroke))
+        parts.append(text(x + 150 * place_of, y + height + 40, f"{mark} {name}", 12, fill=stroke))
     return join(parts)
