@@ -205,7 +205,8 @@ def test_a_title_is_never_read_as_markup(title, tmp_path, capsys):
     assert title.replace("\\u001b", "�") in shown.replace("\n", "")
 
 
-def test_class_folders_are_never_read_as_markup(tmp_path, capsys):
+def test_class_folders_are_never_read_as_markup(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)  # the picture is written there
     images = load_digits().images
     for k, name in enumerate(["[b]", "[red]x", "c\x1b[31m"]):
         (tmp_path / "images" / name).mkdir(parents=True)
