@@ -9,7 +9,7 @@ from functools import partial
 from pathlib import Path
 
 from atoll.commands.evaluate import partition_of
-from atoll.core.checkpoints import checkpoint_files, load_checkpoint
+from atoll.core.checkpoints import checkpoint_files, load_checkpoint, round_of
 from atoll.core.digests import JSON, TOML
 from atoll.core.errors import UserError
 from atoll.core.run_folder import DETECTION, Run, damaged
@@ -108,10 +108,7 @@ def _metrics(run: Run, path: Path) -> None:
 
 
 def _checkpoint(path: Path) -> None:
-    number = path.stem.removeprefix("round-")
-    if not number.isdecimal():
-        raise UserError(f"{path} is no checkpoint, because its name has no round; remove it")
-    load_checkpoint(path, int(number))
+    load_checkpoint(path, round_of(path))
 
 
 def _client_state(path: Path) -> None:

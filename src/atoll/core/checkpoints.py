@@ -16,13 +16,20 @@ def checkpoint_files(folder: Path) -> dict[int, Path]:
     Raises:
         UserError: A file has the name of a checkpoint without a round.
     """
-    found = {}
-    for path in folder.glob("round-*.safetensors"):
-        number = path.stem.removeprefix("round-")
-        if not (number.isascii() and number.isdecimal()):
-            raise UserError(f"{path} is no checkpoint, because its name has no round; remove it")
-        found[int(number)] = path
+    found = {round_of(path): path for path in folder.glob("round-*.safetensors")}
     return dict(sorted(found.items(), reverse=True))
+
+
+def round_of(path: Path) -> int:
+    """Round of a checkpoint, from the name of its file.
+
+    Raises:
+        UserError: The name has no round.
+    """
+    number = path.stem.removeprefix("round-")
+    if not (number.isascii() and number.isdecimal()):
+        raise UserError(f"{path} is no checkpoint, because its name has no round; remove it")
+    return int(number)
 
 
 def save_checkpoint(folder: Path, round: int, tree: Tree) -> None:
