@@ -198,6 +198,21 @@ _FEDCA = (
 
 _FEDERATED = "the paper states no batch size, hidden width, augmentation or rounds of fine-tuning"
 
+
+def _fedca(name: str, percent: int, differs: str, local_epochs: int = 0) -> FineTuneProtocol:
+    """FedCA's fine-tuning: an MLP with one hidden layer on the encoder, 100 epochs of Adam."""
+    return FineTuneProtocol(
+        name,
+        percent / 100,
+        optimizer="adam",
+        head_lr=1e-3,
+        hidden=(2048,),
+        epochs=100,
+        local_epochs=local_epochs,
+        differs=differs,
+    )
+
+
 FINE_TUNES = {
     protocol.name: protocol
     for protocol in (
@@ -205,30 +220,10 @@ FINE_TUNES = {
         # `evaluation.finetune_select = "best"`.
         *(FineTuneProtocol(f"finetune-{percent}", percent / 100) for percent in (1, 10)),
         # FedCA's semi-supervised and transfer learning: an MLP with one hidden layer on the encoder.
-        *(
-            FineTuneProtocol(
-                f"finetune-fedca-{percent}",
-                percent / 100,
-                optimizer="adam",
-                head_lr=1e-3,
-                hidden=(2048,),
-                epochs=100,
-                differs=_FEDCA,
-            )
-            for percent in (1, 10, 100)
-        ),
+        *(_fedca(f"finetune-fedca-{percent}", percent, differs=_FEDCA) for percent in (1, 10, 100)),
         # The same in the federation, each client on its share of labels: 20 rounds of 5 epochs, as in pre-training.
         *(
-            FineTuneProtocol(
-                f"finetune-fedca-federated-{percent}",
-                percent / 100,
-                optimizer="adam",
-                head_lr=1e-3,
-                hidden=(2048,),
-                epochs=100,
-                local_epochs=5,
-                differs=_FEDERATED,
-            )
+            _fedca(f"finetune-fedca-federated-{percent}", percent, local_epochs=5, differs=_FEDERATED)
             for percent in (1, 10)
         ),
     )
