@@ -31,6 +31,7 @@ import torchvision
 
 import atoll
 import board_page
+from atoll.core.environment import environment
 from atoll.core.errors import RunError
 from board_rows import RESULTS, SELECT, Board, Entry, Record
 
@@ -65,12 +66,10 @@ class StopAfterRound:
 
 def hardware_and_versions() -> dict[str, str]:
     """Collect the hardware and versions on which a run's exact result depends."""
-    path = Path("/proc/cpuinfo")
-    lines = path.read_text().splitlines() if path.is_file() else []
-    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
+    found = environment(torch.device("cpu"), torch.get_num_threads())
     return {
-        "processor": names[0] if names else platform.processor() or platform.machine(),
-        "capability": torch.backends.cpu.get_cpu_capability(),
+        "processor": str(found["processor"]),
+        "capability": str(found["cpu"]),
         "python": platform.python_version(),
         "torch": torch.__version__,
         "torchvision": torchvision.__version__,

@@ -53,6 +53,12 @@ class Entry:
     point: Sequence[str]
 
 
+def load_record(results: Path, name: str) -> Record | None:
+    """Load an entry's record from a folder of records; None if it does not exist."""
+    path = results / f"{name}.json"
+    return json.loads(path.read_text("utf-8")) if path.is_file() else None
+
+
 class Board:
     """The rows and the existing records.
 
@@ -73,8 +79,7 @@ class Board:
 
     def record(self, name: str) -> Record | None:
         """Load an entry's record; None if it does not exist."""
-        path = self.results / f"{name}.json"
-        return json.loads(path.read_text("utf-8")) if path.is_file() else None
+        return load_record(self.results, name)
 
     def resolve(self, row: Row) -> Row | None:
         """Return a row with its method; None until all objectives from which it is chosen are tuned."""

@@ -21,7 +21,7 @@ from typing import Any
 
 import board
 from atoll.papers.published import find_published
-from board_rows import HERE, Board, Entry, Record
+from board_rows import HERE, Board, Entry, Record, load_record
 from paired import filled, markdown, paired, signed
 
 RESULTS = HERE / "results" / "claims"
@@ -52,8 +52,7 @@ class Claims:
 
     def record(self, name: str) -> Record | None:
         """Load a run's record; None if it does not exist."""
-        path = self.results / f"{name}.json"
-        return json.loads(path.read_text("utf-8")) if path.is_file() else None
+        return load_record(self.results, name)
 
     def missing(self) -> Entry | None:
         """The first run without a record."""
