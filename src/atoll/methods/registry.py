@@ -3,10 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import importlib
-import os
-import sys
-import traceback
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Any, TypeVar
@@ -19,6 +15,7 @@ from atoll.aggregation.server_steps import Direct, FedAdam, FedAvgM
 from atoll.components.base import Aggregation, Component, Merge, Objective, Replace, ServerStep, Term
 from atoll.core.config import build, describe
 from atoll.core.errors import UserError
+from atoll.core.imports import import_attribute
 from atoll.methods import (
     euc,
     featarc,
@@ -194,34 +191,7 @@ class MethodOptions:
 def find(name: str, known: Mapping[str, Any], what: str) -> Any:
     """Look up a known name, or import the attribute of a user's module that ``module:attribute`` names."""
     check_known(name, known, what)
-    if ":" not in name:
-        return known[name]
-    module, _, attribute = name.partition(":")
-    if os.getcwd() not in sys.path:
-        sys.path.insert(0, os.getcwd())
-    try:
-        imported = importlib.import_module(module)
-    except ModuleNotFoundError as error:
-        raise UserError(
-            f"{what} {name!r}: no module {error.name!r} in this folder or the environment"
-        ) from None
-    except UserError as error:
-        raise UserError(f"{what} {name!r}: {error}") from None
-    except Exception as error:  # importing the user's module may raise any exception
-        raise UserError(
-            f"{what} {name!r}: module {module!r} cannot be imported: {_where(error)}; fix it, then run again"
-        ) from error
-    if not hasattr(imported, attribute):
-        raise UserError(f"{what} {name!r}: module {module!r} has no {attribute!r}")
-    return getattr(imported, attribute)
-
-
-def _where(error: Exception) -> str:
-    """Describe an error in a user's file: its type, its message and its line."""
-    if isinstance(error, SyntaxError):
-        return f"{type(error).__name__}: {error.msg} ({error.filename}, line {error.lineno})"
-    frames = traceback.extract_tb(error.__traceback__)
-    return f"{type(error).__name__}: {error} ({frames[-1].filename}, line {frames[-1].lineno})"
+    return import_attribute(name, what) if ":" in name else known[name]
 
 
 def _made(kind: type[P], name: str | None, what: str) -> P:

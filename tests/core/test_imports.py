@@ -1,0 +1,34 @@
+import pytest
+
+from atoll.core.errors import UserError
+from atoll.core.imports import import_attribute
+
+
+@pytest.fixture(autouse=True)
+def folder(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("sys.path", ["", *__import__("sys").path])
+    return tmp_path
+
+
+def test_an_attribute_of_a_file_in_the_working_folder_is_imported(folder):
+    (folder / "imported_here.py").write_text("answer = 42\n")
+    assert import_attribute("imported_here:answer", "number") == 42
+
+
+@pytest.mark.parametrize(
+    ("text", "sentence"),
+    [
+        (None, "encoder 'named_{}:net': no module 'named_{}' in this folder"),
+        ("other = 1\n", "encoder 'named_{}:net': module 'named_{}' has no 'net'"),
+        ("def net(:\n", r"cannot be imported: SyntaxError: .*named_{}\.py, line 1"),
+        ("1 / 0\n", r"cannot be imported: ZeroDivisionError: .*named_{}\.py, line 1"),
+        ("import named_nothing\n", "no module 'named_nothing'"),
+    ],
+)
+def test_what_cannot_be_imported_gets_a_sentence(folder, text, sentence, request):
+    number = abs(hash(request.node.name))  # modules stay imported for the whole process
+    if text is not None:
+        (folder / f"named_{number}.py").write_text(text)
+    with pytest.raises(UserError, match=sentence.replace("{}", str(number))):
+        import_attribute(f"named_{number}:net", "encoder")
