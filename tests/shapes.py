@@ -57,12 +57,16 @@ def tables(count: int, first: int = 0) -> Tables:
 
 
 def write_coco(
-    folder: Path, train: int = 4, test: int = 2, change: Callable[[Tables], None] = lambda tables: None
+    folder: Path,
+    train: int = 4,
+    test: int = 2,
+    change: Callable[[Tables], None] = lambda tables: None,
+    splits: tuple[str, str] = ("train", "test"),
 ) -> Path:
     """Write a training and a test split; ``change`` edits the training split's tables."""
-    for split, count, first in (("train", train, 0), ("test", test, 1000)):
+    for split, count, first in zip(splits, (train, test), (0, 1000), strict=True):
         made = tables(count, first)
-        if split == "train":
+        if split == splits[0]:
             change(made)
         (folder / split).mkdir(parents=True, exist_ok=True)
         for number in range(count):

@@ -17,6 +17,7 @@ from atoll.core.errors import UserError
 from atoll.papers.inventory import HERE, inventory
 from atoll.papers.reproduction import find_table
 from atoll.papers.tables import figure_names, listed, load_table, table_names
+from tests.shapes import write_coco
 
 RUNNABLE = [*table_names(), *figure_names()]
 TABLES = {"ssd": 5, "l-dawa": 7, "fedca": 3, "fedquad": 5}
@@ -43,6 +44,18 @@ def noise(tmp_path_factory: pytest.TempPathFactory) -> Path:
             ]
             table = pa.table({"image": [{"bytes": image, "path": ""} for image in images], "label": labels})
             pq.write_table(table, folder / name / f"{split}.parquet")
+    for place, count in (
+        ("imagenet-100/train/{:03}", 4),
+        ("imagenet-100/val/{:03}", 2),
+        ("amazon-packages/{}", 20),
+    ):
+        for group in range(5):
+            here = folder / place.format(group)
+            here.mkdir(parents=True)
+            for i in range(count):
+                (here / f"{i}.png").write_bytes(_png(rng.integers(0, 256, (32, 32, 3))))
+    write_coco(folder / "coco", splits=("train2017", "val2017"))
+    write_coco(folder / "amazon-packages-masks", splits=("train", "val"))
     return folder
 
 

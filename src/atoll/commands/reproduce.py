@@ -6,27 +6,30 @@ import json
 import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from functools import lru_cache
+from functools import cache, lru_cache
 from pathlib import Path
 from typing import Any
 
 from atoll.commands.compare import Bar, Comparison, compare
+from atoll.commands.detect import detect, prepare_detection
 from atoll.commands.evaluate import measure_run
 from atoll.commands.figures import Drawn, Results, figure_data
 from atoll.core.config import describe
 from atoll.core.errors import UserError
 from atoll.core.files import write_whole
 from atoll.core.provenance import version
-from atoll.core.run_folder import Run
+from atoll.core.run_folder import DETECTION, Run
+from atoll.data.detection.load import load_detection, why_no_objects
 from atoll.data.options import DataOptions
 from atoll.data.partition.partition import Partition
 from atoll.data.sources import Splits, load_data, why_missing
 from atoll.engines.federation import Federation
 from atoll.evaluation import PROTOCOLS
 from atoll.papers.figures import figure_of
-from atoll.papers.reproduction import Reproduction, images_of
-from atoll.papers.rows import Row
+from atoll.papers.reproduction import Reproduction, images_of, missing_images
+from atoll.papers.rows import Detection, Row
 from atoll.recipe.prerequisites import prerequisite_recipes
+from atoll.recipe.recipe import recipe_of
 from atoll.report import write_report
 from atoll.report.plots import figure_svg, require_plots
 from atoll.report.reproduction import markdown, section
@@ -107,21 +110,21 @@ class RowCheck:
 
 def dry_run(job: Reproduction) -> list[RowCheck]:
     """Build the federation of each row whose images are on this machine, for each seed, without training."""
-    missing: dict[DataOptions, str] = {}
+    missing = cache(why_missing)
     load = lru_cache(maxsize=4)(load_data)
     return [_check_row(job, row, missing, load) for row in job.rows]
 
 
 def _check_row(
-    job: Reproduction, row: Row, missing: dict[DataOptions, str], load: Callable[[DataOptions, int], Splits]
+    job: Reproduction,
+    row: Row,
+    missing: Callable[[DataOptions], str],
+    load: Callable[[DataOptions, int], Splits],
 ) -> RowCheck:
     partitions = []
     try:
-        for data in images_of([row]):
-            if data not in missing:
-                missing[data] = why_missing(data)
-            if missing[data]:
-                return RowCheck(row, missing=f"{source_words(describe(data))}: {missing[data]}")
+        for words, reason in missing_images(row, missing).items():
+            return RowCheck(row, missing=f"{words}: {reason}")
         for seed in range(row.recipe.seed, row.recipe.seed + job.seeds):
             recipe = replace(row.recipe, seed=seed)
             for other in prerequisite_recipes(recipe).values():
@@ -131,6 +134,8 @@ def _check_row(
                 partitions.append(Federation(recipe, load(recipe.data, seed)).partition)
         if row.measured_on:
             load(row.measured_on, row.recipe.seed)
+        if row.detection:
+            _load_objects(row.detection)
     except UserError as error:
         return RowCheck(row, fault=str(error))
     return RowCheck(row, _client_words(partitions))
@@ -160,6 +165,9 @@ def require_built(checks: Sequence[RowCheck]) -> None:
 def _require_images(job: Reproduction) -> None:
     """Find missing images before the first run."""
     unfinished = [row for row in job.rows if not all(Run(folder).finished for folder in job.folders(row))]
+    for row in unfinished:
+        if row.detection and (why := why_no_objects(row.detection.data)):
+            raise UserError(f"rows of {job.name} (such as {row.name}) detect objects: {why}")
     for data in images_of(unfinished):
         try:
             load_data(data, seed=0)
@@ -171,9 +179,28 @@ def _require_images(job: Reproduction) -> None:
             ) from None
 
 
+def _load_objects(detection: Detection) -> None:
+    load_detection(detection.data, detection.options.train_split, detection.options.test_split)
+
+
+def _detected(row: Row, detection: Detection, run: Run) -> dict[str, Any]:
+    """Fine-tune a run's encoder to detect objects, or load an earlier result."""
+    options = replace(detection.options, seed=recipe_of(run).seed)
+    out = run.folder / DETECTION / row.name
+    (record,) = detect(prepare_detection(run.folder, detection.data, options, out=out))
+    return {
+        f"{DETECTION}/{kind}/{name}": value
+        for kind in ("bbox", "segm")
+        for name, value in record.get(kind, {}).items()
+        if isinstance(value, float)
+    }
+
+
 def _results(row: Row, run: Run) -> dict[str, Any]:
     """Evaluate a run as the row asks, or load an earlier evaluation."""
     record = run.results() or {}
+    if row.detection:
+        record = record | _detected(row, row.detection, run)
     protocols = list(
         dict.fromkeys(one.protocol for one in row.measures.values() if one.protocol in PROTOCOLS)
     )

@@ -7,14 +7,12 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import cache
 
-from atoll.core.config import describe
 from atoll.data.options import DataOptions
 from atoll.data.sources import why_missing
 from atoll.papers.images import image_changes
-from atoll.papers.reproduction import find_table, image_names, images_of
+from atoll.papers.reproduction import find_table, image_names, images_of, missing_images
 from atoll.papers.rows import Row
 from atoll.papers.tables import figure_names, listed, table_names
-from atoll.report.wording import source_words
 
 HERE = "runnable here"
 
@@ -67,9 +65,9 @@ def _runnable(name: str, missing: Callable[[DataOptions], str]) -> Entry:
 
 def _state(rows: Iterable[Row], missing: Callable[[DataOptions], str]) -> str:
     rows = list(rows)
-    absent = {row.name: [data for data in images_of([row]) if missing(_source(data))] for row in rows}
-    here = sum(not found for found in absent.values())
-    needed = dict.fromkeys(source_words(describe(data)) for found in absent.values() for data in found)
+    absent = [missing_images(row, lambda data: missing(_source(data))) for row in rows]
+    here = sum(not found for found in absent)
+    needed = dict.fromkeys(words for found in absent for words in found)
     if here == len(rows):
         return HERE
     wanted = f"with {', '.join(needed)}"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
@@ -10,11 +10,12 @@ from typing import Any
 
 from atoll.core.config import describe, flatten
 from atoll.core.run_folder import Run
+from atoll.data.detection.load import why_no_objects
 from atoll.data.options import DataOptions
 from atoll.papers.images import image_changes
-from atoll.papers.rows import Row, make_rows
+from atoll.papers.rows import Detection, Row, make_rows
 from atoll.papers.scales import PAPER, about, titled
-from atoll.papers.tables import PaperTable, figure_names, load_table, table_names
+from atoll.papers.tables import DETECTION, PaperTable, figure_names, load_table, table_names
 from atoll.recipe.prerequisites import prerequisite_recipes
 from atoll.recipe.recipe import Recipe, load_recipe
 from atoll.report.numbers import UNMEASURED
@@ -116,6 +117,9 @@ class Reproduction:
         found: dict[str, tuple[list[Any], list[Any]]] = {}
         for row in self.rows:
             run, paper = (flatten(describe(one.completed())) for one in (row.recipe, row.paper))
+            if row.detection:
+                run |= flatten({DETECTION: describe(row.detection.options)})
+                paper |= flatten({DETECTION: describe(row.detection.paper)})
             for key in sorted(run | paper):
                 if run.get(key) != paper.get(key) and not key.startswith(NO_SETTING):
                     for values, value in zip(
@@ -211,7 +215,26 @@ def images_of(rows: Iterable[Row]) -> list[DataOptions]:
 
 def image_names(rows: Iterable[Row]) -> str:
     """Sources of the images that rows need, in words."""
-    return ", ".join(dict.fromkeys(source_words(describe(data)) for data in images_of(rows)))
+    rows = list(rows)
+    objects = [_object_words(row.detection) for row in rows if row.detection]
+    return ", ".join(dict.fromkeys([*(source_words(describe(data)) for data in images_of(rows)), *objects]))
+
+
+def missing_images(row: Row, why: Callable[[DataOptions], str]) -> dict[str, str]:
+    """The images that a row needs and that are not on this machine, in words, and the reason.
+
+    Args:
+        row: The row.
+        why: Reason why a source's images are missing, such as `atoll.data.sources.why_missing`.
+    """
+    found = {source_words(describe(data)): why(data) for data in images_of([row])}
+    if row.detection:
+        found[_object_words(row.detection)] = why_no_objects(row.detection.data)
+    return {words: reason for words, reason in found.items() if reason}
+
+
+def _object_words(detection: Detection) -> str:
+    return f"{detection.data} (annotated objects)"
 
 
 def _words(values: Sequence[Any]) -> str:

@@ -13,10 +13,26 @@ from atoll.core.config import build, describe, over, read
 from atoll.core.errors import UserError, did_you_mean
 from atoll.data.options import DataOptions
 from atoll.evaluation import PROTOCOLS
+from atoll.evaluation.detection.options import DetectionOptions
 from atoll.papers.published import find_published
-from atoll.papers.scales import PAPER, apply_scale, check_scale, titled
-from atoll.papers.tables import CLASSIFIER, Measure, PaperTable
+from atoll.papers.scales import PAPER, apply_scale, check_scale, detection_changes, titled
+from atoll.papers.tables import CLASSIFIER, DETECTION, Measure, PaperTable
 from atoll.recipe.recipe import Recipe, make_recipe, presets
+
+
+@dataclass(frozen=True)
+class Detection:
+    """Fine-tuning of a row's encoder to detect objects.
+
+    Attributes:
+        data: Folder of the annotated images.
+        options: The options.
+        paper: The options at the paper's scale.
+    """
+
+    data: str
+    options: DetectionOptions
+    paper: DetectionOptions
 
 
 @dataclass(frozen=True)
@@ -32,6 +48,7 @@ class Row:
         measures: The measure of each column.
         published: The paper's value of each column: a line of ``published.csv``, or empty.
         measured_on: The images on which the encoder is evaluated, if not the recipe's.
+        detection: The fine-tuning to detect objects, if the row measures that.
     """
 
     name: str
@@ -42,6 +59,7 @@ class Row:
     measures: dict[str, Measure]
     published: dict[str, dict[str, str]]
     measured_on: DataOptions | None
+    detection: Detection | None
 
 
 def make_rows(
@@ -82,32 +100,43 @@ def _row(
     choices = [table.choices[name] for name in names]
     name, label = "-".join(names), ", ".join(choice.title for choice in choices)
     keys, measures, elsewhere = dict(table.published), dict(table.measures), dict(table.measured_on)
+    detecting = dict(table.detection)
     for choice in choices:
         base = _apply(base, choice.changes)
         keys |= choice.published
         measures |= choice.measures
         elsewhere |= choice.measured_on
+        detecting |= choice.detection
     measures = {column: measures[column] for column in table.columns}
     protocols = [one.protocol for one in measures.values() if one.protocol in PROTOCOLS]
     if elsewhere and any(one.protocol == CLASSIFIER for one in measures.values()):
         raise UserError(
             f"row {name} of the table: a classifier cannot be evaluated on the classes of other images"
         )
-    evaluation = {"at_end": ["knn"] if elsewhere else list(dict.fromkeys(protocols))}
-    base = over(base, {"name": name, "title": f"{table.title}: {label}", "evaluation": evaluation})
+    at_end = ["geometry"] if detecting else ["knn"] if elsewhere else list(dict.fromkeys(protocols))
+    base = over(base, {"name": name, "title": f"{table.title}: {label}", "evaluation": {"at_end": at_end}})
     try:
         paper = make_recipe(base)
         if scale != PAPER:
             base = {**apply_scale(paper, table, names, scale), "title": f"{titled(table, scale)}: {label}"}
         recipe = make_recipe(base, settings)
         data = build(DataOptions, {**describe(recipe.data), **elsewhere}) if elsewhere else None
+        detection = _detection(detecting, detection_changes(table, names, scale)) if detecting else None
     except UserError as error:
         raise UserError(f"row {name} of the table: {error}") from None
     published = {
         column: find_published({**keys, **one.published}, column) if keys and not table.figure else {}
         for column, one in measures.items()
     }
-    return Row(name, names, label, recipe, paper, measures, published, data)
+    return Row(name, names, label, recipe, paper, measures, published, data, detection)
+
+
+def _detection(table: Mapping[str, Any], changes: Mapping[str, Any]) -> Detection:
+    options = {key: value for key, value in table.items() if key != "data"}
+    paper = build(DetectionOptions, options, DETECTION)
+    return Detection(
+        str(table.get("data", "")), build(DetectionOptions, {**options, **changes}, DETECTION), paper
+    )
 
 
 def _apply(base: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:

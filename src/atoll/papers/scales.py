@@ -64,12 +64,25 @@ def apply_scale(recipe: Recipe, table: PaperTable, choices: Sequence[str], name:
     """
     changes: dict[str, Any] = {}
     at_most: dict[str, Any] = {}
-    for scales in (shared_scales(), table.scale, *(table.choices[one].scale for one in choices)):
-        layer = scales.get(name, Scale())
+    for layer in _layers(table, choices, name):
         changes, at_most = over(changes, layer.changes), over(at_most, layer.at_most)
     components = {one.name for one in recipe.composed.components}
     whole = over(describe(recipe.completed()), _of_components(changes, components))
     return _capped(whole, _of_components(at_most, components))
+
+
+def detection_changes(table: PaperTable, choices: Sequence[str], name: str) -> dict[str, Any]:
+    """A scale's changes of the options of detection."""
+    changes: dict[str, Any] = {}
+    for layer in _layers(table, choices, name):
+        changes |= layer.detection
+    return changes
+
+
+def _layers(table: PaperTable, choices: Sequence[str], name: str) -> list[Scale]:
+    """The shared scale, then the table's, then the choices'."""
+    scales = (shared_scales(), table.scale, *(table.choices[one].scale for one in choices))
+    return [one.get(name, Scale()) for one in scales]
 
 
 def _of_components(changes: Mapping[str, Any], components: set[str]) -> dict[str, Any]:

@@ -10,8 +10,9 @@ names of ``choices``. A choice names its changes of the recipe and the keys of i
     [published]                      # keys that find the published values of all rows
     [changes]                        # of the recipe, for all rows
     [measures."LP acc %"]            # the key in a run's evaluation
-    [choices.ssd]                    # title, published, changes, measures, measured_on, scale
-    [scale.cpu]                      # about, changes, at_most: see `Scale`
+    [choices.ssd]                    # title, published, changes, measures, measured_on, detection, scale
+    [detection]                      # data and options with which the encoder is fine-tuned to detect objects
+    [scale.cpu]                      # about, changes, at_most, detection: see `Scale`
     [notes]                          # sentences below the table
     [figure]                         # a figure only: how it is drawn
 
@@ -33,6 +34,7 @@ from atoll.core.errors import UserError, did_you_mean
 from atoll.evaluation import PROTOCOLS
 
 CLASSIFIER = "classifier"  # measured in addition to the protocols if a method trains one
+DETECTION = "detection"  # the first part of a measure of detection, such as "detection/bbox/AP"
 
 
 @dataclass(frozen=True)
@@ -56,7 +58,7 @@ class Measure:
             raise UserError(
                 "a measure needs a key, or the reason why Atoll does not measure it: set one of 'of' and 'missing'"
             )
-        known = (*PROTOCOLS, CLASSIFIER)
+        known = (*PROTOCOLS, CLASSIFIER, DETECTION)
         if self.of and self.protocol not in known:
             raise UserError(
                 f"no protocol {self.protocol!r} to measure {self.of!r}; {did_you_mean(self.protocol, known)}"
@@ -78,11 +80,13 @@ class Scale:
         about: What the scale is for, in words.
         changes: Changes of the recipe.
         at_most: Maxima of the recipe's numbers; a smaller number stays, so untrained rows remain untrained.
+        detection: Changes of the options of detection.
     """
 
     about: str = ""
     changes: dict[str, Any] = field(default_factory=dict)
     at_most: dict[str, Any] = field(default_factory=dict)
+    detection: dict[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -95,6 +99,7 @@ class Choice:
         changes: Changes of the recipe. A new method name drops the former method and its options.
         measures: Columns with another measurement.
         measured_on: Other images, as a ``[data]`` table, on which the finished encoder is evaluated.
+        detection: Options of detection, and its images as ``data``.
         scale: Its own changes at a scale, after the table's.
     """
 
@@ -103,6 +108,7 @@ class Choice:
     changes: dict[str, Any] = field(default_factory=dict)
     measures: dict[str, Measure] = field(default_factory=dict)
     measured_on: dict[str, Any] = field(default_factory=dict)
+    detection: dict[str, Any] = field(default_factory=dict)
     scale: dict[str, Scale] = field(default_factory=dict)
 
 
@@ -118,6 +124,7 @@ class PaperTable:
     changes: dict[str, Any] = field(default_factory=dict)
     measures: dict[str, Measure] = field(default_factory=dict)
     measured_on: dict[str, Any] = field(default_factory=dict)
+    detection: dict[str, Any] = field(default_factory=dict)
     choices: dict[str, Choice] = field(default_factory=dict)
     scale: dict[str, Scale] = field(default_factory=dict)
     notes: dict[str, str] = field(default_factory=dict)

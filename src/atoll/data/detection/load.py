@@ -37,6 +37,15 @@ def load_detection(
     return train, test
 
 
+def why_no_objects(data: str) -> str:
+    """Reason why a folder of annotated images is not on this machine; empty if it is. Its content is not read."""
+    try:
+        locate(data, "the data of detection")
+    except UserError as error:
+        return str(error)
+    return ""
+
+
 def _read(root: Path, splits: tuple[str, ...], option: str) -> DetectionSet:
     for split in splits:
         for read in (read_coco, read_parquet_objects):
