@@ -51,11 +51,13 @@ def fold(
     round: int = 1,
     buffers: Collection[str] = (),
     scratch: Path | None = None,
+    max_share: float = 1.0,
     **statistics: Iterable[float],
 ) -> Weights:
     """The next global model; ``statistics`` holds the numbers of all clients by name."""
     updates = list(updates)
-    opened = aggregation.open({"global": current}, setting(len(updates), buffers), round, scratch)
+    known = setting(len(updates), buffers, max_share=max_share)
+    opened = aggregation.open({"global": current}, known, round, scratch)
     numbers = {name: list(values) for name, values in statistics.items()}
     for client, weights in enumerate(updates):
         retained = {name: values[client] for name, values in numbers.items()}

@@ -165,7 +165,8 @@ def test_the_server_refuses_what_was_not_declared():
     checks = UpdateChecks(method, setting(), frozenset(WEIGHTS), frozenset())
 
     def examine(**slices):
-        update = {"weights": WEIGHTS, "samples": 3, "losses": {}, "parts": slices}
+        losses = {"loss": 1.0, "simclr": 1.0, "sending": 0.0}
+        update = {"weights": WEIGHTS, "samples": 3, "losses": losses, "parts": slices}
         return checks.examine(update, {"global": WEIGHTS})
 
     good = {"mean": torch.zeros(2), "count": 1}
@@ -180,7 +181,9 @@ def test_the_server_refuses_what_was_not_declared():
     )
     assert examine(sending=good, simclr=1) == "it holds a slice of 'simclr', which sends none"
     infinite = {**good, "mean": torch.tensor([math.inf, 0.0])}
-    assert examine(sending=infinite) == "its slice of 'sending' contains values that are not finite"
+    assert examine(sending=infinite) == (
+        "'mean' in its slice of 'sending' holds values that are not finite, or that overflow"
+    )
 
 
 def test_every_bundled_component_that_sends_a_slice_declares_it():

@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from atoll.aggregation.fedavg import FedAvg
+from atoll.aggregation.loss_weighted import LossWeighted
 from atoll.aggregation.update_geometry import UpdateGeometry
 from atoll.core.tree import clone, same
 from atoll.engines.server import Result, TooFewUpdatesError
@@ -21,12 +22,14 @@ from tests.rounds import Rounds
 
 METHOD = Method(objective=SimCLR(), merge=EUC(), aggregation=FedAvg())
 MODEL = model(0)
+A_LOSS = "not a float from -1e+06 to 1e+06"
+LOSSES = {"loss": 1.0, "simclr": 1.0}
 
 
 def update(**changes):
     """A good update, with changes laid over it."""
     weights = {n: t + 0.1 if t.is_floating_point() else t + 1 for n, t in MODEL.items()}
-    return {"weights": weights, "samples": 10, "losses": {"loss": 1.0}, "parts": {}, **changes}
+    return {"weights": weights, "samples": 10, "losses": LOSSES, "parts": {}, **changes}
 
 
 def with_weights(**changes):
@@ -68,7 +71,10 @@ def test_a_good_update_passes_and_is_measured():
         (with_weights(head=torch.zeros(2)), "it contains 'head', which was not requested (1 such names)"),
         (with_weights(**{"conv.bias": torch.zeros(4)}), "'conv.bias' has shape (4,), not (3,)"),
         (with_weights(**{"conv.bias": torch.zeros(1)}), "'conv.bias' has shape (1,), not (3,)"),
-        (with_weights(**{"conv.bias": [0.0] * 3}), "'conv.bias' has shape (), not (3,)"),
+        (
+            with_weights(**{"conv.bias": [0.0] * 3}),
+            "'conv.bias' is [0.0, 0.0, 0.0], not a tensor of shape (3,)",
+        ),
         (
             with_weights(**{"conv.bias": torch.zeros(3).double()}),
             "'conv.bias' is torch.float64, not torch.float32",
@@ -89,36 +95,45 @@ def test_a_good_update_passes_and_is_measured():
             with_weights(**{"conv.bias": MODEL["conv.bias"] + 5000}),
             "its distance from the model that it received is 8660, beyond the bound of 1000 (train.first_norm)",
         ),
-        ({k: v for k, v in update().items() if k != "samples"}, "its 'samples' is None"),
-        (update(samples="10"), "its 'samples' is '10'"),
-        (update(samples=0), "its 'samples' is 0"),
-        (update(samples=-3), "its 'samples' is -3"),
-        (update(samples=True), "its 'samples' is True"),
-        (update(samples=math.nan), "its 'samples' is nan"),
-        (update(samples=math.inf), "its 'samples' is inf"),
-        (update(samples=2.5), "its 'samples' is 2.5"),
-        (update(samples=20_000_001), "its 'samples' is 20000001"),
-        (update(samples=10**400), f"its 'samples' is 1{'0' * 17}...{'0' * 19}"),
-        (update(losses={"loss": 10**400}), "its losses are not finite numbers"),
-        (update(losses={"loss": -1e31}), "its losses are not finite numbers"),
-        (update(losses={"loss": math.nan}), "its losses are not finite numbers"),
-        (update(losses={"loss": "low"}), "its losses are not finite numbers"),
-        (update(losses=[1.0]), "its losses are not finite numbers"),
+        (
+            {k: v for k, v in update().items() if k != "samples"},
+            "its 'samples' is None, not an int from 1 to 20000000",
+        ),
+        (update(samples="10"), "its 'samples' is '10', not an int from 1 to 20000000"),
+        (update(samples=0), "its 'samples' is 0, not an int from 1 to 20000000"),
+        (update(samples=-3), "its 'samples' is -3, not an int from 1 to 20000000"),
+        (update(samples=True), "its 'samples' is True, not an int from 1 to 20000000"),
+        (update(samples=math.nan), "its 'samples' is nan, not an int from 1 to 20000000"),
+        (update(samples=math.inf), "its 'samples' is inf, not an int from 1 to 20000000"),
+        (update(samples=2.5), "its 'samples' is 2.5, not an int from 1 to 20000000"),
+        (update(samples=20_000_001), "its 'samples' is 20000001, not an int from 1 to 20000000"),
+        (
+            update(samples=10**400),
+            f"its 'samples' is 1{'0' * 17}...{'0' * 19}, not an int from 1 to 20000000",
+        ),
+        (
+            update(losses={**LOSSES, "loss": 10**400}),
+            f"its loss 'loss' is 1{'0' * 17}...{'0' * 19}, {A_LOSS}",
+        ),
+        (update(losses={**LOSSES, "loss": -1e31}), f"its loss 'loss' is -1e+31, {A_LOSS}"),
+        (update(losses={**LOSSES, "loss": math.nan}), f"its loss 'loss' is nan, {A_LOSS}"),
+        (update(losses={**LOSSES, "loss": "low"}), f"its loss 'loss' is 'low', {A_LOSS}"),
+        (update(losses=[1.0]), "its losses are not a table of numbers"),
         (
             update(parts={"dictionary": 1}),
             "it contains a slice of 'dictionary', which is not a component of this method",
         ),
         (
             update(parts={"simclr": {"deep": [torch.tensor([1.0, math.nan])]}}),
-            "its slice of 'simclr' contains values that are not finite",
+            "it holds a slice of 'simclr', which sends none",
         ),
         (
             update(parts={"simclr": [torch.zeros(2).to(torch.float8_e4m3fn)]}),
-            "its slice of 'simclr' contains torch.float8_e4m3fn, which is not supported",
+            "it holds a slice of 'simclr', which sends none",
         ),
         (
             update(parts={"simclr": torch.full((2,), math.nan, dtype=torch.complex64)}),
-            "its slice of 'simclr' contains torch.complex64, which is not supported",
+            "it holds a slice of 'simclr', which sends none",
         ),
         (
             update(parts={"euc": {"conv.weight": [1.0, torch.ones(2)]}}),
@@ -133,7 +148,7 @@ def test_a_good_update_passes_and_is_measured():
 def test_bad_updates_are_refused_and_the_sentence_names_what_is_wrong(bad, sentence):
     guard = checks()
     assert guard.examine(bad, {"global": MODEL}) == sentence
-    assert guard.distances == []
+    assert guard.history.new == {}
 
 
 def test_every_single_value_is_looked_at():
@@ -161,7 +176,7 @@ def test_the_bound_is_ten_times_the_running_median_of_earlier_rounds():
     assert [try_at(x) for x in (1.0, 2.0, 3.5)] == [True, True, False]
     assert guard.bound()[0] == 3.0  # nothing counts before its round is closed
     guard.close_round()
-    assert guard.norms == pytest.approx([1.0, 2.0], rel=1e-5)
+    assert guard.history.earlier["weights"] == pytest.approx([1.0, 2.0], rel=1e-5)
     assert guard.bound() == (pytest.approx(15.0, rel=1e-5), "train.norm_factor")
     assert [try_at(x) for x in (14.9, 15.1, 1000.0)] == [True, False, False]
     guard.close_round()
@@ -175,7 +190,7 @@ def test_a_round_that_came_to_nothing_does_not_count():
     guard.examine(update(), {"global": MODEL})
     guard.open_round()
     guard.close_round()
-    assert guard.norms == []
+    assert guard.history.earlier == {}
 
 
 class Fixed:
@@ -226,7 +241,7 @@ def test_a_refused_update_is_named_and_the_round_goes_on(trained):
     assert gone.lost == {"2": "its machine is off"}
     assert same(with_it.checkpoint()["state"], without_it.checkpoint()["state"])
     assert with_it.valid == {0: 2, 1: 2, 2: 1, 3: 2}
-    assert len(with_it.checks.norms) == 7
+    assert len(with_it.checkpoint()["norms"]) == 7
 
 
 def test_too_few_accepted_updates_are_an_error_and_change_nothing(trained):
@@ -265,12 +280,11 @@ def test_half_is_not_too_few(trained):
         server.run_round(Fixed({**good, 0: "off", 1: "off"}))
 
 
-def test_what_a_client_calls_its_measure_is_not_used(trained):
+def test_an_unknown_key_is_refused(trained):
     _, good = trained
-    honest, lying = server_of(trained), server_of(trained)
-    honest.run_round(Fixed(good))
-    lying.run_round(Fixed({**good, 0: {**good[0], "measure": "mine"}}))
-    assert same(honest.checkpoint(), lying.checkpoint())
+    server = server_of(trained)
+    record = server.run_round(Fixed({**good, 0: {**good[0], "measure": "mine"}}))
+    assert record.refused == {"0": "it contains 'measure', which was not declared (1 such keys)"}
 
 
 def test_the_mean_angular_divergence_is_in_the_metrics(tmp_path):
@@ -301,3 +315,154 @@ def test_a_whole_run_tells_the_door_which_names_are_running_statistics(tmp_path)
     assert "encoder.bn1.weight" not in names
     run = run_tiny(tmp_path / "run", "train.first_norm=30", "train.lr=0.001")
     assert not any("refused" in line for line in run.metrics())
+
+
+def asked(client=0, epochs=2):
+    """What a client was asked; of four clients with 10, 11, 12 and 25 images in batches of 4."""
+    return {"client": client, "epochs": epochs, "round": 1, "kept": 0, "models": {}, "parts": {}}
+
+
+STATISTICS = frozenset({"bn.running_mean", "bn.running_var", "bn.num_batches_tracked"})
+COUNTER = MODEL["bn.num_batches_tracked"]
+
+
+def known(aggregation=METHOD.aggregation, **train):
+    """Checks at a server that knows the clients' sizes."""
+    known = replace(setting(batch_size=4, **train), sizes=(10, 11, 12, 25))
+    method = Method(objective=SimCLR(), aggregation=aggregation)
+    return UpdateChecks(method, known, frozenset(MODEL), STATISTICS)
+
+
+def healthy(**changes):
+    """A good update with statistics that can be: variances above 0."""
+    return with_weights(**{"bn.running_var": torch.ones(3), "bn.num_batches_tracked": COUNTER + 3, **changes})
+
+
+@pytest.mark.parametrize(("client", "samples", "batches"), [(0, 10, 3), (1, 11, 3), (2, 12, 3), (3, 25, 6)])
+def test_a_client_weighs_as_many_images_as_the_server_counted(client, samples, batches):
+    """The batches by hand: 25 images in fours are six, and a last image alone is no batch."""
+    for by, truth in (("samples", samples), ("batches", batches)):
+        guard = known(FedAvg(weights=by))
+        good = {name: value for name, value in healthy().items() if name != "samples"}
+        assert isinstance(
+            guard.examine({**good, by: truth}, {"global": MODEL}, asked(client)), UpdateGeometry
+        )
+        for claimed in (truth - 1, truth + 1, 20_000_000):
+            verdict = guard.examine({**good, by: claimed}, {"global": MODEL}, asked(client))
+            assert verdict == f"its {by!r} is {claimed}, not {truth}"
+
+
+@pytest.mark.parametrize(
+    ("bad", "sentence"),
+    [
+        (
+            {"bn.running_var": torch.tensor([1.0, -1e-3, 1.0])},
+            "'bn.running_var' contains a negative variance",
+        ),
+        ({"bn.running_var": torch.full((3,), -1e6)}, "'bn.running_var' contains a negative variance"),
+        (
+            {"bn.running_mean": torch.full((3,), 1e18)},
+            "the distance of its running statistics from those that it received is 1.732e+18, beyond the bound of "
+            "1e+06 (of the first round)",
+        ),
+        ({"bn.num_batches_tracked": torch.tensor(-5)}, "'bn.num_batches_tracked' counts -5 batches"),
+        ({"bn.num_batches_tracked": COUNTER - 1}, "'bn.num_batches_tracked' counts 9 batches"),
+        ({"bn.num_batches_tracked": torch.tensor(2**63 - 1)}, "counts 9223372036854775807 batches"),
+        ({"bn.num_batches_tracked": COUNTER + 6 * 8 + 1}, "counts 59 batches"),
+    ],
+)
+def test_impossible_statistics_are_refused(bad, sentence):
+    verdict = known().examine(healthy(**bad), {"global": MODEL}, asked())
+    assert isinstance(verdict, str)
+    assert sentence in verdict
+
+
+def test_a_counter_may_grow_by_the_batches_of_the_requested_steps():
+    """Ten images in fours, two epochs: six steps, each with at most eight batches; without an epoch, none."""
+    guard = known()
+    most = healthy(**{"bn.num_batches_tracked": COUNTER + 6 * 8})
+    assert isinstance(guard.examine(most, {"global": MODEL}, asked()), UpdateGeometry)
+    still = {**healthy(**{"bn.num_batches_tracked": COUNTER}), "losses": {}}
+    assert isinstance(guard.examine(still, {"global": MODEL}, asked(epochs=0)), UpdateGeometry)
+    assert "counts 11 batches" in guard.examine(
+        {**still, "weights": {**still["weights"], "bn.num_batches_tracked": COUNTER + 1}},
+        {"global": MODEL},
+        asked(epochs=0),
+    )
+
+
+def test_running_statistics_are_bounded_by_earlier_ones():
+    """At most 10 × the larger of the usual distance and the norm of those that were received."""
+    guard = known()
+    received = math.sqrt(
+        float(MODEL["bn.running_mean"].square().sum() + MODEL["bn.running_var"].square().sum())
+    )
+
+    def moved_by(distance):
+        step = torch.tensor([distance, 0.0, 0.0])
+        mean = {
+            "bn.running_mean": MODEL["bn.running_mean"] + step,
+            "bn.running_var": MODEL["bn.running_var"].abs(),
+        }
+        return guard.examine(healthy(**mean), {"global": MODEL}, asked())
+
+    rest = float((MODEL["bn.running_var"].abs() - MODEL["bn.running_var"]).norm())
+    assert isinstance(moved_by(50.0), UpdateGeometry)
+    guard.close_round()
+    usual = math.hypot(50.0, rest)
+    assert usual > received
+    assert isinstance(moved_by(math.sqrt((10 * usual) ** 2 - rest**2) * 0.999), UpdateGeometry)
+    assert "beyond the bound" in moved_by(math.sqrt((10 * usual) ** 2 - rest**2) * 1.001)
+    guard = known()
+    assert isinstance(moved_by(received / 100), UpdateGeometry)
+    guard.close_round()
+    assert isinstance(moved_by(5 * received), UpdateGeometry)
+
+
+@pytest.mark.parametrize(
+    "names", [{}, {"loss": 1.0}, {**LOSSES, "x": 1.0}, {f"l{k}": 1.0 for k in range(100)}]
+)
+def test_losses_have_exactly_the_declared_names(names):
+    verdict = known().examine({**healthy(), "losses": names}, {"global": MODEL}, asked())
+    assert isinstance(verdict, str)
+    assert verdict.startswith("its losses")
+    assert len(verdict) < 200
+
+
+def test_losses_are_bounded_by_those_before():
+    """10 × the larger of 10 and the median; a loss may shrink and come back."""
+    guard = known(LossWeighted())
+
+    def of(loss):
+        update = {**healthy(), "losses": {"loss": loss, "simclr": loss}, "loss": loss}
+        return guard.examine({k: v for k, v in update.items() if k != "samples"}, {"global": MODEL}, asked())
+
+    assert of(-1e30) == f"its 'loss' is -1e+30, {A_LOSS}"
+    assert isinstance(of(40.0), UpdateGeometry)
+    guard.close_round()
+    assert isinstance(of(-399.0), UpdateGeometry)
+    assert "not a float from -400 to 400" in of(-401.0)
+    guard = known(LossWeighted())
+    assert isinstance(of(0.01), UpdateGeometry)
+    guard.close_round()
+    assert isinstance(of(99.0), UpdateGeometry)
+    assert "not a float from -100 to 100" in of(101.0)
+
+
+def test_a_clients_control_variate_is_bounded_like_its_weights(trained):
+    rounds = Rounds("method.name=scaffold")
+    updates = {client: rounds.train(client)[0] for client in range(4)}
+    assert rounds.server.run_round(Fixed(updates)).clients == 4
+    again = {client: rounds.train(client, 2)[0] for client in range(4)}
+    slices = {name: 1e4 * value for name, value in again[1]["parts"]["scaffold"].items()}
+    record = rounds.server.run_round(Fixed({**again, 1: {**again[1], "parts": {"scaffold": slices}}}))
+    assert list(record.refused) == ["1"]
+    assert record.refused["1"].startswith("the norm of its slice of 'scaffold' is")
+
+
+def test_long_and_strange_names_are_shortened_in_the_sentence():
+    for name in ("x" * 1_000_000, "<script>alert(1)</script>", "a\nb\x1b[2J"):
+        for bad in (update(**{name: 1}), with_weights(**{name: 1}), update(parts={name: 1})):
+            verdict = checks().examine(bad, {"global": MODEL})
+            assert len(verdict) < 150
+            assert verdict.isprintable()

@@ -3,59 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import ClassVar, Literal
 
-import torch
-
+from atoll.aggregation.running_mean import CappedMean
 from atoll.components.base import Aggregation, Fold, Models, Setting, Update, UpdateGeometry
 from atoll.core.tree import Weights
-
-
-class RunningMean:
-    """A weighted mean that processes one model at a time and stores one.
-
-    The k-th model moves the mean by its share of the weight so far, m ← m + (w_k / Σ_{j≤k} w_j)(x_k − m). Unlike a
-    sum that is divided at the end, this needs no total, cannot overflow, and reproduces equal models bit for bit.
-    For integer tensors (BatchNorm's counters), the mean has their type and takes their maximum.
-
-    Attributes:
-        mean: The mean of the models so far.
-        totals: Σ_j |w_j| for each floating-point tensor.
-    """
-
-    def __init__(self) -> None:
-        self.mean: Weights = {}
-        self.totals: dict[str, float] = {}
-
-    @torch.no_grad()
-    def add(self, weights: Weights, weight: float, factors: Mapping[str, float] | None = None) -> None:
-        """Fold in a model; each tensor is averaged over the models that contain it.
-
-        Args:
-            weights: The model; the caller may overwrite it afterwards.
-            weight: w_k.
-            factors: Factors of w_k by tensor. A negative factor changes the sign of the tensor, so that
-                ``mean × totals`` is always the weighted sum.
-        """
-        for name, tensor in weights.items():
-            if not tensor.is_floating_point():
-                known = self.mean.get(name)
-                self.mean[name] = tensor.clone() if known is None else torch.maximum(known, tensor)
-                continue
-            signed = weight * (factors[name] if factors is not None else 1.0)
-            self.totals[name] = self.totals.get(name, 0.0) + abs(signed)
-            end = tensor if signed >= 0 else -tensor
-            if name not in self.mean:
-                self.mean[name] = end.clone()
-            elif signed:
-                self.mean[name].lerp_(end, abs(signed) / self.totals[name])
-
-    def rescale(self, factor: float) -> None:
-        """Multiply all weights so far by a factor."""
-        self.totals = {name: total * factor for name, total in self.totals.items()}
 
 
 @dataclass
@@ -103,7 +57,7 @@ class FedAvg(Aggregation):
 
     def open(self, models: Models, setting: Setting, round: int, scratch: Path | None) -> Fold:
         """Start a round's mean."""
-        return MeanFold(models["global"], self.weights)
+        return MeanFold(models["global"], self.weights, setting.train.max_share)
 
 
 class MeanFold:
@@ -112,12 +66,13 @@ class MeanFold:
     Args:
         current: The model at the start of the round.
         weights: How p_k is computed (see `Weighing`).
+        max_share: Largest p_k (see `CappedMean`).
     """
 
-    def __init__(self, current: Weights, weights: str) -> None:
+    def __init__(self, current: Weights, weights: str, max_share: float = 1.0) -> None:
         self._current = current
         self._weigh = Weighing(weights)
-        self._mean = RunningMean()
+        self._mean = CappedMean(max_share)
 
     def add(self, client: int, update: Update, geometry: UpdateGeometry | None = None) -> None:
         """Fold in one client's model; a mean does not need its geometry."""
@@ -128,5 +83,5 @@ class MeanFold:
 
     def close(self) -> Models:
         """Return the mean; tensors that no client sent are unchanged, and so is the model if no client sent one."""
-        mean = self._mean.mean
+        mean = self._mean.close().mean
         return {"global": {**self._current, **mean} if mean else self._current}

@@ -27,4 +27,4 @@ class LossWeighted(Aggregation):
 
     def open(self, models: Models, setting: Setting, round: int, scratch: Path | None) -> MeanFold:
         """Start a round's mean."""
-        return MeanFold(models["global"], "loss")
+        return MeanFold(models["global"], "loss", setting.train.max_share)

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from atoll.aggregation.disk_buffer import DiskBuffer
-from atoll.aggregation.fedavg import RunningMean
+from atoll.aggregation.running_mean import RunningMean
 from atoll.components.base import Aggregation, Models, Setting, Update, UpdateGeometry
 from atoll.core.errors import UserError
 from atoll.core.schema import AtLeast, Below

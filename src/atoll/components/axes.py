@@ -69,6 +69,11 @@ class Merge(Component):
     alone: ClassVar[bool] = False
     shares: ClassVar[str] = "the weights of all trained networks"
 
+    @property
+    def replaces(self) -> bool:
+        """Whether training starts from the downloaded weights, unchanged."""
+        return type(self).join is Merge.join
+
     def join(self, context: ClientContext, downloaded: Weights) -> Weights:
         """Return the weights from which training starts."""
         return downloaded

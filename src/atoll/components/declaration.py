@@ -13,13 +13,13 @@ declaration is a spec, a mapping of names to specs, or a tuple of specs:
 from __future__ import annotations
 
 import math
-import reprlib
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
+from atoll.core.text import short
 from atoll.core.tree import Tree, Weights
 
 LARGEST = 1e30  # maximum number that a client may send: sums of such numbers are finite in float32
@@ -58,6 +58,10 @@ class TensorSpec:
 
     def mismatch(self, value: Tree, place: str) -> str | None:
         """Describe how a value differs from this spec; None if it matches."""
+        return self.form_mismatch(value, place) or self._value_mismatch(value, place)
+
+    def form_mismatch(self, value: Tree, place: str) -> str | None:
+        """Describe how a value's shape or dtype differs from this spec, without reading the values."""
         if not isinstance(value, Tensor):
             return f"{place} is {_short(value)}, not a tensor of shape {_shape(self.shape)}"
         sizes = list(zip(value.shape, self.shape, strict=False))
@@ -65,8 +69,14 @@ class TensorSpec:
             return f"{place} has shape {_shape(value.shape)}, not {_shape(self.shape)}"
         if value.dtype != self.dtype:
             return f"{place} is {value.dtype}, not {self.dtype}"
-        if value.numel() and not (self.least <= float(value.min()) and float(value.max()) <= self.most):
-            return f"{place} holds values outside [{self.least:g}, {self.most:g}]"
+        return None
+
+    def _value_mismatch(self, value: Tensor, place: str) -> str | None:
+        if value.is_floating_point() and not torch.isfinite(value.sum()):
+            return f"{place} holds values that are not finite, or that overflow"
+        bounded = value.numel() and (self.least > -math.inf or self.most < math.inf)
+        if bounded and not (self.least <= value.min().item() and value.max().item() <= self.most):
+            return f"{place} holds values outside [{_number(self.least)}, {_number(self.most)}]"
         if self.unit_rows and not bool((torch.linalg.vector_norm(value, dim=-1) - 1).abs().max() < 1e-3):
             return f"{place} holds rows that are not normalised"
         return None
@@ -99,8 +109,9 @@ class NumberSpec:
     def mismatch(self, value: Tree, place: str) -> str | None:
         """Describe how a value differs from this spec; None if it matches."""
         if type(value) is not self.kind or not self.least <= value <= self.most:
+            least, most = _number(self.least), _number(self.most)
             kind = "an int" if self.kind is int else "a float"
-            return f"{place} is {_short(value)}, not {kind} from {self.least:g} to {self.most:g}"
+            return f"{place} is {_short(value)}, not {least if least == most else f'{kind} from {least} to {most}'}"
         return None
 
     @property
@@ -226,6 +237,10 @@ def _fits(size: int, allowed: int | UpTo) -> bool:
     return 1 <= size <= allowed.most if isinstance(allowed, UpTo) else size == allowed
 
 
+def _number(value: float) -> str:
+    return str(value) if isinstance(value, int) else f"{value:g}"
+
+
 def _shape(sizes: tuple[int | UpTo, ...]) -> str:
     return f"({', '.join(map(str, sizes))}{',' if len(sizes) == 1 else ''})"
 
@@ -234,4 +249,4 @@ def _short(value: Tree) -> str:
     """Describe an untrusted value in a few characters."""
     if isinstance(value, Tensor):
         return f"a tensor of shape {_shape(value.shape)}"
-    return " ".join(reprlib.repr(value).split())
+    return short(value)

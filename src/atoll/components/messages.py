@@ -92,6 +92,7 @@ class Checkpoint(TypedDict):
         state: The server's state after that round.
         valid: The round of each client's valid state, by client id.
         norms: Accepted distances of earlier rounds (see `UpdateChecks`).
+        accepted: Other accepted magnitudes of earlier rounds, by name; missing in checkpoints of 0.1.
         constants_sent: Clients that have received the constants.
         line: The round's line of metrics; a resumed run completes it if the process was killed before the round's
             evaluation.
@@ -102,6 +103,7 @@ class Checkpoint(TypedDict):
     valid: dict[str, int]
     norms: list[float]
     constants_sent: list[int]
+    accepted: NotRequired[dict[str, list[float]]]
     line: NotRequired[dict[str, object]]
 
 

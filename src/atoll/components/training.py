@@ -44,6 +44,9 @@ class TrainOptions(Options, section="train"):
         norm_factor: An update is refused if its distance from the model that the client received exceeds this
             factor times the running median of accepted distances.
         first_norm: Maximum distance in the first round.
+        max_share: Largest share of one client in a weighted mean of models; 1 is no bound. Heavier clients count
+            with less weight, and all with the same if fewer than 1 / ``max_share`` updates are accepted. Until the
+            round ends, the ⌊1 / ``max_share``⌋ heaviest models are in memory.
         min_accepted: Minimum share of a cohort's updates that must be accepted for the round to complete.
         keep_local_models: Rounds whose local models, as the clients sent them, and resulting models are kept in the
             run's folder; -1 is the last round.
@@ -69,6 +72,7 @@ class TrainOptions(Options, section="train"):
     amp: bool = False
     norm_factor: Bound = 10.0
     first_norm: Bound = 1000.0
+    max_share: Share = 1.0
     min_accepted: Share = 0.5
     keep_local_models: tuple[Annotated[int, AtLeast(-1)], ...] = ()
     keep_models_every: Whole = 0

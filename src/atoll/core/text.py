@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import reprlib
 import unicodedata
 
 REPLACED = {"Cc", "Cf", "Cs", "Zl", "Zp"}  # control and format characters, lone surrogates, line separators
@@ -18,3 +19,14 @@ def clean(text: str) -> str:
     if text.isascii() and text.isprintable():
         return text
     return "".join("�" if unicodedata.category(letter) in REPLACED else letter for letter in text)
+
+
+def short(value: object) -> str:
+    """Describe an untrusted value in a few characters, on one line.
+
+    Example:
+        >>> from atoll.core.text import short
+        >>> short("a" * 1_000_000)
+        "'aaaaaaaaaaaa...aaaaaaaaaaaaa'"
+    """
+    return clean(" ".join(reprlib.repr(value).split()))

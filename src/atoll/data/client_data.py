@@ -16,6 +16,20 @@ from atoll.data.views.views import Views
 VIEW_NAMES = ("view1", "view2", "view3")
 
 
+def num_batches(samples: int, batch_size: int, drop_last: bool) -> int:
+    """Number of batches in one epoch of a client.
+
+    A last, smaller batch counts if it has two images and is not dropped, or if it is the only one.
+
+    Example:
+        >>> from atoll.data.client_data import num_batches
+        >>> [num_batches(samples, batch_size=4, drop_last=False) for samples in (3, 4, 5, 6)]
+        [1, 1, 1, 2]
+    """
+    full, rest = divmod(samples, batch_size)
+    return max(full + (rest > 1 and not drop_last), 1)
+
+
 class FederatedClient:
     """Data of one client. It stores indices, never pixels.
 
@@ -76,7 +90,7 @@ class FederatedClient:
 
     def num_batches(self) -> int:
         """Number of batches in one epoch."""
-        return len(self._cut(torch.arange(self.num_samples)))
+        return num_batches(self.num_samples, self._batch_size, self._drop_last)
 
     def batches(self, round: int, epochs: int, images: Sequence[str]) -> Iterator[Batch]:
         """Iterate over shuffled batches of ``epochs`` epochs, with the named images of each sample.

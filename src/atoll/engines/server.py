@@ -18,8 +18,9 @@ from atoll.components.messages import Checkpoint, Message, Slices, Update
 from atoll.core.errors import RunError, UserError
 from atoll.core.rng import stream
 from atoll.core.tree import Weights, num_bytes
+from atoll.engines.history import History
 from atoll.engines.observer import Observer
-from atoll.engines.update_checks import UpdateChecks
+from atoll.engines.update_checks import WEIGHTS, UpdateChecks
 from atoll.recipe.recipe import Recipe
 
 
@@ -200,7 +201,7 @@ class Server:
                     continue
                 record.bytes_up += num_bytes(result.update)
                 sent = method.aggregation.sent(self.state["models"], job.client)
-                verdict = self.checks.examine(result.update, sent)
+                verdict = self.checks.examine(result.update, sent, job.message)
                 if isinstance(verdict, str):
                     record.refused[str(job.client)] = verdict
                     continue
@@ -232,11 +233,14 @@ class Server:
 
     def checkpoint(self) -> Checkpoint:
         """Return all state that a resumed server needs."""
+        accepted = dict(self.checks.history.earlier)
+        distances = accepted.pop(WEIGHTS, [])
         return {
             "round": self.round,
             "state": self.state,
             "valid": {str(client): round for client, round in self.valid.items()},
-            "norms": self.checks.norms,
+            "norms": distances,
+            "accepted": accepted,
             "constants_sent": sorted(self._constants_sent),
         }
 
@@ -262,7 +266,8 @@ class Server:
         self.round = checkpoint["round"]
         self.state = checkpoint["state"]
         self.valid = {int(client): round for client, round in checkpoint["valid"].items()}
-        self.checks.norms = list(checkpoint["norms"])
+        accepted = {WEIGHTS: checkpoint["norms"], **checkpoint.get("accepted", {})}
+        self.checks.history = History({name: list(values) for name, values in accepted.items()})
         self._constants_sent = set(checkpoint["constants_sent"])
 
 

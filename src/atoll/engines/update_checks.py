@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import math
-import reprlib
-import statistics
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import TypeGuard, cast
 
@@ -12,13 +11,33 @@ import torch
 
 from atoll.aggregation.update_geometry import Reference, UpdateGeometry
 from atoll.components.base import Setting
-from atoll.components.declaration import LARGEST, LEAF_BYTES, MOST_IMAGES, NAME_BYTES, PerWeight, max_bytes
-from atoll.components.messages import Models, Slices, Update
+from atoll.components.declaration import (
+    LARGEST,
+    LEAF_BYTES,
+    MOST_IMAGES,
+    NAME_BYTES,
+    NumberSpec,
+    PerWeight,
+    Spec,
+    TensorSpec,
+    UpTo,
+    declared_leaves,
+    max_bytes,
+)
+from atoll.components.messages import Message, Models, Slices, Update
+from atoll.core.text import short
 from atoll.core.tree import Weights, leaves
-from atoll.methods.method import Method, sends_undeclared
+from atoll.data.client_data import num_batches
+from atoll.engines.history import History
+from atoll.methods.method import Method, reports_more, sends_undeclared
 
 REASON_BYTES = 2**16  # size of an answer with the reason why there is no update
-HISTORY = 1000  # number of the latest accepted distances from which the median is computed
+FIRST = (
+    1e6  # bound in the first round of what may differ by thousands between tasks: losses, running statistics
+)
+USUAL_LOSS = 10.0  # a loss of this size is not suspicious for any method: it is ln 22,000
+PASSES = 8  # most batches that a network's BatchNorm counts in one step: views, rotations, public images
+WEIGHTS, BUFFERS = "weights", "running statistics"  # names in the history
 DTYPES = {
     *(torch.float16, torch.bfloat16, torch.float32, torch.float64),
     *(torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64, torch.bool),
@@ -27,47 +46,57 @@ DTYPES = {
 
 @dataclass
 class UpdateChecks:
-    """Checks updates and records the distances of accepted ones.
+    """Checks updates against what was declared, what was asked, and what earlier rounds' updates were like.
 
     Attributes:
         method: The method, which defines the form of an update.
         setting: The run's setting.
         names: Names of exactly the weights that an update must contain.
         buffers: Names of BatchNorm's running statistics among them. They follow the scale of the data, so the first
-            round may change them by thousands; they must be finite but do not count in the distance.
-        norms: Accepted distances of earlier rounds.
-        distances: Accepted distances of this round.
+            round may change them by thousands; their distance has a bound of its own.
+        history: Magnitudes of the accepted updates.
     """
 
     method: Method
     setting: Setting
     names: frozenset[str]
     buffers: frozenset[str]
-    norms: list[float] = field(default_factory=list)
-    distances: list[float] = field(default_factory=list)
+    history: History = field(default_factory=History)
     _references: dict[int, Reference] = field(default_factory=dict)
 
-    def bound(self) -> tuple[float, str]:
-        """Return the largest accepted distance of an update from its model, and the option that sets it."""
+    def bound(self, name: str = WEIGHTS, floor: float = 0.0) -> tuple[float, str]:
+        """Return the largest accepted value of a name of the history, and what sets it.
+
+        Args:
+            name: Name in the history.
+            floor: The usual value is at least this.
+        """
         train = self.setting.train
+        usual = self.history.usual(name)
         # If updates are clipped, the updates of other clients must not decide whether a client's is accepted.
-        if self.norms and not self.method.aggregation.clips:
-            return train.norm_factor * statistics.median(self.norms), "train.norm_factor"
+        if usual is not None and not self.method.aggregation.clips:
+            return train.norm_factor * max(usual, floor), "train.norm_factor"
+        if name == BUFFERS or name.startswith(_LOSS):
+            return FIRST, "of the first round"
         return train.first_norm, "train.first_norm"
 
     def open_round(self) -> None:
         """Clear what a failed round may have left."""
-        self.distances = []
+        self.history.forget_round()
         self._references = {}
 
-    def examine(self, answer: object, models: Models) -> UpdateGeometry | str:
+    def examine(self, answer: object, models: Models, message: Message | None = None) -> UpdateGeometry | str:
         """Check an answer; return its update geometry, or the reason for refusal as a sentence.
+
+        Cheap checks come first: what is refused is read no further.
 
         Args:
             answer: The answer of a client, of any form.
             models: The models that the client was sent.
+            message: What the client was asked; None if only the update's form is known.
         """
-        reason = self._form(answer)
+        asked = self._asked(message)
+        reason = self._form(answer, asked)
         if reason:
             return reason
         update = cast(Update, answer)  # its form has been checked; names, shapes and values follow
@@ -75,71 +104,157 @@ class UpdateChecks:
             reference = self.method.aggregation.reference(models, update)
         except (KeyError, TypeError, ValueError):
             return "it does not name a model that it was sent"
-        reason = self._tensors(update["weights"], reference) or _bad_tensors(update["parts"])
-        if reason:
-            return reason
-        try:
-            reason = self.method.refuse_update(update, self.setting)
-        except (ArithmeticError, AttributeError, LookupError, RuntimeError, TypeError, ValueError) as error:
-            reason = f"its slices cannot be read ({error!r})"
-        return reason or self._distance(update["weights"], reference)
+        reason = self._tensors(update["weights"], reference, asked) or self._slices(update)
+        return reason or self._magnitudes(update, reference)
 
     def close_round(self) -> None:
-        """Add the accepted distances of this round to those that bound the next rounds."""
-        self.norms = (self.norms + self.distances)[-HISTORY:]
+        """Add the magnitudes accepted in this round to those that bound the next rounds."""
+        self.history.close_round()
         self.open_round()
 
-    def _form(self, update: object) -> str | None:
+    def _asked(self, message: Message | None) -> dict[str, int]:
+        """Numbers that follow from a client's images, which the partition or its enrolment counted."""
+        if message is None:
+            return {}
+        asked = {"epochs": message["epochs"]}
+        if self.setting.sizes:
+            samples, train = self.setting.sizes[message["client"]], self.setting.train
+            batches = num_batches(samples, train.batch_size, train.drop_last)
+            asked |= {"samples": samples, "batches": batches, "steps": batches * message["epochs"]}
+        return asked
+
+    def _form(self, update: object, asked: dict[str, int]) -> str | None:
         if not isinstance(update, dict) or not isinstance(update.get("weights"), dict):
             return "it is not an update"
         if not isinstance(update.get("parts"), dict):
             return "it lacks its components' slices"
+        known = {"weights", "losses", "parts", *self.method.aggregation.statistics}
+        unknown = update.keys() - known
+        if unknown and not reports_more(self.method):
+            return f"it contains {short(min(unknown, key=str))}, which was not declared ({len(unknown)} such keys)"
         unknown = update["parts"].keys() - {component.name for component in self.method.components}
         if unknown:
-            return (
-                f"it contains a slice of {min(unknown, key=str)!r}, which is not a component of this method"
-            )
+            return f"it contains a slice of {short(min(unknown, key=str))}, which is not a component of this method"
         for name in self.method.aggregation.statistics:
-            value = update.get(name)
-            if not (is_number(value) if name == "loss" else is_count(value)):
-                return f"its {name!r} is {reprlib.repr(value)}"
-        losses = update.get("losses")
-        if not isinstance(losses, dict) or not all(map(is_number, losses.values())):
-            return "its losses are not finite numbers"
-        return None
+            spec = self._loss("loss") if name == "loss" else _count(asked.get(name))
+            if reason := spec.mismatch(update.get(name), f"its {name!r}"):
+                return reason
+        return self._losses(update.get("losses"), asked)
 
-    def _tensors(self, weights: Weights, reference: Weights) -> str | None:
+    def _losses(self, losses: object, asked: dict[str, int]) -> str | None:
+        """Check the mean losses: of every component that has one and of their sum, or none without a step."""
+        if not isinstance(losses, dict):
+            return "its losses are not a table of numbers"
+        names = {"loss", *(component.name for _, component in self.method.losses)}
+        epochs = asked.get("epochs", len(losses))
+        expected = names if epochs else set()
+        if losses.keys() != expected:
+            wrong = min(losses.keys() ^ expected, key=str)
+            verb = "contain" if wrong in losses else "lack"
+            return f"its losses {verb} {short(wrong)} ({len(losses)} names, expected {len(expected)})"
+        reasons = (self._loss(name).mismatch(losses[name], f"its loss {name!r}") for name in sorted(expected))
+        return next((reason for reason in reasons if reason), None)
+
+    def _loss(self, name: str) -> NumberSpec:
+        bound, _ = self.bound(_LOSS + name, USUAL_LOSS)
+        return NumberSpec(float, least=-bound, most=bound)
+
+    def _tensors(self, weights: Weights, reference: Weights, asked: dict[str, int]) -> str | None:
         missing, extra = self.names - weights.keys(), weights.keys() - self.names
         if missing:
             return f"it lacks {min(missing)!r} ({len(missing)} names missing)"
         if extra:
-            return f"it contains {min(extra, key=str)!r}, which was not requested ({len(extra)} such names)"
+            return (
+                f"it contains {short(min(extra, key=str))}, which was not requested ({len(extra)} such names)"
+            )
         for name, tensor in weights.items():
             model = reference[name]
-            if not isinstance(tensor, torch.Tensor) or tensor.shape != model.shape:
-                return f"{name!r} has shape {tuple(getattr(tensor, 'shape', ()))}, not {tuple(model.shape)}"
-            if tensor.dtype != model.dtype:
-                return f"{name!r} is {tensor.dtype}, not {model.dtype}"
+            form = TensorSpec(tuple(model.shape), model.dtype)
+            if reason := form.form_mismatch(tensor, f"{name!r}") or self._buffer(name, tensor, model, asked):
+                return reason
         return None
 
-    def _distance(self, weights: Weights, reference: Weights) -> UpdateGeometry | str:
+    def _buffer(
+        self, name: str, tensor: torch.Tensor, model: torch.Tensor, asked: dict[str, int]
+    ) -> str | None:
+        """Check that no variance is negative, and that a counter grew by no more than the requested steps."""
+        if name not in self.buffers:
+            return None
+        if tensor.is_floating_point():
+            impossible = name.endswith("running_var") and bool((tensor < 0).any())
+            return f"{name!r} contains a negative variance" if impossible else None
+        most = model + PASSES * asked["steps"] if "steps" in asked else None
+        # A merge may retain a client's own counter, which is below the largest of all clients'.
+        least = model if self.method.merge.replaces else torch.zeros_like(model)
+        if bool((tensor < least).any()) or (most is not None and bool((tensor > most).any())):
+            return f"{name!r} counts {short(tensor.tolist())} batches, which the requested steps cannot have made"
+        return None
+
+    def _slices(self, update: Update) -> str | None:
+        try:
+            undeclared = [c.name for c in self.method.components if sends_undeclared(c)]
+            return _bad_tensors(update["parts"], undeclared) or self.method.refuse_update(
+                update, self.setting
+            )
+        except (ArithmeticError, AttributeError, LookupError, RuntimeError, TypeError, ValueError) as error:
+            return f"its slices cannot be read ({error!r})"
+
+    def _bounded_slices(self) -> list[str]:
+        """Names of the components whose slices have a norm that tells something: tensors of fixed size."""
+        declared = [
+            (component.name, component.declares(self.setting)) for component in self.method.components
+        ]
+        return [name for name, spec in declared if spec is not None and _has_fixed_size(spec)]
+
+    def _magnitudes(self, update: Update, reference: Weights) -> UpdateGeometry | str:
         if id(reference) not in self._references:
             # A reference holds its model, so that the model's id remains unique.
             self._references[id(reference)] = Reference(reference)
-        geometry = self._references[id(reference)].measure(weights)
+        geometry = self._references[id(reference)].measure(update["weights"])
         for name, moved in geometry.moved.items():
             if not math.isfinite(moved):
                 return f"{name!r} contains values that are not finite, or that overflow"
-        distance = geometry.distance(self.buffers)
-        bound, option = self.bound()
-        if distance > bound:
-            return (
-                f"its distance from the model that it received is {distance:.4g}, beyond the bound of {bound:.4g} "
-                f"({option})"
-            )
-        if distance > 0:  # a client that took no step gives no information about usual distances
-            self.distances.append(distance)
+        trained = geometry.moved.keys() - self.buffers
+        values = {
+            WEIGHTS: geometry.distance(self.buffers),
+            BUFFERS: geometry.distance(trained),
+            **{_SLICE + name: _norm(leaves(update["parts"].get(name))) for name in self._bounded_slices()},
+        }
+        # A server step may scale the weights, and with them what the next round's statistics are.
+        received = math.sqrt(sum(geometry.model.get(name, 0.0) for name in self.buffers))
+        for name, value in values.items():
+            bound, option = self.bound(name, received if name == BUFFERS else 0.0)
+            if not value <= bound:
+                what = {
+                    WEIGHTS: "its distance from the model that it received is",
+                    BUFFERS: "the distance of its running statistics from those that it received is",
+                }.get(name, f"the norm of its slice of {name.removeprefix(_SLICE)!r} is")
+                return f"{what} {value:.4g}, beyond the bound of {bound:.4g} ({option})"
+        losses = {_LOSS + name: value for name, value in update["losses"].items()}
+        self.history.add({**values, **losses})
         return geometry
+
+
+_SLICE, _LOSS = "slice of ", "loss "  # prefixes of names in the history
+
+
+def _norm(tensors: Iterable[torch.Tensor]) -> float:
+    """Norm of floating-point tensors as one vector."""
+    floats = [tensor for tensor in tensors if tensor.is_floating_point()]
+    return math.sqrt(sum(float(torch.linalg.vector_norm(tensor.float())) ** 2 for tensor in floats))
+
+
+def _has_fixed_size(spec: Spec) -> bool:
+    leaves = [
+        leaf for _, leaf in declared_leaves(spec, {"": torch.empty(0)}, "") if isinstance(leaf, TensorSpec)
+    ]
+    return any(not leaf.unit_rows and not any(isinstance(n, UpTo) for n in leaf.shape) for leaf in leaves)
+
+
+def _count(expected: int | None) -> NumberSpec:
+    if expected is None:
+        return NumberSpec(int, least=1, most=MOST_IMAGES)
+    return NumberSpec(int, least=expected, most=expected)
 
 
 def is_number(value: object) -> TypeGuard[float]:
@@ -160,7 +275,7 @@ def max_update_bytes(method: Method, setting: Setting, weights: Weights) -> int 
         setting: The run's setting.
         weights: The weights in an update; their values do not matter.
     """
-    if any(map(sends_undeclared, method.components)):
+    if reports_more(method) or any(map(sends_undeclared, method.components)):
         return None
     numbers = ["loss", *method.aggregation.statistics, *(component.name for component in method.components)]
     declared = [component.declares(setting) for component in method.components]
@@ -172,9 +287,9 @@ def max_update_bytes(method: Method, setting: Setting, weights: Weights) -> int 
     )
 
 
-def _bad_tensors(components: Slices) -> str | None:
-    for component, piece in components.items():
-        for tensor in leaves(piece):
+def _bad_tensors(slices: Slices, components: Iterable[str]) -> str | None:
+    for component in components:
+        for tensor in leaves(slices.get(component)):
             if tensor.dtype not in DTYPES:
                 return f"its slice of {component!r} contains {tensor.dtype}, which is not supported"
             if tensor.is_floating_point() and not torch.isfinite(tensor.sum()):

@@ -20,7 +20,8 @@ import torch
 from torch import Tensor
 
 from atoll.aggregation.disk_buffer import DiskBuffer
-from atoll.aggregation.fedavg import RunningMean, Weighing
+from atoll.aggregation.fedavg import Weighing
+from atoll.aggregation.running_mean import CappedMean
 from atoll.components.base import (
     VIEWS,
     Aggregation,
@@ -36,6 +37,7 @@ from atoll.components.base import (
 )
 from atoll.core.schema import Count, Positive
 from atoll.core.tree import Weights
+from atoll.data.client_data import num_batches
 from atoll.functional import sphere_sliced_uniformity
 from atoll.functional.aggregation import shortest_in_hull
 from atoll.methods.method import Method
@@ -67,10 +69,8 @@ class FUR(Term):
             return None
         train = setting.train
         most_steps = (max(setting.sizes) // train.batch_size + 1) * train.epochs
-        batches, rest = divmod(setting.sizes[client], train.batch_size)
-        if rest > 1 and not train.drop_last:  # a remainder of one image is not a batch
-            batches += 1
-        return min(most_steps // max(batches, 1), MOST_EPOCHS)
+        batches = num_batches(setting.sizes[client], train.batch_size, train.drop_last)
+        return min(most_steps // batches, MOST_EPOCHS)
 
     def forwards(self) -> Sequence[Forward]:
         """Pass both views through the local networks."""
@@ -122,19 +122,19 @@ class EUA(Aggregation):
 
     def open(self, models: Models, setting: Setting, round: int, scratch: Path | None) -> EUAFold:
         """Start to collect a round's updates."""
-        return EUAFold(models["global"], self, setting.buffers, scratch)
+        return EUAFold(models["global"], self, setting, scratch)
 
 
 class EUAFold:
     """A round's updates on disk, and the running mean of their buffers."""
 
-    def __init__(self, current: Weights, options: EUA, buffers: frozenset[str], scratch: Path | None) -> None:
+    def __init__(self, current: Weights, options: EUA, setting: Setting, scratch: Path | None) -> None:
         self._current = current
         self._server_lr = options.server_lr
         self._weigh = Weighing(options.weights)
-        self._buffers = buffers
+        self._buffers = setting.buffers
         self._trained = DiskBuffer(scratch)
-        self._rest = RunningMean()
+        self._rest = CappedMean(setting.train.max_share)
 
     def add(self, client: int, update: Update, geometry: UpdateGeometry) -> None:
         """Write one client's trained weights to disk, and average its buffers."""
@@ -159,7 +159,7 @@ class EUAFold:
             before = origin[block].double()
             return before + step @ (rows.double() - before)
 
-        return {"global": {**self._current, **self._rest.mean, **disk_buffer.map(move)}}
+        return {"global": {**self._current, **self._rest.close().mean, **disk_buffer.map(move)}}
 
 
 METHOD = Method(

@@ -27,7 +27,7 @@ from typing import Annotated, ClassVar, Literal
 import torch
 from torch import Tensor
 
-from atoll.aggregation.fedavg import RunningMean
+from atoll.aggregation.running_mean import RunningMean
 from atoll.components.base import (
     Aggregation,
     ClientContext,

@@ -19,8 +19,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated, ClassVar, Literal
 
-from atoll.aggregation.fedavg import MeanFold, RunningMean, Weighing
+from atoll.aggregation.fedavg import MeanFold, Weighing
 from atoll.aggregation.loss_weighted import LossWeighted
+from atoll.aggregation.running_mean import CappedMean
 from atoll.components.base import Aggregation, Fold, Models, Setting, Update, UpdateGeometry
 from atoll.core.schema import AtLeast
 from atoll.core.tree import Weights
@@ -56,8 +57,9 @@ class DAWA(Aggregation):
     def open(self, models: Models, setting: Setting, round: int, scratch: Path | None) -> Fold:
         """Start a round's sum; in the warm-up, a mean weighted by samples."""
         if round <= self.warmup_rounds:
-            return MeanFold(models["global"], "samples")
-        return DAWAFold(self, models["global"], frozenset() if self.include_buffers else setting.buffers)
+            return MeanFold(models["global"], "samples", setting.train.max_share)
+        unscaled = frozenset() if self.include_buffers else setting.buffers
+        return DAWAFold(self, models["global"], unscaled, setting.train.max_share)
 
     def delta(self, geometry: UpdateGeometry, layers: list[str]) -> dict[str, float]:
         """Compute δ_k for each of these layers."""
@@ -98,36 +100,35 @@ class DAWAFold:
         dawa: The aggregation.
         current: w_g, the model at the start of the round.
         unscaled: Tensors with δ = 1.
+        max_share: Largest p_k.
     """
 
-    def __init__(self, dawa: DAWA, current: Weights, unscaled: frozenset[str]) -> None:
+    def __init__(
+        self, dawa: DAWA, current: Weights, unscaled: frozenset[str], max_share: float = 1.0
+    ) -> None:
         self._dawa = dawa
         self._current = current
         self._unscaled = unscaled
         self._weigh = Weighing(dawa.weights)
-        self._mean = RunningMean()
-        self._total = 0.0
+        self._mean = CappedMean(max_share)
 
     def add(self, client: int, update: Update, geometry: UpdateGeometry) -> None:
         """Fold in one client's model, scaled layer by layer."""
         p, earlier = self._weigh(update)  # up to a factor that all clients share
         if earlier != 1:
             self._mean.rescale(earlier)
-        self._total = self._total * earlier + p
         layers = [name for name in geometry.moved if name not in self._unscaled]
         delta = {**dict.fromkeys(geometry.moved, 1.0), **self._dawa.delta(geometry, layers)}
         self._mean.add(update["weights"], p, delta)
 
     def close(self) -> Models:
         """Return the next w_g; without an update it is unchanged."""
-        summed = self._mean.mean
+        mean = self._mean.close()
+        summed, total = mean.mean, self._mean.total  # Σ_k p_k
         if not self._dawa.renormalise:
-            for (
-                layer,
-                scale,
-            ) in self._mean.totals.items():  # scale = Σ_k p_k |δ_k^(l)|, and Σ_k p_k = self._total
-                if scale != self._total:
-                    summed[layer].mul_(scale / self._total)
+            for layer, scale in mean.totals.items():  # Σ_k p_k |δ_k^(l)|
+                if scale != total:
+                    summed[layer].mul_(scale / total)
         return {"global": {**self._current, **summed} if summed else self._current}
 
 

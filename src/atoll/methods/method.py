@@ -280,9 +280,13 @@ def _undeclared(component: Component, piece: Tree, setting: Setting, weights: We
 
 
 def sends_undeclared(component: Component) -> bool:
-    """Whether a component may send data without declaring its form."""
-    reports = isinstance(component, Aggregation) and type(component).report is not Aggregation.report
-    return reports or not declares_slice(type(component))
+    """Whether a component may send a slice without declaring its form."""
+    return not declares_slice(type(component))
+
+
+def reports_more(method: Method) -> bool:
+    """Whether the aggregation makes clients report more than its `statistics`; nothing declares what that is."""
+    return type(method.aggregation).report is not Aggregation.report
 
 
 def _silent(component: Component) -> str | None:

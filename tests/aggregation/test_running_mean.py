@@ -1,0 +1,97 @@
+"""Running means, and the bound on one model's share."""
+
+import math
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from atoll.aggregation.fedavg import FedAvg
+from atoll.aggregation.loss_weighted import LossWeighted
+from atoll.aggregation.running_mean import CappedMean, RunningMean
+from atoll.core.tree import same
+from atoll.methods.ldawa import LDAWA
+from tests.folds import copies, fold, model
+
+
+def test_the_running_mean_is_as_exact_as_a_sum_that_is_divided():
+    """Over a hundred models, no entry is farther from the float64 mean than 1e-6 of the entries' size."""
+    draw = torch.Generator().manual_seed(0)
+    models = torch.randn(100, 2000, generator=draw) + 3
+    sizes = torch.randint(1, 1000, (100,), generator=draw).tolist()
+    mean, total = RunningMean(), torch.zeros(2000)
+    for row, size in zip(models, sizes, strict=True):
+        mean.add({"x": row}, size)
+        total += size * row
+    exact = (torch.tensor(sizes).double() @ models.double()) / sum(sizes)
+    error = float((mean.mean["x"].double() - exact).abs().max())
+    plain = float(((total / sum(sizes)).double() - exact).abs().max())
+    assert error < 3e-6
+    assert error < 3 * plain
+
+
+def capped_shares(weights, share):
+    """The shares by bisection for c in float64; equal ones if fewer than 1/s models take part."""
+    if len(weights) * share <= 1:
+        return [1 / len(weights)] * len(weights)
+    low, high = 0.0, max(weights)
+    for _ in range(200):
+        c = (low + high) / 2
+        low, high = (low, c) if c > share * math.fsum(min(w, c) for w in weights) else (c, high)
+    capped = [min(w, high) for w in weights]
+    return [w / math.fsum(capped) for w in capped]
+
+
+@settings(max_examples=200, deadline=None)
+@given(
+    st.lists(st.floats(1e-3, 1e6), min_size=1, max_size=12),
+    st.sampled_from([0.05, 0.1, 0.25, 1 / 3, 0.4, 0.5, 0.9]),
+)
+def test_no_model_has_more_than_its_share(weights, share):
+    """Each model is a unit vector, so that the mean is the shares."""
+    mean = CappedMean(share)
+    for row, weight in zip(torch.eye(len(weights), dtype=torch.float64), weights, strict=True):
+        mean.add({"x": row}, weight)
+        row.zero_()  # the caller may overwrite it
+    shares = mean.close().mean["x"]
+    assert float(shares.sum()) == pytest.approx(1)
+    if len(weights) * share > 1 + 1e-6:
+        assert float(shares.max()) <= share + 1e-9
+    if abs(len(weights) * share - 1) > 1e-6:
+        assert shares.tolist() == pytest.approx(capped_shares(weights, share), rel=1e-6, abs=1e-9)
+
+
+def test_a_client_that_says_it_has_all_images_has_its_share():
+    models = [model(k) for k in range(4)]
+    mean = fold(FedAvg(), models[0], copies(models), max_share=0.4, samples=[20_000_000, 30, 20, 10])
+    shares = [0.4, 0.3, 0.2, 0.1]
+    for name in ("conv.weight", "bn.running_mean"):
+        expected = sum(share * m[name].double() for share, m in zip(shares, models, strict=True))
+        torch.testing.assert_close(mean[name].double(), expected, rtol=1e-5, atol=1e-6)
+    lowest = fold(LossWeighted(), models[0], copies(models), max_share=0.4, loss=[-90.0, 0.0, 0.0, 0.0])
+    for name in ("conv.weight", "bn.running_mean"):
+        expected = sum(
+            share * m[name].double() for share, m in zip([0.4, 0.2, 0.2, 0.2], models, strict=True)
+        )
+        torch.testing.assert_close(lowest[name].double(), expected, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("share", [0.26, 0.5])
+def test_l_dawa_uses_the_capped_shares(share):
+    """Capped p_k by hand: L-DAWA with these as its numbers of samples gives the same."""
+    models = [model(k) for k in range(4)]
+    samples = [1000, 30, 20, 10]
+    by_hand = capped_shares(samples, share)
+    capped = fold(LDAWA(weights="samples"), model(9), copies(models), max_share=share, samples=samples)
+    plain = fold(LDAWA(weights="samples"), model(9), copies(models), samples=by_hand)
+    for name in ("conv.weight", "conv.bias", "bn.running_var"):
+        torch.testing.assert_close(capped[name], plain[name], rtol=1e-4, atol=1e-6)
+
+
+@pytest.mark.parametrize("aggregation", [FedAvg(), LossWeighted(), LDAWA(weights="samples")])
+def test_without_a_bound_nothing_changes(aggregation):
+    models = [model(k) for k in range(4)]
+    numbers = {"samples": [4, 3, 2, 1], "loss": [0.4, 0.3, 0.2, 0.1]}
+    plain = fold(aggregation, model(9), copies(models), **numbers)
+    assert same(fold(aggregation, model(9), copies(models), max_share=1.0, **numbers), plain)
