@@ -22,6 +22,7 @@ from atoll.data.options import DataOptions, PartitionOptions
 from atoll.data.shifts.options import ShiftOptions
 from atoll.data.views.options import PRESETS, ViewOptions, ViewSettings
 from atoll.engines.federation import Federation
+from atoll.engines.flower.policy import Policy
 from atoll.evaluation import EvaluationOptions
 from atoll.evaluation.protocols import FINE_TUNES, PROBES
 from atoll.methods.registry import (
@@ -305,9 +306,12 @@ def test_generated_tables_stand_as_the_code_has_them() -> None:
 
 
 @pytest.mark.parametrize("snippet", [one for one in fences("toml") if "[superlink]" not in one.values[0]])
-def test_a_recipe_on_a_page_is_valid(snippet: str, tmp_path: Path) -> None:
+def test_a_recipe_or_a_policy_on_a_page_is_valid(snippet: str, tmp_path: Path) -> None:
     file = tmp_path / "page.toml"
     file.write_text(snippet)
+    if snippet.startswith("# policy.toml"):
+        Policy.read(file)
+        return
     recipe = load_recipe(file)
     if recipe.data.source == "digits" and recipe.method.aggregation != "private_fedavg":
         Federation(recipe)  # refuses components and networks that do not fit

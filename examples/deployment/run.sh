@@ -6,6 +6,7 @@
 #
 # All output is in FOLDER (default: trial); the report is FOLDER/run/report.html.
 set -euo pipefail
+umask 077 # databases and states hold weights
 
 die() { echo "$1" >&2; exit 1; }
 here=$(cd "$(dirname "$0")" && pwd)

@@ -70,12 +70,12 @@ class PrivateFedAvg(Aggregation):
 
     def cohort(self, setting: Setting, round: int) -> list[int]:
         """Draw a Poisson sample of the clients."""
-        draws = _uniform(self._key("sample", round), setting.num_clients)
+        draws = uniform_draws(self._key("sample", round), setting.num_clients)
         return torch.nonzero(draws < setting.train.participation).flatten().tolist()
 
     def spent(self, setting: Setting, round: int) -> dict[str, float]:
         """Return ε of all rounds up to this one."""
-        epsilon = _epsilon(setting.train.participation, self.noise_multiplier, round, self.delta)
+        epsilon = gaussian_epsilon(setting.train.participation, self.noise_multiplier, round, self.delta)
         return {"epsilon": epsilon, "delta": self.delta}
 
     def open(self, models: Models, setting: Setting, round: int, scratch: Path | None) -> PrivateFold:
@@ -113,7 +113,7 @@ class PrivateFold:
         """Fold in one client's step; tensors that it did not send have step 0."""
         weights = update["weights"]
         step = [weights.get(name, self._current[name]) - self._current[name] for name in self._names]
-        norm = _norm(step)
+        norm = joint_norm(step)
         if norm > self._options.clip:
             torch._foreach_mul_(step, self._options.clip / norm)
         torch._foreach_add_(self._sum, step)
@@ -123,13 +123,13 @@ class PrivateFold:
         scale = self._options.noise_multiplier * self._options.clip
         moved = dict(self._current)
         for name, total in zip(self._names, self._sum, strict=True):
-            uniform = _uniform(self._key + name.encode(), total.numel()).reshape(total.shape)
+            uniform = uniform_draws(self._key + name.encode(), total.numel()).reshape(total.shape)
             step = (total.double() + scale * torch.special.ndtri(uniform)) / self._expected
             moved[name] = (self._current[name].double() + step).to(total.dtype)
         return {"global": moved}
 
 
-def _uniform(key: bytes, count: int) -> Tensor:
+def uniform_draws(key: bytes, count: int) -> Tensor:
     """Draw (count,) float64 values in (0, 1) from SHAKE-256 with a key.
 
     PyTorch's generator uses 32 bits of a seed, so an attacker who sees two models could try all seeds.
@@ -138,12 +138,13 @@ def _uniform(key: bytes, count: int) -> Tensor:
     return torch.from_numpy(((words >> 12) + 0.5) / 2**52)
 
 
-def _norm(tensors: list[Tensor]) -> float:
+def joint_norm(tensors: list[Tensor]) -> float:
+    """Norm of all tensors as one vector."""
     return float(torch.stack(torch._foreach_norm(tensors)).double().square().sum().sqrt())
 
 
 @lru_cache(maxsize=4096)
-def _epsilon(rate: float, noise_multiplier: float, rounds: int, delta: float) -> float:
+def gaussian_epsilon(rate: float, noise_multiplier: float, rounds: int, delta: float) -> float:
     """Compute ε: Rényi accounting (Mironov et al. 2019), Poisson-sampled Gaussian, add or remove one client."""
     import dp_accounting
     from dp_accounting import rdp

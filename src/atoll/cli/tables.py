@@ -123,6 +123,7 @@ def egress_tables(egress: Egress, method: Method) -> Iterator[Table | Text | str
         yield table
         yield ""
     yield Text("Summary", style="italic")
+    yield f"recipe: {egress.recipe}"
     lines = Table(show_edge=False, pad_edge=False, show_header=False)
     for sentence in method.egress:
         lines.add_row(f"leaves: {sentence}")

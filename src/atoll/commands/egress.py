@@ -31,7 +31,7 @@ from atoll.engines.executors import InProcess
 from atoll.engines.federation import Federation
 from atoll.engines.server import Job, Result, Server
 from atoll.methods.method import Method
-from atoll.recipe.recipe import Recipe
+from atoll.recipe.recipe import Recipe, recipe_digest
 
 CLASSES = 10  # of the noise, if a method reads labels
 ROUNDS = 2
@@ -72,6 +72,7 @@ class Egress:
         once: What it receives once.
         kept: What it retains and does not send.
         images: The number of training images that the sizes are for.
+        recipe: SHA-256 of the complete recipe, by which a site's policy allows it.
     """
 
     up: list[Item]
@@ -79,6 +80,7 @@ class Egress:
     once: list[Item]
     kept: list[Item]
     images: int
+    recipe: str
 
 
 def egress(recipe: Recipe, images: int = 1000) -> Egress:
@@ -109,7 +111,9 @@ def egress(recipe: Recipe, images: int = 1000) -> Egress:
             if name not in small
         ]
 
-    return Egress(items("up"), items("down"), items("once"), items("kept"), images)
+    return Egress(
+        items("up"), items("down"), items("once"), items("kept"), images, recipe_digest(recipe.to_toml())
+    )
 
 
 _Flat = dict[str, Any]

@@ -103,6 +103,16 @@ def whole_file(path: Path, shared: bool = False) -> Iterator[IO[bytes]]:
         raise
 
 
+@contextlib.contextmanager
+def private_files() -> Iterator[None]:
+    """Within the block, new files and folders are readable by their owner alone."""
+    before = os.umask(0o077)
+    try:
+        yield
+    finally:
+        os.umask(before)
+
+
 def clear_parts(folder: Path) -> None:
     """Delete the temporary files in a shared folder whose writers were killed."""
     for part in folder.glob(".*.part"):

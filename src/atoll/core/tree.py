@@ -69,6 +69,28 @@ def num_bytes(tree: Tree) -> int:
     return 0 if tree is None else 8
 
 
+def named_bytes(tree: Tree, place: str = "") -> dict[str, int]:
+    """Size in transfer of each tensor and number of a tree, by its place: names joined by dots.
+
+    Example:
+        >>> import torch
+        >>> from atoll.core.tree import named_bytes
+        >>> named_bytes({"weights": {"a": torch.zeros(3)}, "samples": 40})
+        {'weights.a': 12, 'samples': 8}
+    """
+    if isinstance(tree, Mapping):
+        pairs = [(str(key), value) for key, value in tree.items()]
+    elif isinstance(tree, list | tuple):
+        pairs = [(str(number), value) for number, value in enumerate(tree)]
+    else:
+        return {} if tree is None else {place: num_bytes(tree)}
+    return {
+        name: size
+        for key, value in pairs
+        for name, size in named_bytes(value, f"{place}.{key}" if place else key).items()
+    }
+
+
 def clone(tree: Tree) -> Tree:
     """Deep copy on the CPU that shares no memory with the original."""
     return map_tensors(lambda tensor: tensor.detach().to("cpu", copy=True), tree)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import tomllib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -88,6 +89,11 @@ class Recipe:
     def to_toml(self) -> str:
         """Format the complete recipe as TOML."""
         return tomli_w.dumps(describe(self.completed()))
+
+
+def recipe_digest(text: str) -> str:
+    """SHA-256 of a complete recipe's text (`Recipe.to_toml`), by which a site allows it."""
+    return hashlib.sha256(text.encode()).hexdigest()
 
 
 def load_recipe(recipe: str | Path, settings: Sequence[str] = ()) -> Recipe:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import shutil
 import subprocess
@@ -147,10 +148,13 @@ def test_a_killed_server_app_and_superlink_resume_with_the_same_weights(deployme
 
 
 def test_spoiled_and_late_updates_and_a_vanished_folder(deployment, tmp_path):
+    hostile = Path(__file__).with_name("hostile.py")
+    digest = hashlib.sha256(hostile.read_bytes()).hexdigest()
+    (tmp_path / "policy.toml").write_text(f'[modules]\nhostile = "{digest}"\n')
     for site in SITES:
-        deployment.start_node(site)
+        deployment.start_node(site, policy=str(tmp_path / "policy.toml"))
     app = deployment.app(recipe("train.rounds=6", "train.min_accepted=0.25"), wait=240.0, deadline=45.0)
-    shutil.copy(Path(__file__).with_name("hostile.py"), app)
+    shutil.copy(hostile, app)
     (app / "recipe.toml").write_text(
         (app / "recipe.toml")
         .read_text()

@@ -12,8 +12,11 @@ from collections.abc import Callable
 from flwr.app import Context, Message
 from flwr.clientapp import ClientApp
 
+from atoll.core.files import private_files
 from atoll.core.tree import Tree
 from atoll.engines.flower import codec as codec
+from atoll.engines.flower.ledger import record_answer
+from atoll.engines.flower.policy import WithdrawnError
 from atoll.engines.flower.site import SiteOptions, SiteSide
 from atoll.recipe.recipe import Recipe
 
@@ -28,37 +31,55 @@ def read_recipe(text: str) -> Recipe:
     return read_recipe(text)
 
 
-def answer(message: Message, context: Context, handle: Callable[[SiteSide, Tree], Tree]) -> Message:
-    """Answer a request; after an error, the answer contains its sentence."""
+def answer(
+    message: Message, context: Context, kind: str, handle: Callable[[SiteSide, Tree], Tree]
+) -> Message:
+    """Answer a request, and log it at the site; after an error, the answer contains its sentence."""
     reply: Tree
+    with private_files():
+        try:
+            side = SiteSide(SiteOptions.read(context.node_config), read_recipe)
+            request = codec.tree(message.content)
+            reply = _checked(handle, side, request)
+            log_of_site = side.options.audit_log
+            if log_of_site is not None and (head := record_answer(log_of_site, kind, request, reply)):
+                reply["log"] = head
+        except (
+            ValueError
+        ) as error:  # of the request, the configuration or the log, without which nothing leaves
+            log.error("%s", error)
+            reply = {"lost": str(error)}
+    return Message(codec.records(reply), reply_to=message)
+
+
+def _checked(handle: Callable[[SiteSide, Tree], Tree], side: SiteSide, request: Tree) -> Tree:
+    """The answer of a site, or the sentence of its error."""
     try:
-        reply = handle(
-            SiteSide(SiteOptions.read(context.node_config), read_recipe), codec.tree(message.content)
-        )
+        reply = handle(side, request)
         if "lost" in reply:
             log.error("%s", reply["lost"])
     except ValueError as error:  # includes UserError: the coordinator receives the sentence, too
         log.error("%s", error)
-        reply = {"lost": str(error)}
+        return {"lost": str(error), **({"withdrawn": True} if isinstance(error, WithdrawnError) else {})}
     except Exception as error:
         log.error("%s", traceback.format_exc())
-        reply = {"lost": f"{type(error).__name__}: {error}"}
-    return Message(codec.records(reply), reply_to=message)
+        return {"lost": f"{type(error).__name__}: {error}"}
+    return reply
 
 
 @app.query("hello")
 def hello(message: Message, context: Context) -> Message:
     """Describe the site."""
-    return answer(message, context, SiteSide.hello)
+    return answer(message, context, "hello", SiteSide.hello)
 
 
 @app.train()
 def train(message: Message, context: Context) -> Message:
     """Train for one round."""
-    return answer(message, context, SiteSide.train)
+    return answer(message, context, "train", SiteSide.train)
 
 
 @app.evaluate()
 def evaluate(message: Message, context: Context) -> Message:
     """Evaluate on the site's local held-out images."""
-    return answer(message, context, SiteSide.evaluate)
+    return answer(message, context, "evaluate", SiteSide.evaluate)

@@ -13,10 +13,12 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from pathlib import Path
+from typing import NamedTuple
 
 import torch
 
 from atoll.components.base import Deployment
+from atoll.core.audit_log import AuditLog
 from atoll.core.errors import UserError, did_you_mean
 from atoll.core.threads import threads
 from atoll.core.tree import Tree, load, map_tensors, pack, save
@@ -27,12 +29,14 @@ from atoll.data.sources import load_data
 from atoll.engines.client import Client, train_client
 from atoll.engines.client_states import ClientStates
 from atoll.engines.federation import Federation
+from atoll.engines.flower.ledger import updates_sent
+from atoll.engines.flower.policy import Policy
 from atoll.engines.flower.site_registry import FORMAT, is_site_name
 from atoll.evaluation import evaluate
-from atoll.recipe.recipe import Recipe
+from atoll.recipe.recipe import Recipe, recipe_digest
 
 RecipeReader = Callable[[str], Recipe]
-WORDS = ("site", "data", "source", "state", "device", "afresh")  # keys of a node's configuration
+WORDS = ("site", "data", "source", "state", "device", "afresh", "policy")  # keys of a node's configuration
 NUMBERS = ("partition-id", "num-partitions")  # keys that Flower's simulation adds
 
 
@@ -49,6 +53,8 @@ class SiteOptions:
         device: Device of the computation; empty for the recipe's.
         afresh: Id of the run in which the site may reset its client if the client state is lost; the error about
             the loss contains this id. Empty for none.
+        policy: File of the site's policy (see `Policy`); empty for the default, which allows every recipe without
+            modules of its own.
         share: Number of the share that the node trains; Flower sets it in simulation.
     """
 
@@ -58,6 +64,7 @@ class SiteOptions:
     state: str = ""
     device: str = ""
     afresh: str = ""
+    policy: str = ""
     share: int | None = None
 
     @classmethod
@@ -95,6 +102,17 @@ class SiteOptions:
         """Folder of the site's state."""
         return Path(self.state or os.environ.get("ATOLL_STATE", "~/.atoll/state")).expanduser()
 
+    @property
+    def audit_log(self) -> AuditLog | None:
+        """The site's audit log; None for a share, whose node and coordinator have one owner."""
+        return AuditLog(self.folder / f"audit-{self.site}.jsonl") if self.site else None
+
+    def read_policy(self) -> Policy | None:
+        """Read the site's policy; None for a share."""
+        if not self.site:
+            return None
+        return Policy.read(Path(self.policy)) if self.policy else Policy()
+
     def recipe(self, recipe: Recipe) -> Recipe:
         """Replace the images and the device of a recipe by the site's."""
         engine = replace(recipe.engine, device=self.device) if self.device else recipe.engine
@@ -120,6 +138,9 @@ class SiteSide:
         """Report the site's name, the number of its images, and their classes."""
         if request["format"] != FORMAT:
             return {"lost": f"the coordinator uses format {request['format']}, and this is Atoll {VERSION}"}
+        policy = self.options.read_policy()
+        if policy is not None:
+            policy.check_text(request["recipe"])
         recipe = self.read_recipe(request["recipe"])
         if bool(request["sites"]) != bool(self.options.site):
             wanted = "real sites (site=… data=…)" if request["sites"] else "shares of the recipe's images"
@@ -127,6 +148,10 @@ class SiteSide:
         splits = load_data(self.options.recipe(recipe).data, recipe.seed) if self.options.site else None
         if splits is not None and len(splits.train) < 2:
             return {"lost": f"site {self.options.site!r} has {len(splits.train)} training image(s), needs 2"}
+        if policy is not None and splits is not None:
+            site = self.options.recipe(recipe)
+            partition = _site_partition(site, splits.train, 0, request["sites"])
+            policy.check_run(Federation(site, splits, partition))
         return {
             "name": self.options.name,
             "train": 0 if splits is None else len(splits.train),
@@ -140,7 +165,13 @@ class SiteSide:
         if agreed is None:
             return {"unprepared": True}
         message = request["message"]
-        federation, client = _client_side(agreed, self.options, self.read_recipe, message["client"])
+        policy = self.options.read_policy()
+        if policy is not None:
+            policy.check_now()
+        opened = _client_side(agreed, self.options, self.read_recipe, message["client"])
+        federation, client = opened.federation, opened.client
+        if policy is not None:
+            policy.check_updates_sent(updates_sent(self.options.audit_log, opened.recipe_digest))
         with threads(federation.recipe.engine.threads):
             states = self._states(request)
             retained = None
@@ -150,10 +181,13 @@ class SiteSide:
                 except UserError as error:
                     return self._lost_state(request["federation"], message["kept"], error)
             update, state = train_client(client, message, retained, federation.client_data(message["client"]))
+            sent = map_tensors(lambda tensor: tensor.cpu(), update)
+            if policy is not None:
+                sent = policy.outgoing(sent, client.context.received)
             if stateful:
                 states.save(message["client"], message["round"], state)
                 states.prune({message["client"]: request["needed"]})
-            return {"update": map_tensors(lambda tensor: tensor.cpu(), update)}
+            return {"update": sent, "recipe": opened.recipe_digest}
 
     def evaluate(self, request: Tree) -> Tree:
         """Evaluate a model on this site's held-out images; the answer contains only numbers."""
@@ -161,7 +195,12 @@ class SiteSide:
         if agreed is None:
             return {"unprepared": True}
         client, valid = request["client"], request["kept"]
-        federation, _ = _client_side(agreed, self.options, self.read_recipe, client)
+        policy = self.options.read_policy()
+        if policy is not None:
+            policy.check_now()
+            if not policy.sends_results:
+                return {"results": {}, "images": 0}
+        federation = _client_side(agreed, self.options, self.read_recipe, client).federation
         recipe, splits = federation.recipe, federation.splits
         held = splits.validation if splits.validation is not None else splits.test
         if held is None:
@@ -232,23 +271,30 @@ def digest_of(agreed: Tree) -> str:
     return hashlib.blake2b(pack(agreed), digest_size=16).hexdigest()
 
 
-def _client_side(
-    agreed: Agreed, options: SiteOptions, read_recipe: RecipeReader, client: int
-) -> tuple[Federation, Client]:
+class Opened(NamedTuple):
+    """What a site builds from what a run agreed on."""
+
+    federation: Federation
+    client: Client
+    recipe_digest: str
+
+
+def _client_side(agreed: Agreed, options: SiteOptions, read_recipe: RecipeReader, client: int) -> Opened:
     if options.site:
         return _open(agreed, options, read_recipe, client)
     return _open(agreed, replace(options, share=None), read_recipe, 0)  # the same for every share
 
 
 @lru_cache(maxsize=1)  # a process of a simulation answers many requests
-def _open(
-    file: Agreed, options: SiteOptions, read_recipe: RecipeReader, client: int
-) -> tuple[Federation, Client]:
+def _open(file: Agreed, options: SiteOptions, read_recipe: RecipeReader, client: int) -> Opened:
     try:
         agreed = load(file.path)
     except UserError as error:
         file.path.unlink(missing_ok=True)
         raise UserError(f"{error}; the file was deleted, and the next request brings it again") from None
+    policy = options.read_policy()
+    if policy is not None:
+        policy.check_text(agreed["recipe"])
     recipe = options.recipe(read_recipe(agreed["recipe"]))
     if not options.site:
         federation = Federation(recipe)
@@ -260,7 +306,9 @@ def _open(
         federation = Federation(
             recipe, splits, _site_partition(recipe, splits.train, client, agreed["clients"])
         )
-    return federation, federation.client_side(agreed["constants"])
+    if policy is not None:
+        policy.check_run(federation)
+    return Opened(federation, federation.client_side(agreed["constants"]), recipe_digest(agreed["recipe"]))
 
 
 def _rename_classes(images: ImageSet, classes: list[str]) -> None:

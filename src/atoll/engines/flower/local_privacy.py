@@ -1,0 +1,72 @@
+"""Local differential privacy: a client clips its step and adds noise before anything leaves it.
+
+    w_k ← w + min(1, C/‖Δ_k‖) Δ_k + N(0, z²C²);  Δ_k = w_k − w
+
+The Gaussian mechanism (Dwork and Roth 2014, Appendix A) at the client: nobody needs to be trusted, the server
+included. Any two sets of images give clipped steps at a distance of at most 2C, so ε is that of a Gaussian with
+z/2 (`gaussian_epsilon`), and rounds compose. The noise of K clients averages to zC/√K per weight; the server's own
+(`atoll.aggregation.private`) would be zC/K.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import secrets
+from dataclasses import dataclass
+from typing import Annotated
+
+import torch
+
+from atoll.aggregation.private import gaussian_epsilon, joint_norm, uniform_draws
+from atoll.components.base import Setting
+from atoll.core.config import Options
+from atoll.core.schema import Above, Below, Positive
+from atoll.core.tree import Weights
+from atoll.methods.method import Method
+
+
+@dataclass(frozen=True)
+class LocalPrivacy(Options, section="policy.privacy"):
+    """A client's own differential privacy.
+
+    Attributes:
+        clip: C, the norm to which a step is clipped.
+        noise_multiplier: z, the noise in units of C.
+        delta: δ at which ε is reported.
+    """
+
+    clip: Positive
+    noise_multiplier: Positive
+    delta: Annotated[float, Above(0), Below(1)] = 1e-5
+
+    def refuse(self, method: Method, setting: Setting) -> str | None:
+        """Describe what would leave the client without noise; None if nothing would."""
+        if setting.train.bn_buffers == "average":
+            return "sends BatchNorm's running statistics; set train.bn_buffers = 'local' or 'leave'"
+        for component in method.components:
+            if component.egress:
+                return f"sends more than weights ({component.name!r}: {'; '.join(component.egress)})"
+        if "loss" in method.aggregation.statistics:
+            return f"sends the loss, which {method.aggregation.name!r} needs"
+        if importlib.util.find_spec("dp_accounting") is None:
+            return "needs dp-accounting for ε; install it with: pip install 'atoll[dp]'"
+        return None
+
+    def apply(self, weights: Weights, received: Weights) -> Weights:
+        """Return the weights after the clipped and noisy step; the noise comes from the operating system."""
+        names = list(weights)
+        step = [weights[name].cpu() - received[name].cpu() for name in names]
+        norm = joint_norm(step)
+        if not norm <= self.clip:
+            torch._foreach_mul_(step, self.clip / norm)
+        scale = self.noise_multiplier * self.clip
+        noisy = {}
+        for name, part in zip(names, step, strict=True):
+            draws = uniform_draws(secrets.token_bytes(32), part.numel()).reshape(part.shape)
+            moved = part.double() + scale * torch.special.ndtri(draws)
+            noisy[name] = (received[name].cpu().double() + moved).to(part.dtype)
+        return noisy
+
+    def epsilon(self, rounds: int) -> float:
+        """Return ε of so many rounds, between any two sets of images."""
+        return gaussian_epsilon(1.0, self.noise_multiplier / 2, rounds, self.delta)

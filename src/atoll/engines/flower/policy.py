@@ -1,0 +1,287 @@
+"""A site's policy: what its owner allows, checked by the node itself before anything leaves (``policy.toml``).
+
+    recipes = ["3f1c…"]            # SHA-256 of a recipe, as `atoll egress` prints it
+    egress = ["weights", "losses", "samples"]
+    max_bytes = 50_000_000         # of one answer
+    max_rounds = 200
+    min_cohort = 3
+    hours = "20:00-06:00"
+
+    [modules]
+    "my_loss" = "9b2e…"            # SHA-256 of my_loss.py
+
+    [privacy]
+    clip = 1.0
+    noise_multiplier = 2.0
+
+A key that is missing does not restrict. The file is read for every request, so a change applies to the next one.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import importlib.util
+import math
+import sysconfig
+import tomllib
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from datetime import datetime, time
+from pathlib import Path
+from typing import Annotated
+
+from atoll.components.component import declares_slice
+from atoll.components.declaration import TensorSpec, declared_leaves
+from atoll.core.config import Options, build
+from atoll.core.errors import UserError
+from atoll.core.files import read_bytes
+from atoll.core.schema import AtLeast, Count
+from atoll.core.tree import Tree, Weights, num_bytes
+from atoll.engines.federation import Federation
+from atoll.engines.flower.local_privacy import LocalPrivacy
+from atoll.methods.method import sends_undeclared
+from atoll.recipe.recipe import recipe_digest
+
+INSTALLED = "installed"  # in place of a module's SHA-256
+RESULTS = "results"  # the entry of `egress` that stands for the results on held-out images
+
+
+class PolicyError(UserError):
+    """A request that the site's policy refuses; the coordinator receives the sentence."""
+
+
+class WithdrawnError(PolicyError):
+    """The site takes part no more."""
+
+
+@dataclass(frozen=True)
+class Policy(Options, section="policy"):
+    """What a site allows.
+
+    Attributes:
+        recipes: Recipes that may run, each by the SHA-256 that ``atoll egress`` prints.
+        egress: The entries that an update may contain, as ``atoll egress`` lists them: ``"weights"``, ``"losses"``,
+            ``"samples"``, ``"parts.NAME"`` …; and ``"results"``, the numbers that the site measures on its held-out
+            images.
+        max_bytes: Most bytes of an answer.
+        max_rounds: Most updates that leave the site for a recipe, over all its runs; a round that is run again
+            counts again.
+        min_cohort: Fewest clients whose updates are aggregated, at the least that the recipe accepts
+            (``train.min_accepted``).
+        hours: The hours in which the site trains and evaluates, in its local time, such as ``"20:00-06:00"``.
+        modules: Python modules that a recipe may name as ``module:attribute``, with the SHA-256 of the file, or
+            ``"installed"`` for a module of a package that the site has installed itself.
+        privacy: Differential privacy that the site applies to each of its updates.
+        withdrawn: The site takes part in no run any more.
+    """
+
+    recipes: tuple[str, ...] | None = None
+    egress: tuple[str, ...] | None = None
+    max_bytes: Count | None = None
+    max_rounds: Count | None = None
+    min_cohort: Annotated[int, AtLeast(1)] = 1
+    hours: str | None = None
+    modules: dict[str, str] = field(default_factory=dict)
+    privacy: LocalPrivacy | None = None
+    withdrawn: bool = False
+
+    def __post_init__(self) -> None:
+        """Check the fields, the hours included."""
+        super().__post_init__()
+        if self.hours is not None:
+            _hours(self.hours)
+
+    @classmethod
+    def read(cls, path: Path) -> Policy:
+        """Read a policy's file.
+
+        Raises:
+            UserError: The file cannot be read, or is no policy.
+        """
+        try:
+            table = tomllib.loads(read_bytes(path).decode())
+        except (ValueError, RecursionError) as error:
+            if isinstance(error, UserError):
+                raise
+            raise UserError(f"{path} is not valid TOML: {error}") from None
+        return build(cls, table)
+
+    def check_text(self, recipe: str) -> None:
+        """Check a recipe before it is parsed, because parsing imports the modules that it names.
+
+        Raises:
+            PolicyError: The recipe or one of its modules is not allowed.
+        """
+        self._check_withdrawn()
+        digest = recipe_digest(recipe)
+        if self.recipes is not None and digest not in self.recipes:
+            raise PolicyError(
+                f"the site's policy does not list this recipe ({digest}); its owner adds the hash to recipes in "
+                "policy.toml after reading `atoll egress`"
+            )
+        for module in sorted(set(_modules(recipe))):
+            allowed = self.modules.get(module)
+            if allowed is None:
+                raise PolicyError(
+                    f"the recipe names the module {module!r}, which the site's policy does not list under [modules]"
+                )
+            _check_module(module, allowed)
+
+    def check_run(self, federation: Federation) -> None:
+        """Check a recipe's demands, once its networks are built.
+
+        Raises:
+            PolicyError: The recipe asks for more than the site allows.
+        """
+        recipe, method = federation.recipe, federation.recipe.composed
+        if self.max_rounds is not None and recipe.train.rounds > self.max_rounds:
+            raise PolicyError(
+                f"the recipe has {recipe.train.rounds} rounds, and the site's policy allows {self.max_rounds}"
+            )
+        cohort = recipe.train.cohort_size(federation.setting.num_clients)
+        fewest = max(1, math.ceil(recipe.train.min_accepted * cohort))
+        if fewest < self.min_cohort:
+            raise PolicyError(
+                f"a round of this recipe may aggregate only {fewest} of {cohort} updates, and the site's policy "
+                f"asks for {self.min_cohort}; raise train.participation or train.min_accepted"
+            )
+        if self.max_bytes is not None:
+            size = _most_bytes(federation)
+            if size is None or size > self.max_bytes:
+                words = "an unknown number of" if size is None else f"up to {size:,}"
+                raise PolicyError(
+                    f"an update of this recipe has {words} bytes, and the site's policy allows {self.max_bytes:,}"
+                )
+        if self.egress is not None:
+            numbers = ("weights", "losses", *method.aggregation.statistics)
+            parts = [
+                f"parts.{part.name}"
+                for part in method.components
+                if not declares_slice(type(part)) or part.declares(federation.setting) is not None
+            ]
+            self._check_names([*numbers, *parts])
+        if self.privacy and (reason := self.privacy.refuse(method, federation.setting)):
+            raise PolicyError(f"the site's policy adds noise to its updates, and this recipe {reason}")
+
+    def check_now(self, now: datetime | None = None) -> None:
+        """Check that the site works now.
+
+        Raises:
+            PolicyError: It is outside the site's hours, or the site has withdrawn.
+        """
+        self._check_withdrawn()
+        if self.hours is None:
+            return
+        start, end = _hours(self.hours)
+        clock = (now or datetime.now()).time()
+        inside = start <= clock < end if start < end else clock >= start or clock < end
+        if not inside:
+            raise PolicyError(f"the site works from {self.hours}, and its clock says {clock:%H:%M}")
+
+    def check_updates_sent(self, sent: int) -> None:
+        """Check that the site may send another update for a recipe.
+
+        Raises:
+            PolicyError: It has sent as many as it allows.
+        """
+        if self.max_rounds is not None and sent >= self.max_rounds:
+            raise PolicyError(
+                f"the site has sent {sent} updates for this recipe, as many as its policy allows"
+            )
+
+    def outgoing(self, update: dict[str, Tree], received: Weights) -> dict[str, Tree]:
+        """Return the update as it may leave the site: with noise, if the policy says so, and checked.
+
+        Args:
+            update: The update that the training gave.
+            received: The weights from which the training started.
+
+        Raises:
+            PolicyError: It contains more than the site allows.
+        """
+        if self.privacy is not None:
+            if update["parts"]:
+                raise PolicyError(
+                    "the site's policy adds noise to its weights, and the update has more than these"
+                )
+            weights = self.privacy.apply(update["weights"], received)
+            update = {**update, "weights": weights, "losses": {}}
+        names = [name for name in update if name != "parts"]
+        self._check_names([*names, *(f"parts.{name}" for name in update["parts"])])
+        size = num_bytes(update)
+        if self.max_bytes is not None and size > self.max_bytes:
+            raise PolicyError(
+                f"the update has {size:,} bytes, and the site's policy allows {self.max_bytes:,}"
+            )
+        return update
+
+    @property
+    def sends_results(self) -> bool:
+        """Whether results on the held-out images may leave the site."""
+        return self.privacy is None and (self.egress is None or RESULTS in self.egress)
+
+    def _check_withdrawn(self) -> None:
+        if self.withdrawn:
+            raise WithdrawnError("the site has withdrawn")
+
+    def _check_names(self, names: list[str]) -> None:
+        if self.egress is None:
+            return
+        for name in names:
+            if name not in self.egress:
+                raise PolicyError(
+                    f"an update of this recipe contains {name!r}, which the site's policy does not list"
+                )
+
+
+def _most_bytes(federation: Federation) -> int | None:
+    """Most bytes of an update, as ``atoll egress`` counts them; None if a component does not declare its slice."""
+    method, names = federation.recipe.composed, federation.update_names()
+    if any(map(sends_undeclared, method.components)):
+        return None
+    weights = {name: weight for name, weight in federation.networks.state_dict().items() if name in names}
+    declared = [component.declares(federation.setting) for component in method.components]
+    leaves = [leaf for spec in declared if spec is not None for _, leaf in declared_leaves(spec, weights, "")]
+    tensors = [leaf for leaf in leaves if isinstance(leaf, TensorSpec)]
+    numbers = len(leaves) - len(tensors) + len(method.aggregation.statistics) + 1 + len(method.losses)
+    in_tensors = sum(math.prod(leaf.largest) * leaf.dtype.itemsize for leaf in tensors)
+    return num_bytes(weights) + in_tensors + num_bytes([0.0] * numbers)
+
+
+def _modules(recipe: str) -> Iterator[str]:
+    """Modules that a recipe names as ``module:attribute``."""
+    try:
+        method = tomllib.loads(recipe).get("method")
+    except (tomllib.TOMLDecodeError, RecursionError) as error:
+        raise PolicyError(f"the coordinator's recipe is not valid TOML: {error}") from None
+    for value in method.values() if isinstance(method, Mapping) else ():
+        for name in value if isinstance(value, list) else [value]:
+            if isinstance(name, str) and ":" in name:
+                yield name.partition(":")[0]
+
+
+def _check_module(module: str, allowed: str) -> None:
+    """Check a module's file without importing it."""
+    if not all(word.isidentifier() for word in module.split(".")):
+        raise PolicyError(f"the recipe names {module!r}, which cannot be the name of a module")
+    top, *inner = module.split(".")  # `find_spec` of a module in a package would import the package
+    spec = importlib.util.find_spec(top)
+    origin = Path(spec.origin) if spec is not None and spec.origin else None
+    if origin is None:
+        raise PolicyError(f"the module {top!r}, which the recipe names, is not at the site")
+    if allowed == INSTALLED:
+        folders = [Path(sysconfig.get_path(name)).resolve() for name in ("purelib", "platlib")]
+        if not any(origin.resolve().is_relative_to(folder) for folder in folders):
+            raise PolicyError(f"the module {top!r} is not installed at the site, and its policy demands that")
+    elif inner or (spec is not None and spec.submodule_search_locations):
+        raise PolicyError(f"{module!r} is in a package, and the site's policy can list it as installed only")
+    elif hashlib.sha256(read_bytes(origin)).hexdigest() != allowed:
+        raise PolicyError(f"the file of the module {module!r} is not the one that the site's policy lists")
+
+
+def _hours(text: str) -> tuple[time, time]:
+    start, _, end = text.partition("-")
+    try:
+        return time.fromisoformat(start.strip()), time.fromisoformat(end.strip())
+    except ValueError:
+        raise UserError(f'policy.hours = {text!r} is not of the form "20:00-06:00"') from None

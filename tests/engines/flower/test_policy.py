@@ -1,0 +1,257 @@
+"""A site's policy, asked directly and at a site on the fake grid."""
+
+from __future__ import annotations
+
+import hashlib
+import sys
+from datetime import datetime
+
+import pytest
+
+pytest.importorskip("flwr", reason="the extra atoll[flower] is not installed")
+
+import torch
+from PIL import Image
+
+from atoll.commands.egress import egress
+from atoll.core.audit_log import AuditLog
+from atoll.core.errors import UserError
+from atoll.core.tree import num_bytes
+from atoll.engines.federation import Federation
+from atoll.engines.flower.codec import tree
+from atoll.engines.flower.local_privacy import LocalPrivacy
+from atoll.engines.flower.policy import Policy, PolicyError
+from atoll.engines.flower.site_registry import SiteRegistry
+from atoll.recipe.recipe import load_recipe, recipe_digest
+from tests.engines.flower.grid import FakeGrid, node
+from tests.engines.flower.test_sites import FOLDERS, play, site, sites
+from tests.harness import tiny
+
+
+@pytest.fixture
+def place(tmp_path, monkeypatch):
+    """Four sites with 12 images each."""
+    draws = torch.Generator().manual_seed(0)
+    for name in ("east", "north", "south", "west"):
+        for split, count in (("train", 12), ("test", 4)):
+            folder = tmp_path / "images" / name / split / "0"
+            folder.mkdir(parents=True)
+            for k in range(count):
+                pixels = torch.randint(256, (8, 8), dtype=torch.uint8, generator=draws)
+                Image.fromarray(pixels.numpy()).save(folder / f"{k}.png")
+    monkeypatch.setenv("ATOLL_STATE", str(tmp_path / "state"))
+    return tmp_path
+
+
+def policy(place, text):
+    path = place / "policy.toml"
+    path.write_text(text)
+    return str(path)
+
+
+def guarded(place, text):
+    """Four sites, of which west has this policy."""
+    grid = sites(place)
+    grid.nodes[13] = site(13, "west", place, policy=policy(place, text))
+    return grid
+
+
+SETTINGS = ("train.rounds=2", "train.min_accepted=0.5", "evaluation.at_end=['geometry']")
+
+
+def refusal(place, text, *settings):
+    """What the coordinator reads when it waits for the four sites."""
+    with pytest.raises(UserError, match="3 of 4 sites connected") as error:
+        play(guarded(place, text), place, *SETTINGS, *settings, wait=1.0)
+    return str(error.value)
+
+
+def test_a_recipe_is_allowed_by_the_hash_that_egress_prints(place):
+    recipe = tiny("data.path=nowhere", *FOLDERS, *SETTINGS)
+    (place / "recipe.toml").write_text(recipe.to_toml())
+    digest = recipe_digest(load_recipe(place / "recipe.toml").to_toml())
+    run = play(guarded(place, f'recipes = ["{digest}"]'), place, *SETTINGS)
+    assert [line["clients"] for line in run.metrics()[1:]] == [4, 4]
+    assert (
+        digest == hashlib.sha256((place / "recipe.toml").read_bytes()).hexdigest()
+    )  # as sha256sum prints it
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ('recipes = ["00"]', "does not list this recipe"),
+        ("max_rounds = 1", "the recipe has 2 rounds, and the site's policy allows 1"),
+        ("min_cohort = 3", "may aggregate only 2 of 4 updates, and the site's policy asks for 3"),
+        ("max_bytes = 1000", "bytes, and the site's policy allows 1,000"),
+        ('egress = ["weights", "losses"]', "contains 'samples', which the site's policy does not list"),
+        ("withdrawn = true", "the site has withdrawn"),
+        ("max_round = 1", "did you mean 'max_rounds'"),
+        ("max_rounds = 0", "max_rounds"),
+        ('hours = "late"', 'not of the form "20:00-06:00"'),
+        ("max_rounds =", "is not valid TOML"),
+        ("[privacy]\nclip = 1.0\nnoise_multiplier = 1.0", "sends BatchNorm's running statistics"),
+    ],
+)
+def test_a_recipe_that_asks_for_more_is_refused_at_the_site_and_the_coordinator_reads_why(place, text, words):
+    assert words in refusal(place, text)
+    entries = [entry.fields for entry in AuditLog(place / "state" / "audit-west.jsonl").entries()]
+    if "policy" in words or "withdrawn" in words:
+        assert {entry["outcome"] for entry in entries} == {"refused"}
+        assert words in entries[-1]["why"]
+
+
+def test_a_slice_of_a_component_is_named(place):
+    words = refusal(place, 'egress = ["weights", "losses", "samples"]', "method.name=scaffold")
+    assert "contains 'parts.scaffold'" in words
+
+
+def test_a_policy_that_names_all_that_egress_lists_lets_the_update_leave(place):
+    text = 'egress = ["weights", "losses", "samples", "parts.scaffold"]\nmin_cohort = 2\nmax_rounds = 2'
+    heard = []
+
+    def listen(reply):
+        heard.append(tree(reply.content))
+        return reply
+
+    grid = sites(place)
+    config = {"site": "west", "data": str(place / "images" / "west"), "source": "folder"}
+    grid.nodes[13] = node(13, {**config, "policy": policy(place, text)}, listen)
+    run = play(grid, place, *SETTINGS, "method.name=scaffold")
+    assert [line["clients"] for line in run.metrics()[1:]] == [4, 4]
+    updates = [answer["update"] for answer in heard if "update" in answer]
+    assert len(updates) == 2
+    assert [answer["results"] for answer in heard if "results" in answer] == [{}, {}]  # not listed
+    assert "west" not in run.read_json("evaluation.json")["sites"]
+    log = AuditLog(place / "state" / "audit-west.jsonl")
+    entries = [entry.fields for entry in log.entries() if entry.fields["event"] == "update"]
+    assert [entry["bytes"] for entry in entries] == [num_bytes(update) for update in updates]
+    weights = {f"weights.{name}" for name in updates[0]["weights"]}
+    assert weights < entries[0]["tensors"].keys()
+
+
+def test_the_size_is_the_one_that_egress_lists(place):
+    """The exact size passes, and one byte less does not."""
+    federation = Federation(tiny("train.bn_buffers=leave"))
+    size = sum(item.bytes for item in egress(federation.recipe).up)
+    Policy(max_bytes=size).check_run(federation)
+    with pytest.raises(PolicyError, match=f"up to {size:,} bytes"):
+        Policy(max_bytes=size - 1).check_run(federation)
+
+
+def test_no_more_updates_leave_than_the_policy_allows_over_all_runs_of_a_recipe(place):
+    first = play(guarded(place, "max_rounds = 3"), place, *SETTINGS, out="one")
+    assert [line["clients"] for line in first.metrics()[1:]] == [4, 4]
+    second = play(guarded(place, "max_rounds = 3"), place, *SETTINGS, out="two")
+    assert [line["clients"] for line in second.metrics()[1:]] == [4, 3]
+    assert "has sent 3 updates for this recipe" in second.metrics()[-1]["lost"]["3"]
+
+
+def test_an_update_that_grew_beyond_the_policy_does_not_leave():
+    update = {"weights": {"a": torch.zeros(100)}, "losses": {}, "parts": {}, "samples": 4}
+    assert Policy(max_bytes=408).outgoing(update, {}) == update
+    with pytest.raises(PolicyError, match="has 408 bytes"):
+        Policy(max_bytes=407).outgoing(update, {})
+    with pytest.raises(PolicyError, match=r"'parts\.spy'"):
+        Policy(egress=("weights", "losses", "samples")).outgoing({**update, "parts": {"spy": 1}}, {})
+
+
+@pytest.mark.parametrize(
+    ("hours", "clock", "open"),
+    [
+        ("20:00-06:00", "23:00", True),
+        ("20:00-06:00", "05:59", True),
+        ("20:00-06:00", "06:00", False),
+        ("20:00-06:00", "12:00", False),
+        ("09:00-17:30", "09:00", True),
+        ("09:00-17:30", "17:30", False),
+    ],
+)
+def test_the_site_works_in_its_hours(hours, clock, open):
+    now = datetime.fromisoformat(f"2026-05-04T{clock}")
+    if open:
+        Policy(hours=hours).check_now(now)
+    else:
+        with pytest.raises(PolicyError, match=f"works from {hours}, and its clock says {clock}"):
+            Policy(hours=hours).check_now(now)
+
+
+def test_noise_leaves_the_site_and_nothing_else_does(place):
+    pytest.importorskip("dp_accounting", reason="the extra atoll[dp] is not installed")
+    heard = []
+
+    def listen(reply):
+        heard.append(tree(reply.content))
+        return reply
+
+    text = "[privacy]\nclip = 0.5\nnoise_multiplier = 0.1"
+    grid = sites(place)
+    config = {"site": "west", "data": str(place / "images" / "west"), "source": "folder"}
+    grid.nodes[13] = node(13, {**config, "policy": policy(place, text)}, listen)
+    settings = (
+        *SETTINGS,
+        "train.bn_buffers=leave",
+        "train.norm_factor=1000",
+        "method.name=fed_align_uniform",
+    )
+    run = play(grid, place, *settings)
+    assert [line["clients"] for line in run.metrics()[1:]] == [4, 4]
+    received = [tree(content) for at, kind, content in grid.sent if kind == "train" and at == 13]
+    sent = [answer["update"] for answer in heard if "update" in answer]
+    for message, update in zip(received, sent, strict=True):
+        model = message["message"]["models"]["global"]
+        step = torch.cat([(weight - model[name]).flatten() for name, weight in update["weights"].items()])
+        assert 0.04 < step.std() < 0.08  # noise of 0.05, and a step of norm 0.5 over some thousand weights
+        assert update["losses"] == {}
+        assert update["parts"] == {}
+    assert {"results": {}, "images": 0}.items() <= heard[-1].items()
+
+
+@pytest.fixture
+def marked(tmp_path, monkeypatch):
+    """A module that leaves a mark when it is imported."""
+    monkeypatch.syspath_prepend(tmp_path)
+    (tmp_path / "marking.py").write_text(f"open({str(tmp_path / 'mark')!r}, 'w')\n")
+    return tmp_path
+
+
+def recipe_with(module):
+    return f'[method]\nname = "{module}:Mine"\nterms = ["dsr"]\n'
+
+
+@pytest.mark.parametrize(
+    ("modules", "name", "words"),
+    [
+        ({}, "marking", "names the module 'marking', which the site's policy does not list"),
+        ({"marking": "00"}, "marking", "is not the one that the site's policy lists"),
+        ({"marking": "installed"}, "marking", "'marking' is not installed at the site"),
+        ({"absent": "00"}, "absent", "'absent', which the recipe names, is not at the site"),
+        ({"torch.nn": "00"}, "torch.nn", "can list it as installed only"),
+        ({"..": "00"}, "..", "cannot be the name of a module"),
+    ],
+)
+def test_a_module_that_is_not_allowed_is_named_and_not_imported(marked, modules, name, words):
+    with pytest.raises(PolicyError) as error:
+        Policy(modules=modules).check_text(recipe_with(name))
+    assert words in str(error.value)
+    assert not (marked / "mark").exists()
+    assert "marking" not in sys.modules
+
+
+def test_an_allowed_module_passes_without_an_import(marked):
+    digest = hashlib.sha256((marked / "marking.py").read_bytes()).hexdigest()
+    Policy(modules={"marking": digest}).check_text(recipe_with("marking"))
+    Policy(modules={"torch": "installed"}).check_text(recipe_with("torch"))
+    assert not (marked / "mark").exists()
+
+
+def test_a_site_without_a_policy_imports_no_module_of_a_recipe(place, marked):
+    grid = FakeGrid({13: site(13, "west", place)})
+    with pytest.raises(UserError, match="names the module 'marking'"):
+        SiteRegistry(grid, recipe_with("marking"), 1).gather(1, 0.5)
+    assert not (marked / "mark").exists()
+
+
+def test_local_privacy_of_a_policy_is_built_from_its_table(tmp_path):
+    policy(tmp_path, "[privacy]\nclip = 2\nnoise_multiplier = 0.5")
+    assert Policy.read(tmp_path / "policy.toml").privacy == LocalPrivacy(2.0, 0.5)
