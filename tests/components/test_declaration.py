@@ -20,7 +20,7 @@ from atoll.components.base import (
 )
 from atoll.components.declaration import declared_leaves, max_bytes, mismatch
 from atoll.core.tree import clone, leaves, num_bytes, pack, unpack
-from atoll.engines.update_checks import UpdateChecks, max_update_bytes
+from atoll.engines.update_checks import UpdateChecks, max_update_size
 from atoll.methods.method import Method
 from atoll.objectives.simclr import SimCLR
 from tests.folds import model, setting
@@ -210,7 +210,7 @@ SENDERS = [
 @pytest.mark.parametrize("recipe", SENDERS, ids=lambda recipe: recipe[0].split("=")[1])
 def test_an_update_is_no_larger_than_its_method_allows(recipe):
     rounds = Rounds(*recipe)
-    limit = rounds.federation.max_update_bytes()
+    limit, _ = rounds.federation.max_update_size()
     retained = None
     for round in (1, 3):
         update, retained = rounds.train(0, round, retained)
@@ -231,5 +231,5 @@ def test_what_is_not_declared_has_no_limit():
 
     made = federation("method.name=ssd")
     weights = made.initial_weights()
-    assert max_update_bytes(Method(SimCLR(), (Old(),)), made.setting, weights) is None
-    assert max_update_bytes(Method(SimCLR(), (Sending(),)), made.setting, weights) > num_bytes(weights)
+    assert max_update_size(Method(SimCLR(), (Old(),)), made.setting, weights) is None
+    assert max_update_size(Method(SimCLR(), (Sending(),)), made.setting, weights).total > num_bytes(weights)

@@ -111,6 +111,11 @@ def unpack(data: bytes) -> Tree:
     return _read(data, _KEY)[0]
 
 
+def header_bytes(data: bytes) -> int:
+    """Size of what precedes the tensors' values in the bytes of a tree, as the bytes themselves state it."""
+    return 8 + int.from_bytes(data[:8], "little")
+
+
 def save(path: Path, tree: Tree, label: str = "") -> None:
     """Write a tree to a file atomically, with a digest.
 

@@ -28,7 +28,7 @@ from atoll.engines.partitioning import (
     initial_encoder,
     partition_clients,
 )
-from atoll.engines.update_checks import max_update_bytes
+from atoll.engines.update_checks import SizeLimit, max_update_size
 from atoll.models import Encoder, build_projector, load_weights
 from atoll.recipe.recipe import Recipe
 
@@ -126,11 +126,11 @@ class Federation:
         """Names of the weights that an update must contain."""
         return update_names(self.recipe.composed, self.recipe.train, self.networks)
 
-    def max_update_bytes(self) -> int | None:
-        """Largest size of a serialised update in bytes; None if a component does not declare its slice."""
+    def max_update_size(self) -> SizeLimit | None:
+        """Largest size of a serialised update; None if a component does not declare its slice."""
         names = self.update_names()
         weights = {name: weight for name, weight in self.networks.state_dict().items() if name in names}
-        return max_update_bytes(self.recipe.composed, self.setting, weights)
+        return max_update_size(self.recipe.composed, self.setting, weights)
 
     def buffer_names(self) -> set[str]:
         """Names of BatchNorm's running statistics."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable
 from dataclasses import dataclass, field
-from typing import TypeGuard, cast
+from typing import NamedTuple, TypeGuard, cast
 
 import torch
 
@@ -267,8 +267,20 @@ def is_count(value: object, least: int = 1) -> TypeGuard[int]:
     return isinstance(value, int) and not isinstance(value, bool) and least <= value <= MOST_IMAGES
 
 
-def max_update_bytes(method: Method, setting: Setting, weights: Weights) -> int | None:
-    """Largest size of a serialised update in bytes; None if a component does not declare its slice.
+class SizeLimit(NamedTuple):
+    """Largest size of an answer in bytes.
+
+    Attributes:
+        total: All bytes.
+        headers: Those that describe tensors and numbers; many small tensors cost more time than one large one.
+    """
+
+    total: int
+    headers: int
+
+
+def max_update_size(method: Method, setting: Setting, weights: Weights) -> SizeLimit | None:
+    """Largest size of a serialised update; None if a component does not declare its slice.
 
     Args:
         method: The method.
@@ -277,14 +289,18 @@ def max_update_bytes(method: Method, setting: Setting, weights: Weights) -> int 
     """
     if reports_more(method) or any(map(sends_undeclared, method.components)):
         return None
-    numbers = ["loss", *method.aggregation.statistics, *(component.name for component in method.components)]
-    declared = [component.declares(setting) for component in method.components]
-    return (
-        max_bytes(PerWeight(), weights)
-        + sum(max_bytes(spec, weights) for spec in declared if spec is not None)
+    slices = (component.declares(setting) for component in method.components)
+    declared = [PerWeight(), *(spec for spec in slices if spec is not None)]
+    components = [component.name for component in method.components]
+    numbers = ["loss", *method.aggregation.statistics, *components, *components]  # losses, and slices
+    total = (
+        sum(max_bytes(spec, weights) for spec in declared)
         + sum(LEAF_BYTES + NAME_BYTES * len(name) for name in numbers)
         + REASON_BYTES
     )
+    leaves = [leaf for spec in declared for _, leaf in declared_leaves(spec, weights, "")]
+    values = sum(leaf.max_bytes - LEAF_BYTES for leaf in leaves if isinstance(leaf, TensorSpec))
+    return SizeLimit(total, total - values)
 
 
 def _bad_tensors(slices: Slices, components: Iterable[str]) -> str | None:

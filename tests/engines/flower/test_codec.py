@@ -14,6 +14,7 @@ from flwr.app import Array, ArrayRecord, ConfigRecord, RecordDict
 
 from atoll.core.tree import pack, same
 from atoll.engines.flower.codec import RECORD, REST, Encoder, records, tree
+from atoll.engines.update_checks import SizeLimit
 
 TREE = {
     "round": 3,
@@ -117,9 +118,22 @@ def test_a_message_that_is_larger_than_allowed_is_not_decoded(monkeypatch):
     sent = {"update": {"weights": {"w": torch.zeros(1000)}}}
     content = records(sent)
     size = sum(len(array.data) for array in content.array_records["atoll"].values())
-    assert same(tree(content, size), sent)
+    assert same(tree(content, SizeLimit(size, size)), sent)
     monkeypatch.setattr("atoll.engines.flower.codec.unpack", lambda data: pytest.fail("it was decoded"))
     with pytest.raises(
-        ValueError, match=rf"it has {size:,} bytes, and the updates of .* method have at most {size - 1:,}"
+        ValueError, match=rf"it has {size:,} bytes, and answers in this run have at most {size - 1:,}"
     ):
-        tree(content, size - 1)
+        tree(content, SizeLimit(size - 1, size))
+
+
+def test_many_small_tensors_are_not_decoded(monkeypatch):
+    """As many bytes as one honest update has take far longer in 5,000 tensors."""
+    limit = SizeLimit(1_000_000, 100_000)
+    assert tree(records({"w": torch.zeros(200_000)}), limit)
+    many = records({"w": [torch.zeros(16) for _ in range(5_000)]})
+    monkeypatch.setattr("atoll.engines.flower.codec.unpack", lambda data: pytest.fail("it was decoded"))
+    with pytest.raises(ValueError, match=r"its names and shapes have [\d,]+ bytes, and .* at most 100,000"):
+        tree(many, limit)
+    lying = Array("uint8", (12,), "x", b"\xff" * 8 + b"{}  ")
+    with pytest.raises(ValueError, match="at most 100,000"):
+        tree(RecordDict({RECORD: ArrayRecord({REST: lying})}), limit)

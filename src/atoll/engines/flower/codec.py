@@ -16,7 +16,8 @@ from collections.abc import Iterable, Iterator, Mapping
 from flwr.app import Array, ArrayRecord, RecordDict
 from torch import Tensor
 
-from atoll.core.tree import Tree, pack, resolve, unpack
+from atoll.core.tree import Tree, header_bytes, pack, resolve, unpack
+from atoll.engines.update_checks import SizeLimit
 
 RECORD = "atoll"
 REST = "."  # the tree without its tensors
@@ -55,21 +56,25 @@ def records(tree: dict[str, Tree]) -> RecordDict:
     return Encoder().records(tree)
 
 
-def tree(content: RecordDict, most_bytes: int | None = None) -> dict[str, Tree]:
+def tree(content: RecordDict, limit: SizeLimit | None = None) -> dict[str, Tree]:
     """Decode a tree that `records` encoded.
 
     Args:
         content: The content of a message.
-        most_bytes: Largest size that is decoded; None for no limit.
+        limit: Largest size that is decoded; None for no limit.
 
     Raises:
         ValueError: The content is not a tree, or is too large.
     """
-    size = sum(len(array.data) for array in content.array_records.get(RECORD, {}).values())
-    if most_bytes is not None and size > most_bytes:
-        raise ValueError(
-            f"it has {size:,} bytes, and the updates of this run's method have at most {most_bytes:,}"
-        )
+    if limit is not None:
+        data = [array.data for array in content.array_records.get(RECORD, {}).values()]
+        size, headers = sum(map(len, data)), sum(map(header_bytes, data))
+        if size > limit.total:
+            raise ValueError(f"it has {size:,} bytes, and answers in this run have at most {limit.total:,}")
+        if headers > limit.headers:
+            raise ValueError(
+                f"its names and shapes have {headers:,} bytes, and in this run at most {limit.headers:,}"
+            )
     try:
         arrays = {name: unpack(bytes(array.data)) for name, array in content.array_records[RECORD].items()}
         made = resolve(arrays.pop(REST), _REF, lambda place: _tensor(arrays, *place))

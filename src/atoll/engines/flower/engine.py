@@ -121,7 +121,7 @@ class FlowerEngine:
             checkpoints / "early",
             self._options.deadline,
             context.federation.partition.classes,
-            context.federation.max_update_bytes(),
+            context.federation.max_update_size(),
         )
         server = run_rounds(context, self._states, lambda: executor)
         self._write_sites(checkpoints.parent)  # with the nodes refused meanwhile

@@ -12,8 +12,11 @@ from flwr.serverapp import Grid
 from atoll.core.text import clean
 from atoll.core.tree import Tree
 from atoll.engines.flower.codec import Encoder, tree
+from atoll.engines.flower.wire_limit import TooLargeError, limited
+from atoll.engines.update_checks import SizeLimit
 
 QUERY, TRAIN, EVALUATE = "query", "train", "evaluate"
+SMALL_ANSWER = SizeLimit(2**24, 2**24)  # of an answer without tensors: a site's classes, or its results
 SECONDS_BETWEEN_LOOKS = 0.05, 2.0  # shortest and longest pause between two looks for answers
 LONGEST = 1000  # characters of a node's reason that are logged
 
@@ -31,14 +34,14 @@ class Exchange:
     Args:
         grid: Flower's grid.
         seconds: Seconds until a request without an answer is lost; Flower drops older messages.
-        most_bytes: Largest size of an answer; larger ones are not read. None for no limit.
+        limit: Largest size of an answer; larger ones are not fetched, and not decoded. None for no limit.
     """
 
-    def __init__(self, grid: Grid, seconds: float, most_bytes: int | None = None) -> None:
+    def __init__(self, grid: Grid, seconds: float, limit: SizeLimit | None = SMALL_ANSWER) -> None:
         self._grid = grid
         self._seconds = seconds
         self._ends = time.monotonic() + seconds
-        self._most_bytes = most_bytes
+        self._limit = limit
         self._encoder = Encoder()
         self._pending: dict[str, int] = {}  # client of each message id
         self._unsent: list[int] = []
@@ -79,17 +82,23 @@ class Exchange:
                 yield self._pending.pop(message_id), answer
 
     def _pull(self, message_id: str, late: bool) -> dict[str, Tree] | Lost | None:
-        reply = next(iter(self._grid.pull_messages([message_id])), None)  # further replies are ignored
+        try:
+            with limited(self._grid, self._limit and self._limit.total):
+                reply = next(
+                    iter(self._grid.pull_messages([message_id])), None
+                )  # further replies are ignored
+        except TooLargeError as error:
+            return Lost(f"its answer cannot be read: {error}")
         if reply is not None and not (late and reply.has_error()):
-            return _read(reply, self._most_bytes)
+            return _read(reply, self._limit)
         return Lost(f"no answer within {self._seconds:g} s") if late else None
 
 
-def _read(reply: Message, most_bytes: int | None) -> dict[str, Tree] | Lost:
+def _read(reply: Message, limit: SizeLimit | None) -> dict[str, Tree] | Lost:
     if reply.has_error():
         return Lost(f"its node failed: {one_line(reply.error.reason)}")
     try:
-        return tree(reply.content, most_bytes)
+        return tree(reply.content, limit)
     except ValueError as error:
         return Lost(f"its answer cannot be read: {one_line(error)}")
 

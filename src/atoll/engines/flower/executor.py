@@ -9,11 +9,11 @@ from collections.abc import Callable, Generator, Mapping, Sequence
 from pathlib import Path
 
 from atoll.core.tree import Tree, load, save
-from atoll.engines.flower.exchange import EVALUATE, TRAIN, Exchange, Lost, one_line
+from atoll.engines.flower.exchange import EVALUATE, SMALL_ANSWER, TRAIN, Exchange, Lost, one_line
 from atoll.engines.flower.site import digest_of
 from atoll.engines.flower.site_registry import SiteRegistry
 from atoll.engines.server import Job, Result
-from atoll.engines.update_checks import is_count, is_number
+from atoll.engines.update_checks import SizeLimit, is_count, is_number
 
 log = logging.getLogger("flwr")
 
@@ -49,7 +49,7 @@ class FlowerExecutor:
         scratch: Folder of the disk buffer, for early answers.
         deadline: Largest duration of a round in seconds.
         classes: Classes of the federation.
-        most_bytes: Largest size of an update (see `max_update_bytes`); None for no limit.
+        limit: Largest size of an update (see `max_update_size`); None for no limit.
     """
 
     def __init__(
@@ -59,14 +59,14 @@ class FlowerExecutor:
         scratch: Path,
         deadline: float,
         classes: Sequence[str],
-        most_bytes: int | None = None,
+        limit: SizeLimit | None = None,
     ) -> None:
         self._registry = registry
         self._states = states
         self._scratch = scratch
         self._deadline = deadline
         self._classes = list(classes)
-        self._most_bytes = most_bytes
+        self._limit = limit
         self._agreed: dict[str, Tree] = {}
         self._digest = ""
         self._prepared: set[int] = set()
@@ -109,8 +109,8 @@ class FlowerExecutor:
     ) -> Generator[tuple[int, dict[str, Tree] | Lost], None, None]:
         """Send one request to each client, and yield one answer for each, in the order of arrival."""
         self._registry.refresh()
-        most_bytes = self._most_bytes if kind == TRAIN else None
-        exchange = Exchange(self._registry.grid, self._deadline, most_bytes)
+        limit = self._limit if kind == TRAIN else SMALL_ANSWER
+        exchange = Exchange(self._registry.grid, self._deadline, limit)
         common = {"federation": self._registry.federation, "digest": self._digest}
         nodes = self._registry.connected()
         unprepared = set(requests) - self._prepared  # they do not have what the run agreed on yet

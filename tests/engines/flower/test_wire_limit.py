@@ -1,0 +1,84 @@
+"""An answer that is too large is not fetched as a whole; Flower's own grid fetches, from a SuperLink in memory."""
+
+from __future__ import annotations
+
+import pytest
+
+pytest.importorskip("flwr", reason="the extra atoll[flower] is not installed")
+
+from types import SimpleNamespace
+
+import torch
+from flwr.app import Message
+from flwr.common.serde import message_to_proto
+from flwr.supercore.inflatable.inflatable_object import get_all_nested_objects, get_object_tree
+from flwr.supercore.run import Run
+from flwr.superlink.grid.http_grid import HttpGrid
+
+from atoll.core.tree import same
+from atoll.engines.flower.codec import records
+from atoll.engines.flower.exchange import TRAIN, Exchange, Lost
+from atoll.engines.flower.wire_limit import OVERHEAD_BYTES
+from atoll.engines.update_checks import SizeLimit
+from tests.engines.flower.grid import be_a_task
+
+PIECE = 5 * 2**20  # Flower's
+
+
+class SuperLink:
+    """What a grid asks of a SuperLink: the tree of an answer's objects, and each object."""
+
+    def __init__(self, answer):
+        be_a_task()
+        message = Message(records(answer), 1, "train")
+        message.metadata.__dict__["_message_id"] = message.object_id
+        self.objects = {name: made.deflate() for name, made in get_all_nested_objects(message).items()}
+        self.tree, self.proto = get_object_tree(message), message_to_proto(message)
+        self.fetched = 0
+
+    def PullMessages(self, request):
+        return SimpleNamespace(messages_list=[self.proto], message_object_trees=[self.tree])
+
+    def PullObject(self, request):
+        content = self.objects[request.object_id]
+        self.fetched += len(content)
+        return SimpleNamespace(object_found=True, object_available=True, object_content=content)
+
+    def ConfirmMessageReceived(self, request):
+        pass
+
+
+def answer_of(link, limit):
+    grid = HttpGrid(token="a token")
+    grid._client = link
+    grid.set_run(Run.create_empty(1))
+    grid.push_messages = lambda messages: ["m"]
+    exchange = Exchange(grid, 60, limit)
+    exchange.send(0, 1, TRAIN, {})
+    ((client, answer),) = exchange.look()
+    assert client == 0
+    return answer
+
+
+@pytest.mark.parametrize("limit", [SizeLimit(2**23, 2**20), None])
+def test_what_fits_arrives_to_the_bit(limit):
+    sent = {"update": {"w": torch.randn(2**20)}}  # 4 MiB
+    assert same(answer_of(SuperLink(sent), limit), sent)
+
+
+def test_the_rest_of_what_does_not_fit_is_not_fetched(monkeypatch):
+    monkeypatch.setattr("os.cpu_count", lambda: 2)  # threads that fetch at a time
+    link = SuperLink({"update": {"w": torch.randn(2**23)}})  # 32 MiB
+    answer = answer_of(link, SizeLimit(2**22, 2**20))
+    assert answer == Lost(
+        "its answer cannot be read: it has more than the 4,194,304 bytes that are allowed; "
+        "the rest was not fetched"
+    )
+    assert 2**22 < link.fetched <= 2**22 + OVERHEAD_BYTES + 3 * (PIECE + 1000)
+    assert "PullObject" not in vars(link)  # the grid is as it was
+
+
+def test_without_the_limit_all_of_it_is_fetched():
+    link = SuperLink({"update": {"w": torch.randn(2**23)}})
+    assert not isinstance(answer_of(link, None), Lost)
+    assert link.fetched > 2**25
