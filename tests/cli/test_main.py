@@ -289,3 +289,22 @@ def test_a_page_about_several_runs_is_none_of_theirs(finished, tmp_path, monkeyp
     assert run("report", str(other.folder), str(finished), "-o", "report.html") == 0
     assert run("report", str(other.folder)) == 0
     assert (other.folder / "report.html").is_file()
+
+
+def test_resume_continues_a_run_in_its_folder(tmp_path, capsys):
+    whole = run_tiny(tmp_path / "whole", "method.name=ssd")
+    half = tmp_path / "half"
+    run_tiny(half, "method.name=ssd")
+    for path in (*half.glob("checkpoints/round-0000002*"), *half.glob("encoder*")):
+        path.unlink()
+    (half / "evaluation.json").unlink()
+    assert run("resume", half) == 0
+    assert (half / "encoder.safetensors").read_bytes() == whole.encoder_path.read_bytes()
+    assert str(half) in capsys.readouterr().out
+
+
+def test_resume_refuses_another_recipe_and_a_folder_without_a_run(finished, capsys):
+    assert run("resume", finished, "--set", "train.lr=7") == 2
+    assert "train.lr" in capsys.readouterr().err
+    assert run("resume", finished.parent / "nothing") == 2
+    assert "holds no run" in capsys.readouterr().err

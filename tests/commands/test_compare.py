@@ -7,7 +7,14 @@ import torch
 from rich.console import Console
 
 from atoll.cli.main import main
-from atoll.commands.compare import by_method, compare, counterparts, of_methods
+from atoll.commands.compare import (
+    by_method,
+    compare,
+    counterparts,
+    load_recipes,
+    of_methods,
+    write_comparison,
+)
 from atoll.commands.run import run_recipe
 from atoll.core.errors import UserError
 from atoll.core.provenance import version
@@ -221,3 +228,42 @@ def test_a_warm_start_is_not_called_untrained(tmp_path):
     assert [row[0] for row in comparison_cells(warm.runs)[1]] == ["Start encoder", "SSD"]
     both = [row[0] for row in comparison_cells([first, *warm.runs])[1]]
     assert both[:2] == ["Untrained encoder", f"Start encoder ({first.folder})"]
+
+
+def test_a_sweep_is_every_combination_of_its_values():
+    made = load_recipes(["digits-ssd"], sweeps=["partition.alpha=0.1,1,100", "train.epochs=1,2"])
+    assert [one.name for one in made][:3] == [
+        "digits-ssd-alpha0.1-epochs1",
+        "digits-ssd-alpha0.1-epochs2",
+        "digits-ssd-alpha1-epochs1",
+    ]
+    assert [(one.partition.alpha, one.train.epochs) for one in made] == [
+        (alpha, epochs) for alpha in (0.1, 1, 100) for epochs in (1, 2)
+    ]
+    (first, second) = load_recipes(["digits-ssd"], sweeps=["model.projector_hidden=[16],[32, 32]"])
+    assert (first.model.projector_hidden, second.model.projector_hidden) == ((16,), (32, 32))
+
+
+def test_a_sweep_of_an_option_repeats_no_method_without_it():
+    made = load_recipes(["digits"], methods=["ssd", "fed_simclr"], sweeps=["options.dsr.scale=2,4"])
+    assert [one.name for one in made] == [
+        "digits-ssd-scale2",
+        "digits-fed_simclr-scale2",
+        "digits-ssd-scale4",
+    ]
+
+
+@pytest.mark.parametrize("text", ["partition.alpha", "partition.alpha=", "=1,2", "partition.alpha=1,,2"])
+def test_a_sweep_without_values_is_a_mistake(text):
+    with pytest.raises(UserError, match="is no KEY=VALUE,VALUE"):
+        load_recipes(["digits-ssd"], sweeps=[text])
+
+
+def test_a_swept_comparison_groups_seeds_by_value(tmp_path):
+    small = [*TINY, "train.rounds=1"]
+    made = load_recipes(["digits-ssd"], small, sweeps=["train.lr=0.01,0.1"])
+    compared = compare(made, 2, tmp_path)
+    table, _ = write_comparison(compared, tmp_path)
+    rows = [line for line in table.read_text().splitlines() if line.startswith("| SSD")]
+    assert len(rows) == 2
+    assert [next(word for word in ("0.01", "0.1") if f" {word} " in row) for row in rows] == ["0.01", "0.1"]

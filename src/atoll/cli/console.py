@@ -1,9 +1,9 @@
-"""Terminal output: the progress of a run, results and lists of methods."""
+"""Terminal output: the progress of a run, and results."""
 
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
@@ -66,7 +66,8 @@ class Bar:
             self._progress.update(self._task, completed=record.round * self._per_round, facts=facts)
             if record.round == self._rounds:
                 self._progress.stop()
-        elif "evaluation" in line or record.privacy or record.round == self._rounds:
+        stays = "evaluation" in line or record.round == self._rounds
+        if stays or (record.privacy and not self._progress):
             self.console.print(f"{self._title}: {facts}{_knn(line)}", highlight=False)
 
     def stop(self) -> None:
@@ -156,21 +157,3 @@ def detection_table(records: Sequence[Mapping[str, Any]]) -> Table:
     for record in records:
         table.add_row(record["start"], str(record["seed"]), *precision_cells([record]))
     return table
-
-
-def methods_tables(listing: Mapping[str, Sequence[Mapping[str, Any]]]) -> Iterator[Table]:
-    """Tables of methods, one for each family."""
-    for family, methods in listing.items():
-        table = Table(title=family, title_justify="left", show_edge=False, pad_edge=False)
-        for heading in (
-            "name",
-            "method",
-            "paper",
-            "leaves the client in addition to weights",
-            "client state",
-        ):
-            table.add_column(heading, overflow="fold")
-        for method in methods:
-            cells = (method[cell] for cell in ("name", "title", "paper", "egress", "keeps"))
-            table.add_row(*("; ".join(cell) if isinstance(cell, list) else str(cell) for cell in cells))
-        yield table

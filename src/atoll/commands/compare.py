@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import re
 import traceback
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from itertools import product
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -25,7 +27,11 @@ DEMO = ("digits-align-uniform", "digits-simclr", "digits-ssd")
 
 
 def load_recipes(
-    names: Sequence[str], settings: Sequence[str] = (), methods: Sequence[str] = (), lines: bool = False
+    names: Sequence[str],
+    settings: Sequence[str] = (),
+    methods: Sequence[str] = (),
+    lines: bool = False,
+    sweeps: Sequence[str] = (),
 ) -> list[Recipe]:
     """Load the recipes of a comparison.
 
@@ -34,16 +40,36 @@ def load_recipes(
         settings: ``key=value`` settings, applied to each recipe.
         methods: Names of methods that replace the method of each recipe.
         lines: Whether to add the recipes' `counterparts`.
+        sweeps: ``key=value,value…`` settings; all combinations are recipes, named after their values.
 
     Raises:
         UserError: A recipe is invalid.
     """
+    if sweeps:
+        swept: dict[str, Recipe] = {}  # a method without the option has one recipe for all values
+        for chosen in product(*map(_values, sweeps)):
+            words = (key.rpartition(".")[2] + re.sub(r"[^\w.+-]", "", value) for key, value in chosen)
+            suffix = "-".join(words)
+            each = [*settings, *(f"{key}={value}" for key, value in chosen)]
+            for recipe in load_recipes(names, each, methods, lines):
+                named = replace(recipe, name=f"{recipe.name}-{suffix}")
+                swept.setdefault(repr(recipe.completed()), named)
+        return list(swept.values())
     of_each_method = [text for text in settings if methods and of_methods(text)]
     rest = [text for text in settings if text not in of_each_method]
     recipes = [load_recipe(name, rest) for name in names]
     if methods:
         recipes = [one for recipe in recipes for one in by_method(recipe, methods, of_each_method)]
     return recipes + (counterparts(recipes) if lines else [])
+
+
+def _values(sweep: str) -> list[tuple[str, str]]:
+    """The key and each value of a ``key=value,value…`` sweep."""
+    key, _, text = sweep.partition("=")
+    values = [value.strip() for value in re.split(r",(?![^\[]*\])", text)]  # a list's commas separate nothing
+    if not key.strip() or "" in values:
+        raise UserError(f"--sweep {sweep!r} is no KEY=VALUE,VALUE…, such as partition.alpha=0.1,1,100")
+    return [(key.strip(), value) for value in dict.fromkeys(values)]
 
 
 def of_methods(text: str) -> bool:
@@ -186,13 +212,16 @@ def compare(
             f"two recipes are called {twice!r} and would share a folder; give each a different name"
         )
     _check(recipes, seeds, out)
-    runs, failures = [], {}
+    runs: list[Run] = []
+    failures: dict[str, str] = {}
     for recipe in recipes:
         for seed in range(recipe.seed, recipe.seed + seeds):
             seeded = replace(recipe, seed=seed)
             run = Run(out / f"{recipe.name}-seed{seed}")
             title = f"{recipe.label}" + (f", seed {seed}" if seeds > 1 else "")
-            bar = callback(title) if callback else None
+            done = len(runs) + len(failures)
+            counted = f"{done + 1}/{len(recipes) * seeds} {title}" if len(recipes) * seeds > 1 else title
+            bar = callback(counted) if callback else None
             try:
                 runs.append(run_recipe(seeded, run.folder, resume=run.exists(), callback=bar))
             except (RunError, UserError) as error:

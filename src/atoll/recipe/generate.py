@@ -53,6 +53,10 @@ def catalogue() -> dict[str, Any]:
     }
 
 
+def _first_line(cls: type) -> str:
+    return (cls.__doc__ or "").strip().partition("\n")[0]
+
+
 def recipe_schema() -> Schema:
     """Build the JSON schema of a recipe: the sections, and the options of each component."""
     schema = schema_of(Recipe)
@@ -65,7 +69,10 @@ def recipe_schema() -> Schema:
         name = {"anyOf": [{"enum": list(known)}, {"type": "string", "pattern": ":"}]}
         said = {key: value for key, value in method[axis].items() if key in ("description", "default")}
         method[axis] = {**({"type": "array", "items": name} if axis == "terms" else name), **said}
-    options = {name: schema_of(component) for name, component in COMPONENTS.items()}
+    options = {
+        name: {**schema_of(component), "description": _first_line(component)}
+        for name, component in COMPONENTS.items()
+    }
     return {
         "$schema": "https://json-schema.org/draft/2020-12/schema",
         "title": "Atoll recipe",

@@ -1,0 +1,94 @@
+"""What the parsers of all commands share: the help's form, examples, completion, common arguments."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Any
+
+from rich_argparse import RawDescriptionRichHelpFormatter
+
+Handler = Callable[[argparse.Namespace], int]
+FILES = {"bash": "_shtab_compgen_files", "zsh": "_files", "tcsh": "f"}  # shtab's words for a path
+
+
+def path_of(text: str) -> Path:
+    """A path from an argument."""
+    if not text.strip() or "\0" in text:
+        raise argparse.ArgumentTypeError("a path cannot be empty")
+    return Path(text)
+
+
+class HelpFormatter(RawDescriptionRichHelpFormatter):
+    """Help in colour on a terminal; brackets in texts are no markup."""
+
+    text_markup = False
+    help_markup = False
+
+
+class OverviewFormatter(HelpFormatter):
+    """Help without the list of commands, which the description shows by group."""
+
+    def add_arguments(self, actions: Iterable[argparse.Action]) -> None:
+        """Leave the commands out."""
+        super().add_arguments([action for action in actions if action.nargs != argparse.PARSER])
+
+
+class Parser(argparse.ArgumentParser):
+    """A parser whose paths and recipes complete to files."""
+
+    def add_argument(self, *names: Any, **options: Any) -> argparse.Action:
+        """Add an argument."""
+        action = super().add_argument(*names, **options)
+        if options.get("type") is path_of or options.get("metavar") == "RECIPE":
+            vars(action)["complete"] = FILES
+        return action
+
+
+class Commands:
+    """The commands of a parser.
+
+    Attributes:
+        helps: One line about each command, by name.
+    """
+
+    def __init__(self, parser: argparse.ArgumentParser, prefix: str = "") -> None:
+        self._commands = parser.add_subparsers(required=True, metavar="COMMAND", prog=parser.prog)
+        self._prefix = prefix
+        self.helps: dict[str, str] = {}
+
+    def add(self, handler: Handler, name: str, help: str, *examples: str) -> argparse.ArgumentParser:
+        """Add a command.
+
+        Args:
+            handler: Runs the command; returns the exit code.
+            name: Its name.
+            help: One line about it.
+            *examples: Arguments of examples.
+        """
+        sub = self._parser(name, help, examples)
+        sub.set_defaults(command=f"{self._prefix}{name}", handler=handler)
+        return sub
+
+    def add_group(self, name: str, help: str) -> Commands:
+        """Add a command that has commands of its own."""
+        return Commands(self._parser(name, help, ()), f"{self._prefix}{name} ")
+
+    def _parser(self, name: str, help: str, examples: Iterable[str]) -> argparse.ArgumentParser:
+        self.helps[name] = help
+        shown = "\n".join(f"  $ atoll {self._prefix}{name} {example}" for example in examples)
+        return self._commands.add_parser(
+            name,
+            help=help,
+            description=help,
+            epilog=f"Examples:\n{shown}" if shown else None,
+            formatter_class=HelpFormatter,
+        )
+
+
+def add_settings(sub: argparse.ArgumentParser) -> None:
+    """Add ``--set``, which overrides keys of a recipe."""
+    sub.add_argument(
+        "--set", nargs="+", action="extend", default=[], metavar="KEY=VALUE", help="train.rounds=20 …"
+    )

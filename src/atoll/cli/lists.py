@@ -1,0 +1,100 @@
+"""Commands that write files to begin with, and list what Atoll includes."""
+
+from __future__ import annotations
+
+import argparse
+import json
+
+from atoll.cli.arguments import Commands, path_of
+
+
+def add_commands(commands: Commands) -> None:
+    """Add the commands and their arguments."""
+    new = commands.add(
+        _new,
+        "new",
+        "Write a commented file to begin with: a recipe, or a method.",
+        "recipe my.toml --from digits-ssd",
+        "method my_method.py",
+    )
+    new.add_argument("what", choices=("recipe", "method"))
+    new.add_argument("file", type=path_of, metavar="FILE")
+    new.add_argument(
+        "--from", dest="base", default="digits-ssd", metavar="RECIPE", help="a recipe's values (digits-ssd)"
+    )
+
+    commands.add(_presets, "presets", "List the recipes that Atoll includes.")
+
+    methods = commands.add(_methods, "methods", "List methods: paper, what leaves a client, client state.")
+    methods.add_argument("--json", action="store_true")
+
+    commands.add(_components, "components", "List the components of which methods are made.")
+
+    schema = commands.add(_schema, "schema", "Write the JSON schema of recipes, for editors.")
+    schema.add_argument("-o", "--output", type=path_of, metavar="FILE", help="(default: print it)")
+
+    script = commands.add(
+        _completion,
+        "completion",
+        "Print a script that completes commands in a shell.",
+        "bash > ~/.atoll-completion",
+    )
+    script.add_argument("shell", choices=("bash", "tcsh", "zsh"))
+
+
+def _new(options: argparse.Namespace) -> int:
+    from atoll.commands.new import write_new
+
+    path = write_new(options.what, options.file, options.base)
+    how = f"{path}" if options.what == "recipe" else f"digits-ssd --set method.name={path.stem}:METHOD"
+    print(f"{path}\nrun it: atoll run {how}")  # noqa: T201
+    return 0
+
+
+def _presets(options: argparse.Namespace) -> int:
+    from atoll.cli.console import make_console
+    from atoll.cli.listings import presets_table
+
+    make_console().print(presets_table())
+    return 0
+
+
+def _methods(options: argparse.Namespace) -> int:
+    from atoll.cli.console import make_console
+    from atoll.cli.listings import methods_tables
+    from atoll.recipe.table import catalogue
+
+    listing = catalogue()["methods"]
+    if options.json:
+        print(json.dumps(listing, indent=2))  # noqa: T201
+        return 0
+    console = make_console()
+    for table in methods_tables(listing):
+        console.print(table, "")
+    return 0
+
+
+def _components(options: argparse.Namespace) -> int:
+    from atoll.cli.console import make_console
+    from atoll.cli.listings import components_table
+
+    make_console().print(components_table())
+    return 0
+
+
+def _schema(options: argparse.Namespace) -> int:
+    from atoll.commands.schema import schema_text, write_schema
+
+    if options.output is None:
+        print(schema_text(), end="")  # noqa: T201
+        return 0
+    write_schema(options.output)
+    print(options.output)  # noqa: T201
+    return 0
+
+
+def _completion(options: argparse.Namespace) -> int:
+    import shtab
+
+    print(shtab.complete(options.parser, options.shell))  # noqa: T201
+    return 0

@@ -1,0 +1,101 @@
+"""Commands that show what a recipe will do, before it trains."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from pathlib import Path
+
+from atoll.cli.arguments import Commands, add_settings
+
+
+def add_commands(commands: Commands) -> None:
+    """Add the commands and their arguments."""
+    data = commands.add(
+        _data, "data", "Show and draw a recipe's images, their partition and their shifts.", "digits-ssd"
+    )
+    data.add_argument("recipe", metavar="RECIPE")
+    data.add_argument("-o", "--output", type=Path, metavar="SVG", help="the picture (default: data-NAME.svg)")
+    add_settings(data)
+
+    egress = commands.add(
+        _egress,
+        "egress",
+        "List every tensor that leaves a client, before any training.",
+        "digits-ssd --images 5000",
+    )
+    egress.add_argument("recipe", metavar="RECIPE")
+    egress.add_argument(
+        "--images", type=int, default=1000, help="training images at the site (default: 1000)"
+    )
+    egress.add_argument("--json", action="store_true")
+    add_settings(egress)
+
+    theory = commands.add(
+        _theory,
+        "theory",
+        "Check Dec-SSL's theorem and proposition on drawn data; resumes automatically.",
+        "--dims 100 300 --seeds 20",
+    )
+    theory.add_argument(
+        "--dims", type=int, nargs="+", default=[100, 300], metavar="D", help="dimensions (default: 100 300)"
+    )
+    theory.add_argument("--seeds", type=int, default=20, help="seeds per dimension (default: 20)")
+    theory.add_argument(
+        "--samples",
+        type=float,
+        default=1.0,
+        help="samples of each frequent class, in multiples of d (default: 1)",
+    )
+    theory.add_argument(
+        "--out", type=Path, default=Path("theory"), help="folder of theory.json and theory.svg"
+    )
+
+
+def _data(options: argparse.Namespace) -> int:
+    from atoll.cli.console import make_console
+    from atoll.cli.tables import partition_table
+    from atoll.commands.data import draw_clients, load_partition
+    from atoll.recipe.recipe import load_recipe
+
+    recipe = load_recipe(options.recipe, options.set)
+    splits, partition = load_partition(recipe)
+    console = make_console()
+    console.print(partition_table(splits, partition))
+    picture = options.output or Path(f"data-{recipe.name}.svg")
+    draw_clients(recipe, splits, partition, picture)
+    console.print(f"picture: {picture}", highlight=False)
+    return 0
+
+
+def _egress(options: argparse.Namespace) -> int:
+    from dataclasses import asdict
+
+    from atoll.cli.console import make_console
+    from atoll.cli.tables import egress_tables
+    from atoll.commands.egress import egress
+    from atoll.recipe.recipe import load_recipe
+
+    recipe = load_recipe(options.recipe, options.set)
+    found = egress(recipe, options.images)
+    if options.json:
+        print(json.dumps(asdict(found), indent=2))  # noqa: T201
+        return 0
+    console = make_console(160)  # a tensor's name stays on one line
+    for block in egress_tables(found, recipe.composed):
+        console.print(block)
+    return 0
+
+
+def _theory(options: argparse.Namespace) -> int:
+    from atoll.cli.console import make_console
+    from atoll.cli.tables import theory_table
+    from atoll.commands.theory import TheorySettings, run_theory
+
+    console = make_console()
+    settings = TheorySettings(samples=options.samples)
+    record = run_theory(options.dims, options.seeds, options.out, settings, console.print)
+    console.print(theory_table(record["summary"]))
+    out = options.out
+    console.print(f"measurements: {out / 'theory.json'}\npicture:      {out / 'theory.svg'}", highlight=False)
+    return 0

@@ -1,0 +1,29 @@
+"""Commands for federations of real sites."""
+
+from __future__ import annotations
+
+import argparse
+
+from atoll.cli.arguments import Commands, add_settings, path_of
+
+
+def add_commands(commands: Commands) -> None:
+    """Add the commands and their arguments."""
+    federate = commands.add_group("federate", "Federations of real sites, over Flower.")
+    init = federate.add(_init, "init", "Write the Flower app of a recipe.", "app --recipe my.toml --sites 4")
+    init.add_argument("folder", type=path_of, metavar="DIR")
+    init.add_argument("--recipe", required=True, metavar="RECIPE")
+    init.add_argument("--sites", type=int, default=0, help="real sites; 0: shares of the recipe's images")
+    init.add_argument("--out", type=path_of, help="the run's folder (default: runs/NAME-seedN)")
+    init.add_argument("--images", type=path_of, help="the coordinator's images for evaluation, by class")
+    add_settings(init)
+
+
+def _init(options: argparse.Namespace) -> int:
+    from atoll.commands.federate import init_app
+    from atoll.recipe.recipe import load_recipe
+
+    recipe = load_recipe(options.recipe, options.set)
+    start = init_app(options.folder, recipe, options.sites, options.out, options.images)
+    print(f"app: {options.folder}\nrun it: {start}")  # noqa: T201
+    return 0

@@ -1,0 +1,232 @@
+"""Commands that train."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+from atoll.cli.arguments import Commands, add_settings, path_of
+from atoll.cli.process import say
+
+
+def add_commands(commands: Commands) -> None:
+    """Add the commands and their arguments."""
+    demo = commands.add(_demo, "demo", "Train three methods on the same federated digits; takes minutes.")
+    demo.add_argument("--out", type=path_of, default=Path("runs/demo"))
+    add_settings(demo)
+
+    run = commands.add(
+        _run,
+        "run",
+        "Run a recipe: a preset's name or a TOML file.",
+        "digits-ssd",
+        "my.toml --set train.rounds=50 engine.workers=2",
+        "my.toml --resume",
+    )
+    run.add_argument("recipe", metavar="RECIPE")
+    run.add_argument("--out", type=path_of, help="the run's folder (default: runs/NAME-seedN)")
+    run.add_argument("--resume", action="store_true", help="continue the run in that folder")
+    run.add_argument("--restart", action="store_true", help="delete the run in that folder and begin it anew")
+    _recovery(run, "with --resume: ")
+    add_settings(run)
+
+    resume = commands.add(_resume, "resume", "Continue an interrupted run.", "runs/digits-ssd-seed0")
+    resume.add_argument("run", type=path_of, metavar="RUN")
+    _recovery(resume, "")
+    resume.add_argument(
+        "--set",
+        nargs="+",
+        action="extend",
+        default=[],
+        metavar="KEY=VALUE",
+        help="engine.workers=2 train.rounds=50 …",
+    )
+
+    compare = commands.add(
+        _compare,
+        "compare",
+        "Run several recipes over several seeds; resumes automatically.",
+        "digits-ssd digits-simclr --seeds 3",
+        "digits --methods ssd l_dawa fedema --lines",
+        "digits-ssd --sweep partition.alpha=0.1,1,100 train.epochs=1,5",
+    )
+    compare.add_argument("recipes", nargs="+", metavar="RECIPE")
+    compare.add_argument("--seeds", type=int, default=1, help="seeds per recipe (default: 1)")
+    compare.add_argument("--out", type=path_of, default=Path("runs/compare"))
+    compare.add_argument(
+        "--methods", nargs="+", default=[], metavar="NAME", help="replace each recipe's method"
+    )
+    compare.add_argument(
+        "--lines", action="store_true", help="add the centralised and the local-only counterparts"
+    )
+    compare.add_argument(
+        "--sweep",
+        nargs="+",
+        action="extend",
+        default=[],
+        metavar="KEY=VALUE,…",
+        help="every combination of these values: partition.alpha=0.1,1,100 …",
+    )
+    add_settings(compare)
+
+    reproduce = commands.add(
+        _reproduce,
+        "reproduce",
+        "Run a paper's table or figure and compare the results with the paper's; resumes automatically.",
+        "--list",
+        "ssd-3 --dry-run",
+        "ssd-3 --scale cpu --seeds 3",
+    )
+    reproduce.add_argument(
+        "table", nargs="?", metavar="TABLE", help="a name or a TOML file (default: list them)"
+    )
+    reproduce.add_argument("--list", action="store_true", help="list the papers' tables and figures")
+    reproduce.add_argument(
+        "--dry-run", action="store_true", help="build the rows and show the runs without running them"
+    )
+    reproduce.add_argument(
+        "--rows", nargs="+", default=[], metavar="ROW", help="names or patterns: 'cifar10-*'"
+    )
+    reproduce.add_argument(
+        "--scale",
+        default="paper",
+        metavar="NAME",
+        help="paper (default), or NOT the paper's setting: cpu (minutes a run on two cores), test (seconds)",
+    )
+    reproduce.add_argument("--seeds", type=int, default=1, help="seeds per row (default: 1)")
+    reproduce.add_argument(
+        "--out", type=path_of, help="folder of the runs (default: runs/TABLE, or runs/TABLE-SCALE)"
+    )
+    add_settings(reproduce)
+
+    bench = commands.add(
+        _bench,
+        "bench",
+        "Time a recipe's training step; recommend threads and memory layout.",
+        "digits-ssd",
+        "gpu --out bench-gpu.json",
+    )
+    bench.add_argument("recipe", metavar="RECIPE", help="a recipe, or gpu: check and measure Atoll on a GPU")
+    bench.add_argument(
+        "--out", type=path_of, default=Path("bench-gpu.json"), help="for gpu: the JSON file to write"
+    )
+    bench.add_argument("--device", default="cuda", help="for gpu: the device (default: cuda)")
+    bench.add_argument(
+        "--scale", choices=("full", "test"), default="full", help="for gpu: the extent of the measurement"
+    )
+    add_settings(bench)
+
+
+def _recovery(sub: argparse.ArgumentParser, condition: str) -> None:
+    """Add what a resumed run may need."""
+    sub.add_argument(
+        "--reset-client",
+        type=int,
+        nargs="+",
+        action="extend",
+        default=[],
+        metavar="ID",
+        help=f"{condition}drop this client's state, which is damaged or lost",
+    )
+    sub.add_argument(
+        "--other-environment",
+        action="store_true",
+        help=f"{condition}continue on another kind of CPU or with other libraries; the weights will differ",
+    )
+
+
+def _demo(options: argparse.Namespace) -> int:
+    from atoll.commands.compare import DEMO
+
+    options.recipes, options.methods, options.lines, options.seeds = list(DEMO), [], False, 1
+    options.sweep = []
+    return _compare(options)
+
+
+def _run(options: argparse.Namespace) -> int:
+    from atoll.cli.console import Bar, make_console
+    from atoll.commands.resume import Recovery
+    from atoll.commands.run import run_recipe
+    from atoll.recipe.recipe import load_recipe
+    from atoll.report import write_report
+    from atoll.report.comparison import comparison_cells, comparison_table
+
+    console = make_console()
+    recipe = load_recipe(options.recipe, options.set)
+    bar = Bar(console, recipe.composed.title or recipe.name)
+    try:
+        recovery = Recovery(options.restart, tuple(options.reset_client), options.other_environment)
+        run = run_recipe(recipe, options.out, options.resume, bar, recovery=recovery)
+    finally:
+        bar.stop()
+    report = write_report([run.folder], run.folder / "report.html")
+    console.print(comparison_table(comparison_cells([run])))
+    console.print(f"run:    {run.folder}\nreport: {report}", highlight=False)
+    return 0
+
+
+def _resume(options: argparse.Namespace) -> int:
+    from atoll.core.run_folder import Run
+    from atoll.recipe.recipe import recipe_of
+
+    run = Run(options.run).require()
+    recipe_of(run)  # a damaged recipe is named
+    options.recipe, options.out, options.resume, options.restart = run.recipe_path, run.folder, True, False
+    return _run(options)
+
+
+def _compare(options: argparse.Namespace) -> int:
+    from atoll.cli.console import Bar, make_console
+    from atoll.commands.compare import compare, load_recipes, write_comparison
+    from atoll.report.comparison import comparison_cells, comparison_table
+
+    console = make_console()
+    recipes = load_recipes(options.recipes, options.set, options.methods, options.lines, options.sweep)
+    compared = compare(recipes, options.seeds, options.out, lambda title: Bar(console, title))
+    if compared.runs:
+        table, report = write_comparison(compared, options.out)
+        console.print(comparison_table(comparison_cells(compared.runs)))
+        console.print(f"runs:   {options.out}\ntable:  {table}\nreport: {report}", highlight=False)
+    for why in compared.failures.values():
+        say(why)
+    return 1 if compared.failures else 0
+
+
+def _reproduce(options: argparse.Namespace) -> int:
+    from atoll.cli.console import Bar, make_console
+    from atoll.cli.tables import listing, plan_table
+    from atoll.commands.reproduce import dry_run, reproduce, require_built
+    from atoll.papers.reproduction import find_table
+    from atoll.report.reproduction import shown
+
+    console = make_console()
+    if options.table is None or options.list:
+        console.print(listing())
+        return 0
+    job = find_table(options.table, options.rows, options.set, options.seeds, options.out, options.scale)
+    if options.dry_run:
+        checks = dry_run(job)
+        console.print(plan_table(job, checks))
+        require_built(checks)
+        return 0
+    record = reproduce(job, lambda title: Bar(console, title))
+    console.print(shown(record))
+    places = {"table": "table.md", "figure": "figure.svg", "report": "report.html"}
+    for what, name in places.items():
+        if (job.out / name).is_file():
+            console.print(f"{what + ':':<8}{job.out / name}", highlight=False)
+    return 1 if record["failures"] else 0
+
+
+def _bench(options: argparse.Namespace) -> int:
+    from atoll.cli.console import make_console
+    from atoll.commands.bench import recommend
+    from atoll.recipe.recipe import load_recipe
+
+    if options.recipe == "gpu":
+        from atoll.commands.bench_gpu import bench_gpu
+
+        bench_gpu(options.out, options.device, options.scale, print)
+        return 0
+    make_console().print(recommend(load_recipe(options.recipe, options.set)))
+    return 0

@@ -1,0 +1,35 @@
+"""Lists of recipes and components: complete, and each with its meaning."""
+
+from __future__ import annotations
+
+import pytest
+
+from atoll.cli.main import main
+from atoll.methods.registry import COMPONENTS
+from atoll.recipe.table import presets
+
+
+def rows(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> dict[str, list[str]]:
+    """The printed rows by their first cell; a row may go on in lines without one."""
+    assert main(arguments) == 0
+    found: dict[str, list[str]] = {}
+    for line in capsys.readouterr().out.splitlines():
+        name, *cells = (cell.strip() for cell in line.split("│"))
+        if cells and name:
+            found[name] = cells
+    return found
+
+
+def test_presets_are_listed_with_their_content(capsys: pytest.CaptureFixture[str]) -> None:
+    found = rows(["presets"], capsys)
+    assert set(found) == set(presets())
+    assert all(content for _, content in found.values())
+    assert found["ssd-paper"][0] == "ssd"
+    assert found["l-dawa-paper"][1].startswith("L-DAWA as its released code trains SimCLR")
+
+
+def test_components_are_listed_with_their_meaning(capsys: pytest.CaptureFixture[str]) -> None:
+    found = rows(["components"], capsys)
+    assert set(found) == set(COMPONENTS)
+    for name, (_, meaning) in found.items():
+        assert meaning.split()[0] == (COMPONENTS[name].__doc__ or "").split()[0].replace("`", "`")

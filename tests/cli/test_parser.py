@@ -1,0 +1,55 @@
+"""The parser: every command has one group, a help with examples that parse, and completion."""
+
+from __future__ import annotations
+
+import argparse
+import re
+import shlex
+import subprocess
+from collections import Counter
+
+import pytest
+
+from atoll.cli.main import main
+from atoll.cli.parser import GROUPS, make_parser
+
+
+def commands() -> dict[str, argparse.ArgumentParser]:
+    (action,) = (one for one in make_parser()._actions if isinstance(one, argparse._SubParsersAction))
+    return dict(action.choices)
+
+
+def test_every_command_is_in_one_group() -> None:
+    grouped = Counter(name for names in GROUPS.values() for name in names)
+    assert set(grouped) == set(commands())
+    assert set(grouped.values()) == {1}
+
+
+def test_the_overview_lists_the_commands(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        main(["--help"])
+    shown = capsys.readouterr().out
+    for title, names in GROUPS.items():
+        assert f"{title}:" in shown
+        assert all(re.search(rf"^  {name} +\S", shown, re.MULTILINE) for name in names)
+
+
+@pytest.mark.parametrize("name", sorted(commands()))
+def test_the_examples_of_a_command_parse(name: str) -> None:
+    examples = re.findall(r"^  \$ atoll (.*)$", commands()[name].format_help(), re.MULTILINE)
+    for example in examples:
+        if example != "completion bash > ~/.atoll-completion":
+            assert make_parser().parse_args(shlex.split(example)).command.startswith(name)
+    if name in ("run", "compare", "reproduce", "detect", "embed", "new"):
+        assert examples
+
+
+@pytest.mark.parametrize("shell", ["bash", "tcsh", "zsh"])
+def test_completion_is_a_script_that_names_the_commands(
+    shell: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["completion", shell]) == 0
+    script = capsys.readouterr().out
+    assert all(name in script for name in commands())
+    if shell == "bash":
+        subprocess.run(["bash", "-n"], input=script, text=True, check=True)
