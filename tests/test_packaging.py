@@ -23,8 +23,6 @@ PROJECT: dict[str, Any] = tomllib.loads((ROOT / "pyproject.toml").read_text())["
 IMPORTED_AS = {
     "pillow": "PIL",
     "scikit-learn": "sklearn",
-    "tomli-w": "tomli_w",
-    "dp-accounting": "dp_accounting",
 }
 STUBS = {"_typeshed"}  # the type checker's own
 OPTIONAL = ("hub", "flower", "dp", "onnx", "detect", "figures")  # extras that the code imports
@@ -33,7 +31,7 @@ OPTIONAL = ("hub", "flower", "dp", "onnx", "detect", "figures")  # extras that t
 def declared(requirements: list[str]) -> set[str]:
     """What may be imported if these are installed."""
     names = [re.match(r"[\w.-]+", text) for text in requirements]
-    return {IMPORTED_AS.get(name[0], name[0]) for name in names if name is not None}
+    return {IMPORTED_AS.get(name[0], name[0].replace("-", "_")) for name in names if name is not None}
 
 
 def imported(folder: Path) -> dict[str, set[str]]:

@@ -115,7 +115,7 @@ class Deployment:
         assert done.returncode == 0, done.stdout + done.stderr
         return done.stdout
 
-    def finish(self, seconds: float = 420, name: str = "run") -> Run:
+    def finish(self, seconds: float = 1200, name: str = "run") -> Run:
         run = Run(self.folder / name)
         self.wait_for(lambda: (run.folder / "report.html").is_file(), seconds, "the run's end")
         return run

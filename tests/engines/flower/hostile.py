@@ -20,4 +20,4 @@ class Hostile(AlignUniform):
         if fault == (4, 2) and context.steps == 2:
             weight.data = torch.zeros(1)
         if fault == (5, 3) and context.steps == 1:  # once: it must be free again in round 6
-            time.sleep(50)
+            time.sleep(130)  # beyond the deadline of the round

@@ -21,6 +21,9 @@ from tests.engines.flower.test_engine import FEDCA
 from tests.harness import final_models, run_tiny, tiny
 
 pytestmark = pytest.mark.slow
+DEADLINE = (
+    120.0  # seconds of a round: each answer starts a process that imports PyTorch, slowly on a busy machine
+)
 FOLDERS = (
     "data.source=clients",
     "data.channels=1",
@@ -63,7 +66,7 @@ def test_same_weights_whatever_the_method(deployment, tmp_path):
     folder = one_folder(tmp_path / "together", tmp_path / "images")
     for method in ("fed_align_uniform", "l_dawa", "fedca", "fedema", "featarc"):
         settings = (f"method.name={method}", *(FEDCA if method == "fedca" else ()))
-        deployment.run(deployment.app(recipe(*settings), name=method, wait=240.0))
+        deployment.run(deployment.app(recipe(*settings), name=method, wait=600.0))
         theirs = deployment.finish(name=method)
         scope = run_tiny(
             tmp_path / f"our-{method}", f"data.path={folder}", "data.limit=1000000", *FOLDERS,
@@ -86,7 +89,7 @@ def test_same_weights_and_strangers_are_kept_out(deployment, tmp_path):
     certificate = ("--root-certificates", str(tmp_path / "keys" / "ca.crt"))
     deployment.start_node("east", name="keyless", credentials=certificate)
     refused = ("stranger", "impostor", "plain", "keyless")
-    deployment.run(deployment.app(recipe(f"method.name={method}"), wait=240.0))
+    deployment.run(deployment.app(recipe(f"method.name={method}"), wait=600.0))
     run = deployment.finish()
     assert same(final_models(run), final_models(ours(tmp_path, f"method.name={method}")))
     record = json.loads((run.folder / "sites.json").read_text())
@@ -109,10 +112,10 @@ def test_a_killed_node_comes_back_with_its_state(deployment, tmp_path):
     for site in SITES:
         deployment.start_node(site)
     settings = ("train.bn_buffers=local", "train.rounds=6", "method.name=fed_align_uniform")
-    deployment.run(deployment.app(recipe(*settings), wait=240.0, deadline=45.0))
-    deployment.wait_for(lambda: deployment.round() >= 1, 240, "round 1")
+    deployment.run(deployment.app(recipe(*settings), wait=600.0, deadline=DEADLINE))
+    deployment.wait_for(lambda: deployment.round() >= 1, 600, "round 1")
     deployment.kill("south")
-    deployment.wait_for(lambda: deployment.round() >= 2, 240, "round 2")
+    deployment.wait_for(lambda: deployment.round() >= 2, 600, "round 2")
     deployment.start_node("south", supervise=True)
     run = deployment.finish()
     lines = {line["round"]: line for line in run.metrics()}
@@ -127,13 +130,13 @@ def test_a_killed_server_app_and_superlink_resume_with_the_same_weights(deployme
     for site in SITES:
         deployment.start_node(site)
     settings = ("train.bn_buffers=local", "train.rounds=4", "method.name=fed_align_uniform")
-    app = deployment.app(recipe(*settings), wait=240.0)
+    app = deployment.app(recipe(*settings), wait=600.0)
     deployment.run(app)
-    deployment.wait_for(lambda: deployment.round() >= 1, 240, "round 1")
+    deployment.wait_for(lambda: deployment.round() >= 1, 600, "round 1")
     deployment.kill_server_app()
     assert deployment.round() < 2
     deployment.run(app)
-    deployment.wait_for(lambda: deployment.round() >= 2, 240, "round 2")
+    deployment.wait_for(lambda: deployment.round() >= 2, 600, "round 2")
     for name in ("superlink", *SITES):
         deployment.kill(name)
     assert deployment.round() < 4
@@ -153,7 +156,7 @@ def test_spoiled_and_late_updates_and_a_vanished_folder(deployment, tmp_path):
     (tmp_path / "policy.toml").write_text(f'[modules]\nhostile = "{digest}"\n')
     for site in SITES:
         deployment.start_node(site, policy=str(tmp_path / "policy.toml"))
-    app = deployment.app(recipe("train.rounds=6", "train.min_accepted=0.25"), wait=240.0, deadline=45.0)
+    app = deployment.app(recipe("train.rounds=6", "train.min_accepted=0.25"), wait=600.0, deadline=DEADLINE)
     shutil.copy(hostile, app)
     (app / "recipe.toml").write_text(
         (app / "recipe.toml")
@@ -162,14 +165,14 @@ def test_spoiled_and_late_updates_and_a_vanished_folder(deployment, tmp_path):
     )
     assert "hostile:Hostile" in (app / "recipe.toml").read_text()
     deployment.run(app)
-    deployment.wait_for(lambda: deployment.round() >= 5, 600, "round 5")
+    deployment.wait_for(lambda: deployment.round() >= 5, 1200, "round 5")
     (tmp_path / "images" / "east").rename(tmp_path / "gone")
     run = deployment.finish()
     lines = {line["round"]: line for line in run.metrics()}
     assert "not finite" in lines[2]["refused"]["0"]
     assert "beyond the bound" in lines[3]["refused"]["1"]
     assert "has shape (1,)" in lines[4]["refused"]["2"]
-    assert "no answer within 45 s" in lines[5]["lost"]["3"]
+    assert f"no answer within {DEADLINE:.0f} s" in lines[5]["lost"]["3"]
     assert set(lines[6]["lost"]) == {"0"}  # who was late is back
     assert lines[6]["clients"] == 3
     assert "no file or folder" in lines[6]["lost"]["0"]
