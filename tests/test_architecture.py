@@ -53,6 +53,7 @@ STILL_TOO_LONG: dict[str, str] = {}
 # Tests that are about more than one module, and what they are about.
 ABOUT_MORE = {
     "aggregation/test_sums.py": "every aggregation's arithmetic",
+    "commands/test_any_encoder.py": "whole runs with encoders of other libraries",
     "cli/test_bad_input.py": "every command's bad input",
     "components/test_compat.py": "components and folders of 0.1",
     "engines/test_damage.py": "whole runs on damaged and full disks",

@@ -54,7 +54,7 @@ def export(encoder: Encoder, path: Path, format: str) -> None:
 
 def _weights(encoder: Encoder) -> bytes:
     state = {
-        name: tensor.detach().cpu().contiguous() for name, tensor in sorted(encoder.state_dict().items())
+        name: tensor.detach().cpu().contiguous() for name, tensor in sorted(encoder.library_state().items())
     }
     return safetensors.torch.save(state)
 

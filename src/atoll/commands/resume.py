@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from atoll.core.config import describe, flatten
 from atoll.core.environment import Environment, difference, environment
 from atoll.core.errors import UserError
+from atoll.core.given import Given
 from atoll.core.run_folder import Run
 from atoll.models import load_encoder
 from atoll.recipe.recipe import Recipe, recipe_of
@@ -56,7 +57,8 @@ def is_done(run: Run, recipe: Recipe) -> bool:
     if record.get("model") is None:
         return True
     if run.encoder_path.is_file():
-        load_encoder(run.encoder_path)  # a damaged one is named here
+        name = recipe.model.encoder
+        load_encoder(run.encoder_path, name.value if isinstance(name, Given) else None)  # names a damaged one
         return True
     return False
 

@@ -5,12 +5,13 @@ from __future__ import annotations
 import json
 import multiprocessing
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
+from torch import nn
 
 from atoll.commands.evaluate import Evaluator, held_out, load_networks, model_path, partition_of
 from atoll.commands.resume import (
@@ -35,7 +36,7 @@ from atoll.engines.server import Server
 from atoll.engines.simulation import Simulation
 from atoll.models import save_encoder
 from atoll.recipe.prerequisites import FOLDER, outcome, prerequisite_recipes
-from atoll.recipe.recipe import Recipe, load_recipe, make_recipe
+from atoll.recipe.recipe import Recipe, give, load_recipe, make_recipe
 from atoll.report.artifacts import save_artifacts
 from atoll.report.client_pictures import FILE as SAMPLES
 from atoll.report.client_pictures import client_samples
@@ -47,6 +48,7 @@ def simulate(
     resume: bool = False,
     callback: Callback | None = None,
     *,
+    encoder: nn.Module | Callable[..., nn.Module] | None = None,
     watcher: Callback | None = None,
 ) -> Run:
     """Simulate a federation on this machine: train, evaluate and save its encoder.
@@ -56,6 +58,8 @@ def simulate(
         out: The run's folder; None for ``runs/NAME-seedN``.
         resume: Whether to continue the run in the folder.
         callback: Receives the progress.
+        encoder: The encoder to train: a module, with whose weights the run starts, or a function or class that
+            makes one; None for the recipe's. Load the run's encoder with ``atoll.load_encoder(path, encoder)``.
         watcher: Deprecated name of ``callback``.
 
     Returns:
@@ -83,7 +87,8 @@ def simulate(
     """
     if watcher is not None:
         warnings.warn("watcher is now called callback", DeprecationWarning, stacklevel=2)
-    return run_recipe(recipe, out, resume, callback or watcher)
+    given = give(recipe, encoder) if encoder is not None else recipe
+    return run_recipe(given, out, resume, callback or watcher)
 
 
 def run_recipe(

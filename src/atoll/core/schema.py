@@ -83,6 +83,20 @@ class OneOf(Rule):
         super().__init__(tuple(words))
 
 
+class OneOfOr(OneOf):
+    """One of these words, or a text that contains a mark, such as ``module:attribute``."""
+
+    def __init__(self, words: Iterable[str], mark: str) -> None:
+        super().__init__(words)
+        object.__setattr__(self, "mark", mark)
+
+    def keywords(self) -> Schema:
+        """The rule in a schema; the words are last, because errors name them."""
+        return {"anyOf": [{"type": "string", "pattern": self.mark}, {"enum": self.limit}]}
+
+    mark: str
+
+
 class Rising(Rule):
     """A pair of numbers, low <= high."""
 
@@ -227,6 +241,8 @@ def _check_any(choices: Sequence[Schema], value: Any, place: str, whole: Sequenc
         return
     *others, last = [one for one in choices if one != {"type": "null"}]
     for choice in others:
+        if "pattern" in choice and not (isinstance(value, str) and re.search(choice["pattern"], value)):
+            continue
         with contextlib.suppress(UserError):
             check(choice, value, place, whole)
             return

@@ -2,17 +2,29 @@
 
 from atoll.models.cnn import ConvDecoder, build_decoder
 from atoll.models.encoder import Encoder
+from atoll.models.external import ExternalEncoder, call_it, give_encoder, input_config, is_external
 from atoll.models.files import load_encoder, load_weights, save_encoder
 from atoll.models.heads import build_predictor, build_projector, embedding_dim, mlp
-from atoll.models.options import ENCODERS, ModelOptions, build_encoder, build_mae_decoder, rebuild_encoder
+from atoll.models.libraries import MissingEncoderError
+from atoll.models.options import (
+    ENCODER_OPTIONS,
+    ENCODERS,
+    ModelOptions,
+    build_encoder,
+    build_mae_decoder,
+    rebuild_encoder,
+)
 from atoll.models.resnet import ResNet
 from atoll.models.vit import MAEDecoder, ViT, patchify, random_masking, unpatchify
 
 __all__ = [
     "ENCODERS",
+    "ENCODER_OPTIONS",
     "ConvDecoder",
     "Encoder",
+    "ExternalEncoder",
     "MAEDecoder",
+    "MissingEncoderError",
     "ModelOptions",
     "ResNet",
     "ViT",
@@ -21,7 +33,11 @@ __all__ = [
     "build_mae_decoder",
     "build_predictor",
     "build_projector",
+    "call_it",
     "embedding_dim",
+    "give_encoder",
+    "input_config",
+    "is_external",
     "load_encoder",
     "load_weights",
     "mlp",

@@ -37,6 +37,10 @@ class Encoder(nn.Module):
         """Compute the representations of a batch of images; subclasses implement this."""
         raise NotImplementedError
 
+    def library_state(self) -> dict[str, Tensor]:
+        """Return the weights under the names of the library that the encoder comes from."""
+        return self.state_dict()
+
 
 def graft(module: nn.Module, state: dict[str, Tensor], source: str) -> str:
     """Copy into ``module`` the tensors of ``state`` that match by name and shape, and report the rest.

@@ -11,13 +11,16 @@ from typing import Any
 import safetensors.torch
 import torch
 from safetensors import SafetensorError
-from torch import Tensor
+from torch import Tensor, nn
 
 from atoll.core.digests import DIGITS, MISMATCH, DamagedError, seal_at, verify_at
 from atoll.core.errors import UserError
 from atoll.core.files import write_whole
+from atoll.core.given import Given
 from atoll.core.tree import FILE_KEY
 from atoll.models.encoder import Encoder, graft
+from atoll.models.external import Factory
+from atoll.models.libraries import MissingEncoderError
 from atoll.models.options import rebuild_encoder
 
 FORMAT = 2  # 1, of Atoll 0.1, has no digest
@@ -57,11 +60,12 @@ def save_encoder(path: str | os.PathLike[str], encoder: Encoder, metadata: dict[
     write_whole(Path(path), seal_at(data, _MARKER))
 
 
-def load_encoder(path: str | os.PathLike[str]) -> Encoder:
+def load_encoder(path: str | os.PathLike[str], encoder: nn.Module | Factory | None = None) -> Encoder:
     """Read an encoder that `save_encoder` wrote.
 
     Args:
         path: The file to read.
+        encoder: The module, or the function or class that makes it, if the run was given its encoder as an object.
 
     Returns:
         The encoder in evaluation mode, with the saved metadata as its attribute ``metadata``.
@@ -95,15 +99,18 @@ def load_encoder(path: str | os.PathLike[str]) -> Encoder:
     # Drawing the random weights that loading then replaces must not advance the caller's generator.
     with torch.random.fork_rng(devices=[]):
         try:
-            encoder = rebuild_encoder(about["spec"])
-            encoder.load_state_dict(tensors)
-            encoder.metadata = dict(about["metadata"])
+            given = None if encoder is None else Given(about["spec"]["encoder"], encoder)
+            made = rebuild_encoder(about["spec"], given)
+            made.load_state_dict(tensors)
+            made.metadata = dict(about["metadata"])
+        except MissingEncoderError as error:
+            raise MissingEncoderError(f"{path}: {error}") from None
         except (AttributeError, KeyError, TypeError, RuntimeError, ValueError) as error:
             raise UserError(
                 f"{path} is damaged: its description does not fit its weights "
                 f"({str(error).splitlines()[0]}); save the encoder again"
             ) from error
-    return encoder.eval()
+    return made.eval()
 
 
 def load_weights(encoder: Encoder, path: str | os.PathLike[str]) -> str:

@@ -8,9 +8,11 @@ from typing import Annotated, Any, Literal
 
 from atoll.core.config import Options
 from atoll.core.errors import UserError
-from atoll.core.schema import Count, OneOf, Width
+from atoll.core.given import PREFIX, Given
+from atoll.core.schema import Count, OneOf, OneOfOr, Width
 from atoll.models.cnn import FedCACNN, FedQuadCNN
 from atoll.models.encoder import Encoder
+from atoll.models.external import build_external, is_external
 from atoll.models.resnet import STEMS, narrow_resnet, torchvision_resnet
 from atoll.models.vit import HEAD_WIDTH, MAEDecoder, ViT
 
@@ -37,7 +39,8 @@ class ModelOptions(Options, section="model"):
 
     Attributes:
         encoder: ``"resnet18"``, ``"resnet34"``, ``"resnet50"``, ``"resnet-narrow"``, ``"fedquad-cnn"``,
-            ``"fedca-cnn"`` or ``"vit-tiny"``.
+            ``"fedca-cnn"`` or ``"vit-tiny"``; ``"timm:NAME"``, ``"hf:NAME"`` (Hugging Face's transformers), or
+            ``"module:attribute"``, a class or function of your code that returns a module.
         stem: A ResNet's first layer: ``"cifar"`` (3×3, stride 1), ``"strided"`` (3×3, stride 2: four times as
             fast) or ``"standard"`` (7×7, stride 2, then a max-pool).
         width: Channels of the narrow ResNet's first stage (by default 16), or width of the ViT's tokens (by default
@@ -59,7 +62,7 @@ class ModelOptions(Options, section="model"):
         UserError: A value is unknown, or the chosen encoder does not have an option.
     """
 
-    encoder: Annotated[str, OneOf(ENCODERS)] = "resnet18"
+    encoder: Annotated[str, OneOfOr(ENCODERS, ":")] = "resnet18"
     stem: Annotated[str, OneOf(STEMS)] = "cifar"
     width: Width | None = None
     depth: Count | None = None
@@ -77,7 +80,7 @@ class ModelOptions(Options, section="model"):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        reads = ENCODERS[self.encoder].reads
+        reads = kind_of(self.encoder).reads
         for field in fields(self):
             if field.name in ENCODER_OPTIONS - reads and getattr(self, field.name) != field.default:
                 having = sorted(name for name, kind in ENCODERS.items() if field.name in kind.reads)
@@ -118,6 +121,11 @@ def _vit(options: ModelOptions, channels: int, image_size: int) -> Encoder:
     return ViT(channels, image_size, options.patch or 2, options.width or 192, options.depth or 12)
 
 
+def _external(options: ModelOptions, channels: int, image_size: int) -> Encoder:
+    return build_external(options.encoder, channels, image_size)
+
+
+_EXTERNAL = EncoderKind(_external, frozenset(), smallest=1)
 _RESNET = EncoderKind(_torchvision, frozenset({"stem", "init"}))
 ENCODERS = {
     "resnet18": _RESNET,
@@ -131,6 +139,11 @@ ENCODERS = {
     "vit-tiny": EncoderKind(_vit, frozenset({"width", "depth", "patch", "decoder_depth"})),
 }
 ENCODER_OPTIONS = frozenset[str]().union(*(kind.reads for kind in ENCODERS.values()))
+
+
+def kind_of(encoder: str) -> EncoderKind:
+    """How to build the encoder of this name."""
+    return _EXTERNAL if is_external(encoder) else ENCODERS[encoder]
 
 
 def build_encoder(options: ModelOptions, channels: int, image_size: int) -> Encoder:
@@ -151,13 +164,15 @@ def build_encoder(options: ModelOptions, channels: int, image_size: int) -> Enco
         >>> encoder(torch.zeros(4, 1, 8, 8)).shape
         torch.Size([4, 128])
     """
-    kind = ENCODERS[options.encoder]
+    kind = kind_of(options.encoder)
     if image_size < kind.smallest:
         raise UserError(
             f"{options.encoder!r} needs images of side {kind.smallest} or more, and these have {image_size}; "
             "enlarge them or choose another model.encoder"
         )
     encoder = kind.build(options, channels, image_size)
+    if is_external(options.encoder):
+        return encoder
     # The encoder's architecture does not depend on the initial weights or the decoder.
     shaping = kind.reads - {"init", "decoder_depth"}
     encoder.spec = {
@@ -169,8 +184,15 @@ def build_encoder(options: ModelOptions, channels: int, image_size: int) -> Enco
     return encoder
 
 
-def rebuild_encoder(spec: dict[str, Any]) -> Encoder:
+def rebuild_encoder(spec: dict[str, Any], given: Given | None = None) -> Encoder:
     """Build a newly initialised encoder of the architecture that an encoder's ``spec`` describes.
+
+    Args:
+        spec: The attribute of an encoder.
+        given: The object that the encoder was given as, if it was.
+
+    Raises:
+        MissingEncoderError: The object, or the library of the encoder, is missing.
 
     Example:
         >>> from atoll.models import ModelOptions, build_encoder, rebuild_encoder
@@ -178,6 +200,9 @@ def rebuild_encoder(spec: dict[str, Any]) -> Encoder:
         >>> rebuild_encoder(encoder.spec).dim == encoder.dim
         True
     """
+    if is_external(spec["encoder"]):
+        name = given if given is not None and spec["encoder"].startswith(PREFIX) else spec["encoder"]
+        return build_external(name, spec["channels"], spec["image_size"], spec.get("config"))
     options = {name: value for name, value in spec.items() if name not in ("channels", "image_size")}
     return build_encoder(ModelOptions(**options), spec["channels"], spec["image_size"])
 

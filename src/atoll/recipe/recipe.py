@@ -24,10 +24,11 @@ from atoll.evaluation import EvaluationOptions
 from atoll.methods.method import Method
 from atoll.methods.registry import MethodOptions, complete, make_method
 from atoll.models import ModelOptions
+from atoll.recipe.encoder_input import with_encoder, with_input
 from atoll.recipe.engine_options import EngineOptions
 from atoll.recipe.table import complete_table, presets, read_table
 
-__all__ = ["Recipe", "load_recipe", "make_recipe", "presets", "read_recipe", "recipe_of"]
+__all__ = ["Recipe", "give", "load_recipe", "make_recipe", "presets", "read_recipe", "recipe_of"]
 
 
 @dataclass(frozen=True)
@@ -128,8 +129,24 @@ def make_recipe(table: Mapping[str, Any], settings: Sequence[str] = ()) -> Recip
     return _made(complete_table(table, settings))
 
 
+def give(recipe: Recipe | Mapping[str, Any] | str | Path, encoder: Any) -> Recipe:
+    """Make a recipe of one and of an encoder that Python code gives: a module, or what makes one.
+
+    A `Recipe` decides the size of the images; for a name, a file or a table, the encoder's configuration does where
+    that is silent.
+
+    Raises:
+        UserError: The recipe is invalid, or the encoder does not say what input it needs.
+    """
+    if isinstance(recipe, Recipe):
+        table = describe(recipe)
+    else:
+        table = complete_table(recipe) if isinstance(recipe, Mapping) else read_table(recipe)
+    return _made(with_encoder(table, encoder))
+
+
 def _made(table: Mapping[str, Any]) -> Recipe:
-    made = build(Recipe, table)
+    made = build(Recipe, with_input(table))
     made = replace(made, title=clean(made.title))
     check_name(made.name)
     _ = made.composed  # report a method that cannot be composed now, not after the data has loaded

@@ -12,7 +12,10 @@ from tests.harness import final_models, run_tiny, tiny
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("method", ["fed_align_uniform", "ssd", "l_dawa", "fedca", "fedema", "featarc"])
+@pytest.mark.filterwarnings("ignore:model.* does not apply")
+@pytest.mark.parametrize(
+    "method", ["fed_align_uniform", "ssd", "l_dawa", "fedca", "fedema", "featarc", "of a timm encoder"]
+)
 def test_the_weights_are_those_of_our_engine(tmp_path, monkeypatch, method):
     from flwr.serverapp import ServerApp
     from flwr.simulation import run_simulation
@@ -26,6 +29,8 @@ def test_the_weights_are_those_of_our_engine(tmp_path, monkeypatch, method):
     monkeypatch.setenv("ATOLL_STATE", str(tmp_path / "state"))
     recipe = tmp_path / "recipe.toml"
     settings = (f"method.name={method}", *(FEDCA if method == "fedca" else ()))
+    if method == "of a timm encoder":
+        settings = ("method.name=fed_simclr", "model.encoder=timm:test_resnet", "data.image_size=32")
     recipe.write_text(tiny(*settings).to_toml())
     server = ServerApp()
     done = []

@@ -1,0 +1,48 @@
+"""Objects that Python code gives to a run: recipes hold their names, the run's own processes the objects."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import cloudpickle
+
+PREFIX = "object:"
+
+
+class Given(str):
+    """The name of an object, ``object:NAME#FINGERPRINT``, that carries the object.
+
+    It stands in a recipe where a recipe of text has a name. A recipe's file holds the text alone, so that a resumed
+    run can be compared with what it is given again. A worker process receives the object with the recipe, by
+    cloudpickle through its own pipe, so that classes of a notebook work; nothing pickled is written to a file.
+
+    Attributes:
+        value: The object.
+
+    Example:
+        >>> from atoll.core.given import Given
+        >>> Given.named("Net", "1a2b3c4d", object())
+        'object:Net#1a2b3c4d'
+    """
+
+    value: Any
+
+    def __new__(cls, text: str, value: Any) -> Given:
+        """Attach an object to its name."""
+        made = super().__new__(cls, text)
+        made.value = value
+        return made
+
+    @classmethod
+    def named(cls, name: str, fingerprint: str, value: Any) -> Given:
+        """Make the name of an object from what its author calls it and a digest of its content."""
+        plain = re.sub(r"[^\w.]", "", name)  # without "<locals>" and "<lambda>"
+        return cls(f"{PREFIX}{plain}#{fingerprint}", value)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _restored, (str(self), cloudpickle.dumps(self.value))
+
+
+def _restored(text: str, pickled: bytes) -> Given:
+    return Given(text, cloudpickle.loads(pickled))

@@ -1,0 +1,261 @@
+"""Encoders that Atoll does not build itself: timm's, Hugging Face's, and modules of the user's own code.
+
+All are modules from images to representations. Their weights keep the names that their library gives them, behind
+``model.``, so that an export loads there again.
+"""
+
+from __future__ import annotations
+
+import copy
+import hashlib
+import inspect
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from atoll.core.errors import UserError
+from atoll.core.given import PREFIX, Given
+from atoll.core.imports import import_attribute
+from atoll.models.encoder import Encoder
+from atoll.models.libraries import (
+    HUGGING_FACE,
+    TIMM,
+    InputConfig,
+    MissingEncoderError,
+    first_line,
+    hugging_face_input,
+    hugging_face_model,
+    read_config,
+    timm_input,
+    timm_model,
+)
+
+Factory = Callable[..., nn.Module]
+_CONFIGURATIONS = (
+    "pretrained_cfg",
+    "default_cfg",
+    "data_config",
+)  # where timm's models, and others, describe it
+_DIGITS = 12
+
+
+class ExternalEncoder(Encoder):
+    """A network of another library, or of the user's, as an encoder.
+
+    Args:
+        model: A module that returns (N, d) for images, or Hugging Face's output with ``last_hidden_state``.
+        name: The encoder's name in a recipe, for messages.
+        shape: (C, H, W) of its input.
+
+    Raises:
+        UserError: It does not accept such images, or returns something else.
+    """
+
+    def __init__(self, model: nn.Module, name: str, shape: tuple[int, int, int]) -> None:
+        super().__init__(dim=0)
+        self.model = model
+        self.dim = self._measure(name, shape)
+
+    def forward(self, images: Tensor) -> Tensor:
+        """Compute the representations of a batch of images."""
+        output: Any = self.model(images)
+        return output if isinstance(output, Tensor) else _pooled(self.model, output)
+
+    def library_state(self) -> dict[str, Tensor]:
+        """Return the weights under the names of the network's library."""
+        return self.model.state_dict()
+
+    def _measure(self, name: str, shape: tuple[int, int, int]) -> int:
+        modes = [(module, module.training) for module in self.modules()]
+        self.eval()
+        try:
+            with torch.no_grad(), torch.random.fork_rng(devices=[]):
+                h = self(torch.zeros(1, *shape))
+        except Exception as error:  # a foreign network may raise any exception
+            raise UserError(
+                f"model.encoder = {name!r} cannot process images of shape {shape} (channels, height, width): "
+                f"{first_line(error)}; change data.channels, data.image_size or the encoder"
+            ) from error
+        finally:
+            for module, training in modes:
+                module.training = training
+        if not isinstance(h, Tensor) or h.ndim != 2 or len(h) != 1:
+            found = (
+                f"a tensor of shape {tuple(h.shape)}" if isinstance(h, Tensor) else f"a {type(h).__name__}"
+            )
+            raise UserError(
+                f"model.encoder = {name!r} returns {found} for one image, and must return a row of "
+                "representations, of shape (1, d); pool its output, or wrap it in a module that does"
+            )
+        return h.shape[1]
+
+
+def is_external(name: str) -> bool:
+    """Whether an encoder's name is of another library or of the user's code."""
+    return ":" in name
+
+
+def build_external(name: str, channels: int, size: int, config: Mapping[str, Any] | None = None) -> Encoder:
+    """Build an encoder that `is_external`.
+
+    Args:
+        name: ``timm:NAME``, ``hf:NAME``, ``module:attribute``, or a `Given` module or factory.
+        channels: Channels of the images.
+        size: Side of the images in pixels.
+        config: Hugging Face's configuration, if it is known; by default that of the name.
+
+    Raises:
+        MissingEncoderError: The library is not installed, or the object is not here.
+        UserError: There is no such encoder, or it does not fit the images.
+    """
+    about: dict[str, Any] = {}
+    if name.startswith(TIMM):
+        model = timm_model(name, channels, size)
+    elif name.startswith(HUGGING_FACE):
+        model, about = hugging_face_model(name, channels, size, config)
+    else:
+        model = make_module(_own(name), name, channels, size)
+    encoder = ExternalEncoder(model, name, (channels, size, size))
+    encoder.spec = {"encoder": str(name), "channels": channels, "image_size": size, **about}
+    return encoder
+
+
+def input_config(name: str, channels: int, size: int | None) -> InputConfig:
+    """Read what an external encoder's own configuration says about its input.
+
+    Args:
+        name: As for `build_external`.
+        channels: Channels of the images; for one channel, the mean and std are averaged over the network's.
+        size: Side of the images, if the recipe gives it.
+    """
+    if name.startswith(TIMM):
+        found = timm_input(name)
+    elif name.startswith(HUGGING_FACE):
+        found = hugging_face_input(name)
+    else:
+        found = _own_input(_own(name), name, channels, size)
+    return InputConfig(found.size, _for_channels(found.mean, channels), _for_channels(found.std, channels))
+
+
+def make_module(source: nn.Module | Factory, name: str, channels: int, size: int | None) -> nn.Module:
+    """Copy a module, or call a factory; it receives ``channels`` and ``image_size`` if its signature names them."""
+    if isinstance(source, nn.Module):
+        return copy.deepcopy(source)
+    offered = {"channels": channels, "image_size": size}
+    names = _parameters(source)
+    try:
+        made = source(**{key: value for key, value in offered.items() if key in names})
+    except Exception as error:  # the user's code may raise any exception
+        raise UserError(
+            f"model.encoder = {name!r} cannot be built: {type(error).__name__}: {first_line(error)}"
+        ) from error
+    if not isinstance(made, nn.Module):
+        raise UserError(
+            f"model.encoder = {name!r} returns a {type(made).__name__}; it must be a class or function that "
+            "returns a torch.nn.Module"
+        )
+    return made
+
+
+def give_encoder(source: Any, channels: int, size: int) -> Given:
+    """Name an encoder that Python code gives, with a fingerprint of its weights, structure and source.
+
+    Args:
+        source: A module, or a function or class that returns one. A factory is called under a fixed seed.
+        channels: Channels of the images.
+        size: Side of the images in pixels.
+
+    Raises:
+        UserError: It is neither.
+    """
+    name = call_it(source)
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        model = make_module(source, name, channels, size)
+    digest = hashlib.sha256(repr(model).encode())
+    for kind in (type(model), source):
+        try:
+            digest.update(inspect.getsource(kind).encode())
+        except (OSError, TypeError):  # built in, or typed where Python keeps no source
+            continue
+    for key, tensor in sorted(model.state_dict().items()):
+        plain = tensor.detach().cpu().contiguous()
+        digest.update(f"{key} {plain.dtype} {tuple(plain.shape)}".encode())
+        digest.update(plain.reshape(-1).view(torch.uint8).numpy().tobytes())
+    return Given.named(name, digest.hexdigest()[:_DIGITS], source)
+
+
+def call_it(source: Any) -> str:
+    """Name that its author gave to a module's class or to a factory.
+
+    Raises:
+        UserError: It is neither a module nor callable.
+    """
+    if isinstance(source, nn.Module):
+        return type(source).__qualname__
+    if not callable(source):
+        raise UserError(
+            f"encoder is a {type(source).__name__}; give a torch.nn.Module, or a function or class that makes one"
+        )
+    return str(getattr(source, "__qualname__", type(source).__qualname__))
+
+
+def _own(name: str) -> Any:
+    """The module or factory that a name of the user's stands for."""
+    if isinstance(name, Given):
+        return name.value
+    if name.startswith(PREFIX):
+        raise MissingEncoderError(
+            f"the encoder {name!r} was given to its run as an object, which a file does not hold; pass it again as "
+            "encoder=…, or name it in the recipe as module:attribute"
+        )
+    return import_attribute(name, "model.encoder")
+
+
+def _own_input(source: Any, name: str, channels: int, size: int | None) -> InputConfig:
+    """Read the configuration of a module or factory, or of the module that the factory makes."""
+    found = _configuration(source)
+    if (
+        found is None
+        and not isinstance(source, nn.Module)
+        and (size or "image_size" not in _parameters(source))
+    ):
+        with torch.random.fork_rng(devices=[]):
+            found = _configuration(make_module(source, name, channels, size))
+    return found or InputConfig()
+
+
+def _configuration(source: Any) -> InputConfig | None:
+    for attribute in _CONFIGURATIONS:
+        config = getattr(source, attribute, None)
+        if config is not None:
+            return read_config(config if isinstance(config, Mapping) else config.to_dict())
+    return None
+
+
+def _parameters(source: Any) -> set[str]:
+    try:
+        return set(inspect.signature(source).parameters)
+    except (TypeError, ValueError):  # a built-in callable
+        return set()
+
+
+def _for_channels(values: tuple[float, ...] | None, channels: int) -> tuple[float, ...] | None:
+    if values is None or len(values) == channels:
+        return values
+    return (sum(values) / len(values),)
+
+
+def _pooled(model: nn.Module, output: Any) -> Tensor:
+    """One row for each image: the class token, or what the network itself pools, or the mean over places."""
+    last: Tensor | None = getattr(output, "last_hidden_state", None)
+    if last is None:
+        return output  # type: ignore[no-any-return]  # the caller names its type
+    if last.ndim == 3 and any(key.endswith("cls_token") for key in model.state_dict()):
+        return last[:, 0]
+    pooled: Tensor | None = getattr(output, "pooler_output", None)
+    if pooled is not None:
+        return pooled.flatten(1)
+    return last.mean(1) if last.ndim == 3 else last.mean((2, 3))

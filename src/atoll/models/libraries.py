@@ -1,0 +1,161 @@
+"""timm's and Hugging Face's networks: what their configurations say, and how they are built."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from torch import nn
+
+from atoll.core.errors import UserError, did_you_mean
+
+TIMM, HUGGING_FACE = "timm:", "hf:"
+
+
+class MissingEncoderError(UserError):
+    """The library or the object from which an encoder is built is not here."""
+
+
+@dataclass(frozen=True)
+class InputConfig:
+    """What a network's own configuration says about its input; None where it says nothing.
+
+    Attributes:
+        size: Side of the images in pixels.
+        mean: Mean of each channel.
+        std: Standard deviation of each channel.
+    """
+
+    size: int | None = None
+    mean: tuple[float, ...] | None = None
+    std: tuple[float, ...] | None = None
+
+
+def read_config(config: Mapping[str, Any]) -> InputConfig:
+    """Read timm's form of a configuration: ``input_size`` (C, H, W), ``mean``, ``std``."""
+    shape, mean, std = config.get("input_size"), config.get("mean"), config.get("std")
+    return InputConfig(
+        int(shape[-1]) if shape else None,
+        tuple(map(float, mean)) if mean else None,
+        tuple(map(float, std)) if std else None,
+    )
+
+
+# timm
+
+
+def _timm() -> Any:
+    try:
+        import timm
+    except ImportError:
+        raise MissingEncoderError(
+            "encoders named timm:… need timm; install it with: pip install 'atoll[timm]'"
+        ) from None
+    return timm
+
+
+def _timm_config(name: str) -> Any:
+    timm, known = _timm(), name.removeprefix(TIMM)
+    if not timm.is_model(known):
+        raise UserError(
+            f"model.encoder = {name!r}: timm has no such model; {did_you_mean(known, timm.list_models())}"
+        )
+    try:
+        return timm.models.get_pretrained_cfg(known)
+    except RuntimeError as error:
+        raise UserError(f"model.encoder = {name!r}: {first_line(error)} Leave the tag out") from None
+
+
+def timm_input(name: str) -> InputConfig:
+    """Read the configuration of the input of ``timm:NAME``."""
+    return read_config(_timm_config(name).to_dict())
+
+
+def timm_model(name: str, channels: int, size: int) -> nn.Module:
+    """Build ``timm:NAME`` without its classifier."""
+    config = _timm_config(name)
+    sized = {"img_size": size} if config.fixed_input_size else {}
+    try:
+        model: nn.Module = _timm().create_model(
+            name.removeprefix(TIMM), pretrained=False, num_classes=0, in_chans=channels, **sized
+        )
+    except Exception as error:  # timm's models assert, or raise what their layers raise
+        raise UserError(
+            f"model.encoder = {name!r} cannot be built for images of side {size} with {channels} channel(s) "
+            f"({first_line(error)}); its own size is {read_config(config.to_dict()).size}: set data.image_size"
+        ) from error
+    return model
+
+
+# Hugging Face
+
+
+def _transformers() -> Any:
+    try:
+        import transformers
+    except ImportError:
+        raise MissingEncoderError(
+            "encoders named hf:… need transformers; install it with: pip install 'atoll[hf]'"
+        ) from None
+    return transformers
+
+
+def _hugging_face_config(name: str) -> Any:
+    """The configuration of a folder, of a kind of model (``vit``), or of a name on the hub."""
+    transformers, known = _transformers(), name.removeprefix(HUGGING_FACE)
+    if known in transformers.CONFIG_MAPPING and not Path(known).is_dir():
+        return transformers.AutoConfig.for_model(known)
+    try:
+        return transformers.AutoConfig.from_pretrained(known)
+    except (OSError, ValueError) as error:
+        raise UserError(
+            f"model.encoder = {name!r}: no folder and no name that transformers can read ({first_line(error)}); "
+            "give a folder with config.json, a model's name on the hub, or a kind such as hf:vit"
+        ) from None
+
+
+def hugging_face_model(
+    name: str, channels: int, size: int, config: Mapping[str, Any] | None
+) -> tuple[nn.Module, dict[str, Any]]:
+    """Build ``hf:NAME``; return it with the entry of an encoder's ``spec`` that holds its configuration."""
+    transformers = _transformers()
+    if config is not None:
+        given = {key: value for key, value in config.items() if key != "model_type"}
+        made = transformers.AutoConfig.for_model(config["model_type"], **given)
+    else:
+        made = _hugging_face_config(name)
+    made.num_channels = channels
+    if hasattr(made, "image_size"):
+        made.image_size = size
+    try:
+        model: nn.Module = transformers.AutoModel.from_config(made)
+    except Exception as error:  # transformers' models raise what their layers raise
+        raise UserError(
+            f"model.encoder = {name!r} cannot be built for images of side {size} with {channels} channel(s): "
+            f"{first_line(error)}"
+        ) from error
+    return model, {"config": made.to_diff_dict()}
+
+
+def hugging_face_input(name: str) -> InputConfig:
+    """Read the configuration of the input of ``hf:NAME``; a kind of model has no mean and std."""
+    size = getattr(_hugging_face_config(name), "image_size", None)
+    try:
+        from transformers.image_processing_base import ImageProcessingMixin
+
+        processor = ImageProcessingMixin.get_image_processor_dict(name.removeprefix(HUGGING_FACE))[0]
+    except (ImportError, OSError, ValueError):
+        processor = {}
+    mean, std = processor.get("image_mean"), processor.get("image_std")
+    return InputConfig(
+        int(size) if isinstance(size, int) else None,
+        tuple(map(float, mean)) if mean else None,
+        tuple(map(float, std)) if std else None,
+    )
+
+
+def first_line(error: Exception) -> str:
+    """First line of an error's message, or its type."""
+    return (str(error).strip().splitlines() or [type(error).__name__])[0]

@@ -1,0 +1,88 @@
+"""What a recipe takes from its encoder's own configuration: the size of the images, and their normalisation."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Mapping
+from typing import Any
+
+from atoll.core.config import over
+from atoll.core.errors import UserError
+from atoll.core.given import Given
+from atoll.data.options import DataOptions
+from atoll.data.views.options import PRESETS, ViewOptions
+from atoll.models import (
+    ENCODER_OPTIONS,
+    ModelOptions,
+    call_it,
+    give_encoder,
+    input_config,
+    is_external,
+)
+
+
+def with_encoder(table: Mapping[str, Any], encoder: Any) -> dict[str, Any]:
+    """Lay an encoder that Python code gives, a module or a factory, over a recipe's table.
+
+    Raises:
+        UserError: It is neither, or see `with_input`.
+    """
+    unnamed = Given.named(call_it(encoder), "", encoder)  # its fingerprint depends on the images
+    table = with_input(over(table, {"model": {"encoder": unnamed}}))
+    named = give_encoder(encoder, _channels(table), _size(table) or DataOptions.image_size)
+    return over(table, {"model": {"encoder": named}})
+
+
+def with_input(table: Mapping[str, Any]) -> dict[str, Any]:
+    """Complete a recipe's table by what the configuration of its encoder says about the encoder's input.
+
+    What the recipe itself says has precedence. Atoll's own encoders have no such configuration. Options of Atoll's
+    encoders, which a base may have, are dropped with a warning.
+
+    Raises:
+        UserError: Neither the recipe nor the configuration gives the size, or the mean and standard deviation.
+    """
+    name = table.get("model", {}).get("encoder", "")
+    if not is_external(name):
+        return dict(table)
+    table = {**table, "model": _without_options(table["model"])}
+    views, size = table.get("views", {}), _size(table)
+    if size and {"mean", "std"} <= views.keys():
+        return table
+    found = input_config(name, _channels(table), size)
+    preset = PRESETS.get(views.get("preset", ViewOptions.preset), PRESETS["none"])
+    normalises = preset.mean != PRESETS["none"].mean
+    missing = []
+    filled: dict[str, dict[str, Any]] = {"data": {}, "views": {}}
+    if not size:
+        filled["data"]["image_size"] = found.size
+        missing += [] if found.size else ["data.image_size"]
+    for key in ("mean", "std"):
+        if key not in views:
+            filled["views"][key] = getattr(found, key)
+            missing += [] if getattr(found, key) or normalises else [f"views.{key}"]
+    if missing:
+        raise UserError(
+            f"the encoder {name!r} does not say what input it was made for; set {' and '.join(missing)}, "
+            "such as --set data.image_size=64 views.mean=[0.5] views.std=[0.5]"
+        )
+    kept = {part: {key: list(v) if isinstance(v, tuple) else v for key, v in values.items() if v is not None}
+            for part, values in filled.items()}  # fmt: skip
+    return over(kept, table)
+
+
+def _without_options(model: Mapping[str, Any]) -> dict[str, Any]:
+    for key in sorted(ENCODER_OPTIONS & model.keys()):
+        if model[key] != getattr(ModelOptions, key):  # a complete recipe holds the defaults
+            warnings.warn(f"model.{key} does not apply to {model['encoder']!r} and is ignored", stacklevel=2)
+    return {key: value for key, value in model.items() if key not in ENCODER_OPTIONS}
+
+
+def _channels(table: Mapping[str, Any]) -> int:
+    return int(table.get("data", {}).get("channels", DataOptions.channels))
+
+
+def _size(table: Mapping[str, Any]) -> int | None:
+    """Side of the views in pixels, if the table says it."""
+    size: int | None = table.get("views", {}).get("size") or table.get("data", {}).get("image_size")
+    return size

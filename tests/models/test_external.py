@@ -1,0 +1,216 @@
+"""Encoders of other libraries against those libraries themselves."""
+
+import json
+
+import pytest
+import torch
+from torch import nn
+
+from atoll.core.errors import UserError
+from atoll.core.given import Given
+from atoll.models import (
+    ExternalEncoder,
+    MissingEncoderError,
+    ModelOptions,
+    build_encoder,
+    give_encoder,
+    input_config,
+    load_encoder,
+    rebuild_encoder,
+    save_encoder,
+)
+
+timm = pytest.importorskip("timm", reason="the extra atoll[timm] is not installed")
+transformers = pytest.importorskip("transformers", reason="the extra atoll[hf] is not installed")
+
+
+class Net(nn.Module):
+    """Eight features; with a seed, the weights are its own."""
+
+    def __init__(self, channels=1, seed=None):
+        super().__init__()
+        self.conv = nn.Conv2d(channels, 8, 3)
+        if seed is not None:
+            generator = torch.Generator().manual_seed(seed)
+            nn.init.normal_(self.conv.weight, generator=generator)
+            nn.init.zeros_(self.conv.bias)
+
+    def forward(self, images):
+        return self.conv(images).mean((2, 3))
+
+
+class Maps(Net):
+    def forward(self, images):
+        return self.conv(images)
+
+
+def configured(image_size):
+    module = Net()
+    module.data_config = {"input_size": (1, 48, 48), "mean": [0.25], "std": [0.5]}
+    module.made_for = image_size
+    return module
+
+
+def not_a_module():
+    return 3
+
+
+def breaks():
+    raise KeyError("weights.bin")
+
+
+def build(name, channels=3, size=32):
+    return build_encoder(ModelOptions(encoder=name), channels, size)
+
+
+HERE = f"{__name__}:"
+
+
+@pytest.mark.parametrize("name", ["test_vit", "test_convnext", "test_efficientnet"])
+def test_a_timm_model_gives_what_timm_gives(name):
+    encoder = build(f"timm:{name}").eval()
+    sized = {"img_size": 32} if name == "test_vit" else {}
+    theirs = timm.create_model(name, num_classes=0, **sized).eval()
+    theirs.load_state_dict(encoder.library_state())
+    images = torch.randn(2, 3, 32, 32, generator=torch.Generator().manual_seed(0))
+    with torch.no_grad():
+        assert torch.equal(encoder(images), theirs(images))
+        assert encoder.dim == theirs(images).shape[1]
+
+
+def test_the_configuration_of_a_timm_model_is_timms_own():
+    own = timm.data.resolve_data_config({}, model=timm.create_model("test_vit"))
+    found = input_config("timm:test_vit", 3, None)
+    assert (found.size, found.mean, found.std) == (own["input_size"][-1], own["mean"], own["std"])
+    imagenet = input_config("timm:test_efficientnet", 1, None)
+    assert imagenet.mean == pytest.approx((sum((0.485, 0.456, 0.406)) / 3,))
+
+
+def test_a_hugging_face_folder_gives_its_architecture_its_size_and_its_normalisation(tmp_path, monkeypatch):
+    config = transformers.ViTConfig(
+        hidden_size=32,
+        num_hidden_layers=1,
+        num_attention_heads=2,
+        intermediate_size=64,
+        image_size=24,
+        patch_size=8,
+    )
+    theirs = transformers.ViTModel(config).eval()
+    theirs.save_pretrained(tmp_path / "vit")
+    processing = {
+        "image_processor_type": "ViTImageProcessor",
+        "image_mean": [0.1, 0.2, 0.3],
+        "image_std": [0.4] * 3,
+    }
+    (tmp_path / "vit/preprocessor_config.json").write_text(json.dumps(processing))
+    name = f"hf:{tmp_path / 'vit'}"
+    found = input_config(name, 3, None)
+    assert (found.size, found.mean, found.std) == (24, (0.1, 0.2, 0.3), (0.4, 0.4, 0.4))
+    encoder = build(name, size=24).eval()
+    encoder.model.load_state_dict(theirs.state_dict())
+    images = torch.randn(2, 3, 24, 24, generator=torch.Generator().manual_seed(0))
+    with torch.no_grad():
+        assert torch.equal(encoder(images), theirs(images).last_hidden_state[:, 0])
+    save_encoder(tmp_path / "encoder.safetensors", encoder, {})
+    for file in (tmp_path / "vit").iterdir():
+        file.unlink()  # the encoder's file holds the configuration
+    with torch.no_grad():
+        assert torch.equal(load_encoder(tmp_path / "encoder.safetensors")(images), encoder(images))
+
+
+def test_a_hugging_face_convolutional_network_is_pooled_as_it_pools_itself():
+    config = transformers.ConvNextConfig(hidden_sizes=[8, 16, 24, 32], depths=[1, 1, 1, 1])
+    theirs = transformers.ConvNextModel(config).eval()
+    images = torch.randn(2, 3, 32, 32, generator=torch.Generator().manual_seed(0))
+    with torch.no_grad():
+        expected = theirs(images).pooler_output
+        assert torch.equal(ExternalEncoder(theirs, "convnext", (3, 32, 32))(images), expected)
+    assert expected.shape == (2, 32)
+
+
+def test_a_module_of_ones_own_is_called_with_what_its_signature_names():
+    assert build(f"{HERE}Net", channels=2).model.conv.in_channels == 2
+    encoder = build(f"{HERE}configured", channels=1, size=40)
+    assert encoder.model.made_for == 40
+    assert input_config(f"{HERE}configured", 1, 40).size == 48
+    assert input_config(f"{HERE}Net", 1, None).size is None
+    assert rebuild_encoder(json.loads(json.dumps(encoder.spec))).dim == 8
+
+
+def test_measuring_the_width_leaves_modes_and_the_callers_random_numbers():
+    module = nn.Sequential(nn.Flatten(), nn.BatchNorm1d(16), nn.Dropout(0.5).eval(), nn.Linear(16, 3))
+    torch.manual_seed(0)
+    expected = torch.rand(1)
+    torch.manual_seed(0)
+    encoder = ExternalEncoder(module, "mine", (1, 4, 4))
+    assert torch.equal(torch.rand(1), expected)
+    assert [one.training for one in module] == [True, True, False, True]
+    assert encoder.dim == 3
+    assert module[1].num_batches_tracked == 0
+
+
+def test_a_given_module_is_copied_and_comes_back_with_its_object(tmp_path):
+    mine = Net(seed=3)
+    given = give_encoder(mine, 1, 16)
+    encoder = build(given, channels=1, size=16)
+    assert encoder.model is not mine
+    assert torch.equal(encoder.model.conv.weight, mine.conv.weight)
+    with torch.no_grad():
+        encoder.model.conv.weight += 1
+    save_encoder(tmp_path / "encoder.safetensors", encoder, {})
+    loaded = load_encoder(tmp_path / "encoder.safetensors", mine)
+    assert torch.equal(loaded.model.conv.weight, mine.conv.weight + 1)
+    with pytest.raises(MissingEncoderError, match=r"given to its run as an object.*pass it again"):
+        load_encoder(tmp_path / "encoder.safetensors")
+
+
+def test_a_fingerprint_tells_weights_and_structure_apart_and_nothing_else():
+    first, again, other = (give_encoder(Net(seed=seed), 1, 16) for seed in (3, 3, 4))
+    assert isinstance(first, Given)
+    assert first == again != other
+    assert give_encoder(Net, 1, 16) == give_encoder(Net, 1, 16) != first
+    assert give_encoder(Net, 1, 16) != give_encoder(Maps, 1, 16)
+    assert give_encoder(Net, 1, 16) != give_encoder(Net, 2, 16)
+
+
+@pytest.mark.parametrize(
+    ("name", "sentence"),
+    [
+        ("timm:test_vitt", "timm has no such model; did you mean 'test_vit"),
+        ("timm:test_vit.nope", "Invalid pretrained tag.*Leave the tag out"),
+        (
+            "timm:test_maxvit",
+            "cannot (be built|process).*(set data.image_size|change data.channels)",
+        ),
+        ("hf:./nothing-here", "no folder and no name that transformers can read"),
+        ("nothing_here:Net", "model.encoder 'nothing_here:Net': no module 'nothing_here'"),
+        (f"{HERE}Nett", "has no 'Nett'"),
+        (f"{HERE}Maps", r"returns a tensor of shape \(1, 8, 31, 31\) for one image"),
+        (
+            f"{HERE}not_a_module",
+            "returns a int; it must be a class or function that returns a torch.nn.Module",
+        ),
+        (f"{HERE}breaks", "cannot be built: KeyError: 'weights.bin'"),
+        ("object:Net#123", "was given to its run as an object.*pass it again as encoder="),
+    ],
+)
+def test_mistakes_get_one_sentence(name, sentence, monkeypatch):
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    with pytest.raises(UserError, match=sentence):
+        build(name, size=33)
+
+
+def test_images_that_a_module_cannot_process_get_one_sentence():
+    with pytest.raises(UserError, match=r"cannot process images of shape \(1, 2, 2\).*change data.channels"):
+        build(f"{HERE}Net", channels=1, size=2)
+    with pytest.raises(UserError, match=r"encoder is a int; give a torch\.nn\.Module"):
+        give_encoder(3, 1, 16)
+
+
+def test_a_missing_library_gets_one_sentence(monkeypatch):
+    monkeypatch.setitem(__import__("sys").modules, "timm", None)
+    with pytest.raises(MissingEncoderError, match=r"pip install 'atoll\[timm\]'"):
+        build("timm:test_vit")
+    monkeypatch.setitem(__import__("sys").modules, "transformers", None)
+    with pytest.raises(MissingEncoderError, match=r"pip install 'atoll\[hf\]'"):
+        build("hf:vit")

@@ -1,0 +1,49 @@
+import pytest
+from torch import nn
+
+from atoll.core.errors import UserError
+from atoll.recipe.recipe import give, make_recipe, read_recipe
+
+pytest.importorskip("timm", reason="the extra atoll[timm] is not installed")
+
+VIT = {"model": {"encoder": "timm:test_vit"}}  # 160 pixels, mean and std 0.5
+
+
+def with_size(table):
+    return {**table, "data": {"image_size": 16, "channels": 1}}
+
+
+def test_the_configuration_lies_under_the_recipe():
+    recipe = make_recipe(VIT)
+    assert (recipe.data.image_size, recipe.views.mean, recipe.views.std) == (160, (0.5,) * 3, (0.5,) * 3)
+    other = make_recipe({**VIT, "data": {"image_size": 32}, "views": {"mean": [0.1]}})
+    assert (other.data.image_size, other.views.mean, other.views.std) == (32, (0.1,), (0.5,) * 3)
+    assert make_recipe({**VIT, "views": {"size": 48}}).views.size == 48
+    grey = make_recipe({**VIT, "data": {"channels": 1}})
+    assert grey.views.mean == (0.5,)
+
+
+def test_a_complete_recipe_reads_back_the_same():
+    recipe = make_recipe({**VIT, "views": {"preset": "none"}}).completed()
+    assert read_recipe(recipe.to_toml()) == recipe
+
+
+def test_atolls_own_encoders_are_as_they_were():
+    assert make_recipe({"model": {"encoder": "resnet18"}}).views.mean is None
+
+
+def test_what_cannot_be_found_out_is_asked_for_in_one_sentence():
+    flat = nn.Flatten()
+    with pytest.raises(UserError, match=r"set data.image_size and views.mean and views.std, such as"):
+        give({"data": {"channels": 1}}, flat)
+    with pytest.raises(UserError, match=r"set views.mean and views.std, such as"):
+        give(with_size({}), flat)
+    recipe = give({**with_size({}), "views": {"mean": [0.5], "std": [0.5]}}, flat)
+    assert recipe.model.encoder.startswith("object:Flatten#")
+    assert give(with_size({"views": {"preset": "fedx"}}), flat).views.mean is None  # the preset has one
+
+
+def test_an_option_of_another_encoder_is_ignored_with_a_warning():
+    with pytest.warns(UserWarning, match="model.width does not apply to 'timm:test_vit' and is ignored"):
+        recipe = make_recipe({"model": {**VIT["model"], "width": 8}})
+    assert recipe.model.width is None
