@@ -83,18 +83,15 @@ class OneOf(Rule):
         super().__init__(tuple(words))
 
 
-class OneOfOr(OneOf):
+class OneOfOr(Rule):
     """One of these words, or a text that contains a mark, such as ``module:attribute``."""
 
-    def __init__(self, words: Iterable[str], mark: str) -> None:
-        super().__init__(words)
-        object.__setattr__(self, "mark", mark)
+    keyword = "anyOf"
 
-    def keywords(self) -> Schema:
-        """The rule in a schema; the words are last, because errors name them."""
-        return {"anyOf": [{"type": "string", "pattern": self.mark}, {"enum": self.limit}]}
-
-    mark: str
+    def __init__(
+        self, words: Iterable[str], mark: str
+    ) -> None:  # the words are last, because errors name them
+        super().__init__(({"type": "string", "pattern": mark}, {"enum": tuple(words)}))
 
 
 class Rising(Rule):

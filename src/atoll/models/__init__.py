@@ -2,7 +2,14 @@
 
 from atoll.models.cnn import ConvDecoder, build_decoder
 from atoll.models.encoder import Encoder
-from atoll.models.external import ExternalEncoder, call_it, give_encoder, input_config, is_external
+from atoll.models.external import (
+    ExternalEncoder,
+    call_it,
+    give_encoder,
+    input_config,
+    is_external,
+    is_own_code,
+)
 from atoll.models.files import load_encoder, load_weights, save_encoder
 from atoll.models.heads import build_predictor, build_projector, embedding_dim, mlp
 from atoll.models.libraries import MissingEncoderError
@@ -38,6 +45,7 @@ __all__ = [
     "give_encoder",
     "input_config",
     "is_external",
+    "is_own_code",
     "load_encoder",
     "load_weights",
     "mlp",

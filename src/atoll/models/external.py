@@ -97,6 +97,11 @@ def is_external(name: str) -> bool:
     return ":" in name
 
 
+def is_own_code(name: str) -> bool:
+    """Whether an encoder's name is ``module:attribute``, so that building it imports a user's module."""
+    return is_external(name) and not name.startswith((TIMM, HUGGING_FACE, PREFIX))
+
+
 def build_external(name: str, channels: int, size: int, config: Mapping[str, Any] | None = None) -> Encoder:
     """Build an encoder that `is_external`.
 

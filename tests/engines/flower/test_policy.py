@@ -215,6 +215,14 @@ def marked(tmp_path, monkeypatch):
     return tmp_path
 
 
+def test_an_encoder_of_a_module_is_a_module_too(marked):
+    with pytest.raises(PolicyError, match="names the module 'marking'"):
+        Policy().check_text('[model]\nencoder = "marking:Net"\n')
+    for encoder in ("resnet18", "timm:test_resnet", "hf:vit"):
+        Policy().check_text(f'[model]\nencoder = "{encoder}"\n')
+    assert not (marked / "mark").exists()
+
+
 def recipe_with(module):
     return f'[method]\nname = "{module}:Mine"\nterms = ["dsr"]\n'
 

@@ -40,6 +40,7 @@ from atoll.core.tree import Tree, Weights, num_bytes
 from atoll.engines.federation import Federation
 from atoll.engines.flower.local_privacy import LocalPrivacy
 from atoll.methods.method import sends_undeclared
+from atoll.models import is_own_code
 from atoll.recipe.recipe import recipe_digest
 
 INSTALLED = "installed"  # in place of a module's SHA-256
@@ -251,10 +252,15 @@ def _most_bytes(federation: Federation) -> int | None:
 def _modules(recipe: str) -> Iterator[str]:
     """Modules that a recipe names as ``module:attribute``."""
     try:
-        method = tomllib.loads(recipe).get("method")
+        table = tomllib.loads(recipe)
     except (tomllib.TOMLDecodeError, RecursionError) as error:
         raise PolicyError(f"the coordinator's recipe is not valid TOML: {error}") from None
-    for value in method.values() if isinstance(method, Mapping) else ():
+    method, model = table.get("method"), table.get("model")
+    named = list(method.values()) if isinstance(method, Mapping) else []
+    encoder = model.get("encoder") if isinstance(model, Mapping) else None
+    if isinstance(encoder, str) and is_own_code(encoder):
+        named.append(encoder)
+    for value in named:
         for name in value if isinstance(value, list) else [value]:
             if isinstance(name, str) and ":" in name:
                 yield name.partition(":")[0]
