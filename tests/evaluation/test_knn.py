@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from sklearn.neighbors import KNeighborsClassifier
 from torch import Tensor
 
-from atoll.evaluation import knn
+from atoll.evaluation import neighbours
 from atoll.evaluation.knn import knn_accuracy
 
 from .sets import blobs
@@ -59,7 +59,7 @@ def test_agrees_with_scikit_learn(k: int) -> None:
 def test_chunks_do_not_show(monkeypatch: pytest.MonkeyPatch) -> None:
     sets = blobs(100, 8, 4, spread=1.5)
     whole = knn_accuracy(*sets, k=10)
-    monkeypatch.setattr(knn, "SIMILARITIES_AT_ONCE", 300)
+    monkeypatch.setattr(neighbours, "SIMILARITIES_AT_ONCE", 300)
     assert knn_accuracy(*sets, k=10) == whole
 
 

@@ -56,6 +56,27 @@ def add_commands(commands: Commands) -> None:
     embed.add_argument("images", type=path_of, metavar="IMAGES", help="an image file or a folder of images")
     embed.add_argument("-o", "--output", type=path_of, required=True, help=".npz, .csv or .parquet")
 
+    neighbours = commands.add(
+        _neighbours,
+        "neighbours",
+        "Show the nearest images of some images, and measure the encoder without labels.",
+        "runs/digits-ssd-seed0",
+        "runs/digits-ssd-seed0 photo.png --among photos",
+    )
+    neighbours.add_argument("run", type=path_of, metavar="RUN")
+    neighbours.add_argument(
+        "images",
+        nargs="?",
+        type=path_of,
+        metavar="IMAGES",
+        help="a file or a folder (default: training images)",
+    )
+    neighbours.add_argument(
+        "--among", type=path_of, metavar="DIR", help="a folder to search (default: the training images)"
+    )
+    neighbours.add_argument("--queries", type=int, default=8, help="number of images (default: 8)")
+    neighbours.add_argument("-k", type=int, default=8, help="neighbours of each (default: 8)")
+
     export = commands.add(
         _export,
         "export",
@@ -122,6 +143,22 @@ def _embed(options: argparse.Namespace) -> int:
     names, h = embed_images(load_encoder(find_encoder(options.encoder)), options.images)
     save_embeddings(options.output, names, h)
     print(f"{len(names)} images, {h.shape[1]} dimensions: {options.output}")  # noqa: T201
+    return 0
+
+
+def _neighbours(options: argparse.Namespace) -> int:
+    from atoll.cli.console import make_console
+    from atoll.commands.neighbours import find_neighbours
+    from atoll.core.run_folder import Run
+    from atoll.report import write_report
+    from atoll.report.neighbours import neighbours_lines
+
+    run = Run(options.run).require()
+    record = find_neighbours(run, options.images, options.among, options.queries, options.k)
+    console = make_console()
+    console.print(neighbours_lines(record))
+    report = write_report([run.folder], run.folder / "report.html")
+    console.print(f"pictures: {report}#map", highlight=False)
     return 0
 
 

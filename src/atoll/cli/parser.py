@@ -11,7 +11,7 @@ from atoll.core.version import VERSION
 
 GROUPS = {
     "Train": ("demo", "run", "resume", "compare", "reproduce", "bench"),
-    "Measure and use": ("evaluate", "detect", "embed", "export", "report", "check"),
+    "Measure and use": ("evaluate", "neighbours", "detect", "embed", "export", "report", "check"),
     "Look before you train": ("data", "egress", "theory"),
     "Real sites": ("federate",),
     "Write and list": ("new", "presets", "methods", "components", "schema", "completion"),

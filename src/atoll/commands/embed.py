@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import csv
 import io
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import numpy as np
@@ -17,6 +17,7 @@ from atoll.core.errors import UserError
 from atoll.core.files import read_bytes, write_whole
 from atoll.data.decode import Decoding, decode_batch
 from atoll.data.folders import is_image
+from atoll.data.images import StoredPixels
 from atoll.evaluation.embed import embed, input_views
 from atoll.models import Encoder
 
@@ -40,6 +41,25 @@ def embed_images(encoder: Encoder, images: Path) -> tuple[list[str], Tensor]:
     Raises:
         UserError: The path does not exist, there are no images, or an image cannot be decoded.
     """
+    how = decoding_of(encoder)
+    views = input_views(encoder, how.image_size)
+    names: list[str] = []
+    rows = []
+    for some, pixels in image_batches(encoder, images):
+        names += some
+        rows.append(embed(encoder, views.plain, StoredPixels(pixels)))
+    return names, torch.cat(rows)
+
+
+def image_batches(encoder: Encoder, images: Path) -> Iterator[tuple[list[str], Tensor]]:
+    """Decode an image file, or all images below a folder, as an encoder's training images were.
+
+    Shape:
+        - Each batch: n names, and uint8 (n, C, H, W)
+
+    Raises:
+        UserError: The path does not exist, there are no images, or an image cannot be decoded.
+    """
     if not images.exists():
         raise UserError(f"there is no file or folder {images}")
     found = (path for path in images.rglob("*") if is_image(path.name) and path.is_file())
@@ -47,8 +67,6 @@ def embed_images(encoder: Encoder, images: Path) -> tuple[list[str], Tensor]:
     if not paths:
         raise UserError(f"{images} holds no images")
     how = decoding_of(encoder)
-    views = input_views(encoder, how.image_size)
-    rows = []
     for start in range(0, len(paths), BATCH):
         some = paths[start : start + BATCH]
         pixels, corrupt = decode_batch([read_bytes(path) for path in some], how)
@@ -58,9 +76,8 @@ def embed_images(encoder: Encoder, images: Path) -> tuple[list[str], Tensor]:
                 f"{some[row]} cannot be read as the encoder's training images were: {reason}; convert it to a "
                 "common format with 8 or 16 bits, or leave it out"
             )
-        rows.append(embed(encoder, views.plain, _InMemory(torch.from_numpy(pixels))))
-    names = [str(path.relative_to(images)) if images.is_dir() else path.name for path in paths]
-    return names, torch.cat(rows)
+        names = [str(path.relative_to(images)) if images.is_dir() else path.name for path in some]
+        yield names, torch.from_numpy(pixels)
 
 
 def save_embeddings(path: Path, names: list[str], h: Tensor) -> None:
@@ -77,20 +94,6 @@ def save_embeddings(path: Path, names: list[str], h: Tensor) -> None:
     if path.suffix not in writers:
         raise UserError(f"cannot write embeddings to {path}; its suffix must be one of {', '.join(writers)}")
     write_whole(path, writers[path.suffix](names, h))
-
-
-class _InMemory:
-    """Pixels that are already in memory."""
-
-    def __init__(self, data: Tensor) -> None:
-        self._data = data
-        self.shape: tuple[int, int, int, int] = (data.shape[0], data.shape[1], data.shape[2], data.shape[3])
-
-    def __len__(self) -> int:
-        return len(self._data)
-
-    def gather(self, indices: Tensor) -> Tensor:
-        return self._data[indices]
 
 
 def _npz(names: list[str], h: Tensor) -> bytes:

@@ -5,6 +5,7 @@
 ``partition.json``       the samples of each client
 ``environment.json``     the kind of CPU, the libraries and the device that computed the rounds
 ``clients.safetensors``  sample images of some clients, for the report
+``neighbours.safetensors``  nearest neighbours of some images, by ``atoll neighbours``
 ``checkpoints/``         the newest complete rounds, and the client states
 ``prerequisites/``       runs that the method needs before its first round
 ``encoder.safetensors``  the finished encoder; ``encoder-NAME.safetensors`` if there are several models
@@ -36,6 +37,7 @@ from atoll.core.text import clean
 from atoll.core.tree import Tree
 
 DETECTION = "detection"  # folder of the results of `atoll detect`
+NEIGHBOURS = "neighbours.safetensors"
 SITES_OWN = "sites' own"  # the split of an evaluation that only sites made, on their local images
 RETAINED_ROUNDS = 2  # complete rounds that a run retains, in case a crash of the machine damages the newest
 MAX_NAME_BYTES = 200  # of a recipe's name: file systems allow 255, and suffixes need some of them
@@ -48,6 +50,7 @@ OTHER_FILES = (
     "environment.json",
     "sites.json",
     "clients.safetensors",
+    NEIGHBOURS,
     "map.safetensors",
     "evaluation-*.json",
     "encoder-*.safetensors",

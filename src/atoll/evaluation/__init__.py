@@ -8,6 +8,7 @@ from atoll.evaluation.finetune import FineTuneResult, finetune, label_subset
 from atoll.evaluation.geometry import geometry
 from atoll.evaluation.knn import knn_accuracy
 from atoll.evaluation.models import mean_over_clients, mean_over_sites, mean_results
+from atoll.evaluation.neighbours import nearest, same_client_share, same_image_retrieval
 from atoll.evaluation.options import PROTOCOLS, EvaluationOptions
 from atoll.evaluation.probe import ProbeResult, linear_probe
 from atoll.evaluation.protocols import FINE_TUNES, PROBES, FineTuneProtocol, ProbeProtocol, find_probe
@@ -39,6 +40,9 @@ __all__ = [
     "mean_over_clients",
     "mean_over_sites",
     "mean_results",
+    "nearest",
+    "same_client_share",
+    "same_image_retrieval",
     "sample",
     "split_test",
 ]

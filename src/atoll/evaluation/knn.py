@@ -6,9 +6,8 @@ import warnings
 
 import torch
 from torch import Tensor
-from torch.nn import functional as F
 
-SIMILARITIES_AT_ONCE = 1 << 24  # 64 MiB of float32
+from atoll.evaluation.neighbours import nearest_blocks
 
 
 def knn_accuracy(
@@ -97,18 +96,13 @@ def knn_predictions(
             f"kNN needs {k} neighbours and there are {len(train_h)} training samples; all of them vote",
             stacklevel=3,
         )
-    bank = F.normalize(train_h.float(), dim=1).T.contiguous()
-    queries = F.normalize(test_h.float(), dim=1)
-    labels = train_y.to(bank.device)
+    labels = train_y.to(train_h.device)
     predictions = []
-    rows = max(1, SIMILARITIES_AT_ONCE // len(labels))
-    for start in range(0, len(queries), rows):
-        query = queries[start : start + rows]
-        similarity, neighbours = _nearest(query @ bank, k)
+    for similarity, neighbours in nearest_blocks(train_h, test_h, k):
         # Relative to the nearest neighbour, so that exp never overflows; a common factor does not change the
         # result.
         weight = ((similarity - similarity[:, :1]) / temperature).exp()
-        votes = weight.new_zeros(len(query), num_classes).scatter_add_(1, labels[neighbours], weight)
+        votes = weight.new_zeros(len(weight), num_classes).scatter_add_(1, labels[neighbours], weight)
         predictions.append(votes.argmax(1))
     return torch.cat(predictions)
 
@@ -140,12 +134,3 @@ def check_labelled(train_h: Tensor, train_y: Tensor, test_h: Tensor, test_y: Ten
     if any(y.is_floating_point() or int(y.min()) < 0 for y in (train_y, test_y)):
         raise ValueError("labels must be integers from 0 upwards")
     return 1 + max(int(train_y.max()), int(test_y.max()))
-
-
-def _nearest(similarity: Tensor, k: int) -> tuple[Tensor, Tensor]:
-    """The k largest entries of each row (all, if there are fewer), in order; ties at rank k go to the first."""
-    values, indices = similarity.topk(min(k + 1, similarity.shape[1]), dim=1)
-    if values.shape[1] > k:
-        tied = (values[:, k - 1] == values[:, k]).nonzero().squeeze(1)
-        indices[tied, :k] = similarity[tied].argsort(dim=1, descending=True, stable=True)[:, :k]
-    return values[:, :k], indices[:, :k]

@@ -48,7 +48,15 @@ def client_samples(images: ImageSet, partition: Partition) -> Tree:
 
 def _pictures(images: ImageSet, indices: Tensor) -> Tensor:
     count = min(len(indices), IMAGES)
-    pixels = images.images.gather(indices[torch.arange(count) * len(indices) // count])
+    return thumbnails(images.images.gather(indices[torch.arange(count) * len(indices) // count]))
+
+
+def thumbnails(pixels: Tensor) -> Tensor:
+    """Images that are small enough for a page.
+
+    Shape:
+        pixels: uint8 (n, C, h, w); output: the same with sides of at most `THUMBNAIL`.
+    """
     if pixels.shape[-1] <= THUMBNAIL:
         return pixels
     small = torch.nn.functional.interpolate(pixels.float(), size=THUMBNAIL, mode="area")

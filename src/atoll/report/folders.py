@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from atoll.core.errors import UserError
-from atoll.core.run_folder import DETECTION, SITES_OWN, Run, damaged
+from atoll.core.run_folder import DETECTION, NEIGHBOURS, SITES_OWN, Run, damaged
 from atoll.core.tree import Tree, load
 from atoll.report.artifacts import FILE as MAP_FILE
 from atoll.report.client_pictures import FILE as SAMPLES_FILE
@@ -32,6 +32,7 @@ class Folder:
         map: Points, thumbnails, labels and classes; None if there is none.
         samples: Sample images of some clients; None if there are none.
         missing: One sentence for each file that is missing or damaged.
+        neighbours: Nearest neighbours of some images; None if there are none.
         detection: Records of `atoll detect`, one for each data, start and seed.
     """
 
@@ -45,6 +46,7 @@ class Folder:
     missing: list[str] = field(default_factory=list)
     detection: list[dict[str, Any]] = field(default_factory=list)
     samples: Tree = None
+    neighbours: Tree = None
 
     @property
     def seed(self) -> int:
@@ -127,13 +129,20 @@ def read_folder(path: Path) -> Folder:
         path.relative_to(run.folder).as_posix() for path in run.folder.glob(f"{DETECTION}/*/*.json")
     )
     detection = [record for file in found if (record := read(file, "it is not in the table of detection"))]
-    samples = None
-    if (path / SAMPLES_FILE).is_file():
-        try:
-            samples = load(path / SAMPLES_FILE)
-        except UserError:
-            note(SAMPLES_FILE, "its clients' images are not shown", "is damaged")
-    folder = Folder(name, recipe, text, metrics, results, partition, picture, missing, detection, samples)
+    pictures: dict[str, Tree] = {}
+    for file, loss in (
+        (SAMPLES_FILE, "its clients' images are not shown"),
+        (NEIGHBOURS, "its neighbours are not shown"),
+    ):
+        if (path / file).is_file():
+            try:
+                pictures[file] = load(path / file)
+            except UserError:
+                note(file, loss, "is damaged")
+    folder = Folder(
+        name, recipe, text, metrics, results, partition, picture, missing, detection,
+        pictures.get(SAMPLES_FILE), pictures.get(NEIGHBOURS),
+    )  # fmt: skip
     if folder.rounds < folder.planned:
         missing.insert(
             0,

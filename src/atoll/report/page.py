@@ -18,6 +18,7 @@ from atoll.report.figures import figures
 from atoll.report.folders import Folder, read_folder
 from atoll.report.groups import Group, group_runs, result_rows
 from atoll.report.html import Html, bullets, join, json_for_script, tag
+from atoll.report.neighbours import neighbours_tables
 from atoll.report.wording import images_words, partition_kind, plural
 
 NOTHING = Html("")
@@ -92,6 +93,7 @@ def page(runs: Sequence[Folder], failures: Iterable[str] = (), comparison: Html 
             "No singular values have been measured yet.",
             _measured(SPECTRUM_WORDS, runs),
         ),
+        neighbours=neighbours_tables(groups),
         egress=run_tables.egress_table(groups),
         provenance=run_tables.provenance(groups),
         data=json_for_script(drawn),

@@ -1,0 +1,96 @@
+"""Nearest neighbours by cosine similarity, and what they tell without labels."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+SIMILARITIES_AT_ONCE = 2**24  # 64 MiB of float32
+
+
+def nearest(bank: Tensor, queries: Tensor, k: int, own: Tensor | None = None) -> tuple[Tensor, Tensor]:
+    """Find the k nearest features of each query by cosine similarity, exactly, in blocks of queries.
+
+    Among equally near features the first ones are found.
+
+    Args:
+        bank: Features to search.
+        queries: Features whose neighbours are searched.
+        k: Number of neighbours; all features if there are fewer.
+        own: The row of the bank that is the query itself, which is left out; by default none is.
+
+    Shape:
+        - bank: (N, d); queries: (M, d); own: (M,) int
+        - Output: indices (M, min(k, N)) int64, similarities (M, min(k, N)); with ``own``, N − 1 for N
+
+    Example:
+        >>> import torch
+        >>> from atoll.evaluation import nearest
+        >>> bank = torch.tensor([[1.0, 0.0], [0.0, 1.0], [1.0, 1.0]])
+        >>> nearest(bank, torch.tensor([[2.0, 0.1]]), k=2)[0]
+        tensor([[0, 2]])
+    """
+    k = min(k, len(bank) - (own is not None))
+    blocks = list(nearest_blocks(bank, queries, k, own))
+    return torch.cat([indices for _, indices in blocks]), torch.cat([similar for similar, _ in blocks])
+
+
+def nearest_blocks(
+    bank: Tensor, queries: Tensor, k: int, own: Tensor | None = None
+) -> Iterator[tuple[Tensor, Tensor]]:
+    """Yield similarities and indices of the k nearest features for one block of queries after the other."""
+    columns = F.normalize(bank.float(), dim=1).T.contiguous()
+    queries = F.normalize(queries.float(), dim=1)
+    rows = max(1, SIMILARITIES_AT_ONCE // len(bank))
+    for start in range(0, len(queries), rows):
+        similarity = queries[start : start + rows] @ columns
+        if own is not None:
+            similarity.scatter_(1, own[start : start + rows, None].to(similarity.device), -torch.inf)
+        yield _largest(similarity, k)
+
+
+def _largest(similarity: Tensor, k: int) -> tuple[Tensor, Tensor]:
+    """The k largest entries of each row (all, if there are fewer), in order; ties at rank k go to the first."""
+    values, indices = similarity.topk(min(k + 1, similarity.shape[1]), dim=1)
+    if values.shape[1] > k:
+        tied = (values[:, k - 1] == values[:, k]).nonzero().squeeze(1)
+        indices[tied, :k] = similarity[tied].argsort(dim=1, descending=True, stable=True)[:, :k]
+    return values[:, :k], indices[:, :k]
+
+
+def same_image_retrieval(view1: Tensor, view2: Tensor) -> float:
+    """Share of images whose second view is nearest to their own first view, among all first views.
+
+    Chance is 1/N. It needs no labels: a representation that augmentation changes more than the image does fails.
+
+    Args:
+        view1: Features of one view of each image.
+        view2: Features of another view of the same images, in the same order.
+
+    Shape:
+        - view1, view2: (N, d)
+    """
+    indices, _ = nearest(view1, view2, 1)
+    return float((indices[:, 0].cpu() == torch.arange(len(view2))).double().mean())
+
+
+def same_client_share(neighbours: Tensor, clients: Tensor, of_queries: Tensor) -> tuple[float, float]:
+    """Share of the neighbours that the query's own client holds, and the share that chance would give.
+
+    Far above chance, the representation tells clients apart: by their classes, or by what else differs.
+
+    Args:
+        neighbours: Rows of the neighbours of each query.
+        clients: The client of each row; −1 for none.
+        of_queries: The row of each query, whose client holds it and which is not its own neighbour.
+
+    Shape:
+        - neighbours: (M, k); clients: (N,) int; of_queries: (M,) int
+    """
+    own = clients[of_queries]
+    held = torch.stack([(clients == client).sum() - 1 for client in own]).double()
+    share = (clients[neighbours] == own[:, None]).double().mean()
+    return float(share), float((held / (len(clients) - 1)).mean())
