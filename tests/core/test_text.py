@@ -1,6 +1,6 @@
 import pytest
 
-from atoll.core.text import clean
+from atoll.core.text import clean, one_line, short
 
 
 @pytest.mark.parametrize("text", ["", "cat", "Ångström ε = 0,5 — 猫", "[/x] :smile: <b>"])
@@ -13,3 +13,10 @@ def test_text_stays_as_it_is(text):
 )
 def test_control_characters_are_replaced(letter):
     assert clean(f"a{letter}b") == "a�b"
+
+
+def test_long_texts_become_one_short_line():
+    assert one_line("a\n\n b\tc") == "a b c"
+    assert one_line("x" * 5000) == "x" * 1000 + " …"
+    assert len(short({"x" * 10**6: ["y" * 10**6] * 100})) < 300
+    assert short("a\u202eb") == "'a\\u202eb'"

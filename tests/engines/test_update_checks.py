@@ -419,9 +419,7 @@ def test_running_statistics_are_bounded_by_earlier_ones():
     assert isinstance(moved_by(5 * received), UpdateGeometry)
 
 
-@pytest.mark.parametrize(
-    "names", [{}, {"loss": 1.0}, {**LOSSES, "x": 1.0}, {f"l{k}": 1.0 for k in range(100)}]
-)
+@pytest.mark.parametrize("names", [{"loss": 1.0}, {**LOSSES, "x": 1.0}, {f"l{k}": 1.0 for k in range(100)}])
 def test_losses_have_exactly_the_declared_names(names):
     verdict = known().examine({**healthy(), "losses": names}, {"global": MODEL}, asked())
     assert isinstance(verdict, str)
@@ -466,3 +464,23 @@ def test_long_and_strange_names_are_shortened_in_the_sentence():
             verdict = checks().examine(bad, {"global": MODEL})
             assert len(verdict) < 150
             assert verdict.isprintable()
+
+
+def test_losses_may_be_kept_at_the_site_but_not_the_one_that_weighs():
+    assert isinstance(
+        known().examine({**healthy(), "losses": {}}, {"global": MODEL}, asked()), UpdateGeometry
+    )
+    assert "its losses contain" in known().examine(healthy(), {"global": MODEL}, asked(epochs=0))
+    kept = {name: value for name, value in healthy().items() if name != "samples"}
+    verdict = known(LossWeighted()).examine({**kept, "losses": {}}, {"global": MODEL}, asked())
+    assert verdict == f"its 'loss' is None, {A_LOSS}"
+
+
+def test_a_reason_in_the_metrics_is_one_clean_line(trained, monkeypatch):
+    _, good = trained
+    server = server_of(trained)
+    monkeypatch.setattr(server.checks, "examine", lambda *_: "bad\n\x1b[2J" + "x" * 10**6)
+    with pytest.raises(TooFewUpdatesError) as error:
+        server.run_round(Fixed(good))
+    assert str(error.value).isprintable()
+    assert len(str(error.value)) < 5000

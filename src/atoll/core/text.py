@@ -5,6 +5,7 @@ from __future__ import annotations
 import reprlib
 import unicodedata
 
+LONGEST = 1000  # characters of a line
 REPLACED = {"Cc", "Cf", "Cs", "Zl", "Zp"}  # control and format characters, lone surrogates, line separators
 
 
@@ -19,6 +20,18 @@ def clean(text: str) -> str:
     if text.isascii() and text.isprintable():
         return text
     return "".join("�" if unicodedata.category(letter) in REPLACED else letter for letter in text)
+
+
+def one_line(value: object) -> str:
+    r"""Shorten a text of unknown length to one clean line, such as a node's reason in a log.
+
+    Example:
+        >>> from atoll.core.text import one_line
+        >>> one_line("a disk\n  is full\x07")
+        'a disk is full�'
+    """
+    text = clean(" ".join(str(value).split()))
+    return text if len(text) <= LONGEST else f"{text[:LONGEST]} …"
 
 
 def short(value: object) -> str:

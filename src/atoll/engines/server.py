@@ -17,6 +17,7 @@ from atoll.components.base import Deployment, Setting, Trained
 from atoll.components.messages import Checkpoint, Message, Slices, Update
 from atoll.core.errors import RunError, UserError
 from atoll.core.rng import stream
+from atoll.core.text import one_line
 from atoll.core.tree import Weights, num_bytes
 from atoll.engines.history import History
 from atoll.engines.observer import Observer
@@ -203,7 +204,7 @@ class Server:
                 sent = method.aggregation.sent(self.state["models"], job.client)
                 verdict = self.checks.examine(result.update, sent, job.message)
                 if isinstance(verdict, str):
-                    record.refused[str(job.client)] = verdict
+                    record.refused[str(job.client)] = one_line(verdict)  # it may quote the update
                     continue
                 update = cast(Update, result.update)  # the checks have confirmed its form
                 if self._observer:

@@ -182,6 +182,7 @@ def read_recipe(text: str) -> Recipe:
         True
     """
     try:
-        return build(Recipe, tomllib.loads(text))
+        made = build(Recipe, tomllib.loads(text))
+        return replace(made, title=clean(made.title))
     except tomllib.TOMLDecodeError as error:
         raise UserError(f"this recipe is not valid TOML: {error}") from None

@@ -483,5 +483,5 @@ def test_an_update_that_is_larger_than_the_method_declares_is_lost(place):
     run = play(grid, place, "train.rounds=1")
     (lost,) = run.metrics()[-1]["lost"].values()
     assert lost.startswith("its answer cannot be read: it has 4,00")
-    assert "bytes, and the updates of this run's method have at most" in lost
+    assert "bytes, and answers in this run have at most" in lost
     assert run.metrics()[-1]["clients"] == 3

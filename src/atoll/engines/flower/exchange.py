@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from flwr.app import Message
 from flwr.serverapp import Grid
 
-from atoll.core.text import clean
+from atoll.core.text import one_line
 from atoll.core.tree import Tree
 from atoll.engines.flower.codec import Encoder, tree
 from atoll.engines.flower.wire_limit import TooLargeError, limited
@@ -18,7 +18,6 @@ from atoll.engines.update_checks import SizeLimit
 QUERY, TRAIN, EVALUATE = "query", "train", "evaluate"
 SMALL_ANSWER = SizeLimit(2**24, 2**24)  # of an answer without tensors: a site's classes, or its results
 SECONDS_BETWEEN_LOOKS = 0.05, 2.0  # shortest and longest pause between two looks for answers
-LONGEST = 1000  # characters of a node's reason that are logged
 
 
 @dataclass(frozen=True)
@@ -101,9 +100,3 @@ def _read(reply: Message, limit: SizeLimit | None) -> dict[str, Tree] | Lost:
         return tree(reply.content, limit)
     except ValueError as error:
         return Lost(f"its answer cannot be read: {one_line(error)}")
-
-
-def one_line(value: object) -> str:
-    """Shorten a node's text to one line of a log."""
-    text = clean(" ".join(str(value).split()))
-    return text if len(text) <= LONGEST else f"{text[:LONGEST]} …"

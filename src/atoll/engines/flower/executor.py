@@ -8,8 +8,9 @@ import shutil
 from collections.abc import Callable, Generator, Mapping, Sequence
 from pathlib import Path
 
+from atoll.core.text import one_line
 from atoll.core.tree import Tree, load, save
-from atoll.engines.flower.exchange import EVALUATE, SMALL_ANSWER, TRAIN, Exchange, Lost, one_line
+from atoll.engines.flower.exchange import EVALUATE, SMALL_ANSWER, TRAIN, Exchange, Lost
 from atoll.engines.flower.site import digest_of
 from atoll.engines.flower.site_registry import SiteRegistry
 from atoll.engines.server import Job, Result

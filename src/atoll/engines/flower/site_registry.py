@@ -19,8 +19,9 @@ from dataclasses import asdict, dataclass, field
 from flwr.serverapp import Grid
 
 from atoll.core.errors import UserError
+from atoll.core.text import clean, one_line
 from atoll.core.tree import Tree
-from atoll.engines.flower.exchange import QUERY, Exchange, Lost, one_line
+from atoll.engines.flower.exchange import QUERY, Exchange, Lost
 from atoll.engines.update_checks import is_count
 
 FORMAT = 2  # of requests and answers; both sides must use the same
@@ -218,7 +219,7 @@ def _read(answer: dict[str, Tree] | Lost, key: str, node: int, real: bool) -> Si
         return f"it reports {reprlib.repr(train)} training and {reprlib.repr(test)} held-out images"
     if not isinstance(classes, list) or len(classes) > MOST_CLASSES or not all(map(_is_class, classes)):
         return "its classes are not a list of names"
-    return Site(name, key, train, test, classes, node)
+    return Site(name, key, train, test, [clean(name) for name in classes], node)
 
 
 def is_site_name(name: str) -> bool:
