@@ -7,6 +7,7 @@ import json
 from pathlib import Path
 
 from atoll.cli.arguments import Commands, add_settings
+from atoll.cli.unknown import unknown_recipe
 
 
 def add_commands(commands: Commands) -> None:
@@ -56,14 +57,13 @@ def _data(options: argparse.Namespace) -> int:
     from atoll.cli.console import make_console
     from atoll.cli.tables import partition_table
     from atoll.commands.data import draw_clients, load_partition
-    from atoll.recipe.recipe import load_recipe
 
-    recipe = load_recipe(options.recipe, options.set)
-    splits, partition = load_partition(recipe)
-    console = make_console()
-    console.print(partition_table(splits, partition))
-    picture = options.output or Path(f"data-{recipe.name}.svg")
-    draw_clients(recipe, splits, partition, picture)
+    with unknown_recipe(options) as recipe:
+        splits, partition = load_partition(recipe)
+        console = make_console()
+        console.print(partition_table(splits, partition))
+        picture = options.output or Path(f"data-{recipe.name}.svg")
+        draw_clients(recipe, splits, partition, picture)
     console.print(f"picture: {picture}", highlight=False)
     return 0
 
@@ -74,10 +74,11 @@ def _egress(options: argparse.Namespace) -> int:
     from atoll.cli.console import make_console
     from atoll.cli.tables import egress_tables
     from atoll.commands.egress import egress
-    from atoll.recipe.recipe import load_recipe
 
-    recipe = load_recipe(options.recipe, options.set)
-    found = egress(recipe, options.images)
+    with unknown_recipe(options) as recipe:
+        if recipe.own_code:
+            return 2
+        found = egress(recipe, options.images)
     if options.json:
         print(json.dumps(asdict(found), indent=2))  # noqa: T201
         return 0

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 
 from atoll.cli.arguments import Commands, add_settings, path_of
+from atoll.cli.unknown import unknown_recipe
 
 
 def add_commands(commands: Commands) -> None:
@@ -21,9 +22,8 @@ def add_commands(commands: Commands) -> None:
 
 def _init(options: argparse.Namespace) -> int:
     from atoll.commands.federate import init_app
-    from atoll.recipe.recipe import load_recipe
 
-    recipe = load_recipe(options.recipe, options.set)
-    start = init_app(options.folder, recipe, options.sites, options.out, options.images)
+    with unknown_recipe(options) as recipe:
+        start = init_app(options.folder, recipe, options.sites, options.out, options.images)
     print(f"app: {options.folder}\nrun it: {start}")  # noqa: T201
     return 0

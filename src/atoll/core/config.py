@@ -188,6 +188,11 @@ def _read(
     return over(_read(str(base), known, what, kind, folder, (*above, place)), table)
 
 
+def read_text_table(path: Path) -> dict[str, Any]:
+    """A TOML file as a table, without its base; the file has been read before (`read`)."""
+    return tomllib.loads(_text(path))
+
+
 def _text(path: Path) -> str:
     data = path.read_bytes()
     if re.match(rb"# digest [0-9a-f]{8}\n", data):  # the recipe of a run

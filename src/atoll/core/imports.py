@@ -1,14 +1,57 @@
-"""Import of what a recipe names as ``module:attribute``: the only place where a user's code is imported."""
+"""Import of what a recipe names as ``module:attribute``: the only place where a user's code is imported.
+
+A recipe is not code: a module that a recipe's file names is looked for beside that file and among what is installed
+(on Python's path, without the working folder). The working folder is searched only for names that the user typed,
+or that Python code gave. Some commands import nothing (`nothing_imported`).
+"""
 
 from __future__ import annotations
 
+import contextlib
+import hashlib
 import importlib
 import os
 import sys
 import traceback
+from collections.abc import Iterable, Iterator, Sequence
+from importlib.machinery import PathFinder
+from pathlib import Path
 from typing import Any
 
 from atoll.core.errors import UserError
+
+# Folders for names that came from a file. Like Python's own path and its modules, they belong to the process.
+_folders: dict[str, tuple[Path, ...]] = {}
+_importing = [True]
+
+
+def search(names: Iterable[str], folders: Sequence[Path] | None) -> None:
+    """Set the folders in which names are looked for, in addition to what is installed.
+
+    Args:
+        names: Names, ``module:attribute``.
+        folders: The folders; None for the working folder.
+    """
+    for name in names:
+        if folders is None:
+            _folders.pop(name, None)
+        else:
+            _folders[name] = tuple(folder.resolve() for folder in folders)
+
+
+@contextlib.contextmanager
+def nothing_imported() -> Iterator[None]:
+    """Refuse all imports of users' code inside the block."""
+    _importing.append(False)
+    try:
+        yield
+    finally:
+        _importing.pop()
+
+
+def code_words(names: Iterable[str]) -> str:
+    """Describe what names stand for, without importing it: each name with its file and the SHA-256 of that."""
+    return "; ".join(f"{name} ({_file_words(name)})" for name in names)
 
 
 def import_attribute(name: str, what: str) -> Any:
@@ -26,15 +69,24 @@ def import_attribute(name: str, what: str) -> Any:
         >>> import_attribute("math:pi", "number")
         3.141592653589793
     """
+    if not _importing[-1]:
+        raise UserError(f"{what} {code_words([name])} is code that this command does not import")
     module, _, attribute = name.partition(":")
-    if os.getcwd() not in sys.path:
-        sys.path.insert(0, os.getcwd())
+    folder = _folder_of(name)
+    if folder is not None and str(folder) not in sys.path:
+        sys.path.insert(0, str(folder))  # for the module's own imports, and for worker processes
     try:
-        imported = importlib.import_module(module)
+        with _without_working_folder():
+            imported = importlib.import_module(module)
     except ModuleNotFoundError as error:
-        raise UserError(
-            f"{what} {name!r}: no module {error.name!r} in this folder or the environment"
-        ) from None
+        where = "this folder or the environment"
+        if name in _folders:
+            folders = " or ".join(map(str, _folders[name])) or "a folder of its own"
+            where = (
+                f"{folders} or the environment; a recipe's file names modules beside it, and one of the working "
+                "folder is named in the command, such as --set method.name=MODULE:ATTRIBUTE"
+            )
+        raise UserError(f"{what} {name!r}: no module {error.name!r} in {where}") from None
     except UserError as error:
         raise UserError(f"{what} {name!r}: {error}") from None
     except Exception as error:  # importing the user's module may raise any exception
@@ -44,6 +96,39 @@ def import_attribute(name: str, what: str) -> Any:
     if not hasattr(imported, attribute):
         raise UserError(f"{what} {name!r}: module {module!r} has no {attribute!r}")
     return getattr(imported, attribute)
+
+
+def _folder_of(name: str) -> Path | None:
+    """The first of a name's folders that has its module; None if none has."""
+    top = name.partition(":")[0].partition(".")[0]
+    folders = _folders.get(name, (Path(os.getcwd()),))
+    return next((folder for folder in folders if top and PathFinder.find_spec(top, [str(folder)])), None)
+
+
+@contextlib.contextmanager
+def _without_working_folder() -> Iterator[None]:
+    """Take the working folder from Python's path, where it stands as "" in an interactive session."""
+    found = "" in sys.path
+    if found:
+        sys.path.remove("")
+    try:
+        yield
+    finally:
+        if found:
+            sys.path.insert(0, "")
+
+
+def _file_words(name: str) -> str:
+    folder, path = _folder_of(name), None
+    places: Sequence[str] | None = [str(folder)] if folder else [entry for entry in sys.path if entry]
+    for word in name.partition(":")[0].split("."):
+        spec = PathFinder.find_spec(word, places) if word else None
+        if spec is None:
+            return "not found here"
+        path, places = spec.origin, spec.submodule_search_locations
+    if path is None or not Path(path).is_file():
+        return "not a file"
+    return f"{path}, SHA-256 {hashlib.sha256(Path(path).read_bytes()).hexdigest()}"
 
 
 def _where(error: Exception) -> str:

@@ -15,6 +15,7 @@ import tomli_w
 from atoll.components.training import TrainOptions
 from atoll.core.config import build, describe
 from atoll.core.errors import UserError
+from atoll.core.imports import search
 from atoll.core.run_folder import Run, check_name, damaged
 from atoll.core.text import clean
 from atoll.data.options import DataOptions, PartitionOptions
@@ -23,10 +24,10 @@ from atoll.data.views.options import ViewOptions
 from atoll.evaluation import EvaluationOptions
 from atoll.methods.method import Method
 from atoll.methods.registry import MethodOptions, complete, make_method
-from atoll.models import ModelOptions
+from atoll.models import ModelOptions, is_own_code
 from atoll.recipe.encoder_input import with_encoder, with_input
 from atoll.recipe.engine_options import EngineOptions
-from atoll.recipe.table import complete_table, presets, read_table
+from atoll.recipe.table import complete_table, presets, read_settings, read_table, recipe_folders
 
 __all__ = ["Recipe", "give", "load_recipe", "make_recipe", "presets", "read_recipe", "recipe_of"]
 
@@ -77,6 +78,11 @@ class Recipe:
         return make_method(self.method, self.options)
 
     @property
+    def own_code(self) -> tuple[str, ...]:
+        """The names ``module:attribute``, in this recipe, of code that is not Atoll's."""
+        return _own_code(describe(self))
+
+    @property
     def label(self) -> str:
         """Name of a run of this recipe in tables and curves."""
         name = self.composed.title or self.name
@@ -97,10 +103,16 @@ def recipe_digest(text: str) -> str:
     return hashlib.sha256(text.encode()).hexdigest()
 
 
-def load_recipe(recipe: str | Path, settings: Sequence[str] = ()) -> Recipe:
+def load_recipe(recipe: str | Path, settings: Sequence[str] = (), own_code: bool = True) -> Recipe:
     """Load a preset by name or a TOML file, and override it with ``key=value`` settings.
 
-    The run has the name of the preset or file, unless the file or its base has a ``name``.
+    The run has the name of the preset or file, unless the file or its base has a ``name``. Modules that the file
+    names are looked for beside it, those that settings name in the working folder.
+
+    Args:
+        recipe: Name of a preset, or a TOML file.
+        settings: Settings that override the recipe's.
+        own_code: Whether a recipe that names code (`Recipe.own_code`) is composed, which imports that code.
 
     Raises:
         UserError: The recipe does not exist, the file is not valid TOML, a key is unknown, or a value is out of
@@ -112,7 +124,14 @@ def load_recipe(recipe: str | Path, settings: Sequence[str] = ()) -> Recipe:
         >>> recipe.label, recipe.train.rounds, recipe.seed
         ('SSD', 50, 1)
     """
-    return _made(read_table(recipe, settings))
+    table = read_table(recipe, settings)
+    typed = set(_own_code(read_settings(settings)))
+    search(typed, None)
+    search([name for name in _own_code(table) if name not in typed], recipe_folders(recipe))
+    if own_code or not _own_code(table):
+        return _made(table)
+    made = build(Recipe, table)
+    return replace(made, title=clean(made.title))
 
 
 def make_recipe(table: Mapping[str, Any], settings: Sequence[str] = ()) -> Recipe:
@@ -126,7 +145,9 @@ def make_recipe(table: Mapping[str, Any], settings: Sequence[str] = ()) -> Recip
         >>> make_recipe({"base": "digits-ssd", "train": {"rounds": 50}}).train.rounds
         50
     """
-    return _made(complete_table(table, settings))
+    table = complete_table(table, settings)
+    search(_own_code(table), None)
+    return _made(table)
 
 
 def give(recipe: Recipe | Mapping[str, Any] | str | Path, encoder: Any) -> Recipe:
@@ -166,11 +187,15 @@ def recipe_of(run: Run, settings: Sequence[str] = ()) -> Recipe:
         raise damaged(run.recipe_path, error) from None
     if not table:
         raise damaged(run.recipe_path, "it is empty")
-    return _made(complete_table(table, settings))
+    table = complete_table(table, settings)
+    # A run was started here, or comes from elsewhere with a file of code in it.
+    here = Path.cwd()
+    search(_own_code(table), () if here.is_relative_to(run.folder.resolve()) else (here,))
+    return _made(table)
 
 
 def read_recipe(text: str) -> Recipe:
-    """Parse a text that `Recipe.to_toml` wrote.
+    """Parse a text that `Recipe.to_toml` wrote; modules that it names must be on Python's path.
 
     Raises:
         UserError: The text is not a recipe.
@@ -183,6 +208,15 @@ def read_recipe(text: str) -> Recipe:
     """
     try:
         made = build(Recipe, tomllib.loads(text))
+        search(made.own_code, ())
         return replace(made, title=clean(made.title))
     except tomllib.TOMLDecodeError as error:
         raise UserError(f"this recipe is not valid TOML: {error}") from None
+
+
+def _own_code(table: Mapping[str, Any]) -> tuple[str, ...]:
+    """Names of code in a recipe's table."""
+    method, model = table.get("method", {}), table.get("model", {})
+    named = [name for value in method.values() for name in (value if isinstance(value, list) else [value])]
+    encoder = [model["encoder"]] if is_own_code(str(model.get("encoder", ""))) else []
+    return tuple(dict.fromkeys([*(name for name in named if ":" in str(name)), *encoder]))

@@ -14,7 +14,7 @@ from importlib import resources
 from pathlib import Path
 from typing import Any
 
-from atoll.core.config import over, packaged, read, setting
+from atoll.core.config import over, packaged, read, read_text_table, setting
 from atoll.core.schema import check
 from atoll.methods.names import check_known, check_tables, check_terms
 
@@ -57,6 +57,25 @@ def read_table(recipe: str | Path, settings: Sequence[str] = ()) -> dict[str, An
     return complete_table({"name": Path(recipe).stem, **read(str(recipe), presets())}, settings)
 
 
+def recipe_folders(recipe: str | Path) -> list[Path]:
+    """Folders of a recipe's file and of the files that it is based on; none for a preset."""
+    folders, name, folder, known = [], str(recipe), Path(), presets()
+    while name and name not in known:
+        path = folder / name
+        folder = path.parent
+        folders.append(folder)
+        name = str(read_text_table(path).get("base", ""))
+    return folders
+
+
+def read_settings(settings: Sequence[str]) -> dict[str, Any]:
+    """Read ``key=value`` settings alone as a table."""
+    table: dict[str, Any] = {}
+    for text in settings:
+        table = over(table, setting(text))
+    return table
+
+
 def complete_table(table: Mapping[str, Any], settings: Sequence[str] = ()) -> dict[str, Any]:
     """Merge a recipe's table over its ``base``, if any, and ``key=value`` settings over both.
 
@@ -65,8 +84,7 @@ def complete_table(table: Mapping[str, Any], settings: Sequence[str] = ()) -> di
     """
     if "base" in table:
         table = over(read(str(table["base"]), presets()), {k: v for k, v in table.items() if k != "base"})
-    for text in settings:
-        table = over(table, setting(text))
+    table = over(table, read_settings(settings))
     check(catalogue()["schema"], table, "")
     _check_method(table.get("method", {}), table.get("options", {}))
     return dict(table)

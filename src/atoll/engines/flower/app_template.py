@@ -10,6 +10,7 @@ from pathlib import Path
 
 import tomli_w
 
+from atoll.core.config import describe
 from atoll.core.errors import UserError
 from atoll.core.files import write_whole
 from atoll.core.run_folder import default_folder
@@ -46,11 +47,14 @@ def write_app(
         raise UserError(f"--out {out} is in the app's folder, which is sent to every site; choose another")
     if sites < 0:
         raise UserError(f"--sites is {sites}; it must be the number of sites, or 0")
+    # A recipe that names code is completed where it runs, so that this command imports none.
+    title = "" if recipe.own_code else recipe.composed.title
+    text = tomli_w.dumps(describe(recipe)) if recipe.own_code else recipe.to_toml()
     app = {
         "project": {
             "name": re.sub(r"[^a-z0-9-]+", "-", recipe.name.lower()).strip("-") or "atoll-run",
             "version": "1.0.0",
-            "description": recipe.title or recipe.composed.title or "A federated run of Atoll",
+            "description": recipe.title or title or "A federated run of Atoll",
             "license": "Apache-2.0",
             # Empty, so that Flower installs nothing: Atoll is already installed where Flower runs it.
             "dependencies": [],
@@ -77,6 +81,6 @@ def write_app(
             }
         },
     }
-    write_whole(folder / RECIPE, recipe.to_toml().encode())
+    write_whole(folder / RECIPE, text.encode())
     write_whole(folder / APP, tomli_w.dumps(app).encode())
     return [folder / APP, folder / RECIPE]

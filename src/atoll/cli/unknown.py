@@ -1,0 +1,29 @@
+"""Recipes that a user does not trust yet: shown and counted, without importing the code that they name."""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+from atoll.cli.process import say
+
+if TYPE_CHECKING:  # so that parsing arguments does not import PyTorch
+    from atoll.recipe.recipe import Recipe
+
+
+@contextlib.contextmanager
+def unknown_recipe(options: argparse.Namespace) -> Iterator[Recipe]:
+    """Load the recipe of a command; say which code it names, and import none of it inside the block."""
+    from atoll.core.imports import code_words, nothing_imported
+    from atoll.recipe.recipe import load_recipe
+
+    with nothing_imported():
+        recipe = load_recipe(options.recipe, options.set, own_code=False)
+        if recipe.own_code:
+            say(
+                f"this recipe names code that is not Atoll's: {code_words(recipe.own_code)}; it was not imported, "
+                "so what it does and what it sends is unknown; read it before you run the recipe"
+            )
+        yield recipe

@@ -1,0 +1,107 @@
+"""A recipe that names code: three commands never run it, and a run looks for it in few places."""
+
+import hashlib
+import os
+import subprocess
+import sys
+
+import pytest
+
+from atoll.cli.main import main
+from atoll.core.errors import UserError
+from atoll.recipe.recipe import load_recipe, read_recipe
+from tests.harness import TINY
+
+CODE = """\
+from pathlib import Path
+from atoll.methods.ssd import METHOD
+Path("it-ran").touch()
+"""
+SETTINGS = [f"--set={text}" for text in TINY]
+
+
+@pytest.fixture
+def module(tmp_path, monkeypatch, request):
+    """A module in a recipe's folder, with a name that no other test has; the working folder is another one."""
+    name = f"foreign_{abs(hash(request.node.name))}"
+    theirs = tmp_path / "theirs"
+    theirs.mkdir()
+    (theirs / f"{name}.py").write_text(CODE)
+    (theirs / "recipe.toml").write_text(f'base = "digits-ssd"\n[method]\nname = "{name}:METHOD"\n')
+    mine = tmp_path / "mine"
+    mine.mkdir()
+    monkeypatch.chdir(mine)
+    monkeypatch.setattr("sys.path", list(sys.path))
+    return name
+
+
+@pytest.mark.parametrize("command", ["egress", "data", "init"])
+def test_commands_that_look_import_nothing(command, module, tmp_path, capsys):
+    recipe = str(tmp_path / "theirs" / "recipe.toml")
+    arguments = {
+        "egress": ["egress", recipe],
+        "data": ["data", recipe, "-o", "x.svg", *SETTINGS],
+        "init": ["federate", "init", "app", "--recipe", recipe],
+    }[command]
+    if command == "init":
+        pytest.importorskip("flwr", reason="the extra atoll[flower] is not installed")
+    assert main(arguments) == (2 if command == "egress" else 0)
+    path = tmp_path / "theirs" / f"{module}.py"
+    error = capsys.readouterr().err
+    assert f"{module}:METHOD ({path}, SHA-256 {hashlib.sha256(CODE.encode()).hexdigest()})" in error
+    assert "it was not imported, so what it does and what it sends is unknown" in error
+    assert not (tmp_path / "mine" / "it-ran").exists()
+    assert module not in sys.modules
+    if command == "init":
+        assert f'name = "{module}:METHOD"' in (tmp_path / "mine" / "app" / "recipe.toml").read_text()
+
+
+def test_a_run_imports_from_the_recipes_own_folder(module, tmp_path):
+    assert load_recipe(tmp_path / "theirs" / "recipe.toml").composed.title == "SSD"
+    assert (tmp_path / "mine" / "it-ran").exists()
+
+
+def test_a_base_in_another_folder_has_its_own_code(module, tmp_path):
+    mine = tmp_path / "mine" / "mine.toml"
+    mine.write_text('base = "../theirs/recipe.toml"\nseed = 3\n')
+    assert load_recipe(mine).composed.title == "SSD"
+
+
+def test_what_a_file_names_is_not_taken_from_the_working_folder(module, tmp_path):
+    os.rename(tmp_path / "theirs" / f"{module}.py", tmp_path / "mine" / f"{module}.py")
+    with pytest.raises(UserError, match=f"no module '{module}' in {tmp_path / 'theirs'} or the environment"):
+        load_recipe(tmp_path / "theirs" / "recipe.toml")
+    sys.path.insert(0, "")  # as in an interactive session
+    with pytest.raises(UserError, match=f"no module '{module}'"):
+        load_recipe(tmp_path / "theirs" / "recipe.toml")
+    assert sys.path[0] == ""
+    assert not (tmp_path / "mine" / "it-ran").exists()
+    typed = load_recipe(tmp_path / "theirs" / "recipe.toml", [f"method.name={module}:METHOD"])
+    assert typed.composed.title == "SSD"
+
+
+def test_a_recipe_from_a_coordinator_imports_from_pythons_path_alone(module, tmp_path, monkeypatch):
+    text = f'[method]\nname = "{module}:METHOD"\n'
+    monkeypatch.chdir(tmp_path / "theirs")
+    with pytest.raises(UserError, match=f"no module '{module}'"):
+        _ = read_recipe(text).composed
+    sys.path.insert(0, str(tmp_path / "theirs"))
+    assert read_recipe(text).composed.title == "SSD"
+
+
+def test_the_documented_example_works_from_its_folder(module, tmp_path):
+    """A name that is typed is found in the working folder, by worker processes too."""
+    command = [
+        sys.executable,
+        "-c",
+        "from atoll.cli.main import main; raise SystemExit(main())",
+        "run",
+        "digits-ssd",
+    ]
+    settings = ["--set", *TINY, f"method.name={module}:METHOD", "engine.workers=2", "train.rounds=1"]
+    done = subprocess.run(
+        [*command, *settings, "--out", str(tmp_path / "run")],
+        cwd=tmp_path / "theirs", env={**os.environ, "PYTHONSAFEPATH": "1"}, capture_output=True, text=True,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert (tmp_path / "theirs" / "it-ran").exists()
