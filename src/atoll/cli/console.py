@@ -31,6 +31,8 @@ class Bar:
         clients = len(server.cohort(1)) / setting.num_clients
         self._per_round = int(sum(setting.sizes) * clients * train.epochs) or 1
         self._rounds = train.rounds
+        if federation.warm_start and not server.round:
+            self.console.print(clean(f"weights: {federation.warm_start}"), markup=False, highlight=False)
         if not self.console.is_terminal or server.round >= train.rounds:
             return
         self._progress = make_progress(self.console)

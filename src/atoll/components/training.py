@@ -51,7 +51,8 @@ class TrainOptions(Options, section="train"):
         keep_local_models: Rounds whose local models, as the clients sent them, and resulting models are kept in the
             run's folder; -1 is the last round.
         keep_models_every: Rounds between the resulting models that are kept, from the initial one on; 0 keeps none.
-        start: Warm start: a run's folder or a file of weights from which the first model is initialised.
+        start: Warm start: a run's folder, from whose encoder the first model is initialised. A file is deprecated:
+            ``model.weights``.
     """
 
     rounds: Whole = 100

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -29,7 +30,7 @@ from atoll.engines.partitioning import (
     partition_clients,
 )
 from atoll.engines.update_checks import SizeLimit, max_update_size
-from atoll.models import Encoder, build_projector, load_weights
+from atoll.models import Encoder, build_projector, load_pretrained, load_weights
 from atoll.recipe.recipe import Recipe
 
 
@@ -99,10 +100,11 @@ class Federation:
     def initial_weights(self) -> Weights:
         """Return the initial model that server and clients share; call this before training.
 
-        Afterwards ``warm_start`` describes which weights a warm start loaded, and which it could not use.
+        Afterwards ``warm_start`` describes which weights ``model.weights`` or a warm start loaded, and which it
+        could not use.
 
         Raises:
-            UserError: The recipe's ``train.start`` cannot be loaded.
+            UserError: The recipe's ``model.weights`` or ``train.start`` cannot be loaded.
         """
         self._load_start(self.encoder)
         return {name: value.detach().cpu().clone() for name, value in self.networks.state_dict().items()}
@@ -118,8 +120,17 @@ class Federation:
         return {name: value.detach() for name, value in networks.state_dict().items()}
 
     def _load_start(self, encoder: Encoder) -> None:
+        model = self.recipe.model
+        if model.weights:
+            self.warm_start = str(load_pretrained(encoder, model.weights, model.weights_least))
         if self.recipe.train.start:
             path = Path(self.recipe.train.start)
+            if path.is_file():
+                warnings.warn(
+                    "a file in train.start is now model.weights; train.start will take a run's folder alone in 0.3",
+                    DeprecationWarning,
+                    stacklevel=2,
+                )
             self.warm_start = load_weights(encoder, path / "encoder.safetensors" if path.is_dir() else path)
 
     def update_names(self) -> set[str]:

@@ -12,7 +12,7 @@ from atoll.models.external import (
 )
 from atoll.models.files import load_encoder, load_weights, save_encoder
 from atoll.models.heads import build_predictor, build_projector, embedding_dim, mlp
-from atoll.models.libraries import MissingEncoderError
+from atoll.models.libraries import InputConfig, MissingEncoderError
 from atoll.models.options import (
     ENCODER_OPTIONS,
     ENCODERS,
@@ -21,6 +21,7 @@ from atoll.models.options import (
     build_mae_decoder,
     rebuild_encoder,
 )
+from atoll.models.pretrained import load_pretrained, weights_input
 from atoll.models.resnet import ResNet
 from atoll.models.vit import MAEDecoder, ViT, patchify, random_masking, unpatchify
 
@@ -30,6 +31,7 @@ __all__ = [
     "ConvDecoder",
     "Encoder",
     "ExternalEncoder",
+    "InputConfig",
     "MAEDecoder",
     "MissingEncoderError",
     "ModelOptions",
@@ -47,6 +49,7 @@ __all__ = [
     "is_external",
     "is_own_code",
     "load_encoder",
+    "load_pretrained",
     "load_weights",
     "mlp",
     "patchify",
@@ -54,4 +57,5 @@ __all__ = [
     "rebuild_encoder",
     "save_encoder",
     "unpatchify",
+    "weights_input",
 ]

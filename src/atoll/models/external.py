@@ -141,7 +141,7 @@ def input_config(name: str, channels: int, size: int | None) -> InputConfig:
         found = hugging_face_input(name)
     else:
         found = _own_input(_own(name), name, channels, size)
-    return InputConfig(found.size, _for_channels(found.mean, channels), _for_channels(found.std, channels))
+    return found.for_channels(channels)
 
 
 def make_module(source: nn.Module | Factory, name: str, channels: int, size: int | None) -> nn.Module:
@@ -245,12 +245,6 @@ def _parameters(source: Any) -> set[str]:
         return set(inspect.signature(source).parameters)
     except (TypeError, ValueError):  # a built-in callable
         return set()
-
-
-def _for_channels(values: tuple[float, ...] | None, channels: int) -> tuple[float, ...] | None:
-    if values is None or len(values) == channels:
-        return values
-    return (sum(values) / len(values),)
 
 
 def _pooled(model: nn.Module, output: Any) -> Tensor:

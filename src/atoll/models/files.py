@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import zipfile
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -136,9 +137,24 @@ def load_weights(encoder: Encoder, path: str | os.PathLike[str]) -> str:
         >>> load_weights(encoder, "pretrained.safetensors")
         "35 of the encoder's 35 tensors came from pretrained.safetensors."
     """
-    path = Path(path)
-    tensors = _read_safetensors(path)[0] if path.suffix == ".safetensors" else _read_pth(path)
-    return graft(encoder, tensors, str(path))
+    return graft(encoder, read_weights(Path(path)), str(path))
+
+
+def read_weights(path: Path) -> dict[str, Tensor]:
+    """Read the tensors of a safetensors file, or of a state dict saved with torch.save.
+
+    Raises:
+        UserError: The file is missing, damaged or pickled.
+    """
+    return _read_safetensors(path)[0] if path.suffix == ".safetensors" else _read_pth(path)
+
+
+def input_of(path: Path) -> Mapping[str, Any]:
+    """Read the metadata of an encoder's file of Atoll's; empty for other files."""
+    if path.suffix != ".safetensors" or not path.is_file():
+        return {}
+    about = _read_safetensors(path)[1] or {}
+    return dict(about.get("metadata") or {})
 
 
 def _read_safetensors(path: Path) -> tuple[dict[str, Tensor], dict[str, Any] | None]:
@@ -189,8 +205,9 @@ def _read_pth(path: Path) -> dict[str, Tensor]:
             f"{path} is not a file of plain weights that torch can read safely; "
             "save a state dict with torch.save, or use safetensors"
         ) from error
-    if isinstance(state, dict) and isinstance(state.get("state_dict"), dict):
-        state = state["state_dict"]
+    for key in ("state_dict", "model", "teacher"):  # of training frameworks, of DeiT and of DINOv2
+        if isinstance(state, dict) and isinstance(state.get(key), dict):
+            state = state[key]
     if not isinstance(state, dict) or not all(isinstance(value, Tensor) for value in state.values()):
         raise UserError(
             f"{path} holds no state dict; save model.state_dict(), and nothing else, with torch.save"

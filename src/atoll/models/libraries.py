@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from torch import nn
+from torch import Tensor, nn
 
 from atoll.core.errors import UserError, did_you_mean
 
@@ -31,6 +31,14 @@ class InputConfig:
     size: int | None = None
     mean: tuple[float, ...] | None = None
     std: tuple[float, ...] | None = None
+
+    def for_channels(self, channels: int) -> InputConfig:
+        """Return the same with one mean and one std, averaged, if the images have another number of channels."""
+        mean, std = (
+            values if values is None or len(values) == channels else (sum(values) / len(values),)
+            for values in (self.mean, self.std)
+        )
+        return InputConfig(self.size, mean, std)
 
 
 def read_config(config: Mapping[str, Any]) -> InputConfig:
@@ -87,6 +95,13 @@ def timm_model(name: str, channels: int, size: int) -> nn.Module:
             f"({first_line(error)}); its own size is {read_config(config.to_dict()).size}: set data.image_size"
         ) from error
     return model
+
+
+def timm_weights(name: str) -> dict[str, Tensor]:
+    """Download the pretrained weights of ``timm:NAME``, or read them from its cache."""
+    _timm_config(name)
+    model: nn.Module = _timm().create_model(name.removeprefix(TIMM), pretrained=True)
+    return model.state_dict()
 
 
 # Hugging Face
@@ -154,6 +169,12 @@ def hugging_face_input(name: str) -> InputConfig:
         tuple(map(float, mean)) if mean else None,
         tuple(map(float, std)) if std else None,
     )
+
+
+def hugging_face_weights(name: str) -> dict[str, Tensor]:
+    """Download the pretrained weights of ``hf:NAME``, or read them from a folder."""
+    model: nn.Module = _transformers().AutoModel.from_pretrained(name.removeprefix(HUGGING_FACE))
+    return model.state_dict()
 
 
 def first_line(error: Exception) -> str:

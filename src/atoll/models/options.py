@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable
 from dataclasses import dataclass, fields
 from typing import Annotated, Any, Literal
@@ -9,7 +10,7 @@ from typing import Annotated, Any, Literal
 from atoll.core.config import Options
 from atoll.core.errors import UserError
 from atoll.core.given import PREFIX, Given
-from atoll.core.schema import Count, OneOf, OneOfOr, Width
+from atoll.core.schema import AtLeast, AtMost, Count, OneOf, OneOfOr, Width
 from atoll.models.cnn import FedCACNN, FedQuadCNN
 from atoll.models.encoder import Encoder
 from atoll.models.external import build_external, is_external
@@ -48,7 +49,11 @@ class ModelOptions(Options, section="model"):
         depth: Number of blocks of the ViT; by default 12.
         patch: Side of the ViT's patches in pixels; by default 2.
         decoder_depth: Number of blocks of the masked autoencoder's decoder; by default 4.
-        init: ``"random"``, or ``"torchvision"`` to start a ResNet-18, -34 or -50 from its ImageNet weights.
+        weights: Pretrained weights from which the encoder starts: a file (safetensors, or a state dict saved with
+            torch.save) or ``"timm:NAME"``, ``"hf:NAME"`` or ``"torchvision:NAME"``, with the names of any of these.
+        weights_least: Smallest share of the encoder's weights that ``weights`` must give.
+        init: ``"random"``, or ``"torchvision"`` to start a ResNet-18, -34 or -50 from its ImageNet weights;
+            deprecated, use ``weights = "torchvision:resnet18"``.
         projector: ``"mlp"``, or ``"none"`` to use the representation as the embedding.
         projector_hidden: Widths of the projector's hidden layers.
         projector_dim: Width of the embedding; by default the encoder's width.
@@ -68,6 +73,8 @@ class ModelOptions(Options, section="model"):
     depth: Count | None = None
     patch: Count | None = None
     decoder_depth: Count | None = None
+    weights: str | None = None
+    weights_least: Annotated[float, AtLeast(0), AtMost(1)] = 0.5
     init: Literal["random", "torchvision"] = "random"
     projector: Literal["mlp", "none"] = "mlp"
     projector_hidden: tuple[Width, ...] = (2048,)
@@ -88,6 +95,12 @@ class ModelOptions(Options, section="model"):
                     f"model.{field.name} does not apply to {self.encoder!r}; "
                     f"remove it or choose model.encoder from {', '.join(having)}"
                 )
+        if self.init != "random":
+            warnings.warn(
+                f"model.init is now model.weights = 'torchvision:{self.encoder}'; it will be removed in 0.3",
+                DeprecationWarning,
+                stacklevel=3,
+            )
         if self.encoder == "vit-tiny" and self.width is not None and self.width % HEAD_WIDTH:
             raise UserError(
                 f"model.width is {self.width}; for a ViT, choose a multiple of {HEAD_WIDTH}, the width of a head"

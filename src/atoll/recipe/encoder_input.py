@@ -13,11 +13,13 @@ from atoll.data.options import DataOptions
 from atoll.data.views.options import PRESETS, ViewOptions
 from atoll.models import (
     ENCODER_OPTIONS,
+    InputConfig,
     ModelOptions,
     call_it,
     give_encoder,
     input_config,
     is_external,
+    weights_input,
 )
 
 
@@ -42,7 +44,10 @@ def with_input(table: Mapping[str, Any]) -> dict[str, Any]:
     Raises:
         UserError: Neither the recipe nor the configuration gives the size, or the mean and standard deviation.
     """
-    name = table.get("model", {}).get("encoder", "")
+    model = table.get("model", {})
+    name = model.get("encoder", "")
+    if isinstance(model.get("weights"), str):
+        table = _with_statistics(table, weights_input(model["weights"]))
     if not is_external(name):
         return dict(table)
     table = {**table, "model": _without_options(table["model"])}
@@ -69,6 +74,13 @@ def with_input(table: Mapping[str, Any]) -> dict[str, Any]:
     kept = {part: {key: list(v) if isinstance(v, tuple) else v for key, v in values.items() if v is not None}
             for part, values in filled.items()}  # fmt: skip
     return over(kept, table)
+
+
+def _with_statistics(table: Mapping[str, Any], found: InputConfig) -> dict[str, Any]:
+    """Lay a recipe over the mean and std with which its pretrained weights were trained."""
+    known = found.for_channels(_channels(table))
+    views = {"mean": known.mean, "std": known.std}
+    return over({"views": {key: list(value) for key, value in views.items() if value}}, table)
 
 
 def _without_options(model: Mapping[str, Any]) -> dict[str, Any]:

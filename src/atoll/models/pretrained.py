@@ -1,0 +1,240 @@
+"""Pretrained weights: where they come from, and how they are fitted to an encoder of another library's names."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import safetensors
+import torch
+import torchvision
+from torch import Tensor
+from torch.nn import functional as F
+
+from atoll.core.errors import UserError
+from atoll.models.encoder import Encoder
+from atoll.models.files import input_of, read_weights
+from atoll.models.libraries import (
+    HUGGING_FACE,
+    TIMM,
+    InputConfig,
+    first_line,
+    hugging_face_input,
+    hugging_face_weights,
+    timm_input,
+    timm_weights,
+)
+from atoll.models.names import common_names
+
+TORCHVISION = "torchvision:"
+IMAGENET = InputConfig(224, (0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
+IMAGENET_CLASSES = (1000, 21841, 21843)
+_HEADS = ("fc.weight", "head.weight", "classifier.weight", "classifier.1.weight")
+_SHOWN = 4
+
+
+@dataclass(frozen=True)
+class Fit:
+    """How far named weights fit an encoder.
+
+    Attributes:
+        source: Their file or name.
+        loaded: Names of the encoder's tensors that they gave.
+        missing: Names of the encoder's other tensors.
+        share: Share of the encoder's trained weights that they gave.
+    """
+
+    source: str
+    loaded: tuple[str, ...]
+    missing: tuple[str, ...]
+    share: float
+
+    def __str__(self) -> str:
+        total = len(self.loaded) + len(self.missing)
+        more = ", …" if len(self.missing) > _SHOWN else ""
+        lacking = f"; missing {', '.join(self.missing[:_SHOWN])}{more}" if self.missing else ""
+        return (
+            f"{len(self.loaded)} of {total} tensors, {100 * self.share:.3g} % of the weights, came from "
+            f"{self.source}{lacking}"
+        )
+
+
+def load_pretrained(encoder: Encoder, source: str, least: float = 0.5) -> Fit:
+    """Initialise an encoder, in place, from pretrained weights.
+
+    Names of timm, torchvision, Hugging Face and DINOv2 are brought to one form. A ViT's position embeddings are
+    interpolated to the encoder's number of patches, as timm does (bicubic, antialiased). For images of one channel,
+    the first layer's weights are summed over the channels.
+
+    Args:
+        encoder: The encoder.
+        source: A file (safetensors, or a state dict of torch.save), ``timm:NAME``, ``hf:NAME`` or
+            ``torchvision:NAME``.
+        least: Share of the encoder's trained weights that must be found.
+
+    Raises:
+        UserError: They cannot be read or downloaded, or give less than ``least``.
+
+    Example:
+        >>> import torch, torchvision
+        >>> from atoll.models import ModelOptions, build_encoder
+        >>> from atoll.models.pretrained import load_pretrained
+        >>> torch.save(torchvision.models.resnet18().state_dict(), "theirs.pth")
+        >>> encoder = build_encoder(ModelOptions(encoder="resnet18", stem="standard"), channels=3, image_size=32)
+        >>> print(load_pretrained(encoder, "theirs.pth"))
+        120 of 120 tensors, 100 % of the weights, came from theirs.pth
+    """
+    state = _read(source)
+    fitted = fit(encoder.library_state(), state)
+    target = encoder.library_state()
+    trained = {name for name, _ in encoder.named_parameters()}
+    prefix = "" if target.keys() == encoder.state_dict().keys() else "model."
+    weights = {name: tensor.numel() for name, tensor in target.items() if prefix + name in trained}
+    share = sum(weights.get(name, 0) for name in fitted) / max(sum(weights.values()), 1)
+    found = Fit(
+        source,
+        tuple(name for name in target if name in fitted),
+        tuple(name for name in target if name not in fitted),
+        share,
+    )
+    if share < least:
+        raise UserError(
+            f"model.weights fits the encoder too little: {found} (it has {', '.join(sorted(state)[:_SHOWN])}, …); "
+            f"choose weights of this architecture, or accept them with model.weights_least = {math.floor(100 * share) / 100}"
+        )
+    with torch.no_grad():
+        for name, tensor in fitted.items():
+            target[name].copy_(tensor)
+    return found
+
+
+def fit(target: Mapping[str, Tensor], state: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Find the tensors of a state dict, under any library's names, that fit a network's.
+
+    Args:
+        target: The network's state.
+        state: The state to take from.
+
+    Returns:
+        For each name of ``target`` that was found, the tensor in the shape of ``target``.
+    """
+    offered = _pieces(state)
+    found: dict[str, Tensor] = {}
+    for name, wanted in target.items():
+        common = common_names(name)
+        parts = [offered[one] for one in common if one in offered]
+        if len(parts) < len(common):
+            continue
+        tensor = _reshaped(common[0], torch.cat(parts) if len(parts) > 1 else parts[0], wanted)
+        if tensor is not None:
+            found[name] = tensor
+    return found
+
+
+def weights_input(source: str) -> InputConfig:
+    """Size, mean and std of the images with which weights were trained, as far as their source says it.
+
+    A file of Atoll says it; a classifier of ImageNet's classes, or the names of DINOv2, mean ImageNet's statistics.
+    """
+    if source.startswith(TIMM):
+        return timm_input(source)
+    if source.startswith(HUGGING_FACE):
+        return hugging_face_input(source)
+    if source.startswith(TORCHVISION):
+        return IMAGENET
+    about = input_of(Path(source))
+    if "mean" in about:
+        return InputConfig(about.get("image_size"), tuple(about["mean"]), tuple(about["std"]))
+    shapes = _shapes(Path(source))
+    heads = [shape[0] for name, shape in shapes.items() if name.endswith(_HEADS) and len(shape) > 1]
+    dino = any(name.endswith("mask_token") for name in shapes)
+    return IMAGENET if dino or any(count in IMAGENET_CLASSES for count in heads) else InputConfig()
+
+
+def _pieces(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    pieces: dict[str, Tensor] = {}
+    for name, tensor in state.items():
+        common = common_names(name)
+        parts = tensor.chunk(3) if len(common) == 3 else (tensor,)
+        pieces.update(zip(common, parts, strict=True))
+    return pieces
+
+
+def _reshaped(name: str, tensor: Tensor, wanted: Tensor) -> Tensor | None:
+    """The tensor in the shape that is wanted; None if there is no way from one to the other."""
+    if tensor.shape == wanted.shape:
+        return tensor
+    if name == "pos_embed" and tensor.ndim == wanted.ndim == 3 and tensor.shape[-1] == wanted.shape[-1]:
+        return resample_positions(tensor, wanted.shape[1])
+    if (
+        name == "patch_embed.proj.weight" and tensor.ndim == 4 and wanted.ndim == 2
+    ):  # Atoll's is a linear layer
+        tensor = tensor.flatten(1)
+        return tensor if tensor.shape == wanted.shape else None
+    if tensor.ndim == wanted.ndim == 4 and wanted.shape[1] == 1 and tensor.shape[1] == 3:
+        summed = tensor.sum(1, keepdim=True)
+        return summed if summed.shape == wanted.shape else None
+    return None
+
+
+def resample_positions(positions: Tensor, count: int) -> Tensor | None:
+    """Interpolate a ViT's position embeddings to another number of patches; tokens before the grid stay.
+
+    Args:
+        positions: The embeddings; a square grid behind the class token, if there is one.
+        count: Number of tokens afterwards.
+
+    Shape:
+        - positions: (1, P + G², D). Output: (1, P + G'², D), or None if the P differ.
+
+    Reference:
+        ``timm.layers.resample_abs_pos_embed``: bicubic with antialiasing.
+    """
+    before, after = math.isqrt(positions.shape[1]), math.isqrt(count)
+    first = positions.shape[1] - before**2
+    if first != count - after**2:
+        return None
+    grid = positions[:, first:].float().reshape(1, before, before, -1).permute(0, 3, 1, 2)
+    grid = F.interpolate(grid, size=(after, after), mode="bicubic", antialias=True)
+    resampled = grid.permute(0, 2, 3, 1).reshape(1, after**2, -1).to(positions.dtype)
+    return torch.cat([positions[:, :first], resampled], dim=1)
+
+
+def _read(source: str) -> dict[str, Tensor]:
+    readers: dict[str, Callable[[str], dict[str, Tensor]]] = {
+        TIMM: timm_weights,
+        HUGGING_FACE: hugging_face_weights,
+        TORCHVISION: _torchvision_weights,
+    }
+    for prefix, reader in readers.items():
+        if source.startswith(prefix):
+            try:
+                return reader(source)
+            except UserError:
+                raise
+            except Exception as error:  # a hub's client may raise any exception
+                raise UserError(
+                    f"model.weights = {source!r} could not be downloaded ({first_line(error)}); connect once, or "
+                    "give a file of these weights"
+                ) from error
+    return read_weights(Path(source))
+
+
+def _torchvision_weights(source: str) -> dict[str, Tensor]:
+    weights = torchvision.models.get_model_weights(source.removeprefix(TORCHVISION)).DEFAULT
+    state: dict[str, Tensor] = weights.get_state_dict(progress=False)
+    return state
+
+
+def _shapes(path: Path) -> dict[str, Any]:
+    """Shapes of the tensors in a file, without reading a safetensors file's values."""
+    if path.suffix != ".safetensors" or not path.is_file():
+        return {name: tensor.shape for name, tensor in read_weights(path).items()}
+    try:
+        with safetensors.safe_open(path, framework="pt") as file:
+            return {name: file.get_slice(name).get_shape() for name in file.keys()}  # noqa: SIM118 (not a dict)
+    except safetensors.SafetensorError:
+        return {}  # reading the weights will say what is wrong
