@@ -103,7 +103,8 @@ def load_pretrained(encoder: Encoder, source: str, least: float = 0.5) -> Fit:
     if share < least:
         raise UserError(
             f"model.weights fits the encoder too little: {found} (it has {', '.join(sorted(state)[:_SHOWN])}, …); "
-            f"choose weights of this architecture, or accept them with model.weights_least = {math.floor(100 * share) / 100}"
+            "choose weights of this architecture, or accept them with "
+            f"model.weights_least = {math.floor(100 * share) / 100}"
         )
     with torch.no_grad():
         for name, tensor in fitted.items():
