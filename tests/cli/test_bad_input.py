@@ -1,11 +1,6 @@
 """Bad input gets one sentence and exit code 2: no traceback, no long wait, nothing written."""
 
-import json
-import os
 import shutil
-import signal
-import subprocess
-import sys
 import time
 from pathlib import Path
 
@@ -225,30 +220,3 @@ def test_class_folders_are_never_read_as_markup(tmp_path, monkeypatch, capsys):
     assert "[b]" in shown
     assert "[red]x" in shown
     assert "c�[31m" in shown
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("name", ["SIGTERM", "SIGHUP"])
-def test_a_stopping_signal_says_that_the_run_can_be_resumed(name, tmp_path):
-    settings = [*TINY, "train.rounds=4000", "engine.workers=2"]
-    command = [
-        sys.executable,
-        "-m",
-        "atoll.cli.main",
-        "run",
-        "digits",
-        "--out",
-        str(tmp_path / "run"),
-        "--set",
-    ]
-    process = subprocess.Popen([*command, *settings], stderr=subprocess.PIPE, text=True, env=os.environ)
-    while not (tmp_path / "run/checkpoints/round-000001.safetensors").exists():
-        time.sleep(0.05)
-    process.send_signal(getattr(signal, name))
-    _, errors = process.communicate(timeout=120)
-    assert process.returncode == 128 + getattr(signal, name)
-    assert errors.strip() == (
-        f"atoll: stopped by {name}; repeat the command with --resume to continue from the last complete round"
-    )
-    lines = (tmp_path / "run/metrics.jsonl").read_text().splitlines()
-    assert [json.loads(line)["round"] for line in lines] == list(range(len(lines)))
