@@ -12,13 +12,15 @@ from atoll.commands.evaluate import partition_of
 from atoll.core.checkpoints import checkpoint_files, load_checkpoint, round_of
 from atoll.core.digests import JSON, TOML
 from atoll.core.errors import UserError
-from atoll.core.run_folder import DETECTION, Run, damaged
+from atoll.core.kept_models import FOLDER as MODELS
+from atoll.core.run_folder import DETECTION, NEIGHBOURS, Run, damaged
 from atoll.core.tree import load, sealed
 from atoll.engines.client_states import label
 from atoll.models.files import has_digest, load_encoder
 from atoll.recipe.prerequisites import FOLDER
 from atoll.recipe.recipe import recipe_of
 from atoll.report.artifacts import FILE as MAP_FILE
+from atoll.report.client_pictures import FILE as SAMPLES_FILE
 
 SKIPPED = (".lock", "report.html", "table.md")  # never read again
 
@@ -87,7 +89,7 @@ def _readers(run: Run) -> Iterator[tuple[Path, Callable[[], object]]]:
             yield path, partial(_metrics, run, path)
         elif path.suffix == ".json":
             yield path, partial(run.read_json, path.name)
-        elif path.name == MAP_FILE:
+        elif path.name in (MAP_FILE, SAMPLES_FILE, NEIGHBOURS):
             yield path, partial(load, path)
         elif re.fullmatch(r"encoder(-.*)?\.safetensors", path.name):
             yield path, partial(load_encoder, path)
@@ -97,7 +99,11 @@ def _readers(run: Run) -> Iterator[tuple[Path, Callable[[], object]]]:
         yield path, partial(_client_state, path)
     for path in sorted((run.folder / DETECTION).glob("*/*.json")):
         yield path, partial(Run(path.parent).read_json, path.name)
-    for path in sorted((run.folder / DETECTION).glob("*/*.safetensors")):
+    trees = (
+        *(run.folder / DETECTION).glob("*/*.safetensors"),
+        *(run.folder / MODELS).glob("*/*.safetensors"),
+    )
+    for path in sorted(trees):
         yield path, partial(load, path)
 
 
