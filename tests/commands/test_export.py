@@ -165,7 +165,7 @@ def save_half(path):
             "it holds floating-point values, and the recipe does not say which are black",
         ),
         ("half.png", save_half, "it is damaged (image file is truncated"),
-        ("text.png", lambda path: path.write_text("hello"), "it is damaged, or in no image format"),
+        ("text.png", lambda path: path.write_text("hello"), "it is damaged, or in no format that is read"),
         ("empty.png", lambda path: path.write_bytes(b""), "it is empty"),
     ],
 )

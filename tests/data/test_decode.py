@@ -1,6 +1,8 @@
 """Decoding against torchvision's per-image transforms, and by hand for images of more than 8 bits."""
 
 import io
+import struct
+import zlib
 
 import numpy as np
 import pytest
@@ -8,7 +10,7 @@ import torch
 from PIL import Image
 from torchvision import transforms
 
-from atoll.data.decode import CorruptImageError, Decoding, decode, decode_batch
+from atoll.data.decode import CorruptImageError, Decoding, decode, decode_batch, has_many_bits
 
 
 def encoded(image, form="PNG", **options):
@@ -49,12 +51,29 @@ def test_grey_output_has_one_channel():
     assert np.array_equal(decode(encoded(image), Decoding(8, 1)), np.asarray(image)[None])
 
 
-def test_a_photograph_taken_upright_is_turned_upright():
+UPRIGHT = {  # by EXIF's orientation: how the stored pixels are turned
+    1: lambda pixels: pixels,
+    2: np.fliplr,
+    3: lambda pixels: np.rot90(pixels, 2),
+    4: np.flipud,
+    5: lambda pixels: np.fliplr(np.rot90(pixels, -1)),
+    6: lambda pixels: np.rot90(pixels, -1),
+    7: lambda pixels: np.flipud(np.rot90(pixels, -1)),
+    8: lambda pixels: np.rot90(pixels, 1),
+}
+
+
+@pytest.mark.parametrize("orientation", UPRIGHT)
+@pytest.mark.parametrize("form", ["PNG", "JPEG", "TIFF", "WEBP"])
+def test_a_photograph_is_turned_upright(form, orientation):
     image = picture(8, 8)
     exif = Image.Exif()
-    exif[0x0112] = 6  # stored lying on its side
-    turned = decode(encoded(image, exif=exif), Decoding(8, 3))
-    assert np.array_equal(turned, np.rot90(np.asarray(image), -1).transpose(2, 0, 1))
+    exif[0x0112] = orientation
+    data = encoded(image, form, exif=exif, **({"lossless": True} if form == "WEBP" else {}))
+    # A JPEG has other values than the picture; a TIFF is turned by Pillow itself when it loads.
+    stored = np.asarray(Image.open(io.BytesIO(data))) if form == "JPEG" else np.asarray(image)
+    expected = UPRIGHT[orientation](stored).transpose(2, 0, 1)
+    assert np.array_equal(decode(data, Decoding(8, 3)), expected)
 
 
 SIXTEEN = np.array([[0, 1000], [4095, 65535]], dtype=np.uint16)
@@ -115,6 +134,68 @@ def test_an_image_that_is_too_large_is_not_called_damaged(monkeypatch):
     monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 100)
     with pytest.raises(CorruptImageError, match="more pixels than are safe"):
         decode(encoded(picture(32, 32)), Decoding(32, 3))
+
+
+def chunk(kind, data):
+    return struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
+
+
+def test_a_decompression_bomb_is_not_decoded():
+    """A PNG of 67 bytes that says that it has 3.6 billion pixels."""
+    header = struct.pack(">IIBBBBB", 60_000, 60_000, 8, 2, 0, 0, 0)
+    bomb = (
+        b"\x89PNG\r\n\x1a\n"
+        + chunk(b"IHDR", header)
+        + chunk(b"IDAT", zlib.compress(b""))
+        + chunk(b"IEND", b"")
+    )
+    with pytest.raises(CorruptImageError, match="more pixels than are safe"):
+        decode(bomb, Decoding(32, 3))
+
+
+def test_of_an_animation_the_first_frame_counts():
+    frames = [Image.fromarray(np.full((8, 8, 3), value, dtype=np.uint8)) for value in (0, 255, 99)]
+    for form in ("GIF", "PNG", "WEBP"):
+        more = {"lossless": True} if form == "WEBP" else {}
+        data = encoded(frames[0], form, save_all=True, append_images=frames[1:], duration=10, **more)
+        assert Image.open(io.BytesIO(data)).n_frames == 3
+        assert decode(data, Decoding(8, 3)).max() == 0
+
+
+def test_a_cmyk_photograph_becomes_rgb():
+    """Ink of one colour, by the formula (1 − c)(1 − k); JPEG changes values by a few levels."""
+    ink = Image.new("CMYK", (16, 16), (255, 0, 128, 51))
+    (red, green, blue) = decode(encoded(ink, "JPEG", quality=100), Decoding(16, 3)).mean(axis=(1, 2))
+    assert [red, green, blue] == pytest.approx([0, 204, 102], abs=6)
+
+
+def test_a_palette_is_resolved_also_with_transparency():
+    image = Image.new("P", (8, 8), 1)
+    image.putpalette([0, 0, 0, 10, 200, 30])
+    for more in ({}, {"transparency": 1}):
+        assert decode(encoded(image, "PNG", **more), Decoding(8, 3))[:, 0, 0].tolist() == [10, 200, 30]
+
+
+EPS = b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 8 8\n%%EndComments\n(x) show\nshowpage\n%%EOF\n"
+
+
+def test_a_picture_is_not_a_program(monkeypatch):
+    """Pillow would start Ghostscript for an EPS, whatever its name."""
+    monkeypatch.setattr("subprocess.check_call", lambda *_, **__: pytest.fail("a program was started"))
+    monkeypatch.setattr(
+        "PIL.EpsImagePlugin.Ghostscript", lambda *_, **__: pytest.fail("Ghostscript was started")
+    )
+    assert Image.open(io.BytesIO(EPS)).format == "EPS"  # Pillow recognises it
+    with pytest.raises(CorruptImageError, match=r"in no format that is read \(PNG, JPEG, "):
+        decode(EPS, Decoding(8, 3))
+    assert not has_many_bits(EPS)
+
+
+@pytest.mark.parametrize("form", ["PCX", "TGA", "ICO", "SGI", "DDS", "SPIDER"])
+def test_only_formats_of_the_list_are_opened(form):
+    image = picture(16, 16, "F" if form == "SPIDER" else "RGB")
+    with pytest.raises(CorruptImageError, match="in no format"):
+        decode(encoded(image, form), Decoding(8, 3, window_high=255))
 
 
 def test_a_batch_names_its_corrupt_positions_and_keeps_the_order():

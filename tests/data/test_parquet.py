@@ -209,3 +209,16 @@ def test_pacs_streams_as_it_is_stored_and_has_its_domains(real_data):
     assert torch.bincount(stored.columns["domain"]).tolist() == [1638, 1875, 1337, 3143]
     some = torch.randperm(len(stored), generator=torch.Generator().manual_seed(0))[:500]
     assert torch.equal(stored.images.gather(some), streamed.images.gather(some))
+
+
+def test_a_program_in_place_of_an_image_is_not_run(tmp_path, images, digits, write_parquet, monkeypatch):
+    monkeypatch.setattr(
+        "PIL.EpsImagePlugin.Ghostscript", lambda *_, **__: pytest.fail("Ghostscript was started")
+    )
+    eps = b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 8 8\n%%EndComments\nshowpage\n%%EOF\n"
+    rows = [*images[:44], eps]
+    write_parquet(
+        tmp_path / "train.parquet", rows, {"label": [str(i) for i in range(10)]}, label=digits[1][:45]
+    )
+    with pytest.raises(UserError, match=r"in no format that is read"):
+        load(tmp_path)

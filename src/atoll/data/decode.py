@@ -30,6 +30,10 @@ _DAMAGED: tuple[type[Exception], ...] = (
     *(struct.error, zlib.error),
 )
 
+# The formats that are opened. Pillow knows more: EPS starts another program (Ghostscript), and each is more code
+# that reads bytes from elsewhere.
+FORMATS = ("PNG", "JPEG", "BMP", "TIFF", "WEBP", "GIF", "PPM", "JPEG2000")
+
 _FULL_RANGE = (0.0, 65535.0)
 
 
@@ -101,10 +105,12 @@ def _pixels(encoded: Encoded, convert: Callable[[Image.Image], Image.Image]) -> 
         if isinstance(encoded, bytes):
             if not encoded:
                 raise CorruptImageError("it is empty")
-            encoded = Image.open(io.BytesIO(encoded))
+            encoded = _open(encoded)
         pixels = np.asarray(convert(encoded))
     except UnidentifiedImageError as error:  # its message contains the repr of a buffer
-        raise CorruptImageError("it is damaged, or in no image format that can be read") from error
+        raise CorruptImageError(
+            f"it is damaged, or in no format that is read ({', '.join(FORMATS)})"
+        ) from error
     except Image.DecompressionBombError as error:
         raise CorruptImageError("it has more pixels than are safe to decode") from error
     except _DAMAGED as error:
@@ -113,10 +119,15 @@ def _pixels(encoded: Encoded, convert: Callable[[Image.Image], Image.Image]) -> 
     return np.ascontiguousarray(pixels.transpose(2, 0, 1)) if pixels.ndim == 3 else pixels[None]
 
 
+def _open(encoded: bytes) -> Image.Image:
+    """Open an image of an allowed format; of an animated one, the first frame is read."""
+    return Image.open(io.BytesIO(encoded), formats=FORMATS)
+
+
 def has_many_bits(encoded: Encoded) -> bool:
     """Whether an image has more than 8 bits per pixel and channel, so that a window converts it."""
     try:
-        image = Image.open(io.BytesIO(encoded)) if isinstance(encoded, bytes) else encoded
+        image = _open(encoded) if isinstance(encoded, bytes) else encoded
     except _DAMAGED:
         return False
     return image.mode.startswith("I") or image.mode == "F"
