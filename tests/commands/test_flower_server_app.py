@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import stat
 from types import SimpleNamespace
 
 import pytest
@@ -37,6 +38,9 @@ def test_settings_may_hold_blanks(written):
     assert [line["round"] for line in run.metrics()] == [0, 1]
     assert {"knn/accuracy", "geometry/alignment"} <= run.read_json("evaluation.json").keys()
     assert (folder / "report.html").is_file()
+    modes = {path: stat.S_IMODE(path.stat().st_mode) for path in folder.rglob("*.safetensors")}
+    assert modes
+    assert set(modes.values()) == {0o600}
 
 
 def test_a_round_with_too_few_updates_is_one_sentence_in_the_log(written, caplog):

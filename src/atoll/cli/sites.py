@@ -17,13 +17,27 @@ def add_commands(commands: Commands) -> None:
     init.add_argument("--sites", type=int, default=0, help="real sites; 0: shares of the recipe's images")
     init.add_argument("--out", type=path_of, help="the run's folder (default: runs/NAME-seedN)")
     init.add_argument("--images", type=path_of, help="the coordinator's images for evaluation, by class")
+    init.add_argument("--keys", type=path_of, help="sites.toml, which binds the sites' names to their keys")
     add_settings(init)
+    verify = "Verify the audit log of a coordinator or a site."
+    audit = federate.add(_audit, "audit", verify, "runs/my-run-seed0")
+    audit.add_argument("log", type=path_of, metavar="LOG", help="an audit log, or a run with one")
+    audit.add_argument(
+        "--contains", nargs="+", default=[], metavar="HASH", help="hashes of lines that it must contain"
+    )
 
 
 def _init(options: argparse.Namespace) -> int:
     from atoll.commands.federate import init_app
 
     with unknown_recipe(options) as recipe:
-        start = init_app(options.folder, recipe, options.sites, options.out, options.images)
+        start = init_app(options.folder, recipe, options.sites, options.out, options.images, options.keys)
     print(f"app: {options.folder}\nrun it: {start}")  # noqa: T201
+    return 0
+
+
+def _audit(options: argparse.Namespace) -> int:
+    from atoll.commands.federate import verify_log
+
+    print(verify_log(options.log, options.contains))  # noqa: T201
     return 0

@@ -9,6 +9,8 @@ from functools import partial
 from pathlib import Path
 
 from atoll.commands.evaluate import partition_of
+from atoll.core.audit_log import FILE as AUDIT
+from atoll.core.audit_log import AuditLog
 from atoll.core.checkpoints import checkpoint_files, load_checkpoint, round_of
 from atoll.core.digests import JSON, TOML
 from atoll.core.errors import UserError
@@ -87,6 +89,8 @@ def _readers(run: Run) -> Iterator[tuple[Path, Callable[[], object]]]:
             yield path, run.environments
         elif path.name == "metrics.jsonl":
             yield path, partial(_metrics, run, path)
+        elif path.name == AUDIT:
+            yield path, partial(_audit, path)
         elif path.suffix == ".json":
             yield path, partial(run.read_json, path.name)
         elif path.name in (MAP_FILE, SAMPLES_FILE, NEIGHBOURS):
@@ -105,6 +109,11 @@ def _readers(run: Run) -> Iterator[tuple[Path, Callable[[], object]]]:
     )
     for path in sorted(trees):
         yield path, partial(load, path)
+
+
+def _audit(path: Path) -> None:
+    for _ in AuditLog(path).entries():
+        pass
 
 
 def _metrics(run: Run, path: Path) -> None:
@@ -130,4 +139,6 @@ def _has_digest(path: Path) -> bool:
         start = file.read(1024)
     if path.suffix == ".safetensors":
         return sealed(start) or has_digest(start)
-    return not start or start.startswith((TOML if path.suffix == ".toml" else JSON).before)
+    return (
+        not start or path.name == AUDIT or start.startswith((TOML if path.suffix == ".toml" else JSON).before)
+    )

@@ -2,21 +2,61 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 
+from atoll.core.audit_log import FILE, AuditLog
+from atoll.core.errors import UserError
 from atoll.engines.flower.app_template import write_app
 from atoll.recipe.recipe import Recipe
 
 
 def init_app(
-    folder: Path, recipe: Recipe, sites: int = 0, out: Path | None = None, images: Path | None = None
+    folder: Path,
+    recipe: Recipe,
+    sites: int = 0,
+    out: Path | None = None,
+    images: Path | None = None,
+    keys: Path | None = None,
 ) -> str:
     """Write the Flower app of a recipe; see `write_app` for the arguments.
 
     Returns:
         The command that runs the app.
     """
-    write_app(folder, recipe, sites, out, images)
+    write_app(folder, recipe, sites, out, images, keys)
     clients = "CLIENTS" if recipe.partition.kind == "natural" else recipe.partition.clients
     nodes = "" if sites else f' --federation-config "num-supernodes={clients}"'
     return f"flwr run {folder}{nodes} --stream"
+
+
+def verify_log(path: Path, hashes: Sequence[str] = ()) -> str:
+    """Verify an audit log.
+
+    Args:
+        path: The log, or the folder of a coordinator's run.
+        hashes: Hashes that somebody else has kept of the log's lines.
+
+    Returns:
+        What was verified, in one line.
+
+    Raises:
+        UserError: There is no log, a line was changed, or a hash is not in the log.
+    """
+    path = path / FILE if path.is_dir() else path
+    count, ends, missing = 0, ["", ""], set(hashes)
+    head = ""
+    for entry in AuditLog(path).entries():
+        count, head = count + 1, entry.hash
+        ends = [ends[0] or str(entry.fields["at"]), str(entry.fields["at"])]
+        missing.discard(entry.hash)
+    if not count:
+        raise UserError(
+            f"{path} is no audit log, or an empty one; name an audit.jsonl, or a run that has one"
+        )
+    if missing:
+        raise UserError(
+            f"{path} does not contain the line with the hash {min(missing)}, so lines were cut off or written "
+            "anew; compare it with a copy"
+        )
+    return f"{path}: {count} lines from {ends[0]} to {ends[1]}, each continues the ones before it; last hash {head}"

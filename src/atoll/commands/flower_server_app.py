@@ -12,6 +12,7 @@ from flwr.app import Context
 from flwr.serverapp import Grid, ServerApp
 
 from atoll.core.errors import UserError
+from atoll.core.files import private_files
 from atoll.engines.federation import Federation
 from atoll.engines.flower.engine import FlowerEngine, FlowerOptions
 from atoll.engines.server import Record, Server, TooFewUpdatesError
@@ -70,10 +71,10 @@ def run_federation(grid: Grid, options: FlowerOptions) -> Path:
     recipe = load_recipe(_find(options.recipe), _settings(options.set))
     folder = Path(options.out) if options.out else default_folder(recipe.name, recipe.seed)
     engine = FlowerEngine(grid, options, recipe.to_toml())
-    # The sites' environments are not known, so the coordinator's alone does not decide.
-    recovery = Recovery(other_environment=True)
-    run = run_recipe(recipe, folder, Run(folder).exists(), LogLines(), engine, recovery)
-    report = write_report([run.folder], run.folder / "report.html")
+    recovery = Recovery(other_environment=options.other_environment)
+    with private_files():
+        run = run_recipe(recipe, folder, Run(folder).exists(), LogLines(), engine, recovery)
+        report = write_report([run.folder], run.folder / "report.html")
     log.info("run: %s, report: %s", run.folder, report)
     return run.folder
 

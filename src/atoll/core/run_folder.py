@@ -12,6 +12,7 @@
 ``evaluation.json``      results of the finished encoder, with the constants of the protocols
 ``detection/``           average precision of detectors that start from the encoder, by data
 ``map.safetensors``      some test images and their places on the report's map
+``audit.jsonl``          what the coordinator of a federation asked, received and decided (`atoll.core.audit_log`)
 ``report.html``          the report, one page
 
 All files except the report carry a digest (`atoll.core.digests`), which is verified at every read.

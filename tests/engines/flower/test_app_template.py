@@ -61,7 +61,17 @@ def test_the_command_says_how_to_run_the_app(tmp_path, capsys, settings, nodes):
     assert f"flwr run {app}{nodes} --stream" in capsys.readouterr().out
 
 
-@pytest.mark.parametrize(("key", "value"), [("site", 4), ("sites", "4"), ("sites", -1), ("deadline", 0.0)])
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("site", 4),
+        ("sites", "4"),
+        ("sites", -1),
+        ("deadline", 0.0),
+        ("other-environment", 1),
+        ("sites", True),
+    ],
+)
 def test_a_mistaken_configuration_gets_a_sentence(key, value):
     with pytest.raises(UserError):
         FlowerOptions.read({key: value})

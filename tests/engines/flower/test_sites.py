@@ -319,7 +319,7 @@ def saying(name, heard, clock, silent=0):
 
     def handle(message):
         heard.append(clock.now)
-        answer = {"name": name, "train": 9, "test": 0, "classes": []}
+        answer = {"name": name, "train": 9, "test": 0, "classes": [], "version": "1", "environment": {}}
         return Message(records(answer), reply_to=message) if len(heard) > silent else None
 
     return handle

@@ -21,7 +21,12 @@ APP, RECIPE = "pyproject.toml", "recipe.toml"
 
 
 def write_app(
-    folder: Path, recipe: Recipe, sites: int = 0, out: Path | None = None, images: Path | None = None
+    folder: Path,
+    recipe: Recipe,
+    sites: int = 0,
+    out: Path | None = None,
+    images: Path | None = None,
+    keys: Path | None = None,
 ) -> list[Path]:
     """Write a Flower app for a recipe.
 
@@ -32,6 +37,7 @@ def write_app(
         out: The run's folder at the coordinator; None for the default of ``atoll run``. It must not be in the app's
             folder, which is packed and sent to every site.
         images: Folder of the coordinator's images for evaluation, with a subfolder per class; None for none.
+        keys: File that binds the sites' names to their keys; None for none.
 
     Returns:
         The written files.
@@ -76,6 +82,8 @@ def write_app(
                         "images-source": "folder",
                         "wait": 600.0,
                         "deadline": 3600.0,
+                        "keys": "" if keys is None else str(keys.resolve()),
+                        "other-environment": False,
                     },
                 }
             }

@@ -73,6 +73,12 @@ def hello(message: Message, context: Context) -> Message:
     return answer(message, context, "hello", SiteSide.hello)
 
 
+@app.query("farewell")
+def farewell(message: Message, context: Context) -> Message:
+    """Learn that the site is asked no more."""
+    return answer(message, context, "farewell", SiteSide.farewell)
+
+
 @app.train()
 def train(message: Message, context: Context) -> Message:
     """Train for one round."""

@@ -10,6 +10,8 @@ from pathlib import Path
 import torch
 from flwr.serverapp import Grid
 
+from atoll.core.audit_log import FILE as AUDIT
+from atoll.core.audit_log import AuditLog
 from atoll.core.errors import UserError
 from atoll.core.run_folder import Run
 from atoll.core.tree import Tree
@@ -18,6 +20,7 @@ from atoll.data.partition.partition import Partition
 from atoll.data.sources import Splits, load_data
 from atoll.engines.federation import Federation
 from atoll.engines.flower.executor import FlowerExecutor, RemoteStates, measure_sites
+from atoll.engines.flower.ledger import RoundLedger
 from atoll.engines.flower.site_registry import SiteRegistry
 from atoll.engines.rounds import RunContext, RunStore, SiteResults, run_rounds
 from atoll.engines.server import Server
@@ -42,6 +45,10 @@ class FlowerOptions:
         images_source: Format of that folder (see the recipe's ``data.source``).
         wait: Seconds to wait for the sites.
         deadline: Largest duration of a round in seconds.
+        keys: File that binds the sites' names to their keys (see `KnownSites`); empty if any registered key may
+            choose its name.
+        other_environment: Whether the coordinator and the sites may continue a run on other kinds of CPUs or with
+            other libraries; the weights will differ.
     """
 
     recipe: str = "recipe.toml"
@@ -52,6 +59,8 @@ class FlowerOptions:
     images_source: str = "folder"
     wait: float = 600.0
     deadline: float = 3600.0
+    keys: str = ""
+    other_environment: bool = False
 
     @classmethod
     def read(cls, config: Mapping[str, object]) -> FlowerOptions:
@@ -66,7 +75,8 @@ class FlowerOptions:
             if not hasattr(defaults, key):
                 raise UserError(f"the Flower app's configuration has an unknown key {key!r}")
             kind = type(getattr(defaults, key))
-            if isinstance(value, bool) or not isinstance(value, kind | int if kind is float else kind):
+            of_kind = isinstance(value, kind | int if kind is float else kind)
+            if not of_kind or isinstance(value, bool) != (kind is bool):
                 raise UserError(
                     f"the Flower app's configuration has {key} = {value!r}; it must be a {kind.__name__}"
                 )
@@ -89,7 +99,8 @@ class FlowerEngine:
 
     def __init__(self, grid: Grid, options: FlowerOptions, recipe: str) -> None:
         self._options = options
-        self._registry = SiteRegistry(grid, recipe, options.sites)
+        keys = Path(options.keys) if options.keys else None
+        self._registry = SiteRegistry(grid, recipe, options.sites, keys, options.other_environment)
         self._states = RemoteStates()
         self._executor: FlowerExecutor | None = None
 
@@ -99,6 +110,7 @@ class FlowerEngine:
         Raises:
             UserError: Too few sites connected, or the recipe does not fit them.
         """
+        self._registry.audit = AuditLog(folder / AUDIT)
         started = (folder / PARTITION).is_file()
         if started and (folder / SITES).is_file():
             self._registry.restore(Run(folder).read_json(SITES) or {})
@@ -123,7 +135,9 @@ class FlowerEngine:
             context.federation.partition.classes,
             context.federation.max_update_size(),
         )
-        server = run_rounds(context, self._states, lambda: executor)
+        ledger = RoundLedger(context.callback, self._registry.record, context.federation.partition.names)
+        with ledger.failures():
+            server = run_rounds(replace(context, callback=ledger), self._states, lambda: executor)
         self._write_sites(checkpoints.parent)  # with the nodes refused meanwhile
         return server
 

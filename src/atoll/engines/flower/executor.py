@@ -9,8 +9,9 @@ from collections.abc import Callable, Generator, Mapping, Sequence
 from pathlib import Path
 
 from atoll.core.text import one_line
-from atoll.core.tree import Tree, load, save
+from atoll.core.tree import Tree, load, num_bytes, save
 from atoll.engines.flower.exchange import EVALUATE, SMALL_ANSWER, TRAIN, Exchange, Lost
+from atoll.engines.flower.ledger import ASKED, LOST, RECEIVED, received
 from atoll.engines.flower.site import digest_of
 from atoll.engines.flower.site_registry import SiteRegistry
 from atoll.engines.server import Job, Result
@@ -116,20 +117,35 @@ class FlowerExecutor:
         nodes = self._registry.connected()
         unprepared = set(requests) - self._prepared  # they do not have what the run agreed on yet
         for client, request in requests.items():
+            if reason := self._registry.excluded(client):
+                yield client, Lost(reason)
+                continue
             if client not in nodes:
                 yield client, Lost("its site is not connected")
                 continue
             agreed = {"agreed": self._agreed} if client in unprepared else {}
             exchange.send(client, nodes[client], kind, {**common, **request, **agreed})
+            self._registry.record(ASKED, **self._facts(client, kind, request), bytes=num_bytes(request))
         for client, answer in exchange.answers():
-            if not isinstance(answer, Lost):
+            if isinstance(answer, Lost):
+                self._registry.record(LOST, **self._facts(client, kind, requests[client]), why=answer.reason)
+            else:
                 self._prepared.add(client)
                 if "unprepared" in answer and client not in unprepared:  # it has lost its disk since
                     unprepared.add(client)
                     again = {**common, **requests[client], "agreed": self._agreed}
                     exchange.send(client, nodes[client], kind, again)
                     continue
+                facts = self._facts(client, kind, requests[client])
+                self._registry.record(RECEIVED, **facts, **received(answer))
+                if answer.get("withdrawn") is True:
+                    self._registry.withdraw(client)
             yield client, answer
+
+    def _facts(self, client: int, kind: str, request: dict[str, Tree]) -> dict[str, object]:
+        """Who was asked for what, for the audit log."""
+        message = request.get("message")
+        return {"site": self.name(client), "for": kind, **({"round": message["round"]} if message else {})}
 
     def name(self, client: int) -> str:
         """Name of a client's site."""

@@ -7,12 +7,20 @@ rewrite its log unnoticed.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Protocol
 
 from atoll.core.audit_log import AuditLog
+from atoll.core.errors import RunError
 from atoll.core.tree import Tree, named_bytes, num_bytes
+from atoll.engines.federation import Federation
+from atoll.engines.rounds import Callback
+from atoll.engines.server import Record, Server
 
-SENT, REFUSED = "sent", "refused"  # outcomes
+ASKED, RECEIVED, LOST = "asked", "received", "lost"  # events at the coordinator
+SENT, REFUSED = "sent", "refused"  # outcomes at a site
 UPDATE = "update"  # event
 
 
@@ -36,6 +44,8 @@ def record_answer(
     message = request.get("message")
     if isinstance(message, Mapping):
         facts["round"] = message.get("round")
+    if "reason" in request:
+        facts["why"] = request["reason"]
     if "lost" in reply:
         return log.append(kind, **facts, outcome=REFUSED, why=reply["lost"])
     if UPDATE in reply:
@@ -58,3 +68,67 @@ def updates_sent(log: AuditLog | None, recipe: str) -> int:
     return sum(
         line["event"] == UPDATE and line.get("recipe") == recipe and line["outcome"] == SENT for line in lines
     )
+
+
+def received(answer: Mapping[str, Tree]) -> dict[str, object]:
+    """Describe a site's answer for the coordinator's audit log: its size, its tensors, and the site's own line."""
+    body = answer.get(UPDATE, {key: value for key, value in answer.items() if key != "log"})
+    line = answer.get("log")
+    known = isinstance(line, str) and re.fullmatch("[0-9a-f]{64}", line)
+    return {"bytes": num_bytes(body), "tensors": named_bytes(body), **({"site_log": line} if known else {})}
+
+
+class Recorder(Protocol):
+    """Writes a line into the audit log."""
+
+    def __call__(self, event: str, **fields: object) -> None:
+        """Write the line."""
+        ...
+
+
+class RoundLedger:
+    """Callback that writes into the audit log whose updates a round accepted or refused, and why.
+
+    Args:
+        callback: The run's callback, which is called as well; None for none.
+        record: Writes a line into the log.
+        names: Name of each client's site.
+    """
+
+    def __init__(self, callback: Callback | None, record: Recorder, names: Sequence[str]) -> None:
+        self._callback = callback
+        self._record = record
+        self._names = names
+
+    def begin(self, federation: Federation, server: Server) -> None:
+        """Record the start of a process."""
+        self._server = server
+        self._record("begun", after_round=server.round)
+        if self._callback:
+            self._callback.begin(federation, server)
+
+    def step(self, images: int) -> None:
+        """Pass on a step."""
+        if self._callback:
+            self._callback.step(images)
+
+    def round(self, record: Record, line: dict[str, object]) -> None:
+        """Record a complete round."""
+        reasons = {
+            what: {self._names[int(client)]: reason for client, reason in found.items()}
+            for what, found in (("refused", record.refused), ("lost", record.lost))
+        }
+        valid = self._server.valid  # the last accepted round of each client
+        accepted = [self._names[client] for client in sorted(valid) if valid[client] == record.round]
+        self._record("round", round=record.round, accepted=accepted, **reasons)
+        if self._callback:
+            self._callback.round(record, line)
+
+    @contextmanager
+    def failures(self) -> Iterator[None]:
+        """Record a run that fails in the block."""
+        try:
+            yield
+        except RunError as error:
+            self._record("failed", why=str(error))
+            raise

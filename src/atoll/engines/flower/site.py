@@ -7,6 +7,7 @@ is a file, and a client state is one file per round (see `atoll.engines.client_s
 from __future__ import annotations
 
 import hashlib
+import logging
 import os
 import re
 from collections.abc import Callable, Mapping
@@ -19,7 +20,10 @@ import torch
 
 from atoll.components.base import Deployment
 from atoll.core.audit_log import AuditLog
+from atoll.core.environment import environment
 from atoll.core.errors import UserError, did_you_mean
+from atoll.core.provenance import version
+from atoll.core.text import clean
 from atoll.core.threads import threads
 from atoll.core.tree import Tree, load, map_tensors, pack, save
 from atoll.core.version import VERSION
@@ -29,14 +33,15 @@ from atoll.data.sources import load_data
 from atoll.engines.client import Client, train_client
 from atoll.engines.client_states import ClientStates
 from atoll.engines.federation import Federation
+from atoll.engines.flower.enrolment import FORMAT, is_site_name
 from atoll.engines.flower.ledger import updates_sent
 from atoll.engines.flower.policy import Policy
-from atoll.engines.flower.site_registry import FORMAT, is_site_name
 from atoll.evaluation import evaluate
 from atoll.recipe.recipe import Recipe, recipe_digest
 
 RecipeReader = Callable[[str], Recipe]
 WORDS = ("site", "data", "source", "state", "device", "afresh", "policy")  # keys of a node's configuration
+log = logging.getLogger("flwr")
 NUMBERS = ("partition-id", "num-partitions")  # keys that Flower's simulation adds
 
 
@@ -136,8 +141,9 @@ class SiteSide:
 
     def hello(self, request: Tree) -> Tree:
         """Report the site's name, the number of its images, and their classes."""
-        if request["format"] != FORMAT:
-            return {"lost": f"the coordinator uses format {request['format']}, and this is Atoll {VERSION}"}
+        if request["format"] != FORMAT or request["version"] != VERSION:
+            theirs = request.get("version", f"with messages of format {request['format']}")
+            return {"lost": f"the coordinator runs Atoll {theirs}, and this site {VERSION}; install the same"}
         policy = self.options.read_policy()
         if policy is not None:
             policy.check_text(request["recipe"])
@@ -152,12 +158,20 @@ class SiteSide:
             site = self.options.recipe(recipe)
             partition = _site_partition(site, splits.train, 0, request["sites"])
             policy.check_run(Federation(site, splits, partition))
+        engine = self.options.recipe(recipe).engine
         return {
+            "version": version(),
+            "environment": environment(engine.find_device(), engine.threads),
             "name": self.options.name,
             "train": 0 if splits is None else len(splits.train),
             "test": 0 if splits is None or splits.test is None else len(splits.test),
             "classes": [] if splits is None else list(splits.train.classes),
         }
+
+    def farewell(self, request: Tree) -> Tree:
+        """Learn that the coordinator asks this site no more."""
+        log.warning("the coordinator asks this site no more: %s", clean(request["reason"]))
+        return {"farewell": True}
 
     def train(self, request: Tree) -> Tree:
         """Train this site's client for one round."""

@@ -6,51 +6,33 @@ that reconnects, even with a new node id, is the same client; a second node with
 
 from __future__ import annotations
 
+import hashlib
 import json
 import logging
 import math
-import re
-import reprlib
 import time
 import uuid
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, field
+from pathlib import Path
 
 from flwr.serverapp import Grid
 
+from atoll.core.audit_log import AuditLog
+from atoll.core.environment import Environment, difference
 from atoll.core.errors import UserError
-from atoll.core.text import clean, one_line
+from atoll.core.provenance import version
 from atoll.core.tree import Tree
-from atoll.engines.flower.exchange import QUERY, Exchange, Lost
-from atoll.engines.update_checks import is_count
+from atoll.core.version import VERSION
+from atoll.engines.flower.enrolment import FORMAT, Site, read_site
+from atoll.engines.flower.exchange import QUERY, Exchange
+from atoll.engines.flower.known_sites import KnownSites
 
-FORMAT = 2  # of requests and answers; both sides must use the same
 SECONDS_BETWEEN_LOOKS = 0.3
 SECONDS_UNTIL_ASKED_AGAIN = 5.0, 60.0  # shortest and longest pause before a refused node is asked again
+SECONDS_BETWEEN_REMINDERS = 30.0
 SECONDS_TO_ANSWER = 300.0  # long, because a site first reads all its images to count them
-MOST_CLASSES = 100_000
 log = logging.getLogger("flwr")
-
-
-@dataclass
-class Site:
-    """One site.
-
-    Attributes:
-        name: Name in its node's configuration, or the number of its share.
-        key: Public key of its node in hex; empty if nodes are not authenticated.
-        train: Number of its training images.
-        test: Number of its held-out images.
-        classes: Names of its classes, if its images have labels.
-        node: Id of its current node; None if none has connected to this process yet.
-    """
-
-    name: str
-    key: str
-    train: int
-    test: int
-    classes: list[str]
-    node: int | None = None
 
 
 @dataclass
@@ -61,6 +43,9 @@ class SiteRegistry:
         grid: Flower's grid.
         recipe: Text of the complete recipe.
         sites: Number of real sites; 0 if the nodes train shares of the recipe's images.
+        keys: File of the sites' keys (see `KnownSites`); None if any registered key may choose its name.
+        other_environment: Whether a site may continue a run on another kind of CPU or with other libraries.
+        audit: The coordinator's audit log; None for none.
         federation: Id of the run, under which sites store their states.
         clients: The sites by client id, once all are known.
         turned_away: Nodes that were refused, with the reasons.
@@ -69,6 +54,9 @@ class SiteRegistry:
     grid: Grid
     recipe: str
     sites: int
+    keys: Path | None = None
+    other_environment: bool = False
+    audit: AuditLog | None = None
     federation: str = field(default_factory=lambda: uuid.uuid4().hex)
     clients: list[Site] = field(default_factory=list)
     turned_away: list[dict[str, str]] = field(default_factory=list)
@@ -79,6 +67,9 @@ class SiteRegistry:
         self._hellos: dict[
             int, tuple[Exchange, str]
         ] = {}  # of nodes that have not answered yet, with their keys
+        self._known = KnownSites.read(self.keys) if self.keys is not None else None
+        self._told: set[str] = set()  # sites that know that they are excluded
+        self._remind_at = 0.0
 
     def gather(self, count: int, seconds: float) -> None:
         """Wait until ``count`` sites have reported their names, and number them.
@@ -87,10 +78,14 @@ class SiteRegistry:
             UserError: Too few sites connected in time.
         """
         ends = time.monotonic() + seconds
+        self._remind_at = time.monotonic() + SECONDS_BETWEEN_REMINDERS
         if self.clients:
-            while any(site.node is None for site in self.clients) and time.monotonic() < ends:
+            while (missing := self._missing()) and time.monotonic() < ends:
                 self.refresh()
+                self._remind(", ".join(missing))
                 time.sleep(SECONDS_BETWEEN_LOOKS)
+            if missing:
+                log.warning("continuing without %s", ", ".join(missing))
             return
         found: dict[str, Site] = {}
         while len(found) < count and time.monotonic() < ends:
@@ -101,8 +96,13 @@ class SiteRegistry:
                     self._refuse(node, site.name, f"the run is for {count} sites, and all have connected")
                 else:
                     found[site.name] = site
+                    self._record_joined(site)
                     has = f" with {site.train} images" if self.sites else ""
                     log.info("site %s takes part%s (%d of %d)", site.name, has, len(found), count)
+            names = sorted(set(self._known.keys) - set(found)) if self._known is not None else []
+            self._remind(
+                f"{count - len(found)} of {count} sites" + (f" ({', '.join(names)})" if names else "")
+            )
             time.sleep(SECONDS_BETWEEN_LOOKS)
         if len(found) < count:
             connected = {str(site.node) for site in found.values()}
@@ -118,7 +118,11 @@ class SiteRegistry:
         self.clients = [found[name] for name in names]
 
     def refresh(self) -> None:
-        """Ask new nodes for their names, and assign those that have answered to sites; do not wait."""
+        """Ask new nodes for their names, and assign those that have answered to sites; do not wait.
+
+        The file of the sites' keys is read again; sites whose keys have been revoked are told.
+        """
+        self._read_keys()
         sites = {site.name: site for site in self.clients}
         for node, site in self._receive():
             known = sites.get(site.name)
@@ -128,14 +132,42 @@ class SiteRegistry:
                 self._refuse(node, site.name, f"{site.name!r} takes part with another key")
             elif known.node is not None and known.node != node and known.node in self._nodes():
                 self._refuse(node, site.name, f"another node already takes part as {site.name!r}")
-            else:
-                known.node = node
+            elif not self.other_environment and (change := _changed(known.environment, site.environment)):
+                reason = f"{site.name!r} took part with {change}; restart it in the same environment"
+                self._refuse(node, site.name, f"{reason}, or set other-environment = true in the app")
+            elif known.node != node:
+                known.node, known.environment, known.version = node, site.environment, site.version
+                self._record_joined(known)
+
+    def excluded(self, client: int) -> str | None:
+        """Reason why a client is not asked any more; None if it takes part."""
+        site = self.clients[client]
+        if site.withdrawn:
+            return f"{site.name!r} has withdrawn"
+        return self._known.why_revoked(site.name) if self._known is not None else None
+
+    def withdraw(self, client: int) -> None:
+        """Record that a site has left the run for good."""
+        site = self.clients[client]
+        if not site.withdrawn:
+            site.withdrawn = True
+            log.warning("%s has withdrawn and is asked no more", site.name)
+            self.record("withdrawn", site=site.name)
+
+    def record(self, event: str, **fields: object) -> None:
+        """Write a line into the audit log."""
+        if self.audit is not None:
+            self.audit.append(event, **fields)
 
     def connected(self) -> dict[int, int]:
         """Return the current node of each connected client."""
         online = self._nodes()
         nodes = {client: site.node for client, site in enumerate(self.clients)}
-        return {client: node for client, node in nodes.items() if node is not None and node in online}
+        return {
+            client: node
+            for client, node in nodes.items()
+            if node is not None and node in online and not self.excluded(client)
+        }
 
     def classes(self) -> list[str]:
         """Return the classes of all sites."""
@@ -159,13 +191,55 @@ class SiteRegistry:
         try:
             self.federation = str(record["federation"])
             self.clients = [
-                Site(site["name"], site["key"], site["train"], site["test"], site["classes"])
+                Site(
+                    **{name: site[name] for name in ("name", "key", "train", "test", "classes")},
+                    environment=site.get("environment", {}),
+                    withdrawn=site.get("withdrawn", False),
+                )
                 for site in record["sites"]
             ]
         except (KeyError, TypeError) as error:
             raise UserError(
                 f"sites.json in the run's folder is damaged ({error!r}); restore it from a copy"
             ) from None
+
+    def _missing(self) -> list[str]:
+        """Names of the sites of an interrupted run that have not connected again."""
+        return [
+            site.name
+            for client, site in enumerate(self.clients)
+            if site.node is None and not self.excluded(client)
+        ]
+
+    def _remind(self, missing: str) -> None:
+        if time.monotonic() >= self._remind_at:
+            self._remind_at = time.monotonic() + SECONDS_BETWEEN_REMINDERS
+            log.info("waiting for %s", missing)
+
+    def _read_keys(self) -> None:
+        """Read the keys again, and tell the sites whose keys have been revoked."""
+        if self.keys is None or self._known is None:
+            return
+        try:
+            self._known = KnownSites.read(self.keys)
+        except UserError as error:  # half-edited, perhaps: the run continues with what was valid
+            log.warning("%s; the sites' keys are as they were", error)
+        for site in self.clients:
+            reason = self._known.why_revoked(site.name)
+            if reason and site.name not in self._told:
+                self._told.add(site.name)
+                log.warning("%s; it is asked no more", reason)
+                self.record("revoked", site=site.name, why=reason)
+                if site.node in self._nodes():
+                    farewell = {"federation": self.federation, "reason": reason}
+                    Exchange(self.grid, SECONDS_TO_ANSWER).send(0, site.node, f"{QUERY}.farewell", farewell)
+
+    def _record_joined(self, site: Site) -> None:
+        if site.version != version():
+            log.warning("%s runs Atoll %s, and the coordinator %s", site.name, site.version, version())
+        key = hashlib.sha256(bytes.fromhex(site.key)).hexdigest() if site.key else ""
+        facts = {"node": str(site.node), "key": key, "images": site.train, "version": site.version}
+        self.record("joined", site=site.name, **facts, environment=site.environment)
 
     def _nodes(self) -> set[int]:
         return set(self.grid.get_node_ids())
@@ -174,6 +248,7 @@ class SiteRegistry:
         """Yield the sites that nodes report; a refused node is asked again, because its site may fix the cause."""
         request = {
             "format": FORMAT,
+            "version": VERSION,
             "federation": self.federation,
             "recipe": self.recipe,
             "sites": self.sites,
@@ -187,7 +262,9 @@ class SiteRegistry:
         for exchange, key in list(self._hellos.values()):
             for node, answer in exchange.look():
                 del self._hellos[node]
-                site = _read(answer, key, node, self.sites > 0)
+                site = read_site(answer, key, node, self.sites > 0)
+                if isinstance(site, Site) and self._known is not None:
+                    site = self._known.refuse(site.name, key) or site
                 if isinstance(site, Site):
                     yield node, site
                 else:
@@ -204,28 +281,9 @@ class SiteRegistry:
             who = f", with the name {name!r}," if name else ""
             log.warning("node %d%s cannot take part: %s", node, who, reason)
             self.turned_away.append(record)
+            self.record("refused", **record)
 
 
-def _read(answer: dict[str, Tree] | Lost, key: str, node: int, real: bool) -> Site | str:
-    """Read a site from its answer; if this fails, return the reason. A ``real`` site must have local images."""
-    if isinstance(answer, Lost):
-        return answer.reason
-    if "lost" in answer:
-        return one_line(answer["lost"])
-    name, train, test, classes = (answer.get(field) for field in ("name", "train", "test", "classes"))
-    if not isinstance(name, str) or not is_site_name(name) or not (real or re.fullmatch("[0-9]+", name)):
-        return "its answer contains no valid name"
-    if not is_count(train, 2 if real else 0) or not is_count(test, 0):
-        return f"it reports {reprlib.repr(train)} training and {reprlib.repr(test)} held-out images"
-    if not isinstance(classes, list) or len(classes) > MOST_CLASSES or not all(map(_is_class, classes)):
-        return "its classes are not a list of names"
-    return Site(name, key, train, test, [clean(name) for name in classes], node)
-
-
-def is_site_name(name: str) -> bool:
-    """Whether a name is valid for a site: it appears in logs, reports and paths."""
-    return bool(re.fullmatch(r"\w[\w .-]{0,99}", name))
-
-
-def _is_class(name: Tree) -> bool:
-    return isinstance(name, str) and len(name) <= 1000 and name.encode(errors="replace").decode() == name
+def _changed(before: Environment, now: Environment) -> str | None:
+    """How a site's environment differs from the one of its earlier rounds, if that is known."""
+    return difference(before, now) if before else None

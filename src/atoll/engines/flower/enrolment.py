@@ -1,0 +1,83 @@
+"""Enrolment of a site: what it tells of itself when the coordinator first asks, and how that is checked."""
+
+from __future__ import annotations
+
+import re
+import reprlib
+from dataclasses import dataclass, field
+from typing import TypeGuard
+
+from atoll.core.environment import Environment
+from atoll.core.text import clean, one_line
+from atoll.core.tree import Tree
+from atoll.engines.flower.exchange import Lost
+from atoll.engines.update_checks import is_count
+
+FORMAT = 3  # of requests and answers; both sides must use the same
+MOST_CLASSES = 100_000
+MOST_FACTS, LONGEST_WORD = 50, 200  # of an environment
+
+
+@dataclass
+class Site:
+    """One site.
+
+    Attributes:
+        name: Name in its node's configuration, or the number of its share.
+        key: Public key of its node in hex; empty if nodes are not authenticated.
+        train: Number of its training images.
+        test: Number of its held-out images.
+        classes: Names of its classes, if its images have labels.
+        node: Id of its current node; None if none has connected to this process yet.
+        version: Version of Atoll at the site.
+        environment: What the last bits of its results depend on (see `atoll.core.environment`).
+        withdrawn: Whether it has left the run for good.
+    """
+
+    name: str
+    key: str
+    train: int
+    test: int
+    classes: list[str]
+    node: int | None = None
+    version: str = ""
+    environment: Environment = field(default_factory=dict)
+    withdrawn: bool = False
+
+
+def read_site(answer: dict[str, Tree] | Lost, key: str, node: int, real: bool) -> Site | str:
+    """Read a site from its answer; if this fails, return the reason. A ``real`` site must have local images."""
+    if isinstance(answer, Lost):
+        return answer.reason
+    if "lost" in answer:
+        return one_line(answer["lost"])
+    name, train, test, classes = (answer.get(field) for field in ("name", "train", "test", "classes"))
+    if not isinstance(name, str) or not is_site_name(name) or not (real or re.fullmatch("[0-9]+", name)):
+        return "its answer contains no valid name"
+    if not is_count(train, 2 if real else 0) or not is_count(test, 0):
+        return f"it reports {reprlib.repr(train)} training and {reprlib.repr(test)} held-out images"
+    if not isinstance(classes, list) or len(classes) > MOST_CLASSES or not all(map(_is_class, classes)):
+        return "its classes are not a list of names"
+    atoll, here = answer.get("version"), answer.get("environment")
+    if not _is_word(atoll) or not _is_environment(here):
+        return "its answer does not describe its version and its environment"
+    return Site(name, key, train, test, [clean(one) for one in classes], node, atoll, here)
+
+
+def is_site_name(name: str) -> bool:
+    """Whether a name is valid for a site: it appears in logs, reports and paths."""
+    return bool(re.fullmatch(r"\w[\w .-]{0,99}", name))
+
+
+def _is_environment(value: Tree) -> TypeGuard[Environment]:
+    if not isinstance(value, dict) or len(value) > MOST_FACTS:
+        return False
+    return all(_is_word(key) and (type(one) is int or _is_word(one)) for key, one in value.items())
+
+
+def _is_word(value: Tree) -> TypeGuard[str]:
+    return isinstance(value, str) and len(value) <= LONGEST_WORD and clean(value) == value
+
+
+def _is_class(name: Tree) -> bool:
+    return isinstance(name, str) and len(name) <= 1000 and name.encode(errors="replace").decode() == name

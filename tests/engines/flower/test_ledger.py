@@ -1,0 +1,299 @@
+"""The two audit logs of a federation, its keys, and sites that leave."""
+
+from __future__ import annotations
+
+import json
+import stat
+import subprocess
+
+import pytest
+
+pytest.importorskip("flwr", reason="the extra atoll[flower] is not installed")
+
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat, load_ssh_public_key
+
+from atoll.commands.check import check_run
+from atoll.commands.federate import verify_log
+from atoll.core.audit_log import AuditLog
+from atoll.core.errors import UserError
+from atoll.core.tree import num_bytes
+from atoll.engines.flower.codec import tree
+from atoll.engines.flower.known_sites import KnownSites
+from atoll.engines.flower.site_registry import Site, SiteRegistry
+from atoll.engines.server import TooFewUpdatesError
+from tests.engines.flower.deployment import SITES
+from tests.engines.flower.grid import FakeGrid
+from tests.engines.flower.test_policy import place  # noqa: F401
+from tests.engines.flower.test_sites import clock, play, saying, site, sites  # noqa: F401
+
+SETTINGS = ("train.rounds=3", "train.min_accepted=0.25", "evaluation.at_end=['geometry']")
+
+
+def lines(path, event=""):
+    found = [entry.fields for entry in AuditLog(path).entries()]
+    return [line for line in found if event in ("", line["event"])]
+
+
+def test_both_sides_write_what_left_the_site(place):  # noqa: F811
+    heard = []
+
+    def listen(reply):
+        heard.append(tree(reply.content))
+        return reply
+
+    run = play(sites(place, north=listen), place, *SETTINGS)
+    here, there = run.folder / "audit.jsonl", place / "state" / "audit-north.jsonl"
+    updates = [answer["update"] for answer in heard if "update" in answer]
+    sent = lines(there, "update")
+    assert [line["round"] for line in sent] == [1, 2, 3]
+    assert [line["bytes"] for line in sent] == [num_bytes(update) for update in updates]
+    federation = run.read_json("sites.json")["federation"]
+    assert {line["run"] for line in sent} == {federation}
+    got = [line for line in lines(here, "received") if line["site"] == "north" and line["for"] == "train"]
+    for mine, theirs in zip(got, sent, strict=True):
+        assert (mine["bytes"], mine["tensors"]) == (theirs["bytes"], theirs["tensors"])
+    heads = {entry.hash for entry in AuditLog(there).entries()}
+    assert {line["site_log"] for line in got} < heads
+    assert [line["accepted"] for line in lines(here, "round")] == [list(SITES)] * 3
+    assert {line["site"] for line in lines(here, "joined")} == set(SITES)
+    assert check_run(run).damaged == []
+    for path in (here, there):
+        assert stat.S_IMODE(path.stat().st_mode) == 0o600
+
+
+def test_what_a_site_keeps_is_readable_by_its_owner_alone(place):  # noqa: F811
+    play(sites(place), place, *SETTINGS, "train.bn_buffers=local")
+    kept = [path for path in (place / "state").rglob("*") if path.is_file()]
+    assert any("states" in path.parts for path in kept)
+    assert {stat.S_IMODE(path.stat().st_mode) for path in kept} == {0o600}
+
+
+def test_a_refused_and_a_lost_update_are_written_with_the_reason(place):  # noqa: F811
+    def huge(reply):
+        answer = tree(reply.content)
+        if "update" in answer:
+            answer["update"]["samples"] = 10**6
+            reply.content = __import__("atoll.engines.flower.codec", fromlist=["records"]).records(answer)
+        return reply
+
+    def silent(reply):
+        return None if "update" in tree(reply.content) else reply
+
+    run = play(sites(place, north=huge, south=silent), place, *SETTINGS, "train.rounds=1", deadline=1.5)
+    (line,) = lines(run.folder / "audit.jsonl", "round")
+    assert line["accepted"] == ["east", "west"]
+    assert "'samples'" in line["refused"]["north"]
+    assert line["lost"] == {"south": "no answer within 1.5 s"}
+    lost = [one for one in lines(run.folder / "audit.jsonl", "lost") if one["for"] == "train"]
+    assert [one["site"] for one in lost] == ["south"]
+
+
+def test_a_run_that_fails_is_written(place):  # noqa: F811
+    silent = dict.fromkeys(SITES, lambda reply: None if "update" in tree(reply.content) else reply)
+    with pytest.raises(TooFewUpdatesError):
+        play(sites(place, **silent), place, *SETTINGS, deadline=1.5)
+    (line,) = lines(place / "run" / "audit.jsonl", "failed")
+    assert line["why"].startswith("round 1 failed: 0 of 4 updates")
+
+
+def test_the_command_verifies_a_log_and_what_others_have_kept_of_it(place):  # noqa: F811
+    run = play(sites(place), place, *SETTINGS)
+    there = place / "state" / "audit-north.jsonl"
+    kept = [
+        line["site_log"] for line in lines(run.folder / "audit.jsonl", "received") if line["site"] == "north"
+    ]
+    assert "lines from 20" in verify_log(run.folder)
+    assert f"last hash {kept[-1]}" in verify_log(there, kept)
+    short = there.read_bytes().splitlines(keepends=True)[:-1]
+    there.write_bytes(b"".join(short))
+    verify_log(there)
+    with pytest.raises(UserError, match=f"does not contain the line with the hash {kept[-1]}"):
+        verify_log(there, kept)
+    with pytest.raises(UserError, match="is no audit log"):
+        verify_log(place / "nothing")
+
+
+# Keys.
+
+
+def public_key():
+    key = ec.generate_private_key(ec.SECP384R1()).public_key()
+    line = key.public_bytes(Encoding.OpenSSH, PublicFormat.OpenSSH).decode()
+    return line, key.public_bytes(Encoding.PEM, PublicFormat.SubjectPublicKeyInfo)
+
+
+@pytest.fixture
+def keyed(place):  # noqa: F811
+    """Four sites with keys, and the file that binds them."""
+    pairs = {name: public_key() for name in SITES}
+    grid = sites(place)
+    grid.keys = {10 + k: pairs[name][1] for k, name in enumerate(SITES)}
+    path = place / "sites.toml"
+    path.write_text("[keys]\n" + "".join(f'{name} = "{line}"\n' for name, (line, _) in pairs.items()))
+    return grid, path
+
+
+def test_a_name_belongs_to_the_key_that_the_file_binds_to_it(place, keyed):  # noqa: F811
+    grid, path = keyed
+    grid.keys[12], grid.keys[13] = grid.keys[13], grid.keys[12]
+    with pytest.raises(UserError, match="2 of 4 sites") as error:
+        play(grid, place, *SETTINGS, keys=str(path), wait=1.0)
+    assert "its key is not the one that sites.toml binds to 'west'" in str(error.value)
+    assert "its key is not the one that sites.toml binds to 'south'" in str(error.value)
+    grid.keys[12], grid.keys[13] = grid.keys[13], grid.keys[12]
+    path.write_text("\n".join(path.read_text().splitlines()[:-1]))
+    with pytest.raises(UserError, match="'west' is not one of the sites in"):
+        play(grid, place, *SETTINGS, keys=str(path), wait=1.0)
+
+
+def test_a_key_of_ssh_keygen_is_read_as_flower_reports_it(tmp_path):
+    subprocess.run(
+        ["ssh-keygen", "-q", "-t", "ecdsa", "-b", "384", "-N", "", "-f", tmp_path / "key"], check=True
+    )
+    line = (tmp_path / "key.pub").read_text().strip()
+    from flwr.supercore.primitives.asymmetric import public_key_to_bytes
+
+    expected = public_key_to_bytes(load_ssh_public_key(line.encode()))
+    assert KnownSites({"east": line}).key("east") == expected.hex()
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("", "has no table [keys]"),
+        ('[keys]\neast = "ssh"', "the key of 'east' in sites.toml is no public key"),
+        ("[keys", "is not valid TOML"),
+        ("[keys]\neast = 1", "sites.keys.east"),
+        ("[keys]\n[other]", "other"),
+        ('[keys]\n[revoked]\nwest = "x"', "revokes 'west', which is not one of its [keys]"),
+    ],
+)
+def test_a_wrong_file_of_keys_is_said(tmp_path, text, words):
+    (tmp_path / "sites.toml").write_text(text)
+    with pytest.raises(UserError) as error:
+        KnownSites.read(tmp_path / "sites.toml")
+    assert words in str(error.value)
+
+
+def test_a_key_that_is_revoked_in_mid_run_is_told_and_asked_no_more(place, keyed, caplog):  # noqa: F811
+    grid, path = keyed
+    west, asked = grid.nodes[13], []
+
+    def revoke_after_one_round(message):
+        asked.append(message.metadata.message_type)
+        reply = west(message)
+        if message.metadata.message_type == "train":
+            path.write_text(path.read_text() + '[revoked]\nwest = "stolen\\u001b[2J"\n')
+        return reply
+
+    grid.nodes[13] = revoke_after_one_round
+    original = grid.push_messages
+
+    def push(messages):  # a real node answers by itself; here, the farewell is delivered at once
+        messages = list(messages)
+        ids = original(messages)
+        if messages[0].metadata.message_type == "query.farewell":
+            grid.pull_messages(ids)
+        return ids
+
+    grid.push_messages = push
+    run = play(grid, place, *SETTINGS, keys=str(path))
+    assert asked == ["query.hello", "evaluate", "train", "query.farewell"]
+    assert [line["clients"] for line in run.metrics()[1:]] == [4, 3, 3]
+    reason = "the key of 'west' was revoked: stolen�[2J"
+    assert run.metrics()[-1]["lost"] == {"3": reason}
+    (line,) = lines(run.folder / "audit.jsonl", "revoked")
+    assert (line["site"], line["why"]) == ("west", reason)
+    (line,) = lines(place / "state" / "audit-west.jsonl", "farewell")
+    assert line["why"] == reason
+    assert "the coordinator asks this site no more" in caplog.text
+
+
+def test_a_half_edited_file_of_keys_changes_nothing(place, keyed, caplog):  # noqa: F811
+    grid, path = keyed
+    registry = SiteRegistry(grid, "", 4, path)
+    path.write_text("[keys")
+    registry.refresh()
+    assert registry._known.keys.keys() == set(SITES)
+    assert "the sites' keys are as they were" in caplog.text
+
+
+# Sites that leave, and sites that come back.
+
+
+def test_a_site_that_withdraws_in_mid_run_is_asked_no_more_also_after_a_restart(place):  # noqa: F811
+    path = place / "policy.toml"
+    path.write_text("")
+    grid = sites(place)
+    west, asked = site(13, "west", place, policy=str(path)), []
+
+    def withdraw_after_one_round(message):
+        asked.append(message.metadata.message_type)
+        reply = west(message)
+        if message.metadata.message_type == "train":
+            path.write_text("withdrawn = true")
+        return reply
+
+    grid.nodes[13] = withdraw_after_one_round
+    run = play(grid, place, *SETTINGS)
+    assert asked == ["query.hello", "evaluate", "train", "train"]
+    assert [line["clients"] for line in run.metrics()[1:]] == [4, 3, 3]
+    assert [line.get("lost") for line in run.metrics()[2:]] == [
+        {"3": "the site has withdrawn"},
+        {"3": "'west' has withdrawn"},
+    ]
+    assert [line["site"] for line in lines(run.folder / "audit.jsonl", "withdrawn")] == ["west"]
+    path.write_text("")
+    again = play(grid, place, *SETTINGS, "train.rounds=4", resume=True)
+    assert again.metrics()[-1]["lost"] == {"3": "'west' has withdrawn"}
+    assert "train" not in asked[4:]
+
+
+def test_another_version_is_refused_at_enrolment_with_one_sentence(place, monkeypatch):  # noqa: F811
+    monkeypatch.setattr("atoll.engines.flower.site.VERSION", "9.9")
+    with pytest.raises(
+        UserError, match=r"the coordinator runs Atoll [\d.]+, and this site 9\.9; install the same"
+    ):
+        play(FakeGrid({13: site(13, "west", place)}), place, *SETTINGS, sites=1, wait=1.0)
+
+
+def test_another_commit_is_said(place, monkeypatch, caplog):  # noqa: F811
+    monkeypatch.setattr("atoll.engines.flower.site.version", lambda: "0.1.0+g1234567")
+    play(sites(place), place, *SETTINGS, "train.rounds=1")
+    assert "west runs Atoll 0.1.0+g1234567, and the coordinator " in caplog.text
+
+
+def test_a_site_in_another_environment_is_refused_when_a_run_is_resumed(place, monkeypatch):  # noqa: F811
+    play(sites(place), place, *SETTINGS, "train.rounds=1")
+    real = __import__("atoll.engines.flower.site", fromlist=["environment"]).environment
+    monkeypatch.setattr("atoll.engines.flower.site.environment", lambda *a: {**real(*a), "cpu": "OTHER"})
+    with pytest.raises(TooFewUpdatesError):
+        play(sites(place), place, *SETTINGS, "train.rounds=2", resume=True, wait=1.0)
+    turned = json.loads((place / "run" / "audit.jsonl").read_text().splitlines()[-1])
+    reasons = [line["reason"] for line in lines(place / "run" / "audit.jsonl", "refused")]
+    assert reasons
+    assert all("took part with cpu = " in reason and "here it is OTHER" in reason for reason in reasons)
+    assert turned["event"] == "failed"
+    run = play(
+        sites(place), place, *SETTINGS, "train.rounds=2", resume=True, wait=1.0, other_environment=True
+    )
+    assert run.metrics()[-1]["clients"] == 4
+
+
+def test_missing_sites_are_named_every_30_seconds(clock, caplog):  # noqa: F811
+    caplog.set_level("INFO")
+    registry = SiteRegistry(FakeGrid({7: saying("east", [], clock)}), "", 3)
+    registry.clients = [Site(name, "", 9, 0, []) for name in ("east", "north", "west")]
+    registry.gather(3, 100.0)
+    said = [record.getMessage() for record in caplog.records if "waiting" in record.getMessage()]
+    assert said == ["waiting for north, west"] * 3
+    assert "continuing without north, west" in caplog.text
+
+
+def test_the_first_start_says_how_many_are_missing(clock, caplog):  # noqa: F811
+    caplog.set_level("INFO")
+    registry = SiteRegistry(FakeGrid({7: saying("east", [], clock)}), "", 2)
+    with pytest.raises(UserError):
+        registry.gather(2, 65.0)
+    assert caplog.text.count("waiting for 1 of 2 sites") == 2
