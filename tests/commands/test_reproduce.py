@@ -318,7 +318,7 @@ def test_the_images_of_a_row_are_those_of_its_prerequisites_too() -> None:
     ("arguments", "sentence"),
     [
         (["ssd-11"], "did you mean 'ssd-1'?"),
-        (["dec-ssl-1-left"], "is not covered"),
+        (["dec-ssl-3"], "is not covered"),
         (["ssd-3", "--rows", "sds"], "has no row 'sds'; did you mean 'ssd'?"),
         (["ssd-3"], "4 of 4 rows of ssd-3 (such as fed_align_uniform) need the images cifar10 (parquet)"),
         (["ssd-3", "--set", "train.ronds=1"], "did you mean 'rounds'"),

@@ -14,7 +14,6 @@ from atoll.commands.resume import check_folder
 from atoll.commands.run import prepare, run_recipe
 from atoll.core.config import describe, over, setting
 from atoll.core.errors import RunError, UserError, did_you_mean
-from atoll.core.files import write_whole
 from atoll.core.run_folder import Run
 from atoll.engines.rounds import Callback
 from atoll.engines.simulation import Simulation
@@ -22,6 +21,7 @@ from atoll.methods.registry import METHODS, MethodOptions
 from atoll.recipe.recipe import Recipe, load_recipe, make_recipe
 from atoll.report import write_report
 from atoll.report.comparison import comparison_cells, comparison_markdown
+from atoll.report.formats import write_table
 
 DEMO = ("digits-align-uniform", "digits-simclr", "digits-ssd")
 
@@ -257,9 +257,9 @@ def write_comparison(compared: Comparison, out: Path) -> tuple[Path, Path]:
     """Write the table and the page of a comparison's finished runs.
 
     Returns:
-        ``table.md`` and ``report.html`` in ``out``.
+        ``table.md``, with ``table.csv`` and ``table.tex`` beside it, and ``report.html`` in ``out``.
     """
     failures = compared.failures.values()
-    table = out / "table.md"
-    write_whole(table, comparison_markdown(comparison_cells(compared.runs), failures).encode())
+    cells = comparison_cells(compared.runs)
+    table = write_table(out / "table.md", *cells[:2], comparison_markdown(cells, failures))
     return table, write_report([run.folder for run in compared.runs], out / "report.html", failures)

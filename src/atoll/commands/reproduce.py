@@ -31,8 +31,9 @@ from atoll.papers.rows import Detection, Row
 from atoll.recipe.prerequisites import prerequisite_recipes
 from atoll.recipe.recipe import recipe_of
 from atoll.report import write_report
+from atoll.report.formats import write_table
 from atoll.report.plots import figure_svg, require_plots
-from atoll.report.reproduction import markdown, section
+from atoll.report.reproduction import cells, markdown, section
 from atoll.report.wording import source_words
 
 
@@ -74,7 +75,7 @@ def reproduce(job: Reproduction, callback: Callable[[str], Bar] | None = None) -
     if figure:
         values = {row["name"]: row["values"] for row in rows}
         record["figure"] = _drawn(job, figure_data(figure, Results(job.table, job.rows, runs_of, values)))
-    write_whole(job.out / "table.md", markdown(record).encode())
+    write_table(job.out / "table.md", *cells(record), markdown(record))
     if finished:
         write_report(list(finished), job.out / "report.html", compared.failures.values(), section(record))
     return record

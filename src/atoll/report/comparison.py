@@ -8,8 +8,9 @@ from rich.console import Group
 
 from atoll.core.run_folder import Run
 from atoll.report.folders import Folder, read_folder
+from atoll.report.formats import markdown_table
 from atoll.report.groups import Row, group_runs, result_columns, result_rows
-from atoll.report.numbers import UNMEASURED, markdown_table
+from atoll.report.numbers import UNMEASURED
 from atoll.report.terminal import terminal_table
 from atoll.report.wording import setting_words
 

@@ -1,9 +1,9 @@
-"""Formatting of numbers in tables: mean and standard deviation over seeds, signs, bytes, Markdown."""
+"""Formatting of numbers in tables: mean and standard deviation over seeds, signs, bytes."""
 
 from __future__ import annotations
 
 import statistics
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 UNMEASURED = "–"
@@ -69,11 +69,3 @@ def megabytes(count: float) -> str:
         if count >= size:
             return f"{count / size:,.{digits}f} {unit}"
     return f"{count:,.0f} bytes"
-
-
-def markdown_table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str]:
-    """Format a table as lines of Markdown; the first column is text, the others are numbers."""
-    rule = ["---", *["---:"] * (len(header) - 1)]
-    return [
-        f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in row)} |" for row in (header, rule, *rows)
-    ]

@@ -6,8 +6,9 @@ from typing import Any
 
 from rich.console import Group
 
+from atoll.report.formats import markdown_table
 from atoll.report.html import Html, bullets, join, table, tag
-from atoll.report.numbers import UNMEASURED, markdown_table, mean_std
+from atoll.report.numbers import UNMEASURED, mean_std
 from atoll.report.terminal import terminal_table
 
 

@@ -5,10 +5,11 @@ from __future__ import annotations
 import os
 import signal
 import socket
+import sqlite3
 import subprocess
 import sys
 import time
-from contextlib import suppress
+from contextlib import closing, suppress
 from pathlib import Path
 
 from PIL import Image
@@ -127,8 +128,22 @@ class Deployment:
     def wait_for(self, condition, seconds: float, what: str) -> None:
         ends = time.monotonic() + seconds
         while not condition():
-            assert time.monotonic() < ends, f"{what} did not come; {self.log('superlink')[-3000:]}"
+            said = self.server_log()
+            assert "raised an exception" not in said, said[-3000:]
+            assert time.monotonic() < ends, (
+                f"{what} did not come; {self.log('superlink')[-3000:]}{said[-3000:]}"
+            )
             time.sleep(0.2)
+
+    def server_log(self) -> str:
+        """What the ServerApp printed, from the SuperLink's database."""
+        if not (self.folder / "superlink.db").is_file():
+            return ""
+        with closing(sqlite3.connect(self.folder / "superlink.db")) as database:
+            try:
+                return "".join(text for (text,) in database.execute("select log from task_logs"))
+            except sqlite3.OperationalError:  # not created yet, or locked
+                return ""
 
     def log(self, name: str) -> str:
         return (self.folder / f"{name}.log").read_text(errors="replace")

@@ -1,6 +1,7 @@
 """An objective that spoils updates at some clients in some rounds; travels in the app's folder."""
 
 import time
+from typing import ClassVar
 
 import torch
 
@@ -8,6 +9,8 @@ from atoll.objectives.align_uniform import AlignUniform
 
 
 class Hostile(AlignUniform):
+    name: ClassVar[str] = "hostile"
+
     def after_step(self, context):
         super().after_step(context)
         fault = (context.round, context.client)

@@ -162,6 +162,7 @@ def test_spoiled_and_late_updates_and_a_vanished_folder(deployment, tmp_path):
         (app / "recipe.toml")
         .read_text()
         .replace('objective = "align_uniform"', 'objective = "hostile:Hostile"')
+        .replace("[options.align_uniform]", "[options.hostile]")
     )
     assert "hostile:Hostile" in (app / "recipe.toml").read_text()
     deployment.run(app)
