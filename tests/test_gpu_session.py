@@ -33,7 +33,7 @@ changes.train.rounds = 1
 changes.method.name = "fed_simsiam"
 [choices.long]
 title = "FedSimCLR, many rounds"
-changes.train.rounds = 60
+changes.train.rounds = 400
 changes.method.name = "fed_simclr"
 """
 PLAN = '[[rows]]\ntable = "{table}"\nrows = ["*"]\ntogether = 2\n'
@@ -85,7 +85,7 @@ def test_it_is_interrupted_and_goes_on_from_what_it_left(tmp_path):
 
     (long, *_) = (run for run in json.loads(inside(first, "results.json")) if "long" in run["run"])
     assert not long["finished"]
-    assert 0 < long["round"] < 60
+    assert 0 < long["round"] < 400
     before = inside(first, "runs/mine/long-seed0/metrics.jsonl").splitlines()
     bench = json.loads(inside(first, "bench.json"))
     assert all(part["finished"] for part in bench["parts"].values()), bench

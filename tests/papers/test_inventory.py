@@ -45,7 +45,7 @@ def noise(tmp_path_factory: pytest.TempPathFactory) -> Path:
             table = pa.table({"image": [{"bytes": image, "path": ""} for image in images], "label": labels})
             pq.write_table(table, folder / name / f"{split}.parquet")
     for place, count in (
-        ("imagenet-100/train/{:03}", 4),
+        ("imagenet-100/train/{:03}", 50),
         ("imagenet-100/val/{:03}", 2),
         ("amazon-packages/{}", 20),
     ):
