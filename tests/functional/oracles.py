@@ -1,5 +1,6 @@
 """Slow float64 loops, written from the equations one sum at a time; no code is shared with the package."""
 
+import cmath
 import math
 
 import torch
@@ -235,6 +236,20 @@ def tangent_transport(u, samples, tangents, directions):
             theirs = sorted(dot(log_map(c, x), p) for x in samples.tolist())
             total += squared(ours, theirs) / len(ours) / len(directions[m])
     return total / 6
+
+
+def sigreg(z, directions, limit, points):
+    """The trapezoid rule over [−limit, limit], with complex exponentials."""
+    total = 0.0
+    step = limit / (points - 1)
+    for a in directions.tolist():
+        for k in range(1 - points, points):
+            t = k * step
+            phi = sum(cmath.exp(1j * t * dot(a, row)) for row in z.tolist()) / len(z)
+            end = 0.5 if abs(k) == points - 1 else 1.0
+            gauss = math.exp(-t * t / 2)
+            total += len(z) * end * step * abs(phi - gauss) ** 2 * gauss
+    return total / len(directions)
 
 
 def rows(n, d, seed=0, **options):

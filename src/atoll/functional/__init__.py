@@ -17,6 +17,7 @@ from atoll.functional.contrastive import (
     relational,
     supcon,
 )
+from atoll.functional.gaussian import sigreg
 from atoll.functional.geometry import (
     effective_rank,
     label_distance,
@@ -61,6 +62,7 @@ __all__ = [
     "relational",
     "representability",
     "representation_angle",
+    "sigreg",
     "simsiam",
     "sinkhorn_assignments",
     "spectral_gap",

@@ -10,6 +10,7 @@ from atoll.objectives.byol import BYOL
 from atoll.objectives.mae import MAE
 from atoll.objectives.moco import MoCo
 from atoll.objectives.rotation import Rotation
+from atoll.objectives.sigreg import SIGReg
 from atoll.objectives.simclr import SimCLR
 from atoll.objectives.simsiam import SimSiam
 
@@ -61,6 +62,13 @@ FED_MOCO_V1 = Method(
     objective=MoCo(temperature=0.07),
     title="FedMoCo v1",
     paper="He et al., Momentum Contrast, CVPR 2020, under FedAvg",
+    family=FAMILY,
+)
+
+FED_SIGREG = Method(
+    objective=SIGReg(),
+    title="FedSIGReg",
+    paper="Balestriero and LeCun, LeJEPA, 2025, under FedAvg",
     family=FAMILY,
 )
 

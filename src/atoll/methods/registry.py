@@ -52,6 +52,7 @@ from atoll.objectives.mae import MAE
 from atoll.objectives.metric_learning import Quadruplet, Triplet
 from atoll.objectives.moco import MoCo
 from atoll.objectives.rotation import Rotation, RotationTerm
+from atoll.objectives.sigreg import SIGReg
 from atoll.objectives.simclr import SimCLR
 from atoll.objectives.simsiam import SimSiam
 from atoll.objectives.supcon import SupCon
@@ -77,6 +78,7 @@ OBJECTIVES: dict[str, type[Objective]] = by_name(
     orchestra.Orchestra,
     Quadruplet,
     Rotation,
+    SIGReg,
     SimCLR,
     SimSiam,
     SupCon,
@@ -124,6 +126,7 @@ METHODS: dict[str, Method] = {
     "fed_simsiam": fedavg_ssl.FED_SIMSIAM,
     "fed_moco": fedavg_ssl.FED_MOCO,
     "fed_moco_v1": fedavg_ssl.FED_MOCO_V1,
+    "fed_sigreg": fedavg_ssl.FED_SIGREG,
     "fed_mae": fedavg_ssl.FED_MAE,
     "fed_pr": fedavg_ssl.FED_PR,
     "fed_ae": fedavg_ssl.FED_AE,
