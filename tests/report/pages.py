@@ -45,7 +45,7 @@ class Page(HTMLParser):
             value = found.get(name)
             if value and value.startswith("#"):
                 self.anchors.append(value[1:])
-            elif value:
+            elif value and not ("download" in found and value.startswith("data:")):
                 self.loads.append(value)
         if "id" in found:
             assert found["id"] not in self.ids

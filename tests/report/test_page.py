@@ -1,6 +1,9 @@
+import csv
+import io
 import json
 import math
 import re
+from urllib.parse import unquote
 
 import numpy as np
 import pytest
@@ -285,3 +288,34 @@ def test_a_warm_start_is_no_untrained_encoder(tmp_path):
     warm = {"train": {"rounds": 3, "lr": 0.05, "start": "runs/first"}}
     rows = report(tmp_path, make_run(tmp_path / "run", recipe=warm)).tables[RESULTS]
     assert rows[1][0].startswith("Start encoder")
+
+
+def test_the_table_of_results_is_saved_as_csv_and_latex(tmp_path):
+    folder = make_run(tmp_path / "a")
+    text = write_report([folder], tmp_path / "report.html").read_text()
+    found = re.findall(r'href="data:[\w/-]+;charset=utf-8,([^"]*)" download="(results\.\w+)"', text)
+    files = {name: unquote(written) for written, name in found}
+    table = Page(tmp_path / "report.html").tables[RESULTS]
+    first, *rest = csv.reader(io.StringIO(files["results.csv"]))
+    assert first == table[0]
+    assert [row[0] for row in rest] == [re.sub(r"mean .*", "", cells[0]) for cells in table[1:]]
+    assert [float(cell) for cell in rest[-1][1:] if cell]
+    assert files["results.tex"].count(r" \\") == len(table)
+
+
+def test_the_page_shows_no_path_of_the_machine_and_says_what_to_cite(tmp_path):
+    folder = make_run(tmp_path / "a")
+    recipe = folder / "recipe.toml"
+    data = '[data]\npath = "/home/someone/secret/cifar10"\n'
+    recipe.write_text(recipe.read_text().replace("[data]\n", data))
+    page = write_report([folder], tmp_path / "report.html").read_text()
+    assert "someone" not in page
+    assert "…/cifar10" in page
+    assert "Fang et al., Soft Separation and Distillation, ICCV 2025." in page
+
+
+def test_the_page_says_whether_sites_took_part(tmp_path):
+    folder = make_run(tmp_path / "a")
+    assert "<dt>Federation</dt><dd>simulation</dd>" in write_report([folder], tmp_path / "r.html").read_text()
+    (folder / "sites.json").write_text("{}")
+    assert "<dt>Federation</dt><dd>real sites</dd>" in write_report([folder], tmp_path / "r.html").read_text()

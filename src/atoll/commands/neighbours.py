@@ -15,7 +15,7 @@ from atoll.commands.evaluate import find_encoder, partition_of
 from atoll.core import tree
 from atoll.core.errors import UserError
 from atoll.core.rng import stream
-from atoll.core.run_folder import NEIGHBOURS, Run
+from atoll.core.run_folder import NEIGHBOURS, SITES, Run
 from atoll.core.tree import Tree
 from atoll.data.images import Pixels, StoredPixels
 from atoll.data.sources import load_data
@@ -100,7 +100,7 @@ def find_neighbours(
 
 def _training_images(run: Run, encoder: Encoder) -> Gallery:
     recipe, partition = recipe_of(run), partition_of(run)
-    if run.read("sites.json") is not None:
+    if run.read(SITES) is not None:
         raise UserError(
             f"the training images of {run.folder} are at its sites; give a folder to search with --among"
         )

@@ -39,6 +39,7 @@ from atoll.core.tree import Tree
 
 DETECTION = "detection"  # folder of the results of `atoll detect`
 NEIGHBOURS = "neighbours.safetensors"
+SITES = "sites.json"  # in the folder of a run of real sites
 SITES_OWN = "sites' own"  # the split of an evaluation that only sites made, on their local images
 RETAINED_ROUNDS = 2  # complete rounds that a run retains, in case a crash of the machine damages the newest
 MAX_NAME_BYTES = 200  # of a recipe's name: file systems allow 255, and suffixes need some of them
@@ -49,7 +50,7 @@ RUN_FILES = (
 OTHER_FILES = (
     "recipe.toml",
     "environment.json",
-    "sites.json",
+    SITES,
     "clients.safetensors",
     NEIGHBOURS,
     "map.safetensors",

@@ -23,23 +23,24 @@ def comparison_cells(runs: Sequence[Run]) -> Cells:
     The label of a method contains its number of runs if another method has more.
     """
     folders = [read_folder(run.folder) for run in runs]
-    rows = result_rows(group_runs(folders))
+    header, cells = result_cells(result_rows(group_runs(folders)))
+    seeds = sorted({folder.seed for folder in folders})
+    versions = sorted({str(folder.results["version"]) for folder in folders if "version" in folder.results})
+    made = f"seed{'s' * (len(seeds) > 1)} {', '.join(map(str, seeds))}; Atoll {', '.join(versions)}"
+    notes = [*sorted({_protocol(folder) for folder in folders if folder.results}), made]
+    return header, cells, notes
+
+
+def result_cells(rows: Sequence[Row]) -> tuple[list[str], list[list[str]]]:
+    """Header and cells of the table of results, as text."""
     most = max((row.runs for row in rows if row.line >= 0), default=0)
     columns = result_columns(rows)
     cells = []
     for row in rows:
         values = [(row.spread(metric), metric) for metric in columns]
-        cells.append(
-            [
-                _label(row, most),
-                *("".join(v.words(metric.digits)) if v else UNMEASURED for v, metric in values),
-            ]
-        )
-    seeds = sorted({folder.seed for folder in folders})
-    versions = sorted({str(folder.results["version"]) for folder in folders if "version" in folder.results})
-    made = f"seed{'s' * (len(seeds) > 1)} {', '.join(map(str, seeds))}; Atoll {', '.join(versions)}"
-    notes = [*sorted({_protocol(folder) for folder in folders if folder.results}), made]
-    return ["method", *(metric.title for metric in columns)], cells, notes
+        words = ("".join(value.words(metric.digits)) if value else UNMEASURED for value, metric in values)
+        cells.append([_label(row, most), *words])
+    return ["method", *(metric.title for metric in columns)], cells
 
 
 def _label(row: Row, most: int) -> str:

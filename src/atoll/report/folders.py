@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from atoll.core.errors import UserError
-from atoll.core.run_folder import DETECTION, NEIGHBOURS, SITES_OWN, Run, damaged
+from atoll.core.run_folder import DETECTION, NEIGHBOURS, SITES, SITES_OWN, Run, damaged
 from atoll.core.tree import Tree, load
 from atoll.report.artifacts import FILE as MAP_FILE
 from atoll.report.client_pictures import FILE as SAMPLES_FILE
@@ -33,6 +33,7 @@ class Folder:
         samples: Sample images of some clients; None if there are none.
         missing: One sentence for each file that is missing or damaged.
         neighbours: Nearest neighbours of some images; None if there are none.
+        of_sites: Whether real sites trained it, and not a simulation.
         detection: Records of `atoll detect`, one for each data, start and seed.
     """
 
@@ -47,6 +48,7 @@ class Folder:
     detection: list[dict[str, Any]] = field(default_factory=list)
     samples: Tree = None
     neighbours: Tree = None
+    of_sites: bool = False
 
     @property
     def seed(self) -> int:
@@ -142,6 +144,7 @@ def read_folder(path: Path) -> Folder:
     folder = Folder(
         name, recipe, text, metrics, results, partition, picture, missing, detection,
         pictures.get(SAMPLES_FILE), pictures.get(NEIGHBOURS),
+        (path / SITES).is_file(),
     )  # fmt: skip
     if folder.rounds < folder.planned:
         missing.insert(

@@ -8,7 +8,10 @@ const DRAW = {
   partition: (host) => partitionFigure(host, data.partitions),
   map: (host) => mapFigure(host, data.maps, data.sprites),
 };
-for (const host of document.querySelectorAll("[data-figure]")) DRAW[host.dataset.figure](host);
+for (const host of document.querySelectorAll("[data-figure]")) {
+  DRAW[host.dataset.figure](host);
+  saveButtons(host);
+}
 
 document.documentElement.dataset.width = String(window.innerWidth);
 document.documentElement.dataset.fits = String(document.documentElement.scrollWidth <= window.innerWidth);

@@ -102,7 +102,7 @@ def page(runs: Sequence[Folder], failures: Iterable[str] = (), comparison: Html 
 
 
 # In this order, because each uses the previous ones.
-SCRIPTS = ("elements.js", "charts.js", "partition.js", "map.js", "page.js")
+SCRIPTS = ("elements.js", "charts.js", "partition.js", "map.js", "save.js", "page.js")
 RING = 34  # radius of the atoll in the heading, whose box is 100 wide
 MAX_ISLANDS = 36
 MAX_NAMES = 5  # largest number of methods whose names are in the first sentence
@@ -160,6 +160,7 @@ def _lead(groups: Sequence[Group]) -> str:
 def _facts(groups: Sequence[Group]) -> Html:
     runs = [run for group in groups for run in group.runs]
     found: dict[str, list[str]] = {
+        "Federation": ["real sites" if run.of_sites else "simulation" for run in runs],
         "Data": [
             "sites' local folders"
             if "sites" in run.results
@@ -197,7 +198,7 @@ def _facts(groups: Sequence[Group]) -> Html:
 def _notices(runs: Sequence[Folder], failures: Iterable[str]) -> Html:
     notes = dict.fromkeys(str(run.results.get("note") or run.untrained.get("note") or "") for run in runs)
     notes |= dict.fromkeys(
-        f"{run.name} starts from the weights {run.metrics[0]['start']}"
+        f"{run.name} starts from the weights {Path(str(run.metrics[0]['start'])).name}"
         for run in runs
         if run.metrics and "start" in run.metrics[0]
     )

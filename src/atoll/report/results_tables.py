@@ -6,10 +6,13 @@ import math
 import re
 from collections.abc import Mapping, Sequence
 from typing import Any
+from urllib.parse import quote
 
 from atoll.evaluation.client_tests import by_client
 from atoll.evaluation.metrics import KNN, Metric, constants
+from atoll.report.comparison import result_cells
 from atoll.report.folders import Folder
+from atoll.report.formats import csv_table, latex_table
 from atoll.report.groups import Group, Row, result_columns, untrained_rows
 from atoll.report.html import Html, folded, join, table, tag
 from atoll.report.numbers import UNMEASURED, Spread, best
@@ -59,7 +62,21 @@ def results_table(groups: Sequence[Group], rows: Sequence[Row]) -> Html:
         _standard_error(groups, accuracies),
         GEOMETRY_NOTE if any(not metric.better for metric in columns) else "",
     ]
-    return join([whole, *(tag("p", note, class_="muted") for note in notes if note)])
+    return join([whole, _downloads(rows), *(tag("p", note, class_="muted") for note in notes if note)])
+
+
+def _downloads(rows: Sequence[Row]) -> Html:
+    """Links that save the table; the files are in the page."""
+    header, cells = result_cells(rows)
+    files = {
+        "CSV": ("results.csv", "text/csv", csv_table(header, cells)),
+        "LaTeX": ("results.tex", "text/x-tex", latex_table(header, cells)),
+    }
+    links = [
+        tag("a", f"Save as {name}", href=f"data:{kind};charset=utf-8,{quote(text)}", download=file)
+        for name, (file, kind, text) in files.items()
+    ]
+    return tag("p", links[0], " · ", links[1], class_="muted")
 
 
 def _facts(row: Row) -> str:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import re
 import statistics
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from atoll.data.partition.make import sit_out_words
 from atoll.evaluation.metrics import BYTES_DOWN, BYTES_UP
+from atoll.recipe.table import catalogue
 from atoll.report.client_pictures import samples_table
 from atoll.report.groups import EXPECTED, Group, differences
 from atoll.report.html import Html, bullets, folded, join, table, tag
@@ -47,8 +49,26 @@ def provenance(groups: Sequence[Group]) -> Html:
         for run in group.runs
     ]
     head = ["method", "folder", "seed", "rounds", "recipe", "Atoll"]
-    recipes = (folded(f"Recipe of {group.label}", tag("pre", group.runs[0].recipe_text)) for group in groups)
-    return join([table("Runs, each with the digest of its recipe.toml (SHA-256)", head, body), *recipes])
+    recipes = (
+        folded(f"Recipe of {group.label}", tag("pre", _without_folders(group.runs[0].recipe_text)))
+        for group in groups
+    )
+    runs = table("Runs, each with the digest of its recipe.toml (SHA-256)", head, body)
+    return join([runs, *recipes, _citations(groups)])
+
+
+def _without_folders(recipe: str) -> str:
+    """A recipe's text for a page that others may read: only the last part of each absolute path."""
+    return re.sub(r'"(?:/|~|[A-Za-z]:\\)[^"]*[/\\]([^"/\\]+)"', r'"…/\1"', recipe)
+
+
+def _citations(groups: Sequence[Group]) -> Html:
+    """What to cite."""
+    papers = {one["name"]: one["paper"] for family in catalogue()["methods"].values() for one in family}
+    used = dict.fromkeys(str(group.recipe.get("method", {}).get("name")) for group in groups)
+    cited = dict.fromkeys(papers[name] for name in used if papers.get(name))
+    atoll = "the Atoll developers, Atoll: federated self-supervised representation learning for PyTorch"
+    return tag("p", f"To cite: {atoll}; and {'; '.join(cited)}.", class_="muted") if cited else Html("")
 
 
 def traffic_table(groups: Sequence[Group]) -> Html:

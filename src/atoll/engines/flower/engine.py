@@ -13,7 +13,7 @@ from flwr.serverapp import Grid
 from atoll.core.audit_log import FILE as AUDIT
 from atoll.core.audit_log import AuditLog
 from atoll.core.errors import UserError
-from atoll.core.run_folder import Run
+from atoll.core.run_folder import SITES, Run
 from atoll.core.tree import Tree
 from atoll.data.images import ImageSet, StoredPixels
 from atoll.data.partition.partition import Partition
@@ -27,7 +27,6 @@ from atoll.engines.server import Server
 from atoll.evaluation import mean_over_sites
 from atoll.recipe.recipe import Recipe
 
-SITES = "sites.json"  # in the run's folder
 PARTITION = "partition.json"  # also there, once the run has started
 log = logging.getLogger("flwr")
 
