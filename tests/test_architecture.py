@@ -56,6 +56,7 @@ ABOUT_MORE = {
     "commands/test_any_encoder.py": "whole runs with encoders of other libraries",
     "cli/test_bad_input.py": "every command's bad input",
     "components/test_compat.py": "components and folders of 0.1",
+    "engines/test_sharing.py": "what trains, travels and is stored",
     "engines/test_damage.py": "whole runs on damaged and full disks",
     "engines/flower/test_deployment.py": "a federation of real processes",
     "engines/flower/test_flower_simulation.py": "Flower's simulation against ours",

@@ -25,7 +25,17 @@ IMPORTED_AS = {
     "scikit-learn": "sklearn",
 }
 STUBS = {"_typeshed"}  # the type checker's own
-OPTIONAL = ("hub", "flower", "dp", "onnx", "detect", "figures", "timm", "hf")  # extras that the code imports
+OPTIONAL = (
+    "hub",
+    "flower",
+    "dp",
+    "onnx",
+    "detect",
+    "figures",
+    "timm",
+    "hf",
+    "peft",
+)  # extras that the code imports
 
 
 def declared(requirements: list[str]) -> set[str]:

@@ -148,8 +148,7 @@ def _of_users(shares: dict[int, Tensor] | None, users: Sequence[int] | None) -> 
 
 def load_networks(federation: Federation, weights: Weights) -> Encoder:
     """Load weights into the networks and return the encoder; networks without new weights are unchanged."""
-    federation.networks.load_state_dict({**federation.networks.state_dict(), **weights})
-    return federation.encoder
+    return federation.load(weights)
 
 
 def held_out(splits: Splits) -> tuple[str, ImageSet]:

@@ -35,6 +35,7 @@ from atoll.engines.rounds import Callback, Engine, RunContext
 from atoll.engines.server import Server
 from atoll.engines.simulation import Simulation
 from atoll.models import save_encoder
+from atoll.models.adapters import merged
 from atoll.recipe.prerequisites import FOLDER, outcome, prerequisite_recipes
 from atoll.recipe.recipe import Recipe, give, load_recipe, make_recipe
 from atoll.report.artifacts import save_artifacts
@@ -261,7 +262,7 @@ def _finish(prepared: PreparedRun, evaluator: Evaluator, server: Server) -> None
     metadata = _about(federation)
     shown, points = held_out(federation.splits)[1], recipe.evaluation.map_points
     for name, (weights, _) in models.items():
-        encoder = load_networks(federation, weights)
+        encoder = merged(load_networks(federation, weights))
         if len(models) > 1:
             save_encoder(model_path(run, name), encoder, metadata)
         if name == largest:

@@ -76,11 +76,13 @@ class ClientState(TypedDict, total=False):
     Attributes:
         parts: The components' slices.
         buffers: BatchNorm's running statistics, with ``train.bn_buffers = "local"``.
+        personal: Trained weights that ``method.share`` leaves out.
         optimizer: The optimiser's state by parameter, with ``train.keep_optimizer``.
     """
 
     parts: Slices
     buffers: Weights
+    personal: Weights
     optimizer: Slices
 
 

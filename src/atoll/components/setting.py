@@ -35,6 +35,8 @@ class Setting:
         running_statistics: Names of the buffers that are BatchNorm's running statistics. They follow the data's
             scale.
         local_only: Names of the weights that never leave a client.
+        base_names: Names of the weights that clients get once, with their initial values: frozen ones, and those
+            that each client trains for itself (``method.share``).
         personal: Whether clients retain weights, so that each ends with a personal model.
         draw: Index of the independent initial model that is being built; 0 is the model that all clients share.
         checkpoint_every: Rounds between checkpoints; after a kill, these rounds may run again.
@@ -54,6 +56,7 @@ class Setting:
     buffers: frozenset[str] = frozenset()
     running_statistics: frozenset[str] = frozenset()
     local_only: frozenset[str] = frozenset()
+    base_names: frozenset[str] = frozenset()
     personal: bool = False
     draw: int = 0
     checkpoint_every: int = 1

@@ -13,7 +13,11 @@ from atoll.components.messages import ClientState, Message, Slices, Update
 from atoll.components.training import TrainOptions, learning_rate, make_optimizer
 from atoll.core.errors import UserError
 from atoll.core.rng import derive_seed
+from atoll.core.tree import Weights
 from atoll.methods.method import Method
+from atoll.models.adapters import matching
+
+BASE = "base"  # the constant of the weights that do not travel each round
 
 
 class Client:
@@ -35,6 +39,10 @@ class Client:
         self.optimizer = make_optimizer(setting.train, networks.parameters())
         self._buffers = buffer_names(networks)
         self._shared = frozenset(update_names(method, setting.train, networks))
+        self._personal = personal_names(method, networks)
+        self._base: Weights = cast(Weights, constants.get(BASE, {}))
+        if self._base:
+            networks.load_state_dict(self._base, strict=False)
 
     def start(self, message: Message, retained: ClientState | None, data: ClientData) -> None:
         """Load the message and the client state; ``retained`` is None the first time that a client takes part."""
@@ -51,7 +59,12 @@ class Client:
         downloaded = method.aggregation.choose(context, models) if models else {}
         # Weights that no client sends have their initial values on the server, which are not a model of the others.
         context.received = {name: weight for name, weight in downloaded.items() if name in self._shared}
+        if downloaded:
+            downloaded = {**self._base, **downloaded}
         self.networks.load_state_dict(method.merge.join(context, downloaded))
+        if retained:
+            self.networks.load_state_dict(retained.get("personal", {}), strict=False)
+        rest_frozen_norms(self.networks)
         if train.bn_buffers == "local" and retained:
             self.networks.load_state_dict(retained["buffers"], strict=False)
         for group in self.optimizer.param_groups:
@@ -129,6 +142,8 @@ class Client:
         }
         if train.bn_buffers == "local":
             retained["buffers"] = {name: weights[name] for name in sorted(self._buffers)}
+        if self._personal:
+            retained["personal"] = {name: weights[name] for name in sorted(self._personal)}
         if train.keep_optimizer:
             retained["optimizer"] = {str(k): v for k, v in self.optimizer.state_dict()["state"].items()}
         return update, retained
@@ -183,11 +198,48 @@ def train_client(
 
 
 def update_names(method: Method, train: TrainOptions, networks: nn.ModuleDict) -> set[str]:
-    """Names of the weights in an update: all except those that are local-only by the merge or ``bn_buffers``."""
+    """Names of the weights in an update: all that travel and are not local-only by the merge or ``bn_buffers``."""
     local_only = method.merge.private(networks)
     if train.bn_buffers != "average":
         local_only = local_only | buffer_names(networks)
-    return set(networks.state_dict()) - local_only
+    return travelling_names(method, networks) - local_only
+
+
+def travelling_names(method: Method, networks: nn.ModuleDict) -> set[str]:
+    """Names of the weights that server and clients exchange: not frozen, and shared by ``method.share``."""
+    names = networks.state_dict().keys() - frozen_names(networks)
+    return (
+        names
+        if method.share is None
+        else names & matching(networks.state_dict(), method.share, "method.share")
+    )
+
+
+def personal_names(method: Method, networks: nn.ModuleDict) -> set[str]:
+    """Names of the weights that each client trains for itself, by ``method.share``."""
+    return networks.state_dict().keys() - frozen_names(networks) - travelling_names(method, networks)
+
+
+def frozen_names(networks: nn.Module) -> set[str]:
+    """Names of the weights that do not train, and of the buffers of modules all of whose weights do not."""
+    frozen = set()
+    for prefix, module in networks.named_modules():
+        own = dict(module.named_parameters(recurse=False))
+        names = [name for name in module.state_dict() if "." not in name]
+        still = {name for name, weight in own.items() if not weight.requires_grad}
+        if own and len(still) == len(own):
+            still = set(names)
+        frozen |= {f"{prefix}.{name}" if prefix else name for name in still}
+    return frozen
+
+
+def rest_frozen_norms(networks: nn.Module) -> None:
+    """Set frozen BatchNorm layers to eval mode, so that their statistics do not change either."""
+    for module in networks.modules():
+        weights = list(module.parameters(recurse=False))
+        is_norm = isinstance(module, nn.modules.batchnorm._BatchNorm)
+        if is_norm and weights and not any(weight.requires_grad for weight in weights):
+            module.eval()
 
 
 def buffer_names(networks: nn.Module) -> set[str]:

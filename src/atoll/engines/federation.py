@@ -19,7 +19,7 @@ from atoll.data.images import ImageSet
 from atoll.data.partition.partition import Partition
 from atoll.data.sources import Splits, load_data, settled
 from atoll.data.views.views import Views, make_views
-from atoll.engines.client import Client, buffer_names, update_names
+from atoll.engines.client import Client, buffer_names, travelling_names, update_names
 from atoll.engines.observer import refuse_measures
 from atoll.engines.partitioning import (
     client_images,
@@ -30,7 +30,8 @@ from atoll.engines.partitioning import (
     partition_clients,
 )
 from atoll.engines.update_checks import SizeLimit, max_update_size
-from atoll.models import Encoder, build_projector, load_pretrained, load_weights
+from atoll.models import Encoder, build_encoder, build_projector, load_pretrained, load_weights
+from atoll.models.adapters import add_adapters, freeze, has_adapters, without_adapters
 from atoll.recipe.recipe import Recipe
 
 
@@ -75,8 +76,10 @@ class Federation:
         if reason:
             raise UserError(reason)
         self.warm_start = ""
+        self._base: Weights = {}
         self.device = recipe.engine.find_device()
         self.networks = _assemble(recipe, self.setting, encoder, projector).to(self.device)
+        freeze(self.networks, recipe.model)
         trained = {name for name, weight in self.networks.named_parameters() if weight.requires_grad}
         names = self.networks.state_dict().keys()
         self.setting = replace(
@@ -84,6 +87,9 @@ class Federation:
             buffers=frozenset(names - trained),
             running_statistics=frozenset(self.buffer_names()),
             local_only=frozenset(names - self.update_names()),
+            base_names=frozenset(names - travelling_names(recipe.composed, self.networks))
+            if recipe.model.freeze or recipe.model.lora_rank or recipe.composed.share is not None
+            else frozenset(),
         )
         if reason := recipe.composed.refuse_networks(self.networks):
             raise UserError(reason)
@@ -107,7 +113,14 @@ class Federation:
             UserError: The recipe's ``model.weights`` or ``train.start`` cannot be loaded.
         """
         self._load_start(self.encoder)
-        return {name: value.detach().cpu().clone() for name, value in self.networks.state_dict().items()}
+        start = {name: value.detach().cpu().clone() for name, value in self.networks.state_dict().items()}
+        self._base = {name: start[name] for name in self.setting.base_names}
+        return start
+
+    def load(self, weights: Weights) -> Encoder:
+        """Load a model into the networks and return the encoder; what no model holds has its initial value."""
+        self.networks.load_state_dict({**self.networks.state_dict(), **self._base, **weights})
+        return self.encoder
 
     def further_initial_weights(self, draw: int) -> Weights:
         """Draw a further initial model, independent of the shared one; ``draw`` counts from 1.
@@ -117,10 +130,19 @@ class Federation:
         encoder, projector = _encoder_and_projector(self.recipe, draw)
         self._load_start(encoder)
         networks = _assemble(self.recipe, replace(self.setting, draw=draw), encoder, projector)
-        return {name: value.detach() for name, value in networks.state_dict().items()}
+        base = self.setting.base_names
+        return {name: value.detach() for name, value in networks.state_dict().items() if name not in base}
 
     def _load_start(self, encoder: Encoder) -> None:
         model = self.recipe.model
+        if has_adapters(encoder) and (model.weights or self.recipe.train.start):  # files know no adapters
+            plain = build_encoder(model, *image_shape(self.recipe)[:2])
+            self._load_start(plain)
+            inner, known = without_adapters(encoder.state_dict()), plain.state_dict()
+            with torch.no_grad():
+                for name, weight in inner.items():
+                    weight.copy_(known[name])
+            return
         if model.weights:
             self.warm_start = str(load_pretrained(encoder, model.weights, model.weights_least))
         if self.recipe.train.start:
@@ -178,6 +200,13 @@ def _partition(images: ImageSet, recipe: Recipe) -> Partition:
 
 def _encoder_and_projector(recipe: Recipe, draw: int = 0) -> tuple[Encoder, nn.Module]:
     encoder = initial_encoder(recipe, draw)
+    model = recipe.model
+    if model.lora_rank:
+        rank, alpha = model.lora_rank, model.lora_alpha or model.lora_rank
+        seeded(
+            init_seed(recipe.seed, "lora", draw),
+            lambda: add_adapters(encoder, rank, alpha, model.lora_targets),
+        )
     projector = seeded(
         init_seed(recipe.seed, "projector", draw), lambda: build_projector(recipe.model, encoder.dim)
     )

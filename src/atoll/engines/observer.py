@@ -170,7 +170,7 @@ class Observer:
     def _features(self, weights: Weights, network: nn.Module | None = None) -> Tensor:
         """Load weights and embed the held-out images; weights that are missing remain as they are."""
         federation = self._federation
-        federation.networks.load_state_dict({**federation.networks.state_dict(), **weights})
+        federation.load(weights)
         images: ImageSet = federation.splits.held_out[1]
         options, seed = federation.recipe.evaluation, federation.recipe.seed
         some = images.subset(sample(len(images), options.geometry_samples, seed, "measures"))

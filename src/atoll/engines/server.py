@@ -19,6 +19,7 @@ from atoll.core.errors import RunError, UserError
 from atoll.core.rng import stream
 from atoll.core.text import one_line
 from atoll.core.tree import Weights, num_bytes
+from atoll.engines.client import BASE
 from atoll.engines.history import History
 from atoll.engines.observer import Observer
 from atoll.engines.update_checks import WEIGHTS, UpdateChecks
@@ -143,6 +144,9 @@ class Server:
         self.round = 0
         self.valid: dict[int, int] = {}
         self.constants = recipe.composed.constants(setting, prerequisites or {})
+        if setting.base_names:
+            self.constants[BASE] = {name: start[name] for name in sorted(setting.base_names)}
+            start = {name: weight for name, weight in start.items() if name not in setting.base_names}
         self.state = recipe.composed.init(setting, start)
         names = frozenset(start) - setting.local_only
         self.checks = UpdateChecks(recipe.composed, setting, names, setting.running_statistics)

@@ -37,9 +37,11 @@ def drift(context: ClientContext, skip: tuple[str, ...] = ()) -> float:
     moved = [
         torch.linalg.vector_norm(weight.detach() - context.received[f"encoder.{name}"].to(weight.device))
         for name, weight in context.networks["encoder"].named_parameters()
-        if weight.ndim >= 2 and not any(component in name for component in skip)
+        if weight.ndim >= 2
+        and f"encoder.{name}" in context.received
+        and not any(component in name for component in skip)
     ]
-    return float(torch.stack(moved).mean())
+    return float(torch.stack(moved).mean()) if moved else 0.0
 
 
 def last_head(networks: nn.ModuleDict) -> str:

@@ -51,6 +51,7 @@ class Method:
         merge: How a client combines its retained state with the weights that it downloads.
         aggregation: How the server folds updates.
         server: How the server updates its model with the folded model.
+        share: Patterns over the names of the weights that clients share; None for all.
         title: The method's name as its paper writes it.
         paper: Authors, year and venue.
         family: The heading under which ``atoll methods`` lists the method.
@@ -72,6 +73,7 @@ class Method:
     title: str = ""
     paper: str = ""
     family: str = ""
+    share: tuple[str, ...] | None = None
 
     @property
     def components(self) -> tuple[Component, ...]:
@@ -107,7 +109,10 @@ class Method:
     @property
     def egress(self) -> tuple[str, ...]:
         """Description of the data that leaves a client."""
-        weights = [self.merge.shares] if self.merge.shares else []
+        shared = self.merge.shares
+        if shared and self.share is not None:
+            shared += f" that match {' or '.join(self.share)}"
+        weights = [shared] if shared else []
         return (*weights, *self.egress_beyond_weights)
 
     @property
@@ -120,7 +125,9 @@ class Method:
     @property
     def keeps(self) -> tuple[str, ...]:
         """Description of the client state that is retained between rounds."""
-        return tuple(dict.fromkeys(item for component in self.components for item in component.keeps))
+        kept = (item for component in self.components for item in component.keeps)
+        own = () if self.share is None else ("its trained weights that match no pattern of method.share",)
+        return tuple(dict.fromkeys((*kept, *own)))
 
     def stateful(self, train: TrainOptions) -> bool:
         """Whether clients retain any state."""
@@ -128,7 +135,7 @@ class Method:
 
     def personalises(self, train: TrainOptions) -> bool:
         """Whether each client ends with a personal model."""
-        return self.merge.personalises or train.bn_buffers == "local"
+        return self.merge.personalises or train.bn_buffers == "local" or self.share is not None
 
     @property
     def hides_updates(self) -> str:
@@ -251,7 +258,7 @@ class Method:
             first = next(iter(deployment.models))
             shared = deployment.models[deployment.choice.get(client, first)]
         joined = self.merge.personal(shared, retained.get("parts", {}).get(self.merge.name))
-        return {**joined, **retained.get("buffers", {})}
+        return {**joined, **retained.get("personal", {}), **retained.get("buffers", {})}
 
     def refuse_update(self, update: Update, setting: Setting) -> str | None:
         """Return a sentence that says what is wrong with the components' slices of an update, or None."""

@@ -181,6 +181,8 @@ class MethodOptions:
         merge: Name of a merge or ``module:attribute``; by default the method's merge.
         aggregation: Name of an aggregation or ``module:attribute``; by default the method's aggregation.
         server: Name of a server step or ``module:attribute``; by default the method's server step.
+        share: Patterns over the names of weights, such as ``"encoder.*"``, that clients share; each client retains
+            the others, and ends with a personal model. By default all are shared.
     """
 
     name: str = "ssd"
@@ -189,6 +191,7 @@ class MethodOptions:
     merge: str | None = None
     aggregation: str | None = None
     server: str | None = None
+    share: tuple[str, ...] | None = None
 
 
 def find(name: str, known: Mapping[str, Any], what: str) -> Any:
@@ -261,6 +264,7 @@ def make_method(chosen: MethodOptions, options: Mapping[str, Mapping[str, Any]])
         merge=component(chosen.merge, method.merge, MERGES, "merge"),
         aggregation=component(chosen.aggregation, method.aggregation, AGGREGATIONS, "aggregation"),
         server=component(chosen.server, method.server, SERVER_STEPS, "server step"),
+        share=chosen.share,
     )
     composed = dataclasses.replace(composed, title=_title(method, composed, chosen.name))
     check_tables(options, used)
@@ -291,6 +295,7 @@ def complete(chosen: MethodOptions, method: Method) -> tuple[MethodOptions, dict
         merge=chosen.merge or method.merge.name,
         aggregation=chosen.aggregation or method.aggregation.name,
         server=chosen.server or method.server.name,
+        share=chosen.share,
     )
     components = (method.objective, *method.terms, method.merge, method.aggregation, method.server)
     return filled, {component.name: table for component in components if (table := describe(component))}

@@ -11,6 +11,7 @@ from atoll.core.config import Options
 from atoll.core.errors import UserError
 from atoll.core.given import PREFIX, Given
 from atoll.core.schema import AtLeast, AtMost, Count, OneOf, OneOfOr, Width
+from atoll.models.adapters import LORA_TARGETS
 from atoll.models.cnn import FedCACNN, FedQuadCNN
 from atoll.models.encoder import Encoder
 from atoll.models.external import build_external, is_external
@@ -52,6 +53,12 @@ class ModelOptions(Options, section="model"):
         weights: Pretrained weights from which the encoder starts: a file (safetensors, or a state dict saved with
             torch.save) or ``"timm:NAME"``, ``"hf:NAME"`` or ``"torchvision:NAME"``, with the names of any of these.
         weights_least: Smallest share of the encoder's weights that ``weights`` must give.
+        freeze: Patterns over the names of weights, such as ``"encoder.layer1.*"``, that neither train nor travel.
+            With adapters, by default all of the encoder but its adapters.
+        lora_rank: Rank r of low-rank adapters (LoRA, through peft) in the encoder; none without it.
+        lora_alpha: α of the adapters, whose output has the factor α / r; by default r.
+        lora_targets: Patterns over the names of the encoder's layers that get an adapter; by default the
+            projections of attention in timm's and Hugging Face's names.
         init: ``"random"``, or ``"torchvision"`` to start a ResNet-18, -34 or -50 from its ImageNet weights;
             deprecated, use ``weights = "torchvision:resnet18"``.
         projector: ``"mlp"``, or ``"none"`` to use the representation as the embedding.
@@ -75,6 +82,10 @@ class ModelOptions(Options, section="model"):
     decoder_depth: Count | None = None
     weights: str | None = None
     weights_least: Annotated[float, AtLeast(0), AtMost(1)] = 0.5
+    freeze: tuple[str, ...] = ()
+    lora_rank: Count | None = None
+    lora_alpha: Count | None = None
+    lora_targets: tuple[str, ...] = LORA_TARGETS
     init: Literal["random", "torchvision"] = "random"
     projector: Literal["mlp", "none"] = "mlp"
     projector_hidden: tuple[Width, ...] = (2048,)

@@ -1,0 +1,134 @@
+"""Which of an encoder's weights train: patterns over their names, and low-rank adapters (LoRA) through peft.
+
+Reference:
+    Hu et al., LoRA: Low-Rank Adaptation of Large Language Models, ICLR 2022, https://arxiv.org/abs/2106.09685.
+"""
+
+from __future__ import annotations
+
+import copy
+import warnings
+from collections.abc import Iterable, Sequence
+from fnmatch import fnmatchcase
+from typing import TYPE_CHECKING
+
+from torch import Tensor, nn
+
+from atoll.core.errors import UserError
+from atoll.models.encoder import Encoder
+from atoll.models.libraries import MissingEncoderError
+
+if TYPE_CHECKING:
+    from atoll.models.options import ModelOptions
+
+LORA_TARGETS = ("*.qkv", "*.q_proj", "*.v_proj", "*.query", "*.value")
+_LORA, _BASE = ".lora_", ".base_layer."
+
+
+def matching(names: Iterable[str], patterns: Sequence[str], option: str) -> set[str]:
+    """Names that match one of the patterns, as in a shell: ``*`` for any text.
+
+    Raises:
+        UserError: A pattern matches nothing.
+
+    Example:
+        >>> from atoll.models.adapters import matching
+        >>> sorted(matching(["encoder.conv1.weight", "projector.0.bias"], ["projector.*"], "method.share"))
+        ['projector.0.bias']
+    """
+    names = list(names)
+    found: set[str] = set()
+    for pattern in patterns:
+        now = {name for name in names if fnmatchcase(name, pattern)}
+        if not now:
+            raise UserError(
+                f"{option} names {pattern!r}, which matches no weight; the names are like {names[0]!r} and "
+                f"{names[-1]!r}, and * stands for any text"
+            )
+        found |= now
+    return found
+
+
+def add_adapters(encoder: Encoder, rank: int, alpha: int, targets: Sequence[str]) -> None:
+    """Add low-rank adapters to an encoder's layers, in place: W x + (α / r) B A x, with B = 0 at first.
+
+    The weights W get the name ``….base_layer.weight``, A and B ``….lora_A.default.weight`` and ``….lora_B.…``. A is
+    drawn from torch's default generator.
+
+    Args:
+        encoder: The encoder.
+        rank: r, the rank of B A.
+        alpha: α.
+        targets: Patterns over the names of its linear and convolutional layers.
+
+    Raises:
+        UserError: peft is not installed, or no layer matches.
+    """
+    try:
+        from peft import LoraConfig, inject_adapter_in_model
+    except ImportError:
+        raise MissingEncoderError(
+            "model.lora_rank needs peft; install it with: pip install 'atoll[peft]'"
+        ) from None
+    layers = [name for name, layer in encoder.named_modules() if isinstance(layer, nn.Linear | nn.Conv2d)]
+    chosen = [name for name in layers if any(fnmatchcase(name, pattern) for pattern in targets)]
+    if not chosen:
+        raise UserError(
+            f"no layer of the encoder matches model.lora_targets = {list(targets)}; its linear and convolutional "
+            f"layers are {', '.join(layers[:6])}{', …' if len(layers) > 6 else ''}"
+        )
+    config = LoraConfig(r=rank, lora_alpha=alpha, target_modules=chosen, lora_dropout=0.0)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", UserWarning)  # about types of models that are not transformers'
+        inject_adapter_in_model(config, encoder)
+
+
+def is_adapter(name: str) -> bool:
+    """Whether a weight belongs to an adapter.
+
+    Example:
+        >>> from atoll.models.adapters import is_adapter
+        >>> is_adapter("encoder.blocks.0.attn.qkv.lora_A.default.weight")
+        True
+    """
+    return _LORA in name
+
+
+def has_adapters(encoder: nn.Module) -> bool:
+    """Whether an encoder has adapters."""
+    return any(is_adapter(name) for name, _ in encoder.named_parameters())
+
+
+def merged(encoder: Encoder) -> Encoder:
+    """The same encoder with its adapters added to its weights, W + (α / r) B A; itself if it has none."""
+    if not has_adapters(encoder):
+        return encoder
+    from peft.tuners.tuners_utils import BaseTunerLayer
+
+    plain = copy.deepcopy(encoder)
+    for name, layer in list(plain.named_modules()):
+        if isinstance(layer, BaseTunerLayer):
+            layer.merge()
+            parent, _, child = name.rpartition(".")
+            setattr(plain.get_submodule(parent), child, layer.get_base_layer())
+    return plain.requires_grad_(True)
+
+
+def without_adapters(state: dict[str, Tensor]) -> dict[str, Tensor]:
+    """A state under the names that it has without adapters; the tensors are shared with ``state``."""
+    return {name.replace(_BASE, "."): tensor for name, tensor in state.items() if not is_adapter(name)}
+
+
+def freeze(networks: nn.ModuleDict, options: ModelOptions) -> None:
+    """Stop the training of the weights that ``model.freeze`` names; with adapters, by default of all others.
+
+    Raises:
+        UserError: A pattern matches no weight, or nothing would train.
+    """
+    patterns = options.freeze or (("encoder.*",) if options.lora_rank else ())
+    names = matching((name for name, _ in networks.named_parameters()), patterns, "model.freeze")
+    for name, weight in networks.named_parameters():
+        if name in names and not is_adapter(name):
+            weight.requires_grad_(False)
+    if not any(weight.requires_grad for weight in networks.parameters()):
+        raise UserError("model.freeze leaves no weight to train; name fewer")
