@@ -42,6 +42,7 @@ NEEDS = {
     "fedca_alignment": ("options.fedca_alignment.data={source='digits'}",),
     "multi_krum": ("options.multi_krum.byzantine=0",),
     "private_fedavg": ("train.bn_buffers=leave",),
+    "secure_sum": ("train.bn_buffers=leave",),
 }  # fmt: skip
 
 

@@ -11,7 +11,8 @@ from atoll.aggregation.fedavg import FedAvg
 from atoll.aggregation.loss_weighted import LossWeighted
 from atoll.aggregation.update_geometry import UpdateGeometry
 from atoll.core.tree import clone, same
-from atoll.engines.server import Result, TooFewUpdatesError
+from atoll.engines.jobs import Result
+from atoll.engines.server import TooFewUpdatesError
 from atoll.engines.update_checks import UpdateChecks
 from atoll.methods.euc import EUC
 from atoll.methods.method import Method

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from atoll.core.errors import UserError
 from atoll.core.tree import clone, same
-from atoll.engines.server import Result
+from atoll.engines.jobs import Result
 from atoll.functional import metropolis_weights
 from atoll.methods.gossip import GRAPHS, Gossip
 from atoll.models import load_encoder

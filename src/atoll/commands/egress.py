@@ -17,6 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from atoll.aggregation.secure_sum import SecureSum
 from atoll.components.base import ChoiceSpec, TensorSpec, Trained
 from atoll.components.declaration import Leaf, declared_leaves
 from atoll.core.errors import UserError
@@ -29,7 +30,8 @@ from atoll.data.sources import Splits
 from atoll.engines.client_states import ClientStates
 from atoll.engines.executors import InProcess
 from atoll.engines.federation import Federation
-from atoll.engines.server import Job, Result, Server
+from atoll.engines.jobs import Job, Result
+from atoll.engines.server import Server
 from atoll.methods.method import Method
 from atoll.recipe.recipe import Recipe, recipe_digest
 
@@ -280,6 +282,8 @@ def _tensor_item(
 def _why(method: Method, place: str, name: str) -> str:
     """Purpose of an entry, as its component describes it."""
     first, *rest = name.split(".")
+    if place == "up" and isinstance(method.aggregation, SecureSum):
+        return "over Flower, only within the masked sum (32 bits a weight)"
     if first in ("parts", *(component.name for component in method.components)):
         owner = rest[0] if first == "parts" else first
         component = next((component for component in method.components if component.name == owner), None)

@@ -21,7 +21,7 @@ from atoll.core.tree import Tree, map_tensors, pack, resolve, unpack
 from atoll.engines.client import train_client
 from atoll.engines.client_states import ClientStates
 from atoll.engines.federation import Federation
-from atoll.engines.server import Job, Result
+from atoll.engines.jobs import Job, Result
 from atoll.recipe.recipe import Recipe
 
 Progress = Callable[[int], None] | None

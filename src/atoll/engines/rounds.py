@@ -16,8 +16,9 @@ from atoll.core.errors import UserError
 from atoll.core.kept_models import keep_model
 from atoll.engines.client_states import States
 from atoll.engines.federation import Federation
+from atoll.engines.jobs import Executor
 from atoll.engines.observer import Observer
-from atoll.engines.server import Executor, Record, Server
+from atoll.engines.server import Record, Server
 from atoll.recipe.recipe import Recipe
 
 

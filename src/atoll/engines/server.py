@@ -4,80 +4,33 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Callable, Generator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import fmean
-from typing import Protocol, cast
+from typing import cast
 
 import torch
 
+from atoll.aggregation.secure_sum import SecureSum, vector_size
 from atoll.components.base import Deployment, Setting, Trained
-from atoll.components.messages import Checkpoint, Message, Slices, Update
+from atoll.components.messages import Checkpoint, Update
 from atoll.core.errors import RunError, UserError
 from atoll.core.rng import stream
 from atoll.core.text import one_line
 from atoll.core.tree import Weights, num_bytes
 from atoll.engines.client import BASE
 from atoll.engines.history import History
+from atoll.engines.jobs import Executor, Job, SumExecutor
 from atoll.engines.observer import Observer
 from atoll.engines.update_checks import WEIGHTS, UpdateChecks
+from atoll.methods.round_fold import RoundFold
 from atoll.recipe.recipe import Recipe
 
 
 class TooFewUpdatesError(RunError):
     """A round ended with fewer usable updates than the recipe requires; the model is unchanged."""
-
-
-@dataclass(frozen=True)
-class Job:
-    """Task of one client in a round.
-
-    Attributes:
-        client: The client's id.
-        round: Number of the round, from 1.
-        message: Result of `Method.send`.
-    """
-
-    client: int
-    round: int
-    message: Message
-
-
-@dataclass(frozen=True)
-class Result:
-    """Result of a job.
-
-    Attributes:
-        client: The client's id.
-        update: The update, not yet checked; None if there is none.
-        lost: Reason why there is no update.
-        reset: Whether the client state is lost, too: the client then counts as one that has not taken part yet.
-    """
-
-    client: int
-    update: object = None
-    lost: str = ""
-    reset: bool = False
-
-
-class Executor(Protocol):
-    """Runs jobs in this process, in worker processes, or at remote nodes."""
-
-    def start(self, constants: Slices) -> None:
-        """Prepare for jobs; ``constants`` are sent to every client once."""
-        ...
-
-    def run(
-        self, jobs: Sequence[Job], progress: Callable[[int], None] | None
-    ) -> Generator[Result, None, None]:
-        """Yield results in the order of the jobs; an update is valid only until the next result is requested."""
-        ...
-
-    def close(self) -> None:
-        """Stop everything that `start` started."""
-        ...
 
 
 @dataclass
@@ -190,15 +143,60 @@ class Server:
         self.checks.open_round()
         if self._observer:
             self._observer.open(record.round)
+        for job in jobs:
+            record.bytes_down += num_bytes(job.message)
+            if job.client not in self._constants_sent:
+                record.bytes_down += num_bytes(self.constants)
+                self._constants_sent.add(job.client)
+        aggregation = method.aggregation
+        if isinstance(aggregation, SecureSum) and isinstance(executor, SumExecutor):
+            accepted = self._fold_total(executor, jobs, aggregation, fold, record)
+        else:
+            accepted = self._fold_updates(executor, jobs, fold, record, progress)
+        if len(accepted) < least * len(jobs) or (jobs and not accepted):
+            raise TooFewUpdatesError(_too_few(record, len(accepted), len(jobs), least))
+        self.state = fold.close()
+        if self._observer:
+            record.measures, record.layers = self._observer.close(self.state)
+        self.checks.close_round()
+        self.valid.update(dict.fromkeys(accepted, record.round))
+        self.round = record.round
+        record.clients = len(accepted)
+        record.privacy = method.aggregation.spent(self.setting, self.round)
+        record.seconds = time.perf_counter() - started
+        return record
+
+    def _fold_total(
+        self,
+        executor: SumExecutor,
+        jobs: Sequence[Job],
+        aggregation: SecureSum,
+        fold: RoundFold,
+        record: Record,
+    ) -> list[int]:
+        """Fold the sum of the clients' terms; return the clients in it."""
+        total = executor.total(jobs, aggregation, vector_size(self.state["models"]["global"], self.setting))
+        record.bytes_up = total.bytes_up
+        record.lost = {str(client): reason for client, reason in total.lost.items()}
+        if total.numbers is not None:
+            record.losses["loss"] = fold.add_total(total.numbers, len(total.clients))
+        return total.clients
+
+    def _fold_updates(
+        self,
+        executor: Executor,
+        jobs: Sequence[Job],
+        fold: RoundFold,
+        record: Record,
+        progress: Callable[[int], None] | None,
+    ) -> list[int]:
+        """Check and fold the clients' updates; return the accepted clients."""
+        method = self.recipe.composed
         accepted: list[int] = []
         cosines: list[float] = []
         reported: Counter[str] = Counter()  # clients by the losses that they reported
         with closing(executor.run(jobs, progress)) as results:
             for job, result in zip(jobs, results, strict=True):
-                record.bytes_down += num_bytes(job.message)
-                if job.client not in self._constants_sent:
-                    record.bytes_down += num_bytes(self.constants)
-                    self._constants_sent.add(job.client)
                 if result.lost:
                     record.lost[str(job.client)] = result.lost
                     if result.reset:
@@ -218,19 +216,8 @@ class Server:
                 _average(record.losses, update["losses"], reported)
                 if verdict.moved:
                     cosines.append(verdict.cosine())
-        if len(accepted) < least * len(jobs) or (jobs and not accepted):
-            raise TooFewUpdatesError(_too_few(record, len(accepted), len(jobs), least))
-        self.state = fold.close()
-        if self._observer:
-            record.measures, record.layers = self._observer.close(self.state)
-        self.checks.close_round()
-        self.valid.update(dict.fromkeys(accepted, record.round))
-        self.round = record.round
         record.angular_divergence = fmean(cosines) if cosines else None
-        record.clients = len(accepted)
-        record.privacy = method.aggregation.spent(self.setting, self.round)
-        record.seconds = time.perf_counter() - started
-        return record
+        return accepted
 
     def deploy(self) -> Deployment:
         """Return the current models."""

@@ -7,8 +7,9 @@ from pathlib import Path
 from atoll.engines.client_states import ClientStates
 from atoll.engines.executors import InProcess, WorkerPool
 from atoll.engines.federation import Federation
+from atoll.engines.jobs import Executor
 from atoll.engines.rounds import RunContext, RunStore, SiteResults, run_rounds
-from atoll.engines.server import Executor, Server
+from atoll.engines.server import Server
 from atoll.recipe.recipe import Recipe
 
 

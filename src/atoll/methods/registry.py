@@ -11,6 +11,7 @@ from atoll.aggregation.fedavg import FedAvg
 from atoll.aggregation.loss_weighted import LossWeighted
 from atoll.aggregation.private import PrivateFedAvg
 from atoll.aggregation.robust import Median, MultiKrum, TrimmedMean
+from atoll.aggregation.secure_sum import SecureSum
 from atoll.aggregation.server_steps import Direct, FedAdam, FedAvgM
 from atoll.components.base import Aggregation, Component, Merge, Objective, Replace, ServerStep, Term
 from atoll.core.config import build, describe
@@ -112,6 +113,7 @@ AGGREGATIONS: dict[str, type[Aggregation]] = by_name(
     Median,
     MultiKrum,
     PrivateFedAvg,
+    SecureSum,
     TrimmedMean,
 )
 SERVER_STEPS: dict[str, type[ServerStep]] = by_name(Direct, FedAdam, FedAvgM)

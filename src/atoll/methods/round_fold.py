@@ -7,6 +7,9 @@ import warnings
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
+from torch import Tensor
+
+from atoll.aggregation.secure_sum import SumFold
 from atoll.components.base import (
     Aggregation,
     Component,
@@ -48,6 +51,11 @@ class RoundFold:
         self._models.add(client, update, geometry)
         for name, fold in self._slices.items():
             fold.add(client, update["parts"].get(name))
+
+    def add_total(self, total: Tensor, clients: int) -> float:
+        """Fold in the sum of several clients' terms; return their mean loss (see `SecureSum`)."""
+        assert isinstance(self._models, SumFold)  # noqa: S101
+        return self._models.add_total(total, clients)
 
     def close(self) -> ServerState:
         """Return the server's next state."""

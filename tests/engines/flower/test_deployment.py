@@ -16,6 +16,7 @@ pytest.importorskip("flwr", reason="the extra atoll[flower] is not installed")
 
 import torch
 
+from atoll.core.audit_log import AuditLog
 from atoll.core.tree import same
 from tests.engines.flower.deployment import EXAMPLES, SITES, Deployment, one_folder, write_digits
 from tests.engines.flower.test_engine import FEDCA
@@ -179,3 +180,33 @@ def test_spoiled_and_late_updates_and_a_vanished_folder(deployment, tmp_path):
     assert lines[6]["clients"] == 3
     assert "no file or folder" in lines[6]["lost"]["0"]
     assert all(torch.isfinite(tensor).all() for tensor in final_models(run)["global"].values())
+
+
+def test_secure_aggregation_gives_the_weights_of_a_simulation_and_survives_a_killed_node(
+    deployment, tmp_path
+):
+    settings = (
+        "method.name=fed_align_uniform",
+        "method.aggregation=secure_sum",
+        "train.bn_buffers=leave",
+        "evaluation.at_end=['geometry']",
+    )
+    for site in SITES:
+        deployment.start_node(site)
+    deployment.run(deployment.app(recipe(*settings), wait=240.0))
+    run = deployment.finish()
+    assert [line["clients"] for line in run.metrics()[1:]] == [4, 4]
+    assert same(final_models(run), final_models(ours(tmp_path, *settings)))
+    updates = [
+        entry.fields["tensors"].keys()
+        for site in SITES
+        for entry in AuditLog(tmp_path / "state" / site / f"audit-{site}.jsonl").entries()
+        if entry.fields["event"] == "update"
+    ]
+    assert updates == [{"masked"}] * 8
+    app = deployment.app(recipe(*settings), name="one-less", wait=240.0, deadline=45.0)
+    deployment.run(app)
+    deployment.wait_for(lambda: (tmp_path / "one-less" / "partition.json").is_file(), 240, "the start")
+    deployment.kill("south")
+    shorter = deployment.finish(name="one-less")
+    assert [line["clients"] for line in shorter.metrics()[1:]] == [3, 3]

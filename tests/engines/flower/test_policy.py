@@ -156,6 +156,13 @@ def test_an_update_that_grew_beyond_the_policy_does_not_leave():
         Policy(egress=("weights", "losses", "samples")).outgoing({**update, "parts": {"spy": 1}}, {})
 
 
+def test_the_keys_that_a_site_sees_are_counted():
+    Policy(min_cohort=3).check_cohort(3)
+    Policy(min_cohort=3).check_cohort(None)
+    with pytest.raises(PolicyError, match="2 clients take part in the sum, and the site's policy asks for 3"):
+        Policy(min_cohort=3).check_cohort(2)
+
+
 @pytest.mark.parametrize(
     ("hours", "clock", "open"),
     [

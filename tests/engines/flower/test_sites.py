@@ -195,7 +195,7 @@ def test_a_folder_that_vanishes_is_named(place):
         if message.metadata.message_type == "train":
             trained.append(1)
             if len(trained) == 2:
-                from atoll.engines.flower import site as module
+                from atoll.engines.flower import agreed as module
 
                 module._open.cache_clear()  # as if this were a process of its own
                 (place / "images" / "west").rename(place / "gone")

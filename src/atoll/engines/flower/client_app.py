@@ -17,7 +17,9 @@ from atoll.core.tree import Tree
 from atoll.engines.flower import codec as codec
 from atoll.engines.flower.ledger import record_answer
 from atoll.engines.flower.policy import WithdrawnError
-from atoll.engines.flower.site import SiteOptions, SiteSide
+from atoll.engines.flower.secure_site import answer_keys, answer_reveal, answer_shares
+from atoll.engines.flower.site import SiteSide
+from atoll.engines.flower.site_options import SiteOptions
 from atoll.recipe.recipe import Recipe
 
 log = logging.getLogger("flwr")
@@ -77,6 +79,24 @@ def hello(message: Message, context: Context) -> Message:
 def farewell(message: Message, context: Context) -> Message:
     """Learn that the site is asked no more."""
     return answer(message, context, "farewell", SiteSide.farewell)
+
+
+@app.query("secure_keys")
+def secure_keys(message: Message, context: Context) -> Message:
+    """Secure aggregation: draw keys."""
+    return answer(message, context, "secure_keys", lambda side, it: side.secure(answer_keys, it))
+
+
+@app.query("secure_shares")
+def secure_shares(message: Message, context: Context) -> Message:
+    """Secure aggregation: share secrets."""
+    return answer(message, context, "secure_shares", lambda side, it: side.secure(answer_shares, it))
+
+
+@app.query("secure_reveal")
+def secure_reveal(message: Message, context: Context) -> Message:
+    """Secure aggregation: open the masks of a sum."""
+    return answer(message, context, "secure_reveal", lambda side, it: side.secure(answer_reveal, it))
 
 
 @app.train()

@@ -8,13 +8,15 @@ import shutil
 from collections.abc import Callable, Generator, Mapping, Sequence
 from pathlib import Path
 
+from atoll.aggregation.secure_sum import SecureSum
 from atoll.core.text import one_line
 from atoll.core.tree import Tree, load, num_bytes, save
+from atoll.engines.flower.agreed import digest_of
 from atoll.engines.flower.exchange import EVALUATE, SMALL_ANSWER, TRAIN, Exchange, Lost
 from atoll.engines.flower.ledger import ASKED, LOST, RECEIVED, received
-from atoll.engines.flower.site import digest_of
+from atoll.engines.flower.secure_round import secure_total, train_requests
 from atoll.engines.flower.site_registry import SiteRegistry
-from atoll.engines.server import Job, Result
+from atoll.engines.jobs import Job, Result, Total
 from atoll.engines.update_checks import SizeLimit, is_count, is_number
 
 log = logging.getLogger("flwr")
@@ -90,10 +92,7 @@ class FlowerExecutor:
     ) -> Generator[Result, None, None]:
         """Yield results in the order of the jobs."""
         shutil.rmtree(self._scratch, ignore_errors=True)
-        requests = {
-            job.client: {"message": job.message, "needed": self._states.needed.get(job.client, 0)}
-            for job in jobs
-        }
+        requests = train_requests([(job.client, job.message) for job in jobs], self._states.needed)
         waiting: dict[int, Result | Path] = {}
         turn = iter([job.client for job in jobs])
         current = next(turn, None)
@@ -105,6 +104,11 @@ class FlowerExecutor:
                 yield self._unbuffer(current, waiting.pop(current))
                 current = next(turn, None)
         shutil.rmtree(self._scratch, ignore_errors=True)
+
+    def total(self, jobs: Sequence[Job], aggregation: SecureSum, size: int) -> Total:
+        """Return the sum of the clients' terms, by secure aggregation."""
+        requests = train_requests([(job.client, job.message) for job in jobs], self._states.needed)
+        return secure_total(self.ask, jobs[0].round if jobs else 0, requests, aggregation, size)
 
     def ask(
         self, kind: str, requests: Mapping[int, dict[str, Tree]]

@@ -179,6 +179,17 @@ class Policy(Options, section="policy"):
         if not inside:
             raise PolicyError(f"the site works from {self.hours}, and its clock says {clock:%H:%M}")
 
+    def check_cohort(self, clients: int | None) -> None:
+        """Check the number of clients whose keys the site sees; None if it sees none.
+
+        Raises:
+            PolicyError: They are too few.
+        """
+        if clients is not None and clients < self.min_cohort:
+            raise PolicyError(
+                f"{clients} clients take part in the sum, and the site's policy asks for {self.min_cohort}"
+            )
+
     def check_updates_sent(self, sent: int) -> None:
         """Check that the site may send another update for a recipe.
 

@@ -1,0 +1,104 @@
+"""Price of secure aggregation: seconds at a client and at the server, and bytes, for sizes of models and cohorts.
+
+    python benchmarks/secure_aggregation.py [--json FILE]
+
+One round in one process, without training and without messages: each client draws keys, shares its secrets and
+masks its step; as many as may drop out do so after the shares; the server adds and opens. Plain is the float32
+update. The sum is compared with that of the terms, number by number.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import time
+from pathlib import Path
+
+import flwr
+import torch
+
+from atoll.aggregation.secure_sum import MODULUS, SecureSum
+from atoll.core.provenance import version
+from atoll.core.tree import pack
+from atoll.engines.flower.masks import make_keys, mask, reveal, share_secrets, to_numbers, unmask
+
+SIZES = 270_000, 11_000_000  # weights of the digits' encoder of width 64, and of a ResNet-18
+COHORTS = 4, 10, 20
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--json", type=Path)
+    options = parser.parse_args()
+    torch.set_num_threads(1)
+    rows = [measure(size, clients) for size in SIZES for clients in COHORTS]
+    record = {
+        "command": "python benchmarks/secure_aggregation.py",
+        "seed": 0,
+        "commit": version().partition("+g")[2],
+        "machine": "two CPU cores",
+        "torch": str(torch.__version__),
+        "flwr": flwr.__version__,
+        "rows": rows,
+    }
+    text = json.dumps(record, indent=1) + "\n"
+    print(text)
+    if options.json:
+        options.json.write_text(text)
+
+
+def measure(size: int, clients: int) -> dict[str, float]:
+    draws = torch.Generator().manual_seed(0)
+    levels = (MODULUS - 1) // clients
+    term = torch.randint(levels, (size,), generator=draws)
+    threshold = SecureSum().least(clients)
+    everyone, stayed = list(range(clients)), list(range(threshold))
+    states, keys, boxes, seconds = {}, {}, {}, dict.fromkeys(everyone, 0.0)
+    sent = dict.fromkeys(everyone, 0)
+    received = dict.fromkeys(everyone, 0)
+
+    def timed(k, function, *arguments):
+        begun = time.perf_counter()
+        result = function(*arguments)
+        seconds[k] += time.perf_counter() - begun
+        return result
+
+    for k in everyone:
+        states[k], keys[str(k)] = timed(k, make_keys)
+        sent[k] += len(pack(keys[str(k)]))
+    for k in everyone:
+        received[k] += len(pack(keys))
+        states[k], boxes[k] = timed(k, share_secrets, states[k], k, keys, threshold)
+        sent[k] += len(pack(boxes[k]))
+    total, adding = torch.zeros(size, dtype=torch.int64), 0.0
+    for k in stayed:
+        incoming = {str(other): box[str(k)] for other, box in boxes.items() if other != k}
+        received[k] += len(pack(incoming))
+        states[k], masked = timed(k, mask, states[k], k, incoming, term)
+        sent[k] += len(pack(masked))
+        begun = time.perf_counter()
+        total = (total + to_numbers(masked)) % MODULUS
+        adding += time.perf_counter() - begun
+    revealed = []
+    for k in stayed:
+        revealed.append(timed(k, reveal, states[k], k, stayed))
+        sent[k] += len(pack(revealed[-1]))
+    begun = time.perf_counter()
+    opened = unmask(total, keys, everyone, stayed, revealed)
+    opening = time.perf_counter() - begun
+    assert torch.equal(opened, threshold * term % MODULUS)
+    return {
+        "weights": size,
+        "clients": clients,
+        "dropped": clients - threshold,
+        "client_seconds": statistics.median(seconds[k] for k in stayed),
+        "server_seconds": adding + opening,
+        "client_bytes_up": statistics.median(sent[k] for k in stayed),
+        "client_bytes_down_more": statistics.median(received[k] for k in stayed),
+        "plain_bytes_up": 4 * size,
+    }
+
+
+if __name__ == "__main__":
+    main()

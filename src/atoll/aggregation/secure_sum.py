@@ -1,0 +1,213 @@
+"""Aggregation by a sum of terms that clients compute, so that the server may learn the sum alone.
+
+    s_k = clip(δ_k w_k − w),  p_k ∈ [0, 1]        at the client; w is the model of the round
+    w ← w + Σ_k p_k s_k / Σ_k p_k                 at the server, from the two sums
+
+δ_k = 1 is FedAvg; p_k = exp(−L_k) is the loss-weighted mean; the cosines of L-DAWA (Eqs. 2-6) need only w and w_k,
+which the client has. Each term is rounded to whole numbers, and these are added modulo 2³², where random masks
+cancel exactly: over Flower (`atoll.engines.flower.masks`), the server receives masked numbers and learns their sum.
+A simulation adds the same numbers without masks, and ends with the same weights to the bit.
+
+The server cannot check a term that it cannot see. In place of the update checks stand the clipping at the client,
+to the norm C and to the largest change of a weight, and a bound on the sum: clipped steps of n clients add up to
+at most nC.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, ClassVar, Literal
+
+import torch
+from torch import Tensor
+
+from atoll.components.base import Aggregation, Models, Setting, Trained, Update, UpdateGeometry
+from atoll.core.errors import RunError
+from atoll.core.schema import Above, AtMost, Positive
+from atoll.core.tree import Tree, Weights
+from atoll.data.client_data import num_batches
+
+MODULUS = 2**32
+LARGEST_LOSS = 1000.0  # of the mean loss, which is added like a weight
+ROUNDING = 1e-3  # of the bound on the sum, for the rounding of the terms
+
+
+@dataclass(frozen=True)
+class SecureSum(Aggregation):
+    """w ← w + Σ_k p_k s_k / Σ_k p_k with s_k = clip(δ_k w_k − w), from sums of whole numbers modulo 2³².
+
+    Attributes:
+        weights: p_k: ``"samples"`` (the client's images over those of the largest client), ``"batches"``,
+            ``"uniform"``, or ``"loss"`` (exp(−L_k), see ``least_loss``).
+        divergence: δ_k: ``"none"`` (1, FedAvg), ``"layers"`` (the cosine of each tensor to the model's, L-DAWA),
+            or ``"model"`` (one cosine, M-DAWA).
+        clip: C, the norm to which a client clips its step.
+        largest_change: Largest change of a weight in a step; larger ones are clipped. The resolution is this, times
+            the number of clients in a round, over 2³¹.
+        least_loss: With ``weights = "loss"``, p_k = exp(least_loss − L_k); smaller losses count as this one.
+        threshold: Share of a round's clients that must stay until its end. So many clients together can also open
+            another's masks.
+    """
+
+    name: ClassVar[str] = "secure_sum"
+    source: ClassVar[str] = "Bonawitz et al. 2017, with the terms of McMahan et al. 2017 and L-DAWA"
+    only_weights: ClassVar[bool] = True
+    clips: ClassVar[bool] = True
+    hides_updates: ClassVar[bool] = True
+    weights: Literal["samples", "batches", "uniform", "loss"] = "samples"
+    divergence: Literal["none", "layers", "model"] = "none"
+    clip: Positive = 100.0
+    largest_change: Positive = 1.0
+    least_loss: float = 0.0
+    threshold: Annotated[float, Above(0.5), AtMost(1)] = 2 / 3
+
+    @property
+    def statistics(self) -> tuple[str, ...]:
+        """Name the number from which p_k is computed."""
+        return () if self.weights == "uniform" else (self.weights,)
+
+    def refuse(self, setting: Setting) -> str | None:
+        """Refuse what is not a sum of bounded terms."""
+        if setting.train.bn_buffers == "average":
+            return (
+                "BatchNorm's running statistics change by more than a bounded step, and its counters are no sum; "
+                "set train.bn_buffers = 'local' or 'leave' for secure aggregation"
+            )
+        if setting.train.max_share < 1 and self.weights != "uniform":
+            return (
+                "train.max_share caps a client's weight against the others', which a sum does not show; set it to "
+                "1, or options.secure_sum.weights = 'uniform'"
+            )
+        return None
+
+    def constants(self, setting: Setting, prerequisites: Mapping[str, Trained]) -> Tree:
+        """Tell clients the largest weight, relative to which theirs is at most 1."""
+        largest = max(setting.sizes, default=1)
+        train = setting.train
+        batches = num_batches(largest, train.batch_size, train.drop_last)
+        return {"largest": {"samples": largest, "batches": max(batches, 1)}.get(self.weights, 1)}
+
+    def open(self, models: Models, setting: Setting, round: int, scratch: Path | None) -> SumFold:
+        """Start a round's sum."""
+        return SumFold(models["global"], self, setting)
+
+    def least(self, clients: int) -> int:
+        """Number of a round's clients that must stay until its end."""
+        return max(2, math.ceil(self.threshold * clients))
+
+    def encode(
+        self, update: Update, geometry: UpdateGeometry, model: Weights, setting: Setting, largest: float
+    ) -> Tensor:
+        """Return a client's term as whole numbers in [0, 2³²), of shape (d,), in int64.
+
+        Args:
+            update: The client's update.
+            geometry: Its geometry.
+            model: The model of the round.
+            setting: The run's setting.
+            largest: The largest weight (see `constants`).
+        """
+        names = summed(update["weights"], setting)
+        factors = self._factors(geometry, names)
+        ends = (update["weights"][name].double().cpu() * factors.get(name, 1.0) for name in names)
+        step = torch.cat(
+            [(end - model[name].double().cpu()).flatten() for name, end in zip(names, ends, strict=True)]
+        )
+        step *= min(1.0, self.clip / max(float(step.norm()), 1e-30))
+        weight = min(1.0, self._weight(update) / largest)
+        loss = update["losses"].get("loss", 0.0) / LARGEST_LOSS
+        term = torch.cat([weight * step / self.largest_change, torch.tensor([weight, loss]).double()])
+        levels = _levels(setting)
+        return torch.round((term.clamp(-1, 1).nan_to_num() + 1) / 2 * levels).long()
+
+    def decode(self, total: Tensor, clients: int, model: Weights, setting: Setting) -> tuple[Models, float]:
+        """Return the next models and the mean loss from the sum of so many terms.
+
+        Raises:
+            RunError: Clipped terms cannot add up to this sum.
+        """
+        values = total.double() / _levels(setting) * 2 - clients
+        step, (weight, loss) = values[:-2] * self.largest_change, values[-2:].tolist()
+        norm = float(step.norm())
+        if not 0 < weight <= clients * (1 + ROUNDING) or norm > clients * self.clip * (1 + ROUNDING):
+            raise RunError(
+                f"the sum of {clients} updates has the norm {norm:.4g} and the weight {weight:.4g}, which "
+                f"updates clipped to {self.clip:g} cannot give, so a client did not clip its own; the server "
+                "cannot see which: run the sites in smaller groups to find out"
+            )
+        names = summed(model, setting)
+        parts = torch.split(step / weight, [model[name].numel() for name in names])
+        moved = {
+            name: (model[name].double().cpu() + part.reshape(model[name].shape)).to(model[name].dtype)
+            for name, part in zip(names, parts, strict=True)
+        }
+        return {"global": {**model, **moved}}, loss / clients * LARGEST_LOSS
+
+    def _factors(self, geometry: UpdateGeometry, names: list[str]) -> dict[str, float]:
+        if self.divergence == "none":
+            return {}
+        if self.divergence == "model":
+            return dict.fromkeys(names, geometry.cosine(names))
+        return {name: geometry.cosine([name]) for name in names}
+
+    def _weight(self, update: Update) -> float:
+        if self.weights == "uniform":
+            return 1.0
+        if self.weights == "loss":
+            return math.exp(min(0.0, self.least_loss - update["loss"]))
+        return float(update["samples"] if self.weights == "samples" else update["batches"])
+
+
+class SumFold:
+    """The sum of a round's terms."""
+
+    def __init__(self, current: Weights, options: SecureSum, setting: Setting) -> None:
+        self._current = current
+        self._options = options
+        self._setting = setting
+        self._largest = options.constants(setting, {})["largest"]
+        self._total: Tensor | None = None
+        self._clients = 0
+
+    def add(self, client: int, update: Update, geometry: UpdateGeometry) -> None:
+        """Add one client's term, which this process may see: in a simulation."""
+        options, setting = self._options, self._setting
+        self.add_total(options.encode(update, geometry, self._current, setting, self._largest), 1)
+
+    def add_total(self, total: Tensor, clients: int) -> float:
+        """Add the sum of several clients' terms; return their mean loss.
+
+        Raises:
+            RunError: Clipped terms cannot add up to this sum.
+        """
+        self._total = total if self._total is None else (self._total + total) % MODULUS
+        self._clients += clients
+        return self._options.decode(total, clients, self._current, self._setting)[1]
+
+    def close(self) -> Models:
+        """Return the next models; without a term, the model is unchanged."""
+        if self._total is None:
+            return {"global": self._current}
+        return self._options.decode(self._total, self._clients, self._current, self._setting)[0]
+
+
+def summed(weights: Weights, setting: Setting) -> list[str]:
+    """Names of the weights that are summed, in their order."""
+    return sorted(
+        name
+        for name, weight in weights.items()
+        if weight.is_floating_point() and name not in setting.local_only
+    )
+
+
+def vector_size(model: Weights, setting: Setting) -> int:
+    """Number of whole numbers in a term."""
+    return sum(model[name].numel() for name in summed(model, setting)) + 2
+
+
+def _levels(setting: Setting) -> int:
+    """Number of levels of a rounded number: the sum over a round's clients stays below 2³²."""
+    return int((MODULUS - 1) // max(setting.train.cohort_size(setting.num_clients), 1))

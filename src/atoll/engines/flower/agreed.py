@@ -1,0 +1,92 @@
+"""What a run agreed on, as a site stores it, and the federation that the site builds from it."""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass, field, replace
+from functools import lru_cache
+from pathlib import Path
+from typing import NamedTuple
+
+import torch
+
+from atoll.core.errors import UserError
+from atoll.core.tree import Tree, load, pack
+from atoll.data.images import ImageSet
+from atoll.data.partition.partition import Partition
+from atoll.data.sources import load_data
+from atoll.engines.client import Client
+from atoll.engines.federation import Federation
+from atoll.engines.flower.site_options import RecipeReader, SiteOptions
+from atoll.recipe.recipe import Recipe, recipe_digest
+
+
+@dataclass(frozen=True)
+class Agreed:
+    """File of what a run agreed on: recipe, classes, constants. Files with the same digest are equal."""
+
+    digest: str
+    path: Path = field(compare=False)
+
+
+def digest_of(agreed: Tree) -> str:
+    """Digest of what a run agreed on."""
+    return hashlib.blake2b(pack(agreed), digest_size=16).hexdigest()
+
+
+class Opened(NamedTuple):
+    """What a site builds from what a run agreed on."""
+
+    federation: Federation
+    client: Client
+    recipe_digest: str
+
+
+def client_side(agreed: Agreed, options: SiteOptions, read_recipe: RecipeReader, client: int) -> Opened:
+    """Build the federation and the client side of a site, from what the run agreed on."""
+    if options.site:
+        return _open(agreed, options, read_recipe, client)
+    return _open(agreed, replace(options, share=None), read_recipe, 0)  # the same for every share
+
+
+@lru_cache(maxsize=1)  # a process of a simulation answers many requests
+def _open(file: Agreed, options: SiteOptions, read_recipe: RecipeReader, client: int) -> Opened:
+    try:
+        agreed = load(file.path)
+    except UserError as error:
+        file.path.unlink(missing_ok=True)
+        raise UserError(f"{error}; the file was deleted, and the next request brings it again") from None
+    policy = options.read_policy()
+    if policy is not None:
+        policy.check_text(agreed["recipe"])
+    recipe = options.recipe(read_recipe(agreed["recipe"]))
+    if not options.site:
+        federation = Federation(recipe)
+    else:
+        splits = load_data(recipe.data, recipe.seed)
+        for images in (splits.train, splits.test, splits.validation):
+            if images is not None:
+                _rename_classes(images, agreed["classes"])
+        federation = Federation(
+            recipe, splits, site_partition(recipe, splits.train, client, agreed["clients"])
+        )
+    if policy is not None:
+        policy.check_run(federation)
+    return Opened(federation, federation.client_side(agreed["constants"]), recipe_digest(agreed["recipe"]))
+
+
+def _rename_classes(images: ImageSet, classes: list[str]) -> None:
+    """Number the labels as the federation does, which may have classes that this site lacks."""
+    if images.labels is not None:
+        images.labels = torch.tensor([classes.index(name) for name in images.classes])[images.labels]
+        images.classes = list(classes)
+
+
+def site_partition(recipe: Recipe, images: ImageSet, client: int, clients: int) -> Partition:
+    """Partition in which all images belong to this client; a site knows nothing about other clients' images."""
+    shares = [torch.arange(len(images) if k == client else 0) for k in range(clients)]
+    names = [str(k) for k in range(clients)]
+    return Partition(
+        shares, names, None, None, recipe.partition, recipe.seed, len(images), images.fingerprint,
+        tuple(images.classes),
+    )  # fmt: skip

@@ -1,0 +1,200 @@
+"""The masks of secure aggregation (Bonawitz et al. 2017): who draws which, and how a sum is freed of them.
+
+    y_u = x_u + PRG(b_u) + Σ_{v<u} PRG(s_uv) − Σ_{v>u} PRG(s_uv)   mod 2³²
+
+s_uv is the secret that u and v agree on by their keys, so the pairs' masks cancel in the sum over all. b_u and u's
+key are shared among the clients (Shamir), of whom a threshold can open either: b_u of those who stayed, the key of
+those who dropped out, never both of one client. Key agreement, encryption of the shares and secret sharing are
+Flower's (`flwr.common.secure_aggregation`). The masks are ChaCha20's key stream (`cryptography`); Flower's own
+generator seeds NumPy with 32 bits, all values of which can be tried.
+
+The functions are pure: they take and return trees, and bytes in them are hexadecimal.
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import secrets
+from collections.abc import Collection, Iterable
+
+import torch
+from cryptography.fernet import InvalidToken
+from cryptography.hazmat.primitives.ciphers import Cipher, algorithms
+from flwr.common.secure_aggregation.crypto.shamir import combine_shares, create_shares
+from flwr.common.secure_aggregation.crypto.symmetric_encryption import decrypt, encrypt, generate_shared_key
+from flwr.common.secure_aggregation.secaggplus_utils import (
+    share_keys_plaintext_concat,
+    share_keys_plaintext_separate,
+)
+from flwr.supercore.primitives.asymmetric import (
+    bytes_to_private_key,
+    bytes_to_public_key,
+    generate_key_pairs,
+    private_key_to_bytes,
+    public_key_to_bytes,
+)
+from torch import Tensor
+
+from atoll.aggregation.secure_sum import MODULUS
+from atoll.core.tree import Tree
+
+Shares = dict[str, str]  # one for each client, by its id
+PublicKeys = dict[str, dict[str, str]]
+
+
+def make_keys() -> tuple[Tree, dict[str, str]]:
+    """Stage 0, at a client: draw keys for the masks and for the encryption of shares.
+
+    Returns:
+        What the client retains for the next stages, and its public keys.
+    """
+    state, public = {}, {}
+    for purpose in ("mask", "share"):
+        private, key = generate_key_pairs()
+        state[purpose] = private_key_to_bytes(private).hex()
+        public[purpose] = public_key_to_bytes(key).hex()
+    return {**state, "public": public}, public
+
+
+def share_secrets(state: Tree, me: int, keys: PublicKeys, threshold: int) -> tuple[Tree, Shares]:
+    """Stage 1, at a client: draw b_u, and share it and the key among all clients.
+
+    Returns:
+        What the client retains, and the encrypted share for each other client.
+
+    Raises:
+        ValueError: The keys are not those of a round in which this client can take part.
+    """
+    if keys.get(str(me)) != state["public"]:
+        raise ValueError("the coordinator replaced the keys of this site for secure aggregation")
+    if len({key["mask"] for key in keys.values()}) < len(keys) or not 2 <= threshold <= len(keys):
+        raise ValueError(
+            f"{len(keys)} keys with the threshold {threshold} are too few for secure aggregation"
+        )
+    own = secrets.token_bytes(32)
+    order = sorted(map(int, keys))
+    pairs = zip(
+        create_shares(own, threshold, len(order)),
+        create_shares(bytes.fromhex(state["mask"]), threshold, len(order)),
+        strict=True,
+    )
+    plain = {
+        other: share_keys_plaintext_concat(me, other, of_own, of_key)
+        for other, (of_own, of_key) in zip(order, pairs, strict=True)
+    }
+    sent = {
+        str(other): encrypt(_agree(state["share"], keys[str(other)]["share"]), text).hex()
+        for other, text in plain.items()
+        if other != me
+    }
+    return {**state, "own": own.hex(), "keys": keys, "kept": plain[me].hex(), "threshold": threshold}, sent
+
+
+def mask(state: Tree, me: int, received: Shares, term: Tensor) -> tuple[Tree, Tensor]:
+    """Stage 2, at a client: mask its term.
+
+    Args:
+        state: What the client retained.
+        me: Its id.
+        received: The encrypted share of each other client that takes part.
+        term: Whole numbers in [0, 2³²), in int64.
+
+    Returns:
+        What the client retains, and the masked term as int32.
+
+    Raises:
+        ValueError: Too few clients take part, or unknown ones.
+    """
+    if len(received) + 1 < state["threshold"] or not received.keys() <= state["keys"].keys() - {str(me)}:
+        raise ValueError(f"only {len(received) + 1} clients take part in the sum, fewer than its threshold")
+    masked = term + _stream(bytes.fromhex(state["own"]), len(term))
+    for other in map(int, received):
+        pair = _stream(_seed(_agree(state["mask"], state["keys"][str(other)]["mask"])), len(term))
+        masked = masked + pair if other < me else masked - pair
+    return {**state, "received": received}, _to_int32(masked % MODULUS)
+
+
+def reveal(state: Tree, me: int, stayed: Collection[int]) -> Shares:
+    """Stage 3, at a client: open b_u of the clients that stayed, and the key of those that dropped out.
+
+    Raises:
+        ValueError: Too few clients stayed, or a share is not what its sender encrypted for this client.
+    """
+    members = {me, *map(int, state["received"])}
+    if me not in stayed or not set(stayed) <= members or len(set(stayed)) < state["threshold"]:
+        raise ValueError(f"{len(set(stayed))} clients stayed in the sum, and {state['threshold']} must")
+    found = {}
+    for other in sorted(members):
+        if other == me:
+            text = bytes.fromhex(state["kept"])
+        else:
+            key = _agree(state["share"], state["keys"][str(other)]["share"])
+            try:
+                text = decrypt(key, bytes.fromhex(state["received"][str(other)]))
+            except InvalidToken:
+                raise ValueError(f"the share of client {other} is damaged") from None
+        source, target, of_own, of_key = share_keys_plaintext_separate(text)
+        if (source, target) != (other, me):
+            raise ValueError(f"the share of client {other} is damaged")
+        found[str(other)] = (of_own if other in stayed else of_key).hex()
+    return found
+
+
+def unmask(
+    total: Tensor,
+    keys: PublicKeys,
+    members: Iterable[int],
+    stayed: Collection[int],
+    revealed: Iterable[Shares],
+) -> Tensor:
+    """Stage 3, at the server: free the sum of the masked terms from what does not cancel.
+
+    Args:
+        total: Sum of the masked terms of the clients that stayed, in int64.
+        keys: All clients' public keys.
+        members: Clients that shared their secrets.
+        stayed: Those whose masked terms are in the sum.
+        revealed: Shares that clients opened, from at least a threshold of them.
+
+    Returns:
+        The sum of the terms modulo 2³².
+
+    Raises:
+        ValueError: The shares do not give the secrets.
+    """
+    opened = list(revealed)
+    for client in members:
+        secret = combine_shares([bytes.fromhex(shares[str(client)]) for shares in opened])
+        if client in stayed:
+            total = total - _stream(secret, len(total))
+            continue
+        for other in stayed:
+            agreed = _agree(secret.hex(), keys[str(other)]["mask"])
+            pair = _stream(_seed(agreed), len(total))
+            total = total - pair if client < other else total + pair
+    return total % MODULUS
+
+
+def to_numbers(masked: Tensor) -> Tensor:
+    """A masked term as int64 in [0, 2³²)."""
+    return masked.long() % MODULUS
+
+
+def _to_int32(numbers: Tensor) -> Tensor:
+    return torch.where(numbers < MODULUS // 2, numbers, numbers - MODULUS).int()
+
+
+def _agree(private: str, public: str) -> bytes:
+    mine = bytes_to_private_key(bytes.fromhex(private))
+    return generate_shared_key(mine, bytes_to_public_key(bytes.fromhex(public)))
+
+
+def _seed(agreed: bytes) -> bytes:
+    return hashlib.sha256(base64.urlsafe_b64decode(agreed)).digest()
+
+
+def _stream(key: bytes, count: int) -> Tensor:
+    """Draw ``count`` numbers in [0, 2³²) from ChaCha20 with a key of 32 bytes."""
+    cipher = Cipher(algorithms.ChaCha20(key, bytes(16)), mode=None).encryptor()
+    return torch.frombuffer(bytearray(cipher.update(bytes(4 * count))), dtype=torch.int32).long() % MODULUS

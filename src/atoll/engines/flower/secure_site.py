@@ -1,0 +1,90 @@
+"""Secure aggregation at a site: its keys and secrets of a round, on disk between the requests.
+
+A site opens a round once: a second sum of the same round over other clients would, as a difference, reveal a single
+client's term.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from atoll.aggregation.secure_sum import SecureSum
+from atoll.aggregation.update_geometry import Reference
+from atoll.components.messages import Update
+from atoll.core.errors import UserError
+from atoll.core.tree import Tree, load, save
+from atoll.engines.client import Client
+from atoll.engines.flower.masks import make_keys, mask, reveal, share_secrets
+
+FILE = "secure.safetensors"  # in the run's folder at the site
+
+
+def answer_keys(folder: Path, request: Tree) -> Tree:
+    """Draw the keys of a round, and return the public ones."""
+    opened = _read(folder).get("opened", {})
+    state, public = make_keys()
+    save(folder / FILE, {"round": request["round"], "masks": state, "opened": opened})
+    return {"keys": public}
+
+
+def answer_shares(folder: Path, request: Tree) -> Tree:
+    """Share the secrets of a round among its clients."""
+    kept = _round(folder, request["round"])
+    state, sent = share_secrets(kept["masks"], request["client"], request["keys"], request["threshold"])
+    save(folder / FILE, {**kept, "masks": state})
+    return {"shares": sent}
+
+
+def masked_update(folder: Path, request: Tree, update: Update, client: Client) -> Tree:
+    """Return the masked term of a trained update, the only form in which it leaves the site.
+
+    Raises:
+        UserError: The coordinator asks for an update without masks.
+    """
+    if "shares" not in request:
+        raise UserError(
+            "the recipe promises secure aggregation, and the coordinator asks for an update without masks"
+        )
+    message, aggregation = request["message"], client.method.aggregation
+    assert isinstance(aggregation, SecureSum)  # noqa: S101
+    model = client.context.received
+    geometry = Reference(model).measure(update["weights"])
+    largest = client.constants[aggregation.name]["largest"]
+    term = aggregation.encode(update, geometry, model, client.setting, largest)
+    kept = _round(folder, message["round"])
+    state, masked = mask(kept["masks"], message["client"], request["shares"], term)
+    save(folder / FILE, {**kept, "masks": state})
+    return {"masked": masked}
+
+
+def answer_reveal(folder: Path, request: Tree) -> Tree:
+    """Open what the sum of a round needs.
+
+    Raises:
+        UserError: The round was opened before, for other clients.
+    """
+    kept = _round(folder, request["round"])
+    stayed = sorted(request["stayed"])
+    before = kept["opened"].setdefault(str(request["round"]), stayed)
+    if before != stayed:
+        raise UserError(
+            f"this site has opened the sum of round {request['round']} over other clients; both sums together "
+            "would reveal a single update, so the run cannot repeat this round without the same clients"
+        )
+    shares = reveal(kept["masks"], request["client"], stayed)
+    save(folder / FILE, kept)
+    return {"shares": shares}
+
+
+def _read(folder: Path) -> dict[str, Tree]:
+    found: dict[str, Tree] = load(folder / FILE) if (folder / FILE).is_file() else {}
+    return found
+
+
+def _round(folder: Path, round: int) -> dict[str, Tree]:
+    kept = _read(folder)
+    if kept.get("round") != round:
+        raise UserError(
+            f"this site has no keys of round {round} for secure aggregation; the next round begins anew"
+        )
+    return kept

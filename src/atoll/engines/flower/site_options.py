@@ -1,0 +1,100 @@
+"""A node's configuration: who the site is, where its images and its state lie, and what it allows."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from atoll.core.audit_log import AuditLog
+from atoll.core.errors import UserError, did_you_mean
+from atoll.engines.flower.enrolment import is_site_name
+from atoll.engines.flower.policy import Policy
+from atoll.recipe.recipe import Recipe
+
+RecipeReader = Callable[[str], Recipe]
+WORDS = ("site", "data", "source", "state", "device", "afresh", "policy")  # keys of a node's configuration
+NUMBERS = ("partition-id", "num-partitions")  # keys that Flower's simulation adds
+
+
+@dataclass(frozen=True)
+class SiteOptions:
+    """A node's configuration, from ``flower-supernode --node-config``.
+
+    Attributes:
+        site: Permanent name of the site; empty if the node trains a share of the recipe's images.
+        data: Folder of the site's images.
+        source: Format of that folder (see the recipe's ``data.source``): ``"images"`` needs no labels, ``"folder"``
+            has a subfolder for each class.
+        state: Folder of the site's persistent state; empty for ``$ATOLL_STATE``, or ``~/.atoll/state``.
+        device: Device of the computation; empty for the recipe's.
+        afresh: Id of the run in which the site may reset its client if the client state is lost; the error about
+            the loss contains this id. Empty for none.
+        policy: File of the site's policy (see `Policy`); empty for the default, which allows every recipe without
+            modules of its own.
+        share: Number of the share that the node trains; Flower sets it in simulation.
+    """
+
+    site: str = ""
+    data: str = ""
+    source: str = "images"
+    state: str = ""
+    device: str = ""
+    afresh: str = ""
+    policy: str = ""
+    share: int | None = None
+
+    @classmethod
+    def read(cls, config: Mapping[str, bool | int | float | str]) -> SiteOptions:
+        """Read Flower's node configuration.
+
+        Raises:
+            UserError: A key is unknown, the site has no name or an invalid one, or it has no folder of images.
+        """
+        for key in config:
+            if key not in (*WORDS, *NUMBERS):
+                raise UserError(
+                    f"the node's configuration has an unknown {key!r}; {did_you_mean(key, WORDS)}"
+                )
+        fields = {name: str(config[name]) for name in WORDS if name in config}
+        share = config.get("partition-id")
+        options = cls(**fields, share=None if share is None else int(share))
+        if not options.site and options.share is None:
+            raise UserError('the node\'s configuration lacks a name: add site="NAME" to --node-config')
+        if not is_site_name(options.name):
+            raise UserError(
+                f"{options.site!r} cannot be a site's name: use up to 100 letters, digits, '-', '_' and '.'"
+            )
+        if options.site and not options.data:
+            raise UserError(f'site {options.site!r} has no images: add data="FOLDER" to --node-config')
+        return options
+
+    @property
+    def name(self) -> str:
+        """Name of the site, or number of the share."""
+        return self.site or str(self.share)
+
+    @property
+    def folder(self) -> Path:
+        """Folder of the site's state."""
+        return Path(self.state or os.environ.get("ATOLL_STATE", "~/.atoll/state")).expanduser()
+
+    @property
+    def audit_log(self) -> AuditLog | None:
+        """The site's audit log; None for a share, whose node and coordinator have one owner."""
+        return AuditLog(self.folder / f"audit-{self.site}.jsonl") if self.site else None
+
+    def read_policy(self) -> Policy | None:
+        """Read the site's policy; None for a share."""
+        if not self.site:
+            return None
+        return Policy.read(Path(self.policy)) if self.policy else Policy()
+
+    def recipe(self, recipe: Recipe) -> Recipe:
+        """Replace the images and the device of a recipe by the site's."""
+        engine = replace(recipe.engine, device=self.device) if self.device else recipe.engine
+        if not self.site:
+            return replace(recipe, engine=engine)
+        data = replace(recipe.data, source=self.source, path=self.data, limit=None)
+        return replace(recipe, data=data, engine=engine)

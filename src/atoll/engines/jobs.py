@@ -1,0 +1,88 @@
+"""Jobs of a round, their results, and the executors that run them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Generator, Sequence
+from dataclasses import dataclass, field
+from typing import Protocol, runtime_checkable
+
+from torch import Tensor
+
+from atoll.aggregation.secure_sum import SecureSum
+from atoll.components.messages import Message, Slices
+
+
+@dataclass(frozen=True)
+class Job:
+    """Task of one client in a round.
+
+    Attributes:
+        client: The client's id.
+        round: Number of the round, from 1.
+        message: Result of `Method.send`.
+    """
+
+    client: int
+    round: int
+    message: Message
+
+
+@dataclass(frozen=True)
+class Result:
+    """Result of a job.
+
+    Attributes:
+        client: The client's id.
+        update: The update, not yet checked; None if there is none.
+        lost: Reason why there is no update.
+        reset: Whether the client state is lost, too: the client then counts as one that has not taken part yet.
+    """
+
+    client: int
+    update: object = None
+    lost: str = ""
+    reset: bool = False
+
+
+@dataclass
+class Total:
+    """Sum of the terms of a round's clients (see `atoll.aggregation.secure_sum`).
+
+    Attributes:
+        numbers: The sum modulo 2³², of shape (d,), in int64; None if too few clients stayed.
+        clients: The clients whose terms are in it.
+        lost: Reasons why there is no term, by client.
+        bytes_up: Bytes that the clients sent.
+    """
+
+    numbers: Tensor | None = None
+    clients: list[int] = field(default_factory=list)
+    lost: dict[int, str] = field(default_factory=dict)
+    bytes_up: int = 0
+
+
+@runtime_checkable
+class SumExecutor(Protocol):
+    """An executor that can learn the sum of the clients' terms, and nothing else."""
+
+    def total(self, jobs: Sequence[Job], aggregation: SecureSum, size: int) -> Total:
+        """Run the jobs, and return the sum of terms of ``size`` numbers."""
+        ...
+
+
+class Executor(Protocol):
+    """Runs jobs in this process, in worker processes, or at remote nodes."""
+
+    def start(self, constants: Slices) -> None:
+        """Prepare for jobs; ``constants`` are sent to every client once."""
+        ...
+
+    def run(
+        self, jobs: Sequence[Job], progress: Callable[[int], None] | None
+    ) -> Generator[Result, None, None]:
+        """Yield results in the order of the jobs; an update is valid only until the next result is requested."""
+        ...
+
+    def close(self) -> None:
+        """Stop everything that `start` started."""
+        ...

@@ -1,0 +1,155 @@
+"""Sums of whole numbers against the folds of single updates, and against Flower's quantisation."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+
+from atoll.aggregation.fedavg import FedAvg
+from atoll.aggregation.loss_weighted import LossWeighted
+from atoll.aggregation.secure_sum import MODULUS, SecureSum, summed
+from atoll.aggregation.update_geometry import Reference
+from atoll.core.errors import RunError, UserError
+from atoll.engines.federation import Federation
+from atoll.methods.ldawa import LDAWA, MDAWA
+from tests.folds import copies, fold, setting
+from tests.harness import tiny
+
+BASE = {"a": torch.randn(40, 30, generator=torch.Generator().manual_seed(0)), "b": torch.linspace(-1, 1, 17)}
+
+
+def near(seed, size=0.05):
+    draws = torch.Generator().manual_seed(seed)
+    return {name: weight + size * torch.randn(weight.shape, generator=draws) for name, weight in BASE.items()}
+
+
+def known(clients, **train):
+    """A setting with the sizes of the clients."""
+    return replace(setting(clients, **train), sizes=tuple(range(10, 10 + clients)))
+
+
+def summed_fold(options, updates, of):
+    opened = options.open({"global": BASE}, of, 1, None)
+    for client, update in enumerate(updates):
+        opened.add(client, update, Reference(BASE).measure(update["weights"]))
+    return opened.close()["global"]
+
+
+def updates(count, **numbers):
+    return [
+        {
+            "weights": near(k),
+            "losses": {"loss": 2.0 + k},
+            "parts": {},
+            **{name: values[k] for name, values in numbers.items()},
+        }
+        for k in range(count)
+    ]
+
+
+CASES = {
+    "fedavg": (SecureSum(), FedAvg(), {"samples": [10, 11, 12, 13]}),
+    "batches": (SecureSum(weights="batches"), FedAvg(weights="batches"), {"batches": [1, 1, 1, 1]}),
+    "uniform": (SecureSum(weights="uniform"), FedAvg(weights="uniform"), {}),
+    "loss": (SecureSum(weights="loss", least_loss=1.0), LossWeighted(), {"loss": [2.0, 3.0, 4.0, 5.0]}),
+    "l_dawa": (SecureSum(weights="uniform", divergence="layers"), LDAWA(), {}),
+    "m_dawa": (SecureSum(weights="uniform", divergence="model"), MDAWA(), {}),
+    "l_dawa_loss": (
+        SecureSum(weights="loss", divergence="layers", least_loss=1.0),
+        LDAWA(weights="loss"),
+        {"loss": [2.0, 3.0, 4.0, 5.0]},
+    ),
+}
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_the_sum_gives_the_model_of_the_fold_of_single_updates(case):
+    options, plain, numbers = CASES[case]
+    mine = summed_fold(options, updates(4, **numbers), known(4))
+    theirs = fold(plain, BASE, copies([near(k) for k in range(4)]), **numbers)
+    for name in BASE:
+        torch.testing.assert_close(mine[name], theirs[name], rtol=0, atol=2e-6)
+
+
+def test_terms_are_whole_numbers_whose_sum_stays_below_the_modulus():
+    options, of = SecureSum(weights="uniform", clip=1e6), known(7)
+    extreme = {name: weight + 5.0 for name, weight in BASE.items()}  # beyond the largest change
+    update = {"weights": extreme, "losses": {"loss": 1e9}, "parts": {}}
+    term = options.encode(update, Reference(BASE).measure(extreme), BASE, of, 1)
+    assert term.shape == (1217 + 2,)
+    assert int(term.min()) >= 0
+    assert 7 * int(term.max()) < MODULUS
+    moved, loss = options.decode(7 * term, 7, BASE, of)
+    for name, weight in BASE.items():
+        torch.testing.assert_close(moved["global"][name], weight + 1.0, rtol=0, atol=1e-6)
+    assert loss == pytest.approx(1000.0)
+
+
+def test_a_step_is_clipped_to_its_norm():
+    options = SecureSum(weights="uniform", clip=0.5)
+    moved = summed_fold(options, [{"weights": near(1, 1.0), "losses": {}, "parts": {}}], known(1))
+    step = torch.cat([(moved[name] - BASE[name]).flatten() for name in BASE])
+    assert float(step.norm()) == pytest.approx(0.5, rel=1e-4)
+
+
+def test_levels_are_those_of_flowers_quantisation_within_its_rounding():
+    quantization = pytest.importorskip("flwr.common.secure_aggregation.quantization")
+    options, of = SecureSum(weights="uniform", clip=1e6, largest_change=0.25), known(4)
+    update = {"weights": near(3), "losses": {"loss": 3.0}, "parts": {}}
+    term = options.encode(update, Reference(BASE).measure(update["weights"]), BASE, of, 1).numpy()
+    step = np.concatenate(
+        [(near(3)[name].double() - BASE[name].double()).flatten().numpy() for name in sorted(BASE)]
+    )
+    levels = (MODULUS - 1) // 4
+    (theirs,) = quantization.quantize([step], 0.25, levels)
+    assert np.abs(term[:-2] - theirs).max() <= 1
+
+
+def test_a_sum_that_clipped_terms_cannot_give_is_refused():
+    options, of = SecureSum(weights="uniform", clip=0.5), known(4)
+    update = {"weights": near(1), "losses": {}, "parts": {}}
+    term = options.encode(update, Reference(BASE).measure(update["weights"]), BASE, of, 1)
+    options.decode(4 * term, 4, BASE, of)
+    hostile = term.clone()
+    hostile[:1217] = 0  # every weight changed by the most, which is far beyond the norm
+    with pytest.raises(RunError, match=r"the sum of 4 updates has the norm .* clipped to 0\.5 cannot give"):
+        options.decode(3 * term + hostile, 4, BASE, of)
+    with pytest.raises(RunError, match="and the weight"):
+        options.decode((term * 0 + 17) % MODULUS, 4, BASE, of)
+
+
+def test_what_is_not_a_number_becomes_no_step():
+    spoiled = {name: weight * math.nan for name, weight in BASE.items()}
+    moved = summed_fold(
+        SecureSum(weights="uniform"), [{"weights": spoiled, "losses": {}, "parts": {}}], known(1)
+    )
+    for name, weight in BASE.items():
+        torch.testing.assert_close(moved[name], weight, rtol=0, atol=1e-6)
+
+
+def test_no_term_leaves_the_model_and_counters_are_no_part():
+    assert summed_fold(SecureSum(), [], known(2)) is BASE
+    weights = {**BASE, "n": torch.tensor(3), "mean": torch.zeros(2)}
+    assert summed(weights, replace(known(2), local_only=frozenset({"mean"}))) == ["a", "b"]
+
+
+@pytest.mark.parametrize(
+    ("settings", "words"),
+    [
+        ("train.bn_buffers=average", "set train.bn_buffers = 'local' or 'leave' for secure aggregation"),
+        ("method.name=scaffold", "'secure_sum' covers weights only, and 'scaffold' sends more"),
+        ("method.name=fedca", "'secure_sum' covers weights only"),
+        ("method.name=orchestra", "'secure_sum' covers weights only"),
+        ("train.keep_local_models=[1]", "must not reveal the update of a single client"),
+        ("evaluation.measures=['angles']", "must not reveal the update of a single client"),
+        ("train.max_share=0.5", "caps a client's weight against the others'"),
+    ],
+)
+def test_what_needs_single_updates_is_refused_with_a_sentence(settings, words):
+    with pytest.raises(UserError) as error:
+        Federation(tiny("method.aggregation=secure_sum", "train.bn_buffers=leave", settings))
+    assert words in str(error.value)

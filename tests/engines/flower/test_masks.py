@@ -1,0 +1,121 @@
+"""The masks alone: the sum is that of the terms to the bit, whoever of up to a third drops out, and when."""
+
+from __future__ import annotations
+
+import itertools
+
+import pytest
+
+pytest.importorskip("flwr", reason="the extra atoll[flower] is not installed")
+
+import torch
+
+from atoll.engines.flower.masks import make_keys, mask, reveal, share_secrets, to_numbers, unmask
+
+MODULUS = 2**32
+
+
+def play(terms, threshold, silent_shares=(), silent_terms=(), silent_reveals=()):
+    """All stages of a round; clients fall silent at one of them."""
+    clients = list(range(len(terms)))
+    states, keys, boxes = {}, {}, {}
+    for k in clients:
+        states[k], keys[str(k)] = make_keys()
+    for k in set(clients) - set(silent_shares):
+        states[k], boxes[k] = share_secrets(states[k], k, keys, threshold)
+    masked = {}
+    for k in set(boxes) - set(silent_terms):
+        received = {str(other): box[str(k)] for other, box in boxes.items() if other != k}
+        states[k], masked[k] = mask(states[k], k, received, terms[k])
+    stayed = sorted(masked)
+    revealed = [reveal(states[k], k, stayed) for k in stayed if k not in silent_reveals]
+    total = sum((to_numbers(term) for term in masked.values()), torch.zeros_like(terms[0])) % MODULUS
+    return unmask(total, keys, sorted(boxes), stayed, revealed[:threshold]), masked, states
+
+
+def drawn(clients, size=1000, seed=0):
+    draws = torch.Generator().manual_seed(seed)
+    return [torch.randint(MODULUS, (size,), generator=draws) for _ in range(clients)]
+
+
+def added(terms):
+    """The plain sum modulo 2³², number by number."""
+    return torch.tensor(
+        [sum(column) % MODULUS for column in zip(*(term.tolist() for term in terms), strict=True)]
+    )
+
+
+def test_without_dropouts_the_sum_is_that_of_the_terms():
+    terms = drawn(6)
+    total, masked, _ = play(terms, 4)
+    assert torch.equal(total, added(terms))
+    assert all(term.dtype == torch.int32 for term in masked.values())
+
+
+@pytest.mark.parametrize("stage", ["shares", "terms", "reveals"])
+@pytest.mark.parametrize("gone", list(itertools.combinations(range(6), 2))[::3])
+def test_a_third_may_drop_out_at_any_stage(gone, stage):
+    terms = drawn(6)
+    total, _, _ = play(terms, 4, **{f"silent_{stage}": gone})
+    left = [term for k, term in enumerate(terms) if k not in gone or stage == "reveals"]
+    assert torch.equal(total, added(left))
+
+
+def test_a_client_may_drop_out_at_each_stage():
+    terms = drawn(9)
+    total, _, _ = play(terms, 6, silent_shares=[4], silent_terms=[0], silent_reveals=[8])
+    assert torch.equal(total, added([term for k, term in enumerate(terms) if k not in (0, 4)]))
+
+
+def test_a_masked_term_says_nothing_of_its_term():
+    """Zeros are masked to numbers that look drawn from all of [0, 2³²), other ones each time."""
+    zeros = [torch.zeros(20_000, dtype=torch.int64)] * 3
+    _, one, _ = play(zeros, 2)
+    _, two, _ = play(zeros, 2)
+    for k in range(3):
+        numbers = to_numbers(one[k]).double() / MODULUS
+        assert float(numbers.mean()) == pytest.approx(0.5, abs=0.015)  # 7 deviations
+        counts = torch.histc(numbers, 16, 0, 1)
+        assert float(((counts - 1250) ** 2 / 1250).sum()) < 60  # χ² with 15 degrees: p = 2e-7
+        assert not torch.equal(one[k], two[k])
+        assert not torch.equal(one[k], one[(k + 1) % 3])
+
+
+def test_fewer_than_the_threshold_open_nothing():
+    terms = drawn(6)
+    with pytest.raises(ValueError, match="3 clients stayed in the sum, and 4 must"):
+        play(terms, 4, silent_terms=[0, 1, 2])
+    with pytest.raises(ValueError, match="only 3 clients take part"):
+        play(terms, 4, silent_shares=[0, 1, 2])
+
+
+def test_too_few_shares_do_not_give_the_sum():
+    with pytest.raises(ValueError, match="Failed to combine shares"):
+        play(drawn(6), 4, silent_reveals=[0, 1, 2])
+
+
+def test_a_client_notices_replaced_keys_and_damaged_shares():
+    states, keys = {}, {}
+    for k in range(3):
+        states[k], keys[str(k)] = make_keys()
+    with pytest.raises(ValueError, match="replaced the keys"):
+        share_secrets(states[0], 0, {**keys, "0": keys["1"]}, 2)
+    with pytest.raises(ValueError, match="too few"):
+        share_secrets(states[0], 0, {**keys, "2": keys["1"]}, 2)  # one client in two roles
+    with pytest.raises(ValueError, match="too few"):
+        share_secrets(states[0], 0, keys, 1)
+    boxes = {}
+    for k in range(3):
+        states[k], boxes[k] = share_secrets(states[k], k, keys, 2)
+    wrong = {"1": boxes[1]["0"], "2": boxes[1]["0"]}
+    states[0], _ = mask(states[0], 0, wrong, torch.zeros(2, dtype=torch.int64))
+    with pytest.raises(ValueError, match="the share of client 2 is damaged"):
+        reveal(states[0], 0, [0, 1, 2])
+
+
+def test_the_two_secrets_of_a_client_are_never_opened_together():
+    _, _, states = play(drawn(4), 3, silent_terms=[3])
+    opened = reveal(states[0], 0, [0, 1, 2])
+    other = reveal(states[0], 0, [0, 1, 2])
+    assert opened == other
+    assert len(bytes.fromhex(opened["1"])) < len(bytes.fromhex(opened["3"]))  # 32 bytes, and a private key

@@ -1,0 +1,228 @@
+"""Secure aggregation on the fake grid: the same weights as a simulation, from sums alone."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import pytest
+
+pytest.importorskip("flwr", reason="the extra atoll[flower] is not installed")
+
+import torch
+
+from atoll.aggregation.secure_sum import MODULUS, SecureSum
+from atoll.core.audit_log import AuditLog
+from atoll.core.errors import RunError
+from atoll.core.run_folder import Run
+from atoll.core.tree import leaves, same
+from atoll.engines.flower import secure_site
+from atoll.engines.flower.codec import records, tree
+from atoll.engines.flower.masks import to_numbers
+from atoll.engines.server import TooFewUpdatesError
+from tests.engines.flower.deployment import SITES, one_folder, write_digits
+from tests.engines.flower.test_sites import FOLDERS, play, sites
+from tests.harness import final_models, run_tiny
+
+SECURE = (
+    "method.name=fed_align_uniform",
+    "method.aggregation=secure_sum",
+    "train.bn_buffers=leave",
+    "train.min_accepted=0.25",
+    "evaluation.at_end=['geometry']",
+    "evaluation.during=['geometry']",
+)
+
+
+@pytest.fixture
+def place(tmp_path, monkeypatch):
+    write_digits(tmp_path / "images", each=20, held=5)
+    monkeypatch.setenv("ATOLL_STATE", str(tmp_path / "state"))
+    return tmp_path
+
+
+@pytest.fixture
+def terms(monkeypatch):
+    """All terms that sites computed, before the masks."""
+    found = []
+    original = SecureSum.encode
+
+    def watched(self, *arguments):
+        found.append(original(self, *arguments))
+        return found[-1]
+
+    monkeypatch.setattr(SecureSum, "encode", watched)
+    return found
+
+
+@pytest.fixture
+def totals(monkeypatch):
+    """All sums that the coordinator decoded."""
+    found = []
+    original = SecureSum.decode
+
+    def watched(self, total, *arguments):
+        found.append(total)
+        return original(self, total, *arguments)
+
+    monkeypatch.setattr(SecureSum, "decode", watched)
+    return found
+
+
+def ours(place, *settings):
+    folder = one_folder(place / "together", place / "images")
+    return run_tiny(place / "ours", f"data.path={folder}", "data.limit=1000000", *FOLDERS, *SECURE, *settings)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        (),
+        (
+            "options.secure_sum.weights=uniform",
+            "options.secure_sum.divergence=layers",
+            "method.server=fedadam",
+        ),
+        ("options.secure_sum.weights=loss", "options.secure_sum.divergence=model", "method.name=ssd"),
+    ],
+    ids=["fedavg", "l_dawa", "loss"],
+)
+def test_the_weights_are_those_of_a_simulation_and_the_sum_is_that_of_the_terms(
+    place, terms, totals, options
+):
+    theirs = play(sites(place), place, *SECURE, *options)
+    assert [line["clients"] for line in theirs.metrics()[1:]] == [4, 4]
+    for round in (0, 1):
+        expected = sum(terms[4 * round : 4 * round + 4]) % MODULUS
+        assert torch.equal(totals[2 * round], expected)  # decoded twice: for the loss, and for the models
+    alone = ours(place, *options)
+    assert same(final_models(theirs), final_models(alone))
+    for mine, one in zip(theirs.metrics()[1:], alone.metrics()[1:], strict=True):
+        assert mine["loss"] == pytest.approx(one["loss"], abs=1e-3)
+
+
+def test_nothing_but_masked_numbers_leaves_a_site(place, terms):
+    heard = []
+
+    def listen(reply):
+        heard.append(tree(reply.content))
+        return reply
+
+    play(sites(place, **dict.fromkeys(SITES, listen)), place, *SECURE, "train.rounds=1")
+    trained = [answer for answer in heard if "update" in answer]
+    assert len(trained) == 4
+    for answer, term in zip(trained, terms, strict=True):
+        assert answer["update"].keys() == {"masked"}
+        masked = to_numbers(answer["update"]["masked"])
+        assert not torch.equal(masked, term)
+        assert int((masked == term).sum()) < 3
+    others = [answer for answer in heard if "update" not in answer]
+    assert [list(leaves(answer)) for answer in others] == [[]] * len(others)
+    log = AuditLog(place / "state" / "audit-west.jsonl")
+    (line,) = [entry.fields for entry in log.entries() if entry.fields["event"] == "update"]
+    assert line["tensors"].keys() == {"masked"}
+
+
+def falling_silent(kind, times=1):
+    """A node that does not answer the second round's requests of a kind."""
+
+    def wrap(handle):
+        asked = Counter()
+
+        def node(message):
+            asked[message.metadata.message_type] += 1
+            late = asked[message.metadata.message_type] > times
+            return None if message.metadata.message_type == kind and late else handle(message)
+
+        return node
+
+    return wrap
+
+
+@pytest.mark.parametrize("kind", ["query.secure_keys", "query.secure_shares", "train", "query.secure_reveal"])
+def test_a_site_may_fall_silent_at_any_stage(place, terms, totals, kind):
+    grid = sites(place)
+    grid.nodes[13] = falling_silent(kind)(grid.nodes[13])
+    run = play(grid, place, *SECURE, deadline=1.5)
+    stays = kind == "query.secure_reveal"
+    assert [line["clients"] for line in run.metrics()[1:]] == [4, 4 if stays else 3]
+    assert run.metrics()[-1].get("lost") == (None if stays else {"3": "no answer within 1.5 s"})
+    assert torch.equal(totals[2], sum(terms[4 : 8 if stays else 7]) % MODULUS)
+
+
+def test_too_few_sites_learn_the_coordinator_nothing(place, totals):
+    grid = sites(place)
+    for number in (12, 13):
+        grid.nodes[number] = falling_silent("train", 0)(grid.nodes[number])
+    with pytest.raises(TooFewUpdatesError, match="0 of 4 updates were usable"):
+        play(grid, place, *SECURE, deadline=1.5)
+    assert totals == []
+    assert "query.secure_reveal" not in [kind for _, kind, _ in grid.sent]
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("keys", {"mask": "00"}),
+        ("keys", {"mask": 1, "share": "00"}),
+        ("shares", {"0": "zz"}),
+        ("update", {"masked": torch.zeros(3, dtype=torch.int32)}),
+        ("update", {"masked": torch.zeros(3)}),
+        ("update", {"weights": {}}),
+    ],
+)
+def test_an_answer_of_another_form_is_lost_and_the_round_goes_on(place, key, value):
+    def spoil(reply):
+        answer = tree(reply.content)
+        if key in answer:
+            reply.content = records({**answer, key: value})
+        return reply
+
+    run = play(sites(place, west=spoil), place, *SECURE, "train.rounds=1")
+    assert run.metrics()[-1]["clients"] == 3
+    assert run.metrics()[-1]["lost"] == {"3": "its answer is invalid"}
+
+
+def test_a_site_that_does_not_clip_is_noticed_in_the_sum(place):
+    def huge(reply):
+        answer = tree(reply.content)
+        if "update" in answer:
+            moved = answer["update"]["masked"].clone()
+            moved += 2**26
+            reply.content = records({**answer, "update": {"masked": moved}})
+        return reply
+
+    with pytest.raises(RunError, match="so a client did not clip its own"):
+        play(sites(place, west=huge), place, *SECURE, "options.secure_sum.clip=1.0")
+    assert Run(place / "run").completed_rounds() == 0
+
+
+def test_a_site_sends_no_update_without_masks(place):
+    grid = sites(place)
+    west = grid.nodes[13]
+
+    def bare(message):
+        if message.metadata.message_type == "train":
+            message.content = records({key: v for key, v in tree(message.content).items() if key != "shares"})
+        return west(message)
+
+    grid.nodes[13] = bare
+    run = play(grid, place, *SECURE, "train.rounds=1")
+    assert (
+        "promises secure aggregation, and the coordinator asks for an update without"
+        in run.metrics()[-1]["lost"]["3"]
+    )
+
+
+def test_a_round_is_opened_for_one_set_of_clients_only(tmp_path, monkeypatch):
+    """A second sum of the same round, without one client, would reveal that client's term."""
+    monkeypatch.setattr(secure_site, "reveal", lambda *_: {})
+    for _ in range(2):  # a coordinator that was killed repeats the round
+        secure_site.answer_keys(tmp_path, {"round": 7})
+        assert secure_site.answer_reveal(tmp_path, {"round": 7, "client": 0, "stayed": [0, 1, 2]}) == {
+            "shares": {}
+        }
+    secure_site.answer_keys(tmp_path, {"round": 7})
+    with pytest.raises(ValueError, match="would reveal a single update"):
+        secure_site.answer_reveal(tmp_path, {"round": 7, "client": 0, "stayed": [0, 1]})
+    with pytest.raises(ValueError, match="has no keys of round 8"):
+        secure_site.answer_reveal(tmp_path, {"round": 8, "client": 0, "stayed": [0, 1]})
