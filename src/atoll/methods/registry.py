@@ -7,6 +7,7 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
+from atoll.aggregation.em_inspector import EmInspector
 from atoll.aggregation.fedavg import FedAvg
 from atoll.aggregation.loss_weighted import LossWeighted
 from atoll.aggregation.private import PrivateFedAvg
@@ -103,6 +104,7 @@ MERGES: dict[str, type[Merge]] = by_name(
     euc.EUC, fedbn.FedBN, fedema.FedEMA, fedu.FedU, local_only.LocalOnly, Replace
 )
 AGGREGATIONS: dict[str, type[Aggregation]] = by_name(
+    EmInspector,
     EUA,
     featarc.FeatARC,
     FedAvg,

@@ -1,0 +1,87 @@
+"""EmInspector against a loop as in the released code; the paper's attack is in `tests/test_hostile.py`."""
+
+import numpy as np
+import pytest
+import torch
+from torch.nn.functional import normalize
+
+from atoll.aggregation.em_inspector import EmInspector, inspection_images, suspicion
+from atoll.aggregation.update_geometry import Reference
+from atoll.core.tree import clone, same
+from tests.rounds import Rounds
+
+
+def slow_scores(embeddings):
+    """One client, one image, one other client at a time."""
+    clients, images, _ = embeddings.shape
+    scores = [0] * clients
+    for image in range(images):
+        sums = []
+        for one in range(clients):
+            total = 0.0
+            for other in range(clients):
+                a, b = embeddings[one, image].tolist(), embeddings[other, image].tolist()
+                total += sum(x * y for x, y in zip(a, b, strict=True))
+            sums.append(total)
+        mean = np.mean(sums)
+        for one in range(clients):
+            scores[one] += 1 if sums[one] >= mean else -1
+    return scores
+
+
+@pytest.mark.parametrize("seed", range(10))
+def test_the_scores_are_those_of_a_slow_loop(seed):
+    draw = torch.Generator().manual_seed(seed)
+    embeddings = normalize(torch.randn(6, 5, 4, generator=draw, dtype=torch.float64), dim=-1)
+    assert suspicion(embeddings).tolist() == slow_scores(embeddings.numpy())
+
+
+def test_the_model_is_the_mean_of_those_that_are_not_suspected():
+    rounds = Rounds("method.name=fed_simclr", "method.aggregation=em_inspector")
+    updates = {client: rounds.train(client)[0] for client in range(4)}
+    images = inspection_images("", 10, rounds.federation.setting.image_shape, rounds.federation.setting.seed)
+    encoder, h = rounds.federation.encoder, []
+    for update in updates.values():
+        encoder.load_state_dict(
+            {n.removeprefix("encoder."): w for n, w in update["weights"].items() if "encoder." in n}
+        )
+        with torch.no_grad():
+            h.append(normalize(encoder.eval()(images).double(), dim=1))
+    kept = [client for client, score in enumerate(slow_scores(torch.stack(h).numpy())) if score <= 0]
+    assert 0 < len(kept) < 4
+    rounds.fold(1, clone(updates))
+    for name, weight in rounds.server.state["models"]["global"].items():
+        rows = torch.stack([updates[client]["weights"][name].double() for client in kept])
+        if weight.is_floating_point():
+            torch.testing.assert_close(weight, rows.mean(0).to(weight.dtype))
+
+
+def test_without_a_client_that_passes_the_model_is_unchanged():
+    """Two equal clients: each is as similar as the mean, and so suspected."""
+    rounds = Rounds("method.name=fed_simclr", "method.aggregation=em_inspector")
+    before = clone(rounds.server.state["models"]["global"])
+    update = rounds.train(0)[0]
+    fold = EmInspector().open(rounds.server.state["models"], rounds.federation.setting, 1, None)
+    for client in range(2):
+        fold.add(client, clone(update), Reference(before).measure(update["weights"]))
+    after = fold.close()["global"]
+    floats = {name: weight for name, weight in before.items() if weight.is_floating_point()}
+    assert same({name: after[name] for name in floats}, floats)
+
+
+def test_inspection_images_are_those_of_the_table_or_noise():
+    noise = inspection_images("", 3, (1, 8, 8), 0)
+    assert noise.shape == (3, 1, 8, 8)
+    digits = inspection_images("source = 'digits'", 3, (1, 8, 8), 0)
+    assert digits.shape == (3, 1, 8, 8)
+    assert 0 <= float(digits.min()) < float(digits.max()) <= 1
+    assert not torch.equal(noise, digits)
+
+
+def test_the_global_random_state_does_not_change():
+    rounds = Rounds("method.name=fed_simclr", "method.aggregation=em_inspector")
+    torch.manual_seed(5)
+    EmInspector().open(rounds.server.state["models"], rounds.federation.setting, 1, None)
+    drawn = torch.rand(1)
+    torch.manual_seed(5)
+    assert torch.equal(torch.rand(1), drawn)

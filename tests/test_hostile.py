@@ -1,0 +1,60 @@
+"""Hostile updates, as `benchmarks/hostile.py` sends them: none crashes the server, and no forged one passes."""
+
+import math
+
+import pytest
+import torch
+from benchmarks import hostile
+
+from atoll.core.tree import clone
+
+
+@pytest.fixture(scope="module")
+def scene():
+    return hostile.make_scene()
+
+
+@pytest.mark.slow
+def test_no_update_of_a_wrong_form_passes_and_none_crashes(scene):
+    """The round goes on, as if the client had not been there."""
+    forged = hostile.forged(scene)
+    alone, _ = hostile.play(scene, "fedavg", [None])
+    for name, update in forged.items():
+        model, refused = hostile.play(scene, "fedavg", [update])
+        assert list(refused) == ["0"], name
+        assert refused["0"].isprintable(), name
+        assert all(torch.equal(model[weight], alone[weight]) for weight in alone), name
+    assert len(forged) + len(hostile.plausible(scene)) >= 60
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("rule", hostile.RULES)
+def test_what_passes_leaves_a_finite_model_within_the_bound(scene, rule):
+    """Under FedAvg, a tenth of the clients moves the mean by at most a tenth of the bound, and its own step."""
+    honest, _ = hostile.play(scene, rule, [])
+    step = hostile.norm(scene.steps())
+    for name, updates in hostile.plausible(scene).items():
+        model, refused = hostile.play(scene, rule, clone(updates))
+        assert not refused, name
+        assert all(torch.isfinite(tensor).all() for tensor in model.values() if tensor.is_floating_point()), (
+            name
+        )
+        moved = hostile.norm({weight: model[weight] - honest[weight] for weight in scene.trained})
+        assert math.isfinite(hostile.knn(scene, model)), name
+        if rule == "fedavg":
+            shares = len(updates) / hostile.CLIENTS
+            assert moved <= 1.05 * shares * (scene.bound + step), name
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("attackers", [2, 3, 4])
+def test_em_inspector_finds_the_paper_s_attack(scene, attackers):
+    """Clients who implant the same backdoor into the received model are all left out; under FedAvg it stays."""
+    backdoors = [hostile.backdoored(scene, client) for client in range(attackers)]
+    honest, _ = hostile.play(scene, "fedavg", [])
+    folded, _ = hostile.play(scene, "fedavg", clone(backdoors))
+    inspected, _ = hostile.play(scene, "em_inspector", clone(backdoors))
+    shift = hostile.triggered(scene, folded) - hostile.triggered(scene, honest)
+    assert hostile.triggered(scene, backdoors[0]["weights"]) > 0.95
+    assert shift > 0.15
+    assert hostile.triggered(scene, inspected) - hostile.triggered(scene, honest) < 0.6 * shift
