@@ -73,6 +73,7 @@ ABOUT_MORE = {
     "test_docs.py": "docs/",
     "test_every_method.py": "all methods",
     "test_gpu_session.py": "benchmarks/gpu.sh",
+    "test_hostile.py": "benchmarks/hostile.py",
     "test_matrix.py": "all components beside each other",
     "test_packaging.py": "pyproject.toml and the public names",
     "test_simulated_gpu.py": "every method on a device other than the CPU",
