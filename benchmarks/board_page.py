@@ -8,8 +8,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from html import escape
 from pathlib import Path
 
+from atoll.report.paired import paired, verdict
 from board_rows import HERE, SELECT, Board, Record
-from paired import filled, markdown, mean_std, paired, verdict
+from pages import filled, markdown, mean_std
 
 PAGE = HERE.parent / "docs" / "board.md"
 BEGIN, END = "<!-- made by benchmarks/board.py: begin -->", "<!-- made by benchmarks/board.py: end -->"

@@ -21,8 +21,9 @@ from typing import Any
 
 import board
 from atoll.papers.published import find_published
+from atoll.report.paired import paired, signed
 from board_rows import HERE, Board, Entry, Record, load_record
-from paired import filled, markdown, paired, signed
+from pages import filled, markdown
 
 RESULTS = HERE / "results" / "claims"
 PAGE = HERE.parent / "docs" / "claims.md"

@@ -19,6 +19,7 @@ from atoll.report.folders import Folder, read_folder
 from atoll.report.groups import Group, group_runs, result_rows
 from atoll.report.html import Html, bullets, join, json_for_script, tag
 from atoll.report.neighbours import neighbours_tables
+from atoll.report.paired import differences_table
 from atoll.report.wording import images_words, partition_kind, plural
 
 NOTHING = Html("")
@@ -63,7 +64,13 @@ def page(runs: Sequence[Folder], failures: Iterable[str] = (), comparison: Html 
         facts=_facts(groups),
         notices=_notices(runs, failures),
         comparison=comparison,
-        results=join([results_tables.results_table(groups, rows), results_tables.geometry_table(rows)]),
+        results=join(
+            [
+                results_tables.results_table(groups, rows),
+                differences_table(groups, rows),
+                results_tables.geometry_table(rows),
+            ]
+        ),
         models=join(
             [
                 results_tables.models_table(groups),

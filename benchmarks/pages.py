@@ -1,0 +1,26 @@
+"""Numbers and tables of the pages of Markdown that the benchmarks write."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Sequence
+
+
+def mean_std(numbers: Sequence[float], digits: int) -> str:
+    """Format mean ± standard deviation (n − 1)."""
+    if not numbers:
+        return "–"
+    spread = f" ± {statistics.stdev(numbers):.{digits}f}" if len(numbers) > 1 else ""
+    return f"{statistics.fmean(numbers):.{digits}f}{spread}"
+
+
+def markdown(header: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
+    """Format a table as lines of Markdown, with an empty line at the end."""
+    ruler = ["---", *["---:"] * (len(header) - 1)]
+    return [*(f"| {' | '.join(cells)} |" for cells in (header, ruler, *rows)), ""]
+
+
+def filled(text: str, made: str, begin: str, end: str) -> str:
+    """Replace the generated text between a page's markers."""
+    before, _, rest = text.partition(begin)
+    return f"{before}{begin}\n\n{made}\n\n{end}{rest.partition(end)[2]}"

@@ -1,0 +1,70 @@
+"""Differences between methods, paired by seed."""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Mapping, Sequence
+
+from scipy import stats
+
+from atoll.evaluation.metrics import Metric
+from atoll.report.groups import Group, Row, result_columns
+from atoll.report.html import Html, join, table, tag
+from atoll.report.numbers import UNMEASURED
+
+WORDS = (
+    "Mean over the common seeds of a method's result less the first method's, with its 95 % confidence interval "
+    "(Student's t). An interval that contains 0 cannot tell the two apart. Of twenty intervals between equal "
+    "methods, one misses 0 by chance."
+)
+
+
+def paired(row: Mapping[int, float], base: Mapping[int, float]) -> tuple[int, float, float | None]:
+    """Number of common seeds, mean difference, and half of its 95 % confidence interval (Student's t).
+
+    Example:
+        >>> from atoll.report.paired import paired
+        >>> n, mean, half = paired({0: 41.0, 1: 42.0, 2: 43.0}, {0: 40.0, 1: 40.0, 2: 40.0})
+        >>> n, mean, round(half, 3)
+        (3, 2.0, 2.484)
+    """
+    differences = [row[seed] - base[seed] for seed in sorted(row.keys() & base.keys())]
+    n = len(differences)
+    if n < 2:
+        return n, differences[0] if differences else math.nan, None
+    half = float(stats.t.ppf(0.975, n - 1)) * statistics.stdev(differences) / math.sqrt(n)
+    return n, statistics.fmean(differences), half
+
+
+def verdict(n: int, mean: float, half: float | None) -> str:
+    """Format a paired difference."""
+    if half is None:
+        return f"{signed(mean)}, cannot tell (one seed)" if n else UNMEASURED
+    interval = f"{signed(mean)} [{signed(mean - half)}, {signed(mean + half)}]"
+    return f"{interval}, cannot tell" if abs(mean) <= half else interval
+
+
+def signed(number: float) -> str:
+    """Format a number with its sign and a typographic minus."""
+    return f"{number:+.2f}".replace("-", "−")
+
+
+def differences_table(groups: Sequence[Group], rows: Sequence[Row]) -> Html:
+    """Table of the differences from the first method; empty unless two methods have two seeds in common."""
+    base, *others = groups
+    metrics = [metric for metric in result_columns(rows) if metric.better == "higher"]
+    body = []
+    for group in others:
+        found = [paired(_by_seed(group, metric), _by_seed(base, metric)) for metric in metrics]
+        if any(half is not None for _, _, half in found):
+            body.append([group.label, *(verdict(*one) for one in found)])
+    if not body:
+        return Html("")
+    head = ["method", *(metric.title for metric in metrics)]
+    caption = f"Differences from {base.label}, paired by seed"
+    return join([table(caption, head, body), tag("p", WORDS, class_="muted")])
+
+
+def _by_seed(group: Group, metric: Metric) -> dict[int, float]:
+    return {run.seed: values[0] for run in group.runs if (values := metric.values([run.results]))}

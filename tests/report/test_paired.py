@@ -1,0 +1,51 @@
+"""Paired differences against scipy's own test."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from scipy import stats
+
+from atoll.report import write_report
+from atoll.report.paired import paired, verdict
+from tests.report.pages import Page
+from tests.report.run_folders import evaluation, make_run
+
+VALUES = st.floats(0, 100).map(lambda value: round(value, 2))
+
+
+@given(st.lists(st.tuples(VALUES, VALUES), min_size=2, max_size=6))
+def test_the_interval_is_that_of_scipys_paired_test(pairs):
+    row, base = ({seed: pair[i] for seed, pair in enumerate(pairs)} for i in (0, 1))
+    n, mean, half = paired({**row, 90: 1.0}, {**base, 91: 2.0})  # seeds of one alone do not count
+    assert n == len(pairs)
+    if len({round(a - b, 2) for a, b in pairs}) > 1:
+        theirs = stats.ttest_rel(list(row.values()), list(base.values())).confidence_interval(0.95)
+        assert (mean - half, mean + half) == pytest.approx((theirs.low, theirs.high), abs=1e-9)
+    else:
+        assert half == pytest.approx(0, abs=1e-9)
+
+
+def test_the_words_say_what_cannot_be_told():
+    assert verdict(3, 2.0, 2.484) == "+2.00 [−0.48, +4.48], cannot tell"
+    assert verdict(3, -2.0, 0.5) == "−2.00 [−2.50, −1.50]"
+    assert verdict(1, 1.0, None) == "+1.00, cannot tell (one seed)"
+    assert verdict(0, float("nan"), None) == "–"
+
+
+def test_the_page_shows_differences_if_seeds_are_common(tmp_path):
+    folders = [
+        make_run(tmp_path / f"{method}{seed}", method, seed, evaluation(knn))
+        for method, knns in (("ssd", (0.5, 0.6, 0.7)), ("fed_simclr", (0.45, 0.55, 0.6)))
+        for seed, knn in enumerate(knns)
+    ]
+    page = Page(write_report(folders, tmp_path / "report.html"))
+    (caption,) = (caption for caption in page.tables if caption.startswith("Differences"))
+    assert caption == "Differences from ssd, paired by seed"
+    assert page.tables[caption] == [
+        ["method", "kNN %", "probe %"],
+        ["fed_simclr", "−6.67 [−13.84, +0.50], cannot tell", "+0.00 [+0.00, +0.00], cannot tell"],
+    ]
+    alone = Page(write_report(folders[:4:3], tmp_path / "one.html"))
+    assert not any(caption.startswith("Differences") for caption in alone.tables)
