@@ -123,6 +123,27 @@ def columns(z, unbiased, eps=0.0):
     return result
 
 
+def vicreg(z1, z2, invariance=25.0, variance=25.0, covariance=1.0, official=False):
+    """Entry by entry."""
+    n, d = z1.shape
+    s = sum(squared(a, b) for a, b in zip(z1.tolist(), z2.tolist(), strict=True)) / n
+    v = c = 0.0
+    for z in (z1, z2):
+        columns = z.T.tolist()
+        means = [sum(column) / n for column in columns]
+        for i in range(d):
+            for j in range(d):
+                pairs = zip(columns[i], columns[j], strict=True)
+                entry = sum((a - means[i]) * (b - means[j]) for a, b in pairs) / (n - 1)
+                if i == j:
+                    v += max(0.0, 1 - math.sqrt(entry + 1e-4)) / d
+                else:
+                    c += entry**2 / d
+    if official:
+        s, v = s / d, v / 2
+    return invariance * s + variance * v + covariance * c
+
+
 def barlow_twins(z1, z2, lambd, unbiased):
     loss = 0.0
     for i, a in enumerate(columns(z1, unbiased)):

@@ -4,7 +4,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.autograd import gradcheck
 
-from atoll.functional import barlow_twins, decorrelation
+from atoll.functional import barlow_twins, decorrelation, vicreg
 
 from . import oracles
 from .oracles import rows
@@ -89,3 +89,23 @@ def test_bad_shapes_are_named():
         barlow_twins(torch.ones(2, 3), torch.ones(2, 4))
     with pytest.raises(ValueError, match=r"got h \(2,\)"):
         decorrelation(torch.ones(2))
+
+
+@settings(max_examples=20, deadline=None)
+@given(n=st.integers(2, 7), d=st.integers(1, 5), seed=st.integers(0, 99), official=st.booleans())
+def test_vicreg_against_loops(n, d, seed, official):
+    z1, z2 = rows(n, d, seed) / 2, rows(n, d, seed + 1) / 2  # some deviations below 1, some above
+    expected = oracles.vicreg(z1, z2, 2.0, 3.0, 5.0, official)
+    assert float(vicreg(z1, z2, 2.0, 3.0, 5.0, official)) == pytest.approx(expected, rel=1e-9)
+
+
+def test_vicreg_of_a_collapsed_batch_is_the_hinge_alone():
+    z = torch.ones(4, 3, dtype=torch.float64)
+    assert float(vicreg(z, z)) == pytest.approx(2 * 25 * (1 - 0.01), rel=1e-12)
+    assert float(vicreg(z, z, official=True)) == pytest.approx(25 * (1 - 0.01), rel=1e-12)
+
+
+def test_vicreg_gradients_and_bad_shapes():
+    assert gradcheck(vicreg, (rows(5, 3).requires_grad_(), rows(5, 3, 1).requires_grad_()))
+    with pytest.raises(ValueError, match="z1"):
+        vicreg(torch.ones(1, 3), torch.ones(1, 3))

@@ -27,7 +27,7 @@ from atoll.functional.geometry import (
 )
 from atoll.functional.metric_learning import fedquad, quadruplet, triplet
 from atoll.functional.models import consensus_distance, spectral_gap, trajectory_plane
-from atoll.functional.redundancy import barlow_twins, decorrelation
+from atoll.functional.redundancy import barlow_twins, decorrelation, vicreg
 from atoll.functional.separation import dimension_scaling, projector_distillation
 from atoll.functional.sphere import (
     UniformityDecomposition,
@@ -72,5 +72,6 @@ __all__ = [
     "triplet",
     "uniformity",
     "uniformity_decomposition",
+    "vicreg",
     "weight_distance",
 ]

@@ -75,3 +75,56 @@ def decorrelation(h: Tensor) -> Tensor:
         return zero_loss(h)
     x = standardise(h, unbiased=True, eps=1e-8)
     return off_diagonal_squares(x.T @ x) / (d * (d - 1)) / n
+
+
+@full_precision
+def vicreg(
+    z1: Tensor,
+    z2: Tensor,
+    invariance: float = 25.0,
+    variance: float = 25.0,
+    covariance: float = 1.0,
+    official: bool = False,
+) -> Tensor:
+    """VICReg loss: views agree, each dimension varies, and different dimensions do not covary.
+
+    L = λ s(Z, Z') + μ (v(Z) + v(Z')) + ν (c(Z) + c(Z')), with s = (1/N) Σ_i ‖z_i − z'_i‖²,
+    v = (1/d) Σ_j max(0, 1 − sqrt(Var(z_j) + 1e-4)), c = (1/d) Σ_{i≠j} C_ij²; variances and the covariances C
+    have N − 1.
+
+    Args:
+        z1: Embeddings Z of the first view.
+        z2: Embeddings Z' of the second view.
+        invariance: λ.
+        variance: μ.
+        covariance: ν.
+        official: The released code's scaling: s is also divided by d, and v by 2.
+
+    Shape:
+        z1, z2: (N, d), N >= 2. Output: scalar.
+
+    Raises:
+        ValueError: If the shapes differ or there are fewer than two rows.
+
+    Reference:
+        Bardes et al., VICReg: Variance-Invariance-Covariance Regularization, 2022, Eqs. 1-6.
+
+    Example:
+        >>> import torch
+        >>> from atoll.functional import vicreg
+        >>> z = torch.tensor([[2.0, 2.0], [-2.0, -2.0]])  # views agree, dimensions vary, and covary: C_12 = 8
+        >>> vicreg(z, z).item()  # 2 · (1/2) · (8² + 8²)
+        128.0
+    """
+    check_rows(least=2, z1=z1, z2=z2)
+    n, d = z1.shape
+    agreement = (z1 - z2).square().sum() / n
+    spread, overlap = zero_loss(z1), zero_loss(z1)
+    for z in (z1, z2):
+        centred = z - z.mean(dim=0)
+        c = centred.T @ centred / (n - 1)
+        spread = spread + (1 - (c.diagonal() + 1e-4).sqrt()).clamp_min(0).mean()
+        overlap = overlap + off_diagonal_squares(c) / d
+    if official:
+        agreement, spread = agreement / d, spread / 2
+    return invariance * agreement + variance * spread + covariance * overlap

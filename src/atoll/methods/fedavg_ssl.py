@@ -13,6 +13,7 @@ from atoll.objectives.rotation import Rotation
 from atoll.objectives.sigreg import SIGReg
 from atoll.objectives.simclr import SimCLR
 from atoll.objectives.simsiam import SimSiam
+from atoll.objectives.vicreg import VICReg
 
 FAMILY = "Self-supervised learning under FedAvg"
 
@@ -34,6 +35,13 @@ FED_BARLOW = Method(
     objective=BarlowTwins(),
     title="FedBarlow",
     paper="Zbontar et al., Barlow Twins, ICML 2021, under FedAvg",
+    family=FAMILY,
+)
+
+FED_VICREG = Method(
+    objective=VICReg(),
+    title="FedVICReg",
+    paper="Bardes et al., VICReg, ICLR 2022, under FedAvg",
     family=FAMILY,
 )
 

@@ -58,6 +58,7 @@ from atoll.objectives.sigreg import SIGReg
 from atoll.objectives.simclr import SimCLR
 from atoll.objectives.simsiam import SimSiam
 from atoll.objectives.supcon import SupCon
+from atoll.objectives.vicreg import VICReg
 
 P = TypeVar("P", bound=Component)
 
@@ -85,6 +86,7 @@ OBJECTIVES: dict[str, type[Objective]] = by_name(
     SimSiam,
     SupCon,
     Triplet,
+    VICReg,
 )
 TERMS: dict[str, type[Term]] = by_name(
     featarc.FeatureAlignment,
@@ -126,6 +128,7 @@ METHODS: dict[str, Method] = {
     "fed_align_uniform": fedavg_ssl.FED_ALIGN_UNIFORM,
     "fed_simclr": fedavg_ssl.FED_SIMCLR,
     "fed_barlow": fedavg_ssl.FED_BARLOW,
+    "fed_vicreg": fedavg_ssl.FED_VICREG,
     "fed_byol": fedavg_ssl.FED_BYOL,
     "fed_simsiam": fedavg_ssl.FED_SIMSIAM,
     "fed_moco": fedavg_ssl.FED_MOCO,
