@@ -23,8 +23,12 @@ from atoll.core.provenance import version
 from atoll.core.tree import pack
 from atoll.engines.flower.masks import make_keys, mask, reveal, share_secrets, to_numbers, unmask
 
-SIZES = 270_000, 11_000_000  # weights of the digits' encoder of width 64, and of a ResNet-18
-COHORTS = 4, 10, 20
+CASES = (
+    (270_000, 4),
+    (270_000, 10),
+    (270_000, 20),
+    (11_000_000, 4),
+)  # weights (11 million: a ResNet-18), clients
 
 
 def main() -> None:
@@ -32,7 +36,7 @@ def main() -> None:
     parser.add_argument("--json", type=Path)
     options = parser.parse_args()
     torch.set_num_threads(1)
-    rows = [measure(size, clients) for size in SIZES for clients in COHORTS]
+    rows = [measure(size, clients) for size, clients in CASES]
     record = {
         "command": "python benchmarks/secure_aggregation.py",
         "seed": 0,
