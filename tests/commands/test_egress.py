@@ -90,6 +90,8 @@ SENDERS = {
         "options.fedca_dictionary.sampling=server",
     ),
     "featarc": ("method.name=featarc",),
+    "fedsc": ("method.name=fedsc",),
+    "dcco": ("method.name=dcco",),
 }
 
 

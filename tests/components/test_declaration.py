@@ -200,6 +200,8 @@ SENDERS = [
     ("method.name=scaffold",),
     ("method.name=orchestra", "options.orchestra.local_clusters=4", "options.orchestra.server_steps=2"),
     ("method.name=featarc",),
+    ("method.name=fedsc",),
+    ("method.name=dcco",),
     ("method.name=fed_simclr", "method.objective=fedca_dictionary", "options.fedca_dictionary.size=20"),
     ("method.name=euc",),
     ("method.name=local_only",),

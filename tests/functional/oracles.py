@@ -273,6 +273,20 @@ def sigreg(z, directions, limit, points):
     return total / len(directions)
 
 
+def clipped(z, mu):
+    return [[v * min(1.0, math.sqrt(mu / max(dot(row, row), 1e-300))) for v in row] for row in z.tolist()]
+
+
+def spectral_contrast(z1, z2, mu, others, share):
+    """The negatives as sums over pairs: tr(R²) = mean (u·v)², and tr(R C̄) = mean uᵀ C̄ u."""
+    a, b = clipped(z1, mu), clipped(z2, mu)
+    both = a + b
+    agreement = sum(dot(u, v) for u, v in zip(a, b, strict=True)) / len(a)
+    own = sum(dot(u, v) ** 2 for u in both for v in both) / len(both) ** 2
+    across = sum(dot(u, [dot(row, u) for row in others.tolist()]) for u in both) / len(both)
+    return share * own + 2 * (1 - share) * across - 2 * agreement
+
+
 def rows(n, d, seed=0, **options):
     """Gaussian rows in float64."""
     generator = torch.Generator().manual_seed(seed)

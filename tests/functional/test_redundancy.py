@@ -4,7 +4,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.autograd import gradcheck
 
-from atoll.functional import barlow_twins, decorrelation, vicreg
+from atoll.functional import (
+    EncodingStatistics,
+    barlow_twins,
+    correlation_loss,
+    decorrelation,
+    encoding_statistics,
+    vicreg,
+)
 
 from . import oracles
 from .oracles import rows
@@ -109,3 +116,46 @@ def test_vicreg_gradients_and_bad_shapes():
     assert gradcheck(vicreg, (rows(5, 3).requires_grad_(), rows(5, 3, 1).requires_grad_()))
     with pytest.raises(ValueError, match="z1"):
         vicreg(torch.ones(1, 3), torch.ones(1, 3))
+
+
+@settings(max_examples=20, deadline=None)
+@given(n=st.integers(2, 7), d=st.integers(1, 5), seed=st.integers(0, 99))
+def test_from_statistics_the_loss_is_that_of_the_batch(n, d, seed):
+    z1, z2 = rows(n, d, seed), rows(n, d, seed + 1)
+    expected = oracles.barlow_twins(z1, z2, 0.02, False)
+    assert float(correlation_loss(encoding_statistics(z1, z2), 0.02)) == pytest.approx(expected, rel=1e-5)
+
+
+def test_clients_gradients_on_common_statistics_add_up_to_the_gradient_on_the_union():
+    """DCCO: with ⟨·⟩_T = ⟨·⟩_k + sg(⟨·⟩_A − ⟨·⟩_k), the weighted mean of the clients' gradients is the union's."""
+    x1, x2 = rows(12, 4, 2), rows(12, 4, 3)
+    clients = [slice(0, 1), slice(1, 4), slice(4, 12)]  # one has a single image
+    weights = rows(4, 3, 4).requires_grad_()
+    union = torch.autograd.grad(barlow_twins(x1 @ weights, x2 @ weights, 0.1), weights)[0]
+    means = [encoding_statistics(x1[k] @ weights, x2[k] @ weights) for k in clients]
+    sizes = [(k.stop - k.start) / 12 for k in clients]
+    cohort = [
+        sum(p * m for p, m in zip(sizes, entry, strict=True)).detach() for entry in zip(*means, strict=True)
+    ]
+    total = torch.zeros_like(weights)
+    for size, own in zip(sizes, means, strict=True):
+        mixed = EncodingStatistics(*(m + (a - m).detach() for m, a in zip(own, cohort, strict=True)))
+        total += (
+            size * torch.autograd.grad(correlation_loss(mixed, 0.1).double(), weights, retain_graph=True)[0]
+        )
+    torch.testing.assert_close(total, union, rtol=1e-5, atol=1e-7)
+    alone = sum(
+        size * torch.autograd.grad(correlation_loss(own, 0.1), weights, retain_graph=True)[0]
+        for size, own in zip(sizes, means, strict=True)
+    )
+    assert (alone - union).norm() > 0.1 * union.norm()
+
+
+def test_from_statistics_a_constant_dimension_leaves_the_others_alone():
+    z = Z1.float()
+    constant = torch.full((4, 1), 0.1)
+    wide = torch.cat([z, constant], dim=1).requires_grad_()
+    loss = correlation_loss(encoding_statistics(wide, wide))
+    loss.backward()
+    assert torch.isfinite(wide.grad).all()
+    assert loss.item() == pytest.approx(float(barlow_twins(Z1, Z1)) + 1.0, rel=1e-5)

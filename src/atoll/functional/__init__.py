@@ -27,8 +27,16 @@ from atoll.functional.geometry import (
 )
 from atoll.functional.metric_learning import fedquad, quadruplet, triplet
 from atoll.functional.models import consensus_distance, spectral_gap, trajectory_plane
-from atoll.functional.redundancy import barlow_twins, decorrelation, vicreg
+from atoll.functional.redundancy import (
+    EncodingStatistics,
+    barlow_twins,
+    correlation_loss,
+    decorrelation,
+    encoding_statistics,
+    vicreg,
+)
 from atoll.functional.separation import dimension_scaling, projector_distillation
+from atoll.functional.spectral import clipped_correlation, spectral_contrast
 from atoll.functional.sphere import (
     UniformityDecomposition,
     sphere_sliced_uniformity,
@@ -37,17 +45,21 @@ from atoll.functional.sphere import (
 )
 
 __all__ = [
+    "EncodingStatistics",
     "UniformityDecomposition",
     "alignment",
     "angular_divergence",
     "assignment_loss",
     "barlow_twins",
     "byol",
+    "clipped_correlation",
     "consensus_distance",
+    "correlation_loss",
     "decorrelation",
     "dictionary_contrast",
     "dimension_scaling",
     "effective_rank",
+    "encoding_statistics",
     "fedquad",
     "label_distance",
     "masked_reconstruction",
@@ -65,6 +77,7 @@ __all__ = [
     "sigreg",
     "simsiam",
     "sinkhorn_assignments",
+    "spectral_contrast",
     "spectral_gap",
     "sphere_sliced_uniformity",
     "supcon",

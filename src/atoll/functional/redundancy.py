@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
+import torch
 from torch import Tensor
 
 from atoll.functional._tensors import check_rows, full_precision, off_diagonal_squares, standardise, zero_loss
@@ -128,3 +131,90 @@ def vicreg(
     if official:
         agreement, spread = agreement / d, spread / 2
     return invariance * agreement + variance * spread + covariance * overlap
+
+
+class EncodingStatistics(NamedTuple):
+    """Means over a batch from which two views' correlations follow; of a union, they are weighted means, too.
+
+    Attributes:
+        mean1: Mean of each dimension of the first view.
+        mean2: Mean of each dimension of the second view.
+        square1: Mean square of each dimension of the first view.
+        square2: Mean square of each dimension of the second view.
+        product: Mean product of each dimension of the first view with each of the second.
+    """
+
+    mean1: Tensor
+    mean2: Tensor
+    square1: Tensor
+    square2: Tensor
+    product: Tensor
+
+
+def encoding_statistics(z1: Tensor, z2: Tensor) -> EncodingStatistics:
+    """Means, mean squares and mean products of two views' embeddings, in float64.
+
+    Variances follow as ⟨f²⟩ − ⟨f⟩², a difference that float32 would round.
+
+    Args:
+        z1: Embeddings of the first view.
+        z2: Embeddings of the second view.
+
+    Shape:
+        z1, z2: (N, d). Output: four (d,), and (d, d).
+
+    Raises:
+        ValueError: If the shapes differ.
+
+    Reference:
+        Vemulapalli et al., Federated Training of Dual Encoding Models on Small Non-IID Client Datasets, 2022.
+
+    Example:
+        >>> import torch
+        >>> from atoll.functional import encoding_statistics
+        >>> encoding_statistics(torch.tensor([[1.0], [3.0]]), torch.tensor([[2.0], [0.0]])).product.item()
+        1.0
+    """
+    check_rows(z1=z1, z2=z2)
+    f, g = z1.double(), z2.double()
+    return EncodingStatistics(
+        f.mean(dim=0), g.mean(dim=0), f.square().mean(dim=0), g.square().mean(dim=0), f.T @ g / len(f)
+    )
+
+
+def correlation_loss(statistics: EncodingStatistics, lambd: float = 0.0051) -> Tensor:
+    """Barlow Twins' loss from encoding statistics instead of embeddings.
+
+    C_ij = (⟨f_i g_j⟩ − ⟨f_i⟩⟨g_j⟩) / (σ(f_i) σ(g_j)), L = Σ_i (1 − C_ii)² + λ Σ_{i≠j} C_ij². A constant dimension
+    has no correlation. Of one batch's statistics it is `barlow_twins` of that batch.
+
+    Args:
+        statistics: Statistics of a batch, or of several clients' batches together.
+        lambd: λ, the weight of the off-diagonal entries.
+
+    Shape:
+        Output: scalar, float32.
+
+    Reference:
+        Vemulapalli et al., Federated Training of Dual Encoding Models on Small Non-IID Client Datasets, 2022.
+
+    Example:
+        >>> import torch
+        >>> from atoll.functional import encoding_statistics
+        >>> from atoll.functional import correlation_loss
+        >>> z = torch.tensor([[1.0, 1.0], [-1.0, -1.0]])  # views agree, and so do the two dimensions
+        >>> round(correlation_loss(encoding_statistics(z, z)).item(), 4)  # 2 · 0.0051
+        0.0102
+    """
+    one = _inverse_deviation(statistics.mean1, statistics.square1)
+    two = _inverse_deviation(statistics.mean2, statistics.square2)
+    covariance = statistics.product - statistics.mean1[:, None] * statistics.mean2[None, :]
+    c = one[:, None] * covariance * two[None, :]
+    return ((1.0 - c.diagonal()).square().sum() + lambd * off_diagonal_squares(c)).float()
+
+
+def _inverse_deviation(mean: Tensor, square: Tensor) -> Tensor:
+    """1/σ of each dimension; 0, with gradient 0, of a dimension that is constant up to rounding."""
+    variance = square - mean.square()
+    constant = variance.detach() <= 64.0 * torch.finfo(mean.dtype).eps * square.detach()
+    return torch.where(constant, 0.0, torch.where(constant, 1.0, variance).rsqrt())

@@ -19,6 +19,7 @@ from atoll.core.config import build, describe
 from atoll.core.errors import UserError
 from atoll.core.imports import import_attribute
 from atoll.methods import (
+    dcco,
     euc,
     featarc,
     fedavg_ssl,
@@ -29,6 +30,7 @@ from atoll.methods import (
     fedopt,
     fedprox,
     fedquad,
+    fedsc,
     fedu,
     fedu2,
     fedx,
@@ -74,8 +76,10 @@ OBJECTIVES: dict[str, type[Objective]] = by_name(
     BarlowTwins,
     BYOL,
     CrossEntropy,
+    dcco.DCCO,
     fedca.DictionaryContrast,
     fedquad.FedQuad,
+    fedsc.FedSC,
     MAE,
     MoCo,
     orchestra.Orchestra,
@@ -145,6 +149,8 @@ METHODS: dict[str, Method] = {
     "fedx": fedx.METHOD,
     "fedu2": fedu2.METHOD,
     "feddecorr": feddecorr.METHOD,
+    "dcco": dcco.METHOD,
+    "fedsc": fedsc.METHOD,
     "fedprox": fedprox.METHOD,
     "scaffold": scaffold.METHOD,
     "fedbn": fedbn.METHOD,

@@ -1,0 +1,154 @@
+"""DCCO: each client's loss sees the encoding statistics of the whole cohort (Vemulapalli et al. 2022).
+
+    ⟨·⟩_k = means over client k's batch of  f, g, f², g², f gᵀ      f, g: embeddings of the two views
+    ⟨·⟩_A = Σ_k (N_k/N) ⟨·⟩_k                                       at the server, of the cohort
+    ⟨·⟩_T = ⟨·⟩_k + sg(⟨·⟩_A − ⟨·⟩_k)                               values are the cohort's, gradients the client's
+    C_ij  = (⟨f_i g_j⟩_T − ⟨f_i⟩_T ⟨g_j⟩_T) / (σ(f_i) σ(g_j))
+    L_k   = Σ_i (1 − C_ii)² + λ Σ_{i≠j} C_ij²
+
+With one step per round and models averaged by samples, a round is one step on the cohort's union (BatchNorm aside,
+whose statistics are each client's own). The statistics are those of the very views on which the next round's first
+epoch trains.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from atoll.components.base import (
+    VIEWS,
+    Batch,
+    ClientContext,
+    Forward,
+    NumberSpec,
+    Optional,
+    Passes,
+    Setting,
+    Spec,
+    TensorSpec,
+    run_forwards,
+)
+from atoll.components.declaration import MOST_IMAGES
+from atoll.core.tree import Tree
+from atoll.functional import EncodingStatistics, correlation_loss, encoding_statistics
+from atoll.methods.method import Method
+from atoll.objectives.cohort_statistics import CohortStatistics
+
+VIEW_IMAGES = tuple(view.images for view in VIEWS)
+
+
+@dataclass(frozen=True)
+class DCCO(CohortStatistics):
+    """Barlow Twins' loss, evaluated on the cohort's encoding statistics.
+
+    Attributes:
+        lambd: λ, the weight of the off-diagonal entries.
+    """
+
+    name: ClassVar[str] = "dcco"
+    source: ClassVar[str] = "Vemulapalli et al. 2022 (DCCO)"
+    egress: ClassVar[tuple[str, ...]] = ("means, mean squares and mean products of its embeddings",)
+    lambd: float = 0.0051
+
+    def send(self, state: Tree, client: int, cohort: Sequence[int], round: int) -> Tree:
+        """Send ⟨·⟩_A if the client trains."""
+        return state if self.trains(round) else None
+
+    def forwards(self) -> Sequence[Forward]:
+        """Pass both views through the local networks."""
+        return VIEWS
+
+    def start(self, context: ClientContext) -> None:
+        """Load ⟨·⟩_A."""
+        scope = context.of(self)
+        sent = scope.message
+        scope.cohort = (
+            None if sent is None else {name: value.to(context.device) for name, value in sent.items()}
+        )
+
+    def loss(self, context: ClientContext, batch: Batch, passes: Passes) -> Tensor:
+        """Evaluate the loss on ⟨·⟩_T; without the cohort's statistics, on the batch's."""
+        own = encoding_statistics(*(passes[view].z for view in VIEWS))
+        cohort = context.of(self).cohort
+        if cohort is not None:
+            pairs = own._asdict().items()
+            own = EncodingStatistics(**{name: mean + (cohort[name] - mean).detach() for name, mean in pairs})
+        return correlation_loss(own, self.lambd)
+
+    def finish(self, context: ClientContext) -> Tree:
+        """Compute ⟨·⟩_k over the views of the next round's first epoch, with BatchNorm as in training."""
+        if not self.sends(context.round):
+            return None
+        networks = {"local": context.frozen("dcco", train=True)}
+        joint = context.setting.train.views_batch == "joint"
+        sums, count = _Sums(), 0
+        for batch in context.data.batches(context.round + 1, 1, VIEW_IMAGES):
+            with torch.no_grad():
+                passes = run_forwards(VIEWS, networks, batch.images, joint, context.after)
+                sums.add(
+                    encoding_statistics(*(passes[view].z for view in VIEWS))._asdict(), len(batch.indices)
+                )
+            count += len(batch.indices)
+        return {"count": count, **{name: mean.cpu() for name, mean in sums.means().items()}}
+
+    def declares(self, setting: Setting) -> Spec:
+        """Declare the five means, and the number of images that they are of."""
+        d = setting.embedding_dim
+        means: dict[str, Spec] = {
+            name: TensorSpec((d, d) if name == "product" else (d,), torch.float64)
+            for name in EncodingStatistics._fields
+        }
+        return Optional({"count": NumberSpec(int, least=1, most=MOST_IMAGES), **means})
+
+    def fold(self, state: Tree, setting: Setting, round: int) -> StatisticsFold | None:
+        """Start ⟨·⟩_A."""
+        return StatisticsFold(state, setting.sizes) if self.sends(round) else None
+
+
+class _Sums:
+    """Weighted means of statistics, by name."""
+
+    def __init__(self) -> None:
+        self._sums: dict[str, Tensor] = {}
+        self._weight = 0
+
+    def add(self, means: dict[str, Tensor], weight: int) -> None:
+        self._weight += weight
+        self._sums = {name: self._sums.get(name, 0.0) + weight * mean for name, mean in means.items()}
+
+    def means(self) -> dict[str, Tensor]:
+        return {name: total / self._weight for name, total in self._sums.items()}
+
+
+class StatisticsFold:
+    """⟨·⟩_A: the mean of the clients' statistics, weighted by their images."""
+
+    def __init__(self, state: Tree, sizes: Sequence[int]) -> None:
+        self._state = state
+        self._sizes = sizes
+        self._sums = _Sums()
+
+    def add(self, client: int, piece: Tree) -> None:
+        """Add a client's statistics; its weight is no more than the images that it is known to have."""
+        if piece is not None:
+            most = self._sizes[client] if self._sizes else MOST_IMAGES
+            self._sums.add(
+                {name: piece[name] for name in EncodingStatistics._fields}, min(piece["count"], most)
+            )
+
+    def close(self) -> Tree:
+        """Return ⟨·⟩_A; without statistics, the last ones."""
+        return self._sums.means() or self._state
+
+
+METHOD = Method(
+    objective=DCCO(),
+    title="DCCO",
+    paper="Vemulapalli et al., Federated Training of Dual Encoding Models on Small Non-IID Client Datasets, 2022",
+    family="Federated self-supervised methods",
+)

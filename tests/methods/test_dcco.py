@@ -1,0 +1,93 @@
+import pytest
+import torch
+
+from tests.functional import oracles
+from tests.rounds import Rounds
+
+DCCO = ("method.name=dcco", "model.projector_dim=6", "train.batch_size=40")
+
+
+def slot(tree):
+    return tree["parts"].get("dcco")
+
+
+def gathered(*settings):
+    """A federation after its first round, which gathers."""
+    rounds = Rounds(*DCCO, *settings)
+    updates = {client: rounds.train(client)[0] for client in range(4)}
+    rounds.fold(1, updates)
+    return rounds, updates
+
+
+def embeddings(rounds, client, round):
+    """Both views' embeddings of a client's first batch of a round, with BatchNorm as in training."""
+    rounds.start(client, round)
+    batch = next(rounds.federation.client_data(client).batches(round, 1, ("view1", "view2")))
+    networks = rounds.federation.networks.train()
+    with torch.no_grad():
+        return [networks["projector"](networks["encoder"](batch.images[v])) for v in ("view1", "view2")]
+
+
+def test_a_round_that_trains_sees_the_loss_of_the_union():
+    rounds, _ = gathered()
+    z1, z2 = (torch.cat(z) for z in zip(*(embeddings(rounds, client, 2) for client in range(4)), strict=True))
+    expected = oracles.barlow_twins(z1.double(), z2.double(), 0.0051, False)
+    for client in range(4):
+        update, _ = rounds.train(client, 2)  # one batch
+        assert update["losses"]["dcco"] == pytest.approx(expected, rel=1e-4)
+    assert slot(update) is None
+
+
+def test_a_round_that_gathers_trains_nothing_and_leaves_the_networks_as_they_are():
+    rounds, updates = gathered()
+    assert rounds.message(0, 1)["epochs"] == 0
+    assert rounds.message(0, 2)["epochs"] == 1
+    assert slot(rounds.message(0, 1)) is None
+    current = rounds.server.state["models"]["global"]
+    assert all(torch.equal(updates[0]["weights"][name], weight) for name, weight in current.items())
+
+
+def test_clients_weigh_by_their_images():
+    rounds, updates = gathered()
+    wrong = {**slot(updates[0]), "count": 10**6}  # counts no more than the partition's 40
+    rounds.fold(3, {0: {**updates[0], "parts": {"dcco": wrong}}, 1: updates[1]})
+    mean = (slot(updates[0])["product"] + slot(updates[1])["product"]) / 2
+    torch.testing.assert_close(slot(rounds.message(2, 4))["product"], mean)
+
+
+def test_several_batches_count_together():
+    rounds, updates = gathered("train.batch_size=20")
+    data = rounds.federation.client_data(0)
+    rounds.start(0, 1)
+    networks = rounds.federation.networks.train()
+    products = []
+    for batch in data.batches(2, 1, ("view1", "view2")):
+        with torch.no_grad():
+            f, g = (networks["projector"](networks["encoder"](batch.images[v])) for v in ("view1", "view2"))
+        products.extend(torch.outer(a, b) for a, b in zip(f.double(), g.double(), strict=True))
+    assert slot(updates[0])["count"] == len(products) == 40
+    torch.testing.assert_close(slot(updates[0])["product"], sum(products) / 40, rtol=1e-4, atol=1e-6)
+
+
+def test_with_updates_the_first_round_is_barlow_twins():
+    rounds = Rounds(*DCCO, "options.dcco.gather=updates")
+    z1, z2 = embeddings(rounds, 0, 1)
+    update, _ = rounds.train(0)
+    expected = oracles.barlow_twins(z1.double(), z2.double(), 0.0051, False)
+    assert update["losses"]["dcco"] == pytest.approx(expected, rel=1e-4)
+    assert slot(update)["product"].shape == (6, 6)
+
+
+@pytest.mark.parametrize(
+    ("change", "sentence"),
+    [
+        ({"count": 0}, "'count' in its slice of 'dcco' is 0"),
+        ({"mean1": torch.ones(5).double()}, "has shape"),
+        ({"mean1": torch.full((6,), float("nan")).double()}, "not finite"),
+    ],
+)
+def test_statistics_of_another_form_are_refused(change, sentence):
+    rounds, updates = gathered()
+    assert rounds.refused(updates[0]) is None
+    reason = rounds.refused({**updates[0], "parts": {"dcco": {**slot(updates[0]), **change}}})
+    assert sentence in reason

@@ -1,0 +1,81 @@
+import pytest
+import torch
+
+from tests.functional import oracles
+from tests.rounds import Rounds
+
+FEDSC = ("method.name=fedsc", "model.projector_dim=6", "options.fedsc.mu=0.5", "options.fedsc.passes=2")
+
+
+def slot(tree):
+    return tree["parts"].get("fedsc")
+
+
+def test_an_odd_round_gathers_matrices_and_trains_nothing():
+    rounds = Rounds(*FEDSC, "options.fedsc.noise=0")
+    assert rounds.message(0, 1)["epochs"] == 0
+    assert slot(rounds.message(0, 1)) is None
+    update, _ = rounds.train(0)
+    current = rounds.server.state["models"]["global"]
+    assert all(torch.equal(update["weights"][name], weight) for name, weight in current.items())
+    networks = rounds.federation.networks.eval()
+    draws = rounds.client.context.stream("fedsc-views")
+    expected = torch.zeros(6, 6).double()
+    for _ in range(2):
+        for batch in rounds.federation.client_data(0).ordered(draws):
+            with torch.no_grad():
+                z = networks["projector"](networks["encoder"](batch.images["image"])).double()
+            for row in oracles.clipped(z, 0.5):
+                u = torch.tensor(row).double()
+                expected += torch.outer(u, u) / 2 / 40
+    torch.testing.assert_close(slot(update).double(), expected, rtol=1e-4, atol=1e-6)
+
+
+def test_a_client_gets_the_mean_of_the_others_and_absent_clients_keep_their_matrix():
+    rounds = Rounds(*FEDSC)
+    updates = {client: rounds.train(client)[0] for client in range(4)}
+    rounds.fold(1, updates)
+    matrices = [slot(updates[client]) for client in range(4)]
+    torch.testing.assert_close(slot(rounds.message(1, 2)), (matrices[0] + matrices[2] + matrices[3]) / 3)
+    later = rounds.train(2, 3)[0]
+    assert not torch.equal(slot(later), matrices[2])
+    rounds.fold(3, {2: later})
+    torch.testing.assert_close(slot(rounds.message(1, 4)), (matrices[0] + slot(later) + matrices[3]) / 3)
+
+
+def test_the_local_loss_is_the_equation_with_the_rounds_share():
+    rounds = Rounds(*FEDSC, "train.rounds=10")
+    rounds.fold(1, {client: rounds.train(client)[0] for client in range(4)})
+    others = slot(rounds.message(0, 6))
+    rounds.start(0, 6)
+    batch = next(rounds.federation.client_data(0).batches(6, 1, rounds.method.images))
+    loss = rounds.client.step(batch).item()
+    networks = rounds.federation.networks.train()
+    with torch.no_grad():
+        z1, z2 = (networks["projector"](networks["encoder"](batch.images[v])) for v in ("view1", "view2"))
+    share = 1 - 0.8 * 2 / 5  # the third of five rounds that train
+    expected = oracles.spectral_contrast(z1.double(), z2.double(), 0.5, others.double(), share)
+    assert loss == pytest.approx(expected, rel=1e-3, abs=1e-5)
+
+
+def test_the_noise_has_its_standard_deviation():
+    clean, noisy = (slot(Rounds(*FEDSC, f"options.fedsc.noise={noise}").train(0)[0]) for noise in (0, 0.1))
+    assert float((noisy - clean).std()) == pytest.approx(0.1, rel=0.4)
+
+
+def test_with_updates_every_round_trains_and_sends():
+    rounds = Rounds(*FEDSC, "options.fedsc.gather=updates")
+    assert rounds.message(0, 1)["epochs"] == 1
+    updates = {client: rounds.train(client)[0] for client in range(4)}
+    assert updates[0]["losses"]
+    rounds.fold(1, updates)
+    assert slot(rounds.message(0, 2)).shape == (6, 6)
+    assert slot(rounds.train(0, 2)[0]).shape == (6, 6)
+
+
+def test_a_matrix_beyond_its_bound_is_refused():
+    rounds = Rounds(*FEDSC)
+    update, _ = rounds.train(0)
+    assert rounds.refused(update) is None
+    assert "outside" in rounds.refused({**update, "parts": {"fedsc": 2 * torch.ones(6, 6)}})
+    assert "has shape" in rounds.refused({**update, "parts": {"fedsc": torch.ones(5, 5)}})
