@@ -54,7 +54,7 @@ def test_a_whole_run_passes_the_check(finished):
 @pytest.mark.parametrize(
     ("name", "sentence"),
     [
-        ("recipe.toml", r"recipe\.toml is damaged.*or begin the run anew with --restart"),
+        ("recipe.toml", r"recipe\.toml is damaged.*or start the run again with --restart"),
         ("partition.json", r"partition\.json is damaged.*delete it, then resume"),
         ("metrics.jsonl", r"metrics\.jsonl is damaged \(line 1: its digest.*or delete it"),
         ("evaluation.json", r"evaluation\.json is damaged.*delete it, then resume"),

@@ -32,7 +32,7 @@ def add_commands(commands: Commands) -> None:
     detect.add_argument(
         "data", metavar="DATA", help="a folder of annotated images: COCO's JSON, or Parquet files"
     )
-    detect.add_argument("--scratch", action="store_true", help="draw the encoder's weights anew")
+    detect.add_argument("--scratch", action="store_true", help="start from new random weights")
     detect.add_argument("--seeds", type=int, default=1, help="number of seeds (default: 1)")
     detect.add_argument(
         "--out", type=path_of, help="folder of the results (default: detection/DATA beside the encoder)"

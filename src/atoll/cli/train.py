@@ -26,7 +26,9 @@ def add_commands(commands: Commands) -> None:
     run.add_argument("recipe", metavar="RECIPE")
     run.add_argument("--out", type=path_of, help="the run's folder (default: runs/NAME-seedN)")
     run.add_argument("--resume", action="store_true", help="continue the run in that folder")
-    run.add_argument("--restart", action="store_true", help="delete the run in that folder and begin it anew")
+    run.add_argument(
+        "--restart", action="store_true", help="delete the run in that folder and start it again"
+    )
     _recovery(run, "with --resume: ")
     add_settings(run)
 

@@ -67,7 +67,7 @@ class DetectionJob:
         train: The training images.
         test: The test images.
         options: The options, with the first seed.
-        scratch: Whether to draw the encoder's weights anew.
+        scratch: Whether to start from new random weights.
         seeds: Number of seeds.
         out: Folder of the results.
         data: Name of the data.
@@ -110,7 +110,7 @@ def prepare_detection(
         run_or_encoder: Folder of a finished run, or an encoder's file.
         data: Folder of annotated images.
         options: The options, with the first seed.
-        scratch: Draw the encoder's weights anew.
+        scratch: Start from new random weights.
         seeds: Number of seeds.
         out: Folder of the results; None for ``detection/DATA`` in the run's folder or beside the encoder's file.
 

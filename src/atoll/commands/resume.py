@@ -25,7 +25,7 @@ class Recovery:
     """What the user allows beyond a plain continuation of a run.
 
     Attributes:
-        restart: Delete the run in the folder and begin anew.
+        restart: Delete the run in the folder and start it again.
         reset_clients: Clients whose damaged or lost state is dropped.
         other_environment: Continue on another kind of CPU, device or library, so that the weights will differ.
     """

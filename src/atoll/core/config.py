@@ -147,7 +147,7 @@ def packaged(folder: str) -> dict[str, str]:
 def read(
     name: str, known: Mapping[str, str], what: str = "recipe", kind: str = "preset", folder: Path = Path()
 ) -> dict[str, Any]:
-    """A known text or a file as a table, laid over the base that it names.
+    """Read a known text or a file as a table that overrides the base it names.
 
     Args:
         name: of a known text, or a file.
@@ -206,7 +206,7 @@ def _text(path: Path) -> str:
 
 
 def over(base: Mapping[str, Any], table: Mapping[str, Any]) -> dict[str, Any]:
-    """A table laid over another, key by key and table by table.
+    """Override a table by another, key by key and table by table.
 
     Example:
         >>> from atoll.core.config import over

@@ -57,7 +57,7 @@ OTHER_FILES = (
     "evaluation-*.json",
     "encoder-*.safetensors",
 )
-RESTART = "or begin the run anew with --restart"
+RESTART = "or start the run again with --restart"
 FORMS = {".json": JSON, ".toml": TOML}
 REMEDIES = {  # for a damaged file; any other one is made again if it is deleted
     "recipe.toml": f"restore it from a copy, {RESTART}",
@@ -228,7 +228,7 @@ class Run:
             path.unlink(missing_ok=True)
 
     def clear(self) -> None:
-        """Delete all files of the run, because the user begins it anew."""
+        """Delete all files of the run, because the user starts it again."""
         for pattern in (*RUN_FILES, *OTHER_FILES):
             for path in self.folder.glob(pattern):
                 shutil.rmtree(path) if path.is_dir() else path.unlink()

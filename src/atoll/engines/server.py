@@ -251,7 +251,7 @@ class Server:
         if not fits or any(client >= self.setting.num_clients for client in self.valid):
             raise UserError(
                 f"the newest checkpoint (round {checkpoint['round']}) belongs to another run, with other networks "
-                "or clients; restore this run's from a copy, or begin the run anew with --restart"
+                "or clients; restore this run's from a copy, or start the run again with --restart"
             )
 
     def _restore(self, checkpoint: Checkpoint) -> None:

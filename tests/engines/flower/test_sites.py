@@ -21,6 +21,7 @@ from atoll.data.options import DataOptions
 from atoll.engines.flower.codec import records, tree
 from atoll.engines.flower.engine import FlowerEngine, FlowerOptions
 from atoll.engines.flower.executor import measure_sites
+from atoll.engines.flower.site_options import SiteOptions
 from atoll.engines.flower.site_registry import Site, SiteRegistry
 from tests.engines.flower.deployment import SITES, one_folder, write_digits
 from tests.engines.flower.grid import FakeGrid, node
@@ -229,7 +230,7 @@ def test_an_unnamed_node_and_one_without_images_say_what_is_missing(place):
         assert words in str(caught.value)
 
 
-def test_a_site_that_lost_its_state_begins_afresh_only_if_it_says_so(place):
+def test_a_site_that_lost_its_state_is_reset_only_if_it_says_so(place):
     settings = ("train.bn_buffers=local", "train.min_accepted=0.25")
     play(sites(place), place, *settings, "train.rounds=1")
     (states,) = (place / "state").glob("*/west/states")
@@ -239,10 +240,10 @@ def test_a_site_that_lost_its_state_begins_afresh_only_if_it_says_so(place):
     forbidden = play(sites(place), place, *settings, "train.rounds=2", resume=True)
     reason = forbidden.metrics()[-1]["lost"]["3"]
     assert "the client state of 'west' after round 1 is lost" in reason
-    assert f'afresh="{federation}"' in reason
+    assert f'reset="{federation}"' in reason
 
     grid = sites(place)
-    grid.nodes[13] = site(13, "west", place, afresh=federation)
+    grid.nodes[13] = site(13, "west", place, reset=federation)
     allowed = play(grid, place, *settings, "train.rounds=4", resume=True)
     lines = {line["round"]: line for line in allowed.metrics()}
     assert lines[3]["lost"]["3"].endswith("the client is reset and starts again when it is next selected")
@@ -252,13 +253,13 @@ def test_a_site_that_lost_its_state_begins_afresh_only_if_it_says_so(place):
     assert "west" in allowed.read_json("evaluation.json")["sites"]
 
 
-def test_a_leave_to_begin_afresh_in_another_run_is_none(place):
+def test_a_reset_of_another_run_resets_nothing(place):
     settings = ("train.bn_buffers=local", "train.min_accepted=0.25")
     play(sites(place), place, *settings, "train.rounds=1")
     (states,) = (place / "state").glob("*/west/states")
     states.rename(place / "lost")
     grid = sites(place)
-    grid.nodes[13] = site(13, "west", place, afresh="0" * 32)
+    grid.nodes[13] = site(13, "west", place, reset="0" * 32)
     run = play(grid, place, *settings, "train.rounds=3", resume=True)
     assert [set(line.get("lost", {})) for line in run.metrics()[2:]] == [{"3"}, {"3"}]
 
@@ -485,3 +486,8 @@ def test_an_update_that_is_larger_than_the_method_declares_is_lost(place):
     assert lost.startswith("its answer cannot be read: it has 4,00")
     assert "bytes, and answers in this run have at most" in lost
     assert run.metrics()[-1]["clients"] == 3
+
+
+def test_the_old_word_for_a_reset_still_works():
+    options = SiteOptions.read({"site": "east", "data": "images", "afresh": "59b8"})
+    assert options.reset == "59b8"

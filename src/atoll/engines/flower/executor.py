@@ -176,7 +176,7 @@ class FlowerExecutor:
 
 def _result(client: int, answer: dict[str, Tree] | Lost) -> Result:
     if isinstance(answer, Lost) or "update" not in answer:
-        reset = not isinstance(answer, Lost) and answer.get("afresh") is True
+        reset = not isinstance(answer, Lost) and answer.get("reset") is True
         return Result(client, lost=_reason(answer), reset=reset)
     return Result(client, answer.pop("update"))  # removed, because callers hold the answer until the next one
 

@@ -173,14 +173,12 @@ class SiteSide:
         The method may depend on the client state, and the most common cause is a disk that is not mounted.
         """
         lost = f"the client state of {self.options.name!r} after round {round} is lost ({error})"
-        if self.options.afresh == federation:
+        if self.options.reset == federation:
             return {
                 "lost": f"{lost}; the client is reset and starts again when it is next selected",
-                "afresh": True,
+                "reset": True,
             }
-        return {
-            "lost": f'{lost}; restore it, or reset the client with afresh="{federation}" in --node-config'
-        }
+        return {"lost": f'{lost}; restore it, or reset the client with reset="{federation}" in --node-config'}
 
     def _states(self, request: Tree) -> ClientStates:
         return ClientStates(self.folder_of(request) / "states")

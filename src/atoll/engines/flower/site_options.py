@@ -14,7 +14,8 @@ from atoll.engines.flower.policy import Policy
 from atoll.recipe.recipe import Recipe
 
 RecipeReader = Callable[[str], Recipe]
-WORDS = ("site", "data", "source", "state", "device", "afresh", "policy")  # keys of a node's configuration
+WORDS = ("site", "data", "source", "state", "device", "reset", "policy")  # keys of a node's configuration
+OLD_WORDS = {"afresh": "reset"}  # Atoll 0.1's
 NUMBERS = ("partition-id", "num-partitions")  # keys that Flower's simulation adds
 
 
@@ -29,7 +30,7 @@ class SiteOptions:
             has a subfolder for each class.
         state: Folder of the site's persistent state; empty for ``$ATOLL_STATE``, or ``~/.atoll/state``.
         device: Device of the computation; empty for the recipe's.
-        afresh: Id of the run in which the site may reset its client if the client state is lost; the error about
+        reset: Id of the run in which the site may reset its client if the client state is lost; the error about
             the loss contains this id. Empty for none.
         policy: File of the site's policy (see `Policy`); empty for the default, which allows every recipe without
             modules of its own.
@@ -41,7 +42,7 @@ class SiteOptions:
     source: str = "images"
     state: str = ""
     device: str = ""
-    afresh: str = ""
+    reset: str = ""
     policy: str = ""
     share: int | None = None
 
@@ -52,6 +53,7 @@ class SiteOptions:
         Raises:
             UserError: A key is unknown, the site has no name or an invalid one, or it has no folder of images.
         """
+        config = {OLD_WORDS.get(key, key): value for key, value in config.items()}
         for key in config:
             if key not in (*WORDS, *NUMBERS):
                 raise UserError(
