@@ -323,7 +323,9 @@ def plausible(scene: Scene) -> dict[str, list[Update]]:
         "variances of 0": [variance],
         "variances × 10": [large],
         "means moved by 2 × the largest": [means],
-        "training on noise": [trained_on(scene, lambda p: torch.randint_like(p, 256))],
+        "training on noise": [
+            trained_on(scene, lambda p: torch.randint(256, p.shape, generator=draw, dtype=p.dtype))
+        ],
         "training on one image": [trained_on(scene, lambda p: p[:1].expand_as(p).clone())],
         "training on inverted images": [trained_on(scene, lambda p: 255 - p)],
         "training on shuffled pixels": [
@@ -401,6 +403,11 @@ def measure(scene: Scene) -> dict[str, Any]:
             row = {"distance": distance, "knn": knn(scene, model), "refused": len(refused)}
             found["accepted"].setdefault(name, {})[rule] = row
     found["before"] = knn(scene, scene.before)
+    backdoors = [backdoored(scene, client) for client in range(4)]
+    found["backdoors"] = {
+        str(count): {rule: triggered(scene, play(scene, rule, clone(backdoors[:count]))[0]) for rule in RULES}
+        for count in range(len(backdoors) + 1)
+    }
     return found
 
 
@@ -426,12 +433,14 @@ def main() -> None:
     found = measure(make_scene())
     print(f"kNN before the round: {found['before']:.1f}")
     print(table(found))
+    for count, cosines in found["backdoors"].items():
+        print(f"| {count} | {' | '.join(f'{cosine:.2f}' for cosine in cosines.values())} |")
     for name, reason in found["refused"].items():
         print(f"{'NOT REFUSED' if reason is None else 'refused'}: {name}: {reason}")
     about = {
         "command": "python benchmarks/hostile.py",
         "seed": 0,
-        "commit": version().rpartition("+g")[2],
+        "version": version(),
         "machine": "one thread of a CPU",
         "cpu_capability": torch.backends.cpu.get_cpu_capability(),
         "torch": torch.__version__,
