@@ -6,21 +6,20 @@ import itertools
 import re
 from collections.abc import Iterator, Mapping, Sequence
 
-from rich.console import Group
 from rich.table import Table
+from rich.text import Text
 
 from atoll.recipe.table import WORDS, catalogue, presets, read_table
-from atoll.report.terminal import terminal_table
 
 
-def presets_table() -> Group:
+def presets_table() -> Table:
     """Table of the recipes: name, method, content."""
     rows = []
     for name, text in presets().items():
         table = read_table(name)
         method = table.get("method", {}).get("name", "")
         rows.append([name, method, _first_sentence(text) or table.get("title", "")])
-    return terminal_table(["name", "method", "content"], rows, numbers=False)
+    return _table("", ["name", "method", "content"], rows)
 
 
 def _first_sentence(text: str) -> str:
@@ -30,7 +29,7 @@ def _first_sentence(text: str) -> str:
     return re.split(r"(?<=[.)])\s+(?=[A-Z])", words)[0]
 
 
-def components_table() -> Group:
+def components_table() -> Table:
     """Table of the components: name, kind, meaning."""
     found = catalogue()
     options = found["schema"]["properties"]["options"]["properties"]
@@ -39,23 +38,28 @@ def components_table() -> Group:
         for axis, word in WORDS.items()
         for name in found["components"][axis]
     ]
-    note = "a recipe names them under [method], with their options under [options.NAME]; your own: atoll new method"
-    return terminal_table(["name", "kind", "what it is"], rows, [note], numbers=False)
+    table = _table("", ["name", "kind", "what it is"], rows)
+    table.caption = (
+        "a recipe has them under [method], their options under [options.NAME]; your own: atoll new method"
+    )
+    table.caption_justify = "left"
+    return table
 
 
 def methods_tables(listing: Mapping[str, Sequence[Mapping[str, object]]]) -> Iterator[Table]:
     """Tables of methods, one for each family."""
     for family, methods in listing.items():
-        table = Table(title=family, title_justify="left", show_edge=False, pad_edge=False)
-        for heading in (
-            "name",
-            "method",
-            "paper",
-            "leaves the client in addition to weights",
-            "client state",
-        ):
-            table.add_column(heading, overflow="fold")
-        for method in methods:
-            cells = (method[cell] for cell in ("name", "title", "paper", "egress", "keeps"))
-            table.add_row(*("; ".join(cell) if isinstance(cell, list) else str(cell) for cell in cells))
-        yield table
+        head = ["name", "method", "paper", "leaves the client in addition to weights", "client state"]
+        keys = ("name", "title", "paper", "egress", "keeps")
+        cells = ([method[key] for key in keys] for method in methods)
+        rows = [["; ".join(cell) if isinstance(cell, list) else str(cell) for cell in row] for row in cells]
+        yield _table(family, head, rows)
+
+
+def _table(title: str, head: Sequence[str], rows: Sequence[Sequence[str]]) -> Table:
+    table = Table(title=title or None, title_justify="left", show_edge=False, pad_edge=False)
+    for heading in head:
+        table.add_column(heading, overflow="fold")
+    for row in rows:
+        table.add_row(*map(Text, row))
+    return table

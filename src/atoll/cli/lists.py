@@ -60,14 +60,15 @@ def _presets(options: argparse.Namespace) -> int:
 
 
 def _methods(options: argparse.Namespace) -> int:
-    from atoll.cli.console import make_console
-    from atoll.cli.listings import methods_tables
     from atoll.recipe.table import catalogue
 
     listing = catalogue()["methods"]
     if options.json:
         print(json.dumps(listing, indent=2))  # noqa: T201
         return 0
+    from atoll.cli.console import make_console
+    from atoll.cli.listings import methods_tables
+
     console = make_console()
     for table in methods_tables(listing):
         console.print(table, "")
