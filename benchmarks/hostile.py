@@ -30,7 +30,8 @@ from atoll.data.client_data import FederatedClient
 from atoll.data.images import StoredPixels
 from atoll.engines.client import Client, train_client
 from atoll.engines.federation import Federation
-from atoll.engines.server import Job, Result, Server
+from atoll.engines.jobs import Job, Result
+from atoll.engines.server import Server
 from atoll.recipe.recipe import load_recipe
 
 CLIENTS, HONEST_ROUNDS = 10, 3

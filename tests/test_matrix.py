@@ -31,6 +31,7 @@ SMALL = (
     "train.momentum=0",
     "train.lr=0.001",
     "train.norm_factor=1000",  # steps so small that a merge alone moves a client by more than ten of them
+    "train.first_norm=100000",  # SCAFFOLD sends gradients, and VICReg's first ones are in the thousands
 )
 # What a component cannot do without on so few clients and images; it would be refused whatever stands beside it.
 NEEDS = {

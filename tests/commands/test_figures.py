@@ -201,7 +201,7 @@ def test_partitions_alone_are_drawn_without_a_run(folder):
     job = find_table(str(folder / "partitions.toml"), out=folder / "partitions")
     record = reproduce(job)
     assert sorted(path.name for path in (folder / "partitions").iterdir()) == [
-        *("figure.json", "figure.svg", "table.json", "table.md")
+        *("figure.json", "figure.svg", "table.csv", "table.json", "table.md", "table.tex")
     ]
     assert len(record["figure"]["panels"]) == 5
 

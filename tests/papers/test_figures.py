@@ -31,9 +31,7 @@ def test_a_figure_builds_at_every_scale_and_each_panel_shows_rows(name):
 
 def test_every_measured_figure_of_the_papers_has_a_file():
     measured = {name for name, about in listed().items() if "-fig-" in name and not about.get("why")}
-    files = set(figure_names())
-    assert files <= measured
-    assert measured - files == {"dec-ssl-fig-3"}  # `atoll theory` draws it
+    assert measured == set(figure_names())
 
 
 def table(**figure):

@@ -20,7 +20,7 @@ from atoll.report.groups import Group, group_runs, result_rows
 from atoll.report.html import Html, bullets, join, json_for_script, tag
 from atoll.report.neighbours import neighbours_tables
 from atoll.report.paired import differences_table
-from atoll.report.wording import images_words, partition_kind, plural
+from atoll.report.wording import images_words, partition_kind, plural, without_folders
 
 NOTHING = Html("")
 
@@ -205,7 +205,7 @@ def _facts(groups: Sequence[Group]) -> Html:
 def _notices(runs: Sequence[Folder], failures: Iterable[str]) -> Html:
     notes = dict.fromkeys(str(run.results.get("note") or run.untrained.get("note") or "") for run in runs)
     notes |= dict.fromkeys(
-        f"{run.name} starts from the weights {Path(str(run.metrics[0]['start'])).name}"
+        without_folders(f"{run.name} starts from the weights {run.metrics[0]['start']}")
         for run in runs
         if run.metrics and "start" in run.metrics[0]
     )

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import statistics
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -15,7 +14,7 @@ from atoll.report.groups import EXPECTED, Group, differences
 from atoll.report.html import Html, bullets, folded, join, table, tag
 from atoll.report.numbers import UNMEASURED, megabytes
 from atoll.report.results_tables import method_label
-from atoll.report.wording import partition_kind, show
+from atoll.report.wording import partition_kind, show, without_folders
 
 MAX_LISTED = 20  # largest number of refused and lost updates that are listed
 MAX_SAMPLED = 5  # largest number of partitions whose sample images are shown
@@ -50,16 +49,11 @@ def provenance(groups: Sequence[Group]) -> Html:
     ]
     head = ["method", "folder", "seed", "rounds", "recipe", "Atoll"]
     recipes = (
-        folded(f"Recipe of {group.label}", tag("pre", _without_folders(group.runs[0].recipe_text)))
+        folded(f"Recipe of {group.label}", tag("pre", without_folders(group.runs[0].recipe_text)))
         for group in groups
     )
     runs = table("Runs, each with the digest of its recipe.toml (SHA-256)", head, body)
     return join([runs, *recipes, _citations(groups)])
-
-
-def _without_folders(recipe: str) -> str:
-    """A recipe's text for a page that others may read: only the last part of each absolute path."""
-    return re.sub(r'"(?:/|~|[A-Za-z]:\\)[^"]*[/\\]([^"/\\]+)"', r'"…/\1"', recipe)
 
 
 def _citations(groups: Sequence[Group]) -> Html:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from typing import Any
 
@@ -65,3 +66,15 @@ def source_words(data: Mapping[str, Any]) -> str:
     """Describe the source of a ``[data]`` section's images."""
     source = str(data.get("source", "unknown images"))
     return f"{data['path']} ({source})" if data.get("path") and source != "digits" else source
+
+
+def without_folders(text: str) -> str:
+    """A text for a page that others may read: only the last part of each absolute path.
+
+    Example:
+        >>> from atoll.report.wording import without_folders
+        >>> without_folders('path = "/home/me/my data/cifar10" came from /mnt/x/encoder.safetensors; more')
+        'path = "…/cifar10" came from …/encoder.safetensors; more'
+    """
+    text = re.sub(r'"(?:/|~|[A-Za-z]:\\)[^"]*[/\\]([^"/\\]+)"', r'"…/\1"', text)
+    return re.sub(r'(?<![\w"/…])(?:/|~/|[A-Za-z]:\\)(?:[^\s"/\\]+[/\\])+', "…/", text)
