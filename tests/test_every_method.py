@@ -28,6 +28,10 @@ LEARN = (
 NEEDS = {
     "fed_mae": ("model.encoder=vit-tiny", "model.width=64", "model.depth=2", "model.stem=cifar"),
     "fedca": ("options.fedca_alignment.data={source='digits'}", "options.fedca_alignment.train_epochs=10"),
+    "dcco": (
+        "train.epochs=1",
+        "train.rounds=16",
+    ),  # its statistics are those of a step; every other round gathers
     "multi_krum": ("options.multi_krum.byzantine=0",),  # with 1, four clients are one too few
     "scaffold": ("train.optimizer=sgd", "train.momentum=0", "train.lr=0.05"),
 }

@@ -23,7 +23,8 @@ class VICReg(Objective):
         invariance: λ, the weight of the views' distance.
         variance: μ, the weight of the hinge on each dimension's standard deviation.
         covariance: ν, the weight of the covariances.
-        official: The scaling of the released code, which divides s by d and v by 2.
+        official: The scaling of the released code, to which the weights 25, 25 and 1 belong: it divides s by d and
+            v by 2. By the paper's equations, s outweighs the others by d.
     """
 
     name: ClassVar[str] = "vicreg"
@@ -31,7 +32,7 @@ class VICReg(Objective):
     invariance: Factor = 25.0
     variance: Factor = 25.0
     covariance: Factor = 1.0
-    official: bool = False
+    official: bool = True
 
     def forwards(self) -> Sequence[Forward]:
         """Pass both views through the local networks."""
