@@ -1,4 +1,4 @@
-"""A figure with every kind of panel on digits, from end to end; and one cell of each of the papers' figures."""
+"""A figure with every kind of panel on digits, from end to end."""
 
 import json
 import math
@@ -8,9 +8,7 @@ import pytest
 
 from atoll.commands.reproduce import reproduce
 from atoll.core.run_folder import Run
-from atoll.data.sources import why_missing
-from atoll.papers.reproduction import find_table, images_of
-from atoll.papers.tables import figure_names
+from atoll.papers.reproduction import find_table
 from tests.commands.test_reproduce import tiny_recipe
 
 FIGURE = """
@@ -204,17 +202,3 @@ def test_partitions_alone_are_drawn_without_a_run(folder):
         *("figure.json", "figure.svg", "table.csv", "table.json", "table.md", "table.tex")
     ]
     assert len(record["figure"]["panels"]) == 5
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("name", figure_names())
-def test_one_cell_of_each_of_the_papers_figures_runs(name, tmp_path):
-    job = find_table(name, scale="test", out=tmp_path)
-    here = [row for row in job.rows if not any(why_missing(data) for data in images_of([row]))]
-    if not here:
-        pytest.skip("its images are not on this machine")
-    cell = find_table(name, [here[-1].name], scale="test", out=tmp_path)
-    record = reproduce(cell)
-    assert record["failures"] == {}
-    assert record["figure"]["panels"]
-    assert "NOT the paper's setting" in (tmp_path / "figure.svg").read_text()

@@ -126,3 +126,6 @@ def test_every_row_builds_and_one_cell_of_each_runs(name: str, data: Path, tmp_p
     (row,) = record["rows"]
     measured = [value for value in row["values"].values() if value["measure"]]
     assert all(len(value["ours"]) == 1 for value in measured)
+    if name in figure_names():
+        assert record["figure"]["panels"]
+        assert "NOT the paper's setting" in (tmp_path / "out/figure.svg").read_text()

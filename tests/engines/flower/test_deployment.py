@@ -193,7 +193,7 @@ def test_secure_aggregation_gives_the_weights_of_a_simulation_and_survives_a_kil
     )
     for site in SITES:
         deployment.start_node(site)
-    deployment.run(deployment.app(recipe(*settings), wait=240.0))
+    deployment.run(deployment.app(recipe(*settings), wait=600.0))
     run = deployment.finish()
     assert [line["clients"] for line in run.metrics()[1:]] == [4, 4]
     assert same(final_models(run), final_models(ours(tmp_path, *settings)))
@@ -204,9 +204,9 @@ def test_secure_aggregation_gives_the_weights_of_a_simulation_and_survives_a_kil
         if entry.fields["event"] == "update"
     ]
     assert updates == [{"masked"}] * 8
-    app = deployment.app(recipe(*settings), name="one-less", wait=240.0, deadline=45.0)
+    app = deployment.app(recipe(*settings), name="one-less", wait=600.0, deadline=DEADLINE)
     deployment.run(app)
-    deployment.wait_for(lambda: (tmp_path / "one-less" / "partition.json").is_file(), 240, "the start")
+    deployment.wait_for(lambda: (tmp_path / "one-less" / "partition.json").is_file(), 600, "the start")
     deployment.kill("south")
     shorter = deployment.finish(name="one-less")
     assert [line["clients"] for line in shorter.metrics()[1:]] == [3, 3]
