@@ -8,7 +8,10 @@ import sys
 import pytest
 
 from atoll.cli.main import main
+from atoll.commands.compare import by_method
 from atoll.core.errors import UserError
+from atoll.models import Encoder, build_encoder
+from atoll.papers.reproduction import find_table
 from atoll.recipe.recipe import load_recipe, read_recipe
 from tests.harness import TINY
 
@@ -78,6 +81,47 @@ def test_what_a_file_names_is_not_taken_from_the_working_folder(module, tmp_path
     assert not (tmp_path / "mine" / "it-ran").exists()
     typed = load_recipe(tmp_path / "theirs" / "recipe.toml", [f"method.name={module}:METHOD"])
     assert typed.composed.title == "SSD"
+
+
+TABLE = """
+title = "Theirs"
+recipe = "{recipe}"
+columns = ["rank"]
+rows = [[["one"]]]
+[measures]
+"rank" = {{ of = "geometry/effective_rank" }}
+[choices.one]
+title = "One"
+changes.method.name = "{module}:METHOD"
+"""
+
+
+@pytest.mark.parametrize("recipe", ["recipe.toml", "digits-ssd"])
+def test_a_tables_code_is_taken_from_its_own_folder_alone(recipe, module, tmp_path):
+    table = tmp_path / "theirs" / "table.toml"
+    table.write_text(TABLE.format(recipe=recipe, module=module))
+    code = tmp_path / "theirs" / f"{module}.py"
+    os.rename(code, tmp_path / "mine" / code.name)
+    with pytest.raises(UserError, match=f"no module '{module}' in {tmp_path / 'theirs'}"):
+        find_table(str(table))
+    assert not (tmp_path / "mine" / "it-ran").exists()
+    os.rename(tmp_path / "mine" / code.name, code)
+    (row,) = find_table(str(table)).rows
+    assert row.recipe.composed.title == "SSD"
+
+
+def test_a_comparison_of_methods_takes_a_files_code_from_its_folder(module, tmp_path):
+    theirs = tmp_path / "theirs"
+    (theirs / f"{module}.py").write_text("from torch import nn\nencoder = lambda: nn.Flatten()\n")
+    (tmp_path / "mine" / f"{module}.py").write_text("raise RuntimeError('the working folder')\n")
+    (theirs / "recipe.toml").write_text(
+        f'[data]\nchannels = 1\nimage_size = 8\n[model]\nencoder = "{module}:encoder"\n'
+        "[views]\nmean = [0.5]\nstd = [0.5]\n"
+    )
+    recipe = load_recipe(theirs / "recipe.toml")
+    sys.modules.pop(module, None)
+    for made in by_method(recipe, ["ssd", "fed_simclr"]):
+        assert isinstance(build_encoder(made.model, 1, 8), Encoder)
 
 
 def test_a_recipe_from_a_coordinator_imports_from_pythons_path_alone(module, tmp_path, monkeypatch):

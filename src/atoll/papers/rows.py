@@ -18,6 +18,7 @@ from atoll.papers.published import find_published
 from atoll.papers.scales import PAPER, apply_scale, check_scale, detection_changes, titled
 from atoll.papers.tables import CLASSIFIER, DETECTION, Measure, PaperTable
 from atoll.recipe.recipe import Recipe, make_recipe, presets
+from atoll.recipe.table import recipe_folders
 
 
 @dataclass(frozen=True)
@@ -74,7 +75,7 @@ def make_rows(
     Args:
         table: The table.
         settings: ``key=value`` settings, applied to the recipe of every row.
-        folder: Folder of the table's recipe.
+        folder: Folder of the table's file; modules that the table names are looked for there and beside its recipe.
         wanted: Rows, by name or by a pattern such as ``"cifar10-*"``; all if empty.
         scale: Name of the scale.
 
@@ -83,19 +84,27 @@ def make_rows(
     """
     check_scale(table, scale)
     base = _apply(read(table.recipe, presets(), folder=folder), table.changes)
+    folders = [folder]
+    if table.recipe not in presets():
+        folders += recipe_folders(folder / table.recipe)
     made_of = {"-".join(names): names for group in table.rows for names in product(*group)}
     for pattern in wanted:
         if not any(fnmatchcase(name, pattern) for name in made_of):
             raise UserError(f"the table has no row {pattern!r}; {did_you_mean(pattern, made_of)}")
     return [
-        _row(table, base, names, settings, scale)
+        _row(table, base, names, settings, scale, folders)
         for name, names in made_of.items()
         if not wanted or any(fnmatchcase(name, pattern) for pattern in wanted)
     ]
 
 
 def _row(
-    table: PaperTable, base: Mapping[str, Any], names: tuple[str, ...], settings: Sequence[str], scale: str
+    table: PaperTable,
+    base: Mapping[str, Any],
+    names: tuple[str, ...],
+    settings: Sequence[str],
+    scale: str,
+    folders: Sequence[Path],
 ) -> Row:
     choices = [table.choices[name] for name in names]
     name, label = "-".join(names), ", ".join(choice.title for choice in choices)
@@ -116,10 +125,10 @@ def _row(
     at_end = ["geometry"] if detecting else ["knn"] if elsewhere else list(dict.fromkeys(protocols))
     base = over(base, {"name": name, "title": f"{table.title}: {label}", "evaluation": {"at_end": at_end}})
     try:
-        paper = make_recipe(base)
+        paper = make_recipe(base, folders=folders)
         if scale != PAPER:
             base = {**apply_scale(paper, table, names, scale), "title": f"{titled(table, scale)}: {label}"}
-        recipe = make_recipe(base, settings)
+        recipe = make_recipe(base, settings, folders)
         data = build(DataOptions, {**describe(recipe.data), **elsewhere}) if elsewhere else None
         detection = _detection(detecting, detection_changes(table, names, scale)) if detecting else None
     except UserError as error:

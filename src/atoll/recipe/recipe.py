@@ -125,17 +125,24 @@ def load_recipe(recipe: str | Path, settings: Sequence[str] = (), own_code: bool
         ('SSD', 50, 1)
     """
     table = read_table(recipe, settings)
-    typed = set(_own_code(read_settings(settings)))
-    search(typed, None)
-    search([name for name in _own_code(table) if name not in typed], recipe_folders(recipe))
+    _search(table, settings, recipe_folders(recipe))
     if own_code or not _own_code(table):
         return _made(table)
     made = build(Recipe, table)
     return replace(made, title=clean(made.title))
 
 
-def make_recipe(table: Mapping[str, Any], settings: Sequence[str] = ()) -> Recipe:
+def make_recipe(
+    table: Mapping[str, Any], settings: Sequence[str] = (), folders: Sequence[Path] | None = None
+) -> Recipe:
     """Make a recipe of a table, overridden with ``key=value`` settings; its ``base`` may name another recipe.
+
+    Args:
+        table: The table.
+        settings: Settings that override the table's.
+        folders: Folders of the files that the table was read from, in which modules that it names are looked for;
+            None if Python code made it: names of an earlier recipe keep their folders, others are looked for in
+            the working folder.
 
     Raises:
         UserError: A key is unknown, or a value is out of range.
@@ -146,7 +153,7 @@ def make_recipe(table: Mapping[str, Any], settings: Sequence[str] = ()) -> Recip
         50
     """
     table = complete_table(table, settings)
-    search(_own_code(table), None)
+    _search(table, settings, folders)
     return _made(table)
 
 
@@ -212,6 +219,14 @@ def read_recipe(text: str) -> Recipe:
         return replace(made, title=clean(made.title))
     except tomllib.TOMLDecodeError as error:
         raise UserError(f"this recipe is not valid TOML: {error}") from None
+
+
+def _search(table: Mapping[str, Any], settings: Sequence[str], folders: Sequence[Path] | None) -> None:
+    """Set where the code that a recipe names is looked for: what settings name, in the working folder."""
+    typed = set(_own_code(read_settings(settings)))
+    search(typed, None)
+    if folders is not None:
+        search([name for name in _own_code(table) if name not in typed], folders)
 
 
 def _own_code(table: Mapping[str, Any]) -> tuple[str, ...]:
