@@ -7,7 +7,6 @@ sees those models. The server is trusted to add the noise (McMahan et al. 2018; 
 from __future__ import annotations
 
 import hashlib
-import importlib.util
 import secrets
 from dataclasses import dataclass
 from functools import lru_cache
@@ -19,6 +18,7 @@ import torch
 from torch import Tensor
 
 from atoll.components.base import Aggregation, Models, Setting, Update, UpdateGeometry
+from atoll.core.extras import missing
 from atoll.core.schema import Above, Below, Positive
 from atoll.core.tree import Weights
 
@@ -64,9 +64,7 @@ class PrivateFedAvg(Aggregation):
                 f"engine.checkpoint_every is {setting.checkpoint_every}: after a kill, rounds would run "
                 "again with different noise, which ε does not include; set it to 1"
             )
-        if importlib.util.find_spec("dp_accounting") is None:
-            return "privacy is accounted for by dp-accounting; install it with: pip install 'atoll[dp]'"
-        return None
+        return missing("dp_accounting", "dp", "the accountant of ε")
 
     def cohort(self, setting: Setting, round: int) -> list[int]:
         """Draw a Poisson sample of the clients."""

@@ -28,10 +28,10 @@ def add_commands(commands: Commands) -> None:
 
 
 def _init(options: argparse.Namespace) -> int:
-    from atoll.commands.federate import init_app
+    from atoll.engines.flower.app_template import write_app
 
     with unknown_recipe(options) as recipe:
-        start = init_app(options.folder, recipe, options.sites, options.out, options.images, options.keys)
+        start = write_app(options.folder, recipe, options.sites, options.out, options.images, options.keys)
     print(f"app: {options.folder}\nrun it: {start}")  # noqa: T201
     return 0
 

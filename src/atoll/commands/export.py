@@ -12,6 +12,7 @@ from torch import Tensor
 
 from atoll.commands.evaluate import find_encoder
 from atoll.core.errors import UserError, did_you_mean
+from atoll.core.extras import require
 from atoll.core.files import write_whole
 from atoll.models import Encoder, load_encoder
 
@@ -73,12 +74,7 @@ def _pt2(encoder: Encoder) -> bytes:
 
 
 def _onnx(encoder: Encoder) -> bytes:
-    try:
-        import onnxscript  # type: ignore[import-not-found, import-untyped, unused-ignore]  # noqa: F401
-    except ImportError:
-        raise UserError(
-            "ONNX needs two further libraries; install them with: pip install 'atoll[onnx]'"
-        ) from None
+    require("onnxscript", "onnx", "the format ONNX")
     batch = {0: torch.export.Dim("batch", min=1)}
     program = torch.onnx.export(
         encoder.eval(), _example(encoder), dynamo=True, dynamic_shapes=(batch,), verbose=False

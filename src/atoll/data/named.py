@@ -13,6 +13,7 @@ import numpy as np
 from PIL import Image
 
 from atoll.core.errors import UserError, did_you_mean
+from atoll.core.extras import require
 from atoll.core.files import cache_folder
 from atoll.data.decode import Encoded
 from atoll.data.options import DataOptions
@@ -50,10 +51,7 @@ def read_hub(options: DataOptions, download: bool = True) -> tuple[Listing, List
     """Load a dataset from the Hugging Face hub with the ``datasets`` library, unless nothing may be downloaded."""
     if not download:
         raise UserError(f"the hub dataset {options.path!r} is downloaded on first use")
-    try:
-        import datasets
-    except ImportError as error:
-        raise UserError("data.source = 'hub' needs the datasets library; install atoll[hub]") from error
+    datasets = require("datasets", "hub", "data.source = 'hub'")
     try:
         splits = datasets.load_dataset(options.path, options.hub_config)
     except Exception as error:  # the library raises a dozen types, including those of network libraries

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 from torch import Tensor, nn
 
 from atoll.core.errors import UserError
+from atoll.core.extras import require
 from atoll.models.encoder import Encoder
 from atoll.models.libraries import MissingEncoderError
 
@@ -64,12 +65,7 @@ def add_adapters(encoder: Encoder, rank: int, alpha: int, targets: Sequence[str]
     Raises:
         UserError: peft is not installed, or no layer matches.
     """
-    try:
-        from peft import LoraConfig, inject_adapter_in_model
-    except ImportError:
-        raise MissingEncoderError(
-            "model.lora_rank needs peft; install it with: pip install 'atoll[peft]'"
-        ) from None
+    peft = require("peft", "peft", "model.lora_rank", MissingEncoderError)
     layers = [name for name, layer in encoder.named_modules() if isinstance(layer, nn.Linear | nn.Conv2d)]
     chosen = [name for name in layers if any(fnmatchcase(name, pattern) for pattern in targets)]
     if not chosen:
@@ -77,10 +73,10 @@ def add_adapters(encoder: Encoder, rank: int, alpha: int, targets: Sequence[str]
             f"no layer of the encoder matches model.lora_targets = {list(targets)}; its linear and convolutional "
             f"layers are {', '.join(layers[:6])}{', …' if len(layers) > 6 else ''}"
         )
-    config = LoraConfig(r=rank, lora_alpha=alpha, target_modules=chosen, lora_dropout=0.0)
+    config = peft.LoraConfig(r=rank, lora_alpha=alpha, target_modules=chosen, lora_dropout=0.0)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", UserWarning)  # about types of models that are not transformers'
-        inject_adapter_in_model(config, encoder)
+        peft.inject_adapter_in_model(config, encoder)
 
 
 def is_adapter(name: str) -> bool:

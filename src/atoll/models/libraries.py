@@ -10,6 +10,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from atoll.core.errors import UserError, did_you_mean
+from atoll.core.extras import require
 
 TIMM, HUGGING_FACE = "timm:", "hf:"
 
@@ -55,13 +56,7 @@ def read_config(config: Mapping[str, Any]) -> InputConfig:
 
 
 def _timm() -> Any:
-    try:
-        import timm
-    except ImportError:
-        raise MissingEncoderError(
-            "encoders named timm:… need timm; install it with: pip install 'atoll[timm]'"
-        ) from None
-    return timm
+    return require("timm", "timm", "the encoder timm:…", MissingEncoderError)
 
 
 def _timm_config(name: str) -> Any:
@@ -108,13 +103,7 @@ def timm_weights(name: str) -> dict[str, Tensor]:
 
 
 def _transformers() -> Any:
-    try:
-        import transformers
-    except ImportError:
-        raise MissingEncoderError(
-            "encoders named hf:… need transformers; install it with: pip install 'atoll[hf]'"
-        ) from None
-    return transformers
+    return require("transformers", "hf", "the encoder hf:…", MissingEncoderError)
 
 
 def _hugging_face_config(name: str) -> Any:

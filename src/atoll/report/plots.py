@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import importlib.util
 import io
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from atoll.core.errors import UserError
+from atoll.core.extras import missing
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -23,8 +23,8 @@ def require_plots() -> None:
     Raises:
         UserError: matplotlib is not installed.
     """
-    if importlib.util.find_spec("matplotlib") is None:
-        raise UserError("figures are drawn by matplotlib; install it with: pip install 'atoll[figures]'")
+    if why := missing("matplotlib", "figures", "the drawing of figures"):
+        raise UserError(why)
 
 
 def figure_svg(panels: Sequence[Mapping[str, Any]], title: str = "") -> str:

@@ -7,7 +7,7 @@ and a recipe, without code. Messages contain trees of tensors and numbers (`code
 
 from __future__ import annotations
 
-from atoll.core.errors import UserError
+from atoll.core.extras import require
 
 
 def require_flower() -> None:
@@ -16,9 +16,4 @@ def require_flower() -> None:
     Raises:
         UserError: Flower is not installed.
     """
-    try:
-        import flwr  # noqa: F401
-    except ImportError:
-        raise UserError(
-            "Flower is not installed here; install it with: pip install 'atoll[flower]'"
-        ) from None
+    require("flwr", "flower", "the Flower engine")

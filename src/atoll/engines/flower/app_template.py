@@ -27,7 +27,7 @@ def write_app(
     out: Path | None = None,
     images: Path | None = None,
     keys: Path | None = None,
-) -> list[Path]:
+) -> str:
     """Write a Flower app for a recipe.
 
     Args:
@@ -40,7 +40,7 @@ def write_app(
         keys: File that binds the sites' names to their keys; None for none.
 
     Returns:
-        The written files.
+        The command that runs the app.
 
     Raises:
         UserError: Flower is not installed, or the folder already contains an app.
@@ -91,4 +91,6 @@ def write_app(
     }
     write_whole(folder / RECIPE, text.encode())
     write_whole(folder / APP, tomli_w.dumps(app).encode())
-    return [folder / APP, folder / RECIPE]
+    clients = "CLIENTS" if recipe.partition.kind == "natural" else recipe.partition.clients
+    nodes = "" if sites else f' --federation-config "num-supernodes={clients}"'
+    return f"flwr run {folder}{nodes} --stream"

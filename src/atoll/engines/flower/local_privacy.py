@@ -10,7 +10,6 @@ z/2 (`gaussian_epsilon`), and rounds compose. The noise of K clients averages to
 
 from __future__ import annotations
 
-import importlib.util
 import secrets
 from dataclasses import dataclass
 from typing import Annotated
@@ -20,6 +19,7 @@ import torch
 from atoll.aggregation.private import gaussian_epsilon, joint_norm, uniform_draws
 from atoll.components.base import Setting
 from atoll.core.config import Options
+from atoll.core.extras import missing
 from atoll.core.schema import Above, Below, Positive
 from atoll.core.tree import Weights
 from atoll.methods.method import Method
@@ -48,8 +48,8 @@ class LocalPrivacy(Options, section="policy.privacy"):
                 return f"sends more than weights ({component.name!r}: {'; '.join(component.egress)})"
         if "loss" in method.aggregation.statistics:
             return f"sends the loss, which {method.aggregation.name!r} needs"
-        if importlib.util.find_spec("dp_accounting") is None:
-            return "needs dp-accounting for ε; install it with: pip install 'atoll[dp]'"
+        if why := missing("dp_accounting", "dp", "the accountant of ε"):
+            return f"cannot state ε: {why}"
         return None
 
     def apply(self, weights: Weights, received: Weights) -> Weights:

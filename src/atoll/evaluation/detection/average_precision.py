@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from atoll.core.errors import UserError
+from atoll.core.extras import require
 from atoll.data.detection.objects import DetectionSet
 
 Detection = dict[str, Any]  # COCO's entry of a result: image_id, category_id, score, bbox, segmentation
@@ -34,13 +34,7 @@ def require_pycocotools() -> None:
     Raises:
         UserError: It is not.
     """
-    try:
-        import pycocotools.cocoeval  # noqa: F401
-    except ImportError:
-        raise UserError(
-            "detection is measured by pycocotools, which is not installed; install it with: "
-            "pip install 'atoll[detect]'"
-        ) from None
+    require("pycocotools.cocoeval", "detect", "the average precision of detection")
 
 
 @torch.no_grad()

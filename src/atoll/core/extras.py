@@ -1,0 +1,55 @@
+"""Libraries that come with an extra of Atoll: imported where they are used, named in one sentence if missing."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+from typing import Any
+
+from atoll.core.errors import UserError
+
+
+def missing(library: str, extra: str, what: str) -> str | None:
+    """Describe a library that is not installed, without importing it.
+
+    Args:
+        library: Name of the library's package.
+        extra: The extra of Atoll that installs it.
+        what: What needs it.
+
+    Returns:
+        The sentence; None if the library is installed.
+
+    Example:
+        >>> from atoll.core.extras import missing
+        >>> missing("no_such_library", "dp", "the accountant")
+        "the accountant needs no_such_library; install it with: pip install 'atoll[dp]'"
+        >>> missing("torch", "dp", "the accountant") is None
+        True
+    """
+    return None if importlib.util.find_spec(library) else _sentence(library, extra, what)
+
+
+def require(module: str, extra: str, what: str, error: type[UserError] = UserError) -> Any:
+    """Import a module of a library that an extra installs.
+
+    Args:
+        module: Name of the module.
+        extra: The extra of Atoll that installs its library.
+        what: What needs it.
+        error: Class of the error.
+
+    Returns:
+        The module.
+
+    Raises:
+        UserError: The library is not installed.
+    """
+    try:
+        return importlib.import_module(module)
+    except ImportError as failure:
+        raise error(_sentence(module.partition(".")[0], extra, what)) from failure
+
+
+def _sentence(library: str, extra: str, what: str) -> str:
+    return f"{what} needs {library}; install it with: pip install 'atoll[{extra}]'"
