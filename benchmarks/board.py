@@ -101,7 +101,7 @@ def run(
         atoll.simulate(recipe, folder.folder, resume=folder.exists(), callback=callback)
     except RunError as error:  # a diverged run is a valid result
         failed = {"failed": str(error)}
-    lines = folder.metrics()
+    lines = folder.metrics
     evaluation = {} if failed else folder.read_json("evaluation.json")
     return {
         "entry": entry.name,

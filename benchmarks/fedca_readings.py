@@ -88,13 +88,13 @@ def run(arm: str, seed: int, work: Path) -> dict[str, Any]:
     if aligned and not model.exists():
         shutil.copytree(folder / "prerequisites", model)
     found = made.read_json("evaluation.json") or {}
-    trained = atoll.Run(folder / "prerequisites" / "alignment").metrics() if aligned else []
+    trained = atoll.Run(folder / "prerequisites" / "alignment").metrics if aligned else []
     return {
         "knn": found["knn/accuracy"],
         "probe": found["probe/accuracy"],
         "uniformity": found["geometry/uniformity"],
         "effective_rank": found["geometry/effective_rank"],
-        "losses": [{k: v for k, v in line.items() if k.startswith("loss")} for line in made.metrics()[1:]],
+        "losses": [{k: v for k, v in line.items() if k.startswith("loss")} for line in made.metrics[1:]],
         "alignment_loss": [line.get("loss") for line in trained[1:]],
         "temperature": temperature,
         "version": found["version"],

@@ -48,7 +48,7 @@ def test_it_beats_the_untrained_encoder(name, tmp_path):
     run = run_recipe(load_recipe("digits", settings), tmp_path / "run")
     newest = max((run.folder / "checkpoints").glob("round-*.safetensors"))
     assert all(torch.isfinite(t).all() for t in leaves(load(newest)["state"]) if t.is_floating_point())
-    before, after = run.metrics()[0]["evaluation"], run.read_json("evaluation.json")
+    before, after = run.metrics[0]["evaluation"], run.read_json("evaluation.json")
     print(f"{name}: kNN {100 * knn(before):.1f} -> {100 * knn(after):.1f}")
     assert name in ONLY_REPORT or knn(after) > knn(before)
 

@@ -35,6 +35,7 @@ OPTIONAL = (
     "timm",
     "hf",
     "peft",
+    "pandas",
 )  # extras that the code imports
 
 

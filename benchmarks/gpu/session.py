@@ -177,7 +177,7 @@ def needed(run: Run) -> list[Path]:
 def state(run: Run) -> dict[str, Any]:
     """Progress and results of a run."""
     of = tomllib.loads((run.folder / "recipe.toml").read_text())["train"]["rounds"]
-    done = max((line["round"] for line in run.metrics()), default=0)
+    done = max((line["round"] for line in run.metrics), default=0)
     results = {
         k: v for k, v in (run.read_json("evaluation.json") or {}).items() if isinstance(v, int | float)
     }

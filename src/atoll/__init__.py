@@ -10,14 +10,14 @@ __version__ = VERSION
 __all__ = ["Recipe", "Run", "load_encoder", "load_recipe", "simulate"]
 
 if TYPE_CHECKING:
+    from atoll.commands.handle import Run
     from atoll.commands.run import simulate
-    from atoll.core.run_folder import Run
     from atoll.models import load_encoder
     from atoll.recipe.recipe import Recipe, load_recipe
 
 _MODULES = {
     "Recipe": ("atoll.recipe.recipe", "Recipe"),
-    "Run": ("atoll.core.run_folder", "Run"),
+    "Run": ("atoll.commands.handle", "Run"),
     "load_encoder": ("atoll.models", "load_encoder"),
     "load_recipe": ("atoll.recipe.recipe", "load_recipe"),
     "simulate": ("atoll.commands.run", "simulate"),
@@ -35,5 +35,5 @@ def __getattr__(name: str) -> Any:
 
 
 def __dir__() -> list[str]:
-    """List the public names, too, before their first use."""
-    return sorted({*globals(), *__all__})
+    """List the public names, before their first use too."""
+    return sorted([*__all__, *(name for name in globals() if name.startswith("__"))])

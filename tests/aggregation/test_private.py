@@ -141,7 +141,7 @@ def test_epsilon_grows_with_rounds_and_falls_with_sampling_and_noise():
 def test_a_run_tells_epsilon_each_round_and_can_be_repeated_only_with_its_secret(tmp_path):
     runs = [run_tiny(tmp_path / str(k), *PRIVATE, "options.private_fedavg.secret=5") for k in range(2)]
     assert same(final_models(runs[0]), final_models(runs[1]))
-    told = [line["privacy"]["epsilon"] for line in runs[0].metrics()[1:]]
+    told = [line["privacy"]["epsilon"] for line in runs[0].metrics[1:]]
     assert 0 < told[0] < told[1]
     shown = Console(file=StringIO(), width=160)
     run_recipe(tiny(*PRIVATE), tmp_path / "other", callback=Bar(shown, "run"))
@@ -172,7 +172,7 @@ def test_no_round_leaves_twice_with_different_noise(tmp_path):
     run_federation(federation, tmp_path, evaluator=Evaluator())
     assert [round for round, _ in seen] == [0, 1, 2, 2, 3]
     assert same(seen[2], seen[3])
-    assert [line["round"] for line in Run(tmp_path).metrics()] == [0, 1, 2, 3]
+    assert [line["round"] for line in Run(tmp_path).metrics] == [0, 1, 2, 3]
 
 
 def test_a_round_whose_checkpoint_is_damaged_is_not_played_again(tmp_path):

@@ -70,7 +70,7 @@ def test_a_table_is_mean_and_std_over_seeds_and_a_comparison_resumes(tmp_path):
     recipe = tiny("name=tiny", "method.name=fed_simclr")
     runs = compare([recipe], 2, tmp_path).runs
     accuracies = [100 * run.read_json("evaluation.json")["knn/accuracy"] for run in runs]
-    untrained = [100 * run.metrics()[0]["evaluation"]["knn/accuracy"] for run in runs]
+    untrained = [100 * run.metrics[0]["evaluation"]["knn/accuracy"] for run in runs]
     shown = text(comparison_table(comparison_cells(runs)))
     for values in (accuracies, untrained):
         assert f"{statistics.mean(values):.2f} ± {statistics.stdev(values):.2f}" in shown
@@ -125,7 +125,7 @@ def test_recipes_of_one_method_keep_rows_of_their_own(tmp_path):
     made = compare([tiny("name=small"), tiny("name=large", "data.image_size=12")], 1, tmp_path)
     _, rows, _ = comparison_cells(made.runs)
     results = [run.read_json("evaluation.json") for run in made.runs]
-    first = [run.metrics()[0]["evaluation"] for run in made.runs]
+    first = [run.metrics[0]["evaluation"] for run in made.runs]
     assert [row[0].partition(" · ")[2].partition(",")[0] for row in rows] == [
         "data.image_size = 8",
         "data.image_size = 12",

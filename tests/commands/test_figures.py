@@ -153,7 +153,7 @@ def test_each_panel_shows_the_numbers_of_its_runs(folder, done):
     assert scatter["points"][0]["label"].endswith(f"({scatter['points'][0]['y']:.1f})")
 
     (line,) = traffic["series"]
-    metrics = runs(folder, "plain-few")[0].metrics()
+    metrics = runs(folder, "plain-few")[0].metrics
     megabytes = list(accumulate((m.get("bytes_up", 0) + m.get("bytes_down", 0)) / 1e6 for m in metrics))
     assert line["x"] == pytest.approx(megabytes)
     assert line["y"][-1] == pytest.approx(sum(accuracy["plain-few"]) / 2)
@@ -163,7 +163,7 @@ def test_each_panel_shows_the_numbers_of_its_runs(folder, done):
 
     assert [one["label"] for one in dsr["series"]] == ["2 clients", "4 clients"]
     assert dsr["series"][0]["x"] == [1, 2]
-    last = [run.metrics()[-1]["losses"]["dsr"] for run in runs(folder, "ssd-few")]
+    last = [run.metrics[-1]["losses"]["dsr"] for run in runs(folder, "ssd-few")]
     assert dsr["series"][0]["y"][-1] == pytest.approx(sum(last) / 2)
 
     measured = metrics[2]["measures"]

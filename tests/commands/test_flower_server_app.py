@@ -35,7 +35,7 @@ def test_settings_may_hold_blanks(written):
     folder = run_federation(shares(4), FlowerOptions(**written(set=text)))
     run = Run(folder)
     assert 'title = "Four sites, one model"' in run.recipe_path.read_text()
-    assert [line["round"] for line in run.metrics()] == [0, 1]
+    assert [line["round"] for line in run.metrics] == [0, 1]
     assert {"knn/accuracy", "geometry/alignment"} <= run.read_json("evaluation.json").keys()
     assert (folder / "report.html").is_file()
     modes = {path: stat.S_IMODE(path.stat().st_mode) for path in folder.rglob("*.safetensors")}
@@ -75,7 +75,7 @@ def test_a_private_run_tells_epsilon_each_round(written, caplog):
     pytest.importorskip("dp_accounting", reason="the extra atoll[dp] is not installed")
     caplog.set_level("INFO", "flwr")
     run = Run(run_federation(shares(4), FlowerOptions(**written(*SECRET))))
-    told = [line["privacy"]["epsilon"] for line in run.metrics()[1:]]
+    told = [line["privacy"]["epsilon"] for line in run.metrics[1:]]
     assert 0 < told[0] < told[1]
     for round, epsilon in enumerate(told, 1):
         (line,) = [text for text in caplog.messages if text.startswith(f"round {round}/2")]

@@ -57,7 +57,7 @@ def test_a_new_method_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
     monkeypatch.syspath_prepend(tmp_path)
     write_new("method", Path("near_method.py"))
     losses = [
-        run_tiny(tmp_path / name, "method.name=near_method:METHOD", *settings).metrics()[-1]["losses"]
+        run_tiny(tmp_path / name, "method.name=near_method:METHOD", *settings).metrics[-1]["losses"]
         for name, settings in (("on", ()), ("off", ("options.stay.weight=0",)))
     ]
     assert losses[0] != losses[1]

@@ -117,7 +117,7 @@ def test_every_cell_is_its_runs_evaluation_beside_the_published_value(folder: Pa
 
 
 def test_no_rounds_leave_the_untrained_encoder(folder: Path, done: dict) -> None:
-    first = Run(folder / "out/plain-seed0").metrics()[0]["evaluation"]
+    first = Run(folder / "out/plain-seed0").metrics[0]["evaluation"]
     untrained = next(row for row in done["rows"] if row["name"] == "plain-untrained")
     assert untrained["values"]["kNN %"]["ours"][0] == 100 * first["knn/accuracy"]
 

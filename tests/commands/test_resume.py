@@ -96,7 +96,7 @@ def test_a_restart_deletes_no_files_of_others(tmp_path):
 def test_a_client_goes_on_without_its_damaged_state(folder, longer):
     flip(folder / "checkpoints/clients/000001/000002.safetensors")
     run = resume(folder, reset_clients=(1,))
-    assert [line.get("reset") for line in run.metrics()] == [None, None, None, [1]]
+    assert [line.get("reset") for line in run.metrics] == [None, None, None, [1]]
     assert run.encoder_path.read_bytes() != longer.encoder_path.read_bytes()
     with pytest.raises(UserError, match="--reset-client 7 names no client; the run's are 0 to 1"):
         run_recipe(tiny(*SETTINGS, "train.rounds=4"), folder, True, recovery=Recovery(reset_clients=(7,)))
@@ -148,7 +148,7 @@ def test_another_environment_is_refused_unless_allowed(folder):
     with pytest.raises(UserError, match=r"cpu = Z80, and here it is .*--other-environment"):
         resume(folder)
     run = resume(folder, other_environment=True)
-    found = run.results()["environments"]
+    found = run.results["environments"]
     assert [one["after_round"] for one in found] == [0, 2]
     assert found[0]["environment"]["cpu"] == "Z80"
-    assert run.results()["seconds"] == pytest.approx(sum(line.get("seconds", 0) for line in run.metrics()))
+    assert run.results["seconds"] == pytest.approx(sum(line.get("seconds", 0) for line in run.metrics))

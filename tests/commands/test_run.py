@@ -22,9 +22,7 @@ def test_a_run_starts_warm_from_another_runs_encoder(tmp_path):
         weights = federation.initial_weights()
         assert all(torch.equal(weights[f"encoder.{name}"], value) for name, value in trained.items())
     warm = run_tiny(tmp_path / "warm", "method.name=ssd", f"train.start={first.folder}", "train.rounds=0")
-    assert (
-        warm.metrics()[0]["evaluation"]["knn/accuracy"] == first.read_json("evaluation.json")["knn/accuracy"]
-    )
+    assert warm.metrics[0]["evaluation"]["knn/accuracy"] == first.read_json("evaluation.json")["knn/accuracy"]
 
 
 def test_a_warm_start_from_nothing_is_a_mistake(tmp_path):
@@ -78,14 +76,14 @@ def test_streaming_gives_the_same_bytes_as_the_cache(tmp_path):
 def test_a_warm_start_says_what_it_took(tmp_path):
     wide = run_tiny(tmp_path / "wide", "train.rounds=0", "data.channels=3")
     run = run_tiny(tmp_path / "run", "train.rounds=0", f"train.start={wide.encoder_path}")
-    said = run.metrics()[0]["start"]
+    said = run.metrics[0]["start"]
     assert (
         f"came from {wide.encoder_path}; missing there or of another shape, so left unchanged: conv1" in said
     )
     page = write_report([run.folder], tmp_path / "report.html").read_text()
     assert html.escape(said.replace(f"{tmp_path}/wide/", "…/")) in page
     assert str(tmp_path) not in page
-    assert "start" not in wide.metrics()[0]
+    assert "start" not in wide.metrics[0]
 
 
 def test_a_warm_start_that_fits_counters_alone_is_a_mistake(tmp_path):

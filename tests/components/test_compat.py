@@ -95,7 +95,7 @@ def test_a_method_written_for_0_1_runs_and_says_what_to_change(tmp_path, monkeyp
         )
     plain = run_tiny(tmp_path / "plain", "method.name=old_method:METHOD")
     assert same(final_models(run), final_models(plain))
-    assert [line["clients"] for line in run.metrics()[1:]] == [4, 4]
+    assert [line["clients"] for line in run.metrics[1:]] == [4, 4]
     said = " ".join(str(one.message) for one in caught if one.category is DeprecationWarning)
     for change in (
         "atoll.parts is now atoll.components.base",

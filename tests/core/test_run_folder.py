@@ -69,7 +69,7 @@ def test_a_damaged_evaluation_is_named(folder):
 def test_metrics_cut_in_mid_line_get_the_newest_back(folder):
     lines = (folder / "metrics.jsonl").read_bytes().splitlines()
     (folder / "metrics.jsonl").write_bytes(lines[0] + b"\n" + lines[1] + b"\n" + lines[2][:9] + b"\xff")
-    assert [line["round"] for line in Run(folder).metrics()] == [0, 1]
+    assert [line["round"] for line in Run(folder).metrics] == [0, 1]
     run_tiny(folder, "train.rounds=3", resume=True)
     again = (folder / "metrics.jsonl").read_bytes().splitlines()
     assert again[:3] == lines
@@ -149,8 +149,8 @@ def test_so_is_one_that_failed_in_its_first_round(tmp_path, resume):
     mended = run_tiny(tmp_path / "run", resume=resume)
     straight = run_tiny(tmp_path / "straight")
     assert mended.encoder_path.read_bytes() == straight.encoder_path.read_bytes()
-    assert mended.metrics()[0] == straight.metrics()[0]
-    assert [line["round"] for line in mended.metrics()] == [0, 1, 2]
+    assert mended.metrics[0] == straight.metrics[0]
+    assert [line["round"] for line in mended.metrics] == [0, 1, 2]
 
 
 @pytest.mark.parametrize("left", ["checkpoints", "evaluation.json", "metrics.jsonl"])

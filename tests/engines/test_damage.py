@@ -121,7 +121,7 @@ def test_a_disk_that_is_full_at_any_step_leaves_the_earlier_round(
         assert state["round"] >= 1
         run = small(folder, 2, resume=True)
         assert run.encoder_path.read_bytes() == two_rounds.encoder_path.read_bytes()
-        assert [line["round"] for line in run.metrics()] == [0, 1, 2]
+        assert [line["round"] for line in run.metrics] == [0, 1, 2]
         assert check_run(run).damaged == []
         shutil.rmtree(folder)
         failing += 1
@@ -169,8 +169,8 @@ def test_a_hundred_kills_in_every_phase_change_nothing(tmp_path, monkeypatch):
     def ends(folder):
         run = Run(folder)
         assert check_run(run).damaged == []
-        results = {key: value for key, value in run.results().items() if key != "seconds"}
-        lines = [{**line, "seconds": None} for line in run.metrics()]
+        results = {key: value for key, value in run.results.items() if key != "seconds"}
+        lines = [{**line, "seconds": None} for line in run.metrics]
         return run.encoder_path.read_bytes(), results, lines
 
     monkeypatch.setenv("ATOLL_CACHE", str(tmp_path / "cache"))

@@ -62,7 +62,7 @@ def test_observing_changes_no_bit_of_the_training(run, tmp_path):
     plain = run_tiny(tmp_path / "plain", "method.name=ssd", "train.rounds=3")
     assert plain.encoder_path.read_bytes() == run.encoder_path.read_bytes()
     assert not (plain.folder / "models").exists()
-    assert not any("measures" in line or "layers" in line for line in plain.metrics())
+    assert not any("measures" in line or "layers" in line for line in plain.metrics)
 
 
 def features(federation, weights, z=False):
@@ -78,7 +78,7 @@ def features(federation, weights, z=False):
 
 
 def test_measures_are_those_of_the_kept_models(run):
-    lines = {line["round"]: line for line in run.metrics()}
+    lines = {line["round"]: line for line in run.metrics}
     assert [round for round, line in lines.items() if "measures" in line] == [2, 3]
     federation = Federation(tiny(*SETTINGS))
     buffers = federation.setting.buffers
@@ -140,7 +140,7 @@ def test_the_report_draws_measures_and_loss_terms(run):
     assert len(titles) == 3 + len(measured)
     norm = panels[3]
     assert norm["series"][0]["x"] == [2, 3]
-    line = run.metrics()[-1]
+    line = run.metrics[-1]
     assert norm["series"][0]["y"][-1] == pytest.approx(line["measures"]["norms/h"], rel=1e-3)
 
 
@@ -155,7 +155,7 @@ def test_consensus_of_peers(tmp_path):
         if models[0][name].is_floating_point():
             rows = torch.stack([model[name].double().flatten() for model in models])
             squares += float(((rows - rows.mean(0)) ** 2).sum()) / 4
-    found = run.metrics()[-1]["measures"]
+    found = run.metrics[-1]["measures"]
     assert found["consensus/distance"] == pytest.approx(math.sqrt(squares), rel=1e-5)
     assert found["consensus/gap"] == pytest.approx(2 / 3)  # a cycle of four: eigenvalues 1, 1/3, 1/3, -1/3
 

@@ -46,7 +46,7 @@ def test_adapters_travel_and_are_stored_and_the_backbone_is_unchanged_to_the_bit
     joined = federation.load(trained).state_dict()
     frozen = {f"encoder.{name}": weight for name, weight in joined.items() if not is_adapter(name)}
     assert same(frozen, {name: start[name] for name in frozen})
-    rounds = run.metrics()[1:]
+    rounds = run.metrics[1:]
     base = num_bytes({name: start[name] for name in frozen})
     shared = num_bytes(trained)
     assert rounds[1]["bytes_up"] == pytest.approx(4 * shared, rel=0.01)
@@ -132,7 +132,7 @@ def test_every_kind_of_method_works_on_what_is_shared(tmp_path, method):
         encoder = ("model.freeze=['encoder.layer1.*']",)
     settings = (f"method.name={method}", *METHODS[method], *encoder)
     one = run_tiny(tmp_path / "one", *settings)
-    assert one.metrics()[-1]["clients"] == 4  # the checks refused none
+    assert one.metrics[-1]["clients"] == 4  # the checks refused none
     two = run_tiny(tmp_path / "two", *settings, "engine.workers=2")
     assert same(remains(one), remains(two))
     assert not any("base_layer" in name for model in final_models(one).values() for name in model)
@@ -163,7 +163,7 @@ def test_bytes_over_a_run_fall_fiftyfold(tmp_path, name):
     )  # fmt: skip
     totals = {}
     for what, extra in {"full": (), "lora": ("model.lora_rank=4",)}.items():
-        rounds = run_tiny(tmp_path / what, *settings, *extra).metrics()[1:]
+        rounds = run_tiny(tmp_path / what, *settings, *extra).metrics[1:]
         totals[what] = sum(line["bytes_up"] + line["bytes_down"] for line in rounds)
     assert totals["full"] >= 50 * totals["lora"], totals
 

@@ -42,8 +42,8 @@ def test_a_run_folder_is_complete(straight):
         "encoder.safetensors",
         "evaluation.json",
     } <= names
-    assert [line["round"] for line in straight.metrics()] == [0, 1, 2, 3]
-    assert all(line["bytes_up"] > 0 and line["bytes_down"] > 0 for line in straight.metrics()[1:])
+    assert [line["round"] for line in straight.metrics] == [0, 1, 2, 3]
+    assert all(line["bytes_up"] > 0 and line["bytes_down"] > 0 for line in straight.metrics[1:])
 
 
 def test_training_changes_the_weights(straight):
@@ -62,7 +62,7 @@ def test_an_extended_run_gives_the_same_bytes(straight, tmp_path):
     run_tiny(tmp_path / "run", *SSD, "train.rounds=1")
     run = run_tiny(tmp_path / "run", *SSD, resume=True)
     assert encoder_bytes(run) == encoder_bytes(straight)
-    assert [line["round"] for line in run.metrics()] == [0, 1, 2, 3]
+    assert [line["round"] for line in run.metrics] == [0, 1, 2, 3]
 
 
 def test_another_seed_gives_other_bytes(straight, tmp_path):
@@ -126,7 +126,7 @@ def test_a_full_disk_is_a_sentence_and_the_run_resumes(straight, tmp_path, monke
 
 def lines(run):
     """All metrics but times."""
-    return [{**line, "seconds": None} for line in run.metrics()]
+    return [{**line, "seconds": None} for line in run.metrics]
 
 
 @pytest.mark.parametrize("rounds", [2, 3])
@@ -201,7 +201,7 @@ def test_batchnorm_buffers_follow_the_policy(policy, tmp_path):
 
 def test_participation_draws_part_of_the_clients(tmp_path):
     run = run_tiny(tmp_path / "run", "train.participation=0.5", "train.rounds=3")
-    assert [line["clients"] for line in run.metrics()[1:]] == [2, 2, 2]
+    assert [line["clients"] for line in run.metrics[1:]] == [2, 2, 2]
     server = Server(*_parts("train.participation=0.5"))
     cohorts = [tuple(server.cohort(round)) for round in range(1, 9)]
     assert len(set(cohorts)) > 1
@@ -248,14 +248,14 @@ def test_ten_kills_change_nothing(tmp_path, workers):
     chance = random.Random(workers)
     folder, kills = tmp_path / "killed", 0
     while kills < 10:
-        completed_rounds = len(Run(folder).metrics())
+        completed_rounds = len(Run(folder).metrics)
         process = spawn(folder, kills > 0, settings)
         while not (folder / "recipe.toml").exists() and process.poll() is None:
             time.sleep(0.05)
         if chance.random() < 0.3:  # while it starts, maybe
             time.sleep(3 * chance.random())
         else:  # in a round
-            while len(Run(folder).metrics()) <= completed_rounds + 1 and process.poll() is None:
+            while len(Run(folder).metrics) <= completed_rounds + 1 and process.poll() is None:
                 time.sleep(0.01)
             time.sleep(0.3 * chance.random())
         if process.poll() is not None:
@@ -266,7 +266,7 @@ def test_ten_kills_change_nothing(tmp_path, workers):
     run = run_tiny(folder, *settings, resume=True)
     assert kills == 10, "the run was over before it could be killed ten times: make it longer"
     assert encoder_bytes(run) == encoder_bytes(whole)
-    assert [line["round"] for line in run.metrics()] == list(range(41))
+    assert [line["round"] for line in run.metrics] == list(range(41))
 
 
 STATEFUL = {

@@ -290,9 +290,9 @@ def test_an_unknown_key_is_refused(trained):
 
 def test_the_mean_angular_divergence_is_in_the_metrics(tmp_path):
     """μ_δ, for every method; that of a run whose clients do not train is 1."""
-    lines = run_tiny(tmp_path / "a", "method.name=fed_simclr").metrics()[1:]
+    lines = run_tiny(tmp_path / "a", "method.name=fed_simclr").metrics[1:]
     assert all(0.5 < line["angular_divergence"] < 1 for line in lines)
-    still = run_tiny(tmp_path / "b", "method.name=fed_simclr", "train.epochs=0").metrics()[1:]
+    still = run_tiny(tmp_path / "b", "method.name=fed_simclr", "train.epochs=0").metrics[1:]
     assert all(line["angular_divergence"] == 1 for line in still)
 
 
@@ -315,7 +315,7 @@ def test_a_whole_run_tells_the_door_which_names_are_running_statistics(tmp_path)
     assert "encoder.bn1.running_var" in names
     assert "encoder.bn1.weight" not in names
     run = run_tiny(tmp_path / "run", "train.first_norm=30", "train.lr=0.001")
-    assert not any("refused" in line for line in run.metrics())
+    assert not any("refused" in line for line in run.metrics)
 
 
 def asked(client=0, epochs=2):

@@ -287,7 +287,7 @@ def test_the_alignment_model_is_an_ordinary_run_in_the_runs_folder(straight):
     names = {path.name for path in folder.iterdir()}
     assert {"recipe.toml", "metrics.jsonl", "encoder.safetensors", "evaluation.json"} <= names
     assert 'kind = "centralised"' in (folder / "recipe.toml").read_text()
-    bytes_down = [line["bytes_down"] for line in straight.metrics()[1:]]
+    bytes_down = [line["bytes_down"] for line in straight.metrics[1:]]
     assert bytes_down[0] > bytes_down[1] + 4 * 50 * 64  # model and images went to 4 clients, once
 
 

@@ -61,8 +61,8 @@ def test_workers_and_resume_change_no_bit(tmp_path):
     resumed = run_tiny(tmp_path / "cut", *recipe, resume=True)
     for run in (workers, resumed):
         assert same(final_models(run), final_models(straight))
-        divergence = [line["angular_divergence"] for line in run.metrics()[1:]]
-        assert divergence == [line["angular_divergence"] for line in straight.metrics()[1:]]
+        divergence = [line["angular_divergence"] for line in run.metrics[1:]]
+        assert divergence == [line["angular_divergence"] for line in straight.metrics[1:]]
 
 
 def test_warm_up_is_an_option_of_the_preset():

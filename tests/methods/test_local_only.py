@@ -9,8 +9,8 @@ from tests.steps import federation
 
 def test_no_weights_pass_after_the_first(tmp_path):
     run = run_tiny(tmp_path / "run", "method.name=local_only", "train.rounds=3")
-    down = [line["bytes_down"] for line in run.metrics()[1:]]
-    up = [line["bytes_up"] for line in run.metrics()[1:]]
+    down = [line["bytes_down"] for line in run.metrics[1:]]
+    up = [line["bytes_up"] for line in run.metrics[1:]]
     assert down[0] > 100_000 > 1000 > down[1] == down[2]
     assert max(up) < 1000
     assert len(list(run.folder.glob("encoder-client-*.safetensors"))) == 4

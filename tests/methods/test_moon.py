@@ -59,7 +59,7 @@ def test_a_client_keeps_its_model_and_says_so(tmp_path):
         assert retained["parts"]["moon"].keys() == model.keys()
     assert Steps("method.name=moon").client.method.keeps == ("its model as it left the last round",)
     # Once clients have a past, the contrast is no longer the constant.
-    assert abs(run.metrics()[-1]["losses"]["moon"] - math.log(2)) > 1e-5
+    assert abs(run.metrics[-1]["losses"]["moon"] - math.log(2)) > 1e-5
 
 
 def test_beside_a_self_supervised_objective_it_reads_views():
@@ -73,7 +73,7 @@ def test_beside_a_self_supervised_objective_it_reads_views():
 def test_resumed_and_with_two_workers_it_ends_with_the_same_bytes(tmp_path):
     settings = (*MOON, "train.participation=0.5", "train.rounds=4")
     straight = run_tiny(tmp_path / "straight", *settings)
-    assert straight.metrics()[-1]["losses"]["moon"] > 0
+    assert straight.metrics[-1]["losses"]["moon"] > 0
     run_tiny(tmp_path / "resumed", *settings, "train.rounds=2")
     resumed = run_tiny(tmp_path / "resumed", *settings, resume=True)
     workers = run_tiny(tmp_path / "workers", *settings, "engine.workers=2")

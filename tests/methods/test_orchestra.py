@@ -173,6 +173,6 @@ def test_centroids_are_checked_at_the_door():
 
 def test_a_round_without_steps_does_not_shut_the_door(tmp_path):
     run = run_tiny(tmp_path / "run", *ORCHESTRA, "train.rounds=3")
-    lines = run.metrics()[1:]
+    lines = run.metrics[1:]
     assert [line["clients"] for line in lines] == [4, 4, 4]
     assert [line["loss"] is None for line in lines] == [True, False, False]

@@ -167,8 +167,6 @@ def test_a_run_starts_from_the_weights_and_says_so(tmp_path):
     safetensors.torch.save_file(few.state_dict(), tmp_path / "few.safetensors")
     count = len(few.state_dict())
     run = run_tiny(tmp_path / "run", "train.rounds=0", f"model.weights={tmp_path / 'few.safetensors'}")
-    assert run.metrics()[0]["start"].startswith(
-        f"{count} of {count} tensors, 100 % of the weights, came from"
-    )
+    assert run.metrics[0]["start"].startswith(f"{count} of {count} tensors, 100 % of the weights, came from")
     trained = safetensors.torch.load_file(run.encoder_path)
     assert all(torch.equal(trained[name], one) for name, one in few.state_dict().items())

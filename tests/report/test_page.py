@@ -30,7 +30,7 @@ def test_the_page_of_a_real_run_is_whole_and_loads_nothing(tmp_path):
     run = run_tiny(tmp_path / "run", "evaluation.every=1", "evaluation.at_end=['knn', 'probe', 'geometry']")
     path = write_report([run.folder], run.folder / "report.html")
     page = Page(path)
-    results, metrics = run.read_json("evaluation.json"), run.metrics()
+    results, metrics = run.read_json("evaluation.json"), run.metrics
     assert page.loads == []
     assert not re.search(r"(?:src|href|url)\s*[=(]\s*[\"']?\s*(?:https?:)?//", path.read_text())
     assert set(page.anchors) <= page.ids

@@ -65,7 +65,7 @@ def _check(run: Run, found: Checked) -> None:
     try:
         if run.started() and not checkpoint_files(run.checkpoints):
             found.damaged.append(f"{run.checkpoints} holds no checkpoint; restore one from a copy")
-        if (run.results() or {}).get("model") is not None and not run.encoder_path.is_file():
+        if run.results.get("model") is not None and not run.encoder_path.is_file():
             found.damaged.append(f"{run.encoder_path} is missing; resume the run, which writes it again")
     except UserError as error:
         if str(error) not in found.damaged:
@@ -84,7 +84,7 @@ def _readers(run: Run) -> Iterator[tuple[Path, Callable[[], object]]]:
         elif path.name == "partition.json":
             yield path, partial(partition_of, run)
         elif path.name == "evaluation.json":
-            yield path, run.results
+            yield path, partial(getattr, run, "results")
         elif path.name == "environment.json":
             yield path, run.environments
         elif path.name == "metrics.jsonl":
@@ -117,7 +117,7 @@ def _audit(path: Path) -> None:
 
 
 def _metrics(run: Run, path: Path) -> None:
-    run.metrics()
+    _ = run.metrics
     if not path.read_bytes().endswith(b"\n"):
         raise damaged(path, "its last line is incomplete, as a kill leaves it")
 

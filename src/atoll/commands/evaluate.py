@@ -261,7 +261,7 @@ def _models(run: Run) -> tuple[dict[str, Path], dict[str, int], dict[str, list[i
 
     Before version 0.2, a run with several models recorded the numbers only.
     """
-    only, record = find_encoder(run.folder), run.results() or {}
+    only, record = find_encoder(run.folder), run.results
     counts: dict[str, int] = record.get("clients_by_model", {})
     if counts:
         return {name: model_path(run, name) for name in counts}, counts, record.get("users_by_model", {})

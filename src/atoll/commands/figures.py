@@ -123,7 +123,7 @@ def _scatter(panel: Panel, rows: Sequence[Row], results: Results) -> list[Drawn]
 def metric_curve(run: Run, key: str, x: str = "round") -> dict[float, float]:
     """Values of a key of a run's metrics, and of its final evaluation, by round or by megabytes so far."""
     section, _, name = key.rpartition(":")
-    lines = run.metrics()
+    lines = run.metrics
     traffic = list(accumulate(1e-6 * (line.get("bytes_up", 0) + line.get("bytes_down", 0)) for line in lines))
     found = {}
     for line, megabytes in zip(lines, traffic, strict=True):
@@ -166,7 +166,7 @@ def _boxes(panel: Panel, rows: Sequence[Row], results: Results) -> list[Drawn]:
         for run in results.runs.get(row.name, ())[:1]:  # a box has no mean over seeds
             boxes = [
                 (line["round"], [line["measures"][f"angles/{mark}"] for mark in BOX])
-                for line in run.metrics()
+                for line in run.metrics
                 if f"angles/{BOX[0]}" in line.get("measures", {})
             ]
             made.append(
@@ -179,7 +179,7 @@ def _layers(panel: Panel, rows: Sequence[Row], results: Results) -> list[Drawn]:
     made = []
     for row, label in zip(rows, panel.series(rows, results.table), strict=True):
         for run in results.runs.get(row.name, ())[:1]:
-            lines = [line for line in run.metrics() if line.get("layers")]
+            lines = [line for line in run.metrics if line.get("layers")]
             names = list(lines[0]["layers"]) if lines else []
             values = [[line["layers"][name] for line in lines] for name in names]
             at = [str(line["round"]) for line in lines]

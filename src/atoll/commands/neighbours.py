@@ -7,16 +7,18 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from PIL import Image
 from torch import Tensor
 
 from atoll import functional
-from atoll.commands.embed import image_batches
+from atoll.commands.embed import decoding_of, image_batches
 from atoll.commands.evaluate import find_encoder, partition_of
 from atoll.core import tree
 from atoll.core.errors import UserError
 from atoll.core.rng import stream
 from atoll.core.run_folder import NEIGHBOURS, SITES, Run
 from atoll.core.tree import Tree
+from atoll.data.decode import decode_batch
 from atoll.data.images import Pixels, StoredPixels
 from atoll.data.sources import load_data
 from atoll.data.views.views import make_views
@@ -24,7 +26,7 @@ from atoll.engines.partitioning import client_images
 from atoll.evaluation import embed, nearest, same_client_share, same_image_retrieval, sample
 from atoll.evaluation.embed import input_views
 from atoll.models import Encoder, load_encoder
-from atoll.recipe.recipe import recipe_of
+from atoll.recipe.recipe import Recipe, recipe_of
 from atoll.report.client_pictures import thumbnails
 
 MEASURED = 2000  # images of the measures
@@ -68,21 +70,54 @@ def find_neighbours(
     Raises:
         UserError: The run has not finished, or images are missing or cannot be decoded.
     """
+    record, gallery, encoder = search(run, images, among, queries, k)
+    record["measures"] = _measures(recipe_of(run), encoder, gallery)
+    tree.save(run.folder / NEIGHBOURS, record)
+    return record
+
+
+def search(
+    run: Run,
+    images: Path | Image.Image | None = None,
+    among: Path | None = None,
+    queries: int = 8,
+    k: int = 8,
+    encoder: Encoder | None = None,
+    recipe: Recipe | None = None,
+) -> tuple[Tree, Gallery, Encoder]:
+    """Find the nearest images as `find_neighbours` does, without the measures and without a file.
+
+    Args:
+        run: The finished run.
+        images: As for `find_neighbours`, or an opened image.
+        among: As for `find_neighbours`.
+        queries: As for `find_neighbours`.
+        k: As for `find_neighbours`.
+        encoder: The run's encoder; None to read it.
+        recipe: The run's recipe, with the objects that the run was given; None to read it.
+
+    Returns:
+        The record, the searched images and the encoder.
+
+    Raises:
+        UserError: The run has not finished, or images are missing or cannot be decoded.
+    """
     if queries < 1 or k < 1:
         raise UserError(f"neighbours need at least 1 image and 1 neighbour, not {queries} and {k}")
-    encoder = load_encoder(find_encoder(run.folder))
-    gallery = _training_images(run, encoder) if among is None else _folder(encoder, among)
+    encoder, recipe = encoder or load_encoder(find_encoder(run.folder)), recipe or recipe_of(run)
+    gallery = _training_images(run, recipe, encoder) if among is None else _folder(encoder, among)
     if len(gallery.names) < 2:
         raise UserError("there is only one image to search; give a folder with more")
-    seed = recipe_of(run).seed
     if images is None:
-        own = sample(len(gallery.names), queries, seed, "neighbours")
+        own = sample(len(gallery.names), queries, recipe.seed, "neighbours")
         asked = Gallery(
             StoredPixels(gallery.pixels.gather(own)), [gallery.names[i] for i in own], gallery.h[own]
         )
         found, similar = nearest(gallery.h, asked.h, k, own)
     else:
-        asked = _folder(encoder, images, queries)
+        asked = (
+            _opened(encoder, images) if isinstance(images, Image.Image) else _folder(encoder, images, queries)
+        )
         found, similar = nearest(gallery.h, asked.h, k)
     found = found.cpu()
     record = {
@@ -92,14 +127,12 @@ def find_neighbours(
         "names": [[gallery.names[i] for i in row] for row in found],
         "similarity": similar.cpu().tolist(),
         "clients": _owners(gallery, found),
-        "measures": _measures(run, encoder, gallery),
     }
-    tree.save(run.folder / NEIGHBOURS, record)
-    return record
+    return record, gallery, encoder
 
 
-def _training_images(run: Run, encoder: Encoder) -> Gallery:
-    recipe, partition = recipe_of(run), partition_of(run)
+def _training_images(run: Run, recipe: Recipe, encoder: Encoder) -> Gallery:
+    partition = partition_of(run)
     if run.read(SITES) is not None:
         raise UserError(
             f"the training images of {run.folder} are at its sites; give a folder to search with --among"
@@ -113,6 +146,14 @@ def _training_images(run: Run, encoder: Encoder) -> Gallery:
     if partition is None or partition.fingerprint != train.fingerprint:
         return Gallery(train.images, names, h)
     return Gallery(train.images, names, h, partition.client_ids(train), tuple(partition.names))
+
+
+def _opened(encoder: Encoder, image: Image.Image) -> Gallery:
+    pixels, corrupt = decode_batch([image], decoding_of(encoder))
+    if corrupt:
+        raise UserError(f"the image cannot be read as the encoder's training images were: {corrupt[0]}")
+    stored = StoredPixels(torch.from_numpy(pixels))
+    return Gallery(stored, ["image"], embed(encoder, input_views(encoder, stored.shape[-1]).plain, stored))
 
 
 def _folder(encoder: Encoder, images: Path, limit: int | None = None) -> Gallery:
@@ -136,9 +177,8 @@ def _owners(gallery: Gallery, found: Tensor) -> list[list[str]]:
     return [[gallery.clients[int(owners[i])] if owners[i] >= 0 else "" for i in row] for row in found]
 
 
-def _measures(run: Run, encoder: Encoder, gallery: Gallery) -> dict[str, Any]:
+def _measures(recipe: Recipe, encoder: Encoder, gallery: Gallery) -> dict[str, Any]:
     """Measures of the representations that need no labels, on a sample of the searched images."""
-    recipe = recipe_of(run)
     rows = sample(len(gallery.names), MEASURED, recipe.seed, "neighbours-measures")
     some = StoredPixels(gallery.pixels.gather(rows))
     views = make_views(recipe.views, some.shape[-1], some.shape[1])

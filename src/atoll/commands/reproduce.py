@@ -199,7 +199,7 @@ def _detected(row: Row, detection: Detection, run: Run) -> dict[str, Any]:
 
 def _results(row: Row, run: Run) -> dict[str, Any]:
     """Evaluate a run as the row asks, or load an earlier evaluation."""
-    record = run.results() or {}
+    record: dict[str, Any] = run.results
     if row.detection:
         record = record | _detected(row, row.detection, run)
     protocols = list(

@@ -50,9 +50,9 @@ def delete_unless_same(run: Run, recipe: Recipe) -> None:
 
 def is_done(run: Run, recipe: Recipe) -> bool:
     """Whether the run is complete: the last round is evaluated, and its encoder is saved."""
-    record = run.results() if run.exists() else None
+    record = run.results if run.exists() else {}
     rounds = recipe.train.rounds
-    if record is None or record["round"] != rounds or recipe_of(run).train.rounds != rounds:
+    if not record or record["round"] != rounds or recipe_of(run).train.rounds != rounds:
         return False
     if record.get("model") is None:
         return True

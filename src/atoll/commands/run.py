@@ -14,6 +14,7 @@ import torch
 from torch import nn
 
 from atoll.commands.evaluate import Evaluator, held_out, load_networks, model_path, partition_of
+from atoll.commands.handle import Run
 from atoll.commands.resume import (
     NOTHING,
     Recovery,
@@ -23,10 +24,11 @@ from atoll.commands.resume import (
     record_environment,
 )
 from atoll.components.base import Trained
+from atoll.core import run_folder
 from atoll.core.environment import environment
 from atoll.core.errors import UserError
 from atoll.core.provenance import version
-from atoll.core.run_folder import Run, default_folder
+from atoll.core.run_folder import default_folder
 from atoll.core.threads import threads
 from atoll.core.tree import save
 from atoll.data.partition.partition import Partition
@@ -64,7 +66,7 @@ def simulate(
         watcher: Deprecated name of ``callback``.
 
     Returns:
-        The finished run.
+        The finished run, with its results, its report, its encoder and its nearest images.
 
     Raises:
         UserError: The recipe, the data or the folder is invalid.
@@ -82,14 +84,14 @@ def simulate(
         ... }
         >>> with tempfile.TemporaryDirectory() as folder:
         ...     run = atoll.simulate(small, out=f"{folder}/run")
-        ...     encoder = atoll.load_encoder(run.encoder_path)
+        ...     encoder = run.encoder()
         >>> encoder.dim
         128
     """
     if watcher is not None:
         warnings.warn("watcher is now called callback", DeprecationWarning, stacklevel=2)
-    given = give(recipe, encoder) if encoder is not None else recipe
-    return run_recipe(given, out, resume, callback or watcher)
+    given = give(recipe, encoder) if encoder is not None else _as_recipe(recipe)
+    return Run(run_recipe(given, out, resume, callback or watcher).folder, given)
 
 
 def run_recipe(
@@ -99,7 +101,7 @@ def run_recipe(
     callback: Callback | None = None,
     engine: Engine | None = None,
     recovery: Recovery = NOTHING,
-) -> Run:
+) -> run_folder.Run:
     """Run a recipe, continue an interrupted run, or extend a finished one.
 
     Args:
@@ -123,7 +125,7 @@ def run_recipe(
             "if __name__ == '__main__':"
         )
     recipe = _as_recipe(recipe)
-    run = Run(out or default_folder(recipe.name, recipe.seed))
+    run = run_folder.Run(out or default_folder(recipe.name, recipe.seed))
     if recovery.reset_clients and not resume:
         raise UserError("--reset-client needs --resume, because a new run has no client states")
     if not recovery.restart:  # before the images are loaded, which may take long
@@ -150,14 +152,14 @@ class PreparedRun:
     """
 
     recipe: Recipe
-    run: Run
+    run: run_folder.Run
     engine: Engine
     federation: Federation
     prerequisites: dict[str, PreparedRun]
     version: str
 
 
-def prepare(recipe: Recipe, run: Run, engine: Engine) -> PreparedRun:
+def prepare(recipe: Recipe, run: run_folder.Run, engine: Engine) -> PreparedRun:
     """Load the images and build the networks of a run and of its prerequisites, which finds most errors.
 
     Raises:
@@ -165,7 +167,7 @@ def prepare(recipe: Recipe, run: Run, engine: Engine) -> PreparedRun:
     """
     code = version()
     prerequisites = {
-        name: prepare(other, Run(run.folder / FOLDER / name), Simulation())
+        name: prepare(other, run_folder.Run(run.folder / FOLDER / name), Simulation())
         for name, other in prerequisite_recipes(recipe).items()
     }
     return PreparedRun(recipe, run, engine, engine.gather(recipe, run.folder), prerequisites, code)
@@ -279,7 +281,7 @@ def _finish(prepared: PreparedRun, evaluator: Evaluator, server: Server) -> None
         "keeps": list(method.keeps),
         "version": prepared.version,
         "environments": run.environments(),
-        "seconds": round(sum(line.get("seconds") or 0 for line in run.metrics()), 3),
+        "seconds": round(sum(line.get("seconds") or 0 for line in run.metrics), 3),
     }
     if len(models) > 1:
         record["clients_by_model"] = {name: len(users) for name, (_, users) in models.items()}

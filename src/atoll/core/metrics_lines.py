@@ -3,9 +3,29 @@
 from __future__ import annotations
 
 import json
+import warnings
+from collections.abc import Mapping
 from typing import Any
 
 from atoll.core.digests import JSON, DamagedError, open_text, seal_text
+
+
+class Results(dict[str, Any]):
+    """Results of a run; until 0.2, ``Run.results`` was a method."""
+
+    def __call__(self) -> Results:
+        """Return itself, with a warning."""
+        warnings.warn("Run.results is no longer called; write run.results", DeprecationWarning, stacklevel=2)
+        return self
+
+
+class Metrics(list[dict[str, Any]]):
+    """Lines of a run's metrics; until 0.2, ``Run.metrics`` was a method."""
+
+    def __call__(self) -> Metrics:
+        """Return itself, with a warning."""
+        warnings.warn("Run.metrics is no longer called; write run.metrics", DeprecationWarning, stacklevel=2)
+        return self
 
 
 def format_line(line: dict[str, Any]) -> bytes:
@@ -34,3 +54,20 @@ def parse_lines(data: bytes) -> list[dict[str, Any]]:
             raise DamagedError(f"line {number}: {error}") from None
         parsed.append(found)
     return parsed
+
+
+def numbers(line: Mapping[str, Any], prefix: str = "") -> dict[str, float]:
+    """Return the numbers of a line, or of results, by name; a table's numbers are called ``TABLE/NAME``.
+
+    Example:
+        >>> from atoll.core.metrics_lines import numbers
+        >>> numbers({"round": 1, "evaluation": {"knn/accuracy": 0.9, "split": "test"}})
+        {'round': 1, 'evaluation/knn/accuracy': 0.9}
+    """
+    found: dict[str, float] = {}
+    for key, value in line.items():
+        if isinstance(value, Mapping):
+            found |= numbers(value, f"{prefix}{key}/")
+        elif isinstance(value, int | float) and not isinstance(value, bool):
+            found[f"{prefix}{key}"] = value
+    return found

@@ -33,7 +33,7 @@ from atoll.core.checkpoints import checkpoint_files, load_checkpoint, save_check
 from atoll.core.digests import JSON, TOML, DamagedError, open_text, seal_text
 from atoll.core.errors import UserError
 from atoll.core.files import disk_sentence, write_whole
-from atoll.core.metrics_lines import format_line, parse_lines
+from atoll.core.metrics_lines import Metrics, Results, format_line, parse_lines
 from atoll.core.text import clean
 from atoll.core.tree import Tree
 
@@ -188,8 +188,9 @@ class Run:
             raise damaged(self.folder / name, "it holds no JSON object")
         return record
 
-    def results(self) -> dict[str, Any] | None:
-        """Read the results of the finished encoder; None if there are none.
+    @property
+    def results(self) -> Results:
+        """The results of the finished encoder, read from their file; empty if there are none.
 
         Raises:
             UserError: The file is damaged.
@@ -197,7 +198,7 @@ class Run:
         record = self.read_json("evaluation.json")
         if record is not None and type(record.get("round")) is not int:
             raise damaged(self.folder / "evaluation.json", "it names no round")
-        return record
+        return Results(record or {})
 
     def environments(self) -> list[dict[str, Any]]:
         """Read the environments in which the rounds were computed, the newest last; empty if unknown.
@@ -214,9 +215,7 @@ class Run:
 
     def started(self) -> bool:
         """Whether the run has metrics, checkpoints or results beyond round 0."""
-        return (
-            self.finished or self.completed_rounds() > 0 or any(line["round"] > 0 for line in self.metrics())
-        )
+        return self.finished or self.completed_rounds() > 0 or any(line["round"] > 0 for line in self.metrics)
 
     def reset(self) -> None:
         """Delete the partition and the checkpoints, because a changed recipe may give other ones."""
@@ -244,15 +243,16 @@ class Run:
         except OSError as error:
             raise UserError(disk_sentence(path, error)) from None
 
-    def metrics(self) -> list[dict[str, Any]]:
-        """Read all complete lines of the metrics.
+    @property
+    def metrics(self) -> Metrics:
+        """All complete lines of the metrics, one for each round, read from their file.
 
         Raises:
             UserError: A line is damaged, or lines are missing.
         """
         path = self.folder / "metrics.jsonl"
         try:
-            return parse_lines(path.read_bytes()) if path.is_file() else []
+            return Metrics(parse_lines(path.read_bytes()) if path.is_file() else [])
         except DamagedError as error:
             raise damaged(path, error) from None
 
@@ -262,7 +262,7 @@ class Run:
         Returns:
             The newest remaining round; −1 if there is none.
         """
-        remaining = [line for line in self.metrics() if line["round"] <= round]
+        remaining = [line for line in self.metrics if line["round"] <= round]
         write_whole(self.folder / "metrics.jsonl", b"".join(map(format_line, remaining)))
         return max((line["round"] for line in remaining), default=-1)
 

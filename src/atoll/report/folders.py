@@ -112,7 +112,7 @@ def read_folder(path: Path) -> Folder:
     metrics: list[dict[str, Any]] = []
     state = "is missing or empty"
     try:
-        metrics = run.metrics()
+        metrics = run.metrics
     except (OSError, UserError):
         state = "is damaged"
     if not metrics:

@@ -55,6 +55,12 @@ def neighbours_tables(groups: Sequence[Group]) -> Html:
 
 
 def _table(record: Tree, label: str) -> Html:
+    words = [tag("p", word) for word in measures_words(record)]
+    return join([neighbours_table(record, f"Nearest neighbours: {label}"), *words])
+
+
+def neighbours_table(record: Tree, caption: str) -> Html:
+    """Make a table with pictures of some images and their neighbours."""
     rows = [
         [
             str(query),
@@ -65,10 +71,8 @@ def _table(record: Tree, label: str) -> Html:
         ]
         for i, query in enumerate(record["queries"])
     ]
-    words = [tag("p", word) for word in measures_words(record)]
     whose = "their clients" if record["clients"] else "their names"
-    head = ["image", "", "neighbours, nearest first", whose, "cosine"]
-    return join([table(f"Nearest neighbours: {label}", head, rows), *words])
+    return table(caption, ["image", "", "neighbours, nearest first", whose, "cosine"], rows)
 
 
 def _picture(pictures: Any, words: str) -> Html:

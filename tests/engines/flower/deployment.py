@@ -123,7 +123,7 @@ class Deployment:
 
     def round(self) -> int:
         """The newest complete round; -1 before the run."""
-        return max((line["round"] for line in Run(self.folder / "run").metrics()), default=-1)
+        return max((line["round"] for line in Run(self.folder / "run").metrics), default=-1)
 
     def wait_for(self, condition, seconds: float, what: str) -> None:
         ends = time.monotonic() + seconds

@@ -120,7 +120,7 @@ def test_a_killed_node_comes_back_with_its_state(deployment, tmp_path):
     deployment.wait_for(lambda: deployment.round() >= 2, 600, "round 2")
     deployment.start_node("south", supervise=True)
     run = deployment.finish()
-    lines = {line["round"]: line for line in run.metrics()}
+    lines = {line["round"]: line for line in run.metrics}
     lost = [k for k, line in lines.items() if "2" in line.get("lost", {})]
     assert lost
     assert lines[6]["clients"] == 4
@@ -147,8 +147,8 @@ def test_a_killed_server_app_and_superlink_resume_with_the_same_weights(deployme
         deployment.start_node(site, supervise=True)
     deployment.run(app)
     run = deployment.finish()
-    assert [line["round"] for line in run.metrics()] == [0, 1, 2, 3, 4]
-    assert [line["clients"] for line in run.metrics()[1:]] == [4, 4, 4, 4]
+    assert [line["round"] for line in run.metrics] == [0, 1, 2, 3, 4]
+    assert [line["clients"] for line in run.metrics[1:]] == [4, 4, 4, 4]
     assert same(final_models(run), final_models(ours(tmp_path, *settings)))
 
 
@@ -171,7 +171,7 @@ def test_spoiled_and_late_updates_and_a_vanished_folder(deployment, tmp_path):
     deployment.wait_for(lambda: deployment.round() >= 5, 1200, "round 5")
     (tmp_path / "images" / "east").rename(tmp_path / "gone")
     run = deployment.finish()
-    lines = {line["round"]: line for line in run.metrics()}
+    lines = {line["round"]: line for line in run.metrics}
     assert "its loss 'loss' is nan" in lines[2]["refused"]["0"]
     assert re.search(r"its loss 'loss' is \d+.*, not a float from -100 to 100", lines[3]["refused"]["1"])
     assert "has shape (1,)" in lines[4]["refused"]["2"]
@@ -195,7 +195,7 @@ def test_secure_aggregation_gives_the_weights_of_a_simulation_and_survives_a_kil
         deployment.start_node(site)
     deployment.run(deployment.app(recipe(*settings), wait=600.0))
     run = deployment.finish()
-    assert [line["clients"] for line in run.metrics()[1:]] == [4, 4]
+    assert [line["clients"] for line in run.metrics[1:]] == [4, 4]
     assert same(final_models(run), final_models(ours(tmp_path, *settings)))
     updates = [
         entry.fields["tensors"].keys()
@@ -209,4 +209,4 @@ def test_secure_aggregation_gives_the_weights_of_a_simulation_and_survives_a_kil
     deployment.wait_for(lambda: (tmp_path / "one-less" / "partition.json").is_file(), 600, "the start")
     deployment.kill("south")
     shorter = deployment.finish(name="one-less")
-    assert [line["clients"] for line in shorter.metrics()[1:]] == [3, 3]
+    assert [line["clients"] for line in shorter.metrics[1:]] == [3, 3]

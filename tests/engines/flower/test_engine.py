@@ -70,7 +70,7 @@ def test_a_resumed_run_ends_with_the_same_weights(tmp_path, monkeypatch):
     grid = FakeGrid({node + 7: handler for node, handler in shares(4).nodes.items()})
     cut = play(grid, tmp_path / "cut", *settings, "train.rounds=3", resume=True)
     assert same(final_models(whole), final_models(cut))
-    assert [line["round"] for line in cut.metrics()] == [0, 1, 2, 3]
+    assert [line["round"] for line in cut.metrics] == [0, 1, 2, 3]
 
 
 def test_constants_and_recipe_go_to_each_client_once(tmp_path, monkeypatch):
@@ -100,7 +100,7 @@ def test_a_site_whose_disk_was_lost_is_told_again(tmp_path, monkeypatch):
 
     grid.nodes[100] = forgetful
     run = play(grid, tmp_path / "run", "train.rounds=3")
-    assert [line["clients"] for line in run.metrics()[1:]] == [4, 4, 4]
+    assert [line["clients"] for line in run.metrics[1:]] == [4, 4, 4]
     assert same(final_models(run), final_models(run_tiny(tmp_path / "ours", "train.rounds=3")))
 
 
@@ -167,8 +167,8 @@ def test_a_reply_counts_once_and_in_its_own_round(tmp_path, monkeypatch):
         return [] if turn == 2 else [*kept, *kept]
 
     theirs = play(answering(late_and_double), tmp_path / "theirs", *settings, deadline=1.0)
-    assert [line["clients"] for line in theirs.metrics()[1:]] == [4, 3, 4]
-    assert theirs.metrics()[2]["lost"] == {"1": "no answer within 1 s"}
+    assert [line["clients"] for line in theirs.metrics[1:]] == [4, 3, 4]
+    assert theirs.metrics[2]["lost"] == {"1": "no answer within 1 s"}
     silent = play(dropping({2: [1]}), tmp_path / "silent", *settings, deadline=1.0)
     assert same(final_models(theirs), final_models(silent))
 
@@ -204,7 +204,7 @@ def test_a_round_with_too_few_answers_leaves_the_model_and_is_played_again(tmp_p
         play(dropping({1: [0], 2: [0, 3]}), tmp_path / "cut", *settings, deadline=1.0)
     assert Run(tmp_path / "cut").latest()["round"] == 1
     cut = play(shares(4), tmp_path / "cut", *settings, resume=True)
-    assert [line["clients"] for line in cut.metrics()[1:]] == [3, 4]
+    assert [line["clients"] for line in cut.metrics[1:]] == [3, 4]
     assert same(final_models(whole), final_models(cut))
 
 
@@ -224,7 +224,7 @@ def test_a_private_run_is_that_of_our_engine(tmp_path, monkeypatch):
     monkeypatch.setenv("ATOLL_STATE", str(tmp_path / "state"))
     ours, theirs = run_tiny(tmp_path / "ours", *SECRET), play(shares(4), tmp_path / "theirs", *SECRET)
     assert same(final_models(ours), final_models(theirs))
-    spent = [line["privacy"] for line in theirs.metrics()[1:]]
-    assert spent == [line["privacy"] for line in ours.metrics()[1:]]
+    spent = [line["privacy"] for line in theirs.metrics[1:]]
+    assert spent == [line["privacy"] for line in ours.metrics[1:]]
     assert spent[0]["epsilon"] < spent[1]["epsilon"]
-    assert {line["clients"] for line in theirs.metrics()[1:]} != {4}  # a sample, not all
+    assert {line["clients"] for line in theirs.metrics[1:]} != {4}  # a sample, not all

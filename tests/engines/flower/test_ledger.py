@@ -200,9 +200,9 @@ def test_a_key_that_is_revoked_in_mid_run_is_told_and_asked_no_more(place, keyed
     grid.push_messages = push
     run = play(grid, place, *SETTINGS, keys=str(path))
     assert asked == ["query.hello", "evaluate", "train", "query.farewell"]
-    assert [line["clients"] for line in run.metrics()[1:]] == [4, 3, 3]
+    assert [line["clients"] for line in run.metrics[1:]] == [4, 3, 3]
     reason = "the key of 'west' was revoked: stolen�[2J"
-    assert run.metrics()[-1]["lost"] == {"3": reason}
+    assert run.metrics[-1]["lost"] == {"3": reason}
     (line,) = lines(run.folder / "audit.jsonl", "revoked")
     assert (line["site"], line["why"]) == ("west", reason)
     (line,) = lines(place / "state" / "audit-west.jsonl", "farewell")
@@ -238,15 +238,15 @@ def test_a_site_that_withdraws_in_mid_run_is_asked_no_more_also_after_a_restart(
     grid.nodes[13] = withdraw_after_one_round
     run = play(grid, place, *SETTINGS)
     assert asked == ["query.hello", "evaluate", "train", "train"]
-    assert [line["clients"] for line in run.metrics()[1:]] == [4, 3, 3]
-    assert [line.get("lost") for line in run.metrics()[2:]] == [
+    assert [line["clients"] for line in run.metrics[1:]] == [4, 3, 3]
+    assert [line.get("lost") for line in run.metrics[2:]] == [
         {"3": "the site has withdrawn"},
         {"3": "'west' has withdrawn"},
     ]
     assert [line["site"] for line in lines(run.folder / "audit.jsonl", "withdrawn")] == ["west"]
     path.write_text("")
     again = play(grid, place, *SETTINGS, "train.rounds=4", resume=True)
-    assert again.metrics()[-1]["lost"] == {"3": "'west' has withdrawn"}
+    assert again.metrics[-1]["lost"] == {"3": "'west' has withdrawn"}
     assert "train" not in asked[4:]
 
 
@@ -278,7 +278,7 @@ def test_a_site_in_another_environment_is_refused_when_a_run_is_resumed(place, m
     run = play(
         sites(place), place, *SETTINGS, "train.rounds=2", resume=True, wait=1.0, other_environment=True
     )
-    assert run.metrics()[-1]["clients"] == 4
+    assert run.metrics[-1]["clients"] == 4
 
 
 def test_missing_sites_are_named_every_30_seconds(clock, caplog):  # noqa: F811

@@ -71,7 +71,7 @@ def test_a_recipe_is_allowed_by_the_hash_that_egress_prints(place):
     (place / "recipe.toml").write_text(recipe.to_toml())
     digest = recipe_digest(load_recipe(place / "recipe.toml").to_toml())
     run = play(guarded(place, f'recipes = ["{digest}"]'), place, *SETTINGS)
-    assert [line["clients"] for line in run.metrics()[1:]] == [4, 4]
+    assert [line["clients"] for line in run.metrics[1:]] == [4, 4]
     assert (
         digest == hashlib.sha256((place / "recipe.toml").read_bytes()).hexdigest()
     )  # as sha256sum prints it
@@ -118,7 +118,7 @@ def test_a_policy_that_names_all_that_egress_lists_lets_the_update_leave(place):
     config = {"site": "west", "data": str(place / "images" / "west"), "source": "folder"}
     grid.nodes[13] = node(13, {**config, "policy": policy(place, text)}, listen)
     run = play(grid, place, *SETTINGS, "method.name=scaffold")
-    assert [line["clients"] for line in run.metrics()[1:]] == [4, 4]
+    assert [line["clients"] for line in run.metrics[1:]] == [4, 4]
     updates = [answer["update"] for answer in heard if "update" in answer]
     assert len(updates) == 2
     assert [answer["results"] for answer in heard if "results" in answer] == [{}, {}]  # not listed
@@ -141,10 +141,10 @@ def test_the_size_is_the_one_that_egress_lists(place):
 
 def test_no_more_updates_leave_than_the_policy_allows_over_all_runs_of_a_recipe(place):
     first = play(guarded(place, "max_rounds = 3"), place, *SETTINGS, out="one")
-    assert [line["clients"] for line in first.metrics()[1:]] == [4, 4]
+    assert [line["clients"] for line in first.metrics[1:]] == [4, 4]
     second = play(guarded(place, "max_rounds = 3"), place, *SETTINGS, out="two")
-    assert [line["clients"] for line in second.metrics()[1:]] == [4, 3]
-    assert "has sent 3 updates for this recipe" in second.metrics()[-1]["lost"]["3"]
+    assert [line["clients"] for line in second.metrics[1:]] == [4, 3]
+    assert "has sent 3 updates for this recipe" in second.metrics[-1]["lost"]["3"]
 
 
 def test_an_update_that_grew_beyond_the_policy_does_not_leave():
@@ -202,7 +202,7 @@ def test_noise_leaves_the_site_and_nothing_else_does(place):
         "method.name=fed_align_uniform",
     )
     run = play(grid, place, *settings)
-    assert [line["clients"] for line in run.metrics()[1:]] == [4, 4]
+    assert [line["clients"] for line in run.metrics[1:]] == [4, 4]
     received = [tree(content) for at, kind, content in grid.sent if kind == "train" and at == 13]
     sent = [answer["update"] for answer in heard if "update" in answer]
     for message, update in zip(received, sent, strict=True):

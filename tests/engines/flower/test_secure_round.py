@@ -90,13 +90,13 @@ def test_the_weights_are_those_of_a_simulation_and_the_sum_is_that_of_the_terms(
     place, terms, totals, options
 ):
     theirs = play(sites(place), place, *SECURE, *options)
-    assert [line["clients"] for line in theirs.metrics()[1:]] == [4, 4]
+    assert [line["clients"] for line in theirs.metrics[1:]] == [4, 4]
     for round in (0, 1):
         expected = sum(terms[4 * round : 4 * round + 4]) % MODULUS
         assert torch.equal(totals[2 * round], expected)  # decoded twice: for the loss, and for the models
     alone = ours(place, *options)
     assert same(final_models(theirs), final_models(alone))
-    for mine, one in zip(theirs.metrics()[1:], alone.metrics()[1:], strict=True):
+    for mine, one in zip(theirs.metrics[1:], alone.metrics[1:], strict=True):
         assert mine["loss"] == pytest.approx(one["loss"], abs=1e-3)
 
 
@@ -144,8 +144,8 @@ def test_a_site_may_fall_silent_at_any_stage(place, terms, totals, kind):
     grid.nodes[13] = falling_silent(kind)(grid.nodes[13])
     run = play(grid, place, *SECURE, deadline=1.5)
     stays = kind == "query.secure_reveal"
-    assert [line["clients"] for line in run.metrics()[1:]] == [4, 4 if stays else 3]
-    assert run.metrics()[-1].get("lost") == (None if stays else {"3": "no answer within 1.5 s"})
+    assert [line["clients"] for line in run.metrics[1:]] == [4, 4 if stays else 3]
+    assert run.metrics[-1].get("lost") == (None if stays else {"3": "no answer within 1.5 s"})
     assert torch.equal(totals[2], sum(terms[4 : 8 if stays else 7]) % MODULUS)
 
 
@@ -178,8 +178,8 @@ def test_an_answer_of_another_form_is_lost_and_the_round_goes_on(place, key, val
         return reply
 
     run = play(sites(place, west=spoil), place, *SECURE, "train.rounds=1")
-    assert run.metrics()[-1]["clients"] == 3
-    assert run.metrics()[-1]["lost"] == {"3": "its answer is invalid"}
+    assert run.metrics[-1]["clients"] == 3
+    assert run.metrics[-1]["lost"] == {"3": "its answer is invalid"}
 
 
 def test_a_site_that_does_not_clip_is_noticed_in_the_sum(place):
@@ -209,7 +209,7 @@ def test_a_site_sends_no_update_without_masks(place):
     run = play(grid, place, *SECURE, "train.rounds=1")
     assert (
         "promises secure aggregation, and the coordinator asks for an update without"
-        in run.metrics()[-1]["lost"]["3"]
+        in run.metrics[-1]["lost"]["3"]
     )
 
 

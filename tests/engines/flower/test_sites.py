@@ -138,7 +138,7 @@ FAULTS = {
 def test_a_bad_update_is_refused_and_named_and_the_run_ends(place, fault):
     change, words = FAULTS[fault]
     run = play(sites(place, north=spoiled(change)), place, "train.rounds=3", "evaluation.at_end=['geometry']")
-    lines = {line["round"]: line for line in run.metrics()}
+    lines = {line["round"]: line for line in run.metrics}
     assert words in lines[2]["refused"]["1"]
     assert [lines[k]["clients"] for k in (1, 2, 3)] == [4, 3, 4]
     weights = final_models(run)["global"]
@@ -158,7 +158,7 @@ def test_no_answer_is_a_loss_and_the_site_goes_on_with_its_last_valid_state(plac
     settings = ("train.rounds=3", "train.bn_buffers=local")
     grid = sites(place, north=silent_once)
     run = play(grid, place, *settings, deadline=2.0)
-    lines = {line["round"]: line for line in run.metrics()}
+    lines = {line["round"]: line for line in run.metrics}
     assert lines[2]["lost"] == {"1": "no answer within 2 s"}
     assert lines[3]["clients"] == 4
     asked = [tree(content) for at, kind, content in grid.sent if kind == "train" and at == 11]
@@ -181,7 +181,7 @@ def test_a_name_stays_with_its_key(place):
     grid = FakeGrid({node + 10: handler for node, handler in sites(place).nodes.items()})
     grid.keys = {20: b"\0", 21: b"\1", 22: b"\2", 23: b"thief"}
     run = play(grid, place, "train.rounds=2", resume=True, wait=1.0)
-    assert run.metrics()[-1]["lost"] == {"3": "its site is not connected"}
+    assert run.metrics[-1]["lost"] == {"3": "its site is not connected"}
     assert json.loads((run.folder / "sites.json").read_text())["turned_away"][-1]["reason"].endswith(
         "another key"
     )
@@ -204,7 +204,7 @@ def test_a_folder_that_vanishes_is_named(place):
 
     grid.nodes[13] = vanish
     run = play(grid, place, "train.rounds=2", "evaluation.at_end=['geometry']")
-    assert "there is no file or folder" in run.metrics()[-1]["lost"]["3"]
+    assert "there is no file or folder" in run.metrics[-1]["lost"]["3"]
     assert "west" not in run.read_json("evaluation.json")["sites"]
 
 
@@ -238,14 +238,14 @@ def test_a_site_that_lost_its_state_is_reset_only_if_it_says_so(place):
     states.rename(place / "lost")
 
     forbidden = play(sites(place), place, *settings, "train.rounds=2", resume=True)
-    reason = forbidden.metrics()[-1]["lost"]["3"]
+    reason = forbidden.metrics[-1]["lost"]["3"]
     assert "the client state of 'west' after round 1 is lost" in reason
     assert f'reset="{federation}"' in reason
 
     grid = sites(place)
     grid.nodes[13] = site(13, "west", place, reset=federation)
     allowed = play(grid, place, *settings, "train.rounds=4", resume=True)
-    lines = {line["round"]: line for line in allowed.metrics()}
+    lines = {line["round"]: line for line in allowed.metrics}
     assert lines[3]["lost"]["3"].endswith("the client is reset and starts again when it is next selected")
     assert lines[4]["clients"] == 4
     asked = [tree(content) for at, kind, content in grid.sent if kind == "train" and at == 13]
@@ -261,7 +261,7 @@ def test_a_reset_of_another_run_resets_nothing(place):
     grid = sites(place)
     grid.nodes[13] = site(13, "west", place, reset="0" * 32)
     run = play(grid, place, *settings, "train.rounds=3", resume=True)
-    assert [set(line.get("lost", {})) for line in run.metrics()[2:]] == [{"3"}, {"3"}]
+    assert [set(line.get("lost", {})) for line in run.metrics[2:]] == [{"3"}, {"3"}]
 
 
 def test_a_node_that_cannot_answer_is_named_once_and_asked_again(place, monkeypatch):
@@ -278,7 +278,7 @@ def test_a_node_that_cannot_answer_is_named_once_and_asked_again(place, monkeypa
     west, grid.nodes[13] = grid.nodes[13], die_twice
     run = play(grid, place)
     assert len(died) == 2
-    assert run.metrics()[-1]["clients"] == 4
+    assert run.metrics[-1]["clients"] == 4
     (turned,) = run.read_json("sites.json")["turned_away"]
     assert turned["reason"] == "its node failed: its process died"
 
@@ -298,7 +298,7 @@ def test_a_site_that_mends_its_folder_takes_part(place, monkeypatch, caplog):
     grid.nodes[13] = mend_at_the_third
     run = play(grid, place, "train.rounds=1")
     assert asked.count("query.hello") == 3
-    assert run.metrics()[-1]["clients"] == 4
+    assert run.metrics[-1]["clients"] == 4
     said = [record for record in caplog.records if "node 13 cannot take part" in record.getMessage()]
     assert len(said) == 1
     assert "there is no file or folder" in said[0].getMessage()
@@ -385,7 +385,7 @@ def test_a_run_that_was_killed_in_its_prerequisite_goes_on(place, monkeypatch):
     began = json.loads((place / "run" / "sites.json").read_text())["federation"]
     run = play(sites(place), place, *settings, "train.rounds=1", resume=True)
     assert run.read_json("sites.json")["federation"] == began
-    assert run.metrics()[-1]["clients"] == 4
+    assert run.metrics[-1]["clients"] == 4
 
 
 def test_sites_of_a_run_that_never_began_are_not_held_against_the_next(place):
@@ -444,7 +444,7 @@ def test_a_run_goes_on_without_what_sites_answer_amiss(place):
         west=answering("results", results=numbers),
     )
     run = play(grid, place, "train.rounds=1", "train.min_accepted=0.25")
-    assert run.metrics()[-1]["refused"] == {
+    assert run.metrics[-1]["refused"] == {
         "1": "it is not an update",
         "2": "it lacks its components' slices",
     }
@@ -482,10 +482,10 @@ def test_an_update_that_is_larger_than_the_method_declares_is_lost(place):
     huge = {"weights": {"w": torch.zeros(10**6)}, "losses": {}, "parts": {}, "samples": 40}
     grid = sites(place, north=answering("update", update=huge))
     run = play(grid, place, "train.rounds=1")
-    (lost,) = run.metrics()[-1]["lost"].values()
+    (lost,) = run.metrics[-1]["lost"].values()
     assert lost.startswith("its answer cannot be read: it has 4,00")
     assert "bytes, and answers in this run have at most" in lost
-    assert run.metrics()[-1]["clients"] == 3
+    assert run.metrics[-1]["clients"] == 3
 
 
 def test_the_old_word_for_a_reset_still_works():

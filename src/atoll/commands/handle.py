@@ -1,0 +1,194 @@
+"""A run to hold in Python: its results as tables, its report, its encoder and its nearest images."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+from numpy.typing import NDArray
+from PIL import Image
+from rich.console import Group
+from rich.text import Text
+
+from atoll.commands.evaluate import find_encoder
+from atoll.commands.neighbours import search
+from atoll.core import run_folder
+from atoll.core.errors import UserError
+from atoll.core.given import Given
+from atoll.core.metrics_lines import numbers
+from atoll.core.tree import Tree
+from atoll.models import Encoder, load_encoder
+from atoll.recipe.recipe import Recipe, recipe_of
+from atoll.report import write_report
+from atoll.report.comparison import comparison_cells, comparison_table
+from atoll.report.html import bullets, join, table, tag
+from atoll.report.neighbours import neighbours_table
+
+if TYPE_CHECKING:
+    import pandas
+
+
+class Run(run_folder.Run):
+    """A run: its folder, its results, its report and its encoder. A notebook shows it as a table.
+
+    Args:
+        folder: Path of the folder; it need not exist.
+        recipe: The run's recipe, with the objects that the run was given; None to read it from the folder.
+
+    Example:
+        >>> import atoll
+        >>> run = atoll.Run("runs/digits-ssd-seed0")
+        >>> run.name, run.encoder_path.name, run.exists()
+        ('digits-ssd-seed0', 'encoder.safetensors', False)
+        >>> run
+        Run('runs/digits-ssd-seed0'): no run in this folder
+    """
+
+    def __init__(self, folder: Path | str, recipe: Recipe | None = None) -> None:
+        super().__init__(folder)
+        self._recipe = recipe
+
+    @property
+    def recipe(self) -> Recipe:
+        """The run's recipe.
+
+        Raises:
+            UserError: There is no run in the folder, or its recipe is damaged.
+        """
+        return self._recipe or recipe_of(self)
+
+    def to_pandas(self) -> pandas.DataFrame:
+        """Return the numbers of the metrics as a table: a row for each round, which is the index.
+
+        Raises:
+            UserError: pandas is not installed.
+        """
+        try:
+            import pandas
+        except ImportError:
+            raise UserError("to_pandas needs pandas; install it with: pip install 'atoll[pandas]'") from None
+        frame = pandas.DataFrame([numbers(line) for line in self.metrics], columns=None)
+        return frame.set_index("round") if len(frame) else frame
+
+    def report(self, out: Path | str | None = None) -> Path:
+        """Write the report of this run.
+
+        Args:
+            out: The page's file; None for ``report.html`` in the run's folder.
+
+        Returns:
+            The page's file.
+
+        Raises:
+            UserError: There is no run in the folder, or the page cannot be written.
+        """
+        return write_report([self.folder], Path(out) if out else self.folder / "report.html")
+
+    def encoder(self) -> Encoder:
+        """Load the finished encoder, in evaluation mode.
+
+        Raises:
+            UserError: The run has not finished, or the file is damaged.
+        """
+        name = self.recipe.model.encoder
+        return load_encoder(find_encoder(self.folder), name.value if isinstance(name, Given) else None)
+
+    def neighbours(
+        self,
+        image: Path | str | Image.Image | NDArray[np.uint8],
+        k: int = 8,
+        among: Path | str | None = None,
+    ) -> Neighbours:
+        """Find the training images whose representations are most similar to an image's.
+
+        Args:
+            image: An image's file, an opened image, or its pixels, uint8 (H, W) or (H, W, C).
+            k: Number of neighbours.
+            among: A folder whose images are searched; None for the run's training images.
+
+        Raises:
+            UserError: The run has not finished, or an image is missing or cannot be decoded.
+
+        Example:
+            >>> import tempfile
+            >>> import atoll
+            >>> import numpy as np
+            >>> iid = {"kind": "iid", "clients": 2}
+            >>> small = {"base": "digits", "data": {"limit": 100}, "partition": iid, "train": {"rounds": 0}}
+            >>> with tempfile.TemporaryDirectory() as folder:
+            ...     run = atoll.simulate(small, out=folder)
+            ...     found = run.neighbours(np.zeros((8, 8), np.uint8), k=3)
+            >>> len(found.names), found.similarity[0] >= found.similarity[2]
+            (3, True)
+        """
+        if isinstance(image, str | Path):
+            asked: Path | Image.Image = Path(image)
+        else:
+            asked = image if isinstance(image, Image.Image) else Image.fromarray(np.asarray(image))
+        within = None if among is None else Path(among)
+        record, *_ = search(self, asked, within, 1, k, self.encoder(), self.recipe)
+        return Neighbours(record)
+
+    def __repr__(self) -> str:
+        return f"Run({str(self.folder)!r}): {self._state()}"
+
+    def __rich__(self) -> Group:
+        """Show the results as a table in a terminal."""
+        heading = Text(repr(self))
+        return Group(heading, comparison_table(comparison_cells([self]))) if self.exists() else Group(heading)
+
+    def _repr_html_(self) -> str:
+        heading = tag("p", repr(self))
+        if not self.exists():
+            return heading
+        head, rows, notes = comparison_cells([self])
+        return join([heading, table("Results", head, rows), bullets(notes)])
+
+    def _state(self) -> str:
+        if not self.exists():
+            return "no run in this folder"
+        rounds, done = self.recipe.train.rounds, max((line["round"] for line in self.metrics), default=0)
+        return (
+            f"{self.recipe.label}, {'finished' if self.finished else 'unfinished'}, {done} of {rounds} rounds"
+        )
+
+
+@dataclass(frozen=True)
+class Neighbours:
+    """The nearest images of one image, nearest first. A notebook shows them as pictures.
+
+    Attributes:
+        record: What was found, as `atoll.commands.neighbours.find_neighbours` returns it.
+    """
+
+    record: Tree
+
+    @property
+    def names(self) -> list[str]:
+        """Their names: ``#ROW`` of a training image, or a file."""
+        names: list[str] = self.record["names"][0]
+        return names
+
+    @property
+    def similarity(self) -> list[float]:
+        """Cosine of their representations and the image's."""
+        similarity: list[float] = self.record["similarity"][0]
+        return similarity
+
+    @property
+    def clients(self) -> list[str]:
+        """The clients that hold them; empty if they are unknown."""
+        clients: list[list[str]] = self.record["clients"]
+        return clients[0] if clients else []
+
+    def __repr__(self) -> str:
+        owners = self.clients or [""] * len(self.names)
+        rows = zip(self.names, owners, self.similarity, strict=True)
+        return ", ".join(
+            f"{name}{f' (client {owner})' if owner else ''}: {similar:.3f}" for name, owner, similar in rows
+        )
+
+    def _repr_html_(self) -> str:
+        return neighbours_table(self.record, "Nearest neighbours")

@@ -1,0 +1,121 @@
+"""A run in Python's hands: tables, report, encoder, neighbours, and how it shows itself."""
+
+from __future__ import annotations
+
+import builtins
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from rich.console import Console
+from torch import nn
+
+import atoll
+from atoll.commands.neighbours import find_neighbours
+from atoll.core.errors import UserError
+from atoll.data.sources import load_data
+from tests.harness import run_tiny
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> atoll.Run:
+    folder = tmp_path_factory.mktemp("handle") / "run"
+    return atoll.Run(run_tiny(folder, "method.name=ssd", "evaluation.every=1").folder)
+
+
+def lines(run: atoll.Run) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in (run.folder / "metrics.jsonl").read_text().splitlines()]
+
+
+def test_results_and_metrics_are_what_the_files_hold(run: atoll.Run, tmp_path: Path) -> None:
+    saved = json.loads((run.folder / "evaluation.json").read_text())
+    assert run.results["knn/accuracy"] == saved["knn/accuracy"]
+    assert [line["losses"] for line in run.metrics[1:]] == [line["losses"] for line in lines(run)[1:]]
+    nothing = atoll.Run(tmp_path / "none")
+    assert (nothing.results, nothing.metrics) == ({}, [])
+
+
+def test_code_that_calls_them_still_works_with_a_warning(run: atoll.Run) -> None:
+    with pytest.warns(DeprecationWarning, match=r"write run\.results"):
+        assert run.results() == run.results
+    with pytest.warns(DeprecationWarning, match=r"write run\.metrics"):
+        assert run.metrics() == run.metrics
+
+
+def test_a_table_has_a_row_for_each_round(run: atoll.Run) -> None:
+    pytest.importorskip("pandas")
+    frame = run.to_pandas()
+    assert list(frame.index) == [0, 1, 2]
+    assert list(frame["losses/dsr"][1:]) == [line["losses"]["dsr"] for line in lines(run)[1:]]
+    assert list(frame["evaluation/knn/accuracy"]) == [
+        line["evaluation"]["knn/accuracy"] for line in lines(run)
+    ]
+
+
+def test_without_pandas_it_says_what_to_install(run: atoll.Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    real = builtins.__import__
+
+    def without(name: str, *rest: Any) -> Any:
+        if name == "pandas":
+            raise ImportError
+        return real(name, *rest)
+
+    monkeypatch.setattr(builtins, "__import__", without)
+    with pytest.raises(UserError, match=r"pip install 'atoll\[pandas\]'"):
+        run.to_pandas()
+
+
+def test_the_report_and_the_encoder(run: atoll.Run, tmp_path: Path) -> None:
+    assert run.report() == run.folder / "report.html"
+    assert "SSD" in run.report(tmp_path / "page.html").read_text()
+    images = torch.rand(2, 1, 8, 8)
+    assert torch.equal(run.encoder()(images), atoll.load_encoder(run.encoder_path)(images))
+
+
+def test_the_nearest_image_of_a_training_image_is_itself(run: atoll.Run, tmp_path: Path) -> None:
+    pixels = load_data(run.recipe.data, 0).train.images.gather(torch.tensor([7]))[0, 0].numpy()
+    file = tmp_path / "seven.png"
+    Image.fromarray(pixels).save(file)
+    partition = json.loads(run.partition_path.read_text())
+    owner = next(client["name"] for client in partition["clients"] if 7 in client["indices"])
+    for image in (pixels, Image.fromarray(pixels), file, str(file)):
+        found = run.neighbours(image, k=3)
+        assert (found.names[0], found.clients[0]) == ("#7", owner)
+        assert found.similarity[0] == pytest.approx(1)
+        assert len(found.names) == 3
+    assert f"#7 (client {owner}): 1.000" in repr(found)
+    assert "<img" in found._repr_html_()
+    assert not (run.folder / "neighbours.safetensors").exists()
+    assert find_neighbours(run, file, k=3)["names"] == [found.names]
+
+
+def test_it_shows_itself_in_a_line_in_a_terminal_and_in_a_notebook(run: atoll.Run, tmp_path: Path) -> None:
+    assert repr(run).endswith("SSD, finished, 2 of 2 rounds")
+    accuracy = f"{100 * run.results['knn/accuracy']:.2f}"
+    console = Console(width=120, record=True, file=(tmp_path / "out").open("w"))
+    console.print(run)
+    assert accuracy in console.export_text()
+    assert accuracy in run._repr_html_()
+    empty = atoll.Run(tmp_path / "none")
+    assert "no run in this folder" in repr(empty)
+    assert "no run in this folder" in empty._repr_html_()
+
+
+def test_a_run_that_was_given_an_object_has_it(tmp_path: Path) -> None:
+    net = nn.Sequential(nn.Flatten(), nn.Linear(64, 5))
+    table = {
+        "data": {"limit": 60, "image_size": 8, "channels": 1},
+        "partition": {"kind": "iid", "clients": 2},
+        "views": {"mean": [0.5], "std": [0.5]},
+        "train": {"rounds": 0},
+        "evaluation": {"at_end": ["knn"], "map_points": 0},
+    }
+    run = atoll.simulate(table, tmp_path / "run", encoder=net)
+    assert run.encoder()(torch.rand(3, 1, 8, 8)).shape == (3, 5)
+    assert len(run.neighbours(np.zeros((8, 8), np.uint8), k=2).names) == 2
+    with pytest.raises(UserError, match="given to its run as an object"):
+        atoll.Run(run.folder).encoder()
