@@ -20,6 +20,7 @@ __all__ = ["BLOCK", "Reference", "UpdateGeometry"]
 # Number of elements. PyTorch processes this many on one thread, and starting another thread per block would
 # cost more than it saves. Three blocks of float32 fit in a core's second-level cache.
 BLOCK = 2**15
+Blocks = tuple[Tensor, ...]  # of one tensor
 
 
 class Reference:
@@ -31,44 +32,48 @@ class Reference:
 
     def __init__(self, model: Weights) -> None:
         self.model = model
-        self._flat = {name: tensor.flatten() for name, tensor in model.items() if tensor.is_floating_point()}
-        self._squares = {name: _square(tensor) for name, tensor in self._flat.items()}
+        flat = {name: tensor.flatten() for name, tensor in model.items() if tensor.is_floating_point()}
+        self._squares = {name: _square(tensor) for name, tensor in flat.items()}
+        self._blocks = {name: torch.split(tensor, BLOCK) for name, tensor in flat.items()}
+        self._buffers: dict[torch.dtype, Tensor] = {}
 
     @torch.no_grad()
     def measure(self, weights: Weights) -> UpdateGeometry:
         """Compute an update's geometry; missing names are skipped. Values that are not finite show in ``moved``."""
-        names = [name for name in self._flat if name in weights]
+        names = [name for name in self._blocks if name in weights]
         geometry = UpdateGeometry({}, {}, {}, {name: self._squares[name] for name in names})
-        # One buffer for the differences of all blocks, so that it stays in cache.
-        buffer: dict[torch.dtype, Tensor] = {}
         for name in names:
-            w, g = weights[name].flatten(), self._flat[name]
-            precise = _precise(w)
-            if precise not in buffer:
-                buffer[precise] = torch.empty(BLOCK, dtype=precise, device=w.device)
-            moved, update = _compare(w, g, buffer[precise])
+            blocks = torch.split(weights[name].flatten(), BLOCK)
+            moved, update = self._compare(blocks, self._blocks[name])
             geometry.moved[name], geometry.update[name] = moved, update
-            geometry.inner[name] = _inner(w, g, moved, update, self._squares[name])
+            geometry.inner[name] = _inner(blocks, self._blocks[name], moved, update, self._squares[name])
         return geometry
 
+    def _compare(self, w: Blocks, g: Blocks) -> tuple[float, float]:
+        """Compute ‖w − g‖² and ‖w‖²."""
+        precise = _precise(w[0])
+        if precise not in self._buffers:  # one for the differences of all blocks, so that it stays in cache
+            self._buffers[precise] = torch.empty(BLOCK, dtype=precise, device=w[0].device)
+        whole = self._buffers[precise]
+        moved = update = 0.0
+        for w_block, g_block in zip(w, g, strict=True):
+            size = w_block.numel()
+            difference = whole if size == BLOCK else whole[:size]
+            if w_block.dtype != precise:
+                w_block = w_block.to(precise)
+            torch.sub(w_block, g_block, out=difference)
+            moved += float(torch.linalg.vector_norm(difference)) ** 2
+            update += float(torch.linalg.vector_norm(w_block)) ** 2
+        return moved, update
 
-def _compare(w: Tensor, g: Tensor, buffer: Tensor) -> tuple[float, float]:
-    """Compute ‖w − g‖² and ‖w‖²."""
-    moved = update = 0.0
-    for w_block, g_block in zip(torch.split(w, BLOCK), torch.split(g, BLOCK), strict=True):
-        difference = buffer[: w_block.numel()]
-        w_block = w_block.to(buffer.dtype)
-        torch.sub(w_block, g_block, out=difference)
-        moved += float(torch.linalg.vector_norm(difference)) ** 2
-        update += float(torch.linalg.vector_norm(w_block)) ** 2
-    return moved, update
 
-
-def _inner(w: Tensor, g: Tensor, moved: float, update: float, model: float) -> float:
+def _inner(w: Blocks, g: Blocks, moved: float, update: float, model: float) -> float:
     """Compute ⟨g, w⟩ by the law of cosines; directly if the lengths differ tenfold, where that is inaccurate."""
     if math.isfinite(moved) and max(update, model) > 100 * min(update, model):
-        blocks = zip(torch.split(w, BLOCK), torch.split(g, BLOCK), strict=True)
-        return sum(float((w_block.to(_precise(w)) * g_block).sum()) for w_block, g_block in blocks)
+        return sum(
+            float((w_block.to(_precise(w_block)) * g_block).sum())
+            for w_block, g_block in zip(w, g, strict=True)
+        )
     return (update + model - moved) / 2
 
 

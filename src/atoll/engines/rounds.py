@@ -14,6 +14,7 @@ from atoll.components.base import Trained
 from atoll.components.messages import Checkpoint
 from atoll.core.errors import UserError
 from atoll.core.kept_models import keep_model
+from atoll.engines.background import Background
 from atoll.engines.client_states import States
 from atoll.engines.federation import Federation
 from atoll.engines.jobs import Executor
@@ -132,7 +133,9 @@ class Engine(Protocol):
         ...
 
 
-def run_rounds(context: RunContext, states: States, make_executor: Callable[[], Executor]) -> Server:
+def run_rounds(
+    context: RunContext, states: States, make_executor: Callable[[], Executor], overlap: bool = False
+) -> Server:
     """Run all rounds of a recipe, starting after the newest complete round in the store.
 
     A round is saved before its result is used, also before an evaluation at the clients: a repeated round may
@@ -143,6 +146,8 @@ def run_rounds(context: RunContext, states: States, make_executor: Callable[[], 
         context: The federation, the storage and the callbacks of the run.
         states: The client states.
         make_executor: Creates the executor; called only if there is a round to run.
+        overlap: Whether a round may be saved while the next one trains. A process that is killed meanwhile repeats
+            both rounds; this needs clients that do not see the difference.
 
     Returns:
         The server after the last round.
@@ -197,7 +202,7 @@ def run_rounds(context: RunContext, states: States, make_executor: Callable[[], 
         conclude(latest["line"])
     if server.round >= recipe.train.rounds:
         return server
-    with closing(make_executor()) as executor:
+    with closing(make_executor()) as executor, Background() as background:
         executor.start(server.constants)
         valid = dict(server.valid)
         first = server.round + 1
@@ -206,11 +211,30 @@ def run_rounds(context: RunContext, states: States, make_executor: Callable[[], 
             line = record.to_dict()
             if context.reset_clients and server.round == first:
                 line["reset"] = list(context.reset_clients)
+            save: Callable[[], None] | None = None
             if server.round % recipe.engine.checkpoint_every == 0 or server.round == recipe.train.rounds:
-                store.checkpoint(server.round, {**server.checkpoint(), "line": line})
-                states.prune(valid)
+                checkpoint: Checkpoint = {**server.checkpoint(), "line": line}
+                save = partial(_save, store, states, checkpoint, valid)
                 valid = dict(server.valid)
-            conclude(line)
+            if overlap and not spends and not (evaluator and every and server.round % every == 0):
+                background.run(partial(_save_and_log, save, store, line))
+            else:
+                background.wait()
+                if save:
+                    save()
+                conclude(line)
             if callback:
                 callback.round(record, line)
     return server
+
+
+def _save(store: RunStore, states: States, checkpoint: Checkpoint, valid: Mapping[int, int]) -> None:
+    """Save a round; the states that only rounds before the previous checkpoint need may then be deleted."""
+    store.checkpoint(checkpoint["round"], checkpoint)
+    states.prune(valid)
+
+
+def _save_and_log(save: Callable[[], None] | None, store: RunStore, line: dict[str, object]) -> None:
+    if save:
+        save()
+    store.log(line)

@@ -27,7 +27,7 @@ class Simulation:
     def run(self, context: RunContext) -> Server:
         """Run all rounds; see `run_rounds`."""
         states = self.states(context.store)
-        return run_rounds(context, states, lambda: _executor(context.federation, states))
+        return run_rounds(context, states, lambda: _executor(context.federation, states), overlap=True)
 
     def measure(self, server: Server, final: bool) -> SiteResults:
         """Return nothing, because all images are on this machine."""

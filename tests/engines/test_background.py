@@ -1,0 +1,105 @@
+"""Tasks beside the rounds: in order, their errors raised, and a run whose checkpoints are written late."""
+
+import threading
+
+import pytest
+
+from atoll.commands.run import run_recipe
+from atoll.core.errors import UserError
+from atoll.core.run_folder import Run
+from atoll.engines.background import Background
+from tests.harness import run_tiny, tiny
+
+
+def test_tasks_run_in_order_on_another_thread():
+    done, first = [], threading.Event()
+
+    def slow():
+        first.wait(10)
+        done.append(("slow", threading.current_thread() is threading.main_thread()))
+
+    with Background() as background:
+        background.run(slow)
+        assert done == []
+        first.set()
+        background.run(lambda: done.append(("fast", False)))
+    assert done == [("slow", False), ("fast", False)]
+
+
+def fail():
+    raise UserError("the disk is full")
+
+
+def run_tasks(*tasks):
+    with Background() as background:
+        for task in tasks:
+            background.run(task)
+
+
+def test_an_error_of_a_task_is_raised_by_the_next_call_or_the_end():
+    done = []
+    with pytest.raises(UserError, match="disk is full"):
+        run_tasks(fail, lambda: done.append(1))
+    assert done == []
+    with pytest.raises(UserError, match="disk is full"):
+        run_tasks(fail)
+
+
+def test_the_error_of_the_block_goes_first():
+    def end_with_an_error():
+        with Background() as background:
+            background.run(fail)
+            raise KeyError
+
+    with pytest.raises(KeyError):
+        end_with_an_error()
+
+
+class Disk:
+    """Delays or refuses the checkpoint of a round."""
+
+    def __init__(self, monkeypatch, round, refuse):
+        self.trained, self.blocked, self.latest = threading.Event(), round, 0
+        write = Run.checkpoint
+        disk = self
+
+        def checkpoint(run, number, tree):
+            if number == disk.blocked:
+                assert disk.trained.wait(30), "the next round waits for the checkpoint"
+                if refuse:
+                    raise UserError("the disk is full")
+            write(run, number, tree)
+
+        monkeypatch.setattr(Run, "checkpoint", checkpoint)
+
+    def begin(self, federation, server):
+        pass
+
+    def step(self, images):
+        if self.latest == self.blocked:
+            self.trained.set()
+
+    def round(self, record, line):
+        self.latest = record.round
+
+
+SETTINGS = ("method.name=fedema", "train.rounds=4", "evaluation.at_end=[]")
+
+
+@pytest.mark.parametrize("refuse", [False, True])
+def test_a_round_trains_while_the_one_before_is_saved(tmp_path, monkeypatch, refuse):
+    straight = run_tiny(tmp_path / "straight", *SETTINGS)
+    with monkeypatch.context() as patch:
+        disk = Disk(patch, 2, refuse)
+        if refuse:
+            with pytest.raises(UserError, match="disk is full"):
+                run_recipe(tiny(*SETTINGS), tmp_path / "late", callback=disk)
+            late = Run(tmp_path / "late")
+            assert late.completed_rounds() == 1
+            assert [line["round"] for line in late.metrics()] == [0, 1]
+        else:
+            late = run_recipe(tiny(*SETTINGS), tmp_path / "late", callback=disk)
+    if refuse:
+        late = run_tiny(tmp_path / "late", *SETTINGS, resume=True)
+    assert [line["round"] for line in late.metrics()] == [0, 1, 2, 3, 4]
+    assert late.encoder_path.read_bytes() == straight.encoder_path.read_bytes()
