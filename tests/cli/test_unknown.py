@@ -2,18 +2,23 @@
 
 import hashlib
 import os
+import re
 import subprocess
 import sys
 
 import pytest
+from torch import nn
 
 from atoll.cli.main import main
+from atoll.commands.check import check_run
 from atoll.commands.compare import by_method
+from atoll.commands.evaluate import evaluate_run
 from atoll.core.errors import UserError
-from atoll.models import Encoder, build_encoder
+from atoll.models import Encoder, build_encoder, load_encoder, save_encoder
+from atoll.models.external import ExternalEncoder
 from atoll.papers.reproduction import find_table
 from atoll.recipe.recipe import load_recipe, read_recipe
-from tests.harness import TINY
+from tests.harness import TINY, run_tiny
 
 CODE = """\
 from pathlib import Path
@@ -131,6 +136,52 @@ def test_a_recipe_from_a_coordinator_imports_from_pythons_path_alone(module, tmp
         _ = read_recipe(text).composed
     sys.path.insert(0, str(tmp_path / "theirs"))
     assert read_recipe(text).composed.title == "SSD"
+
+
+def test_reading_a_run_from_elsewhere_imports_nothing(module, tmp_path, monkeypatch):
+    """Its recipe may name a file that lies in the working folder, because both came in one archive."""
+    run = run_tiny(tmp_path / "run", "data.limit=40", "partition.clients=2", "train.rounds=1")
+    named = re.sub(
+        r'\[method\]\nname = "\w+"', f'[method]\nname = "{module}:METHOD"', run.read("recipe.toml")
+    )
+    assert f"{module}:METHOD" in named
+    run.write("recipe.toml", named)
+    monkeypatch.chdir(tmp_path / "theirs")
+    assert check_run(run).damaged == []
+    assert 0 <= evaluate_run(run, "knn")["knn/accuracy"] <= 1
+    assert main(["report", str(run.folder)]) == 0
+    assert not (tmp_path / "theirs" / "it-ran").exists()
+    assert main(["resume", str(run.folder)]) == 2
+    assert not (tmp_path / "theirs" / "it-ran").exists()
+    assert module not in sys.modules
+
+
+def encoder_file(path, name):
+    """An encoder's file as someone else may send it."""
+    encoder = ExternalEncoder(nn.Flatten(), name, (1, 8, 8))
+    encoder.spec = {"encoder": name, "channels": 1, "image_size": 8}
+    save_encoder(path, encoder, {})
+    return path
+
+
+def test_an_encoder_from_elsewhere_imports_from_pythons_path_alone(module, tmp_path, monkeypatch):
+    theirs = tmp_path / "theirs"
+    monkeypatch.chdir(theirs)
+    (theirs / f"{module}.py").write_text(CODE + "from torch import nn\nNet = nn.Flatten\n")
+    path = encoder_file(theirs / "encoder.safetensors", f"{module}:Net")
+    with pytest.raises(UserError, match=f"no module '{module}' in the environment; .*set PYTHONPATH"):
+        load_encoder(path)
+    assert load_encoder(path, nn.Flatten).dim == 64
+    assert not (theirs / "it-ran").exists()
+    sys.path.append(str(theirs))
+    assert load_encoder(path).dim == 64
+    assert (theirs / "it-ran").exists()
+
+
+def test_an_encoders_file_calls_nothing_of_pythons_own(tmp_path):
+    path = encoder_file(tmp_path / "encoder.safetensors", "http.server:test")  # serves the working folder
+    with pytest.raises(UserError, match=r"'http\.server:test': module 'http\.server' is Python's own"):
+        load_encoder(path)
 
 
 def test_the_documented_example_works_from_its_folder(module, tmp_path):

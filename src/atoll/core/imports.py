@@ -2,7 +2,8 @@
 
 A recipe is not code: a module that a recipe's file names is looked for beside that file and among what is installed
 (on Python's path, without the working folder). The working folder is searched only for names that the user typed,
-or that Python code gave. Some commands import nothing (`nothing_imported`).
+or that Python code gave. What a run left, its recipe and its encoder, may come from elsewhere: its names are looked
+for on Python's path alone. Some commands import nothing (`nothing_imported`).
 """
 
 from __future__ import annotations
@@ -20,23 +21,22 @@ from typing import Any
 
 from atoll.core.errors import UserError
 
-# Folders for names that came from a file. Like Python's own path and its modules, they belong to the process.
-_folders: dict[str, tuple[Path, ...]] = {}
+# Folders for names; None for the working folder. Like Python's own path, they belong to the process.
+_folders: dict[str, tuple[Path, ...] | None] = {}
 _importing = [True]
 
 
-def search(names: Iterable[str], folders: Sequence[Path] | None) -> None:
+def search(names: Iterable[str], folders: Sequence[Path] | None, keep: bool = False) -> None:
     """Set the folders in which names are looked for, in addition to what is installed.
 
     Args:
         names: Names, ``module:attribute``.
         folders: The folders; None for the working folder.
+        keep: Whether names whose folders are set already keep them.
     """
     for name in names:
-        if folders is None:
-            _folders.pop(name, None)
-        else:
-            _folders[name] = tuple(folder.resolve() for folder in folders)
+        if not keep or name not in _folders:
+            _folders[name] = None if folders is None else tuple(folder.resolve() for folder in folders)
 
 
 @contextlib.contextmanager
@@ -66,12 +66,16 @@ def import_attribute(name: str, what: str) -> Any:
 
     Example:
         >>> from atoll.core.imports import import_attribute
-        >>> import_attribute("math:pi", "number")
+        >>> import_attribute("torch:pi", "number")
         3.141592653589793
     """
     if not _importing[-1]:
         raise UserError(f"{what} {code_words([name])} is code that this command does not import")
     module, _, attribute = name.partition(":")
+    if (
+        module.partition(".")[0] in sys.stdlib_module_names
+    ):  # a file from elsewhere could start a server by it
+        raise UserError(f"{what} {name!r}: module {module!r} is Python's own; name a module that has it")
     folder = _folder_of(name)
     if folder is not None and str(folder) not in sys.path:
         sys.path.insert(0, str(folder))  # for the module's own imports, and for worker processes
@@ -79,14 +83,7 @@ def import_attribute(name: str, what: str) -> Any:
         with _without_working_folder():
             imported = importlib.import_module(module)
     except ModuleNotFoundError as error:
-        where = "this folder or the environment"
-        if name in _folders:
-            folders = " or ".join(map(str, _folders[name])) or "a folder of its own"
-            where = (
-                f"{folders} or the environment; a recipe's file names modules beside it, and one of the working "
-                "folder is named in the command, such as --set method.name=MODULE:ATTRIBUTE"
-            )
-        raise UserError(f"{what} {name!r}: no module {error.name!r} in {where}") from None
+        raise UserError(f"{what} {name!r}: no module {error.name!r} {_where_not(name)}") from None
     except UserError as error:
         raise UserError(f"{what} {name!r}: {error}") from None
     except Exception as error:  # importing the user's module may raise any exception
@@ -98,10 +95,28 @@ def import_attribute(name: str, what: str) -> Any:
     return getattr(imported, attribute)
 
 
+def _where_not(name: str) -> str:
+    """Where a name was looked for in vain, and what to do."""
+    folders = _folders.get(name)
+    if folders is None:
+        return "in this folder or the environment"
+    if not folders:
+        return (
+            "in the environment; what a run or an encoder's file names is not taken from the working folder: if "
+            "you trust that code, set PYTHONPATH to its folder"
+        )
+    return (
+        f"in {' or '.join(map(str, folders))} or the environment; a recipe's file names modules beside it, and one "
+        "of the working folder is named in the command, such as --set method.name=MODULE:ATTRIBUTE"
+    )
+
+
 def _folder_of(name: str) -> Path | None:
     """The first of a name's folders that has its module; None if none has."""
     top = name.partition(":")[0].partition(".")[0]
-    folders = _folders.get(name, (Path(os.getcwd()),))
+    folders = _folders.get(name)
+    if folders is None:
+        folders = (Path(os.getcwd()),)
     return next((folder for folder in folders if top and PathFinder.find_spec(top, [str(folder)])), None)
 
 

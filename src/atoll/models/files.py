@@ -66,7 +66,8 @@ def load_encoder(path: str | os.PathLike[str], encoder: nn.Module | Factory | No
 
     Args:
         path: The file to read.
-        encoder: The module, or the function or class that makes it, if the run was given its encoder as an object.
+        encoder: The module, or the function or class that makes it, if the run was given its encoder as an object,
+            or if its code is not on Python's path.
 
     Returns:
         The encoder in evaluation mode, with the saved metadata as its attribute ``metadata``.

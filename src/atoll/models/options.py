@@ -10,11 +10,12 @@ from typing import Annotated, Any, Literal
 from atoll.core.config import Options
 from atoll.core.errors import UserError
 from atoll.core.given import PREFIX, Given
+from atoll.core.imports import search
 from atoll.core.schema import AtLeast, AtMost, Count, OneOf, OneOfOr, Width
 from atoll.models.adapters import LORA_TARGETS
 from atoll.models.cnn import FedCACNN, FedQuadCNN
 from atoll.models.encoder import Encoder
-from atoll.models.external import build_external, is_external
+from atoll.models.external import build_external, is_external, is_own_code
 from atoll.models.resnet import STEMS, narrow_resnet, torchvision_resnet
 from atoll.models.vit import HEAD_WIDTH, MAEDecoder, ViT
 
@@ -225,7 +226,9 @@ def rebuild_encoder(spec: dict[str, Any], given: Given | None = None) -> Encoder
         True
     """
     if is_external(spec["encoder"]):
-        name = given if given is not None and spec["encoder"].startswith(PREFIX) else spec["encoder"]
+        own = spec["encoder"].startswith(PREFIX) or is_own_code(spec["encoder"])
+        name = given if given is not None and own else spec["encoder"]
+        search([name] if is_own_code(name) else [], (), keep=True)  # the file may come from elsewhere
         return build_external(name, spec["channels"], spec["image_size"], spec.get("config"))
     options = {name: value for name, value in spec.items() if name not in ("channels", "image_size")}
     return build_encoder(ModelOptions(**options), spec["channels"], spec["image_size"])

@@ -182,7 +182,7 @@ def _made(table: Mapping[str, Any]) -> Recipe:
 
 
 def recipe_of(run: Run, settings: Sequence[str] = ()) -> Recipe:
-    """Load the recipe of a run, overridden with ``key=value`` settings.
+    """Load the recipe of a run, overridden with ``key=value`` settings; code that it names is not imported.
 
     Raises:
         UserError: The file is missing or damaged, or a setting is invalid.
@@ -195,10 +195,9 @@ def recipe_of(run: Run, settings: Sequence[str] = ()) -> Recipe:
     if not table:
         raise damaged(run.recipe_path, "it is empty")
     table = complete_table(table, settings)
-    # A run was started here, or comes from elsewhere with a file of code in it.
-    here = Path.cwd()
-    search(_own_code(table), () if here.is_relative_to(run.folder.resolve()) else (here,))
-    return _made(table)
+    names = _own_code(table)
+    search(names, (), keep=True)  # the run may come from elsewhere
+    return build(Recipe, table) if names else _made(table)
 
 
 def read_recipe(text: str) -> Recipe:
@@ -225,8 +224,7 @@ def _search(table: Mapping[str, Any], settings: Sequence[str], folders: Sequence
     """Set where the code that a recipe names is looked for: what settings name, in the working folder."""
     typed = set(_own_code(read_settings(settings)))
     search(typed, None)
-    if folders is not None:
-        search([name for name in _own_code(table) if name not in typed], folders)
+    search([name for name in _own_code(table) if name not in typed], folders, keep=folders is None)
 
 
 def _own_code(table: Mapping[str, Any]) -> tuple[str, ...]:
