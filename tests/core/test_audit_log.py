@@ -83,3 +83,14 @@ def test_a_damaged_end_is_not_continued(log):
     log.path.write_bytes(log.path.read_bytes() + b"{}\n")
     with pytest.raises(UserError, match="its last line is no entry"):
         log.append("update")
+
+
+@pytest.mark.parametrize(
+    "body", ["{5}", "{}", '{"at": 5, "event": "update"}', '{"at": "now"}', '{"a": ' + "[" * 10_000 + "}"]
+)
+def test_a_right_hash_of_something_else_is_no_entry(log, body):
+    """Anybody can compute a hash; a log comes from the other side."""
+    head = hashlib.sha256(("0" * 64 + body).encode()).hexdigest()
+    log.path.write_text(f'{{"hash": "{head}", {body[1:]}\n')
+    with pytest.raises(UserError, match="line 1 is no entry"):
+        list(log.entries())

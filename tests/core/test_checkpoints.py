@@ -5,6 +5,7 @@ import torch
 
 from atoll.core.checkpoints import checkpoint_files, load_checkpoint, save_checkpoint
 from atoll.core.errors import UserError
+from atoll.core.kept_models import kept_rounds
 from atoll.core.tree import pack, save
 
 
@@ -54,3 +55,11 @@ def test_more_than_six_digits_are_in_order(tmp_path):
     for round in (999_999, 1_000_000):
         save_checkpoint(tmp_path, round, checkpoint(round))
     assert list(checkpoint_files(tmp_path)) == [1_000_000, 999_999]
+
+
+def test_a_folder_of_models_without_a_round_is_named(tmp_path):
+    (tmp_path / "models" / "round-000002").mkdir(parents=True)
+    assert kept_rounds(tmp_path) == [2]
+    (tmp_path / "models" / "round-abc").mkdir()
+    with pytest.raises(UserError, match="round-abc is no checkpoint or kept model"):
+        kept_rounds(tmp_path)

@@ -43,6 +43,11 @@ def test_clusters_are_of_the_initial_encoders_features(cache):
     assert federation.partition.cluster_counts.shape == (4, 6)
     assert torch.equal(federation.partition.cluster_counts.sum(0), torch.bincount(ids))
     (kept,) = (cache / "clusters").iterdir()
+    whole = kept.read_bytes()
+    for damaged in (whole[:-1] + bytes([whole[-1] ^ 1]), whole[:-1], b""):
+        kept.write_bytes(damaged)
+        assert torch.equal(cluster_images(images, recipe), ids)
+        assert kept.read_bytes() == whole
     kept.unlink()
     assert torch.equal(cluster_images(images, recipe), ids)  # read or made, they are the same
     assert not torch.equal(cluster_images(images, tiny(*CLUSTERS, "seed=1")), ids)

@@ -106,9 +106,19 @@ class AuditLog:
                     if not found or _hash(before, b"{" + found.group(2)) != found.group(1).decode():
                         raise self._damaged(f"line {number} does not continue the lines before it")
                     before = found.group(1).decode()
-                    yield Entry(before, json.loads(b"{" + found.group(2)))
+                    yield Entry(before, self._fields(found.group(2), number))
         except OSError as error:
             raise UserError(f"cannot read {self.path}: {error.strerror}") from None
+
+    def _fields(self, body: bytes, number: int) -> dict[str, object]:
+        """Parse what follows a hash; anybody can compute a hash, so it may be anything."""
+        try:
+            fields: dict[str, object] = json.loads(b"{" + body)
+        except (ValueError, RecursionError):
+            raise self._damaged(f"line {number} is no entry") from None
+        if not all(isinstance(fields.get(key), str) for key in ("at", "event")):
+            raise self._damaged(f"line {number} is no entry")
+        return fields
 
     def _damaged(self, why: str) -> UserError:
         return UserError(f"{self.path} was changed or is damaged: {why}; compare it with a copy")

@@ -21,14 +21,14 @@ def checkpoint_files(folder: Path) -> dict[int, Path]:
 
 
 def round_of(path: Path) -> int:
-    """Round of a checkpoint, from the name of its file.
+    """Round of a checkpoint or of kept models, from the name of the file or folder.
 
     Raises:
         UserError: The name has no round.
     """
     number = path.stem.removeprefix("round-")
     if not (number.isascii() and number.isdecimal()):
-        raise UserError(f"{path} is no checkpoint, because its name has no round; remove it")
+        raise UserError(f"{path} is no checkpoint or kept model, because its name has no round; remove it")
     return int(number)
 
 

@@ -72,10 +72,8 @@ def import_attribute(name: str, what: str) -> Any:
     if not _importing[-1]:
         raise UserError(f"{what} {code_words([name])} is code that this command does not import")
     module, _, attribute = name.partition(":")
-    if (
-        module.partition(".")[0] in sys.stdlib_module_names
-    ):  # a file from elsewhere could start a server by it
-        raise UserError(f"{what} {name!r}: module {module!r} is Python's own; name a module that has it")
+    if module.partition(".")[0] in sys.stdlib_module_names:  # http.server:test would serve the working folder
+        raise UserError(f"{what} {name!r}: module {module!r} is Python's own; call yours something else")
     folder = _folder_of(name)
     if folder is not None and str(folder) not in sys.path:
         sys.path.insert(0, str(folder))  # for the module's own imports, and for worker processes

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from atoll.core.checkpoints import round_of
 from atoll.core.tree import Weights, save
 
 FOLDER = "models"
@@ -28,5 +29,9 @@ def kept_models(run: Path, round: int) -> dict[str, Path]:
 
 
 def kept_rounds(run: Path) -> list[int]:
-    """Rounds of which a run kept models, in order."""
-    return sorted(int(path.name.removeprefix("round-")) for path in (run / FOLDER).glob("round-*"))
+    """Rounds of which a run kept models, in order.
+
+    Raises:
+        UserError: A folder has the name of a round's models without a round.
+    """
+    return sorted(map(round_of, (run / FOLDER).glob("round-*")))

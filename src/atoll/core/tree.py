@@ -116,17 +116,18 @@ def header_bytes(data: bytes) -> int:
     return 8 + int.from_bytes(data[:8], "little")
 
 
-def save(path: Path, tree: Tree, label: str = "") -> None:
+def save(path: Path, tree: Tree, label: str = "", shared: bool = False) -> None:
     """Write a tree to a file atomically, with a digest.
 
     Args:
         path: Path of the file.
         tree: The tree.
         label: Words that say what the file is, so that a file in the place of another one is found.
+        shared: Whether several processes may write the file at the same time.
     """
     structure, tensors = _split(tree)
     value = f"{'0' * DIGITS}{label}{_END}{structure}"
-    write_whole(path, seal_at(safetensors.torch.save(tensors, metadata={FILE_KEY: value}), _MARKER))
+    write_whole(path, seal_at(safetensors.torch.save(tensors, metadata={FILE_KEY: value}), _MARKER), shared)
 
 
 def load(path: Path, label: str | None = None) -> Tree:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import io
+import contextlib
 import json
 from dataclasses import replace
 from pathlib import Path
@@ -14,8 +14,9 @@ from torch import Tensor
 
 from atoll.components.base import init_seed, seeded
 from atoll.core.errors import UserError
-from atoll.core.files import cache_folder, hash_bytes, write_whole
+from atoll.core.files import cache_folder, hash_bytes
 from atoll.core.threads import threads
+from atoll.core.tree import load, save
 from atoll.data.images import ImageSet
 from atoll.data.partition.feature_clusters import feature_clusters
 from atoll.data.partition.make import partition_images
@@ -28,6 +29,7 @@ from atoll.models import Encoder, build_encoder, load_encoder
 from atoll.recipe.recipe import Recipe
 
 UNTRAINED = "untrained"  # as partition.features
+_LABEL = "clusters of images"
 
 
 def partition_clients(images: ImageSet, recipe: Recipe) -> Partition:
@@ -67,16 +69,16 @@ def cluster_images(images: ImageSet, recipe: Recipe) -> Tensor | None:
         recipe.seed,
         versions,
     ]
-    path = cache_folder() / "clusters" / f"{hash_bytes(json.dumps(key).encode())}.npy"
-    if images.fingerprint and path.is_file():
-        return torch.from_numpy(np.load(path))
+    path = cache_folder() / "clusters" / f"{hash_bytes(json.dumps(key).encode())}.safetensors"
+    if images.fingerprint:
+        with contextlib.suppress(UserError):  # missing or damaged: computed again
+            kept: Tensor = load(path, _LABEL)
+            return kept
     with threads(recipe.engine.threads):
         features = embed(encoder.to(recipe.engine.find_device()), views.plain, images.images)
     ids = feature_clusters(features, clusters, options.feature_dims, recipe.seed)
     if images.fingerprint:
-        file = io.BytesIO()
-        np.save(file, ids.numpy())
-        write_whole(path, file.getvalue(), shared=True)
+        save(path, ids, _LABEL, shared=True)
     return ids
 
 
