@@ -9,7 +9,13 @@ from atoll.methods.registry import METHODS
 from atoll.recipe.recipe import load_recipe
 from tests.harness import remains, run_tiny, tiny
 
-ONLY_REPORT = {"fed_pr", "fed_ae", "fed_mae"}  # weak on digits by nature: their kNN is shown, not judged
+ONLY_REPORT = {
+    "fed_pr",
+    "fed_ae",
+    "fed_mae",
+    "fed_mar",
+    "dec_mar",
+}  # weak on digits by nature: their kNN is shown, not judged
 LEARN = (
     "partition.kind=dirichlet",
     "partition.clients=4",
@@ -24,9 +30,15 @@ LEARN = (
     "evaluation.map_points=0",
     "engine.workers=2",
 )
+VIT = ("model.encoder=vit-tiny", "model.width=64", "model.depth=2", "model.stem=cifar")
 # What a method cannot do without, over the settings that all share.
 NEEDS = {
-    "fed_mae": ("model.encoder=vit-tiny", "model.width=64", "model.depth=2", "model.stem=cifar"),
+    "fed_mae": VIT,
+    "fed_mar": (
+        *VIT,
+        "options.mar.horizon=3",
+    ),  # by default it follows the number of rounds, which changes here
+    "dec_mar": (*VIT, "options.mar.horizon=3"),
     "fedca": ("options.fedca_alignment.data={source='digits'}", "options.fedca_alignment.train_epochs=10"),
     "dcco": (
         "train.epochs=1",

@@ -34,11 +34,13 @@ SMALL = (
     "train.first_norm=100000",  # SCAFFOLD sends gradients, and VICReg's first ones are in the thousands
 )
 # What a component cannot do without on so few clients and images; it would be refused whatever stands beside it.
+VIT = (
+    "model.encoder=vit-tiny", "model.stem=cifar", "model.width=64", "model.depth=1",
+    "model.decoder_depth=1", "model.patch=2",
+)  # fmt: skip
 NEEDS = {
-    "mae": (
-        "model.encoder=vit-tiny", "model.stem=cifar", "model.width=64", "model.depth=1",
-        "model.decoder_depth=1", "model.patch=2",
-    ),
+    "mae": VIT,
+    "mar": VIT,
     "hsd:mask": ("options.hsd.kind=mask",),
     "fedca_alignment": ("options.fedca_alignment.data={source='digits'}",),
     "multi_krum": ("options.multi_krum.byzantine=0",),

@@ -54,7 +54,7 @@ def test_it_trains_on_another_device(name, played):
     assert "error" not in told, told["error"]
     assert told["steps"] > 0
     assert told["difference"] <= (
-        1e-6 if name == "fed_mae" else 0
+        1e-6 if name in ("fed_mae", "fed_mar", "dec_mar") else 0
     )  # attention has one kernel here, another there
 
 

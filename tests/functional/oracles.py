@@ -287,6 +287,24 @@ def spectral_contrast(z1, z2, mu, others, share):
     return share * own + 2 * (1 - share) * across - 2 * agreement
 
 
+def mean_distance(z):
+    z = z.tolist()
+    pairs = [(a, b) for i, a in enumerate(z) for j, b in enumerate(z) if i != j]
+    return sum(math.sqrt(squared(a, b)) for a, b in pairs) / len(pairs)
+
+
+def mmd(x, y, sigma):
+    def kernel(a, b):
+        return math.exp(-squared(a, b) / (2 * sigma**2))
+
+    def within(sample):
+        pairs = [(a, b) for i, a in enumerate(sample) for j, b in enumerate(sample) if i != j]
+        return sum(kernel(a, b) for a, b in pairs) / len(pairs)
+
+    x, y = x.tolist(), y.tolist()
+    return within(x) + within(y) - 2 * sum(kernel(a, b) for a in x for b in y) / (len(x) * len(y))
+
+
 def rows(n, d, seed=0, **options):
     """Gaussian rows in float64."""
     generator = torch.Generator().manual_seed(seed)

@@ -35,7 +35,9 @@ DIGITS = (
     "train.epochs=1", "train.drop_last=true", "model.stem=cifar", "engine.workers=1", "engine.channels_last=false",
 )  # fmt: skip
 METHOD_NEEDS = {  # settings that a method requires on the digits
-    "fed_mae": ("model.encoder=vit-tiny", "model.width=64", "model.depth=2"),
+    **dict.fromkeys(
+        ("fed_mae", "fed_mar", "dec_mar"), ("model.encoder=vit-tiny", "model.width=64", "model.depth=2")
+    ),
     "fedca": ("options.fedca_alignment.data={source='digits'}",),
 }
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar
@@ -125,6 +125,10 @@ class Aggregation(Component):
     def measure(self, models: Models, setting: Setting, round: int) -> dict[str, float]:
         """Return what the aggregation measures of its models after a round, for ``evaluation.measures``."""
         return {}
+
+    def neighbourhoods(self, setting: Setting, round: int) -> Sequence[Collection[int]]:
+        """Return, without a server, the clients whose updates reach each client in a round, itself included."""
+        return ()
 
     def models(self, start: Weights, setting: Setting) -> Models:
         """Return the server's initial models, from the shared initial model."""

@@ -30,11 +30,14 @@ class Component(Options):
         name: Name of the component in recipes, states and messages.
         source: Paper and equation.
         needs_labels: The component reads ``batch.labels``.
+        between_neighbours: Without a server, neighbours may exchange the component's slices: each client then has
+            its own slice of the state, folded from those of its neighbourhood.
     """
 
     name: ClassVar[str] = ""
     source: ClassVar[str] = ""
     needs_labels: ClassVar[bool] = False
+    between_neighbours: ClassVar[bool] = False
 
     def __init_subclass__(cls) -> None:
         """Refuse an option that would silently replace a hook or a class attribute; warn of a missing declaration.

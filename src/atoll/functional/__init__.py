@@ -17,6 +17,7 @@ from atoll.functional.contrastive import (
     relational,
     supcon,
 )
+from atoll.functional.discrepancy import adaptive_mmd, mean_distance, mmd
 from atoll.functional.gaussian import sigreg
 from atoll.functional.geometry import (
     effective_rank,
@@ -47,6 +48,7 @@ from atoll.functional.sphere import (
 __all__ = [
     "EncodingStatistics",
     "UniformityDecomposition",
+    "adaptive_mmd",
     "alignment",
     "angular_divergence",
     "assignment_loss",
@@ -63,8 +65,10 @@ __all__ = [
     "fedquad",
     "label_distance",
     "masked_reconstruction",
+    "mean_distance",
     "metropolis_weights",
     "min_norm_weights",
+    "mmd",
     "model_contrast",
     "nt_xent",
     "one_sided_nt_xent",

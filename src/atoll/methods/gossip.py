@@ -105,6 +105,11 @@ class Gossip(Aggregation):
             return edges
         return edges & _both_ways(_uniform(setting, stream(setting.seed, "links", round)) >= self.drop)
 
+    def neighbourhoods(self, setting: Setting, round: int) -> list[list[int]]:
+        """Return each client with those to which its links do not fail."""
+        edges = self.links(setting, round) | torch.eye(setting.num_clients, dtype=torch.bool)
+        return [row.nonzero().flatten().tolist() for row in edges]
+
     def measure(self, models: Models, setting: Setting, round: int) -> dict[str, float]:
         """Return the models' distance from consensus, and the spectral gap of the round's mixing weights."""
         names = [name for name, weight in models[_name(0)].items() if weight.is_floating_point()]

@@ -163,6 +163,8 @@ class Method:
             return f"train.keep_local_models cannot keep local models: {hidden}; remove it"
         if self.aggregation.only_weights:
             for component in self.components:
+                if self._by_client(component):
+                    continue
                 if component.egress:
                     return (
                         f"{self.aggregation.name!r} covers weights only, and {component.name!r} sends more than "
@@ -202,6 +204,8 @@ class Method:
     def init(self, setting: Setting, start: Weights) -> ServerState:
         """Return the server's initial state, from the shared initial model."""
         slices = {component.name: component.init(setting) for component in self.components}
+        for component in filter(self._by_client, self.components):
+            slices[component.name] = {str(k): slices[component.name] for k in range(setting.num_clients)}
         return {
             "models": self.aggregation.models(start, setting),
             "parts": {name: value for name, value in slices.items() if value is not None},
@@ -228,7 +232,7 @@ class Method:
         """
         epochs = (component.epochs(setting, client, cohort, round) for component in self.components)
         slices = {
-            component.name: component.send(state["parts"].get(component.name), client, cohort, round)
+            component.name: component.send(self._slice(state, component, client), client, cohort, round)
             for component in self.components
         }
         return {
@@ -239,6 +243,15 @@ class Method:
             "models": {} if self.merge.alone and kept else self.aggregation.sent(state["models"], client),
             "parts": {name: value for name, value in slices.items() if value is not None},
         }
+
+    def _by_client(self, component: Component) -> bool:
+        """Whether each client has its own slice of a component's state, because there is no server."""
+        return self.aggregation.serverless and component.between_neighbours
+
+    def _slice(self, state: ServerState, component: Component, client: int) -> Tree:
+        """Return a component's slice of the state, as a client meets it."""
+        piece = state["parts"].get(component.name)
+        return (piece or {})[str(client)] if self._by_client(component) else piece
 
     def open(
         self, state: ServerState, setting: Setting, round: int, scratch: Path | None = None
@@ -262,9 +275,10 @@ class Method:
 
     def refuse_update(self, update: Update, setting: Setting) -> str | None:
         """Return a sentence that says what is wrong with the components' slices of an update, or None."""
-        if self.aggregation.only_weights and update["parts"]:
+        others = update["parts"].keys() - {c.name for c in self.components if self._by_client(c)}
+        if self.aggregation.only_weights and others:
             return (
-                f"it holds more than weights ({', '.join(map(repr, update['parts']))}), and "
+                f"it holds more than weights ({', '.join(map(repr, sorted(others)))}), and "
                 f"{self.aggregation.name!r} covers those only"
             )
         for component in self.components:

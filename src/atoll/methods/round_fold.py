@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 
 from torch import Tensor
@@ -21,6 +21,7 @@ from atoll.components.base import (
     Update,
     UpdateGeometry,
 )
+from atoll.core.tree import Tree
 
 
 class RoundFold:
@@ -42,7 +43,12 @@ class RoundFold:
         self._models = _with_geometry(aggregation.open(state["models"], setting, round, scratch))
         self._slices: dict[str, SliceFold] = {}
         for component in components:
-            fold = component.fold(state["parts"].get(component.name), setting, round)
+            fold: SliceFold | None
+            if aggregation.serverless and component.between_neighbours:
+                near = aggregation.neighbourhoods(setting, round)
+                fold = _NeighbourFolds(component, state["parts"].get(component.name), setting, round, near)
+            else:
+                fold = component.fold(state["parts"].get(component.name), setting, round)
             if fold is not None:
                 self._slices[component.name] = fold
 
@@ -71,6 +77,34 @@ class RoundFold:
         if any(value is not None for value in steps.values()):
             slices[server.name] = steps
         return {"models": models, "parts": slices}
+
+
+class _NeighbourFolds:
+    """A component's fold at each client, over the slices of its neighbourhood; the state is by client id."""
+
+    def __init__(
+        self,
+        component: Component,
+        state: Tree,
+        setting: Setting,
+        round: int,
+        near: Sequence[Collection[int]],
+    ) -> None:
+        slices = (
+            component.fold((state or {}).get(str(client)), setting, round) for client in range(len(near))
+        )
+        self._folds = {client: fold for client, fold in enumerate(slices) if fold is not None}
+        self._near = near
+
+    def add(self, client: int, piece: Tree) -> None:
+        """Fold a client's slice in at each client that it reaches."""
+        for reached, fold in self._folds.items():
+            if client in self._near[reached]:
+                fold.add(client, piece)
+
+    def close(self) -> Tree:
+        """Return each client's next slice."""
+        return {str(client): fold.close() for client, fold in self._folds.items()}
 
 
 def _with_geometry(fold: Fold) -> Fold:

@@ -18,6 +18,15 @@ from atoll.models.options import build_mae_decoder
 from atoll.models.vit import ViT, patchify, random_masking
 
 
+def meta_encoder(setting: Setting) -> ViT:
+    """Build an encoder without weights, for its sizes."""
+    channels, size, _ = setting.image_shape
+    with torch.device("meta"):
+        encoder = build_encoder(setting.model, channels, size)
+    assert isinstance(encoder, ViT)  # noqa: S101  (see MAE.refuse)
+    return encoder
+
+
 @dataclass(frozen=True)
 class MAE(Objective):
     """L = mean over masked pixels of (x̂ − x)², with x̂ decoded from the visible patches alone.
@@ -37,8 +46,8 @@ class MAE(Objective):
         """Refuse encoders without patches to mask."""
         if setting.model.encoder != "vit-tiny":
             return (
-                f"'mae' masks patches of a vision transformer, and model.encoder is {setting.model.encoder!r}; "
-                "set model.encoder = 'vit-tiny'"
+                f"{self.name!r} masks patches of a vision transformer, and model.encoder is "
+                f"{setting.model.encoder!r}; set model.encoder = 'vit-tiny'"
             )
         return None
 
@@ -47,11 +56,8 @@ class MAE(Objective):
         return False
 
     def heads(self, setting: Setting) -> dict[str, nn.Module]:
-        """Build the decoder for the encoder's size, which comes from an encoder on the meta device."""
-        channels, size, _ = setting.image_shape
-        with torch.device("meta"):
-            encoder = build_encoder(setting.model, channels, size)
-        return {"mae_decoder": build_mae_decoder(setting.model, encoder)}
+        """Build the decoder for the encoder's size."""
+        return {"mae_decoder": build_mae_decoder(setting.model, meta_encoder(setting))}
 
     def images(self) -> Sequence[str]:
         """Name the images that the loss reads: those without augmentation."""
@@ -62,11 +68,20 @@ class MAE(Objective):
         context.of(self).masks = context.stream("mae-masks")
 
     def loss(self, context: ClientContext, batch: Batch, passes: Passes) -> Tensor:
-        """Encode the visible patches, decode all patches, and compare the masked ones with the image."""
+        """Return the error of the reconstruction."""
+        return self.reconstruct(context, batch)[0]
+
+    def reconstruct(self, context: ClientContext, batch: Batch) -> tuple[Tensor, Tensor]:
+        """Encode the visible patches, decode all patches, and compare the masked ones with the image.
+
+        Returns:
+            The error, and the encoder's tokens of the visible patches.
+        """
         encoder, decoder = context.networks["encoder"], context.networks["mae_decoder"]
         assert isinstance(encoder, ViT)  # noqa: S101  (see refuse)
         images = batch.images["image"]
         keep, mask = random_masking(len(images), encoder.patches, context.of(self).masks, self.mask_ratio)
         keep = upload(keep, images.device)
-        prediction = decoder(encoder.forward_masked(images, keep), keep)
-        return masked_reconstruction(prediction, patchify(images, encoder.patch), upload(mask, images.device))
+        tokens = encoder.forward_masked(images, keep)
+        target = patchify(images, encoder.patch)
+        return masked_reconstruction(decoder(tokens, keep), target, upload(mask, images.device)), tokens
