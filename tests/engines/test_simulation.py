@@ -304,22 +304,22 @@ def test_a_kill_in_mid_round_changes_nothing_that_clients_keep(name, tmp_path):
     ],
 )
 def test_a_signal_stops_cleanly(name, code, word, tmp_path):
-    command = [
-        sys.executable,
-        "-m",
-        "atoll.cli.main",
-        "run",
-        "digits",
-        "--out",
-        str(tmp_path / "run"),
-        "--set",
-    ]
-    settings = [*TINY, "train.rounds=4000", "engine.workers=2", "name=slow"]
-    process = subprocess.Popen([*command, *settings], stderr=subprocess.PIPE, text=True)
-    while not (tmp_path / "run/checkpoints/round-000001.safetensors").exists():
-        time.sleep(0.1)
-    process.send_signal(getattr(signal, name))
-    _, errors = process.communicate(timeout=120)
+    signal_number = getattr(signal, name)
+    command = [sys.executable, "-m", "atoll.cli.main", "run", "digits", "--out", str(tmp_path / "run")]
+    settings = ["--set", *TINY, "train.rounds=4000", "engine.workers=2", "name=slow"]
+    handler = signal.signal(signal_number, signal.SIG_DFL)  # a background job of a shell ignores some of them
+    try:
+        process = subprocess.Popen([*command, *settings], stderr=subprocess.PIPE, text=True)
+    finally:
+        signal.signal(signal_number, handler)
+    try:
+        while not (tmp_path / "run/checkpoints/round-000001.safetensors").exists():
+            assert process.poll() is None
+            time.sleep(0.1)
+        process.send_signal(signal_number)
+        _, errors = process.communicate(timeout=120)
+    finally:
+        process.kill()
     assert process.returncode == code
     assert errors.strip() == (
         f"atoll: {word}; repeat the command with --resume to continue from the last complete round"

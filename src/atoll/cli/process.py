@@ -32,7 +32,10 @@ def say(sentence: str) -> None:
 
 @contextlib.contextmanager
 def signals_as_interrupts() -> Iterator[None]:
-    """Let SIGTERM and SIGHUP stop the block as Ctrl-C does; restore the earlier handlers afterwards."""
+    """Let SIGTERM and SIGHUP stop the block as Ctrl-C does; restore the earlier handlers afterwards.
+
+    A signal that the process ignores stays ignored: ``nohup atoll …`` outlives its terminal.
+    """
     if threading.current_thread() is not threading.main_thread():
         yield
         return
@@ -40,13 +43,14 @@ def signals_as_interrupts() -> Iterator[None]:
     def stop(number: int, frame: FrameType | None) -> None:
         raise Stopped(number)
 
-    names = [name for name in SIGNALS if hasattr(signal, name)]
-    before = {name: signal.signal(getattr(signal, name), stop) for name in names}
+    numbers = [getattr(signal, name) for name in SIGNALS if hasattr(signal, name)]
+    heeded = [number for number in numbers if signal.getsignal(number) is not signal.SIG_IGN]
+    before = {number: signal.signal(number, stop) for number in heeded}
     try:
         yield
     finally:
-        for name, handler in before.items():
-            signal.signal(getattr(signal, name), handler)
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
 
 @contextlib.contextmanager

@@ -1,0 +1,26 @@
+import signal
+
+import pytest
+
+from atoll.cli.process import Stopped, signals_as_interrupts
+
+
+@pytest.mark.parametrize("name", ["SIGTERM", "SIGHUP"])
+def test_a_signal_stops_the_block(name):
+    number = getattr(signal, name)
+    before = signal.getsignal(number)
+    with pytest.raises(Stopped, match=name) as stopped, signals_as_interrupts():
+        signal.raise_signal(number)
+    assert stopped.value.exit_code == 128 + number
+    assert signal.getsignal(number) is before
+
+
+def test_an_ignored_signal_stays_ignored():
+    """As under nohup."""
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    try:
+        with signals_as_interrupts():
+            signal.raise_signal(signal.SIGHUP)
+            assert signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
+    finally:
+        signal.signal(signal.SIGHUP, before)
