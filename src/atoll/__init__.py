@@ -7,15 +7,17 @@ from typing import TYPE_CHECKING, Any
 from atoll.core.version import VERSION
 
 __version__ = VERSION
-__all__ = ["Recipe", "Run", "load_encoder", "load_recipe", "simulate"]
+__all__ = ["Callback", "Recipe", "Run", "load_encoder", "load_recipe", "simulate"]
 
 if TYPE_CHECKING:
     from atoll.commands.handle import Run
     from atoll.commands.run import simulate
+    from atoll.engines.callbacks import Callback
     from atoll.models import load_encoder
     from atoll.recipe.recipe import Recipe, load_recipe
 
 _MODULES = {
+    "Callback": ("atoll.engines.callbacks", "Callback"),
     "Recipe": ("atoll.recipe.recipe", "Recipe"),
     "Run": ("atoll.commands.handle", "Run"),
     "load_encoder": ("atoll.models", "load_encoder"),

@@ -10,7 +10,7 @@ import torch
 from rich.console import Console
 
 from atoll.aggregation.private import PrivateFedAvg
-from atoll.cli.console import Bar
+from atoll.commands.progress import Bar
 from atoll.commands.run import run_recipe
 from atoll.core.errors import UserError
 from atoll.core.run_folder import Run

@@ -87,6 +87,18 @@ class Commands:
         )
 
 
+def add_log(sub: argparse.ArgumentParser) -> None:
+    """Add the argument for logs of other tools."""
+    sub.add_argument(
+        "--log",
+        nargs="+",
+        action="extend",
+        default=[],
+        choices=("tensorboard", "wandb", "mlflow"),
+        help="write each round's numbers for these tools",
+    )
+
+
 def add_settings(sub: argparse.ArgumentParser) -> None:
     """Add ``--set``, which overrides keys of a recipe."""
     sub.add_argument(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 
-from atoll.cli.arguments import Commands, add_settings, path_of
+from atoll.cli.arguments import Commands, add_log, add_settings, path_of
 from atoll.cli.unknown import unknown_recipe
 
 
@@ -18,6 +18,7 @@ def add_commands(commands: Commands) -> None:
     init.add_argument("--out", type=path_of, help="the run's folder (default: runs/NAME-seedN)")
     init.add_argument("--images", type=path_of, help="the coordinator's images for evaluation, by class")
     init.add_argument("--keys", type=path_of, help="sites.toml, which binds the sites' names to their keys")
+    add_log(init)
     add_settings(init)
     verify = "Verify the audit log of a coordinator or a site."
     audit = federate.add(_audit, "audit", verify, "runs/my-run-seed0")
@@ -31,7 +32,9 @@ def _init(options: argparse.Namespace) -> int:
     from atoll.engines.flower.app_template import write_app
 
     with unknown_recipe(options) as recipe:
-        start = write_app(options.folder, recipe, options.sites, options.out, options.images, options.keys)
+        start = write_app(
+            options.folder, recipe, options.sites, options.out, options.images, options.keys, options.log
+        )
     print(f"app: {options.folder}\nrun it: {start}")  # noqa: T201
     return 0
 

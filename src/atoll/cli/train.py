@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from atoll.cli.arguments import Commands, add_settings, path_of
+from atoll.cli.arguments import Commands, add_log, add_settings, path_of
 from atoll.cli.process import say
 
 
@@ -30,11 +30,13 @@ def add_commands(commands: Commands) -> None:
         "--restart", action="store_true", help="delete the run in that folder and start it again"
     )
     _recovery(run, "with --resume: ")
+    add_log(run)
     add_settings(run)
 
     resume = commands.add(_resume, "resume", "Continue an interrupted run.", "runs/digits-ssd-seed0")
     resume.add_argument("run", type=path_of, metavar="RUN")
     _recovery(resume, "")
+    add_log(resume)
     resume.add_argument(
         "--set",
         nargs="+",
@@ -69,6 +71,7 @@ def add_commands(commands: Commands) -> None:
         metavar="KEY=VALUE,…",
         help="every combination of these values: partition.alpha=0.1,1,100 …",
     )
+    add_log(compare)
     add_settings(compare)
 
     reproduce = commands.add(
@@ -141,12 +144,13 @@ def _demo(options: argparse.Namespace) -> int:
     from atoll.commands.compare import DEMO
 
     options.recipes, options.methods, options.lines, options.seeds = list(DEMO), [], False, 1
-    options.sweep = []
+    options.sweep, options.log = [], []
     return _compare(options)
 
 
 def _run(options: argparse.Namespace) -> int:
-    from atoll.cli.console import Bar, make_console
+    from atoll.cli.console import make_console
+    from atoll.commands.progress import Bar
     from atoll.commands.resume import Recovery
     from atoll.commands.run import run_recipe
     from atoll.recipe.recipe import load_recipe
@@ -158,7 +162,7 @@ def _run(options: argparse.Namespace) -> int:
     bar = Bar(console, recipe.composed.title or recipe.name)
     try:
         recovery = Recovery(options.restart, tuple(options.reset_client), options.other_environment)
-        run = run_recipe(recipe, options.out, options.resume, bar, recovery=recovery)
+        run = run_recipe(recipe, options.out, options.resume, bar, recovery=recovery, log=options.log)
     finally:
         bar.stop()
     report = write_report([run.folder], run.folder / "report.html")
@@ -178,13 +182,14 @@ def _resume(options: argparse.Namespace) -> int:
 
 
 def _compare(options: argparse.Namespace) -> int:
-    from atoll.cli.console import Bar, make_console
+    from atoll.cli.console import make_console
     from atoll.commands.compare import compare, load_recipes, write_comparison
+    from atoll.commands.progress import Bar
     from atoll.report.comparison import comparison_cells, comparison_table
 
     console = make_console()
     recipes = load_recipes(options.recipes, options.set, options.methods, options.lines, options.sweep)
-    compared = compare(recipes, options.seeds, options.out, lambda title: Bar(console, title))
+    compared = compare(recipes, options.seeds, options.out, lambda title: Bar(console, title), options.log)
     if compared.runs:
         table, report = write_comparison(compared, options.out)
         console.print(comparison_table(comparison_cells(compared.runs)))
@@ -195,8 +200,9 @@ def _compare(options: argparse.Namespace) -> int:
 
 
 def _reproduce(options: argparse.Namespace) -> int:
-    from atoll.cli.console import Bar, make_console
+    from atoll.cli.console import make_console
     from atoll.cli.tables import listing, plan_table
+    from atoll.commands.progress import Bar
     from atoll.commands.reproduce import dry_run, reproduce, require_built
     from atoll.papers.reproduction import find_table
     from atoll.report.reproduction import shown

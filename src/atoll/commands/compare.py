@@ -8,14 +8,14 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from itertools import product
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
+from atoll.commands.progress import Bar
 from atoll.commands.resume import check_folder
 from atoll.commands.run import prepare, run_recipe
 from atoll.core.config import describe, over, setting
 from atoll.core.errors import RunError, UserError, did_you_mean
 from atoll.core.run_folder import Run
-from atoll.engines.rounds import Callback
 from atoll.engines.simulation import Simulation
 from atoll.methods.registry import METHODS, MethodOptions
 from atoll.recipe.recipe import Recipe, load_recipe, make_recipe
@@ -160,13 +160,6 @@ def _valid(recipe: Recipe) -> Recipe:
     return recipe
 
 
-class Bar(Callback, Protocol):
-    """Progress bar of a run."""
-
-    def stop(self) -> None:
-        """Remove the bar."""
-
-
 @dataclass(frozen=True)
 class Comparison:
     """Result of a comparison.
@@ -181,7 +174,11 @@ class Comparison:
 
 
 def compare(
-    recipes: Sequence[Recipe], seeds: int, out: Path, callback: Callable[[str], Bar] | None = None
+    recipes: Sequence[Recipe],
+    seeds: int,
+    out: Path,
+    callback: Callable[[str], Bar] | None = None,
+    log: Sequence[str] = (),
 ) -> Comparison:
     """Run every recipe with each of its seeds. Finished runs are not run again.
 
@@ -193,6 +190,7 @@ def compare(
         seeds: Seeds per recipe, starting at the recipe's seed.
         out: Folder that contains the runs' folders.
         callback: Makes a progress bar for a title.
+        log: Tools that follow each run (`atoll.commands.logs`).
 
     Returns:
         The finished runs and the failures.
@@ -223,7 +221,7 @@ def compare(
             counted = f"{done + 1}/{len(recipes) * seeds} {title}" if len(recipes) * seeds > 1 else title
             bar = callback(counted) if callback else None
             try:
-                runs.append(run_recipe(seeded, run.folder, resume=run.exists(), callback=bar))
+                runs.append(run_recipe(seeded, run.folder, resume=run.exists(), callback=bar, log=log))
             except (RunError, UserError) as error:
                 failures[run.name] = f"{title}: {error}"
             except Exception as error:

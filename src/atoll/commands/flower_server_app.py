@@ -13,6 +13,7 @@ from flwr.serverapp import Grid, ServerApp
 
 from atoll.core.errors import UserError
 from atoll.core.files import private_files
+from atoll.engines.callbacks import Callback
 from atoll.engines.federation import Federation
 from atoll.engines.flower.engine import FlowerEngine, FlowerOptions
 from atoll.engines.server import Record, Server, TooFewUpdatesError
@@ -21,7 +22,7 @@ log = logging.getLogger("flwr")
 app = ServerApp()
 
 
-class LogLines:
+class LogLines(Callback):
     """Callback that writes a line to Flower's log for each round."""
 
     def begin(self, federation: Federation, server: Server) -> None:
@@ -30,9 +31,6 @@ class LogLines:
         self._names = federation.partition.names
         if server.round:
             log.info("continuing after round %d of %d", server.round, self._rounds)
-
-    def step(self, images: int) -> None:
-        """Ignore steps."""
 
     def round(self, record: Record, line: dict[str, Any]) -> None:
         """Log a complete round."""
@@ -73,7 +71,9 @@ def run_federation(grid: Grid, options: FlowerOptions) -> Path:
     engine = FlowerEngine(grid, options, recipe.to_toml())
     recovery = Recovery(other_environment=options.other_environment)
     with private_files():
-        run = run_recipe(recipe, folder, Run(folder).exists(), LogLines(), engine, recovery)
+        run = run_recipe(
+            recipe, folder, Run(folder).exists(), LogLines(), engine, recovery, options.log.split()
+        )
         report = write_report([run.folder], run.folder / "report.html")
     log.info("run: %s, report: %s", run.folder, report)
     return run.folder

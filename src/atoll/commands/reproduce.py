@@ -10,10 +10,11 @@ from functools import cache, lru_cache
 from pathlib import Path
 from typing import Any
 
-from atoll.commands.compare import Bar, Comparison, compare
+from atoll.commands.compare import Comparison, compare
 from atoll.commands.detect import detect, prepare_detection
 from atoll.commands.evaluate import measure_run
 from atoll.commands.figures import Drawn, Results, figure_data
+from atoll.commands.progress import Bar
 from atoll.core.config import describe
 from atoll.core.errors import UserError
 from atoll.core.files import write_whole

@@ -11,10 +11,13 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from rich.console import Console
 from torch import nn
 
 from atoll.commands.evaluate import Evaluator, held_out, load_networks, model_path, partition_of
 from atoll.commands.handle import Run
+from atoll.commands.logs import check_logs, opened_logs
+from atoll.commands.progress import Bar
 from atoll.commands.resume import (
     NOTHING,
     Recovery,
@@ -32,8 +35,9 @@ from atoll.core.run_folder import default_folder
 from atoll.core.threads import threads
 from atoll.core.tree import save
 from atoll.data.partition.partition import Partition
+from atoll.engines.callbacks import Callback, Callbacks
 from atoll.engines.federation import Federation
-from atoll.engines.rounds import Callback, Engine, RunContext
+from atoll.engines.rounds import Engine, RunContext
 from atoll.engines.server import Server
 from atoll.engines.simulation import Simulation
 from atoll.models import save_encoder
@@ -52,6 +56,8 @@ def simulate(
     callback: Callback | None = None,
     *,
     encoder: nn.Module | Callable[..., nn.Module] | None = None,
+    callbacks: Sequence[object] = (),
+    log: Sequence[str] = (),
     watcher: Callback | None = None,
 ) -> Run:
     """Simulate a federation on this machine: train, evaluate and save its encoder.
@@ -60,9 +66,11 @@ def simulate(
         recipe: Name of a preset, path of a TOML file, the table in such a file, or a `Recipe`.
         out: The run's folder; None for ``runs/NAME-seedN``.
         resume: Whether to continue the run in the folder.
-        callback: Receives the progress.
+        callback: Follows the run, as those in ``callbacks`` do.
         encoder: The encoder to train: a module, with whose weights the run starts, or a function or class that
             makes one; None for the recipe's. Load the run's encoder with ``atoll.load_encoder(path, encoder)``.
+        callbacks: Objects that follow the run; see `atoll.Callback`.
+        log: Tools that follow the run: ``"tensorboard"``, ``"wandb"``, ``"mlflow"``.
         watcher: Deprecated name of ``callback``.
 
     Returns:
@@ -91,7 +99,13 @@ def simulate(
     if watcher is not None:
         warnings.warn("watcher is now called callback", DeprecationWarning, stacklevel=2)
     given = give(recipe, encoder) if encoder is not None else _as_recipe(recipe)
-    return Run(run_recipe(given, out, resume, callback or watcher).folder, given)
+    own = [*([callback] if callback else []), *([watcher] if watcher else []), *callbacks]
+    bar = Bar(Console(), given.label)
+    try:
+        followers = [bar, *own] if bar.console.is_jupyter else own
+        return Run(run_recipe(given, out, resume, Callbacks(followers), log=log).folder, given)
+    finally:
+        bar.stop()
 
 
 def run_recipe(
@@ -101,6 +115,7 @@ def run_recipe(
     callback: Callback | None = None,
     engine: Engine | None = None,
     recovery: Recovery = NOTHING,
+    log: Sequence[str] = (),
 ) -> run_folder.Run:
     """Run a recipe, continue an interrupted run, or extend a finished one.
 
@@ -108,9 +123,10 @@ def run_recipe(
         recipe: A recipe, as for `simulate`.
         out: The run's folder; None for ``runs/NAME-seedN``.
         resume: Whether to continue the run in the folder.
-        callback: Receives the progress.
+        callback: Follows the run, such as a progress bar.
         engine: Runs the rounds; None for the simulation on this machine.
         recovery: What the user allows beyond a plain continuation.
+        log: Tools that follow the run (`atoll.commands.logs`).
 
     Returns:
         The finished run.
@@ -124,6 +140,7 @@ def run_recipe(
             "a worker process imports this script, and the script starts the run again; put its code under "
             "if __name__ == '__main__':"
         )
+    check_logs(log)
     recipe = _as_recipe(recipe)
     run = run_folder.Run(out or default_folder(recipe.name, recipe.seed))
     if recovery.reset_clients and not resume:
@@ -134,7 +151,7 @@ def run_recipe(
         return run
     prepared = prepare(recipe, run, engine or Simulation())
     _check_clients(recovery.reset_clients, prepared.federation.setting.num_clients)
-    _execute(prepared, resume, callback, recovery)
+    _execute(prepared, resume, Callbacks([callback] if callback else []), recovery, log)
     return run
 
 
@@ -174,7 +191,11 @@ def prepare(recipe: Recipe, run: run_folder.Run, engine: Engine) -> PreparedRun:
 
 
 def _execute(
-    prepared: PreparedRun, resume: bool, callback: Callback | None, recovery: Recovery = NOTHING
+    prepared: PreparedRun,
+    resume: bool,
+    callback: Callback,
+    recovery: Recovery = NOTHING,
+    log: Sequence[str] = (),
 ) -> None:
     """Perform all steps of a run."""
     recipe, run, engine = prepared.recipe, prepared.run, prepared.engine
@@ -187,11 +208,17 @@ def _execute(
         _start(prepared)
         inner = Recovery(other_environment=recovery.other_environment)
         trained = {
-            name: _run_prerequisite(other, callback, inner) for name, other in prepared.prerequisites.items()
+            name: _run_prerequisite(other, callback, inner, log)
+            for name, other in prepared.prerequisites.items()
         }
         evaluator = Evaluator(federation, engine.states(run), engine)
-        server = engine.run(RunContext(federation, run, evaluator, trained, callback, recovery.reset_clients))
-        _finish(prepared, evaluator, server)
+        with opened_logs(log, run, recipe) as logs:
+            followers = Callbacks([callback, *logs])
+            server = engine.run(
+                RunContext(federation, run, evaluator, trained, followers, recovery.reset_clients)
+            )
+            _finish(prepared, evaluator, server)
+            followers.end(run)
 
 
 def _as_recipe(recipe: Recipe | Mapping[str, Any] | str | Path) -> Recipe:
@@ -244,13 +271,15 @@ def _same_clients(one: Partition, other: Partition) -> bool:
     return len(one) == len(other) and all(map(torch.equal, one.clients, other.clients))
 
 
-def _run_prerequisite(prerequisite: PreparedRun, callback: Callback | None, recovery: Recovery) -> Trained:
+def _run_prerequisite(
+    prerequisite: PreparedRun, callback: Callback, recovery: Recovery, log: Sequence[str]
+) -> Trained:
     """Return the result of a prerequisite run; start or continue the run if it has not finished."""
     run = prerequisite.run
     if run.finished:
         check_folder(run, prerequisite.recipe, True, recovery.other_environment)
     else:
-        _execute(prerequisite, run.exists(), callback, recovery)
+        _execute(prerequisite, run.exists(), callback, recovery, log)
     return outcome(run, prerequisite.federation.splits.train.images)
 
 

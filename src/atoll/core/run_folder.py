@@ -12,6 +12,7 @@
 ``evaluation.json``      results of the finished encoder, with the constants of the protocols
 ``detection/``           average precision of detectors that start from the encoder, by data
 ``map.safetensors``      some test images and their places on the report's map
+``logs.json``            the ids of the run in other tools; ``tensorboard``, ``wandb`` hold their files
 ``audit.jsonl``          what the coordinator of a federation asked, received and decided (`atoll.core.audit_log`)
 ``report.html``          the report, one page
 
@@ -38,6 +39,7 @@ from atoll.core.text import clean
 from atoll.core.tree import Tree
 
 DETECTION = "detection"  # folder of the results of `atoll detect`
+LOGS = "logs.json"  # the ids of the run in other tools
 NEIGHBOURS = "neighbours.safetensors"
 SITES = "sites.json"  # in the folder of a run of real sites
 SITES_OWN = "sites' own"  # the split of an evaluation that only sites made, on their local images
@@ -48,9 +50,8 @@ RUN_FILES = (
     *("checkpoints", "models", "prerequisites", "encoder.safetensors", "report.html"),
 )
 OTHER_FILES = (
-    "recipe.toml",
-    "environment.json",
-    SITES,
+    *("recipe.toml", "environment.json", SITES),
+    *(LOGS, "tensorboard", "wandb"),
     "clients.safetensors",
     NEIGHBOURS,
     "map.safetensors",

@@ -15,12 +15,15 @@ from atoll.components.messages import Checkpoint
 from atoll.core.errors import UserError
 from atoll.core.kept_models import keep_model
 from atoll.engines.background import Background
+from atoll.engines.callbacks import Callback
 from atoll.engines.client_states import States
 from atoll.engines.federation import Federation
 from atoll.engines.jobs import Executor
 from atoll.engines.observer import Observer
-from atoll.engines.server import Record, Server
+from atoll.engines.server import Server
 from atoll.recipe.recipe import Recipe
+
+__all__ = ["Callback", "Engine", "Evaluator", "RunContext", "RunStore", "SiteResults", "run_rounds"]
 
 
 class RunStore(Protocol):
@@ -49,22 +52,6 @@ class RunStore(Protocol):
 
     def rewind(self, round: int) -> int:
         """Delete the metrics after a round; return the newest remaining round, −1 if there is none."""
-        ...
-
-
-class Callback(Protocol):
-    """Receives the progress of a run, for a progress bar or a log."""
-
-    def begin(self, federation: Federation, server: Server) -> None:
-        """Called before the first round of this process."""
-        ...
-
-    def step(self, images: int) -> None:
-        """Called after a client has trained on a batch of ``images`` images."""
-        ...
-
-    def round(self, record: Record, line: dict[str, object]) -> None:
-        """Called after a complete round."""
         ...
 
 

@@ -6,6 +6,7 @@ The ServerApp and the ClientApp that it names are part of Atoll (`atoll.engines.
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from pathlib import Path
 
 import tomli_w
@@ -27,6 +28,7 @@ def write_app(
     out: Path | None = None,
     images: Path | None = None,
     keys: Path | None = None,
+    log: Sequence[str] = (),
 ) -> str:
     """Write a Flower app for a recipe.
 
@@ -38,6 +40,7 @@ def write_app(
             folder, which is packed and sent to every site.
         images: Folder of the coordinator's images for evaluation, with a subfolder per class; None for none.
         keys: File that binds the sites' names to their keys; None for none.
+        log: Tools that follow the run at the coordinator.
 
     Returns:
         The command that runs the app.
@@ -84,6 +87,7 @@ def write_app(
                         "deadline": 3600.0,
                         "keys": "" if keys is None else str(keys.resolve()),
                         "other-environment": False,
+                        "log": " ".join(log),
                     },
                 }
             }

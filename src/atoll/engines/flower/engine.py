@@ -48,6 +48,7 @@ class FlowerOptions:
             choose its name.
         other_environment: Whether the coordinator and the sites may continue a run on other kinds of CPUs or with
             other libraries; the weights will differ.
+        log: Tools that follow the run (``tensorboard wandb mlflow``), separated by blanks.
     """
 
     recipe: str = "recipe.toml"
@@ -60,6 +61,7 @@ class FlowerOptions:
     deadline: float = 3600.0
     keys: str = ""
     other_environment: bool = False
+    log: str = ""
 
     @classmethod
     def read(cls, config: Mapping[str, object]) -> FlowerOptions:

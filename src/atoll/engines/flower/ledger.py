@@ -86,7 +86,7 @@ class Recorder(Protocol):
         ...
 
 
-class RoundLedger:
+class RoundLedger(Callback):
     """Callback that writes into the audit log whose updates a round accepted or refused, and why.
 
     Args:

@@ -1,0 +1,93 @@
+"""Callbacks: what follows a run round by round, such as a progress bar, a log, or code of the user's."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from atoll.core.errors import UserError
+from atoll.core.run_folder import Run
+
+if TYPE_CHECKING:
+    from atoll.engines.federation import Federation
+    from atoll.engines.server import Record, Server
+
+HOOKS = ("begin", "round", "end")
+
+
+class Callback:
+    """Follows a run. Override the hooks that you need; an object of another class that has one of them will do.
+
+    A run that needs prerequisite runs calls the hooks for each of these first; ``federation.recipe.name`` tells
+    them apart. A resumed run calls `begin` again and `round` for the rounds that remain.
+
+    Example:
+        >>> import tempfile
+        >>> import atoll
+        >>> class Losses(atoll.Callback):
+        ...     def round(self, record, line):
+        ...         print(record.round, sorted(record.losses))
+        >>> iid = {"kind": "iid", "clients": 2}
+        >>> small = {"base": "digits-simclr", "data": {"limit": 60}, "partition": iid, "train": {"rounds": 1}}
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     run = atoll.simulate(small, out=folder, callbacks=[Losses()])
+        1 ['loss', 'simclr']
+    """
+
+    def begin(self, federation: Federation, server: Server) -> None:
+        """Called before the first round of this process; ``server.round`` rounds are complete."""
+
+    def round(self, record: Record, line: dict[str, object]) -> None:
+        """Called after a complete round, with its record and its line of the metrics."""
+
+    def end(self, run: Run) -> None:
+        """Called when the run has finished, and its results and its encoder are saved."""
+
+    def step(self, images: int) -> None:
+        """Called after a client has trained on a batch of ``images`` images; for progress bars."""
+
+
+class Callbacks(Callback):
+    """Several callbacks as one.
+
+    Args:
+        callbacks: Objects with at least one of the hooks of `Callback`.
+
+    Raises:
+        UserError: An object has no hook.
+    """
+
+    def __init__(self, callbacks: Sequence[object]) -> None:
+        for one in callbacks:
+            if isinstance(one, type) or not any(
+                callable(getattr(one, hook, None)) for hook in (*HOOKS, "step")
+            ):
+                raise UserError(
+                    f"a callback is an object with at least one of the methods {', '.join(HOOKS)}, and "
+                    f"{one!r} has none"
+                    if not isinstance(one, type)
+                    else f"a callback is an object, and {one.__name__} is a class; write {one.__name__}()"
+                )
+        self._callbacks = tuple(callbacks)
+
+    def begin(self, federation: Federation, server: Server) -> None:
+        """Call each one's hook."""
+        self._call("begin", federation, server)
+
+    def round(self, record: Record, line: dict[str, object]) -> None:
+        """Call each one's hook."""
+        self._call("round", record, line)
+
+    def end(self, run: Run) -> None:
+        """Call each one's hook."""
+        self._call("end", run)
+
+    def step(self, images: int) -> None:
+        """Call each one's hook."""
+        self._call("step", images)
+
+    def _call(self, name: str, *values: object) -> None:
+        for one in self._callbacks:
+            hook = getattr(one, name, None)
+            if hook is not None:
+                hook(*values)

@@ -1,0 +1,148 @@
+"""Logs for other tools, read back by the tools' own libraries."""
+
+from __future__ import annotations
+
+import json
+import struct
+import tomllib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import atoll
+from atoll.cli.main import main
+from atoll.commands import logs
+from atoll.core.errors import UserError
+from atoll.core.metrics_lines import numbers
+from atoll.core.run_folder import Run
+from tests.harness import TINY, tiny
+
+
+class Interrupt:
+    def round(self, record: Any, line: Any) -> None:
+        raise KeyboardInterrupt
+
+
+def interrupted_and_resumed(folder: Path, tool: str) -> Run:
+    recipe = tiny("evaluation.every=1")
+    with pytest.raises(KeyboardInterrupt):
+        atoll.simulate(recipe, folder, callbacks=[Interrupt()], log=[tool])  # before the log of round 1
+    return atoll.simulate(recipe, folder, resume=True, log=[tool])
+
+
+def expected(run: Run) -> dict[str, dict[int, float]]:
+    """Every number of every round, from the run's own file."""
+    found: dict[str, dict[int, float]] = {}
+    for text in (run.folder / "metrics.jsonl").read_text().splitlines():
+        line = json.loads(text)
+        for name, value in numbers(line).items():
+            if name != "round":
+                found.setdefault(name, {})[line["round"]] = value
+    return found
+
+
+def test_tensorboard_reads_each_round_and_the_results(tmp_path: Path) -> None:
+    reader = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
+    run = interrupted_and_resumed(tmp_path / "run", "tensorboard")
+    events = reader.EventAccumulator(str(run.folder / "tensorboard"))
+    events.Reload()
+    found = {
+        name: {scalar.step: scalar.value for scalar in events.Scalars(name)}
+        for name in events.Tags()["scalars"]
+    }
+    want = expected(run)
+    assert set(want["evaluation/knn/accuracy"]) == {0, 1, 2}
+    assert {name for name in found if not name.startswith("final/")} == set(want)
+    for name, values in want.items():
+        assert found[name] == pytest.approx(values, rel=1e-6)
+    assert found["final/knn/accuracy"] == pytest.approx({2: run.results["knn/accuracy"]})
+    text = events.Tensors("recipe/text_summary")[0].tensor_proto.string_val[0].decode()
+    assert tomllib.loads(text.removeprefix("```toml\n").removesuffix("```"))["train"]["rounds"] == 2
+
+
+def wandb_records(path: Path) -> Iterator[Any]:
+    """The records of an offline run: LevelDB's log format around W&B's own messages."""
+    from wandb.proto.wandb_internal_pb2 import Record
+
+    data, place, whole = path.read_bytes(), 7, b""
+    while place + 7 <= len(data):
+        if 32768 - place % 32768 < 7:
+            place += 32768 - place % 32768
+            continue
+        _, length, kind = struct.unpack("<IHB", data[place : place + 7])
+        whole += data[place + 7 : place + 7 + length]
+        place += 7 + length
+        if kind in (1, 4):  # the whole of a record, or its last part
+            record = Record()
+            record.ParseFromString(whole)
+            yield record
+            whole = b""
+
+
+def test_wandbs_offline_folder_holds_each_round_and_the_results(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    wandb = pytest.importorskip("wandb")
+    for name, value in {"WANDB_MODE": "offline", "WANDB_SILENT": "true", "WANDB_CONSOLE": "off"}.items():
+        monkeypatch.setenv(name, value)
+    run = interrupted_and_resumed(tmp_path / "run", "wandb")
+    wandb.teardown()  # ends its service, which writes the files
+    found: dict[str, dict[int, float]] = {}
+    ids, final = set(), {}
+    for path in sorted(run.folder.glob("wandb/offline-run-*/*.wandb")):
+        for record in wandb_records(path):
+            if record.HasField("run"):
+                ids.add((record.run.run_id, record.run.project))
+            if record.HasField("summary"):
+                for item in record.summary.update:
+                    final[item.key or "/".join(item.nested_key)] = json.loads(item.value_json)
+            if record.HasField("history"):
+                for item in record.history.item:
+                    name = item.key or "/".join(item.nested_key)
+                    found.setdefault(name, {})[record.history.step.num] = json.loads(item.value_json)
+    assert ids == {(json.loads((run.folder / "logs.json").read_text())["wandb"]["id"], "atoll")}
+    for name, values in expected(run).items():
+        assert found[name] == pytest.approx(values)
+    assert final["final/knn/accuracy"] == run.results["knn/accuracy"]
+
+
+@pytest.mark.slow
+def test_mlflows_local_store_holds_each_round_and_the_results(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    mlflow = pytest.importorskip("mlflow")
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", f"sqlite:///{tmp_path / 'mlflow.db'}")
+    run = interrupted_and_resumed(tmp_path / "run", "mlflow")
+    client = mlflow.MlflowClient()
+    experiment = client.get_experiment_by_name("atoll")
+    (saved,) = client.search_runs([experiment.experiment_id])
+    assert (saved.info.run_name, saved.info.status) == ("run", "FINISHED")
+    assert saved.data.params["train.rounds"] == "2"
+    for name, values in expected(run).items():
+        history = client.get_metric_history(saved.info.run_id, name)
+        assert {metric.step: metric.value for metric in history} == pytest.approx(values)
+    assert saved.data.metrics["final/knn/accuracy"] == run.results["knn/accuracy"]
+
+
+def test_the_command_logs_a_comparison_and_a_restart_begins_anew(tmp_path: Path) -> None:
+    pytest.importorskip("tensorboard")
+    settings = ["--set", *TINY, "train.rounds=0"]
+    assert main(["compare", "digits", "--out", str(tmp_path), "--log", "tensorboard", *settings]) == 0
+    (first,) = (tmp_path / "digits-seed0" / "tensorboard").iterdir()
+    arguments = ["run", "digits", "--out", str(tmp_path / "digits-seed0"), "--restart"]
+    assert main([*arguments, "--log", "tensorboard", *settings]) == 0
+    (again,) = (tmp_path / "digits-seed0" / "tensorboard").iterdir()
+    assert again.name != first.name
+
+
+def test_an_unknown_or_missing_tool_is_refused_before_training(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with pytest.raises(UserError, match="did you mean 'tensorboard'"):
+        atoll.simulate(tiny(), tmp_path / "run", log=["tensorbord"])
+    monkeypatch.setattr(logs, "missing", lambda *words: "it is missing")
+    with pytest.raises(UserError, match="it is missing"):
+        atoll.simulate(tiny(), tmp_path / "run", log=["wandb"])
+    assert not (tmp_path / "run").exists()
