@@ -56,6 +56,7 @@ def simulate(
     callback: Callback | None = None,
     *,
     encoder: nn.Module | Callable[..., nn.Module] | None = None,
+    data: object = None,
     callbacks: Sequence[object] = (),
     log: Sequence[str] = (),
     watcher: Callback | None = None,
@@ -69,6 +70,8 @@ def simulate(
         callback: Follows the run, as those in ``callbacks`` do.
         encoder: The encoder to train: a module, with whose weights the run starts, or a function or class that
             makes one; None for the recipe's. Load the run's encoder with ``atoll.load_encoder(path, encoder)``.
+        data: The images: a dataset with a length whose items are (image, label), a Hugging Face dataset, an array,
+            (images, labels), or a dict from names of clients to any of these; None for the recipe's.
         callbacks: Objects that follow the run; see `atoll.Callback`.
         log: Tools that follow the run: ``"tensorboard"``, ``"wandb"``, ``"mlflow"``.
         watcher: Deprecated name of ``callback``.
@@ -98,7 +101,7 @@ def simulate(
     """
     if watcher is not None:
         warnings.warn("watcher is now called callback", DeprecationWarning, stacklevel=2)
-    given = give(recipe, encoder) if encoder is not None else _as_recipe(recipe)
+    given = _as_recipe(recipe) if encoder is None and data is None else give(recipe, encoder, data)
     own = [*([callback] if callback else []), *([watcher] if watcher else []), *callbacks]
     bar = Bar(Console(), given.label)
     try:

@@ -11,7 +11,7 @@ from atoll.core.schema import Above, AtLeast, AtMost, Below, Count, OneOf, Posit
 from atoll.data.decode import Decoding, Window
 from atoll.data.partition.dirichlet import VARIANTS
 
-SOURCES = ("digits", "parquet", "folder", "clients", "images", "hub", "torchvision")
+SOURCES = ("digits", "parquet", "folder", "clients", "images", "hub", "torchvision", "object")
 KINDS = ("iid", "quantity", "dirichlet", "skew", "shards", "single-class", "natural", "centralised")
 BY_CLASS = ("dirichlet", "skew", "shards", "single-class")  # kinds that split classes, or clusters
 
@@ -26,10 +26,11 @@ class DataOptions(Options, section="data"):
         source: ``"digits"`` (scikit-learn's handwritten digits), ``"parquet"`` (Hugging Face image
             convention), ``"folder"`` (a folder for each class), ``"clients"`` (a folder for each client, with
             images or class folders inside), ``"images"`` (any folder of images, no labels), ``"hub"`` (a
-            Hugging Face dataset) or ``"torchvision"`` (one of its datasets).
-        path: File, folder, hub name or torchvision class; not read by ``"digits"``. A folder may hold the
-            splits (``train.parquet``, ``train-00000-of-00002.parquet``, ``train/``). A relative path that does not
-            exist is searched for under the environment variable ``ATOLL_DATA``.
+            Hugging Face dataset), ``"torchvision"`` (one of its datasets) or ``"object"`` (given in Python, as
+            ``data=``).
+        path: File, folder, hub name, torchvision class or an object's name; not read by ``"digits"``. A folder
+            may hold the splits (``train.parquet``, ``train-00000-of-00002.parquet``, ``train/``). A relative path
+            that does not exist is searched for under the environment variable ``ATOLL_DATA``.
         hub_config: Configuration of a hub dataset that has several.
         train_split: Name of the training split.
         test_split: Name of the test split; by default ``test``, or ``val`` if there is no ``test``.

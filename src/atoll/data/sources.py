@@ -19,6 +19,7 @@ from atoll.data.decode import has_many_bits
 from atoll.data.folders import read_class_folders, read_client_folders, read_plain_folder
 from atoll.data.images import ImageSet
 from atoll.data.named import read_digits, read_hub, read_torchvision
+from atoll.data.objects import read_given
 from atoll.data.options import DataOptions
 from atoll.data.parquet import read_parquet
 from atoll.data.records import Listing, Records, Rows
@@ -56,6 +57,7 @@ _READERS: dict[str, Callable[[DataOptions], _Read]] = {  # those that download a
     "parquet": lambda options: read_parquet(options, _locate(options)),
     "folder": lambda options: read_class_folders(options, _locate_folder(options)),
     "clients": lambda options: read_client_folders(options, _locate_folder(options)),
+    "object": read_given,
     "images": lambda options: read_plain_folder(options, _locate_folder(options)),
 }
 _DOWNLOADS = {"hub": read_hub, "torchvision": read_torchvision}

@@ -1,4 +1,4 @@
-"""What a recipe takes from its encoder's own configuration: the size of the images, and their normalisation."""
+"""What a recipe takes from its encoder's own configuration, and the objects that Python code lays over it."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from typing import Any
 from atoll.core.config import over
 from atoll.core.errors import UserError
 from atoll.core.given import Given
+from atoll.data.objects import give_data
 from atoll.data.options import DataOptions
 from atoll.data.views.options import PRESETS, ViewOptions
 from atoll.models import (
@@ -33,6 +34,17 @@ def with_encoder(table: Mapping[str, Any], encoder: Any) -> dict[str, Any]:
     table = with_input(over(table, {"model": {"encoder": unnamed}}))
     named = give_encoder(encoder, _channels(table), _size(table) or DataOptions.image_size)
     return over(table, {"model": {"encoder": named}})
+
+
+def with_data(table: Mapping[str, Any], data: Any) -> dict[str, Any]:
+    """Lay images that Python code gives over a recipe's table; a dict's clients are the recipe's.
+
+    Raises:
+        UserError: They are no images; see `give_data`.
+    """
+    given = {"source": "object", "path": give_data(data)}
+    natural = {"partition": {"kind": "natural", "column": "client"}} if isinstance(data, Mapping) else {}
+    return over(table, {"data": given, **natural})
 
 
 def with_input(table: Mapping[str, Any]) -> dict[str, Any]:

@@ -25,7 +25,7 @@ from atoll.evaluation import EvaluationOptions
 from atoll.methods.method import Method
 from atoll.methods.registry import MethodOptions, complete, make_method
 from atoll.models import ModelOptions, is_own_code
-from atoll.recipe.encoder_input import with_encoder, with_input
+from atoll.recipe.encoder_input import with_data, with_encoder, with_input
 from atoll.recipe.engine_options import EngineOptions
 from atoll.recipe.table import complete_table, presets, read_settings, read_table, recipe_folders
 
@@ -157,20 +157,22 @@ def make_recipe(
     return _made(table)
 
 
-def give(recipe: Recipe | Mapping[str, Any] | str | Path, encoder: Any) -> Recipe:
-    """Make a recipe of one and of an encoder that Python code gives: a module, or what makes one.
+def give(recipe: Recipe | Mapping[str, Any] | str | Path, encoder: Any = None, data: Any = None) -> Recipe:
+    """Make a recipe of one and of what Python code gives: an encoder (a module, or what makes one), or images.
 
     A `Recipe` decides the size of the images; for a name, a file or a table, the encoder's configuration does where
     that is silent.
 
     Raises:
-        UserError: The recipe is invalid, or the encoder does not say what input it needs.
+        UserError: The recipe or the data is invalid, or the encoder does not say what input it needs.
     """
     if isinstance(recipe, Recipe):
         table = describe(recipe)
     else:
         table = complete_table(recipe) if isinstance(recipe, Mapping) else read_table(recipe)
-    return _made(with_encoder(table, encoder))
+    if data is not None:
+        table = with_data(table, data)
+    return _made(table if encoder is None else with_encoder(table, encoder))
 
 
 def _made(table: Mapping[str, Any]) -> Recipe:

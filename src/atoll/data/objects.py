@@ -1,0 +1,235 @@
+"""Images that Python code gives: datasets, arrays, or a dict of these by client."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from PIL import Image
+from torch import Tensor
+
+from atoll.core.errors import UserError
+from atoll.core.given import Given
+from atoll.data.decode import Encoded
+from atoll.data.options import DataOptions
+from atoll.data.records import ItemRecords, Listing, encode
+
+_DIGITS = 12  # of a fingerprint
+_IMAGE, _LABEL = (
+    ("image", "img", "pixel_values"),
+    ("label", "labels", "fine_label"),
+)  # columns of Hugging Face
+Sample = tuple[Encoded, Any]
+
+
+def give_data(source: Any) -> Given:
+    """Name images that Python code gives, with a fingerprint of their pixels, labels and clients.
+
+    Every image is read once. What it is read as must not change: a dataset whose transform draws at random has
+    another fingerprint each time.
+
+    Args:
+        source: A dataset with a length whose items are images or (image, label); a Hugging Face dataset; an array
+            of images, or (images, labels); or a dict from names of clients to any of these.
+
+    Returns:
+        The name, which carries the `Listing`.
+
+    Raises:
+        UserError: It is none of these, or holds no images, or labels only for some.
+
+    Example:
+        >>> import numpy as np
+        >>> from atoll.data.objects import give_data
+        >>> images = np.zeros((3, 8, 8), np.uint8)
+        >>> given = give_data({"north": images, "south": (images, [0, 1, 1])[0]})
+        >>> given.value.column_values["client"], len(given.value)
+        (['north', 'south'], 6)
+    """
+    clients = (
+        {str(name): part for name, part in source.items()} if isinstance(source, Mapping) else {"": source}
+    )
+    if not clients:
+        raise UserError("data is an empty dict; give a dataset for each client")
+    parts = [_part(name, part) for name, part in clients.items()]
+    digest, labels, owners = hashlib.blake2b(digest_size=16), [], []
+    for owner, part in enumerate(parts):
+        for row in range(part.size):
+            image, label = part.sample(row)
+            labels.append(label)
+            owners.append(owner)
+            digest.update(_bytes(image) + repr((label, owner)).encode())
+    if not labels:
+        raise UserError("data holds no images")
+    known = [label is not None for label in labels]
+    if any(known) and not all(known):
+        raise UserError("data has labels for some images and none for others; give all of them, or none")
+    columns: dict[str, Any] = {}
+    if isinstance(source, Mapping):
+        digest.update(repr(list(clients)).encode())
+        columns = {"columns": {"client": np.array(owners)}, "column_values": {"client": list(clients)}}
+    codes, classes = _classes(labels, parts) if all(known) else (None, [])
+    content = digest.hexdigest()
+    name = "dict" if isinstance(source, Mapping) else type(source).__name__
+    records = ItemRecords(len(labels), _Joined(tuple(parts)), f"the given {name}", content)
+    return Given.named(name, content[:_DIGITS], Listing(records, codes, classes, **columns))
+
+
+def read_given(options: DataOptions) -> tuple[Listing, Listing | None]:
+    """Return the images that a run was given as an object.
+
+    Raises:
+        UserError: Only their name is here.
+    """
+    if not isinstance(options.path, Given):
+        raise UserError(
+            f"the images {options.path!r} were given to their run as an object, which a file does not hold; pass "
+            "them again as data=…, or choose a data.source that a recipe can name"
+        )
+    return options.path.value, None
+
+
+@dataclass(frozen=True)
+class _Part:
+    """Images of one client, or all.
+
+    Attributes:
+        size: Number of images.
+        sample: Returns the image and the label of a row; None for no label.
+        classes: Names of the classes by label, if the source has them.
+    """
+
+    size: int
+    sample: Callable[[int], Sample]
+    classes: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class _Joined:
+    """Reader of an image among several parts."""
+
+    parts: tuple[_Part, ...]
+
+    def __call__(self, row: int) -> Encoded:
+        for part in self.parts:
+            if row < part.size:
+                return part.sample(row)[0]
+            row -= part.size
+        raise IndexError(row)
+
+
+@dataclass(frozen=True)
+class _Items:
+    """Samples of a dataset with items."""
+
+    dataset: Any
+    image: str | None = None  # the columns, for items that are dicts
+    label: str | None = None
+
+    def __call__(self, row: int) -> Sample:
+        item = self.dataset[row]
+        if self.image is not None:
+            return to_image(item[self.image]), None if self.label is None else _plain(item[self.label])
+        if isinstance(item, tuple | list):
+            return to_image(item[0]), _plain(item[1]) if len(item) > 1 else None
+        return to_image(item), None
+
+
+@dataclass(frozen=True)
+class _Arrays:
+    """Samples of an array of images, with or without labels."""
+
+    images: np.ndarray[Any, Any] | Tensor
+    labels: Sequence[Any] | None
+
+    def __call__(self, row: int) -> Sample:
+        return to_image(self.images[row]), None if self.labels is None else _plain(self.labels[row])
+
+
+def _part(name: str, source: Any) -> _Part:
+    whose = f"data[{name!r}]" if name else "data"
+    if isinstance(source, tuple) and len(source) == 2 and _is_array(source[0]):
+        images, labels = source
+        if len(images) != len(labels):
+            raise UserError(f"{whose} has {len(images)} images and {len(labels)} labels; give one for each")
+        return _Part(len(images), _Arrays(images, labels))
+    if _is_array(source):
+        return _Part(len(source), _Arrays(source, None))
+    if hasattr(source, "column_names") and hasattr(source, "features"):
+        return _hugging_face(whose, source)
+    if not hasattr(source, "__len__") or not hasattr(source, "__getitem__"):
+        raise UserError(
+            f"{whose} is a {type(source).__name__}; give a dataset with a length and items (image, label), an "
+            "array of images, (images, labels), or a dict of these by client"
+        )
+    classes = getattr(source, "classes", ())
+    return _Part(len(source), _Items(source), tuple(map(str, classes)))
+
+
+def _hugging_face(whose: str, source: Any) -> _Part:
+    columns = source.column_names
+    if isinstance(columns, dict):
+        raise UserError(f"{whose} has the splits {', '.join(columns)}; give one of them")
+    image = next((name for name in _IMAGE if name in columns), None)
+    if image is None:
+        raise UserError(f"{whose} has the columns {', '.join(columns)}, and none of them is called 'image'")
+    label = next((name for name in _LABEL if name in columns), None)
+    names = getattr(source.features[label], "names", None) if label else None
+    return _Part(len(source), _Items(source, image, label), tuple(names or ()))
+
+
+def to_image(value: Any) -> Encoded:
+    """Convert an item's image: Pillow's, an encoded file, or an array, uint8 or float in 0..1.
+
+    Arrays are (H, W), (H, W, C) or, as torch's tensors, (C, H, W).
+
+    Raises:
+        UserError: It is none of these.
+    """
+    if isinstance(value, Image.Image | bytes):
+        return value
+    if isinstance(value, Tensor):
+        value = value.detach().cpu().numpy()
+    if not isinstance(value, np.ndarray) or value.ndim not in (2, 3):
+        raise UserError(
+            f"an item of data has a {type(value).__name__} for its image; give Pillow's images, or arrays of pixels"
+        )
+    if value.ndim == 3 and value.shape[-1] not in (1, 3, 4):
+        value = value.transpose(1, 2, 0)
+    if np.issubdtype(value.dtype, np.floating):
+        if value.min() < 0 or value.max() > 1:
+            raise UserError(
+                f"an image of data holds numbers from {value.min():.3g} to {value.max():.3g}; give pixels of 0 "
+                "to 255 as uint8 or of 0 to 1 as floats, before normalisation"
+            )
+        value = np.round(value * 255).astype(np.uint8)
+    if value.dtype not in (np.uint8, np.uint16) or (value.dtype == np.uint16 and value.squeeze().ndim == 3):
+        raise UserError(f"an image of data holds {value.dtype}; give uint8, grey uint16, or floats in 0..1")
+    return Image.fromarray(np.ascontiguousarray(value.squeeze(-1) if value.shape[-1:] == (1,) else value))
+
+
+def _bytes(image: Encoded) -> bytes:
+    if isinstance(image, bytes):
+        return image
+    return f"{image.mode} {image.size} ".encode() + image.tobytes()
+
+
+def _is_array(value: Any) -> bool:
+    return isinstance(value, np.ndarray | torch.Tensor)
+
+
+def _plain(label: Any) -> Any:
+    """A label as Python's own type."""
+    return label.item() if hasattr(label, "item") else label
+
+
+def _classes(labels: list[Any], parts: list[_Part]) -> tuple[Any, list[str]]:
+    names = parts[0].classes
+    same = all(part.classes == names for part in parts)
+    if names and same and all(isinstance(label, int) and 0 <= label < len(names) for label in labels):
+        return np.array(labels, dtype=np.int64), list(names)
+    return encode(labels)

@@ -1,0 +1,205 @@
+"""Images that Python code gives, against the same images read from a file."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import ClassVar
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from torch.utils.data import Dataset, TensorDataset
+from torchvision.datasets import ImageFolder
+
+import atoll
+from atoll.core.config import describe
+from atoll.core.errors import UserError
+from atoll.core.run_folder import Run
+from atoll.core.tree import same
+from atoll.data.objects import give_data, to_image
+from tests.harness import remains, tiny
+
+
+def pixels(count: int = 60, size: int = 8) -> np.ndarray:
+    return np.random.default_rng(0).integers(0, 256, (count, size, size, 3), dtype=np.uint8)
+
+
+LABELS = [i % 3 for i in range(60)]
+
+
+class Pairs(Dataset):
+    """A dataset of one's own."""
+
+    def __init__(self, images: np.ndarray, labels: list[int]) -> None:
+        self.images, self.labels = images, labels
+
+    def __len__(self) -> int:
+        return len(self.images)
+
+    def __getitem__(self, row: int) -> tuple[Image.Image, int]:
+        return Image.fromarray(self.images[row]), self.labels[row]
+
+
+class Table:
+    """What atoll reads of a Hugging Face dataset."""
+
+    column_names = ("image", "label")
+    features: ClassVar = {"image": None, "label": type("ClassLabel", (), {"names": ["a", "b", "c"]})}
+
+    def __len__(self) -> int:
+        return 60
+
+    def __getitem__(self, row: int) -> dict[str, object]:
+        return {"image": Image.fromarray(pixels()[row]), "label": LABELS[row]}
+
+
+def clients(images: np.ndarray) -> dict[str, Pairs]:
+    return {
+        "north": Pairs(images[:25], LABELS[:25]),
+        "south": Pairs(images[25:], LABELS[25:]),
+    }
+
+
+def small(**tables: dict[str, object]) -> dict[str, object]:
+    return {
+        "name": "given",
+        "data": {"image_size": 8},
+        "partition": {"kind": "iid", "clients": 2},
+        "model": {"encoder": "resnet-narrow", "width": 4, "stem": "strided", "projector_hidden": [16]},
+        "method": {"name": "fed_simclr"},
+        "train": {"rounds": 3, "epochs": 1, "batch_size": 16, "lr": 0.01},
+        "evaluation": {"at_end": [], "every": 0, "map_points": 0},
+        "engine": {"workers": 1},
+        **tables,
+    }
+
+
+def read(given: object) -> list[np.ndarray]:
+    listing = give_data(given).value
+    return [np.asarray(image) for image in listing.records.read(np.arange(len(listing)))]
+
+
+def test_every_form_of_the_same_images_is_the_same() -> None:
+    images = pixels()
+    channels_first = torch.from_numpy(images).permute(0, 3, 1, 2)
+    forms = {
+        "array": (images, LABELS),
+        "tensor": (channels_first, torch.tensor(LABELS)),
+        "floats": TensorDataset(channels_first / 255, torch.tensor(LABELS)),
+        "own": Pairs(images, LABELS),
+        "table": Table(),
+        "alone": images,
+    }
+    for form, source in forms.items():
+        given = give_data(source)
+        for ours, one in zip(read(source), images, strict=True):
+            np.testing.assert_array_equal(ours, one, err_msg=form)
+        if form != "alone":
+            assert given.value.labels.tolist() == LABELS
+    assert give_data(Table()).value.classes == ["a", "b", "c"]
+    assert give_data(images).value.labels is None
+    fingerprints = {str(give_data(source)).partition("#")[2] for source in list(forms.values())[:5]}
+    assert len(fingerprints) == 1
+    changed = images.copy()
+    changed[59, 0, 0, 0] ^= 1
+    assert str(give_data((changed, LABELS))) != str(give_data((images, LABELS)))
+    assert str(give_data((images, LABELS[::-1]))) != str(give_data((images, LABELS)))
+
+
+def test_a_folder_as_a_dataset_trains_the_same_weights_as_the_folder(tmp_path: Path) -> None:
+    for row, image in enumerate(pixels()):
+        folder = tmp_path / "images" / "abc"[LABELS[row]]
+        folder.mkdir(parents=True, exist_ok=True)
+        Image.fromarray(image).save(folder / f"{row:02}.png")
+    folder = {"image_size": 8, "source": "folder", "path": str(tmp_path / "images")}
+    named = atoll.simulate(small(data=folder), tmp_path / "named")
+    given = atoll.simulate(small(), tmp_path / "given", data=ImageFolder(str(tmp_path / "images")))
+    assert given.encoder_path.read_bytes() == named.encoder_path.read_bytes()
+
+
+def test_a_dict_is_a_client_for_each_name(tmp_path: Path) -> None:
+    run = atoll.simulate(small(), tmp_path / "run", data=clients(pixels()))
+    found = run.read_json("partition.json")["clients"]
+    assert [client["name"] for client in found] == ["north", "south"]
+    assert sum(len(client["indices"]) for client in found) == 48  # a fifth is held out
+    assert {run.neighbours(pixels()[0], k=1).clients[0]} <= {"north", "south"}
+
+
+def test_the_recipe_holds_the_name_and_a_resumed_run_compares_it(tmp_path: Path) -> None:
+    run = atoll.simulate(small(), tmp_path / "run", data=Pairs(pixels(), LABELS))
+    path = atoll.load_recipe(run.recipe_path).data.path
+    assert path.startswith("object:Pairs#")
+    longer = small(train={"rounds": 4, "epochs": 1, "batch_size": 16, "lr": 0.01})
+    atoll.simulate(longer, run.folder, resume=True, data=Pairs(pixels(), LABELS))
+    with pytest.raises(
+        UserError, match=r"started with data.path = 'object:Pairs#\w+', and the recipe now says"
+    ):
+        atoll.simulate(longer, run.folder, resume=True, data=Pairs(pixels()[::-1], LABELS))
+    with pytest.raises(UserError, match=r"given to their run as an object.*pass them again as data="):
+        atoll.simulate(run.recipe_path, tmp_path / "other")
+
+
+KILLED = """
+import sys; sys.path.insert(0, {root!r})
+import os, signal
+from pathlib import Path
+import atoll
+from tests.data import test_objects as ours
+
+class Cell(ours.Pairs):  # of __main__, as a notebook's classes are
+    pass
+
+class Kill:
+    def round(self, record, line):
+        if record.round == 2:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+if __name__ == "__main__":
+    workers, kill = int(sys.argv[2]), sys.argv[3] == "kill"
+    data = {{name: Cell(part.images, part.labels) for name, part in ours.clients(ours.pixels()).items()}}
+    recipe = ours.small(engine={{"workers": workers}})
+    atoll.simulate(recipe, sys.argv[1], Path(sys.argv[1]).exists(), data=data, callbacks=[Kill()] if kill else [])
+"""
+
+
+@pytest.mark.slow
+def test_two_workers_and_a_kill_end_with_the_same_bytes(tmp_path: Path) -> None:
+    script = tmp_path / "cell.py"
+    script.write_text(KILLED.format(root=str(Path(__file__).parents[2])))
+
+    def start(folder: str, workers: int, how: str) -> int:
+        command = [sys.executable, script, tmp_path / folder, str(workers), how]
+        return subprocess.run(list(map(str, command)), capture_output=True).returncode
+
+    assert start("whole", 1, "through") == 0
+    for workers in (1, 2):
+        folder = f"killed-{workers}"
+        assert start(folder, workers, "kill") == -signal.SIGKILL
+        assert Run(tmp_path / folder).completed_rounds() >= 1
+        assert start(folder, workers, "through") == 0
+        assert same(remains(Run(tmp_path / folder)), remains(Run(tmp_path / "whole")))
+
+
+def test_what_is_no_data_is_refused_in_one_sentence(tmp_path: Path) -> None:
+    images = pixels(4)
+    wrong = {
+        "a dataset with a length": iter(images),
+        "one for each": (images, [1, 2]),
+        "before normalisation": torch.from_numpy(images).permute(0, 3, 1, 2) / 127.5 - 1,
+        "grey uint16": images.astype(np.int64),
+        "for some images": {"a": images, "b": (images, [0, 1, 2, 3])},
+        "an empty dict": {},
+        "no images": images[:0],
+    }
+    for sentence, source in wrong.items():
+        with pytest.raises(UserError, match=sentence):
+            give_data(source)
+    with pytest.raises(UserError, match="a str for its image"):
+        to_image("file.png")
+    recipe = tiny("data.source=digits")
+    with pytest.raises(UserError, match="an array of images"):
+        atoll.simulate(describe(recipe), tmp_path / "run", data=7)
