@@ -92,6 +92,7 @@ SENDERS = {
     "featarc": ("method.name=featarc",),
     "fedsc": ("method.name=fedsc",),
     "dcco": ("method.name=dcco",),
+    "calibre": ("method.name=calibre",),
     "fed_mar": ("method.name=fed_mar", "model.encoder=vit-tiny", "model.stem=cifar", "model.width=64"),
     "dec_mar": ("method.name=dec_mar", "model.encoder=vit-tiny", "model.stem=cifar", "model.width=64"),
 }

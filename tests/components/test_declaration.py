@@ -202,6 +202,7 @@ SENDERS = [
     ("method.name=featarc",),
     ("method.name=fedsc",),
     ("method.name=dcco",),
+    ("method.name=calibre",),
     ("method.name=fed_simclr", "method.objective=fedca_dictionary", "options.fedca_dictionary.size=20"),
     ("method.name=euc",),
     ("method.name=local_only",),

@@ -305,6 +305,44 @@ def mmd(x, y, sigma):
     return within(x) + within(y) - 2 * sum(kernel(a, b) for a in x for b in y) / (len(x) * len(y))
 
 
+def _prototypes(x, labels):
+    """Means of the rows of each cluster that has rows, by cluster."""
+    found = {}
+    for c in sorted(set(labels)):
+        members = [row for row, label in zip(x.tolist(), labels, strict=True) if label == c]
+        found[c] = [sum(column) / len(members) for column in zip(*members, strict=True)]
+    return found
+
+
+def prototype_contrast(z1, z2, labels1, labels2, clusters, temperature):
+    first, second = _prototypes(z1, labels1), _prototypes(z2, labels2)
+    common = [c for c in range(clusters) if c in first and c in second]
+    if not common:
+        return 0.0
+    return nt_xent(
+        *(torch.tensor([side[c] for c in common], dtype=torch.float64) for side in (first, second)),
+        temperature,
+    )
+
+
+def prototype_classification(h1, h2, labels1, labels2, clusters):
+    prototypes = {c: normalised(row) for c, row in _prototypes(h1, labels1).items()}
+    losses = []
+    for row, label in zip(units(h2), labels2, strict=True):
+        if label in prototypes:
+            scores = {c: -squared(row, prototype) for c, prototype in prototypes.items()}
+            losses.append(-log_softmax(list(scores.values()))[list(scores).index(label)])
+    return sum(losses) / len(losses) if losses else 0.0
+
+
+def prototype_divergence(h, labels, normalise):
+    prototypes = {c: normalised(row) for c, row in _prototypes(h, labels).items()}
+    sets = {c: [] for c in prototypes}
+    for row, label in zip(units(h) if normalise else h.tolist(), labels, strict=True):
+        sets[label].append(math.sqrt(squared(row, prototypes[label])))
+    return sum(sum(distances) / len(distances) for distances in sets.values()) / len(sets)
+
+
 def rows(n, d, seed=0, **options):
     """Gaussian rows in float64."""
     generator = torch.Generator().manual_seed(seed)

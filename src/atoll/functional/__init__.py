@@ -28,6 +28,12 @@ from atoll.functional.geometry import (
 )
 from atoll.functional.metric_learning import fedquad, quadruplet, triplet
 from atoll.functional.models import consensus_distance, spectral_gap, trajectory_plane
+from atoll.functional.prototypes import (
+    k_means,
+    prototype_classification,
+    prototype_contrast,
+    prototype_divergence,
+)
 from atoll.functional.redundancy import (
     EncodingStatistics,
     barlow_twins,
@@ -63,6 +69,7 @@ __all__ = [
     "effective_rank",
     "encoding_statistics",
     "fedquad",
+    "k_means",
     "label_distance",
     "masked_reconstruction",
     "mean_distance",
@@ -73,6 +80,9 @@ __all__ = [
     "nt_xent",
     "one_sided_nt_xent",
     "projector_distillation",
+    "prototype_classification",
+    "prototype_contrast",
+    "prototype_divergence",
     "quadruplet",
     "queue_contrast",
     "relational",

@@ -19,6 +19,7 @@ from atoll.core.config import build, describe
 from atoll.core.errors import UserError
 from atoll.core.imports import import_attribute
 from atoll.methods import (
+    calibre,
     dcco,
     euc,
     featarc,
@@ -95,6 +96,7 @@ OBJECTIVES: dict[str, type[Objective]] = by_name(
     VICReg,
 )
 TERMS: dict[str, type[Term]] = by_name(
+    calibre.Prototypes,
     featarc.FeatureAlignment,
     fedca.Alignment,
     feddecorr.FedDecorr,
@@ -112,6 +114,7 @@ MERGES: dict[str, type[Merge]] = by_name(
     euc.EUC, fedbn.FedBN, fedema.FedEMA, fedu.FedU, local_only.LocalOnly, Replace
 )
 AGGREGATIONS: dict[str, type[Aggregation]] = by_name(
+    calibre.PrototypeDivergence,
     EmInspector,
     EUA,
     featarc.FeatARC,
@@ -154,6 +157,7 @@ METHODS: dict[str, Method] = {
     "dcco": dcco.METHOD,
     "fedsc": fedsc.METHOD,
     "fed_mar": fedmar.FED_MAR,
+    "calibre": calibre.METHOD,
     "fedprox": fedprox.METHOD,
     "scaffold": scaffold.METHOD,
     "fedbn": fedbn.METHOD,

@@ -1,0 +1,131 @@
+import math
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from sklearn.cluster import KMeans
+from torch.autograd import gradcheck
+
+from atoll.functional import (
+    k_means,
+    nt_xent,
+    prototype_classification,
+    prototype_contrast,
+    prototype_divergence,
+)
+
+from . import oracles
+from .oracles import rows
+
+
+def labelled(n, clusters, seed):
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randint(clusters, (n,), generator=generator), torch.randint(
+        clusters, (n,), generator=generator
+    )
+
+
+seeds = st.integers(0, 99)
+sizes = {"n": st.integers(1, 7), "d": st.integers(1, 4), "clusters": st.integers(1, 5), "seed": seeds}
+
+
+def blobs(seed, per=20):
+    centres = torch.tensor([[0.0, 0.0], [9.0, 0.0], [0.0, 9.0]]).double()
+    return (centres[:, None] + rows(3 * per, 2, seed).reshape(3, per, 2)).reshape(-1, 2)
+
+
+@settings(max_examples=20, deadline=None)
+@given(seed=seeds)
+def test_k_means_finds_blobs_from_any_seeds(seed):
+    """k-means++ seeds of far blobs are almost always one in each; a bad draw ends in a worse clustering."""
+    x = blobs(seed) * torch.tensor([5.0, 5.0])
+    labels = k_means(x, torch.rand(3, generator=torch.Generator().manual_seed(seed)))
+    groups = [set(labels[i : i + 20].tolist()) for i in (0, 20, 40)]
+    assert all(len(group) == 1 for group in groups)
+    assert len(set.union(*groups)) == 3
+
+
+def test_k_means_is_scikit_learns_from_the_same_seeds():
+    x = rows(60, 3)
+    draws = torch.tensor([0.0, 0.3, 0.6, 0.9]).double()
+    seeds = [x[0]]  # the draws, by hand: the first row in whose share of the squared distances the draw falls
+    for draw in draws[1:].tolist():
+        nearest = [min(oracles.squared(row.tolist(), seed.tolist()) for seed in seeds) for row in x]
+        left, chosen = draw * sum(nearest), 0
+        while left >= nearest[chosen]:
+            left, chosen = left - nearest[chosen], chosen + 1
+        seeds.append(x[chosen])
+    for iterations in (1, 3, 100):
+        theirs = KMeans(4, init=torch.stack(seeds).numpy(), n_init=1, max_iter=iterations, tol=0.0).fit(
+            x.numpy()
+        )
+        assert k_means(x, draws, iterations).tolist() == theirs.predict(x.numpy()).tolist()
+
+
+def test_k_means_of_fewer_rows_than_clusters_and_of_equal_rows():
+    labels = k_means(torch.tensor([[1.0], [5.0]]), torch.rand(10))
+    assert len(set(labels.tolist())) == 2
+    assert len(set(k_means(torch.ones(6, 2), torch.rand(3)).tolist())) == 1
+
+
+@settings(max_examples=25, deadline=None)
+@given(**sizes, temperature=st.sampled_from([0.2, 1.0]))
+def test_against_loop(n, d, clusters, seed, temperature):
+    x1, x2, (a, b) = rows(n, d, seed), rows(n, d, seed + 1), labelled(n, clusters, seed)
+    lists = (x1, x2, a.tolist(), b.tolist(), clusters)
+    contrast = prototype_contrast(x1, x2, a, b, clusters, temperature)
+    assert float(contrast) == pytest.approx(
+        oracles.prototype_contrast(*lists, temperature), rel=1e-9, abs=1e-9
+    )
+    classified = prototype_classification(x1, x2, a, b, clusters)
+    assert float(classified) == pytest.approx(oracles.prototype_classification(*lists), rel=1e-9, abs=1e-9)
+    for normalise in (True, False):
+        expected = oracles.prototype_divergence(x1, a.tolist(), normalise)
+        found = prototype_divergence(x1, a, clusters, normalise)
+        assert float(found) == pytest.approx(expected, rel=1e-9, abs=1e-9)
+
+
+def test_with_a_cluster_for_each_image_the_contrast_is_nt_xent():
+    z1, z2, labels = rows(4, 3), rows(4, 3, 1), torch.arange(4)
+    for clusters in (4, 9):  # empty clusters do not count
+        found = prototype_contrast(z1, z2, labels, labels, clusters, 0.3)
+        torch.testing.assert_close(found, nt_xent(z1, z2, 0.3))
+
+
+def test_known_values():
+    eye, labels = torch.eye(2).double(), torch.arange(2)
+    assert float(prototype_classification(eye, eye, labels, labels, 2)) == pytest.approx(
+        math.log(1 + math.exp(-2))
+    )
+    opposite = torch.tensor([[1.0, 0.0], [-1.0, 0.0], [0.0, 5.0], [0.0, 5.0]]).double()
+    halves = torch.tensor([0, 0, 1, 1])  # a prototype of zero, at distance 1; and one direction, at 0 or 4
+    assert float(prototype_divergence(opposite, halves, 4)) == pytest.approx(1 / 2)
+    assert float(prototype_divergence(opposite, halves, 4, normalise=False)) == pytest.approx((1 + 4) / 2)
+
+
+def test_gradients():
+    a, b = torch.tensor([0, 1, 2, 0]), torch.tensor([1, 1, 3, 0])  # 2 and 3 are in one view only
+    x, y = rows(4, 3).requires_grad_(), rows(4, 3, 1).requires_grad_()
+    assert gradcheck(lambda x, y: prototype_contrast(x, y, a, b, 5), (x, y))
+    assert gradcheck(lambda x, y: prototype_classification(x, y, a, b, 5), (x, y))
+
+
+def test_without_a_common_cluster_loss_and_gradient_are_zero():
+    x = rows(3, 2).requires_grad_()
+    a, b = torch.tensor([0, 0, 0]), torch.tensor([1, 1, 1])
+    for loss in (prototype_contrast(x, x, a, b, 3), prototype_classification(x, x, a, b, 3)):
+        assert loss.item() == 0
+        (gradient,) = torch.autograd.grad(loss, x)
+        assert not gradient.any()
+
+
+def test_bad_arguments_are_named():
+    with pytest.raises(ValueError, match=r"one draw for each cluster, shape \(K,\), got draws \(0,\)"):
+        k_means(torch.ones(2, 2), torch.ones(0))
+    with pytest.raises(ValueError, match=r"of one shape \(N, d\)"):
+        prototype_contrast(
+            torch.ones(2, 2), torch.ones(3, 2), torch.zeros(2).long(), torch.zeros(3).long(), 1
+        )
+    with pytest.raises(ValueError, match="clusters must be above 0, got 0"):
+        prototype_divergence(torch.ones(2, 2), torch.zeros(2).long(), 0)
