@@ -5,24 +5,25 @@ import io
 import os
 import random
 import shutil
-import signal
 import sys
-import time
 import warnings
 from pathlib import Path
 
 import pytest
+from PIL import Image
+from sklearn.datasets import load_digits
 
 from atoll.commands.check import check_run
 from atoll.core.errors import UserError
 from atoll.core.run_folder import Run
+from atoll.engines.server import TooFewUpdatesError
 from atoll.report import write_report
 from tests.harness import run_tiny
+from tests.kills import kill_and_resume
 
 # Each client keeps a state: its optimiser's.
 SMALL = ("data.limit=40", "partition.clients=2", "train.keep_optimizer=true", "evaluation.map_points=20")
 FLIPS = 1000
-KILLS = 100
 
 
 def small(folder, rounds, *settings, resume=False):
@@ -128,69 +129,89 @@ def test_a_disk_that_is_full_at_any_step_leaves_the_earlier_round(
     assert failing > 20
 
 
-def killed_after(seconds, work):
-    """Do the work in a fork of this process, and kill it; whether it had ended before."""
-    child = os.fork()
-    if child == 0:
-        with contextlib.suppress(BaseException), open(os.devnull, "w") as nowhere:
-            os.dup2(nowhere.fileno(), 1)
-            work()
-            os._exit(0)
-        os._exit(1)
-    ends = time.monotonic() + seconds
-    while time.monotonic() < ends:
-        done, status = os.waitpid(child, os.WNOHANG)
-        if done:
-            assert os.waitstatus_to_exitcode(status) == 0
-            return True
-        time.sleep(0.002)
-    os.kill(child, signal.SIGKILL)
-    os.waitpid(child, 0)
-    return False
+ONE, TWO, FLOWER = "one worker", "two workers", "Flower"
+KILLS = {ONE: 50, TWO: 20, FLOWER: 30}
+
+
+def pictures(folder):
+    """Files of images, so that a run decodes them into its cache."""
+    folder.mkdir()
+    for i, digit in enumerate(load_digits().images[:60]):
+        Image.fromarray((digit * 15).astype("uint8")).save(folder / f"{i:02d}.png")
+    return (
+        "data.source=images",
+        f"data.path={folder}",
+        "evaluation.every=1",
+        "evaluation.during=['geometry']",
+    )
+
+
+def worker(engine, place, rounds):
+    """A function that starts or resumes a whole run, the report included; its cache is the run's own."""
+    settings = (*SMALL, *pictures(place / "images"), f"train.rounds={rounds}")
+    if engine == TWO:
+        settings = (*settings, "engine.workers=2")
+    if engine == FLOWER:
+        pytest.importorskip("flwr", reason="the extra atoll[flower] is not installed")
+        settings = (*settings, "train.min_accepted=1")
+
+    def work(folder, resume):
+        os.environ["ATOLL_CACHE"] = f"{folder}-cache"
+        os.environ["ATOLL_STATE"] = f"{folder}-state"
+        if engine == FLOWER:
+            from tests.engines.flower.grid import shares
+            from tests.engines.flower.test_engine import play
+
+            run = play(shares(2), folder, *settings, resume=resume, wait=600.0, deadline=600.0)
+        else:
+            run = run_tiny(folder, *settings, resume=resume)
+        write_report([run.folder], run.folder / "report.html")
+
+    return work
+
+
+def left(folder):
+    """All that a finished run left, but times."""
+    run = Run(folder)
+    assert check_run(run).damaged == []
+    results = {key: value for key, value in run.results.items() if key != "seconds"}
+    lines = [{**line, "seconds": None} for line in run.metrics]
+    return run.encoder_path.read_bytes(), results, lines
 
 
 @pytest.mark.slow
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
-def test_a_hundred_kills_in_every_phase_change_nothing(tmp_path, monkeypatch):
-    """Decoding into the cache, training, checkpoints, evaluations and the report: each kill may hit any of them."""
-    from PIL import Image
-    from sklearn.datasets import load_digits
+@pytest.mark.parametrize("engine", KILLS)
+def test_a_hundred_kills_in_every_phase_change_nothing(engine, tmp_path):
+    """Decoding into the cache, training, checkpoints, evaluations and the report: each kill may hit any of them.
 
-    (tmp_path / "images").mkdir()
-    for i, digit in enumerate(load_digits().images[:60]):
-        Image.fromarray((digit * 15).astype("uint8")).save(tmp_path / f"images/{i:02d}.png")
-    settings = (*SMALL, "data.source=images", f"data.path={tmp_path / 'images'}", "train.rounds=6")
-    settings = (*settings, "evaluation.every=1", "evaluation.during=['geometry']")
+    Flower's server and its nodes die together here; `tests/engines/flower/test_deployment.py` kills each alone.
+    """
+    runs = kill_and_resume(KILLS[engine], worker(engine, tmp_path, 6), left, tmp_path)
+    sys.stdout.write(f"{engine}: {KILLS[engine]} kills, {runs} equal ends\n")
 
-    def work(folder, resume):
-        run = run_tiny(folder, *settings, resume=resume)
-        write_report([run.folder], run.folder / "report.html")
 
-    def ends(folder):
-        run = Run(folder)
-        assert check_run(run).damaged == []
-        results = {key: value for key, value in run.results.items() if key != "seconds"}
-        lines = [{**line, "seconds": None} for line in run.metrics]
-        return run.encoder_path.read_bytes(), results, lines
-
-    monkeypatch.setenv("ATOLL_CACHE", str(tmp_path / "cache"))
-    started = time.monotonic()
+@pytest.mark.slow
+@pytest.mark.parametrize("engine", [ONE, FLOWER])
+def test_a_disk_that_is_full_at_any_step_of_a_whole_run_is_said(engine, tmp_path, monkeypatch):
+    """From the cache and the recipe to the report, at a coordinator and at sites that share its disk."""
+    monkeypatch.setenv("ATOLL_CACHE", "")  # and what else the work sets, is restored
+    monkeypatch.setenv("ATOLL_STATE", "")
+    work = worker(engine, tmp_path, 1)
     work(tmp_path / "whole", False)
-    longest = time.monotonic() - started
-    chance, kills, runs = random.Random(0), 0, 0
-    while kills < KILLS:
-        monkeypatch.setenv("ATOLL_CACHE", str(tmp_path / f"cache{runs}"))
-        folder = tmp_path / f"run{runs}"
-        done = False
-        for _ in range(10):
-            resume = Run(folder).exists()
-            done = killed_after(longest * chance.random() ** 2, lambda: work(folder, resume))  # noqa: B023
-            if done:
-                break
-            kills += 1
-        if not done:
-            work(folder, Run(folder).exists())
-        assert ends(folder) == ends(tmp_path / "whole")
+    whole, failing, failed = left(tmp_path / "whole"), 1, True
+    while failed:
+        folder = tmp_path / f"run{failing}"
+        with monkeypatch.context() as patch:
+            disk, said = Disk(patch, failing), ""
+            try:
+                work(folder, False)
+            except (TooFewUpdatesError, UserError) as error:
+                said = str(error)
+        failed = "disk is full" in said
+        assert failed == (disk.count >= failing), said
+        work(folder, Run(folder).exists())
+        assert left(folder) == whole
         shutil.rmtree(folder)
-        runs += 1
-    sys.stdout.write(f"{kills} kills, {runs} equal ends\n")
+        failing += 1
+    assert failing > 30

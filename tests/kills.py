@@ -1,0 +1,75 @@
+"""Kills at random moments: a run that was killed and resumed must end as one that was not."""
+
+from __future__ import annotations
+
+import math
+import os
+import random
+import shutil
+import signal
+import time
+import traceback
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from atoll.core.run_folder import Run
+
+ATTEMPTS = 10  # kills of one run, at most
+
+
+def kill_and_resume(
+    kills: int, work: Callable[[Path, bool], None], ends: Callable[[Path], Any], place: Path
+) -> int:
+    """Do a work again and again, killed at random moments; return the number of equal ends.
+
+    Args:
+        kills: Number of kills.
+        work: Starts a run in a folder, or resumes it. It runs in a forked process, whose environment is its own.
+        ends: What a finished run left.
+        place: Folder of all runs.
+    """
+    started = time.monotonic()
+    assert _lives(math.inf, lambda: work(place / "whole", False))
+    longest, whole = time.monotonic() - started, ends(place / "whole")
+    chance, done, runs = random.Random(0), 0, 0
+    while done < kills:
+        folder = place / f"run{runs}"
+
+        def go(folder: Path = folder) -> None:
+            work(folder, Run(folder).exists())
+
+        for _ in range(ATTEMPTS):
+            if _lives(longest * chance.random() ** 2, go):
+                break
+            done += 1
+        else:
+            assert _lives(math.inf, go)
+        assert ends(folder) == whole
+        shutil.rmtree(folder)
+        runs += 1
+    return runs
+
+
+def _lives(seconds: float, work: Callable[[], None]) -> bool:
+    """Work in a fork of this process, killed with all that it started; whether it had ended before."""
+    child = os.fork()
+    if child == 0:
+        os.setsid()
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+        try:
+            work()
+        except BaseException:
+            traceback.print_exc()
+            os._exit(1)
+        os._exit(0)
+    ends = time.monotonic() + seconds
+    while time.monotonic() < ends:
+        done, status = os.waitpid(child, os.WNOHANG)
+        if done:
+            assert os.waitstatus_to_exitcode(status) == 0
+            return True
+        time.sleep(0.002)
+    os.killpg(child, signal.SIGKILL)
+    os.waitpid(child, 0)
+    return False
