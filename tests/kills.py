@@ -54,8 +54,8 @@ def kill_and_resume(
 def _lives(seconds: float, work: Callable[[], None]) -> bool:
     """Work in a fork of this process, killed with all that it started; whether it had ended before."""
     child = os.fork()
+    os.setpgid(child, child or 0)  # in both, because either may come first
     if child == 0:
-        os.setsid()
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
         try:
             work()
