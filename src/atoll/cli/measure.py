@@ -84,7 +84,9 @@ def add_commands(commands: Commands) -> None:
         "runs/digits-ssd-seed0 --format onnx",
     )
     export.add_argument("run", type=path_of, metavar="RUN")
-    export.add_argument("--format", required=True, metavar="NAME", help="safetensors, pt2 or onnx")
+    export.add_argument(
+        "--format", required=True, metavar="NAME", help="safetensors, pt2, onnx, timm or huggingface"
+    )
     export.add_argument("-o", "--output", type=path_of)
 
     report = commands.add(

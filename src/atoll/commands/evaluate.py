@@ -34,6 +34,7 @@ from atoll.evaluation import (
 )
 from atoll.evaluation.client_tests import PREFIX
 from atoll.models import Encoder, load_encoder
+from atoll.models.exported import CONFIG
 from atoll.recipe.recipe import recipe_of
 
 
@@ -168,7 +169,7 @@ def find_encoder(run_or_encoder: Path | str) -> Path:
         UserError: The folder contains no run, or the run has not finished.
     """
     path = Path(run_or_encoder)
-    if not path.is_dir():
+    if not path.is_dir() or (path / CONFIG).is_file():  # a file, or a folder that `atoll export` wrote
         return path
     run = Run(path).require()
     if not run.encoder_path.is_file():

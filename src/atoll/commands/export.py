@@ -3,18 +3,29 @@
 from __future__ import annotations
 
 import io
-from collections.abc import Callable
+import json
+from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import Any
 
-import safetensors.torch
 import torch
 from torch import Tensor
 
 from atoll.commands.evaluate import find_encoder
+from atoll.commands.model_folders import FOLDERS
 from atoll.core.errors import UserError, did_you_mean
 from atoll.core.extras import require
 from atoll.core.files import write_whole
+from atoll.core.provenance import version
+from atoll.core.run_folder import Run
 from atoll.models import Encoder, load_encoder
+from atoll.models.exported import EXTRA, INPUT, KEY, OUTPUT
+from atoll.models.files import library_bytes
+from atoll.recipe.recipe import recipe_digest
+from atoll.report.folders import read_folder
+from atoll.report.wording import setting_words, without_folders
+
+Provenance = Mapping[str, Any]
 
 
 def export_run(run_or_encoder: Path, format: str, output: Path | None = None) -> Path:
@@ -22,42 +33,69 @@ def export_run(run_or_encoder: Path, format: str, output: Path | None = None) ->
 
     Args:
         run_or_encoder: The run's folder, or the encoder's file.
-        format: A name in `FORMATS`.
-        output: File to write; None for ``encoder-export.FORMAT`` next to the encoder.
+        format: A name in `FORMATS` or `FOLDERS`.
+        output: File or folder to write; None for ``encoder-export.FORMAT`` (a folder: ``encoder-export-FORMAT``)
+            next to the encoder.
 
     Returns:
-        The file.
+        The file or folder.
 
     Raises:
         UserError: There is no encoder, or see `export`.
     """
     path = find_encoder(run_or_encoder)
-    output = output or path.with_name(f"encoder-export.{format}")
-    export(load_encoder(path), output, format)
+    name = f"encoder-export-{format}" if format in FOLDERS else f"encoder-export.{format}"
+    output = output or path.with_name(name)
+    run = Run(path.parent)
+    export(load_encoder(path), output, format, provenance(run) if run.exists() and run.finished else {})
     return output
 
 
-def export(encoder: Encoder, path: Path, format: str) -> None:
+def export(encoder: Encoder, path: Path, format: str, provenance: Provenance | None = None) -> None:
     """Convert an encoder for other programs.
 
     Args:
         encoder: The encoder.
-        path: File to write.
-        format: A name in `FORMATS`.
+        path: File or folder to write.
+        format: A name in `FORMATS` or `FOLDERS`.
+        provenance: Where the encoder comes from, for its metadata and its model card.
 
     Raises:
-        UserError: The format is unknown, or a library is missing.
+        UserError: The format is unknown or does not fit the encoder, or a library is missing.
     """
-    if format not in FORMATS:
-        raise UserError(f"unknown format {format!r}; {did_you_mean(format, FORMATS)}")
-    write_whole(path, FORMATS[format](encoder))
+    if format not in FORMATS | FOLDERS:
+        raise UserError(f"unknown format {format!r}; {did_you_mean(format, FORMATS | FOLDERS)}")
+    if provenance:
+        encoder.metadata = {**encoder.metadata, "provenance": dict(provenance)}
+    if format in FORMATS:
+        write_whole(path, FORMATS[format](encoder))
+        return
+    files = FOLDERS[format](encoder)
+    if path.is_file():
+        raise UserError(f"{path} is a file, and {format} is a folder of files; choose another --output")
+    path.mkdir(parents=True, exist_ok=True)
+    for name, content in files.items():
+        write_whole(path / name, content)
 
 
-def _weights(encoder: Encoder) -> bytes:
-    state = {
-        name: tensor.detach().cpu().contiguous() for name, tensor in sorted(encoder.library_state().items())
+def provenance(run: Run) -> dict[str, Any]:
+    """Describe where a run's encoder comes from: data, partition, method, protocols and results, without paths."""
+    folder = read_folder(run.folder)
+    results = {
+        key: value for key, value in folder.results.items() if "/" in key and not isinstance(value, list)
     }
-    return safetensors.torch.save(state)
+    return {
+        "method": str(folder.results.get("method", "")),
+        "setting": without_folders(setting_words(folder.recipe)),
+        "clients": len(folder.partition.get("clients", [])),
+        "rounds": folder.rounds,
+        "seed": folder.seed,
+        "recipe_sha256": recipe_digest(folder.recipe_text),
+        "split": str(folder.results.get("split", "")),
+        "results": results,
+        "trained_with": f"Atoll {folder.results.get('version', '')}",
+        "exported_with": f"Atoll {version()}",
+    }
 
 
 def _example(encoder: Encoder) -> tuple[Tensor, ...]:
@@ -65,11 +103,15 @@ def _example(encoder: Encoder) -> tuple[Tensor, ...]:
     return (torch.zeros(2, about["channels"], about["image_size"], about["image_size"]),)
 
 
+def _about(encoder: Encoder) -> str:
+    return json.dumps(encoder.metadata, sort_keys=True)
+
+
 def _pt2(encoder: Encoder) -> bytes:
     batch = {0: torch.export.Dim("batch", min=1)}
     program = torch.export.export(encoder.eval(), _example(encoder), dynamic_shapes=(batch,))
     file = io.BytesIO()
-    torch.export.save(program, file)
+    torch.export.save(program, file, extra_files={EXTRA: _about(encoder)})
     return file.getvalue()
 
 
@@ -77,10 +119,17 @@ def _onnx(encoder: Encoder) -> bytes:
     require("onnxscript", "onnx", "the format ONNX")
     batch = {0: torch.export.Dim("batch", min=1)}
     program = torch.onnx.export(
-        encoder.eval(), _example(encoder), dynamo=True, dynamic_shapes=(batch,), verbose=False
+        encoder.eval(),
+        _example(encoder),
+        dynamo=True,
+        dynamic_shapes=(batch,),
+        verbose=False,
+        input_names=[INPUT],
+        output_names=[OUTPUT],
     )
     assert program is not None  # noqa: S101
+    program.model.metadata_props[KEY] = _about(encoder)
     return bytes(program.model_proto.SerializeToString())
 
 
-FORMATS: dict[str, Callable[[Encoder], bytes]] = {"onnx": _onnx, "pt2": _pt2, "safetensors": _weights}
+FORMATS: dict[str, Callable[[Encoder], bytes]] = {"onnx": _onnx, "pt2": _pt2, "safetensors": library_bytes}

@@ -41,6 +41,10 @@ class Encoder(nn.Module):
         """Return the weights under the names of the library that the encoder comes from."""
         return self.state_dict()
 
+    def load_library_state(self, state: dict[str, Tensor]) -> None:
+        """Load weights under the names of `library_state`."""
+        self.load_state_dict(state)
+
 
 def graft(module: nn.Module, state: dict[str, Tensor], source: str) -> str:
     """Copy into ``module`` the tensors of ``state`` that match by name and shape, and report the rest.

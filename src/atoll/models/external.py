@@ -67,6 +67,10 @@ class ExternalEncoder(Encoder):
         """Return the weights under the names of the network's library."""
         return self.model.state_dict()
 
+    def load_library_state(self, state: dict[str, Tensor]) -> None:
+        """Load weights under the names of the network's library."""
+        self.model.load_state_dict(state)
+
     def _measure(self, name: str, shape: tuple[int, int, int]) -> int:
         modes = [(module, module.training) for module in self.modules()]
         self.eval()

@@ -20,10 +20,12 @@ from atoll.core.files import write_whole
 from atoll.core.given import Given
 from atoll.core.tree import FILE_KEY
 from atoll.models.encoder import Encoder, graft
+from atoll.models.exported import load_folder, load_program
 from atoll.models.external import Factory
 from atoll.models.libraries import MissingEncoderError
 from atoll.models.options import rebuild_encoder
 
+LIBRARY = "library"  # in the description of a file whose weights have the names of the encoder's library
 FORMAT = 2  # 1, of Atoll 0.1, has no digest
 _MARKER = b'{"__metadata__":{"atoll":"{\\"digest\\": \\"'  # precedes the digest in an encoder's file
 REMAKE = "delete it and resume its run, which writes it again"
@@ -52,20 +54,30 @@ def save_encoder(path: str | os.PathLike[str], encoder: Encoder, metadata: dict[
     """
     if not encoder.spec:
         raise UserError("an encoder can be read back only if build_encoder made it; this one has no spec")
-    about = {"digest": "0" * DIGITS, "format": FORMAT, "spec": encoder.spec, "metadata": metadata}
-    tensors = {
-        name: tensor.detach().cpu().contiguous() for name, tensor in sorted(encoder.state_dict().items())
-    }
+    about = {"spec": encoder.spec, "metadata": metadata}
+    write_whole(Path(path), _bytes(encoder.state_dict(), about))
+
+
+def library_bytes(encoder: Encoder) -> bytes:
+    """Make a safetensors file with the names of the encoder's own library, which `load_encoder` reads as well."""
+    about = {"spec": encoder.spec, "metadata": encoder.metadata, "names": LIBRARY}
+    return b"".join(_bytes(encoder.library_state(), about))
+
+
+def _bytes(state: Mapping[str, Tensor], about: Mapping[str, Any]) -> list[bytes | memoryview]:
+    described = {"digest": "0" * DIGITS, "format": FORMAT, **about}
+    tensors = {name: tensor.detach().cpu().contiguous() for name, tensor in sorted(state.items())}
     # safetensors stores its metadata in a hash map of random order, so all metadata uses a single key.
-    data = safetensors.torch.save(tensors, {"atoll": json.dumps(about, sort_keys=True)})
-    write_whole(Path(path), seal_at(data, _MARKER))
+    data = safetensors.torch.save(tensors, {"atoll": json.dumps(described, sort_keys=True)})
+    return seal_at(data, _MARKER)
 
 
 def load_encoder(path: str | os.PathLike[str], encoder: nn.Module | Factory | None = None) -> Encoder:
-    """Read an encoder that `save_encoder` wrote.
+    """Read an encoder that a run or `atoll export` wrote.
 
     Args:
-        path: The file to read.
+        path: The encoder's file, a run's folder, or what ``atoll export`` wrote: a file (``.safetensors``,
+            ``.pt2``, ``.onnx``) or a folder for timm or Hugging Face. A ``.pt2`` or ``.onnx`` cannot be trained.
         encoder: The module, or the function or class that makes it, if the run was given its encoder as an object,
             or if its code is not on Python's path.
 
@@ -73,7 +85,7 @@ def load_encoder(path: str | os.PathLike[str], encoder: nn.Module | Factory | No
         The encoder in evaluation mode, with the saved metadata as its attribute ``metadata``.
 
     Raises:
-        UserError: The file does not exist, is damaged, or was not written by `save_encoder`.
+        UserError: There is no such file, it is damaged, or it is not Atoll's.
 
     Example:
         >>> import torch
@@ -85,6 +97,11 @@ def load_encoder(path: str | os.PathLike[str], encoder: nn.Module | Factory | No
         torch.Size([4, 128])
     """
     path = Path(path)
+    if path.suffix in (".pt2", ".onnx"):
+        return load_program(path)
+    if path.is_dir() and not (path / "encoder.safetensors").is_file():
+        return load_folder(path)
+    path = path / "encoder.safetensors" if path.is_dir() else path
     tensors, about = _read_safetensors(path)
     if about is None:
         raise UserError(
@@ -103,7 +120,10 @@ def load_encoder(path: str | os.PathLike[str], encoder: nn.Module | Factory | No
         try:
             given = None if encoder is None else Given(about["spec"]["encoder"], encoder)
             made = rebuild_encoder(about["spec"], given)
-            made.load_state_dict(tensors)
+            if about.get("names") == LIBRARY:
+                made.load_library_state(tensors)
+            else:
+                made.load_state_dict(tensors)
             made.metadata = dict(about["metadata"])
         except MissingEncoderError as error:
             raise MissingEncoderError(f"{path}: {error}") from None
