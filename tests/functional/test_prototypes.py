@@ -63,6 +63,10 @@ def test_k_means_is_scikit_learns_from_the_same_seeds():
         assert k_means(x, draws, iterations).tolist() == theirs.predict(x.numpy()).tolist()
 
 
+def test_k_means_never_takes_a_seed_twice_while_there_are_others():
+    assert k_means(torch.tensor([[0.0], [0.1], [9.0]]), torch.zeros(2)).tolist() == [0, 0, 1]
+
+
 def test_k_means_of_fewer_rows_than_clusters_and_of_equal_rows():
     labels = k_means(torch.tensor([[1.0], [5.0]]), torch.rand(10))
     assert len(set(labels.tolist())) == 2
