@@ -19,21 +19,32 @@ from atoll.data.sources import Splits
 from atoll.methods.method import Method
 from atoll.papers.inventory import inventory
 from atoll.papers.reproduction import Reproduction, image_names
+from atoll.report.client_pictures import chosen_clients
 from atoll.report.reproduction import remarks
 from atoll.report.terminal import terminal_table
 from atoll.report.wording import plural, source_words
+
+MOST_ROWS = 1000  # clients that a table lists; of more, some are listed
 
 
 def partition_table(splits: Splits, partition: Partition) -> Group:
     """Table of the splits' sizes, and each client's shift, label distance and number of images by class."""
     rows, distances = [], partition.distances()
-    for k, name in enumerate(partition.names):
+    shown = range(len(partition)) if len(partition) <= MOST_ROWS else chosen_clients(partition)
+    for k in shown:
+        name = partition.names[k]
         counts = [] if partition.counts is None else partition.counts[k].tolist()
         facts = [f"{distances[k]:.2f}"] if distances else []
         facts += [partition.shifts[k]] if partition.shifts else []
         rows.append([name, str(len(partition.clients[k])), *facts, *(str(n) if n else "·" for n in counts)])
     sizes = {"train": splits.train, "validation": splits.validation, "test": splits.test}
     facts = [f"{name} {tuple(images.images.shape)}" for name, images in sizes.items() if images is not None]
+    if len(shown) < len(partition):
+        least, most = min(partition.sizes), max(partition.sizes)
+        facts.append(
+            f"{len(shown)} of {plural(len(partition), 'client')}, at equal distances in their order; "
+            f"all have {least} to {plural(most, 'image')}"
+        )
     if partition.sit_out:
         facts.append(sit_out_words(partition.sit_out))
     if partition.label_distance is not None:

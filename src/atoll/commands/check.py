@@ -9,6 +9,7 @@ from functools import partial
 from pathlib import Path
 
 from atoll.commands.evaluate import partition_of
+from atoll.core import tree
 from atoll.core.audit_log import FILE as AUDIT
 from atoll.core.audit_log import AuditLog
 from atoll.core.checkpoints import checkpoint_files, load_checkpoint, round_of
@@ -18,6 +19,7 @@ from atoll.core.kept_models import FOLDER as MODELS
 from atoll.core.run_folder import DETECTION, NEIGHBOURS, Run, damaged
 from atoll.core.tree import load, sealed
 from atoll.engines.client_states import label
+from atoll.engines.state_packs import read_place, read_table
 from atoll.models.files import has_digest, load_encoder
 from atoll.recipe.prerequisites import FOLDER
 from atoll.recipe.recipe import recipe_of
@@ -101,6 +103,8 @@ def _readers(run: Run) -> Iterator[tuple[Path, Callable[[], object]]]:
         yield path, partial(_checkpoint, path)
     for path in sorted(run.checkpoints.glob("clients/*/*.safetensors")):
         yield path, partial(_client_state, path)
+    for path in sorted(run.checkpoints.glob("clients/pack-*.states")):
+        yield path, partial(_client_states, path)
     for path in sorted((run.folder / DETECTION).glob("*/*.json")):
         yield path, partial(Run(path.parent).read_json, path.name)
     trees = (
@@ -133,11 +137,16 @@ def _client_state(path: Path) -> None:
     load(path, label(int(client), int(round)))
 
 
+def _client_states(path: Path) -> None:
+    for (client, round), place in read_table(path).items():
+        tree.read(read_place(place), f"the state of client {client} in {path}", label(client, round))
+
+
 def _has_digest(path: Path) -> bool:
     """Whether a file that could be read has a digest."""
     with path.open("rb") as file:
         start = file.read(1024)
-    if path.suffix == ".safetensors":
+    if path.suffix in (".safetensors", ".states"):
         return sealed(start) or has_digest(start)
     return (
         not start or path.name == AUDIT or start.startswith((TOML if path.suffix == ".toml" else JSON).before)

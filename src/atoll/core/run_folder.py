@@ -6,7 +6,7 @@
 ``environment.json``     the kind of CPU, the libraries and the device that computed the rounds
 ``clients.safetensors``  sample images of some clients, for the report
 ``neighbours.safetensors``  nearest neighbours of some images, by ``atoll neighbours``
-``checkpoints/``         the newest complete rounds, and the client states
+``checkpoints/``         the newest complete rounds, and the client states (many of them packed)
 ``prerequisites/``       runs that the method needs before its first round
 ``encoder.safetensors``  the finished encoder; ``encoder-NAME.safetensors`` if there are several models
 ``evaluation.json``      results of the finished encoder, with the constants of the protocols

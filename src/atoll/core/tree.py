@@ -142,16 +142,31 @@ def load(path: Path, label: str | None = None) -> Tree:
     """
     try:
         data = path.read_bytes()
+    except OSError as error:
+        raise UserError(f"cannot read {path}: {error.strerror}") from None
+    return read(data, str(path), label)
+
+
+def read(data: bytes, place: str, label: str | None = None) -> Tree:
+    """Read a tree from the bytes of a file that `save` wrote.
+
+    Args:
+        data: The bytes.
+        place: Where they come from, for the error message.
+        label: The label that they must have, if they have one; None for any.
+
+    Raises:
+        UserError: The bytes are damaged, another tree's, or not written by Atoll.
+    """
+    try:
         if not sealed(data):
             return unpack(data)
         verify_at(data, _MARKER)
         tree, found = _read(data, FILE_KEY)
-    except OSError as error:
-        raise UserError(f"cannot read {path}: {error.strerror}") from None
     except ValueError as error:
-        raise UserError(f"{path} is damaged or not written by Atoll: {error}") from None
+        raise UserError(f"{place} is damaged or not written by Atoll: {error}") from None
     if label is not None and found not in ("", label):
-        raise UserError(f"{path} is a file from elsewhere ({found}), not the {label}")
+        raise UserError(f"{place} is a file from elsewhere ({found}), not the {label}")
     return tree
 
 

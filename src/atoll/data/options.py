@@ -11,7 +11,11 @@ from atoll.core.schema import Above, AtLeast, AtMost, Below, Count, OneOf, Posit
 from atoll.data.decode import Decoding, Window
 from atoll.data.partition.dirichlet import VARIANTS
 
-SOURCES = ("digits", "parquet", "folder", "clients", "images", "hub", "torchvision", "object")
+SOURCES = (
+    *("digits", "parquet", "folder", "clients", "images", "hub", "torchvision"),
+    *("object", "synthetic"),
+)
+WITHOUT_PATH = ("digits", "synthetic")
 KINDS = ("iid", "quantity", "dirichlet", "skew", "shards", "single-class", "natural", "centralised")
 BY_CLASS = ("dirichlet", "skew", "shards", "single-class")  # kinds that split classes, or clusters
 
@@ -26,9 +30,11 @@ class DataOptions(Options, section="data"):
         source: ``"digits"`` (scikit-learn's handwritten digits), ``"parquet"`` (Hugging Face image
             convention), ``"folder"`` (a folder for each class), ``"clients"`` (a folder for each client, with
             images or class folders inside), ``"images"`` (any folder of images, no labels), ``"hub"`` (a
-            Hugging Face dataset), ``"torchvision"`` (one of its datasets) or ``"object"`` (given in Python, as
-            ``data=``).
-        path: File, folder, hub name, torchvision class or an object's name; not read by ``"digits"``. A folder
+            Hugging Face dataset), ``"torchvision"`` (one of its datasets), ``"object"`` (given in Python, as
+            ``data=``) or ``"synthetic"`` (made-up images of ten classes, as many as ``limit`` says: to measure
+            speed, not to learn from).
+        path: File, folder, hub name, torchvision class or an object's name; not read by ``"digits"`` and
+            ``"synthetic"``. A folder
             may hold the splits (``train.parquet``, ``train-00000-of-00002.parquet``, ``train/``). A relative path
             that does not exist is searched for under the environment variable ``ATOLL_DATA``.
         hub_config: Configuration of a hub dataset that has several.
@@ -79,7 +85,7 @@ class DataOptions(Options, section="data"):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.source != "digits" and not self.path:
+        if self.source not in WITHOUT_PATH and not self.path:
             raise UserError(f"data.source = {self.source!r} needs data.path; set it")
         if not self.window_low < self.window_high:
             raise UserError(

@@ -23,6 +23,7 @@ from atoll.data.objects import read_given
 from atoll.data.options import DataOptions
 from atoll.data.parquet import read_parquet
 from atoll.data.records import Listing, Records, Rows
+from atoll.data.synthetic import DEFAULT_IMAGES, MOST_TEST_IMAGES, synthetic_images
 
 __all__ = ["DataOptions", "ImageSet", "Splits", "load_data"]
 
@@ -73,6 +74,8 @@ def read_listings(options: DataOptions, download: bool = True) -> tuple[Listing,
     Raises:
         UserError: The source is missing or unreadable.
     """
+    if options.source == "synthetic":
+        raise UserError("the images of data.source = 'synthetic' are made up; choose a source that has files")
     reader = _DOWNLOADS.get(options.source)
     return _READERS[options.source](options) if reader is None else reader(options, download)
 
@@ -85,6 +88,8 @@ def why_missing(options: DataOptions) -> str:
         >>> why_missing(DataOptions(source="digits"))
         ''
     """
+    if options.source == "synthetic":
+        return ""
     try:
         read_listings(options, download=False)
     except UserError as error:
@@ -113,6 +118,8 @@ def load_data(options: DataOptions, seed: int, progress: Progress | None = None)
         >>> len(splits.train), len(splits.test), splits.train.classes[:3]
         (1438, 359, ['0', '1', '2'])
     """
+    if options.source == "synthetic":
+        return _with_validation(_synthetic(options), options, seed)
     train, test = read_listings(options)
     for listing in (train, test):
         if listing is not None and len(listing) == 0:
@@ -132,6 +139,19 @@ def load_data(options: DataOptions, seed: int, progress: Progress | None = None)
         train = train.select(np.sort(chosen))
     images = _load(train, options, progress)
     splits = Splits(images, None if test is None else _load(test, options, progress))
+    return _with_validation(splits, options, seed)
+
+
+def _synthetic(options: DataOptions) -> Splits:
+    count = options.limit or DEFAULT_IMAGES
+    held = min(round(count * options.test_fraction), MOST_TEST_IMAGES)
+    train = synthetic_images(0, count, options.decoding, options.labels)
+    return Splits(train, synthetic_images(count, held, options.decoding, options.labels) if held else None)
+
+
+def _with_validation(splits: Splits, options: DataOptions, seed: int) -> Splits:
+    """Hold out the validation split, if the options want one."""
+    images = splits.train
     if options.validation_fraction:
         known = [*([] if images.labels is None else [images.labels]), *images.columns.values()]
         strata, rng = [values.numpy() for values in known], numpy_stream(seed, "validation split")

@@ -1,7 +1,12 @@
-"""Client states on disk: one file per client and round, so that a state is used only if its round completed."""
+"""Client states on disk, by client and round, so that a state is used only if its round completed.
+
+A state is written to a file of its own. Where many clients keep one, those that a complete round left are packed
+(`atoll.engines.state_packs`).
+"""
 
 from __future__ import annotations
 
+import contextlib
 import shutil
 from collections.abc import Mapping
 from pathlib import Path
@@ -9,7 +14,10 @@ from typing import Protocol
 
 from atoll.components.messages import ClientState
 from atoll.core.errors import UserError
-from atoll.core.tree import load, save
+from atoll.core.tree import load, read, save
+from atoll.engines.state_packs import Key, StatePacks
+
+MOST_FILES = 1000  # states with a file of their own; of more, the valid ones are packed
 
 
 class States(Protocol):
@@ -42,6 +50,7 @@ class ClientStates:
     def __init__(self, folder: Path, resettable: bool = False) -> None:
         self.folder = folder
         self._resettable = resettable
+        self._packs = StatePacks(folder)
 
     def load(self, client: int, round: int) -> ClientState | None:
         """Load the state of a client after ``round``; None for round 0.
@@ -52,7 +61,7 @@ class ClientStates:
         if not round:
             return None
         try:
-            retained: ClientState | None = load(self.path(client, round), label(client, round))
+            retained = self._load(client, round)
         except UserError as error:
             if not self._resettable:
                 raise
@@ -64,14 +73,47 @@ class ClientStates:
 
     def save(self, client: int, round: int, retained: ClientState | None) -> None:
         """Save a state atomically."""
-        save(self.path(client, round), retained, label(client, round))
+        path = self.path(client, round)
+        try:
+            save(path, retained, label(client, round))
+        except UserError:
+            if path.parent.exists():
+                raise
+            save(path, retained, label(client, round))  # `_pack` removed the empty folder at this moment
+
+    def _load(self, client: int, round: int) -> ClientState | None:
+        path = self.path(client, round)
+        retained: ClientState | None
+        if not path.is_file():
+            data = self._packs.read(client, round)
+            if data is not None:
+                retained = read(data, f"the state in {self.folder}", label(client, round))
+                return retained
+        retained = load(path, label(client, round))
+        return retained
 
     def prune(self, valid: Mapping[int, int]) -> None:
-        """Delete the states older than each client's valid one."""
-        for client, round in valid.items():
-            for path in self.path(client, 0).parent.glob("*.safetensors"):
-                if path.stem.isdecimal() and int(path.stem) < round:
-                    path.unlink(missing_ok=True)
+        """Delete the states older than each client's valid one, and pack the valid ones if they are many."""
+        kept: dict[Key, Path] = {}
+        for path in self.folder.glob("*/*.safetensors"):
+            client, round = path.parent.name, path.stem
+            if not (client.isdecimal() and round.isdecimal()):
+                continue
+            newest = valid.get(int(client), 0)
+            if int(round) < newest:
+                path.unlink(missing_ok=True)
+            elif int(round) == newest:
+                kept[int(client), int(round)] = path
+        if len(kept) > MOST_FILES:
+            self._pack(kept, valid)
+
+    def _pack(self, files: Mapping[Key, Path], valid: Mapping[int, int]) -> None:
+        packed = (key for table in self._packs.tables().values() for key in table)
+        self._packs.write(files, [(k, round) for k, round in packed if round < valid.get(k, 0)])
+        for path in files.values():
+            path.unlink(missing_ok=True)
+            with contextlib.suppress(OSError):  # a newer state is in it
+                path.parent.rmdir()
 
     def clear(self) -> None:
         """Delete all states."""

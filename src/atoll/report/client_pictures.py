@@ -40,10 +40,15 @@ def client_samples(images: ImageSet, partition: Partition) -> Tree:
         ``clients``: the chosen clients; ``of``: the number of all; ``pictures``: the images of each, uint8
         (n, C, h, w).
     """
-    count = min(len(partition), MAX_CLIENTS)
-    chosen = [k * len(partition) // count for k in range(count)]
+    chosen = chosen_clients(partition)
     pictures = [_pictures(images, partition.clients[k]) for k in chosen]
     return {"clients": chosen, "of": len(partition), "pictures": pictures}
+
+
+def chosen_clients(partition: Partition) -> list[int]:
+    """Choose at most `MAX_CLIENTS` clients, at equal distances in their order."""
+    count = min(len(partition), MAX_CLIENTS)
+    return [k * len(partition) // count for k in range(count)]
 
 
 def _pictures(images: ImageSet, indices: Tensor) -> Tensor:

@@ -155,10 +155,10 @@ def split_dirichlet(
     Returns:
         The indices of each client.
     """
-    pieces: list[list[Indices]] = [[] for _ in range(len(counts))]
-    for c, indices in enumerate(by_class):
-        order = rng.permutation(indices) if variant.shuffle_classes else indices
-        for k, piece in enumerate(np.split(order, np.cumsum(counts[:, c]))[:-1]):
-            pieces[k].append(piece)
-    shares = [np.concatenate(piece) for piece in pieces]
+    orders = [rng.permutation(indices) if variant.shuffle_classes else indices for indices in by_class]
+    taken = [order[:count] for order, count in zip(orders, counts.sum(axis=0), strict=True)]
+    # Each image's client; a stable sort by client leaves a client's images class by class.
+    owners = [np.repeat(np.arange(len(counts)), counts[:, c]) for c in range(len(by_class))]
+    together = np.concatenate(taken)[np.argsort(np.concatenate(owners), kind="stable")]
+    shares = np.split(together, np.cumsum(counts.sum(axis=1))[:-1])
     return [rng.permutation(share) for share in shares] if variant.shuffle_clients else shares

@@ -7,7 +7,7 @@ record.
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
@@ -87,8 +87,8 @@ class Partition:
         """
         ids = torch.full((len(images),), -1, dtype=torch.int64)
         if self.fingerprint == images.fingerprint:
-            for client, indices in enumerate(self.clients):
-                ids[indices] = client
+            owners = torch.arange(len(self.clients)).repeat_interleave(torch.tensor(self.sizes))
+            ids[torch.cat(self.clients)] = owners
         return ids
 
     def without_small(self, least: int) -> Partition:
@@ -130,24 +130,25 @@ class Partition:
             "label_distance": self.label_distance,
             "classes": list(self.classes),
             "clients": [
-                {
-                    "name": name,
-                    "size": len(indices),
-                    "label_counts": None if self.counts is None else self.counts[k].tolist(),
-                    **(
-                        {}
-                        if self.cluster_counts is None
-                        else {"cluster_counts": self.cluster_counts[k].tolist()}
-                    ),
-                    **({"shift": self.shifts[k]} if self.shifts else {}),
-                    "indices": indices.tolist(),
-                }
-                for k, (name, indices) in enumerate(zip(self.names, self.clients, strict=True))
+                {"name": name, **facts, "indices": indices.tolist()}
+                for name, facts, indices in zip(self.names, self._facts(), self.clients, strict=True)
             ],
         }
         if self.sit_out:
             record["sit_out"] = self.sit_out
         return json.dumps(record) + "\n"
+
+    def _facts(self) -> Iterator[dict[str, Any]]:
+        """What the record says of each client."""
+        counts = None if self.counts is None else self.counts.tolist()
+        clusters = None if self.cluster_counts is None else self.cluster_counts.tolist()
+        for k, size in enumerate(self.sizes):
+            facts: dict[str, Any] = {"size": size, "label_counts": None if counts is None else counts[k]}
+            if clusters is not None:
+                facts["cluster_counts"] = clusters[k]
+            if self.shifts:
+                facts["shift"] = self.shifts[k]
+            yield facts
 
     @classmethod
     def from_json(cls, text: str) -> Partition:

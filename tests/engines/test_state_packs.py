@@ -1,0 +1,106 @@
+"""Packs of client states: what was kept comes back, damage is found, and files and disk stay bounded."""
+
+import random
+
+import pytest
+import torch
+
+from atoll.core.errors import UserError
+from atoll.core.tree import same
+from atoll.engines import client_states
+from atoll.engines.client_states import ClientStates
+from tests.harness import run_tiny
+
+
+def state(client, round):
+    return {"parts": {"one": torch.full((client % 7 + 1,), float(round)), "client": client}}
+
+
+@pytest.fixture
+def few(monkeypatch):
+    monkeypatch.setattr(client_states, "MOST_FILES", 6)
+
+
+def test_states_of_many_rounds_come_back_from_few_files(tmp_path, few):
+    """A random schedule; an oracle in memory; another instance, as a worker has it, reads what this one packs."""
+    chance = random.Random(0)
+    here, worker = ClientStates(tmp_path / "clients"), ClientStates(tmp_path / "clients")
+    valid, kept = {}, {}
+    for round in range(1, 60):
+        before = dict(valid)
+        for client in chance.sample(range(40), 5):
+            if client in valid:
+                assert same(worker.load(client, valid[client]), kept[client])
+            kept[client] = state(client, round)
+            worker.save(client, round, kept[client])
+            valid[client] = round
+        here.prune(before)
+        for (
+            client,
+            newest,
+        ) in before.items():  # a run that falls back to the checkpoint before finds its states
+            assert same(ClientStates(here.folder).load(client, newest), state(client, newest))
+    files = [path for path in here.folder.rglob("*") if path.is_file()]
+    assert len(list(here.folder.glob("pack-*.states"))) >= 1
+    assert len(files) <= 6 + 5 + 40 // 3
+    held = sum(path.stat().st_size for path in files)
+    one = (here.folder.parent / "one", state(6, 1))
+    ClientStates(one[0]).save(6, 1, one[1])
+    largest = sum(path.stat().st_size for path in one[0].rglob("*.safetensors"))
+    assert held <= 3 * 40 * largest
+
+
+def test_files_that_a_killed_process_left_beside_a_pack_do_no_harm(tmp_path, few, monkeypatch):
+    states = ClientStates(tmp_path / "clients")
+    for client in range(8):
+        states.save(client, 1, state(client, 1))
+    with monkeypatch.context() as patch:
+        patch.setattr(type(tmp_path), "unlink", lambda path, missing_ok=False: None)
+        states.prune(dict.fromkeys(range(8), 1))
+    assert len(list(states.folder.glob("*/*.safetensors"))) == 8
+    states.prune(dict.fromkeys(range(8), 1))
+    assert not list(states.folder.glob("*/*.safetensors"))
+    for client in range(8):
+        assert same(ClientStates(states.folder).load(client, 1), state(client, 1))
+
+
+def loaded(folder, client):
+    try:
+        return ClientStates(folder, resettable=True).load(client, 1)
+    except UserError as error:
+        return error
+
+
+def test_a_flipped_bit_is_found_wherever_it_is(tmp_path, few):
+    states = ClientStates(tmp_path / "clients", resettable=True)
+    for client in range(7):
+        states.save(client, 1, state(client, 1))
+    states.prune(dict.fromkeys(range(7), 1))
+    (pack,) = states.folder.glob("pack-*")
+    whole = pack.read_bytes()
+    chance = random.Random(0)
+    for _ in range(200):
+        data = bytearray(whole)
+        bit = chance.randrange(8 * len(data))
+        data[bit // 8] ^= 1 << bit % 8
+        pack.write_bytes(data)
+        found = [loaded(states.folder, client) for client in range(7)]
+        damaged = [client for client in range(7) if isinstance(found[client], UserError)]
+        assert len(damaged) in (1, 7)
+        for client in range(7):
+            if client in damaged:
+                assert f"--reset-client {client}" in str(found[client])
+            else:
+                assert same(found[client], state(client, 1))
+
+
+def test_a_run_whose_states_are_packed_ends_with_the_same_bytes(tmp_path, monkeypatch):
+    settings = (
+        "method.name=fedema", "partition.clients=8", "train.participation=0.5", "evaluation.at_end=[]",
+    )  # fmt: skip
+    straight = run_tiny(tmp_path / "straight", *settings, "train.rounds=6")
+    monkeypatch.setattr(client_states, "MOST_FILES", 2)
+    run_tiny(tmp_path / "packed", *settings, "train.rounds=3")
+    packed = run_tiny(tmp_path / "packed", *settings, "train.rounds=6", resume=True)
+    assert list((packed.checkpoints / "clients").glob("pack-*.states"))
+    assert packed.encoder_path.read_bytes() == straight.encoder_path.read_bytes()
