@@ -96,10 +96,10 @@ def test_a_round_trains_while_the_one_before_is_saved(tmp_path, monkeypatch, ref
                 run_recipe(tiny(*SETTINGS), tmp_path / "late", callback=disk)
             late = Run(tmp_path / "late")
             assert late.completed_rounds() == 1
-            assert [line["round"] for line in late.metrics()] == [0, 1]
+            assert [line["round"] for line in late.metrics] == [0, 1]
         else:
             late = run_recipe(tiny(*SETTINGS), tmp_path / "late", callback=disk)
     if refuse:
         late = run_tiny(tmp_path / "late", *SETTINGS, resume=True)
-    assert [line["round"] for line in late.metrics()] == [0, 1, 2, 3, 4]
+    assert [line["round"] for line in late.metrics] == [0, 1, 2, 3, 4]
     assert late.encoder_path.read_bytes() == straight.encoder_path.read_bytes()

@@ -29,6 +29,11 @@ def add_commands(commands: Commands) -> None:
     run.add_argument(
         "--restart", action="store_true", help="delete the run in that folder and start it again"
     )
+    run.add_argument(
+        "--dry-run",
+        action="store_true",
+        help="time a few steps, say what the run will cost, and write nothing",
+    )
     _recovery(run, "with --resume: ")
     add_log(run)
     add_settings(run)
@@ -159,6 +164,12 @@ def _run(options: argparse.Namespace) -> int:
 
     console = make_console()
     recipe = load_recipe(options.recipe, options.set)
+    if options.dry_run:
+        from atoll.commands.cost import estimate
+
+        for cost in estimate(recipe):
+            console.print("\n".join(cost.lines()), highlight=False)
+        return 0
     bar = Bar(console, recipe.composed.title or recipe.name)
     try:
         recovery = Recovery(options.restart, tuple(options.reset_client), options.other_environment)

@@ -65,18 +65,18 @@ def time_step(recipe: Recipe, warm: int = WARM, timed: int = TIMED) -> tuple[flo
         largest = max(range(setting.num_clients), key=lambda client: setting.sizes[client])
         message = method.send(server.state, setting, largest, server.cohort(1), 1)
         message["epochs"] = steps  # enough: each epoch has a batch of the full size
-        watch = _Stopwatch(steps, federation.device)
+        watch = Stopwatch(steps, federation.device)
         client, data = federation.client_side(server.constants), federation.client_data(largest)
-        with suppress(_Enough):
+        with suppress(Enough):
             train_client(client, message, None, data, watch)
     return min(watch.seconds[warm:]), watch.images
 
 
-class _Enough(Exception):  # noqa: N818
+class Enough(Exception):  # noqa: N818
     """Stops the training when all steps are timed; not an error."""
 
 
-class _Stopwatch:
+class Stopwatch:
     """Progress callback of a client's training that records the duration of each step on a full batch."""
 
     def __init__(self, steps: int, device: torch.device) -> None:
@@ -87,6 +87,7 @@ class _Stopwatch:
         self._last = time.perf_counter()
 
     def __call__(self, images: int) -> None:
+        """Record a step of ``images`` images."""
         if self._device.type == "cuda":
             torch.cuda.synchronize(self._device)
         now = time.perf_counter()
@@ -94,5 +95,5 @@ class _Stopwatch:
             self.images = images
             self.seconds.append(now - self._last)
         if len(self.seconds) == self._steps:
-            raise _Enough
+            raise Enough
         self._last = now

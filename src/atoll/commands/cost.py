@@ -1,0 +1,211 @@
+"""``atoll run --dry-run``: what a run will cost, from a few timed steps; nothing is written."""
+
+from __future__ import annotations
+
+import resource
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import fmean, median
+
+import torch
+
+from atoll.commands.bench import Enough, Stopwatch
+from atoll.commands.egress import stand_ins
+from atoll.components.messages import Message, Update
+from atoll.core.run_folder import RETAINED_ROUNDS
+from atoll.core.threads import threads
+from atoll.core.tree import num_bytes
+from atoll.data.client_data import num_batches
+from atoll.engines.client import Client, train_client
+from atoll.engines.federation import Federation
+from atoll.engines.server import Server
+from atoll.recipe.prerequisites import prerequisite_recipes
+from atoll.recipe.recipe import Recipe
+from atoll.report.wording import plural
+
+WARM, TIMED = 2, 5  # steps
+
+
+@dataclass(frozen=True)
+class Cost:
+    """What a run is expected to cost, without its evaluations.
+
+    Attributes:
+        name: Name of the recipe.
+        rounds: Number of rounds.
+        cohort: Clients in a round.
+        clients: Number of clients.
+        steps: Training steps of all clients in all rounds.
+        step_seconds: Duration of a step: the median of the timed ones.
+        switch_seconds: Duration of what a client costs beside its steps: load, return, check and fold its model.
+        workers: Worker processes.
+        memory: Peak bytes of one process after these steps.
+        checkpoints: Bytes of the retained checkpoints.
+        states: Bytes of the client states at the end.
+        down: Bytes that a client receives in a round.
+        up: Bytes that a client sends in a round.
+        once: Bytes that a client receives once.
+    """
+
+    name: str
+    rounds: int
+    cohort: int
+    clients: int
+    steps: int
+    step_seconds: float
+    switch_seconds: float
+    workers: int
+    memory: int
+    checkpoints: int
+    states: int
+    down: int
+    up: int
+    once: int
+
+    @property
+    def seconds(self) -> float:
+        """Expected duration, as if workers did not slow each other."""
+        training = self.steps * self.step_seconds + self.rounds * self.cohort * self.switch_seconds
+        return training / min(self.workers, self.cohort)
+
+    def lines(self) -> Iterator[str]:
+        """Describe the costs, a line each."""
+        took_part = self.rounds * self.cohort / self.clients
+        yield (
+            f"{self.name}: {plural(self.rounds, 'round')}, {self.cohort} of {plural(self.clients, 'client')} each, "
+            f"{plural(self.steps, 'step')}"
+        )
+        yield (
+            f"  time    {duration(self.seconds)} with {plural(self.workers, 'worker')}: "
+            f"{1000 * self.step_seconds:.1f} ms a step, {1000 * self.switch_seconds:.1f} ms a client beside its "
+            "steps; evaluations come on top"
+        )
+        processes = self.workers + (self.workers > 1)
+        yield f"  memory  {size(self.memory)} a process" + (
+            f", {processes} processes" if processes > 1 else ""
+        )
+        yield f"  disk    {size(self.checkpoints)} of checkpoints, {size(self.states)} of client states"
+        total = self.once + took_part * (self.down + self.up)
+        yield (
+            f"  a site  {size(self.down)} down and {size(self.up)} up a round, {size(self.once)} once; "
+            f"{size(total)} in the {took_part:.3g} rounds of an average site"
+        )
+
+
+def estimate(recipe: Recipe, warm: int = WARM, timed: int = TIMED) -> list[Cost]:
+    """Estimate the costs of a run and of the runs that it needs first, which come first in the list.
+
+    Args:
+        recipe: The run's recipe.
+        warm: Number of first steps that are not timed.
+        timed: Number of timed steps.
+
+    Raises:
+        UserError: The recipe or the data is invalid.
+    """
+    before = [
+        cost for other in prerequisite_recipes(recipe).values() for cost in estimate(other, warm, timed)
+    ]
+    with threads(recipe.engine.threads):
+        return [*before, _cost(recipe, warm, timed)]
+
+
+def _cost(recipe: Recipe, warm: int, timed: int) -> Cost:
+    federation = Federation(recipe)
+    recipe, train, setting = federation.recipe, federation.recipe.train, federation.setting
+    start, prerequisites = federation.initial_weights(), stand_ins(federation, recipe.train.batch_size)
+    server = Server(recipe, setting, start, prerequisites)
+    client = federation.client_side(server.constants)
+    cohort = server.cohort(1)
+    largest = max(cohort, key=lambda k: setting.sizes[k])
+    message = recipe.composed.send(server.state, setting, largest, cohort, 1)
+    batches = fmean(num_batches(samples, train.batch_size, train.drop_last) for samples in setting.sizes)
+    steps = round(train.rounds * len(cohort) * batches * message["epochs"])
+    seconds, update, retained = _timed_steps(federation, client, message, warm, timed)
+    # Clients are drawn independently in each round, so that some have not taken part at the end.
+    met = setting.num_clients * (1 - (1 - len(cohort) / setting.num_clients) ** train.rounds)
+    return Cost(
+        name=recipe.name,
+        rounds=train.rounds,
+        cohort=len(cohort),
+        clients=setting.num_clients,
+        steps=steps,
+        step_seconds=seconds if steps else 0.0,
+        switch_seconds=_switch(federation, server, client, message),
+        workers=recipe.engine.count_workers(len(cohort)),
+        memory=_peak(federation.device),
+        checkpoints=RETAINED_ROUNDS * num_bytes(server.checkpoint()),
+        states=round(met * num_bytes(retained)),
+        down=num_bytes(message),
+        up=num_bytes(update),
+        once=num_bytes(server.constants),
+    )
+
+
+def _timed_steps(
+    federation: Federation, client: Client, message: Message, warm: int, timed: int
+) -> tuple[float, Update, object]:
+    """Time steps of a client; return their median, the update after them, and what the client retains."""
+    watch = Stopwatch(warm + timed, federation.device)
+    data = federation.client_data(message["client"])
+    enough: Message = {**message, "epochs": warm + timed}
+    with suppress(Enough):
+        train_client(client, enough, None, data, watch)
+    client.end_epoch()
+    update, retained = client.finish()
+    return median(watch.seconds[warm:]), update, retained
+
+
+def _switch(federation: Federation, server: Server, client: Client, message: Message) -> float:
+    """Time a client without a step, from its message to the fold."""
+    found = []
+    idle: Message = {**message, "epochs": 0}
+    with tempfile.TemporaryDirectory() as scratch:
+        fold = server.recipe.composed.open(server.state, server.setting, 1, Path(scratch))
+        for _ in range(2):  # the first one allocates memory
+            started = time.perf_counter()
+            update, _ = train_client(client, idle, None, federation.client_data(message["client"]))
+            verdict = server.checks.examine(update, message["models"], idle)
+            if not isinstance(verdict, str):
+                fold.add(message["client"], update, verdict)
+            found.append(time.perf_counter() - started)
+    return min(found)
+
+
+def _peak(device: torch.device) -> int:
+    if device.type == "cuda":
+        return int(torch.cuda.max_memory_allocated(device))
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return peak if sys.platform == "darwin" else 1024 * peak
+
+
+def size(count: float) -> str:
+    """Format a number of bytes.
+
+    Example:
+        >>> from atoll.commands.cost import size
+        >>> size(3), size(45_712_345), size(2.5e9)
+        ('3 B', '45.7 MB', '2.5 GB')
+    """
+    for unit, scale in (("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
+        if count >= scale:
+            return f"{count / scale:.1f} {unit}"
+    return f"{count:.0f} B"
+
+
+def duration(seconds: float) -> str:
+    """Format a duration.
+
+    Example:
+        >>> from atoll.commands.cost import duration
+        >>> duration(12.3), duration(600), duration(90_000)
+        ('12 s', '10 min', '25.0 h')
+    """
+    if seconds < 120:
+        return f"{seconds:.0f} s"
+    return f"{seconds / 60:.0f} min" if seconds < 7200 else f"{seconds / 3600:.1f} h"

@@ -1,0 +1,65 @@
+"""What a dry run says of a run is what the run then does: steps, bytes and files; nothing is written."""
+
+import pytest
+
+from atoll.cli.main import main
+from atoll.commands.cost import estimate
+from atoll.commands.run import run_recipe
+from tests.harness import tiny
+
+SETTINGS = (
+    "data.limit=150", "partition.clients=5", "train.participation=0.6", "train.rounds=3", "train.epochs=2",
+    "evaluation.at_end=[]",
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("method", ["fed_simclr", "fedema", "multi_krum"])
+def test_the_estimate_is_what_the_run_does(tmp_path, method):
+    needs = ("options.multi_krum.byzantine=0",) if method == "multi_krum" else ()
+    settings = (*SETTINGS, f"method.name={method}", *needs)
+    (cost,) = estimate(tiny(*settings), warm=1, timed=2)
+    images = []
+
+    class Count:
+        def begin(self, federation, server):
+            self.sizes = federation.setting.sizes
+
+        def step(self, count):
+            images.append(count)
+
+        def round(self, record, line):
+            pass
+
+    run = run_recipe(tiny(*settings), tmp_path / "run", callback=Count())
+    assert cost.steps == len(images) == 3 * 3 * 2 * 2  # rounds, cohort, epochs, batches of 30 images
+    lines = run.metrics[1:]
+    assert 3 * cost.up == lines[-1]["bytes_up"]
+    assert {3 * cost.down + n * cost.once for n in range(4)} & {line["bytes_down"] for line in lines}
+    files = [path.stat().st_size for path in run.checkpoints.glob("round-*")]
+    assert cost.checkpoints == pytest.approx(sum(files), rel=0.5)  # beside numbers, a file has names
+    assert cost.seconds > 0
+    assert cost.memory > 2**26
+    assert (cost.states > 0) == (method == "fedema")
+
+
+def test_the_command_writes_nothing_and_counts_the_runs_before(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    settings = [
+        "train.rounds=2",
+        "train.epochs=1",
+        "data.limit=100",
+        "partition.clients=2",
+        "partition.kind=iid",
+    ]
+    assert main(["run", "digits-ssd", "--dry-run", "--set", *settings]) == 0
+    said = capsys.readouterr().out
+    assert "2 rounds, 2 of 2 clients each" in said
+    assert "a site" in said
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_runs_that_are_needed_first_come_first():
+    settings = ("method.name=fedca", "options.fedca_alignment.data={source='digits'}")
+    costs = estimate(tiny(*SETTINGS, *settings), warm=1, timed=1)
+    assert len(costs) == 2
+    assert (costs[0].clients, costs[1].clients) == (1, 5)
