@@ -39,3 +39,11 @@ def test_only_the_images_that_are_asked_for_are_made():
     # Every view is drawn by itself.
     assert not torch.equal(beside["view1"], beside["view3"])
     assert not torch.equal(beside["view2"], beside["view3"])
+
+
+def test_local_crops_have_their_own_draws_and_leave_the_views_as_they_are():
+    data = federation(*SETTINGS, "views.local_size=5", "views.local_scale=[0.2,0.3]").client_data(0)
+    beside = next(data.batches(1, 1, ("view1", "local1", "local2"))).images
+    assert beside["local1"].shape[2:] == beside["local2"].shape[2:] == (5, 5)
+    assert not torch.equal(beside["local1"], beside["local2"])
+    assert torch.equal(beside["view1"], next(data.batches(1, 1, ("view1",))).images["view1"])

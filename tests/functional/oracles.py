@@ -144,6 +144,25 @@ def vicreg(z1, z2, invariance=25.0, variance=25.0, covariance=1.0, official=Fals
     return invariance * s + variance * v + covariance * c
 
 
+def dino(student, teacher, centre, student_temperature, teacher_temperature):
+    """View by view, image by image."""
+    total, pairs = 0.0, 0
+    for u, targets in enumerate(teacher.tolist()):
+        for v, outputs in enumerate(student.tolist()):
+            if u == v:
+                continue
+            pairs += 1
+            for t, s in zip(targets, outputs, strict=True):
+                sharp = [
+                    math.exp((a - c) / teacher_temperature) for a, c in zip(t, centre.tolist(), strict=True)
+                ]
+                soft = [math.exp(a / student_temperature) for a in s]
+                total -= sum(
+                    p / sum(sharp) * math.log(q / sum(soft)) for p, q in zip(sharp, soft, strict=True)
+                ) / len(targets)
+    return total / pairs
+
+
 def barlow_twins(z1, z2, lambd, unbiased):
     loss = 0.0
     for i, a in enumerate(columns(z1, unbiased)):

@@ -214,3 +214,13 @@ def test_a_missing_library_gets_one_sentence(monkeypatch):
     monkeypatch.setitem(__import__("sys").modules, "transformers", None)
     with pytest.raises(MissingEncoderError, match=r"pip install 'atoll\[hf\]'"):
         build("hf:vit")
+
+
+def test_a_timm_vit_processes_images_of_another_size_as_timm_does():
+    """Local crops are smaller than the images for which it is built."""
+    encoder = build("timm:test_vit").eval()
+    theirs = timm.create_model("test_vit", num_classes=0, img_size=32, dynamic_img_size=True).eval()
+    theirs.load_state_dict(encoder.library_state())
+    images = torch.randn(2, 3, 16, 16, generator=torch.Generator().manual_seed(0))
+    with torch.no_grad():
+        assert torch.equal(encoder(images), theirs(images))

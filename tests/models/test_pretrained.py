@@ -7,7 +7,8 @@ import torchvision
 
 from atoll.core.errors import UserError
 from atoll.models import ModelOptions, build_encoder, load_pretrained, save_encoder, weights_input
-from atoll.models.pretrained import fit, resample_positions
+from atoll.models.pretrained import fit
+from atoll.models.vit import resample_positions
 from atoll.recipe.recipe import make_recipe
 from tests.harness import run_tiny
 

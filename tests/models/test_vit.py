@@ -13,6 +13,7 @@ from atoll.models import (
     random_masking,
     unpatchify,
 )
+from atoll.models.vit import resample_positions
 
 
 def generator(seed=0):
@@ -142,3 +143,13 @@ def test_patches_that_do_not_fit_and_encoders_without_patches_are_refused():
     options = ModelOptions(encoder="resnet-narrow")
     with pytest.raises(UserError, match=r"needs patches, .*'resnet-narrow'; set model.encoder = 'vit-tiny'"):
         build_mae_decoder(options, build_encoder(options, 3, 32))
+
+
+def test_images_of_another_size_get_interpolated_positions(small):
+    images = torch.rand(2, 3, 4, 4, generator=generator())
+    fitting = build_encoder(ModelOptions(encoder="vit-tiny", width=64, depth=len(small.blocks)), 3, 4).eval()
+    state = small.state_dict()
+    state["positions"] = resample_positions(state["positions"], 1 + 4)
+    fitting.load_state_dict(state)
+    with torch.no_grad():
+        assert torch.equal(small(images), fitting(images))

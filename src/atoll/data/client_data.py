@@ -11,7 +11,7 @@ from atoll.core.devices import upload
 from atoll.core.rng import stream
 from atoll.data.batch import Batch
 from atoll.data.sources import ImageSet
-from atoll.data.views.views import Views
+from atoll.data.views.views import Views, is_local
 
 VIEW_NAMES = ("view1", "view2", "view3")
 
@@ -100,16 +100,23 @@ class FederatedClient:
         Args:
             round: The round, which the random streams depend on.
             epochs: Number of epochs.
-            images: Names of the images to make: ``"view1"`` to ``"view3"``, ``"image"``, ``"other"``.
+            images: Names of the images to make: ``"view1"`` to ``"view3"``, ``"local1"`` and on, ``"image"``,
+                ``"other"``.
         """
         keys = (round, self._client)
         order = stream(self._seed, "order", *keys)
-        draws = {name: stream(self._seed, "views", *keys, name) for name in (*VIEW_NAMES, "other")}
+        makers = dict.fromkeys((*VIEW_NAMES, "other"), self._views)
+        makers |= {name: self._views.local for name in images if is_local(name)}
+        draws = {name: stream(self._seed, "views", *keys, name) for name in makers}
         others = stream(self._seed, "others", *keys)
         for epoch in range(epochs):
             for rows in self._cut(torch.randperm(self.num_samples, generator=order)):
                 pixels = self._pixels(rows)
-                made = {name: self._views(pixels, draws[name]) for name in VIEW_NAMES if name in images}
+                made = {
+                    name: maker(pixels, draws[name])
+                    for name, maker in makers.items()
+                    if name in images and name != "other"
+                }
                 if "image" in images:
                     made["image"] = self._views.plain(pixels)
                 if "other" in images:

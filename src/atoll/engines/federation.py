@@ -18,7 +18,7 @@ from atoll.data.client_data import FederatedClient
 from atoll.data.images import ImageSet
 from atoll.data.partition.partition import Partition
 from atoll.data.sources import Splits, load_data, settled
-from atoll.data.views.views import Views, make_views
+from atoll.data.views.views import Views, is_local, make_views
 from atoll.engines.client import Client, buffer_names, travelling_names, update_names
 from atoll.engines.observer import refuse_measures
 from atoll.engines.partitioning import (
@@ -28,6 +28,7 @@ from atoll.engines.partitioning import (
     image_shape,
     initial_encoder,
     partition_clients,
+    refuse_crops,
 )
 from atoll.engines.update_checks import SizeLimit, max_update_size
 from atoll.models import Encoder, build_encoder, build_projector, load_pretrained, load_weights
@@ -75,6 +76,8 @@ class Federation:
         reason = recipe.composed.refuse(self.setting) or refuse_measures(recipe, self.splits)
         if reason:
             raise UserError(reason)
+        if any(is_local(name) for name in recipe.composed.images):
+            refuse_crops(encoder, channels, self.views.local.size)
         self.warm_start = ""
         self._base: Weights = {}
         self.device = recipe.engine.find_device()

@@ -26,6 +26,8 @@ from atoll.data.sources import Splits
 from atoll.data.views.views import Views, make_views
 from atoll.evaluation.embed import embed, input_views
 from atoll.models import Encoder, build_encoder, load_encoder
+from atoll.models.encoder import represent_black
+from atoll.models.libraries import first_line
 from atoll.recipe.recipe import Recipe
 
 UNTRAINED = "untrained"  # as partition.features
@@ -112,6 +114,21 @@ def image_shape(recipe: Recipe) -> tuple[int, int, int]:
     """Shape (C, H, W) of the encoder's input."""
     size = recipe.views.size or recipe.data.image_size
     return recipe.data.channels, size, size
+
+
+def refuse_crops(encoder: Encoder, channels: int, size: int) -> None:
+    """Refuse local crops of a size that an encoder cannot process.
+
+    Raises:
+        UserError: It cannot.
+    """
+    try:
+        represent_black(encoder, (channels, size, size))
+    except Exception as error:  # a foreign network may raise any exception
+        raise UserError(
+            f"the encoder cannot process local crops of side {size} ({first_line(error)}); set views.local_size to "
+            "the size of the views, or choose an encoder for images of any size"
+        ) from error
 
 
 def shift_of(recipe: Recipe, clients: int) -> Shift | None:

@@ -42,6 +42,7 @@ from atoll.functional.redundancy import (
     encoding_statistics,
     vicreg,
 )
+from atoll.functional.self_distillation import dino, moving_centre
 from atoll.functional.separation import dimension_scaling, projector_distillation
 from atoll.functional.spectral import clipped_correlation, spectral_contrast
 from atoll.functional.sphere import (
@@ -66,6 +67,7 @@ __all__ = [
     "decorrelation",
     "dictionary_contrast",
     "dimension_scaling",
+    "dino",
     "effective_rank",
     "encoding_statistics",
     "fedquad",
@@ -77,6 +79,7 @@ __all__ = [
     "min_norm_weights",
     "mmd",
     "model_contrast",
+    "moving_centre",
     "nt_xent",
     "one_sided_nt_xent",
     "projector_distillation",

@@ -7,6 +7,7 @@ from atoll.objectives.align_uniform import AlignUniform
 from atoll.objectives.autoencoder import Autoencoder
 from atoll.objectives.barlow_twins import BarlowTwins
 from atoll.objectives.byol import BYOL
+from atoll.objectives.dino import DINO
 from atoll.objectives.mae import MAE
 from atoll.objectives.moco import MoCo
 from atoll.objectives.rotation import Rotation
@@ -77,6 +78,13 @@ FED_SIGREG = Method(
     objective=SIGReg(),
     title="FedSIGReg",
     paper="Balestriero and LeCun, LeJEPA, 2025, under FedAvg",
+    family=FAMILY,
+)
+
+FED_DINO = Method(
+    objective=DINO(),
+    title="FedDINO",
+    paper="Caron et al., Emerging Properties in Self-Supervised Vision Transformers, ICCV 2021, under FedAvg",
     family=FAMILY,
 )
 

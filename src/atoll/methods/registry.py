@@ -54,6 +54,7 @@ from atoll.objectives.autoencoder import Autoencoder
 from atoll.objectives.barlow_twins import BarlowTwins
 from atoll.objectives.byol import BYOL
 from atoll.objectives.cross_entropy import CrossEntropy
+from atoll.objectives.dino import DINO
 from atoll.objectives.mae import MAE
 from atoll.objectives.metric_learning import Quadruplet, Triplet
 from atoll.objectives.moco import MoCo
@@ -79,6 +80,7 @@ OBJECTIVES: dict[str, type[Objective]] = by_name(
     BYOL,
     CrossEntropy,
     dcco.DCCO,
+    DINO,
     fedca.DictionaryContrast,
     fedquad.FedQuad,
     fedsc.FedSC,
@@ -143,6 +145,7 @@ METHODS: dict[str, Method] = {
     "fed_moco": fedavg_ssl.FED_MOCO,
     "fed_moco_v1": fedavg_ssl.FED_MOCO_V1,
     "fed_sigreg": fedavg_ssl.FED_SIGREG,
+    "fed_dino": fedavg_ssl.FED_DINO,
     "fed_mae": fedavg_ssl.FED_MAE,
     "fed_pr": fedavg_ssl.FED_PR,
     "fed_ae": fedavg_ssl.FED_AE,

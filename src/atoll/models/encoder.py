@@ -46,6 +46,20 @@ class Encoder(nn.Module):
         self.load_state_dict(state)
 
 
+@torch.no_grad()
+def represent_black(encoder: nn.Module, shape: tuple[int, int, int]) -> Tensor:
+    """Representation of one black image (C, H, W), in eval mode; each module's mode is restored."""
+    modes = [(module, module.training) for module in encoder.modules()]
+    encoder.eval()
+    try:
+        with torch.random.fork_rng(devices=[]):
+            output: Tensor = encoder(torch.zeros(1, *shape))
+            return output
+    finally:
+        for module, training in modes:
+            module.training = training
+
+
 def graft(module: nn.Module, state: dict[str, Tensor], source: str) -> str:
     """Copy into ``module`` the tensors of ``state`` that match by name and shape, and report the rest.
 

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from atoll.core.errors import UserError
 from atoll.core.given import PREFIX, Given
 from atoll.core.imports import import_attribute
-from atoll.models.encoder import Encoder
+from atoll.models.encoder import Encoder, represent_black
 from atoll.models.libraries import (
     HUGGING_FACE,
     TIMM,
@@ -72,19 +72,13 @@ class ExternalEncoder(Encoder):
         self.model.load_state_dict(state)
 
     def _measure(self, name: str, shape: tuple[int, int, int]) -> int:
-        modes = [(module, module.training) for module in self.modules()]
-        self.eval()
         try:
-            with torch.no_grad(), torch.random.fork_rng(devices=[]):
-                h = self(torch.zeros(1, *shape))
+            h = represent_black(self, shape)
         except Exception as error:  # a foreign network may raise any exception
             raise UserError(
                 f"model.encoder = {name!r} cannot process images of shape {shape} (channels, height, width): "
                 f"{first_line(error)}; change data.channels, data.image_size or the encoder"
             ) from error
-        finally:
-            for module, training in modes:
-                module.training = training
         if not isinstance(h, Tensor) or h.ndim != 2 or len(h) != 1:
             found = (
                 f"a tensor of shape {tuple(h.shape)}" if isinstance(h, Tensor) else f"a {type(h).__name__}"

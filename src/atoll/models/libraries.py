@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -80,10 +81,14 @@ def timm_model(name: str, channels: int, size: int) -> nn.Module:
     """Build ``timm:NAME`` without its classifier."""
     config = _timm_config(name)
     sized = {"img_size": size} if config.fixed_input_size else {}
+    create = partial(
+        _timm().create_model, name.removeprefix(TIMM), pretrained=False, num_classes=0, in_chans=channels
+    )
     try:
-        model: nn.Module = _timm().create_model(
-            name.removeprefix(TIMM), pretrained=False, num_classes=0, in_chans=channels, **sized
-        )
+        try:  # a ViT interpolates its position embeddings for images of other sizes, such as local crops
+            model: nn.Module = create(**sized, dynamic_img_size=True)
+        except TypeError:
+            model = create(**sized)
     except Exception as error:  # timm's models assert, or raise what their layers raise
         raise UserError(
             f"model.encoder = {name!r} cannot be built for images of side {size} with {channels} channel(s) "

@@ -12,7 +12,6 @@ import safetensors
 import torch
 import torchvision
 from torch import Tensor
-from torch.nn import functional as F
 
 from atoll.core.errors import UserError
 from atoll.models.encoder import Encoder
@@ -28,6 +27,7 @@ from atoll.models.libraries import (
     timm_weights,
 )
 from atoll.models.names import common_names
+from atoll.models.vit import resample_positions
 
 TORCHVISION = "torchvision:"
 IMAGENET = InputConfig(224, (0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
@@ -179,29 +179,6 @@ def _reshaped(name: str, tensor: Tensor, wanted: Tensor) -> Tensor | None:
         summed = tensor.sum(1, keepdim=True)
         return summed if summed.shape == wanted.shape else None
     return None
-
-
-def resample_positions(positions: Tensor, count: int) -> Tensor | None:
-    """Interpolate a ViT's position embeddings to another number of patches; tokens before the grid stay.
-
-    Args:
-        positions: The embeddings; a square grid behind the class token, if there is one.
-        count: Number of tokens afterwards.
-
-    Shape:
-        - positions: (1, P + G², D). Output: (1, P + G'², D), or None if the P differ.
-
-    Reference:
-        ``timm.layers.resample_abs_pos_embed``: bicubic with antialiasing.
-    """
-    before, after = math.isqrt(positions.shape[1]), math.isqrt(count)
-    first = positions.shape[1] - before**2
-    if first != count - after**2:
-        return None
-    grid = positions[:, first:].float().reshape(1, before, before, -1).permute(0, 3, 1, 2)
-    grid = F.interpolate(grid, size=(after, after), mode="bicubic", antialias=True)
-    resampled = grid.permute(0, 2, 3, 1).reshape(1, after**2, -1).to(positions.dtype)
-    return torch.cat([positions[:, :first], resampled], dim=1)
 
 
 def _read(source: str) -> dict[str, Tensor]:

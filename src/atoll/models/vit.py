@@ -8,8 +8,11 @@ References:
 
 from __future__ import annotations
 
+import math
+
 import torch
 from torch import Tensor, nn
+from torch.nn import functional as F
 from torchvision.models.vision_transformer import EncoderBlock
 
 from atoll.core.errors import UserError
@@ -96,6 +99,29 @@ def random_masking(
     return keep, torch.ones(n, patches).scatter_(1, keep, 0.0)
 
 
+def resample_positions(positions: Tensor, count: int) -> Tensor | None:
+    """Interpolate a ViT's position embeddings to another number of patches; tokens before the grid stay.
+
+    Args:
+        positions: The embeddings; a square grid behind the class token, if there is one.
+        count: Number of tokens afterwards.
+
+    Shape:
+        - positions: (1, P + G², D). Output: (1, P + G'², D), or None if the P differ.
+
+    Reference:
+        ``timm.layers.resample_abs_pos_embed``: bicubic with antialiasing.
+    """
+    before, after = math.isqrt(positions.shape[1]), math.isqrt(count)
+    first = positions.shape[1] - before**2
+    if first != count - after**2:
+        return None
+    grid = positions[:, first:].float().reshape(1, before, before, -1).permute(0, 3, 1, 2)
+    grid = F.interpolate(grid, size=(after, after), mode="bicubic", antialias=True)
+    resampled = grid.permute(0, 2, 3, 1).reshape(1, after**2, -1).to(positions.dtype)
+    return torch.cat([positions[:, :first], resampled], dim=1)
+
+
 def _blocks(width: int, depth: int) -> nn.Sequential:
     # nn.TransformerEncoder copies one block, so all of its blocks would start with the same weights.
     return nn.Sequential(
@@ -144,7 +170,8 @@ class ViT(Encoder):
         """Compute the class token and the patch tokens after the last norm.
 
         Args:
-            images: A batch of images.
+            images: A batch of square images; for another size than the network's, position embeddings are
+                interpolated.
             keep: Indices of the visible patches of each image; all patches by default.
 
         Shape:
@@ -152,10 +179,16 @@ class ViT(Encoder):
             - keep: (N, V) integers
             - Output: (N, 1 + V, width), V = all patches by default
         """
-        x = self.embed(patchify(images, self.patch)) + self.positions[:, 1:]
+        patches = self.embed(patchify(images, self.patch))
+        positions: Tensor = self.positions
+        if patches.shape[1] != self.patches:
+            resampled = resample_positions(positions, 1 + patches.shape[1])
+            assert resampled is not None  # noqa: S101  (both have one class token)
+            positions = resampled
+        x = patches + positions[:, 1:]
         if keep is not None:
             x = x.gather(1, keep.unsqueeze(-1).expand(-1, -1, self.dim))
-        first = (self.cls_token + self.positions[:, :1]).expand(len(x), -1, -1)
+        first = (self.cls_token + positions[:, :1]).expand(len(x), -1, -1)
         out: Tensor = self.norm(self.blocks(torch.cat([first, x], dim=1)))
         return out
 

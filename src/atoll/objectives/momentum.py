@@ -29,10 +29,10 @@ def follow(target: nn.Module, online: nn.Module, momentum: float) -> None:
     torch._foreach_lerp_(parameters, [p.detach() for p in online.parameters()], 1 - momentum)
 
 
-def encoding_weights(networks: nn.ModuleDict) -> Weights:
-    """Weights of the encoder and the projector, the networks of a target."""
-    state = networks.state_dict()
-    return {name: state[name].detach() for name in state if name.startswith(("encoder.", "projector."))}
+def encoding_weights(networks: nn.ModuleDict, *heads: str) -> Weights:
+    """Weights of the encoder, the projector and further heads, the networks of a target."""
+    state, chosen = networks.state_dict(), {"encoder", "projector", *heads}
+    return {name: state[name].detach() for name in state if name.partition(".")[0] in chosen}
 
 
 def enqueue(queue: torch.Tensor, *rows: torch.Tensor) -> torch.Tensor:

@@ -367,7 +367,7 @@ class TestOptions:
 
     def test_every_setting_is_an_option(self):
         names = {each.name for each in dataclasses.fields(ViewSettings)}
-        assert names | {"preset", "size"} == {each.name for each in dataclasses.fields(ViewOptions)}
+        assert names | {"preset", "size", "local_size"} == {each.name for each in dataclasses.fields(ViewOptions)}
 
     @pytest.mark.parametrize(
         ("change", "sentence"),
@@ -427,3 +427,26 @@ class TestRotate90:
     def test_refuses_oblong_images(self):
         with pytest.raises(ValueError, match=r"\(2, 3, 4, 5\)"):
             rotate90(torch.zeros(2, 3, 4, 5), torch.zeros(2, dtype=torch.long))
+
+
+class TestLocal:
+    def test_a_local_crop_is_a_view_of_its_own_size_and_scale(self):
+        views = make_views(ViewOptions("simclr", local_size=12, local_scale=(0.05, 0.4)), 32, 3)
+        plain = make_views(ViewOptions("simclr", size=12, crop_scale=(0.05, 0.4)), 32, 3)
+        crops = views.local(PHOTOS, generator())
+        assert crops.shape == (24, 3, 12, 12)
+        assert torch.equal(crops, plain(PHOTOS, generator()))
+        draw = views.local.draw(2000, generator())
+        area = (draw.height * draw.width).double() / 32**2
+        assert 0.03 < float(area.min()) < 0.08  # rounded to whole pixels
+        assert 0.36 < float(area.max()) < 0.44
+
+    def test_by_default_it_has_the_size_of_the_views(self):
+        assert make_views(ViewOptions("simclr"), 32, 3).local.size == 32
+        assert make_views(ViewOptions("simclr", size=24), 32, 3).local.size == 24
+
+    def test_operations_that_do_not_fit_a_small_crop_are_refused(self):
+        with pytest.raises(UserError, match=r"views.pad_crop is 4; it must be less than the views' size, 4"):
+            make_views(ViewOptions("fedx", local_size=4), 32, 3)
+        with pytest.raises(UserError, match=r"blur_kernel is 13; for views of size 6"):
+            make_views(ViewOptions("l-dawa", local_size=6), 32, 3)

@@ -44,6 +44,7 @@ class ViewSettings(Options, section="views"):
     blur_kernel: PixelCount = 0
     solarize: Probability = 0.0
     solarize_threshold: float = 128 / 255
+    local_scale: ShareRange = (0.05, 0.4)
     mean: Means = (0.0,)
     std: Deviations = (1.0,)
 
@@ -108,6 +109,17 @@ PRESETS: dict[str, ViewSettings] = {
     ),
     "orchestra": _ORCHESTRA,
     "orchestra-second": replace(_ORCHESTRA, blur=0.1, solarize=0.2),
+    # DINO's first view always blurs, its second seldom, and solarizes; a recipe has one preset for both.
+    "dino": replace(
+        _SIMCLR,
+        crop_scale=(0.4, 1.0),
+        interpolation="bicubic",
+        saturation=0.2,
+        blur=0.5,
+        solarize=0.1,
+        mean=(0.485, 0.456, 0.406),
+        std=(0.229, 0.224, 0.225),
+    ),
     # Crop after padding, and flip; the colour jitter of its code has strength 0.
     "fedx": ViewSettings(
         pad_crop=4,
@@ -124,7 +136,13 @@ PRESETS: dict[str, ViewSettings] = {
     # Our choice: no flip, because a mirrored digit is another symbol or none, and no small crops, because a
     # small crop of a 9 may look like a 0.
     "digits": ViewSettings(
-        crop_scale=(0.5, 1.0), crop_ratio=(0.8, 1.25), pad_crop=1, jitter=0.8, brightness=0.4, contrast=0.4
+        crop_scale=(0.5, 1.0),
+        crop_ratio=(0.8, 1.25),
+        pad_crop=1,
+        jitter=0.8,
+        brightness=0.4,
+        contrast=0.4,
+        local_scale=(0.25, 0.5),
     ),
 }
 
@@ -153,6 +171,10 @@ class ViewOptions(Options, section="views"):
         blur_kernel: Size of the blur's kernel, odd; 0 for a tenth of the image as in SimCLR, and at least 3.
         solarize: Probability of solarization, which inverts the values that reach the threshold.
         solarize_threshold: Threshold of the solarization, on [0, 1].
+        local_size: Side of local crops in pixels, for methods that have them; by default that of the views. With a
+            smaller one, they cost less.
+        local_scale: Range of the share of the image's area that a local crop covers; their other operations are
+            those of the views.
         mean: Mean that the last step subtracts; one value, or one for each channel.
         std: Standard deviation by which the last step divides; one value, or one for each channel.
     """
@@ -175,6 +197,8 @@ class ViewOptions(Options, section="views"):
     blur_kernel: PixelCount | None = None
     solarize: Probability | None = None
     solarize_threshold: float | None = None
+    local_size: Count | None = None
+    local_scale: ShareRange | None = None
     mean: Means | None = None
     std: Deviations | None = None
 

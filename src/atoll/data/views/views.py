@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 
 import torch
 from torch import Tensor
@@ -22,6 +22,7 @@ from atoll.data.views.options import PRESETS, ViewOptions, ViewSettings
 
 __all__ = ["PRESETS", "Draw", "ViewOptions", "ViewSettings", "Views", "make_views", "rotate90"]
 
+LOCAL = "local"  # local crops are images named local1, local2, …
 CROP_TRIES = 10  # as in torchvision: after ten crops that do not fit, a centre crop
 JITTER = (ops.adjust_brightness_, ops.adjust_contrast_, ops.adjust_saturation_, ops.adjust_hue_)
 # Number of values of a batch that a CPU processes at a time: few enough to stay in a core's cache between
@@ -78,7 +79,12 @@ class Views:
         image_size: Side of the stored images.
         size: Side of the views.
         channels: Channels of the images.
+
+    Attributes:
+        local: The same for local crops, of ``local_size`` and ``local_scale``.
     """
+
+    local: Views
 
     def __init__(self, settings: ViewSettings, image_size: int, size: int, channels: int) -> None:
         self.settings = settings
@@ -276,17 +282,26 @@ def make_views(options: ViewOptions, image_size: int, channels: int) -> Views:
                 f"views.{name} has {len(values)} values for images of {channels} channel(s) "
                 f"(preset {options.preset!r}); set one value, or one for each channel"
             )
-    if settings.pad_crop >= size:
+    smallest = min(size, options.local_size or size)
+    if settings.pad_crop >= smallest:
         raise UserError(
-            f"views.pad_crop is {settings.pad_crop}; it must be less than the views' size, {size}"
+            f"views.pad_crop is {settings.pad_crop}; it must be less than the views' size, {smallest}"
         )
     views = Views(settings, image_size, size, channels)
-    if settings.blur > 0 and views.blur_kernel // 2 >= size:
-        raise UserError(
-            f"views.blur_kernel is {views.blur_kernel}; "
-            f"for views of size {size} it must be at most {2 * size - 1}"
-        )
+    local = replace(settings, crop_scale=settings.local_scale)
+    views.local = Views(local, image_size, options.local_size or size, channels)
+    for each in (views, views.local) if options.local_size else (views,):
+        if settings.blur > 0 and each.blur_kernel // 2 >= each.size:
+            raise UserError(
+                f"views.blur_kernel is {each.blur_kernel}; "
+                f"for views of size {each.size} it must be at most {2 * each.size - 1}"
+            )
     return views
+
+
+def is_local(name: str) -> bool:
+    """Whether an image's name is that of a local crop."""
+    return name.startswith(LOCAL)
 
 
 def _crop_boxes(
