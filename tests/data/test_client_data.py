@@ -1,3 +1,4 @@
+import pytest
 import torch
 
 from tests.steps import federation
@@ -47,3 +48,17 @@ def test_local_crops_have_their_own_draws_and_leave_the_views_as_they_are():
     assert beside["local1"].shape[2:] == beside["local2"].shape[2:] == (5, 5)
     assert not torch.equal(beside["local1"], beside["local2"])
     assert torch.equal(beside["view1"], next(data.batches(1, 1, ("view1",))).images["view1"])
+
+
+def test_a_batch_is_cut_into_parts_of_two_samples_at_least():
+    batch = next(federation(*SETTINGS).client_data(0).batches(1, 1, ("view1",)))
+    n = len(batch.indices)
+    parts = batch.parts(3)
+    assert [len(part.indices) for part, _ in parts] == [7, 7, 6]
+    assert sum(share for _, share in parts) == pytest.approx(1)
+    assert [share * n for _, share in parts] == pytest.approx([7, 7, 6])
+    assert torch.equal(torch.cat([part.images["view1"] for part, _ in parts]), batch.images["view1"])
+    assert torch.equal(torch.cat([part.indices for part, _ in parts]), batch.indices)
+    assert torch.equal(torch.cat([part.labels for part, _ in parts]), batch.labels)
+    assert [len(part.indices) for part, _ in batch.parts(100)] == [2] * (n // 2)
+    assert batch.parts(1) == [(batch, 1.0)]

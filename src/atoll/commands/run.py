@@ -306,6 +306,7 @@ def _finish(prepared: PreparedRun, evaluator: Evaluator, server: Server) -> None
     method = recipe.composed
     record = {
         "round": server.round,
+        **({"stopped_early": True} if server.round < recipe.train.rounds else {}),
         "model": largest,
         **results,
         "method": recipe.label,

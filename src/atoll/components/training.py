@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from atoll.core.config import Options
-from atoll.core.schema import Above, AtLeast, AtMost, Below, Infinite, Positive, Share
+from atoll.core.schema import Above, AtLeast, AtMost, Below, Count, Infinite, Positive, Share
 
 Whole = Annotated[int, AtLeast(0)]
 Bound = Annotated[float, Above(0), Infinite()]
@@ -41,6 +41,12 @@ class TrainOptions(Options, section="train"):
             client (``"local"``), or left at the server's initial values (``"leave"``).
         amp: Mixed precision on a GPU: networks and their gradients in bfloat16, weights and losses in float32.
             It has no effect on a CPU, where PyTorch's bfloat16 convolutions gave wrong gradients on small maps.
+        checkpoint_gradients: Keep only the inputs of the encoder's blocks for the backward pass, and compute the
+            blocks again there: less memory, the same gradients, about a third more time.
+        accumulate: Parts into which a batch is cut; the optimiser takes one step with the sum of their gradients,
+            weighted by their sizes. Where the loss is a mean over samples, it is the step of the whole batch. A
+            contrastive loss has the negatives of its part alone, and BatchNorm and other statistics of a batch are
+            those of a part.
         norm_factor: An update is refused if its distance from the model that the client received exceeds this
             factor times the running median of accepted distances.
         first_norm: Maximum distance in the first round.
@@ -71,6 +77,8 @@ class TrainOptions(Options, section="train"):
     views_batch: Literal["separate", "joint"] = "separate"
     bn_buffers: Literal["average", "local", "leave"] = "average"
     amp: bool = False
+    checkpoint_gradients: bool = False
+    accumulate: Count = 1
     norm_factor: Bound = 10.0
     first_norm: Bound = 1000.0
     max_share: Share = 1.0

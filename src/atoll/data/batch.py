@@ -29,6 +29,24 @@ class Batch:
     labels: Tensor | None
     epoch: int = 0
 
+    def parts(self, count: int) -> list[tuple[Batch, float]]:
+        """Cut the batch into parts of at least two samples, whose sizes differ by at most one.
+
+        Returns:
+            At most ``count`` parts, each with its share of the samples; the batch itself if it is the only one.
+        """
+        n = len(self.indices)
+        count = min(count, n // 2)
+        if count < 2:
+            return [(self, 1.0)]
+        made = []
+        for rows in torch.arange(n).tensor_split(count):
+            one = slice(int(rows[0]), int(rows[-1]) + 1)
+            images = {name: image[one] for name, image in self.images.items()}
+            labels = None if self.labels is None else self.labels[one]
+            made.append((Batch(self.indices[one], images, labels, self.epoch), len(rows) / n))
+        return made
+
 
 class ClientData(Protocol):
     """Interface of a client's data (see `atoll.data.client_data`).

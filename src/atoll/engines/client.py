@@ -16,6 +16,7 @@ from atoll.core.rng import derive_seed
 from atoll.core.tree import Weights
 from atoll.methods.method import Method
 from atoll.models.adapters import matching
+from atoll.models.gradient_checkpointing import checkpointed
 
 BASE = "base"  # the constant of the weights that do not travel each round
 
@@ -179,20 +180,22 @@ def train_client(
         client.start(message, retained, data)
         device = client.context.device.type
         epoch = 0
-        for batch in data.batches(message["round"], message["epochs"], client.method.images):
-            if batch.epoch != epoch:
-                client.end_epoch()
-                epoch = batch.epoch
-            # bfloat16 has float32's range, so gradients need no scaling, as float16's would
-            with torch.autocast(device, torch.bfloat16, enabled=train.amp and device == "cuda"):
-                loss = client.step(batch)
-            client.optimizer.zero_grad(set_to_none=True)
-            if loss.requires_grad:
-                torch.autograd.backward(loss)
-            client.optimizer.step()
-            client.after_step()
-            if progress is not None:
-                progress(len(batch.indices))
+        with checkpointed(client.networks["encoder"], train.checkpoint_gradients):
+            for batch in data.batches(message["round"], message["epochs"], client.method.images):
+                if batch.epoch != epoch:
+                    client.end_epoch()
+                    epoch = batch.epoch
+                client.optimizer.zero_grad(set_to_none=True)
+                for part, share in batch.parts(train.accumulate):
+                    # bfloat16 has float32's range, so gradients need no scaling, as float16's would
+                    with torch.autocast(device, torch.bfloat16, enabled=train.amp and device == "cuda"):
+                        loss = client.step(part)
+                    if loss.requires_grad:
+                        torch.autograd.backward(loss if share == 1 else share * loss)
+                client.optimizer.step()
+                client.after_step()
+                if progress is not None:
+                    progress(len(batch.indices))
         client.end_epoch()
         return client.finish()
 

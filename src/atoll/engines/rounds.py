@@ -16,6 +16,7 @@ from atoll.core.errors import UserError
 from atoll.core.kept_models import keep_model
 from atoll.engines.background import Background
 from atoll.engines.callbacks import Callback
+from atoll.core.tree import Tree
 from atoll.engines.client_states import States
 from atoll.engines.federation import Federation
 from atoll.engines.jobs import Executor
@@ -48,6 +49,11 @@ class RunStore(Protocol):
 
     def completed_rounds(self) -> int:
         """Number of the newest complete round, even if its checkpoint cannot be read."""
+        ...
+
+    @property
+    def metrics(self) -> list[dict[str, object]]:
+        """Read all lines of the metrics."""
         ...
 
     def rewind(self, round: int) -> int:
@@ -170,7 +176,17 @@ def run_rounds(
         for client in context.reset_clients:
             server.valid.pop(client, None)
     logged = store.rewind(-1 if latest is None else server.round)
-    every = recipe.evaluation.every
+    every, patience = recipe.evaluation.every, recipe.evaluation.patience
+
+    def ended() -> bool:
+        return server.round >= recipe.train.rounds or (
+            patience is not None and stalled(store.metrics, patience)
+        )
+
+    def kept() -> bool:
+        """Whether the round is saved; the run ends after no other."""
+        last = server.round == recipe.train.rounds or (patience is not None and server.round % every == 0)
+        return last or server.round % recipe.engine.checkpoint_every == 0
 
     def conclude(line: dict[str, object]) -> None:
         if evaluator and every and server.round % every == 0:
@@ -187,29 +203,32 @@ def run_rounds(
         store.checkpoint(0, server.checkpoint())
     elif logged < server.round and "line" in latest:
         conclude(latest["line"])
-    if server.round >= recipe.train.rounds:
+    end = ended()
+    if end:
         return server
     with closing(make_executor()) as executor, Background() as background:
         executor.start(server.constants)
         valid = dict(server.valid)
         first = server.round + 1
-        while server.round < recipe.train.rounds:
+        while not end:
             record = server.run_round(executor, callback.step if callback else None)
             line = record.to_dict()
             if context.reset_clients and server.round == first:
                 line["reset"] = list(context.reset_clients)
             save: Callable[[], None] | None = None
-            if server.round % recipe.engine.checkpoint_every == 0 or server.round == recipe.train.rounds:
+            if kept():
                 checkpoint: Checkpoint = {**server.checkpoint(), "line": line}
                 save = partial(_save, store, states, checkpoint, valid)
                 valid = dict(server.valid)
             if overlap and not spends and not (evaluator and every and server.round % every == 0):
                 background.run(partial(_save_and_log, save, store, line))
+                end = server.round >= recipe.train.rounds
             else:
                 background.wait()
                 if save:
                     save()
                 conclude(line)
+                end = ended()
             if callback:
                 callback.round(record, line)
     return server
@@ -225,3 +244,17 @@ def _save_and_log(save: Callable[[], None] | None, store: RunStore, line: dict[s
     if save:
         save()
     store.log(line)
+
+
+def stalled(metrics: Sequence[Tree], patience: int) -> bool:
+    """Whether the last ``patience`` evaluations did not raise the highest kNN accuracy; without round 0.
+
+    Example:
+        >>> from atoll.engines.rounds import stalled
+        >>> lines = [{"round": r, "evaluation": {"knn/accuracy": a}} for r, a in ((1, 0.5), (2, 0.7), (3, 0.6))]
+        >>> stalled(lines, patience=1), stalled(lines, patience=2)
+        (True, False)
+    """
+    results = [line.get("evaluation", {}) for line in metrics if line["round"] > 0]
+    found = [result["knn/accuracy"] for result in results if "knn/accuracy" in result]
+    return len(found) > patience and max(found[-patience:]) <= max(found[:-patience])

@@ -184,7 +184,8 @@ class UpdateChecks:
         if tensor.is_floating_point():
             impossible = name.endswith("running_var") and bool((tensor < 0).any())
             return f"{name!r} contains a negative variance" if impossible else None
-        most = model + PASSES * asked["steps"] if "steps" in asked else None
+        passes = PASSES * self.setting.train.accumulate
+        most = model + passes * asked["steps"] if "steps" in asked else None
         # A merge may retain a client's own counter, which is below the largest of all clients'.
         least = model if self.method.merge.replaces else torch.zeros_like(model)
         if bool((tensor < least).any()) or (most is not None and bool((tensor > most).any())):

@@ -36,6 +36,8 @@ class EvaluationOptions(Options, section="evaluation"):
 
     Attributes:
         every: Rounds between evaluations during training; 0 evaluates only at the end.
+        patience: The run ends after this many evaluations in a row whose kNN accuracy is not above that of all
+            earlier ones since round 1; by default, after ``train.rounds`` alone.
         during: Protocols of an evaluation during training.
         at_end: Protocols of the last evaluation.
         batch_size: Number of images that are embedded at a time.
@@ -63,6 +65,7 @@ class EvaluationOptions(Options, section="evaluation"):
     """
 
     every: Annotated[int, AtLeast(0)] = 0
+    patience: Count | None = None
     during: Protocols = ("knn", "geometry")
     at_end: Protocols = ("knn", "probe", "geometry")
     batch_size: Count = 512
@@ -81,6 +84,14 @@ class EvaluationOptions(Options, section="evaluation"):
     measures_every: Count = 1
     measured_clients: Annotated[int, AtLeast(2)] = 5
     map_points: Annotated[int, AtLeast(0)] = 1000
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.patience is not None and not (self.every and "knn" in self.during):
+            raise UserError(
+                "evaluation.patience waits for kNN during training, which is not evaluated; set evaluation.every "
+                "and 'knn' in evaluation.during"
+            )
 
     def probe_protocol(self, paper: ProbeProtocol | None = None) -> ProbeProtocol:
         """Return a paper's probe, or the named probe with this section's changes."""

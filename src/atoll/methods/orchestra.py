@@ -164,6 +164,7 @@ class Orchestra(Objective):
         kept: Weights | None = retained["target"] if retained and self.target == "kept" else None
         scope.target = start_target(context, "orchestra_target", kept)
         scope.centroids = scope.message.to(context.device)
+        scope.newest = []
         if retained is None:
             (z,) = context.outputs(scope.target, "z")
             chosen = torch.randperm(len(z), generator=context.stream("orchestra-memory"))[: self.memory]
@@ -174,13 +175,15 @@ class Orchestra(Objective):
     def loss(self, context: ClientContext, batch: Batch, passes: Passes) -> Tensor:
         """Cross-entropy between the assignments of the two networks."""
         scope = context.of(self)
-        scope.newest = normalize(passes[TARGET].z.detach().float())
-        return assignment_loss(scope.newest, passes[ONLINE].z, scope.centroids, self.temperature)
+        target = normalize(passes[TARGET].z.detach().float())
+        scope.newest.append(target)
+        return assignment_loss(target, passes[ONLINE].z, scope.centroids, self.temperature)
 
     def after_step(self, context: ClientContext) -> None:
         """Append the newest embeddings to the memory, and move the target towards the online network."""
         scope = context.of(self)
-        scope.memory = enqueue(scope.memory, scope.newest)
+        scope.memory = enqueue(scope.memory, *scope.newest)
+        scope.newest = []
         follow(scope.target, context.networks, self.momentum)
 
     def finish(self, context: ClientContext) -> Tree:

@@ -111,6 +111,7 @@ class DINO(Objective):
         teacher = kept["teacher"] if kept and self.target == "kept" else None
         scope.teacher = start_target(context, "dino_teacher", teacher)
         scope.centre = (kept["centre"] if kept else torch.zeros(self.prototypes)).to(context.device)
+        scope.outputs = []
         done = context.round - 1
         falling = 0.5 * (1 + math.cos(math.pi * done / rounds))
         scope.momentum = self.final_momentum - (self.final_momentum - self.momentum) * falling
@@ -123,10 +124,11 @@ class DINO(Objective):
         epoch = (context.round - 1) * context.setting.train.epochs + batch.epoch
         seen = [passes[forward].z for forward in self.forwards() if forward.network == "local"]
         outputs = context.networks[HEAD](torch.cat(seen), epoch < self.fixed_epochs)
-        scope.outputs = torch.stack([passes[view].head(HEAD, of="projector") for view in TEACHER])
+        targets = torch.stack([passes[view].head(HEAD, of="projector") for view in TEACHER])
+        scope.outputs.append(targets)
         return dino(
             outputs.unflatten(0, (-1, n)),
-            scope.outputs,
+            targets,
             scope.centre,
             self.student_temperature,
             scope.temperature,
@@ -136,7 +138,8 @@ class DINO(Objective):
         """Move the teacher towards the student, and the centre towards the teacher's outputs (Eq. 4)."""
         scope = context.of(self)
         follow(scope.teacher, context.networks, scope.momentum)
-        scope.centre = moving_centre(scope.centre, scope.outputs, self.centre_momentum)
+        scope.centre = moving_centre(scope.centre, torch.cat(scope.outputs, dim=1), self.centre_momentum)
+        scope.outputs = []
 
     def keep(self, context: ClientContext) -> Tree:
         """Return the centre, and the teacher's weights unless each round resets it, as client state."""

@@ -58,15 +58,17 @@ class MoCo(Objective):
         else:
             scope.queue = scope.retained
         scope.queue = scope.queue.to(context.device)
+        scope.keys = []
 
     def loss(self, context: ClientContext, batch: Batch, passes: Passes) -> Tensor:
         """Loss of one direction, or the sum of both."""
         scope = context.of(self)
         pairs = [(VIEWS[0], KEYS[1]), (VIEWS[1], KEYS[0])] if self.symmetric else [(VIEWS[0], KEYS[1])]
-        scope.keys = [normalize(passes[key].z.float()) for _, key in pairs]
+        keys = [normalize(passes[key].z.float()) for _, key in pairs]
+        scope.keys += keys
         losses = [
             queue_contrast(passes[query].z, k, scope.queue, self.temperature)
-            for (query, _), k in zip(pairs, scope.keys, strict=True)
+            for (query, _), k in zip(pairs, keys, strict=True)
         ]
         return torch.stack(losses).sum()
 
@@ -75,6 +77,7 @@ class MoCo(Objective):
         scope = context.of(self)
         follow(scope.key, context.networks, self.momentum)
         scope.queue = enqueue(scope.queue, *scope.keys)
+        scope.keys = []
 
     def keep(self, context: ClientContext) -> Tree:
         """Return the queue as client state."""

@@ -62,7 +62,9 @@ class Folder:
 
     @property
     def planned(self) -> int:
-        """Number of rounds in the recipe."""
+        """Number of rounds in the recipe, or that early stopping left of them."""
+        if self.results.get("stopped_early"):
+            return self.rounds
         return int(self.recipe.get("train", {}).get("rounds", 0))
 
     @property

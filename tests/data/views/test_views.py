@@ -367,7 +367,9 @@ class TestOptions:
 
     def test_every_setting_is_an_option(self):
         names = {each.name for each in dataclasses.fields(ViewSettings)}
-        assert names | {"preset", "size", "local_size"} == {each.name for each in dataclasses.fields(ViewOptions)}
+        assert names | {"preset", "size", "local_size"} == {
+            each.name for each in dataclasses.fields(ViewOptions)
+        }
 
     @pytest.mark.parametrize(
         ("change", "sentence"),

@@ -1,0 +1,81 @@
+"""Gradient checkpointing: an encoder's blocks are computed again in the backward pass instead of kept in memory.
+
+Reference:
+    Chen et al., Training Deep Nets with Sublinear Memory Cost, 2016, https://arxiv.org/abs/1604.06174.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext
+from functools import partial
+from typing import Any
+
+import torch
+from torch import nn
+from torch.nn.modules.batchnorm import _BatchNorm
+from torch.utils.checkpoint import checkpoint
+
+
+@contextmanager
+def checkpointed(encoder: nn.Module, enabled: bool = True) -> Iterator[None]:
+    """Within the context, keep only the inputs of an encoder's blocks for the backward pass.
+
+    Outputs, gradients, random draws and BatchNorm's statistics are those of the encoder as it is.
+
+    Args:
+        encoder: An encoder.
+        enabled: Whether to do anything.
+
+    Example:
+        >>> import torch
+        >>> from atoll.models import ModelOptions, build_encoder
+        >>> from atoll.models.gradient_checkpointing import checkpointed
+        >>> encoder = build_encoder(ModelOptions(encoder="resnet-narrow"), channels=1, image_size=8)
+        >>> with checkpointed(encoder):
+        ...     encoder(torch.ones(2, 1, 8, 8)).sum().backward()
+        >>> encoder.conv1.weight.grad is not None
+        True
+    """
+    chosen = (_blocks(encoder) or [encoder]) if enabled else []
+    for block in chosen:
+        setattr(block, "forward", partial(_run, block.forward, block))  # noqa: B010  (mypy: a method)
+    try:
+        yield
+    finally:
+        for block in chosen:
+            del block.forward
+
+
+def _blocks(module: nn.Module) -> list[nn.Module]:
+    """The blocks that a network repeats: composite modules in a sequence or list, the innermost such."""
+    found: list[nn.Module] = []
+    for child in module.children():
+        inner = _blocks(child)
+        sequence = isinstance(module, nn.Sequential | nn.ModuleList)
+        found += inner or ([child] if sequence and any(True for _ in child.children()) else [])
+    return found
+
+
+def _run(forward: Callable[..., Any], block: nn.Module, *args: Any, **kwargs: Any) -> Any:
+    if not torch.is_grad_enabled():
+        return forward(*args, **kwargs)
+    norms = [norm for norm in block.modules() if isinstance(norm, _BatchNorm) and norm.training]
+    return checkpoint(
+        forward, *args, use_reentrant=False, context_fn=lambda: (nullcontext(), _resting(norms)), **kwargs
+    )
+
+
+@contextmanager
+def _resting(norms: Sequence[_BatchNorm]) -> Iterator[None]:
+    """Leave BatchNorm's running statistics, which the first computation has already moved."""
+    before = [dict(norm.named_buffers(recurse=False)) for norm in norms]
+    for norm, buffers in zip(norms, before, strict=True):
+        for name, buffer in buffers.items():
+            setattr(norm, name, buffer.clone())
+    try:
+        yield
+    finally:
+        for norm, buffers in zip(norms, before, strict=True):
+            for name, buffer in buffers.items():
+                setattr(norm, name, buffer)

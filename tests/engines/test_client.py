@@ -1,0 +1,67 @@
+import pytest
+import torch
+
+from tests.rounds import Rounds
+
+VIT = ("model.encoder=vit-tiny", "model.stem=cifar", "model.width=64", "model.depth=1", "model.patch=4")
+PLAIN = ("model.projector_norm=false", "train.optimizer=sgd", "train.batch_size=16")
+
+
+def step(*settings):
+    """The weights after one client's round."""
+    update, _ = Rounds(*settings).train(0)
+    return update["weights"]
+
+
+@pytest.mark.parametrize("method", ["fed_sl", "fed_pr"])  # losses that are means over samples
+@pytest.mark.parametrize("parts", [2, 5])
+def test_accumulated_parts_are_the_step_of_the_whole_batch(method, parts):
+    settings = (f"method.name={method}", *VIT, *PLAIN)  # no BatchNorm
+    whole, accumulated = step(*settings), step(*settings, f"train.accumulate={parts}")
+    start = Rounds(*settings).start(0)
+    for name, weight in whole.items():
+        torch.testing.assert_close(accumulated[name], weight, atol=2e-6, rtol=1e-4)
+    assert any(not torch.equal(weight, start[name]) for name, weight in whole.items())
+
+
+def test_a_contrastive_loss_has_the_negatives_of_its_part():
+    settings = ("method.name=fed_simclr", *VIT, *PLAIN)
+    whole, accumulated = step(*settings), step(*settings, "train.accumulate=2")
+    assert any(not torch.allclose(whole[name], accumulated[name], atol=1e-5) for name in whole)
+
+
+def test_queues_and_centres_receive_all_parts():
+    queued = ("method.name=fed_moco", "options.moco.queue=200", *VIT, *PLAIN, "train.lr=1e-30")
+    kept = [Rounds(*queued, *more).train(0)[1]["parts"]["moco"] for more in ((), ("train.accumulate=3",))]
+    sorted_ = [rows[rows[:, 0].argsort()] for rows in kept]
+    torch.testing.assert_close(*sorted_, atol=1e-4, rtol=1e-3)
+
+    centred = (
+        "method.name=fed_dino",
+        "options.dino.prototypes=8",
+        "options.dino.local_crops=0",
+        *VIT,
+        *PLAIN,
+    )
+    kept = [
+        Rounds(*centred, "train.lr=1e-30", *more).train(0)[1]["parts"]["dino"]["centre"]
+        for more in ((), ("train.accumulate=2",))
+    ]
+    torch.testing.assert_close(*kept, atol=1e-5, rtol=1e-4)
+
+
+def test_a_client_that_accumulates_counts_more_batches_and_is_accepted():
+    rounds = Rounds("method.name=fed_simclr", "train.accumulate=5")
+    update, _ = rounds.train(0)
+    counted = update["weights"]["encoder.bn1.num_batches_tracked"]
+    assert int(counted) == 2 * 5 * rounds.federation.client_data(0).num_batches()
+    rounds.server.checks.names = frozenset(rounds.federation.update_names())
+
+
+@pytest.mark.parametrize("method", ["fed_byol", "fed_mae"])
+def test_recomputed_blocks_train_the_same_weights(method):
+    settings = (f"method.name={method}", *(VIT if method == "fed_mae" else ()))
+    plain, recomputed = step(*settings), step(*settings, "train.checkpoint_gradients=true")
+    assert plain.keys() == recomputed.keys()
+    for name, weight in plain.items():
+        assert torch.equal(weight, recomputed[name]), name

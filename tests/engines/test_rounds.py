@@ -1,0 +1,52 @@
+import json
+
+import pytest
+
+from atoll.core.errors import UserError
+from atoll.core.tree import same
+from atoll.engines.rounds import stalled
+from tests.harness import remains, run_tiny, tiny
+
+STOPPING = (
+    "method.name=fed_simclr", "train.rounds=12", "evaluation.every=1", "evaluation.patience=2",
+    "evaluation.during=['knn']", "evaluation.knn_k=5", "train.lr=1e-9", "model.projector_hidden=[8]",
+)  # fmt: skip
+
+
+def lines(*accuracies):
+    return [{"round": r, "evaluation": {"knn/accuracy": a}} for r, a in enumerate(accuracies)]
+
+
+def test_a_run_waits_for_as_many_evaluations_as_its_patience():
+    assert not stalled(lines(0.9, 0.1, 0.2, 0.3), 2)  # round 0 is the untrained encoder
+    assert not stalled(lines(0.9, 0.3, 0.2), 2)
+    assert stalled(lines(0.9, 0.3, 0.2, 0.3), 2)
+    assert not stalled(lines(0.9, 0.3, 0.2, 0.31), 2)
+    assert not stalled([*lines(0.9, 0.3), {"round": 2}, {"round": 3}, {"round": 4}], 2)  # not evaluated
+
+
+def test_a_run_that_does_not_improve_ends_early_and_is_complete(tmp_path):
+    run = run_tiny(tmp_path / "run", *STOPPING, "engine.checkpoint_every=5")
+    found = [line["evaluation"]["knn/accuracy"] for line in run.metrics[1:]]
+    rounds = len(found)
+    assert 3 <= rounds < 12
+    assert max(found[-2:]) <= max(found[:-2])
+    assert all(not stalled(run.metrics[:n], 2) for n in range(1, rounds + 1))
+    record = json.loads((run.folder / "evaluation.json").read_text())
+    assert (record["round"], record["stopped_early"]) == (rounds, True)
+    written = (run.folder / "evaluation.json").stat().st_mtime_ns
+    run_tiny(tmp_path / "run", *STOPPING, "engine.checkpoint_every=5", resume=True)
+    assert (run.folder / "evaluation.json").stat().st_mtime_ns == written  # nothing was left to do
+
+    # Interrupted after its first round, it ends at the same round with the same bytes.
+    parts = run_tiny(tmp_path / "parts", *STOPPING, "train.rounds=1", "engine.checkpoint_every=5")
+    run_tiny(parts.folder, *STOPPING, "engine.checkpoint_every=5", resume=True)
+    assert parts.metrics[-1]["round"] == rounds
+    assert same(remains(parts), remains(run))
+
+
+def test_patience_without_an_evaluation_is_refused():
+    with pytest.raises(UserError, match=r"evaluation.patience waits for kNN .* set evaluation.every"):
+        tiny("evaluation.patience=2", "evaluation.every=0")
+    with pytest.raises(UserError, match=r"'knn' in evaluation\.during"):
+        tiny("evaluation.patience=2", "evaluation.every=1", "evaluation.during=['geometry']")
