@@ -15,7 +15,7 @@ from atoll.models import load_encoder
 from atoll.recipe.recipe import Recipe, recipe_of
 
 MAY_CHANGE = (  # when a run is resumed
-    *("train.rounds", "engine.workers", "evaluation.at_end", "name", "title"),
+    *("train.rounds", "engine.workers", "engine.decoders", "evaluation.at_end", "name", "title"),
     *("train.keep_local_models", "train.keep_models_every"),
 )
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from itertools import tee
 
 import torch
 from torch import Tensor
@@ -10,6 +11,7 @@ from torch import Tensor
 from atoll.core.devices import upload
 from atoll.core.rng import stream
 from atoll.data.batch import Batch
+from atoll.data.decode_workers import DecodeWorkers
 from atoll.data.sources import ImageSet
 from atoll.data.views.views import Views, is_local
 
@@ -43,6 +45,7 @@ class FederatedClient:
         drop_last: Whether to drop a last, smaller batch, unless it is the only one.
         device: Device of the batches.
         channels_last: Whether images have the memory layout channels-last.
+        decoders: Reads the images of batches; None to read them in this process.
     """
 
     def __init__(
@@ -56,6 +59,7 @@ class FederatedClient:
         drop_last: bool,
         device: torch.device,
         channels_last: bool = False,
+        decoders: DecodeWorkers | None = None,
     ) -> None:
         self.num_samples = len(indices)
         self._set = images
@@ -66,6 +70,7 @@ class FederatedClient:
         self._batch_size = batch_size
         self._drop_last = drop_last
         self._device = device
+        self._decoders = decoders or DecodeWorkers(images.images, 0)
         self._format = torch.channels_last if channels_last else torch.contiguous_format
 
     @property
@@ -104,26 +109,31 @@ class FederatedClient:
                 ``"other"``.
         """
         keys = (round, self._client)
-        order = stream(self._seed, "order", *keys)
-        makers = dict.fromkeys((*VIEW_NAMES, "other"), self._views)
+        makers = dict.fromkeys(VIEW_NAMES, self._views)
         makers |= {name: self._views.local for name in images if is_local(name)}
-        draws = {name: stream(self._seed, "views", *keys, name) for name in makers}
-        others = stream(self._seed, "others", *keys)
+        draws = {name: stream(self._seed, "views", *keys, name) for name in (*makers, "other")}
+        schedule, coming = tee(self._schedule(keys, epochs, "other" in images))
+        stored = self._decoders.read(self._indices[torch.cat([rows, others])] for _, rows, others in coming)
+        for both, (epoch, rows, others) in zip(stored, schedule, strict=False):
+            on_device = upload(both, self._device)
+            pixels, other = on_device[: len(rows)], on_device[len(rows) :]
+            made = {name: make(pixels, draws[name]) for name, make in makers.items() if name in images}
+            if "image" in images:
+                made["image"] = self._views.plain(pixels)
+            if "other" in images:
+                made["other"] = self._views(other, draws["other"])
+            made = {name: image.contiguous(memory_format=self._format) for name, image in made.items()}
+            yield Batch(rows, made, self._labels(rows), epoch)
+
+    def _schedule(
+        self, keys: tuple[int, int], epochs: int, with_others: bool
+    ) -> Iterator[tuple[int, Tensor, Tensor]]:
+        """Epoch, rows and other, random rows (none unless they are wanted) of each batch."""
+        order, others = stream(self._seed, "order", *keys), stream(self._seed, "others", *keys)
         for epoch in range(epochs):
             for rows in self._cut(torch.randperm(self.num_samples, generator=order)):
-                pixels = self._pixels(rows)
-                made = {
-                    name: maker(pixels, draws[name])
-                    for name, maker in makers.items()
-                    if name in images and name != "other"
-                }
-                if "image" in images:
-                    made["image"] = self._views.plain(pixels)
-                if "other" in images:
-                    picked = torch.randint(self.num_samples, (len(rows),), generator=others)
-                    made["other"] = self._views(self._pixels(picked), draws["other"])
-                made = {name: image.contiguous(memory_format=self._format) for name, image in made.items()}
-                yield Batch(rows, made, self._labels(rows), epoch)
+                size = (len(rows) if with_others else 0,)
+                yield epoch, rows, torch.randint(self.num_samples, size, generator=others)
 
     def ordered(self, generator: torch.Generator | None = None) -> Iterator[Batch]:
         """Iterate over every sample once, in order, as ``images["image"]``.

@@ -15,6 +15,7 @@ from atoll.components.messages import Slices
 from atoll.core.errors import UserError
 from atoll.core.tree import Weights
 from atoll.data.client_data import FederatedClient
+from atoll.data.decode_workers import DecodeWorkers, is_streamed
 from atoll.data.images import ImageSet
 from atoll.data.partition.partition import Partition
 from atoll.data.sources import Splits, load_data, settled
@@ -78,6 +79,8 @@ class Federation:
             raise UserError(reason)
         if any(is_local(name) for name in recipe.composed.images):
             refuse_crops(encoder, channels, self.views.local.size)
+        streams = is_streamed(self.images.images)
+        self._decoders = DecodeWorkers(self.images.images, recipe.engine.decoders if streams else 0)
         self.warm_start = ""
         self._base: Weights = {}
         self.device = recipe.engine.find_device()
@@ -181,7 +184,7 @@ class Federation:
         train = self.recipe.train
         return FederatedClient(
             self.images, self.partition.clients[client], client, self.views, self.recipe.seed,
-            train.batch_size, train.drop_last, self.device, self.recipe.engine.channels_last,
+            train.batch_size, train.drop_last, self.device, self.recipe.engine.channels_last, self._decoders,
         )  # fmt: skip
 
     def client_ids(self) -> Tensor:

@@ -22,6 +22,9 @@ class EngineOptions(Options, section="engine"):
         workers: Number of processes that train clients in parallel; 0 for one per core. The result does not
             depend on it.
         threads: CPU threads of each worker. The last bits of the result depend on it.
+        decoders: Number of processes that read and decode the images of a streamed split (``data.memory_gib``)
+            ahead of the training, with ``workers = 1``; 0 to decode between the steps. The result does not depend
+            on it.
         channels_last: Use the channels-last memory layout of images and convolutions. The last bits of the result
             depend on it.
         checkpoint_every: Rounds between checkpoints.
@@ -30,6 +33,7 @@ class EngineOptions(Options, section="engine"):
     device: str = "auto"
     workers: Annotated[int, AtLeast(0), AtMost(1024)] = 1
     threads: Annotated[int, Above(0), AtMost(1024)] = 1
+    decoders: Annotated[int, AtLeast(0), AtMost(1024)] = 0
     channels_last: bool = False
     checkpoint_every: Count = 1
 
