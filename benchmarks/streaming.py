@@ -3,8 +3,8 @@
     python benchmarks/streaming.py [--json FILE]
 
 JPEGs of 500 × 375 pixels at quality 90, cut at random from scikit-learn's two photographs, become batches of 64
-images of 224 pixels, through the reader that training uses: in this process, and in one and two processes of their own.
-The processes start, and read one batch, before the time begins. The readers take turns.
+images of 224 pixels, through the reader that training uses: in this process, and in one and two processes of their
+own. The processes start, and read one batch, before the time begins. The readers take turns.
 """
 
 from __future__ import annotations

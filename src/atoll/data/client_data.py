@@ -114,7 +114,7 @@ class FederatedClient:
         draws = {name: stream(self._seed, "views", *keys, name) for name in (*makers, "other")}
         schedule, coming = tee(self._schedule(keys, epochs, "other" in images))
         stored = self._decoders.read(self._indices[torch.cat([rows, others])] for _, rows, others in coming)
-        for both, (epoch, rows, others) in zip(stored, schedule, strict=False):
+        for both, (epoch, rows, _) in zip(stored, schedule, strict=False):
             on_device = upload(both, self._device)
             pixels, other = on_device[: len(rows)], on_device[len(rows) :]
             made = {name: make(pixels, draws[name]) for name, make in makers.items() if name in images}
