@@ -44,6 +44,14 @@ NEEDS = {
         "train.epochs=1",
         "train.rounds=16",
     ),  # its statistics are those of a step; every other round gathers
+    "fed_dino": (
+        "options.dino.prototypes=256",
+        "options.dino.local_crops=2",
+        "options.dino.momentum=0.99",
+        "options.dino.warmup_rounds=0",
+        "options.dino.teacher_temperature=0.04",
+        "model.projector_final_norm=plain",
+    ),  # the paper's head and schedules are for hundreds of epochs
     "multi_krum": ("options.multi_krum.byzantine=0",),  # with 1, four clients are one too few
     "scaffold": ("train.optimizer=sgd", "train.momentum=0", "train.lr=0.05"),
 }

@@ -14,9 +14,9 @@ from atoll.components.base import Trained
 from atoll.components.messages import Checkpoint
 from atoll.core.errors import UserError
 from atoll.core.kept_models import keep_model
+from atoll.core.tree import Tree
 from atoll.engines.background import Background
 from atoll.engines.callbacks import Callback
-from atoll.core.tree import Tree
 from atoll.engines.client_states import States
 from atoll.engines.federation import Federation
 from atoll.engines.jobs import Executor
