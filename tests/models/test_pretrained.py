@@ -1,5 +1,7 @@
 """Weights of each library in the network of another: the two networks must compute the same."""
 
+import hashlib
+
 import pytest
 import safetensors.torch
 import torch
@@ -8,7 +10,7 @@ import torchvision
 from atoll.core.errors import UserError
 from atoll.models import ModelOptions, build_encoder, load_pretrained, save_encoder, weights_input
 from atoll.models.pretrained import fit
-from atoll.models.vit import resample_positions
+from atoll.models.vit import resample_patches, resample_positions
 from atoll.recipe.recipe import make_recipe
 from tests.harness import run_tiny
 
@@ -108,6 +110,31 @@ def test_position_embeddings_are_interpolated_as_timm_does(before, after):
     torch.testing.assert_close(resample_positions(positions, after), expected)
 
 
+@pytest.mark.parametrize(("before", "after"), [(16, 8), (4, 7), (14, 16)])
+def test_patch_embeddings_are_resampled_as_timm_does(before, after):
+    weight = torch.randn(5, 3, before, before, generator=torch.Generator().manual_seed(1))
+    expected = timm.layers.resample_patch_embed(weight, [after, after])
+    torch.testing.assert_close(resample_patches(weight, after), expected, atol=1e-4, rtol=1e-4)
+
+
+@pytest.mark.parametrize("channels", [3, 1])
+def test_a_vit_of_other_patches_gives_all_its_weights(channels):
+    """timm's patches of 16 pixels, for Atoll's ViT with patches of 4 in a linear layer, and for timm's of 8."""
+    state = timm.create_model("vit_tiny_patch16_224", num_classes=0).state_dict()
+    kernel = state["patch_embed.proj.weight"]
+    kernel = kernel if channels == 3 else kernel.sum(1, keepdim=True)
+    ours = build_encoder(ModelOptions(encoder="vit-tiny", patch=4), channels, 32)
+    found = fit(ours.library_state(), state)
+    assert found.keys() == ours.library_state().keys()
+    torch.testing.assert_close(found["embed.weight"], resample_patches(kernel, 4).flatten(1))
+    eight = timm.create_model(
+        "vit_tiny_patch16_224", num_classes=0, patch_size=8, img_size=32, in_chans=channels
+    )
+    found = fit(eight.state_dict(), state)
+    assert found.keys() == eight.state_dict().keys()
+    torch.testing.assert_close(found["patch_embed.proj.weight"], resample_patches(kernel, 8))
+
+
 def test_positions_without_the_same_tokens_before_the_grid_do_not_fit():
     assert resample_positions(torch.zeros(1, 197, 8), 49) is None
 
@@ -171,3 +198,17 @@ def test_a_run_starts_from_the_weights_and_says_so(tmp_path):
     assert run.metrics[0]["start"].startswith(f"{count} of {count} tensors, 100 % of the weights, came from")
     trained = safetensors.torch.load_file(run.encoder_path)
     assert all(torch.equal(trained[name], one) for name, one in few.state_dict().items())
+
+
+def test_a_resumed_run_refuses_other_weights(tmp_path):
+    few = build_encoder(ModelOptions(encoder="resnet-narrow", width=4, stem="strided"), 1, 8)
+    file = tmp_path / "few.safetensors"
+    safetensors.torch.save_file(few.state_dict(), file)
+    started = (f"model.weights={file}", "train.rounds=1")
+    run = run_tiny(tmp_path / "run", *started)
+    assert run.read_json("weights.json")["sha256"] == hashlib.sha256(file.read_bytes()).hexdigest()
+    run_tiny(run.folder, f"model.weights={file}", "train.rounds=2", resume=True)
+    few.conv1.weight.data.add_(1)
+    safetensors.torch.save_file(few.state_dict(), file)
+    with pytest.raises(UserError, match=r"was started from other weights than .*few.safetensors' holds now"):
+        run_tiny(run.folder, f"model.weights={file}", "train.rounds=3", resume=True)

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import shutil
 from dataclasses import dataclass
+from pathlib import Path
 
 from atoll.core.config import describe, flatten
 from atoll.core.environment import Environment, difference, environment
@@ -36,6 +38,7 @@ class Recovery:
 
 
 NOTHING = Recovery()
+WEIGHTS = "weights.json"
 
 
 def delete_unless_same(run: Run, recipe: Recipe) -> None:
@@ -71,6 +74,26 @@ def record_environment(run: Run, here: Environment) -> None:
     if not environments or difference(environments[-1]["environment"], here):
         environments.append({"after_round": run.completed_rounds(), "environment": here})
         run.write("environment.json", json.dumps({"environments": environments}) + "\n")
+
+
+def check_weights(run: Run, source: str | None) -> None:
+    """Record the digest of the file of ``model.weights``, and compare it with the one that the run started from.
+
+    Raises:
+        UserError: The file has changed.
+    """
+    if not source or not Path(source).is_file():  # a name, or what is missing: loading it says so
+        return
+    with Path(source).open("rb") as file:
+        digest = hashlib.file_digest(file, "sha256").hexdigest()
+    record = run.read_json(WEIGHTS)
+    if record is None:
+        run.write(WEIGHTS, json.dumps({"file": source, "sha256": digest}) + "\n")
+    elif record.get("sha256") != digest:
+        raise UserError(
+            f"{run.folder} was started from other weights than {source!r} holds now (model.weights); restore the "
+            "file, or choose another --out"
+        )
 
 
 def check_folder(run: Run, recipe: Recipe, resume: bool, other_environment: bool = False) -> None:

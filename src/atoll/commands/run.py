@@ -22,6 +22,7 @@ from atoll.commands.resume import (
     NOTHING,
     Recovery,
     check_folder,
+    check_weights,
     delete_unless_same,
     is_done,
     record_environment,
@@ -261,6 +262,7 @@ def _start(prepared: PreparedRun) -> None:
             f"{run.folder} was started with another partition of the same images than its recipe gives; restore "
             "the encoder that partition.features names, or choose another --out"
         )
+    check_weights(run, prepared.recipe.model.weights)
     run.write("recipe.toml", prepared.recipe.to_toml())
     if not earlier:
         run.write("partition.json", partition.to_json())

@@ -4,6 +4,7 @@
 ``metrics.jsonl``        one object per line, each with ``round``; round 0 is the untrained encoder
 ``partition.json``       the samples of each client
 ``environment.json``     the kind of CPU, the libraries and the device that computed the rounds
+``weights.json``         SHA-256 of the file of pretrained weights from which the run started
 ``clients.safetensors``  sample images of some clients, for the report
 ``neighbours.safetensors``  nearest neighbours of some images, by ``atoll neighbours``
 ``checkpoints/``         the newest complete rounds, and the client states (many of them packed)
@@ -50,7 +51,7 @@ RUN_FILES = (
     *("checkpoints", "models", "prerequisites", "encoder.safetensors", "report.html"),
 )
 OTHER_FILES = (
-    *("recipe.toml", "environment.json", SITES),
+    *("recipe.toml", "environment.json", "weights.json", SITES),
     *(LOGS, "tensorboard", "wandb"),
     "clients.safetensors",
     NEIGHBOURS,
@@ -222,7 +223,7 @@ class Run:
         """Delete the partition and the checkpoints, because a changed recipe may give other ones."""
         for path in (
             self.partition_path,
-            self.folder / "environment.json",
+            *(self.folder / name for name in ("environment.json", "weights.json")),
             *checkpoint_files(self.checkpoints).values(),
         ):
             path.unlink(missing_ok=True)

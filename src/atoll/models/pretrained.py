@@ -27,7 +27,7 @@ from atoll.models.libraries import (
     timm_weights,
 )
 from atoll.models.names import common_names
-from atoll.models.vit import resample_positions
+from atoll.models.vit import resample_patches, resample_positions
 
 TORCHVISION = "torchvision:"
 IMAGENET = InputConfig(224, (0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
@@ -66,8 +66,8 @@ def load_pretrained(encoder: Encoder, source: str, least: float = 0.5) -> Fit:
     """Initialise an encoder, in place, from pretrained weights.
 
     Names of timm, torchvision, Hugging Face and DINOv2 are brought to one form. A ViT's position embeddings are
-    interpolated to the encoder's number of patches, as timm does (bicubic, antialiased). For images of one channel,
-    the first layer's weights are summed over the channels.
+    interpolated to the encoder's number of patches, and its patch embedding is fitted to their size, as timm does
+    (bicubic, antialiased). For images of one channel, the first layer's weights are summed over the channels.
 
     Args:
         encoder: The encoder.
@@ -170,15 +170,29 @@ def _reshaped(name: str, tensor: Tensor, wanted: Tensor) -> Tensor | None:
         return tensor
     if name == "pos_embed" and tensor.ndim == wanted.ndim == 3 and tensor.shape[-1] == wanted.shape[-1]:
         return resample_positions(tensor, wanted.shape[1])
-    if (
-        name == "patch_embed.proj.weight" and tensor.ndim == 4 and wanted.ndim == 2
-    ):  # Atoll's is a linear layer
-        tensor = tensor.flatten(1)
-        return tensor if tensor.shape == wanted.shape else None
+    if name == "patch_embed.proj.weight":
+        return _patch_weights(tensor, wanted)
     if tensor.ndim == wanted.ndim == 4 and wanted.shape[1] == 1 and tensor.shape[1] == 3:
         summed = tensor.sum(1, keepdim=True)
         return summed if summed.shape == wanted.shape else None
     return None
+
+
+def _patch_weights(tensor: Tensor, wanted: Tensor) -> Tensor | None:
+    """A patch embedding for other patches, for grey images, or as a linear layer, which Atoll's is."""
+    if tensor.ndim != 4:
+        return None
+    channels, side = wanted.shape[1], wanted.shape[-1]
+    if wanted.ndim == 2:  # channels · side²
+        channels = tensor.shape[1]
+        side = math.isqrt(wanted.shape[1] // channels)
+        if channels * side**2 != wanted.shape[1]:
+            channels, side = 1, math.isqrt(wanted.shape[1])
+    if channels == 1 and tensor.shape[1] == 3:
+        tensor = tensor.sum(1, keepdim=True)
+    if tensor.shape[-1] != side:
+        tensor = resample_patches(tensor, side)
+    return tensor.reshape(wanted.shape) if tensor.numel() == wanted.numel() else None
 
 
 def _read(source: str) -> dict[str, Tensor]:

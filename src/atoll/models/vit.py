@@ -122,6 +122,27 @@ def resample_positions(positions: Tensor, count: int) -> Tensor | None:
     return torch.cat([positions[:, :first], resampled], dim=1)
 
 
+def resample_patches(weight: Tensor, side: int) -> Tensor:
+    """Fit a patch embedding to patches of another side, so that resized patches get nearly the same embedding.
+
+    Args:
+        weight: The weight of a convolution whose kernel is a patch.
+        side: Side of the new patches.
+
+    Shape:
+        - weight: (D, C, P, P). Output: (D, C, side, side).
+
+    Reference:
+        ``timm.layers.resample_patch_embed``; Beyer et al., FlexiViT, CVPR 2023, Eq. 5: the pseudo-inverse of the
+        resizing (bicubic, antialiased).
+    """
+    old = weight.shape[-1]
+    basis = torch.eye(old**2).reshape(old**2, 1, old, old)
+    resize = F.interpolate(basis, size=(side, side), mode="bicubic", antialias=True).reshape(old**2, side**2)
+    fitted = weight.float().flatten(2) @ torch.linalg.pinv(resize).T
+    return fitted.reshape(*weight.shape[:2], side, side).to(weight.dtype)
+
+
 def _blocks(width: int, depth: int) -> nn.Sequential:
     # nn.TransformerEncoder copies one block, so all of its blocks would start with the same weights.
     return nn.Sequential(
