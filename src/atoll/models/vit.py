@@ -139,7 +139,7 @@ def resample_patches(weight: Tensor, side: int) -> Tensor:
     old = weight.shape[-1]
     basis = torch.eye(old**2).reshape(old**2, 1, old, old)
     resize = F.interpolate(basis, size=(side, side), mode="bicubic", antialias=True).reshape(old**2, side**2)
-    fitted = weight.float().flatten(2) @ torch.linalg.pinv(resize).T
+    fitted: Tensor = weight.float().flatten(2) @ torch.linalg.pinv(resize).T
     return fitted.reshape(*weight.shape[:2], side, side).to(weight.dtype)
 
 
