@@ -1,6 +1,7 @@
 import pytest
 import torch
 
+from atoll.core.tree import leaves, pack, unpack
 from tests.rounds import Rounds
 
 VIT = ("model.encoder=vit-tiny", "model.stem=cifar", "model.width=64", "model.depth=1", "model.patch=4")
@@ -65,3 +66,12 @@ def test_recomputed_blocks_train_the_same_weights(method):
     assert plain.keys() == recomputed.keys()
     for name, weight in plain.items():
         assert torch.equal(weight, recomputed[name]), name
+
+
+def test_slices_have_the_memory_layout_of_a_message():
+    """Otherwise the server's sums depend on whether a worker process sent them."""
+    update, _ = Rounds("method.name=scaffold", "train.momentum=0", "engine.channels_last=true").train(0)
+    sent = unpack(pack(update["parts"]))
+    for here, there in zip(leaves(update["parts"]), leaves(sent), strict=True):
+        assert torch.equal(here, there)
+        assert here.stride() == there.stride()

@@ -13,7 +13,7 @@ from atoll.components.messages import ClientState, Message, Slices, Update
 from atoll.components.training import TrainOptions, learning_rate, make_optimizer
 from atoll.core.errors import UserError
 from atoll.core.rng import derive_seed
-from atoll.core.tree import Weights
+from atoll.core.tree import Weights, map_tensors
 from atoll.methods.method import Method
 from atoll.models.adapters import matching
 from atoll.models.gradient_checkpointing import checkpointed
@@ -122,7 +122,11 @@ class Client:
         """
         method, context, train = self.method, self.context, self.setting.train
         weights = {name: value.detach() for name, value in self.networks.state_dict().items()}
-        slices = {component.name: component.finish(context) for component in method.components}
+        # As a message does, drop the networks' memory layout: the server's sums run in the same order everywhere.
+        slices = {
+            component.name: map_tensors(Tensor.contiguous, component.finish(context))
+            for component in method.components
+        }
         update: Update = {
             "weights": {name: value for name, value in weights.items() if name in self._shared},
             "losses": {name: float(torch.stack(v).mean()) for name, v in self._losses.items() if v},
