@@ -154,6 +154,21 @@ def _demo(options: argparse.Namespace) -> int:
 
 
 def _run(options: argparse.Namespace) -> int:
+    return _estimate(options) if options.dry_run else _train(options)
+
+
+def _estimate(options: argparse.Namespace) -> int:
+    from atoll.cli.console import make_console
+    from atoll.commands.cost import estimate
+    from atoll.recipe.recipe import load_recipe
+
+    console = make_console()
+    for cost in estimate(load_recipe(options.recipe, options.set)):
+        console.print("\n".join(cost.lines()), highlight=False)
+    return 0
+
+
+def _train(options: argparse.Namespace) -> int:
     from atoll.cli.console import make_console
     from atoll.commands.progress import Bar
     from atoll.commands.resume import Recovery
@@ -164,12 +179,6 @@ def _run(options: argparse.Namespace) -> int:
 
     console = make_console()
     recipe = load_recipe(options.recipe, options.set)
-    if options.dry_run:
-        from atoll.commands.cost import estimate
-
-        for cost in estimate(recipe):
-            console.print("\n".join(cost.lines()), highlight=False)
-        return 0
     bar = Bar(console, recipe.composed.title or recipe.name)
     try:
         recovery = Recovery(options.restart, tuple(options.reset_client), options.other_environment)
@@ -189,7 +198,7 @@ def _resume(options: argparse.Namespace) -> int:
     run = Run(options.run).require()
     recipe_of(run)  # a damaged recipe is named
     options.recipe, options.out, options.resume, options.restart = run.recipe_path, run.folder, True, False
-    return _run(options)
+    return _train(options)
 
 
 def _compare(options: argparse.Namespace) -> int:
