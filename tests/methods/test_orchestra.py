@@ -110,7 +110,7 @@ def test_the_memory_holds_the_newest_target_embeddings():
     for batch in rounds.federation.client_data(0).batches(2, 1, rounds.method.images):
         loss = rounds.client.step(batch)
         loss.backward()
-        newest.append(scope.newest.clone())
+        newest += scope.newest
         rounds.client.after_step()
     everything = torch.cat([before, *newest])
     assert torch.equal(scope.memory, everything[-25:])
@@ -128,7 +128,7 @@ def test_targets_are_those_of_the_code_whose_target_moves_before_each_step():
             ours.copy_(0.6 * ours + 0.4 * theirs)
         loss = rounds.client.step(batch)
         z = target["projector"](target["encoder"](batch.images["view1"]))
-        torch.testing.assert_close(scope.newest, normalize(z))
+        torch.testing.assert_close(torch.cat(scope.newest), normalize(z))
         loss.backward()
         rounds.client.optimizer.step()
         rounds.client.optimizer.zero_grad()

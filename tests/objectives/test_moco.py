@@ -26,9 +26,10 @@ def test_the_queue_holds_directions_and_the_newest_keys_last():
     torch.testing.assert_close(scope.queue.norm(dim=1), torch.ones(30))
     before = scope.queue.clone()
     batch = steps.batch()
-    steps.update(steps.client.step(batch))
-    assert scope.queue.shape == before.shape
+    loss = steps.client.step(batch)
     z = torch.cat(scope.keys)  # 20 keys of each view: more than the queue takes
+    steps.update(loss)
+    assert scope.queue.shape == before.shape
     torch.testing.assert_close(scope.queue, z[-30:])
     torch.testing.assert_close(scope.queue.norm(dim=1), torch.ones(30))
 
