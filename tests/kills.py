@@ -15,16 +15,16 @@ from typing import Any
 
 from atoll.core.run_folder import Run
 
-ATTEMPTS = 10  # kills of one run, at most
+MOST = 10  # kills of one run
 
 
 def kill_and_resume(
-    kills: int, work: Callable[[Path, bool], None], ends: Callable[[Path], Any], place: Path
+    runs: int, work: Callable[[Path, bool], None], ends: Callable[[Path], Any], place: Path
 ) -> int:
-    """Do a work again and again, killed at random moments; return the number of equal ends.
+    """Do a work again and again, each time killed at random moments; return the number of kills.
 
     Args:
-        kills: Number of kills.
+        runs: Number of runs that are killed at least once, and must end as one that was not.
         work: Starts a run in a folder, or resumes it. It runs in a forked process, whose environment is its own.
         ends: What a finished run left.
         place: Folder of all runs.
@@ -32,23 +32,22 @@ def kill_and_resume(
     started = time.monotonic()
     assert _lives(math.inf, lambda: work(place / "whole", False))
     longest, whole = time.monotonic() - started, ends(place / "whole")
-    chance, done, runs = random.Random(0), 0, 0
-    while done < kills:
-        folder = place / f"run{runs}"
+    chance, kills, done = random.Random(0), 0, 0
+    while done < runs:
+        folder = place / f"run{done}"
+        before = kills
 
         def go(folder: Path = folder) -> None:
             work(folder, Run(folder).exists())
 
-        for _ in range(ATTEMPTS):
-            if _lives(longest * chance.random() ** 2, go):
-                break
-            done += 1
-        else:
+        while kills < before + MOST and not _lives(longest * chance.random() ** 2, go):
+            kills += 1
+        if kills == before + MOST:
             assert _lives(math.inf, go)
         assert ends(folder) == whole
         shutil.rmtree(folder)
-        runs += 1
-    return runs
+        done += kills > before
+    return kills
 
 
 def _lives(seconds: float, work: Callable[[], None]) -> bool:

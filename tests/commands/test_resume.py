@@ -82,7 +82,9 @@ def test_without_a_readable_checkpoint_nothing_begins_anew_silently(folder, long
     ):
         resume(folder)
     assert check_run(Run(folder)).damaged != []
+    (folder / "detection" / "cells").mkdir(parents=True)  # of the encoder that is made again
     again = run_recipe(tiny(*LONGER), folder, recovery=Recovery(restart=True))
+    assert not (folder / "detection").exists()
     assert again.encoder_path.read_bytes() == longer.encoder_path.read_bytes()
 
 

@@ -130,7 +130,7 @@ def test_a_disk_that_is_full_at_any_step_leaves_the_earlier_round(
 
 
 ONE, TWO, FLOWER = "one worker", "two workers", "Flower"
-KILLS = {ONE: 50, TWO: 20, FLOWER: 30}
+RUNS = {ONE: 50, TWO: 20, FLOWER: 30}
 
 
 def pictures(folder):
@@ -181,14 +181,14 @@ def left(folder):
 
 @pytest.mark.slow
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
-@pytest.mark.parametrize("engine", KILLS)
-def test_a_hundred_kills_in_every_phase_change_nothing(engine, tmp_path):
+@pytest.mark.parametrize("engine", RUNS)
+def test_a_hundred_killed_runs_end_as_one_that_was_not(engine, tmp_path):
     """Decoding into the cache, training, checkpoints, evaluations and the report: each kill may hit any of them.
 
     Flower's server and its nodes die together here; `tests/engines/flower/test_deployment.py` kills each alone.
     """
-    runs = kill_and_resume(KILLS[engine], worker(engine, tmp_path, 6), left, tmp_path)
-    sys.stdout.write(f"{engine}: {KILLS[engine]} kills, {runs} equal ends\n")
+    kills = kill_and_resume(RUNS[engine], worker(engine, tmp_path, 6), left, tmp_path)
+    sys.stdout.write(f"{engine}: {kills} kills, {RUNS[engine]} equal ends\n")
 
 
 @pytest.mark.slow

@@ -52,7 +52,7 @@ RUN_FILES = (
 )
 OTHER_FILES = (
     *("recipe.toml", "environment.json", "weights.json", SITES),
-    *(LOGS, "tensorboard", "wandb"),
+    *(LOGS, "tensorboard", "wandb", DETECTION),
     "clients.safetensors",
     NEIGHBOURS,
     "map.safetensors",

@@ -5,10 +5,10 @@ from __future__ import annotations
 import contextlib
 import json
 from dataclasses import replace
+from importlib import metadata
 from pathlib import Path
 
 import numpy as np
-import sklearn
 import torch
 from torch import Tensor
 
@@ -60,7 +60,7 @@ def cluster_images(images: ImageSet, recipe: Recipe) -> Tensor | None:
     encoder, views = _feature_encoder(options.features, recipe)
     clusters = options.feature_clusters or options.clients
     weights = b"".join(tensor.cpu().numpy().tobytes() for tensor in encoder.state_dict().values())
-    versions = [torch.__version__, sklearn.__version__, np.__version__]
+    versions = [torch.__version__, metadata.version("scikit-learn"), np.__version__]
     view = [repr(views.settings), views.size]
     key = [
         images.fingerprint,

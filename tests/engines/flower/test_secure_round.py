@@ -226,3 +226,10 @@ def test_a_round_is_opened_for_one_set_of_clients_only(tmp_path, monkeypatch):
         secure_site.answer_reveal(tmp_path, {"round": 7, "client": 0, "stayed": [0, 1]})
     with pytest.raises(ValueError, match="has no keys of round 8"):
         secure_site.answer_reveal(tmp_path, {"round": 8, "client": 0, "stayed": [0, 1]})
+
+
+def test_a_site_whose_keys_are_damaged_says_what_can_be_done(tmp_path):
+    secure_site.answer_keys(tmp_path, {"round": 1})
+    (tmp_path / secure_site.FILE).write_bytes(b"damaged")
+    with pytest.raises(ValueError, match=r"secure\.safetensors is damaged .*; restore it from a copy"):
+        secure_site.answer_keys(tmp_path, {"round": 2})

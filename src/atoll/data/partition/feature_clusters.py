@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import numpy as np
 import torch
-from sklearn.cluster import KMeans
-from sklearn.decomposition import PCA
 from threadpoolctl import threadpool_limits  # type: ignore[import-untyped]
 from torch import Tensor
 
@@ -44,6 +42,9 @@ def feature_clusters(features: Tensor, clusters: int, dims: int, seed: int) -> T
         >>> bool(ids[0] == ids[1] != ids[2] == ids[3])
         True
     """
+    from sklearn.cluster import KMeans  # the import takes a second, and most runs do not need it
+    from sklearn.decomposition import PCA
+
     if len(features) < clusters:
         raise UserError(
             f"{clusters} feature clusters need as many training images, and there are {len(features)}; "

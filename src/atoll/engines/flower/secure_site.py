@@ -77,7 +77,15 @@ def answer_reveal(folder: Path, request: Tree) -> Tree:
 
 
 def _read(folder: Path) -> dict[str, Tree]:
-    found: dict[str, Tree] = load(folder / FILE) if (folder / FILE).is_file() else {}
+    if not (folder / FILE).is_file():
+        return {}
+    try:
+        found: dict[str, Tree] = load(folder / FILE)
+    except UserError as error:
+        raise UserError(
+            f"{error}; restore it from a copy. Without it this site no longer knows which sums it has opened, so "
+            "delete it only for a run that repeats no round"
+        ) from None
     return found
 
 
