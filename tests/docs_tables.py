@@ -12,6 +12,7 @@ import statistics
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
+from atoll.evaluation.client_tests import PREFIX
 from atoll.evaluation.metrics import METRICS
 from atoll.methods.method import Method
 from atoll.methods.registry import METHODS
@@ -24,19 +25,32 @@ MARKED = re.compile(r"(<!-- generated: ([\w-]+) -->\n).*?(<!-- end -->)", re.DOT
 
 
 def metrics() -> list[list[str]]:
-    """Every measurement."""
+    """Every measurement; one row for those that differ in the protocol's name alone."""
     rows = [["key", "heading", "better", "meaning", "function"]]
     for metric in METRICS:
-        rows.append(
-            [
-                f"`{metric.key}`",
-                metric.title,
-                metric.better or "neither",
-                metric.meaning,
-                f"`{metric.function}`",
-            ]
-        )
+        row = [
+            f"`{metric.key}`",
+            metric.title,
+            metric.better or "neither",
+            metric.meaning,
+            f"`{metric.function}`",
+        ]
+        for said, word in _names(metric.key).items():
+            row[:4] = [cell.replace(said, word) for cell in row[:4]]
+        if row not in rows:
+            rows.append(row)
     return rows
+
+
+def _names(key: str) -> dict[str, str]:
+    """What stands for a protocol in the texts of its measurements, and the word that stands for any such protocol."""
+    protocol = key.removeprefix(PREFIX).split("/")[0]
+    if key.startswith(PREFIX):
+        return {protocol: "PROTOCOL", "kNN": "PROTOCOL"}
+    kind, _, name = protocol.partition("-")
+    if kind == "finetune":
+        return {f"with {name.rpartition('-')[2]} % of the labels": "by that protocol", name: "NAME"}
+    return {name: "NAME"} if name else {}
 
 
 def differences() -> list[list[str]]:
