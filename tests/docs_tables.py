@@ -43,7 +43,7 @@ def metrics() -> list[list[str]]:
 
 
 def _names(key: str) -> dict[str, str]:
-    """What stands for a protocol in the texts of its measurements, and the word that stands for any such protocol."""
+    """What stands for a protocol in the texts of its measurements, and the word for any protocol."""
     protocol = key.removeprefix(PREFIX).split("/")[0]
     if key.startswith(PREFIX):
         return {protocol: "PROTOCOL", "kNN": "PROTOCOL"}
