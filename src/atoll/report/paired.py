@@ -6,7 +6,7 @@ import math
 import statistics
 from collections.abc import Mapping, Sequence
 
-from scipy import stats
+from scipy.special import stdtrit  # scipy.stats takes a second to import
 
 from atoll.evaluation.metrics import Metric
 from atoll.report.groups import Group, Row, result_columns
@@ -33,7 +33,7 @@ def paired(row: Mapping[int, float], base: Mapping[int, float]) -> tuple[int, fl
     n = len(differences)
     if n < 2:
         return n, differences[0] if differences else math.nan, None
-    half = float(stats.t.ppf(0.975, n - 1)) * statistics.stdev(differences) / math.sqrt(n)
+    half = float(stdtrit(n - 1, 0.975)) * statistics.stdev(differences) / math.sqrt(n)
     return n, statistics.fmean(differences), half
 
 
