@@ -3,7 +3,7 @@
 import pytest
 
 from atoll.cli.main import main
-from atoll.commands.cost import estimate
+from atoll.commands.cost import at_sites, estimate
 from atoll.commands.run import run_recipe
 from tests.harness import tiny
 
@@ -40,6 +40,21 @@ def test_the_estimate_is_what_the_run_does(tmp_path, method):
     assert cost.seconds > 0
     assert cost.memory > 2**26
     assert (cost.states > 0) == (method == "fedema")
+
+
+def test_a_federation_costs_what_its_sites_and_images_say(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    recipe = tiny("method.name=fedema", "train.rounds=3", "data.source=clients", "data.path=elsewhere")
+    (cost,) = estimate(at_sites(recipe, 4, 50), warm=1, timed=2)
+    assert cost.steps == 3 * 4 * 3  # rounds, sites, batches of 50 images
+    assert (cost.cohort, cost.clients) == (4, 4)
+    arguments = ["federate", "init", "app", "--recipe", "digits-ssd", "--dry-run"]
+    small = ["model.width=4", "train.rounds=2", "train.batch_size=16"]
+    assert main([*arguments, "--sites", "3", "--site-images", "32", "--set", *small]) == 0
+    assert "2 rounds, 3 of 3 sites each, 32 images at each" in capsys.readouterr().out
+    assert main([*arguments, "--set", *small]) == 2
+    assert "needs the number of --sites" in capsys.readouterr().err
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_the_command_writes_nothing_and_counts_the_runs_before(tmp_path, monkeypatch, capsys):

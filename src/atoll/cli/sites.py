@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import argparse
+from typing import TYPE_CHECKING
 
 from atoll.cli.arguments import Commands, add_log, add_settings, path_of
 from atoll.cli.unknown import unknown_recipe
+
+if TYPE_CHECKING:
+    from atoll.recipe.recipe import Recipe
 
 
 def add_commands(commands: Commands) -> None:
@@ -18,6 +22,18 @@ def add_commands(commands: Commands) -> None:
     init.add_argument("--out", type=path_of, help="the run's folder (default: runs/NAME-seedN)")
     init.add_argument("--images", type=path_of, help="the coordinator's images for evaluation, by class")
     init.add_argument("--keys", type=path_of, help="sites.toml, which binds the sites' names to their keys")
+    init.add_argument(
+        "--dry-run",
+        action="store_true",
+        help="say what the run will cost, from a few timed steps, and write nothing",
+    )
+    init.add_argument(
+        "--site-images",
+        type=int,
+        default=1000,
+        metavar="N",
+        help="images at a site, for --dry-run (default: 1000)",
+    )
     add_log(init)
     add_settings(init)
     verify = "Verify the audit log of a coordinator or a site."
@@ -32,10 +48,24 @@ def _init(options: argparse.Namespace) -> int:
     from atoll.engines.flower.app_template import write_app
 
     with unknown_recipe(options) as recipe:
+        if options.dry_run:
+            return _estimate(recipe, options)
         start = write_app(
             options.folder, recipe, options.sites, options.out, options.images, options.keys, options.log
         )
     print(f"app: {options.folder}\nrun it: {start}")  # noqa: T201
+    return 0
+
+
+def _estimate(recipe: Recipe, options: argparse.Namespace) -> int:
+    from atoll.cli.console import make_console
+    from atoll.commands.cost import at_sites, estimate
+
+    if recipe.own_code:
+        return 2
+    console = make_console()
+    for cost in estimate(at_sites(recipe, options.sites, options.site_images)):
+        console.print("\n".join(cost.site_lines(options.site_images)), highlight=False)
     return 0
 
 

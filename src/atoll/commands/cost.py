@@ -1,4 +1,7 @@
-"""``atoll run --dry-run``: what a run will cost, from a few timed steps; nothing is written."""
+"""``--dry-run`` of ``atoll run`` and ``atoll federate init``: what a run will cost, from a few timed steps.
+
+Nothing is written.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +11,7 @@ import tempfile
 import time
 from collections.abc import Iterator
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import fmean, median
 
@@ -17,6 +20,7 @@ import torch
 from atoll.commands.bench import Enough, Stopwatch
 from atoll.commands.egress import stand_ins
 from atoll.components.messages import Message, Update
+from atoll.core.errors import UserError
 from atoll.core.run_folder import RETAINED_ROUNDS
 from atoll.core.threads import threads
 from atoll.core.tree import num_bytes
@@ -75,7 +79,6 @@ class Cost:
 
     def lines(self) -> Iterator[str]:
         """Describe the costs, a line each."""
-        took_part = self.rounds * self.cohort / self.clients
         yield (
             f"{self.name}: {plural(self.rounds, 'round')}, {self.cohort} of {plural(self.clients, 'client')} each, "
             f"{plural(self.steps, 'step')}"
@@ -90,11 +93,58 @@ class Cost:
             f", {processes} processes" if processes > 1 else ""
         )
         yield f"  disk    {size(self.checkpoints)} of checkpoints, {size(self.states)} of client states"
-        total = self.once + took_part * (self.down + self.up)
+        yield self._traffic()
+
+    def site_lines(self, images: int) -> Iterator[str]:
+        """Describe the costs of a federation of real sites of so many images each, a line each."""
         yield (
+            f"{self.name}: {plural(self.rounds, 'round')}, {self.cohort} of {plural(self.clients, 'site')} each, "
+            f"{plural(images, 'image')} at each"
+        )
+        yield (
+            f"  time    {duration(self.seconds / self.rounds)} of training a round, {duration(self.seconds)} in "
+            f"all, where a step takes {1000 * self.step_seconds:.1f} ms, as on this machine; evaluations and the "
+            "start of a process for each request come on top"
+        )
+        yield f"  memory  {size(self.memory)} at a site"
+        yield (
+            f"  disk    {size(self.checkpoints)} of checkpoints at the coordinator, "
+            f"{size(self.states / self.clients)} of state at a site"
+        )
+        yield self._traffic()
+
+    def _traffic(self) -> str:
+        took_part = self.rounds * self.cohort / self.clients
+        total = self.once + took_part * (self.down + self.up)
+        return (
             f"  a site  {size(self.down)} down and {size(self.up)} up a round, {size(self.once)} once; "
             f"{size(total)} in the {took_part:.3g} rounds of an average site"
         )
+
+
+def at_sites(recipe: Recipe, sites: int, images: int) -> Recipe:
+    """A recipe's training at real sites, over made-up images, so that its cost is known without theirs.
+
+    Args:
+        recipe: The recipe of the federation.
+        sites: Number of sites.
+        images: Number of training images at each.
+
+    Raises:
+        UserError: A number is below 1.
+    """
+    if sites < 1 or images < 1:
+        raise UserError("--dry-run needs the number of --sites and of their --site-images, at least 1 each")
+    data = replace(
+        recipe.data,
+        source="synthetic",
+        path=None,
+        limit=sites * images,
+        test_fraction=0.0,
+        validation_fraction=0.0,
+    )
+    partition = replace(recipe.partition, kind="iid", clients=sites, features="")
+    return replace(recipe, data=data, partition=partition, engine=replace(recipe.engine, workers=sites))
 
 
 def estimate(recipe: Recipe, warm: int = WARM, timed: int = TIMED) -> list[Cost]:
