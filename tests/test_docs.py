@@ -172,6 +172,10 @@ def check_rows(rows: list[list[str]], cls: Any, leave_out: tuple[str, ...] = ())
 # Methods.
 
 
+def test_the_readme_counts_the_methods():
+    assert f"compare with**: {len(METHODS)}, each" in (DOCS.parent / "README.md").read_text()
+
+
 def test_each_method_has_one_page_that_names_its_parts_and_its_paper() -> None:
     shown = [row for *_, header, rows in all_tables("name") if "objective" in header for row in rows]
     expected = [
