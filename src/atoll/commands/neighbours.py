@@ -182,15 +182,15 @@ def _measures(recipe: Recipe, encoder: Encoder, gallery: Gallery) -> dict[str, A
     rows = sample(len(gallery.names), MEASURED, recipe.seed, "neighbours-measures")
     some = StoredPixels(gallery.pixels.gather(rows))
     views = make_views(recipe.views, some.shape[-1], some.shape[1])
-    draws = stream(recipe.seed, "neighbours-views")
-    view1, view2 = (embed(encoder, lambda pixels: views(pixels, draws), some) for _ in range(2))
     h = gallery.h[rows]
     measures: dict[str, Any] = {
-        "retrieval": same_image_retrieval(view1, view2),
-        "retrieval_images": len(rows),
         "effective_rank": float(functional.effective_rank(h)),
         "width": h.shape[1],
     }
+    if views.transform is None or views.transform.is_here:
+        draws = stream(recipe.seed, "neighbours-views")
+        view1, view2 = (embed(encoder, lambda pixels: views(pixels, draws), some) for _ in range(2))
+        measures |= {"retrieval": same_image_retrieval(view1, view2), "retrieval_images": len(rows)}
     if gallery.owners is not None and int(gallery.owners.max()) > 0:
         held = rows[gallery.owners[rows] >= 0]
         found, _ = nearest(gallery.h, gallery.h[held], 10, held)

@@ -58,6 +58,7 @@ def simulate(
     *,
     encoder: nn.Module | Callable[..., nn.Module] | None = None,
     data: object = None,
+    transform: Callable[..., Any] | None = None,
     callbacks: Sequence[object] = (),
     log: Sequence[str] = (),
     watcher: Callback | None = None,
@@ -73,6 +74,8 @@ def simulate(
             makes one; None for the recipe's. Load the run's encoder with ``atoll.load_encoder(path, encoder)``.
         data: The images: a dataset with a length whose items are (image, label), a Hugging Face dataset, an array,
             (images, labels), or a dict from names of clients to any of these; None for the recipe's.
+        transform: Makes a view of an image: a transform of torchvision's v2, or a function of an image, uint8
+            (C, H, W), that returns a view (C, size, size), uint8 or floats; None for the recipe's views.
         callbacks: Objects that follow the run; see `atoll.Callback`.
         log: Tools that follow the run: ``"tensorboard"``, ``"wandb"``, ``"mlflow"``.
         watcher: Deprecated name of ``callback``.
@@ -102,7 +105,8 @@ def simulate(
     """
     if watcher is not None:
         warnings.warn("watcher is now called callback", DeprecationWarning, stacklevel=2)
-    given = _as_recipe(recipe) if encoder is None and data is None else give(recipe, encoder, data)
+    objects = (encoder, data, transform)
+    given = give(recipe, *objects) if any(one is not None for one in objects) else _as_recipe(recipe)
     own = [*([callback] if callback else []), *([watcher] if watcher else []), *callbacks]
     bar = Bar(Console(), given.label)
     try:

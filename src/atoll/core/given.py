@@ -44,5 +44,10 @@ class Given(str):
         return _restored, (str(self), cloudpickle.dumps(self.value))
 
 
+def names_code(name: str) -> bool:
+    """Whether a name in a recipe is ``module:attribute``, and not that of an object."""
+    return ":" in name and not name.startswith(PREFIX)
+
+
 def _restored(text: str, pickled: bytes) -> Given:
     return Given(text, cloudpickle.loads(pickled))

@@ -86,7 +86,8 @@ def import_attribute(name: str, what: str) -> Any:
         raise UserError(f"{what} {name!r}: {error}") from None
     except Exception as error:  # importing the user's module may raise any exception
         raise UserError(
-            f"{what} {name!r}: module {module!r} cannot be imported: {_where(error)}; fix it, then run again"
+            f"{what} {name!r}: module {module!r} cannot be imported: {describe_error(error)}; fix it, then run "
+            "again"
         ) from error
     if not hasattr(imported, attribute):
         raise UserError(f"{what} {name!r}: module {module!r} has no {attribute!r}")
@@ -144,7 +145,7 @@ def _file_words(name: str) -> str:
     return f"{path}, SHA-256 {hashlib.sha256(Path(path).read_bytes()).hexdigest()}"
 
 
-def _where(error: Exception) -> str:
+def describe_error(error: Exception) -> str:
     """Describe an error in a user's file: its type, its message and its line."""
     if isinstance(error, SyntaxError):
         return f"{type(error).__name__}: {error.msg} ({error.filename}, line {error.lineno})"

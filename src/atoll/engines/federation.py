@@ -30,6 +30,7 @@ from atoll.engines.partitioning import (
     initial_encoder,
     partition_clients,
     refuse_crops,
+    try_transform,
 )
 from atoll.engines.update_checks import SizeLimit, max_update_size
 from atoll.models import Encoder, build_encoder, build_projector, load_pretrained, load_weights
@@ -65,6 +66,7 @@ class Federation:
         self.splits = evaluation_splits(splits, self.partition, recipe)
         channels, size = recipe.data.channels, recipe.data.image_size
         self.views: Views = make_views(recipe.views, size, channels)
+        try_transform(self.views)
         encoder, projector = _encoder_and_projector(recipe)
         self.setting = replace(
             _dimensions(recipe, encoder, projector),

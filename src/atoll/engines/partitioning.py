@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import warnings
 from dataclasses import replace
 from importlib import metadata
 from pathlib import Path
@@ -129,6 +130,23 @@ def refuse_crops(encoder: Encoder, channels: int, size: int) -> None:
             f"the encoder cannot process local crops of side {size} ({first_line(error)}); set views.local_size to "
             "the size of the views, or choose an encoder for images of any size"
         ) from error
+
+
+def try_transform(views: Views) -> None:
+    """Make a view of a black image by the recipe's own transform, if it has one, and say that it is slow.
+
+    Raises:
+        UserError: The transform is not here, fails, or does not return a view.
+    """
+    if views.transform is None:
+        return
+    black = torch.zeros(1, views.channels, views.image_size, views.image_size, dtype=torch.uint8)
+    views(black, torch.Generator().manual_seed(0))
+    warnings.warn(
+        f"views.transform = {views.transform.name!r} makes views one image at a time on the CPU, which is slower "
+        "than Atoll's own",
+        stacklevel=3,
+    )
 
 
 def shift_of(recipe: Recipe, clients: int) -> Shift | None:

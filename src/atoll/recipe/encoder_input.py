@@ -12,6 +12,7 @@ from atoll.core.given import Given
 from atoll.data.objects import give_data
 from atoll.data.options import DataOptions
 from atoll.data.views.options import PRESETS, ViewOptions
+from atoll.data.views.transform import give_transform
 from atoll.models import (
     ENCODER_OPTIONS,
     InputConfig,
@@ -45,6 +46,15 @@ def with_data(table: Mapping[str, Any], data: Any) -> dict[str, Any]:
     given = {"source": "object", "path": give_data(data)}
     natural = {"partition": {"kind": "natural", "column": "client"}} if isinstance(data, Mapping) else {}
     return over(table, {"data": given, **natural})
+
+
+def with_transform(table: Mapping[str, Any], transform: Any) -> dict[str, Any]:
+    """Lay a transform that Python code gives over a recipe's table.
+
+    Raises:
+        UserError: It cannot be called.
+    """
+    return over(table, {"views": {"transform": give_transform(transform)}})
 
 
 def with_input(table: Mapping[str, Any]) -> dict[str, Any]:

@@ -15,6 +15,7 @@ import tomli_w
 from atoll.components.training import TrainOptions
 from atoll.core.config import build, describe
 from atoll.core.errors import UserError
+from atoll.core.given import names_code
 from atoll.core.imports import search
 from atoll.core.run_folder import Run, check_name, damaged
 from atoll.core.text import clean
@@ -25,7 +26,7 @@ from atoll.evaluation import EvaluationOptions
 from atoll.methods.method import Method
 from atoll.methods.registry import MethodOptions, complete, make_method
 from atoll.models import ModelOptions, is_own_code
-from atoll.recipe.encoder_input import with_data, with_encoder, with_input
+from atoll.recipe.encoder_input import with_data, with_encoder, with_input, with_transform
 from atoll.recipe.engine_options import EngineOptions
 from atoll.recipe.table import complete_table, presets, read_settings, read_table, recipe_folders
 
@@ -80,7 +81,7 @@ class Recipe:
     @property
     def own_code(self) -> tuple[str, ...]:
         """The names ``module:attribute``, in this recipe, of code that is not Atoll's."""
-        return _own_code(describe(self))
+        return names_of_code(describe(self))
 
     @property
     def label(self) -> str:
@@ -126,7 +127,7 @@ def load_recipe(recipe: str | Path, settings: Sequence[str] = (), own_code: bool
     """
     table = read_table(recipe, settings)
     _search(table, settings, recipe_folders(recipe))
-    if own_code or not _own_code(table):
+    if own_code or not names_of_code(table):
         return _made(table)
     made = build(Recipe, table)
     return replace(made, title=clean(made.title))
@@ -157,14 +158,19 @@ def make_recipe(
     return _made(table)
 
 
-def give(recipe: Recipe | Mapping[str, Any] | str | Path, encoder: Any = None, data: Any = None) -> Recipe:
-    """Make a recipe of one and of what Python code gives: an encoder (a module, or what makes one), or images.
+def give(
+    recipe: Recipe | Mapping[str, Any] | str | Path,
+    encoder: Any = None,
+    data: Any = None,
+    transform: Any = None,
+) -> Recipe:
+    """Make a recipe of one and of what Python code gives: an encoder (a module, or what makes one), images, views.
 
     A `Recipe` decides the size of the images; for a name, a file or a table, the encoder's configuration does where
     that is silent.
 
     Raises:
-        UserError: The recipe or the data is invalid, or the encoder does not say what input it needs.
+        UserError: The recipe, the data or the transform is invalid, or the encoder does not say its input.
     """
     if isinstance(recipe, Recipe):
         table = describe(recipe)
@@ -172,6 +178,8 @@ def give(recipe: Recipe | Mapping[str, Any] | str | Path, encoder: Any = None, d
         table = complete_table(recipe) if isinstance(recipe, Mapping) else read_table(recipe)
     if data is not None:
         table = with_data(table, data)
+    if transform is not None:
+        table = with_transform(table, transform)
     return _made(table if encoder is None else with_encoder(table, encoder))
 
 
@@ -197,7 +205,7 @@ def recipe_of(run: Run, settings: Sequence[str] = ()) -> Recipe:
     if not table:
         raise damaged(run.recipe_path, "it is empty")
     table = complete_table(table, settings)
-    names = _own_code(table)
+    names = names_of_code(table)
     search(names, (), keep=True)  # the run may come from elsewhere
     return build(Recipe, table) if names else _made(table)
 
@@ -224,14 +232,21 @@ def read_recipe(text: str) -> Recipe:
 
 def _search(table: Mapping[str, Any], settings: Sequence[str], folders: Sequence[Path] | None) -> None:
     """Set where the code that a recipe names is looked for: what settings name, in the working folder."""
-    typed = set(_own_code(read_settings(settings)))
+    typed = set(names_of_code(read_settings(settings)))
     search(typed, None)
-    search([name for name in _own_code(table) if name not in typed], folders, keep=folders is None)
+    search([name for name in names_of_code(table) if name not in typed], folders, keep=folders is None)
 
 
-def _own_code(table: Mapping[str, Any]) -> tuple[str, ...]:
-    """Names of code in a recipe's table."""
-    method, model = table.get("method", {}), table.get("model", {})
+def names_of_code(table: Mapping[str, Any]) -> tuple[str, ...]:
+    """Names of code in a recipe's table, ``module:attribute``; the table may have any form."""
+    method, model, views = (
+        part if isinstance(part := table.get(name), Mapping) else {} for name in ("method", "model", "views")
+    )
     named = [name for value in method.values() for name in (value if isinstance(value, list) else [value])]
-    encoder = [model["encoder"]] if is_own_code(str(model.get("encoder", ""))) else []
-    return tuple(dict.fromkeys([*(name for name in named if ":" in str(name)), *encoder]))
+    encoder, transform = str(model.get("encoder", "")), str(views.get("transform", ""))
+    code = [
+        *(name for name in named if isinstance(name, str) and ":" in name),
+        *([encoder] if is_own_code(encoder) else []),
+        *([transform] if names_code(transform) else []),
+    ]
+    return tuple(dict.fromkeys(code))

@@ -22,11 +22,13 @@ WORDS = (
 def measures_words(record: Tree) -> list[str]:
     """Sentences about the measures that need no labels."""
     found = record["measures"]
-    words = [
-        f"Retrieval: the nearest of {found['retrieval_images']:,} views is another view of the same image for "
-        f"{100 * found['retrieval']:.1f} % of them (chance {100 / found['retrieval_images']:.2g} %).",
-        f"Effective rank: {found['effective_rank']:.1f} of {found['width']} dimensions.",
-    ]
+    words = []
+    if "retrieval" in found:
+        words.append(
+            f"Retrieval: the nearest of {found['retrieval_images']:,} views is another view of the same image for "
+            f"{100 * found['retrieval']:.1f} % of them (chance {100 / found['retrieval_images']:.2g} %)."
+        )
+    words.append(f"Effective rank: {found['effective_rank']:.1f} of {found['width']} dimensions.")
     if "same_client" in found:
         words.append(
             f"Neighbours from the same client: {100 * found['same_client']:.1f} % (chance "

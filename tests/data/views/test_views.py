@@ -367,7 +367,7 @@ class TestOptions:
 
     def test_every_setting_is_an_option(self):
         names = {each.name for each in dataclasses.fields(ViewSettings)}
-        assert names | {"preset", "size", "local_size"} == {
+        assert names | {"preset", "size", "local_size", "transform"} == {
             each.name for each in dataclasses.fields(ViewOptions)
         }
 

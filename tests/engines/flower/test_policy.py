@@ -230,6 +230,12 @@ def test_an_encoder_of_a_module_is_a_module_too(marked):
     assert not (marked / "mark").exists()
 
 
+def test_a_transform_of_a_module_is_a_module_too(marked):
+    with pytest.raises(PolicyError, match="names the module 'marking'"):
+        Policy().check_text('[views]\ntransform = "marking:augment"\n')
+    Policy().check_text('[views]\npreset = "simclr"\n')
+
+
 def recipe_with(module):
     return f'[method]\nname = "{module}:Mine"\nterms = ["dsr"]\n'
 

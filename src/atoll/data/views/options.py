@@ -177,6 +177,8 @@ class ViewOptions(Options, section="views"):
             those of the views.
         mean: Mean that the last step subtracts; one value, or one for each channel.
         std: Standard deviation by which the last step divides; one value, or one for each channel.
+        transform: Your own transform of one image, ``module:attribute``, in place of this section's operations;
+            ``size``, ``mean``, ``std`` and the local crops still apply.
     """
 
     preset: Annotated[str, OneOf(PRESETS)] = "simclr"
@@ -201,6 +203,7 @@ class ViewOptions(Options, section="views"):
     local_scale: ShareRange | None = None
     mean: Means | None = None
     std: Deviations | None = None
+    transform: str | None = None
 
     def __post_init__(self) -> None:
         """Refuse invalid values before any image is read.
@@ -209,6 +212,10 @@ class ViewOptions(Options, section="views"):
             UserError: The preset is unknown, or a value is out of range.
         """
         super().__post_init__()
+        if self.transform is not None and ":" not in self.transform:
+            raise UserError(
+                f"views.transform = {self.transform!r} names no code; set it to module:attribute, or remove it"
+            )
         self.settings()
 
     def settings(self) -> ViewSettings:

@@ -19,6 +19,7 @@ from atoll.core.errors import UserError
 from atoll.data.views import ops as ops
 from atoll.data.views.ops import rotate90
 from atoll.data.views.options import PRESETS, ViewOptions, ViewSettings
+from atoll.data.views.transform import Transform
 
 __all__ = ["PRESETS", "Draw", "ViewOptions", "ViewSettings", "Views", "make_views", "rotate90"]
 
@@ -81,10 +82,12 @@ class Views:
         channels: Channels of the images.
 
     Attributes:
+        transform: The user's own, which replaces all operations but the normalisation.
         local: The same for local crops, of ``local_size`` and ``local_scale``.
     """
 
     local: Views
+    transform: Transform | None = None
 
     def __init__(self, settings: ViewSettings, image_size: int, size: int, channels: int) -> None:
         self.settings = settings
@@ -108,6 +111,9 @@ class Views:
         Shape:
             images: uint8 (N, C, H, W) on any device; result: float32 (N, C, size, size) on the same device.
         """
+        if self.transform is not None:
+            self._check(images)
+            return self.transform(images, generator, self.size, self._normalise)
         return self.apply(images, self.draw(len(images), generator, images.shape[-2:]))
 
     def draw(
@@ -288,6 +294,7 @@ def make_views(options: ViewOptions, image_size: int, channels: int) -> Views:
             f"views.pad_crop is {settings.pad_crop}; it must be less than the views' size, {smallest}"
         )
     views = Views(settings, image_size, size, channels)
+    views.transform = Transform(options.transform) if options.transform else None
     local = replace(settings, crop_scale=settings.local_scale)
     views.local = Views(local, image_size, options.local_size or size, channels)
     for each in (views, views.local) if options.local_size else (views,):

@@ -24,7 +24,7 @@ import importlib.util
 import math
 import sysconfig
 import tomllib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from datetime import datetime, time
 from pathlib import Path
@@ -40,8 +40,7 @@ from atoll.core.tree import Tree, Weights, num_bytes
 from atoll.engines.federation import Federation
 from atoll.engines.flower.local_privacy import LocalPrivacy
 from atoll.methods.method import sends_undeclared
-from atoll.models import is_own_code
-from atoll.recipe.recipe import recipe_digest
+from atoll.recipe.recipe import names_of_code, recipe_digest
 
 INSTALLED = "installed"  # in place of a module's SHA-256
 RESULTS = "results"  # the entry of `egress` that stands for the results on held-out images
@@ -267,15 +266,8 @@ def _modules(recipe: str) -> Iterator[str]:
         table = tomllib.loads(recipe)
     except (tomllib.TOMLDecodeError, RecursionError) as error:
         raise PolicyError(f"the coordinator's recipe is not valid TOML: {error}") from None
-    method, model = table.get("method"), table.get("model")
-    named = list(method.values()) if isinstance(method, Mapping) else []
-    encoder = model.get("encoder") if isinstance(model, Mapping) else None
-    if isinstance(encoder, str) and is_own_code(encoder):
-        named.append(encoder)
-    for value in named:
-        for name in value if isinstance(value, list) else [value]:
-            if isinstance(name, str) and ":" in name:
-                yield name.partition(":")[0]
+    for name in names_of_code(table):
+        yield name.partition(":")[0]
 
 
 def _check_module(module: str, allowed: str) -> None:

@@ -1,0 +1,145 @@
+"""Views by the user's own transform, which is called with one image at a time."""
+
+from __future__ import annotations
+
+import contextlib
+import random
+from collections.abc import Callable, Iterator
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from atoll.core.devices import upload
+from atoll.core.errors import UserError
+from atoll.core.fingerprint import fingerprint
+from atoll.core.given import Given, names_code
+from atoll.core.imports import describe_error, import_attribute
+
+_SEEDS = 2**32  # numpy takes no larger seed
+
+
+def give_transform(transform: Any) -> Given:
+    """Name a transform that Python code gives, with a fingerprint of its code and parameters.
+
+    Raises:
+        UserError: It cannot be called.
+
+    Example:
+        >>> from torchvision.transforms import v2
+        >>> from atoll.data.views.transform import give_transform
+        >>> give_transform(v2.RandomCrop(8)).partition("#")[0]
+        'object:RandomCrop'
+    """
+    if not callable(transform):
+        raise UserError(
+            f"transform is a {type(transform).__name__}; give a function or object that is called with an image"
+        )
+    name = getattr(transform, "__qualname__", type(transform).__qualname__)
+    return Given.named(name, fingerprint(transform), transform)
+
+
+class Transform:
+    """The user's transform, called with one image at a time on the CPU.
+
+    It gets an image, uint8 (C, H, W), and returns a view (C, size, size): uint8, which is normalised as Atoll's
+    views are, or floats, which are used as they are. Before each call, the streams of torch, numpy and random are
+    seeded from the stream of the client, round and view, so that the view of an image does not depend on other
+    images, nor on the process.
+
+    Args:
+        name: ``module:attribute``, or a `Given`.
+    """
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+
+    def __call__(
+        self,
+        images: Tensor,
+        generator: torch.Generator,
+        size: int,
+        normalise: Callable[[Tensor], Tensor],
+    ) -> Tensor:
+        """Make one view of every image.
+
+        Args:
+            images: The images.
+            generator: Source of the seeds, on the CPU.
+            size: Side of the views.
+            normalise: Normalises views in [0, 1].
+
+        Shape:
+            images: uint8 (N, C, H, W) on any device; result: float32 (N, C, size, size) on the same device.
+
+        Raises:
+            UserError: The transform is not here, fails, or does not return a view.
+        """
+        seeds = torch.randint(_SEEDS, (len(images),), generator=generator).tolist()
+        views = torch.empty(len(images), images.shape[1], size, size)
+        with _streams_kept(), torch.no_grad():
+            for row, (image, seed) in enumerate(zip(images.cpu(), seeds, strict=True)):
+                torch.default_generator.manual_seed(seed)
+                np.random.seed(seed)
+                random.seed(seed)
+                view = self._view(image, tuple(views.shape[1:]))
+                views[row] = normalise(view / 255) if view.dtype == torch.uint8 else view
+        return upload(views, images.device)
+
+    @property
+    def is_here(self) -> bool:
+        """Whether it can be called: it is false for an object's name that a file held."""
+        return isinstance(self.name, Given) or names_code(self.name)
+
+    @cached_property
+    def _call(self) -> Callable[[Tensor], Any]:
+        if isinstance(self.name, Given):
+            found = self.name.value
+        elif self.is_here:
+            found = import_attribute(self.name, "views.transform")
+        else:
+            raise UserError(
+                f"the transform {self.name!r} was given to its run as an object, which a file does not hold; pass "
+                "it again as transform=…, or name it in the recipe as module:attribute"
+            )
+        if not callable(found):
+            raise UserError(f"views.transform = {self.name!r} is a {type(found).__name__}, not a function")
+        made: Callable[[Tensor], Any] = found
+        return made
+
+    def _view(self, image: Tensor, expected: tuple[int, ...]) -> Tensor:
+        call = self._call
+        try:
+            view = call(image.clone())  # a transform may work in place
+        except Exception as error:  # the user's code may raise any exception
+            raise UserError(
+                f"views.transform = {self.name!r} fails for an image, {_words(image)}: {describe_error(error)}"
+            ) from error
+        right = isinstance(view, Tensor) and view.shape == expected
+        if not right or not (view.is_floating_point() or view.dtype == torch.uint8):
+            raise UserError(
+                f"views.transform = {self.name!r} returns {_words(view)} for an image; it must return a tensor "
+                f"of shape {expected}, uint8 or floats (views.size sets another size)"
+            )
+        plain: Tensor = view.as_subclass(Tensor)
+        return plain
+
+
+@contextlib.contextmanager
+def _streams_kept() -> Iterator[None]:
+    """Restore the process's random streams after the block."""
+    before = random.getstate(), np.random.get_state()
+    with torch.random.fork_rng(devices=[]):
+        try:
+            yield
+        finally:
+            random.setstate(before[0])
+            np.random.set_state(before[1])
+
+
+def _words(value: Any) -> str:
+    if isinstance(value, Tensor):
+        return f"{str(value.dtype).removeprefix('torch.')} {tuple(value.shape)}"
+    return f"a {type(value).__name__}"
