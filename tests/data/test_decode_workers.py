@@ -83,7 +83,7 @@ def test_a_process_that_was_killed_is_reported(folder):
     (process,) = reader._loader._iterator._workers
     os.kill(process.pid, signal.SIGKILL)
     process.join()
-    with pytest.raises(RunError, match="a process that decodes images died"):
+    with pytest.raises(RunError, match=r"a process that decodes images was killed by signal 9 \(SIGKILL\)"):
         list(reader.read(plan()))
 
 

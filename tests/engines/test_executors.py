@@ -1,5 +1,6 @@
 """Worker processes when something happens to them."""
 
+import multiprocessing
 import os
 import signal
 import subprocess
@@ -8,10 +9,11 @@ from contextlib import closing
 
 import pytest
 
-from atoll.core.errors import RunError
-from atoll.engines.executors import WorkerPool
+from atoll.core.errors import RunError, UserError
+from atoll.engines.executors import WorkerPool, _Pipe
 from atoll.engines.federation import Federation
 from atoll.engines.server import Server
+from atoll.recipe.recipe import give
 from tests.harness import TINY, tiny
 
 
@@ -24,7 +26,7 @@ def test_a_worker_outlives_ctrl_c_and_its_death_is_a_sentence(tmp_path):
         pool.start(server.constants)
         assert server.run_round(pool).clients == 4
         os.kill(worker.pid, signal.SIGKILL)
-        with pytest.raises(RunError, match=r"a worker process died .*; resume the run"):
+        with pytest.raises(RunError, match=r"was killed by signal 9 \(SIGKILL\), likely .* ran out; resume"):
             server.run_round(pool)
     assert signal.SIGINT not in signal.pthread_sigmask(signal.SIG_BLOCK, ())
 
@@ -36,6 +38,71 @@ def test_a_worker_and_a_run_import_no_more_than_they_need(module):
     code = f"import sys, {module}; print(*({heavy} & set(sys.modules)))"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout == "\n"
+
+
+class Ended:
+    """A process that has ended."""
+
+    def __init__(self, exitcode):
+        self.exitcode = exitcode
+
+    def join(self, timeout):
+        assert timeout
+
+
+@pytest.mark.parametrize(
+    ("exit_code", "words"),
+    [
+        (-9, r"was killed by signal 9 \(SIGKILL\), likely because memory ran out; resume"),
+        (-15, r"was killed by signal 15 \(SIGTERM\); resume"),
+        (3, r"ended with exit code 3; .* resume"),
+    ],
+)
+def test_why_a_worker_ended_is_said(exit_code, words):
+    here, there = multiprocessing.Pipe()
+    there.close()
+    with closing(here), pytest.raises(RunError, match=words):
+        _Pipe(here, Ended(exit_code)).receive()
+
+
+def fails_in_a_worker(how):
+    """A transform that fails, in a class that only its process knows."""
+
+    class Local:
+        def __call__(self, image):
+            if multiprocessing.current_process().daemon:
+                exec(how)
+            return image
+
+        def __setstate__(self, state):
+            if how == "unpickled":
+                raise KeyError(how)
+
+        def __getstate__(self):
+            return {"how": how}
+
+    return Local()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("how", "kind", "words"),
+    [
+        ("raise LookupError('no such colour')", UserError, r"LookupError: no such colour \(.*line 1\)"),
+        ("unpickled", RuntimeError, r"failed with KeyError: 'unpickled'\n\nTraceback"),
+        ("import os; os.kill(os.getpid(), 11)", RunError, r"was killed by signal 11 \(SIGSEGV\); resume"),
+        ("import os; os._exit(3)", RunError, "ended with exit code 3"),
+    ],
+)
+def test_a_worker_that_fails_says_why(how, kind, words, tmp_path):
+    recipe = give(tiny(), transform=fails_in_a_worker(how))
+    with pytest.warns(UserWarning, match="one image at a time"):
+        federation = Federation(recipe)
+    server = Server(federation.recipe, federation.setting, federation.initial_weights())
+    with closing(WorkerPool(federation.recipe, tmp_path, 1)) as pool:
+        pool.start(server.constants)
+        with pytest.raises(kind, match=words):
+            server.run_round(pool)
 
 
 @pytest.mark.slow

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import multiprocessing
 from collections.abc import Iterable, Iterator
+from multiprocessing.process import BaseProcess
 from typing import Any
 
 import numpy as np
@@ -13,6 +14,7 @@ from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
 from atoll.core.errors import RunError, UserError
+from atoll.core.processes import why_ended
 from atoll.data.cache import StreamedPixels
 from atoll.data.images import Pixels
 
@@ -56,14 +58,18 @@ class DecodeWorkers:
                     raise UserError(decoded)
                 yield torch.from_numpy(decoded)
         except RuntimeError as error:
-            if "worker" not in str(error):
+            died = [code for process in self._processes() if (code := process.exitcode)]
+            if not died:
                 raise
             raise RunError(
-                "a process that decodes images died (was it killed for lack of memory?); resume the run to "
-                "continue from its last complete round"
+                f"a process that decodes images {why_ended(died[0])}; resume the run to continue from its last "
+                "complete round"
             ) from error
         finally:
             self._busy = False
+
+    def _processes(self) -> list[BaseProcess]:
+        return getattr(getattr(self._loader, "_iterator", None), "_workers", [])
 
     def _loaded(self) -> Iterator[NDArray[np.uint8] | str]:
         if self._loader is None:

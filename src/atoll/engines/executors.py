@@ -11,12 +11,15 @@ import warnings
 from collections.abc import Callable, Generator, Iterator, Sequence
 from multiprocessing import resource_tracker
 from multiprocessing.connection import Connection, wait
+from multiprocessing.process import BaseProcess
 from pathlib import Path
 
+import cloudpickle
 import torch
 
 from atoll.components.messages import Slices, Update
 from atoll.core.errors import RunError, UserError
+from atoll.core.processes import why_ended
 from atoll.core.tree import Tree, map_tensors, pack, resolve, unpack
 from atoll.engines.client import train_client
 from atoll.engines.client_states import ClientStates
@@ -25,6 +28,7 @@ from atoll.engines.jobs import Job, Result
 from atoll.recipe.recipe import Recipe
 
 Progress = Callable[[int], None] | None
+_TO_END = 10.0  # seconds that a process may take from closing its pipe to its end
 _SENT = "→"  # marks a tensor in a message to a worker: it is sent with the message or was sent before
 
 
@@ -69,15 +73,16 @@ class WorkerPool:
         context = multiprocessing.get_context("spawn")
         self._pipes: list[_Pipe] = []
         self._processes = []
+        pickled = cloudpickle.dumps(recipe)
         with _interrupts_blocked():
             for _ in range(workers):
                 here, there = context.Pipe()
                 process = context.Process(
-                    target=_work, args=(there, recipe, states, os.getpid()), daemon=True
+                    target=_work, args=(there, pickled, states, os.getpid()), daemon=True
                 )
                 process.start()
                 there.close()
-                self._pipes.append(_Pipe(here))
+                self._pipes.append(_Pipe(here, process))
                 self._processes.append(process)
 
     def start(self, constants: Slices) -> None:
@@ -127,10 +132,11 @@ class WorkerPool:
 
 
 class _Pipe:
-    """Sends trees over a connection; a tensor is sent to this worker only once per round."""
+    """Sends trees to a process over a connection; a tensor is sent to it only once per round."""
 
-    def __init__(self, connection: Connection[bytes, bytes]) -> None:
+    def __init__(self, connection: Connection[bytes, bytes], process: BaseProcess) -> None:
         self.connection = connection
+        self._process = process
         self._sent: dict[int, torch.Tensor] = {}
         self._forget = False
 
@@ -157,14 +163,16 @@ class _Pipe:
         try:
             answer = unpack(self.connection.recv_bytes())
         except (EOFError, ConnectionResetError):
+            self._process.join(_TO_END)
             raise RunError(
-                "a worker process died (was it killed for lack of memory?); resume the run to continue from its "
-                "last complete round"
+                f"a worker process {why_ended(self._process.exitcode)}; resume the run to continue from its last "
+                "complete round"
             ) from None
         if answer["kind"] == "user error":
             raise UserError(answer["body"])
         if answer["kind"] == "failure":
-            raise RuntimeError(f"a worker process failed:\n{answer['body']}")
+            reason, trace = answer["body"]
+            raise RuntimeError(f"a worker process failed with {reason}\n\n{trace}")
         return answer["kind"], answer["body"]
 
 
@@ -179,12 +187,14 @@ def _interrupts_blocked() -> Iterator[None]:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
-def _work(connection: Connection[bytes, bytes], recipe: Recipe, states: Path, parent: int) -> None:
-    """Run a worker process: build the federation, then train the jobs that the pipe delivers until it closes."""
+def _work(connection: Connection[bytes, bytes], pickled: bytes, states: Path, parent: int) -> None:
+    """Run a worker process: build the federation, then train the jobs that the pipe delivers until it closes.
+
+    The recipe is unpickled here, so that the failure of an object that it carries is answered as any other.
+    """
     for name in ("SIGINT", "SIGHUP"):  # the main process handles Ctrl-C and a closed terminal
         signal.signal(getattr(signal, name), signal.SIG_IGN)
     warnings.simplefilter("ignore", UserWarning)  # the main process has shown them
-    torch.set_num_threads(recipe.engine.threads)
 
     def answer(kind: str, body: Tree) -> None:
         connection.send_bytes(pack({"kind": kind, "body": body}))
@@ -195,6 +205,8 @@ def _work(connection: Connection[bytes, bytes], recipe: Recipe, states: Path, pa
         answer("progress", images)
 
     try:
+        recipe: Recipe = cloudpickle.loads(pickled)
+        torch.set_num_threads(recipe.engine.threads)
         federation = Federation(recipe)
         executor = InProcess(federation, ClientStates(states, resettable=True))
         known: dict[int, torch.Tensor] = {}
@@ -214,5 +226,5 @@ def _work(connection: Connection[bytes, bytes], recipe: Recipe, states: Path, pa
         return
     except UserError as error:
         answer("user error", str(error))
-    except Exception:
-        answer("failure", traceback.format_exc())
+    except Exception as error:
+        answer("failure", [f"{type(error).__name__}: {error}", traceback.format_exc()])
