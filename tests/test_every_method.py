@@ -48,6 +48,7 @@ NEEDS = {
         "options.dino.prototypes=256",
         "options.dino.local_crops=2",
         "options.dino.momentum=0.99",
+        "options.dino.horizon=8",
         "options.dino.warmup_rounds=0",
         "options.dino.teacher_temperature=0.04",
         "model.projector_final_norm=plain",

@@ -59,7 +59,8 @@ class DINO(Objective):
         warmup_temperature: τ_t in the first round, from which it rises linearly.
         warmup_rounds: Number of rounds of the warm-up; in the paper, 30 epochs.
         momentum: Momentum m of the teacher in the first round.
-        final_momentum: Momentum of the teacher after the last round, to which m rises with a cosine.
+        final_momentum: Momentum of the teacher after ``horizon`` rounds, to which m rises with a cosine.
+        horizon: R, the rounds over which m rises; 0 for those of the run.
         centre_momentum: Momentum of the centre.
         fixed_epochs: Number of local epochs, counted over the rounds, in which the prototypes do not train.
         target: The teacher at the start of a round: the one that the client retained from its last round
@@ -77,6 +78,7 @@ class DINO(Objective):
     warmup_rounds: Whole = 30
     momentum: Momentum = 0.996
     final_momentum: Momentum = 1.0
+    horizon: Whole = 0
     centre_momentum: Momentum = 0.9
     fixed_epochs: Whole = 1
     target: Literal["kept", "reset"] = "kept"
@@ -106,14 +108,14 @@ class DINO(Objective):
 
     def start(self, context: ClientContext) -> None:
         """Restore teacher and centre, or start them anew, and set the schedules' values of this round."""
-        scope, rounds = context.of(self), max(context.setting.train.rounds, 1)
+        scope, rounds = context.of(self), self.horizon or max(context.setting.train.rounds, 1)
         kept = None if context.reset else scope.retained
         teacher = kept["teacher"] if kept and self.target == "kept" else None
         scope.teacher = start_target(context, "dino_teacher", teacher)
         scope.centre = (kept["centre"] if kept else torch.zeros(self.prototypes)).to(context.device)
         scope.outputs = []
         done = context.round - 1
-        falling = 0.5 * (1 + math.cos(math.pi * done / rounds))
+        falling = 0.5 * (1 + math.cos(math.pi * min(done / rounds, 1.0)))
         scope.momentum = self.final_momentum - (self.final_momentum - self.momentum) * falling
         warm = min(done / self.warmup_rounds, 1.0) if self.warmup_rounds else 1.0
         scope.temperature = (1 - warm) * self.warmup_temperature + warm * self.teacher_temperature
