@@ -95,6 +95,15 @@ def test_the_constraints_pin_what_is_declared() -> None:
     assert {name[0] for name in names if name is not None} - pinned == set()
 
 
+def test_every_file_that_is_not_a_module_is_packaged() -> None:
+    package = ROOT / "src" / "atoll"
+    setuptools = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["setuptools"]
+    packaged = {path for pattern in setuptools["package-data"]["atoll"] for path in package.glob(pattern)}
+    made = {package / "core" / "commit.txt"}  # by a build
+    files = {path for path in package.rglob("*.*") if path.is_file() and path.suffix not in (".py", ".pyc")}
+    assert files - made == packaged - made
+
+
 def test_the_version_is_stated_once() -> None:
     assert atoll.__version__ == VERSION
     assert "version" not in PROJECT

@@ -13,12 +13,13 @@ def add_commands(commands: Commands) -> None:
     new = commands.add(
         _new,
         "new",
-        "Write a commented file to begin with: a recipe, or a method.",
+        "Write commented files to begin with: a recipe, a method, or a site's folder.",
         "recipe my.toml --from digits-ssd",
         "method my_method.py",
+        "site /srv/east",
     )
-    new.add_argument("what", choices=("recipe", "method"))
-    new.add_argument("file", type=path_of, metavar="FILE")
+    new.add_argument("what", choices=("recipe", "method", "site"))
+    new.add_argument("path", type=path_of, metavar="PATH", help="a file; for a site a folder with its name")
     new.add_argument(
         "--from", dest="base", default="digits-ssd", metavar="RECIPE", help="a recipe's values (digits-ssd)"
     )
@@ -43,9 +44,13 @@ def add_commands(commands: Commands) -> None:
 
 
 def _new(options: argparse.Namespace) -> int:
-    from atoll.commands.new import write_new
+    from atoll.commands.new import write_new, write_site
 
-    path = write_new(options.what, options.file, options.base)
+    if options.what == "site":
+        folder = write_site(options.path)
+        print(f"{folder}\nwhat to do: {folder / 'README.md'}")  # noqa: T201
+        return 0
+    path = write_new(options.what, options.path, options.base)
     how = f"{path}" if options.what == "recipe" else f"digits-ssd --set method.name={path.stem}:METHOD"
     print(f"{path}\nrun it: atoll run {how}")  # noqa: T201
     return 0

@@ -1,7 +1,9 @@
-"""``atoll new``: writes a commented recipe, or the file of a method, to begin with."""
+"""``atoll new``: writes a commented recipe, the file of a method or the folder of a site, to begin with."""
 
 from __future__ import annotations
 
+import re
+import sys
 import textwrap
 from collections.abc import Iterator, Mapping
 from importlib import resources
@@ -16,6 +18,7 @@ from atoll.core.schema import Schema
 from atoll.recipe.table import WORDS, catalogue, read_table
 
 WIDTH = 100
+SITE_FILES = ("README.md", "policy.toml", "start.sh", "atoll-site.service")
 
 
 def write_new(what: str, path: Path, base: str = "digits-ssd") -> Path:
@@ -43,6 +46,38 @@ def write_new(what: str, path: Path, base: str = "digits-ssd") -> Path:
         text = text.replace("MODULE", path.stem)
     write_whole(path, text.encode())
     return path
+
+
+def write_site(folder: Path) -> Path:
+    """Write the folder of a site: its policy, the script and the service that start its node, and what to do.
+
+    Args:
+        folder: The folder, which is new or empty; its name is the site's.
+
+    Raises:
+        UserError: The folder holds files, or its name or path does not fit.
+    """
+    folder = folder.resolve()
+    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+        raise UserError(f"{folder} exists and is not an empty folder; choose another name")
+    if not re.fullmatch(r"\w[\w.-]{0,99}", folder.name):
+        raise UserError(
+            f"{folder.name!r} cannot be a site's name: use up to 100 letters, digits, '-', '_' and '.'"
+        )
+    environment = str(Path(sys.executable).parent)
+    if found := set('"$`\\\n') & set(f"{folder}{environment}"):
+        raise UserError(f"{min(found)!r} in a path does not fit a script; choose a folder without it")
+    words = {
+        "UNIT_FOLDER": str(folder).replace("%", "%%"),
+        "ENVIRONMENT": environment,
+        "SITE": folder.name,
+    }
+    for name in SITE_FILES:
+        text = (resources.files("atoll.commands") / "new_site" / name).read_text("utf-8")
+        write_whole(folder / name, re.sub("|".join(words), lambda word: words[word[0]], text).encode())
+    (folder / "start.sh").chmod(0o755)
+    (folder / "state").mkdir(mode=0o700)
+    return folder
 
 
 def recipe_text(base: str) -> str:
