@@ -59,6 +59,7 @@ ABOUT_MORE = {
     "engines/test_sharing.py": "what trains, travels and is stored",
     "engines/test_damage.py": "whole runs on damaged and full disks",
     "engines/flower/test_deployment.py": "a federation of real processes",
+    "engines/flower/test_deployment_files.py": "the Dockerfile and the manifests",
     "engines/flower/test_flower_simulation.py": "Flower's simulation against ours",
     "engines/flower/test_run_sh.py": "examples/deployment",
     "engines/flower/test_sites.py": "sites and the coordinator together",
