@@ -24,6 +24,7 @@ $(TESTS): pyproject.toml constraints.txt | $(BIN)/python
 
 $(DOCS): pyproject.toml constraints.txt | $(BIN)/python
 	$(INSTALL) -e '.[docs]'
+	$(INSTALL) --no-deps djangocms-katex # for KaTeX's files; see docs/typeset.py
 	touch $@
 
 demo: $(DEMO)   ## Train three methods on the same federated digits and write a report

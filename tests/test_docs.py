@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
+import importlib.util
+import json
 import pkgutil
 import re
 import shlex
+import shutil
+import subprocess
 import types
 import typing
 from collections.abc import Iterator
@@ -328,6 +332,18 @@ def test_a_command_on_a_page_exists(block: str) -> None:
         preset = getattr(options, "recipe", None)
         if preset in presets() and ":" not in command:
             load_recipe(preset, options.set)
+
+
+@pytest.mark.parametrize("equation", fences("math"))
+def test_an_equation_can_be_typeset(equation: str) -> None:
+    node, carrier = shutil.which("node"), importlib.util.find_spec("djangocms_katex")
+    if node is None or carrier is None or carrier.origin is None:
+        pytest.skip("typesets with Node.js and KaTeX, which `make docs` installs")
+    katex = Path(carrier.origin).parent / "static" / "djangocms_katex" / "vendor" / "katex" / "katex.min.js"
+    script = (
+        f"require({json.dumps(str(katex))}).renderToString({json.dumps(equation)}, {{ displayMode: true }})"
+    )
+    subprocess.run([node, "-e", script], check=True)
 
 
 def test_every_page_is_in_the_navigation() -> None:
