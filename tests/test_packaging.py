@@ -118,6 +118,16 @@ def test_the_classifiers_name_only_the_python_that_tests_run_on() -> None:
     assert versions == [f"{sys.version_info.major}.{sys.version_info.minor}"]
 
 
+def test_the_links_of_the_readme_work_on_a_package_index() -> None:
+    text = (ROOT / PROJECT["readme"]).read_text()
+    links = re.findall(r"\]\(([^)]*)\)", text)
+    assert links
+    assert [link for link in links if not link.startswith("https://")] == []
+    named = re.findall(r"`((?:docs|examples)/[\w/.-]+|[A-Z]+\.\w+)`", text)
+    assert len(named) > 5
+    assert [name for name in named if not (ROOT / name).exists()] == []
+
+
 def test_the_citation_names_this_version() -> None:
     text = (ROOT / "CITATION.cff").read_text()
     assert re.search(r"^cff-version: 1\.2\.0$", text, re.MULTILINE)

@@ -5,7 +5,6 @@ Nothing is written.
 
 from __future__ import annotations
 
-import resource
 import sys
 import tempfile
 import time
@@ -230,6 +229,13 @@ def _switch(federation: Federation, server: Server, client: Client, message: Mes
 def _peak(device: torch.device) -> int:
     if device.type == "cuda":
         return int(torch.cuda.max_memory_allocated(device))
+    try:
+        import resource  # not on Windows
+    except ImportError:
+        raise UserError(
+            "--dry-run measures memory with Python's module resource, which this system does not have; "
+            "run a few rounds instead"
+        ) from None
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     return peak if sys.platform == "darwin" else 1024 * peak
 

@@ -8,7 +8,6 @@ somebody else must have kept a later hash (a coordinator keeps its sites').
 
 from __future__ import annotations
 
-import fcntl
 import hashlib
 import json
 import os
@@ -21,6 +20,7 @@ from typing import IO
 
 from atoll.core.errors import UserError
 from atoll.core.files import disk_sentence
+from atoll.core.locks import lock
 
 FILE = "audit.jsonl"
 START = "0" * 64  # stands before the first line
@@ -70,7 +70,7 @@ class AuditLog:
             self.path.parent.mkdir(parents=True, exist_ok=True)
             descriptor = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o600)
             with os.fdopen(descriptor, "r+b") as file:
-                fcntl.flock(file, fcntl.LOCK_EX)
+                lock(file)
                 last, torn = _last_line(file)
                 if torn:
                     file.truncate(file.seek(0, os.SEEK_END) - torn)

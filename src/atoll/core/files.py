@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import fcntl
 import hashlib
 import itertools
 import os
@@ -16,6 +15,7 @@ from typing import IO
 
 from atoll.core.digests import checksum
 from atoll.core.errors import UserError
+from atoll.core.locks import lock
 
 SECONDS_UNTIL_LOCKED = 60  # a writer creates its temporary file, then locks it
 
@@ -88,7 +88,7 @@ def whole_file(path: Path, shared: bool = False) -> Iterator[IO[bytes]]:
             part = Path(name)
         with part.open("wb") as file:
             if shared:
-                fcntl.flock(file, fcntl.LOCK_EX)  # `clear_parts` leaves it alone
+                lock(file)  # `clear_parts` leaves it alone
             yield file
             file.flush()
             os.fsync(file.fileno())
@@ -117,7 +117,7 @@ def clear_parts(folder: Path) -> None:
     """Delete the temporary files in a shared folder whose writers were killed."""
     for part in folder.glob(".*.part"):
         with contextlib.suppress(OSError), part.open("rb") as file:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)  # fails while its writer lives
+            lock(file, wait=False)  # fails while its writer lives
             if time.time() - part.stat().st_mtime > SECONDS_UNTIL_LOCKED:
                 part.unlink()
 

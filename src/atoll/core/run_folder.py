@@ -22,7 +22,6 @@ All files except the report carry a digest (`atoll.core.digests`), which is veri
 
 from __future__ import annotations
 
-import fcntl
 import json
 import os
 import shutil
@@ -35,6 +34,7 @@ from atoll.core.checkpoints import checkpoint_files, load_checkpoint, save_check
 from atoll.core.digests import JSON, TOML, DamagedError, open_text, seal_text
 from atoll.core.errors import UserError
 from atoll.core.files import disk_sentence, write_whole
+from atoll.core.locks import lock
 from atoll.core.metrics_lines import Metrics, Results, format_line, parse_lines
 from atoll.core.text import clean
 from atoll.core.tree import Tree
@@ -144,12 +144,12 @@ class Run:
         """
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
-            lock = (self.folder / ".lock").open("w")
+            file = (self.folder / ".lock").open("w")
         except OSError as error:
             raise UserError(disk_sentence(self.folder, error)) from None
-        with lock:
+        with file:
             try:
-                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                lock(file, wait=False)
             except OSError:
                 raise UserError(
                     f"another process is using {self.folder}; wait for it, or choose another --out"
