@@ -10,7 +10,7 @@ import torch
 from PIL import Image
 from torchvision import transforms
 
-from atoll.data.decode import CorruptImageError, Decoding, decode, decode_batch, has_many_bits
+from atoll.data.decode import CorruptImageError, Decoding, decode, decode_batch
 
 
 def encoded(image, form="PNG", **options):
@@ -188,7 +188,6 @@ def test_a_picture_is_not_a_program(monkeypatch):
     assert Image.open(io.BytesIO(EPS)).format == "EPS"  # Pillow recognises it
     with pytest.raises(CorruptImageError, match=r"in no format that is read \(PNG, JPEG, "):
         decode(EPS, Decoding(8, 3))
-    assert not has_many_bits(EPS)
 
 
 @pytest.mark.parametrize("form", ["PCX", "TGA", "ICO", "SGI", "DDS", "SPIDER"])
@@ -198,11 +197,64 @@ def test_only_formats_of_the_list_are_opened(form):
         decode(encoded(image, form), Decoding(8, 3, window_high=255))
 
 
+@pytest.mark.parametrize("channels", [2, 4, 6])
+def test_each_channel_of_an_array_is_resized_as_a_grey_image(channels):
+    array = np.random.default_rng(0).integers(0, 256, (33, 40, channels), dtype=np.uint8)
+    expected = [decode(Image.fromarray(array[..., c]), Decoding(16, 1))[0] for c in range(channels)]
+    file = io.BytesIO()
+    np.save(file, array)
+    for form in (array, array.transpose(2, 0, 1), file.getvalue()):
+        assert np.array_equal(decode(form, Decoding(16, channels)), expected)
+
+
+def test_channels_of_sixteen_bits_go_through_the_window():
+    array = np.stack([SIXTEEN, SIXTEEN // 2, SIXTEEN // 4], 2)
+    pixels = decode(array, Decoding(2, 3, window_high=4095))
+    assert pixels[0].tolist() == [[0, 62], [255, 255]]
+    assert pixels[1].tolist() == [[0, 31], [127, 255]]
+    batch = decode_batch([array, array // 2], Decoding(2, 3))
+    assert (batch.values.low, batch.values.high, batch.values.scans) == (0, 65535, False)
+
+
+def test_transparency_is_a_channel_where_four_are_wanted():
+    image = picture(8, 8, "RGBA")
+    assert np.array_equal(decode(encoded(image), Decoding(8, 4)), np.asarray(image).transpose(2, 0, 1))
+
+
+@pytest.mark.parametrize(
+    ("image", "channels", "words"),
+    [
+        (picture(8, 8), 6, r"^it has 3 channels, and data.channels is 6"),
+        (np.zeros((8, 8, 5), np.uint8), 3, r"^it has 5 channels, and data.channels is 3"),
+        (np.zeros((2, 8, 8, 3), np.uint8), 3, r"^it is an array of shape \(2, 8, 8, 3\)"),
+    ],
+)
+def test_another_number_of_channels_is_a_clause(image, channels, words):
+    with pytest.raises(CorruptImageError, match=words):
+        decode(image, Decoding(8, channels))
+
+
+def test_an_array_file_that_claims_more_than_it_holds_is_not_allocated():
+    out = io.BytesIO()
+    np.lib.format.write_array_header_1_0(
+        out, {"descr": "|u1", "fortran_order": False, "shape": (10**9, 10**9)}
+    )
+    with pytest.raises(CorruptImageError, match=r"array of shape \(1000000000, 1000000000\), and holds less"):
+        decode(out.getvalue(), Decoding(8, 1))
+
+
+def test_no_object_is_read_from_an_array_file(tmp_path):
+    np.save(tmp_path / "a.npy", np.array([{}], object), allow_pickle=True)
+    with pytest.raises(CorruptImageError, match="allow_pickle=False"):
+        decode((tmp_path / "a.npy").read_bytes(), Decoding(8, 1))
+
+
 def test_a_batch_names_its_corrupt_positions_and_keeps_the_order():
     images = [encoded(Image.fromarray(np.full((4, 4), i, dtype=np.uint8))) for i in range(100)]
     images[70] = b"hello"
     images[3] = b""
-    pixels, reasons = decode_batch(images, Decoding(4, 1))
+    batch = decode_batch(images, Decoding(4, 1))
+    pixels, reasons = batch.pixels, batch.corrupt
     assert list(reasons) == [3, 70]
     assert reasons[3] == "it is empty"
     means = pixels.mean(axis=(1, 2, 3)).tolist()

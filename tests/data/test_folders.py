@@ -55,9 +55,9 @@ def test_class_folders_follow_torchvision(tmp_path, place):
 
 def test_files_that_are_no_images_are_counted_by_suffix_in_one_line(tmp_path, place):
     place(tmp_path, "cat/a.png", "dog/b.png")
-    for name in ("cat/1.dcm", "cat/2.DCM", "dog/README", ".hidden.dcm"):
+    for name in ("cat/1.raw", "cat/2.RAW", "dog/README", ".hidden.raw"):
         (tmp_path / name).write_text("no image")
-    said = r"skipped files without an image suffix: 2 \.dcm, 1 without a suffix"
+    said = r"skipped files without an image suffix: 2 \.raw, 1 without a suffix"
     with pytest.warns(UserWarning, match=said) as caught:
         load("folder", tmp_path)
     assert len(caught) == 1

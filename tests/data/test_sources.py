@@ -163,7 +163,7 @@ def test_a_file_is_no_folder(tmp_path, source):
     [
         ({"source": "digit"}, "did you mean 'digits'"),
         ({"source": "parquet"}, "needs data.path"),
-        ({"channels": 2}, "channels"),
+        ({"channels": 0}, "channels"),
         ({"image_size": 0}, "image_size"),
         ({"limit": 0}, "limit"),
         ({"test_fraction": 1.0}, "test_fraction"),
@@ -272,7 +272,10 @@ def test_the_hub_gives_tables(monkeypatch, digits, encode_png, write_parquet, tm
 def test_twelve_bit_scans_in_a_window_of_sixteen_are_said_to_be_nearly_black(tmp_path, memory):
     for i, digit in enumerate(load_digits().images[:4]):
         Image.fromarray((digit / 16 * 4095).astype(np.uint16)).save(tmp_path / f"{i}.png")
-    said = r"more than 8 bits and become nearly black \(at most 16 of 255\).*data\.window_high = 4095"
+    said = (
+        r"8 bits hold values from 0 to 4095; 0 becomes black and 65535 white, so they become nearly black "
+        r"\(at most 16 of 255\); to use their range, set data\.window_low = 0 and data\.window_high = 4095"
+    )
     for _ in range(2):  # also when the pixels are in the cache
         with pytest.warns(UserWarning, match=said):
             load("images", tmp_path, test_fraction=0, memory_gib=memory)

@@ -69,15 +69,15 @@ def image_batches(encoder: Encoder, images: Path) -> Iterator[tuple[list[str], T
     how = decoding_of(encoder)
     for start in range(0, len(paths), BATCH):
         some = paths[start : start + BATCH]
-        pixels, corrupt = decode_batch([read_bytes(path) for path in some], how)
-        if corrupt:
-            row, reason = next(iter(corrupt.items()))
+        decoded = decode_batch([read_bytes(path) for path in some], how)
+        if decoded.corrupt:
+            row, reason = next(iter(decoded.corrupt.items()))
             raise UserError(
                 f"{some[row]} cannot be read as the encoder's training images were: {reason}; convert it to a "
                 "common format with 8 or 16 bits, or leave it out"
             )
         names = [str(path.relative_to(images)) if images.is_dir() else path.name for path in some]
-        yield names, torch.from_numpy(pixels)
+        yield names, torch.from_numpy(decoded.pixels)
 
 
 def save_embeddings(path: Path, names: list[str], h: Tensor) -> None:

@@ -11,7 +11,7 @@ import json
 import math
 import zlib
 from collections.abc import Callable, Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 import numpy as np
@@ -20,7 +20,7 @@ from torch import Tensor, from_numpy
 from atoll.core.digests import JSON, open_text, seal_text
 from atoll.core.errors import UserError
 from atoll.core.files import cache_folder, clear_parts, hash_bytes, whole_file, write_whole
-from atoll.data.decode import Decoding, decode_batch
+from atoll.data.decode import Decoding, Values, decode_batch
 from atoll.data.images import Pixels, Shape, StoredPixels
 from atoll.data.records import Records
 
@@ -39,15 +39,17 @@ class Opened:
         corrupt: Reasons why images cannot be decoded, by row.
         fingerprint: Hash of the content and the decoding.
         brightest: Largest value of a pixel.
+        values: Values of the images with more than 8 bits, before the window; None if there are none.
     """
 
     pixels: Pixels
     corrupt: dict[int, str]
     fingerprint: str
     brightest: int
+    values: Values | None
 
 
-@dataclass(frozen=True)
+@dataclass
 class _Notes:
     """Contents of the ``.json`` file of an entry: the checksum of the pixels, and the corrupt rows.
 
@@ -55,11 +57,13 @@ class _Notes:
         checksum: Checksum of the ``.npy`` file; None if the pixels are streamed.
         corrupt: Reasons why images cannot be decoded, by row.
         brightest: Largest value of a pixel.
+        values: Values of the images with more than 8 bits.
     """
 
     checksum: int | None
-    corrupt: dict[int, str]
-    brightest: int
+    corrupt: dict[int, str] = field(default_factory=dict)
+    brightest: int = 0
+    values: Values | None = None
 
 
 @dataclass(frozen=True)
@@ -95,9 +99,10 @@ class StreamedPixels:
         images = np.empty((len(rows), *self.how.shape), dtype=np.uint8)
         for start in range(0, len(rows), _BATCH):
             batch = rows[start : start + _BATCH]
-            images[start : start + len(batch)], reasons = decode_batch(self.records.read(batch), self.how)
+            decoded = decode_batch(self.records.read(batch), self.how)
+            images[start : start + len(batch)] = decoded.pixels
             # Callers do not request images known to be corrupt: this one was intact when the source was opened.
-            for position, reason in reasons.items():
+            for position, reason in decoded.corrupt.items():
                 name = self.records.describe(int(batch[position]))
                 raise UserError(f"{name} can no longer be decoded ({reason}); has the source changed?")
         return from_numpy(images)
@@ -125,43 +130,46 @@ def open_records(
     known = _read_notes(notes)
     if math.prod(shape) > memory_bytes:
         if known is None:
-            corrupt: dict[int, str] = {}
-            largest = [int(pixels.max()) for pixels in _decoded(records, how, corrupt, progress)]
-            known = _Notes(None, corrupt, max(largest, default=0))
+            known = _Notes(None)
+            for _ in _decoded(records, how, known, progress):
+                pass
             _write_notes(notes, known)
-        return Opened(StreamedPixels(records, how), known.corrupt, fingerprint, known.brightest)
-    if known is None or not _intact(stored, shape, known.checksum):
-        clear_parts(cache_folder())
-        known = _build(stored, records, how, shape, progress)
-        _write_notes(notes, known)
-    return Opened(StoredPixels.open(stored), known.corrupt, fingerprint, known.brightest)
+        pixels: Pixels = StreamedPixels(records, how)
+    else:
+        if known is None or not _intact(stored, shape, known.checksum):
+            clear_parts(cache_folder())
+            known = _build(stored, records, how, shape, progress)
+            _write_notes(notes, known)
+        pixels = StoredPixels.open(stored)
+    return Opened(pixels, known.corrupt, fingerprint, known.brightest, known.values)
 
 
 def _decoded(
-    records: Records, how: Decoding, corrupt: dict[int, str], progress: Progress | None
+    records: Records, how: Decoding, notes: _Notes, progress: Progress | None
 ) -> Iterator[np.ndarray[tuple[int, ...], np.dtype[np.uint8]]]:
+    """Decode records batch by batch, and note what is found."""
     for start in range(0, len(records), _BATCH):
         rows = np.arange(start, min(start + _BATCH, len(records)))
-        pixels, reasons = decode_batch(records.read(rows), how)
-        corrupt.update({start + position: reason for position, reason in reasons.items()})
-        yield pixels
+        batch = decode_batch(records.read(rows), how)
+        notes.corrupt.update({start + position: reason for position, reason in batch.corrupt.items()})
+        notes.brightest = max(notes.brightest, int(batch.pixels.max()))
+        notes.values = batch.values.joined(notes.values) if batch.values else notes.values
+        yield batch.pixels
         if progress is not None:
             progress(int(rows[-1]) + 1, len(records))
 
 
 def _build(path: Path, records: Records, how: Decoding, shape: Shape, progress: Progress | None) -> _Notes:
-    corrupt: dict[int, str] = {}
-    checksum = brightest = 0
+    notes = _Notes(0)
     with whole_file(path, shared=True) as file:
         header = {"descr": "|u1", "fortran_order": False, "shape": shape}
         np.lib.format.write_array_header_1_0(file, header)
-        for pixels in _decoded(records, how, corrupt, progress):
+        for pixels in _decoded(records, how, notes, progress):
             # Written, not mapped: a full disk then causes an error here instead of a bus error later.
             data = pixels.tobytes()
             file.write(data)
-            checksum = zlib.crc32(data, checksum)
-            brightest = max(brightest, int(pixels.max()))
-    return _Notes(checksum, corrupt, brightest)
+            notes.checksum = zlib.crc32(data, notes.checksum or 0)
+    return notes
 
 
 def _intact(path: Path, shape: Shape, checksum: int | None) -> bool:
@@ -184,6 +192,7 @@ def _read_notes(path: Path) -> _Notes | None:
             return None
         notes = json.loads(text)
         corrupt = {int(row): str(why) for row, why in notes["corrupt"].items()}
-        return _Notes(notes["checksum"], corrupt, int(notes["brightest"]))
+        values = notes.get("values")  # notes of earlier versions have none
+        return _Notes(notes["checksum"], corrupt, int(notes["brightest"]), values and Values(**values))
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
         return None  # missing or damaged: created again

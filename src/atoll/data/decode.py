@@ -3,25 +3,30 @@
 Decoding follows torchvision's ``ImageFolder``, ``Resize`` and ``CenterCrop``, so that numbers are comparable:
 alpha is dropped, the shorter side is resized (bilinear, antialiased), and the centre is cropped; an image that
 already has the size is not changed. In addition, EXIF orientation is applied, and images of more than 8 bits are
-windowed.
+windowed, DICOM's by the window that the file says. Arrays may have any number of channels; each is resized alone.
 """
 
 from __future__ import annotations
 
 import io
+import math
 import os
 import struct
 import zlib
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
-from typing import Literal
+from dataclasses import dataclass, replace
+from functools import reduce
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 from PIL import Image, ImageOps, UnidentifiedImageError
 
-Encoded = bytes | Image.Image
+from atoll.core.errors import UserError
+from atoll.data.dicom import DicomError, Scan, is_dicom, read_dicom
+
+Encoded = bytes | Image.Image | NDArray[Any]
 Window = Literal["fixed", "per-image"]
 
 # Exceptions that Pillow's plugins raise on damaged files; any other exception is a defect here and propagates.
@@ -34,6 +39,7 @@ _DAMAGED: tuple[type[Exception], ...] = (
 # that reads bytes from elsewhere.
 FORMATS = ("PNG", "JPEG", "BMP", "TIFF", "WEBP", "GIF", "PPM", "JPEG2000")
 
+_NPY = b"\x93NUMPY"  # starts an array's file
 _FULL_RANGE = (0.0, 65535.0)
 
 
@@ -43,7 +49,7 @@ class Decoding:
 
     Attributes:
         image_size: Side of a decoded image.
-        channels: 3 for colour, 1 for grey.
+        channels: 3 for colour, 1 for grey; another number takes arrays of so many channels.
         window: How images of more than 8 bits become 8 bits: ``"fixed"`` or ``"per-image"``.
         window_low: The value that becomes 0, for a fixed window.
         window_high: The value that becomes 255, for a fixed window.
@@ -60,6 +66,32 @@ class Decoding:
         """Shape (C, H, W) of a decoded image."""
         return self.channels, self.image_size, self.image_size
 
+    @property
+    def says_window(self) -> bool:
+        """Whether the values that become black and white are given, and not merely the default."""
+        return (self.window_low, self.window_high) != _FULL_RANGE
+
+
+@dataclass(frozen=True)
+class Values:
+    """Values of images with more than 8 bits, before the window.
+
+    Attributes:
+        low: The smallest.
+        high: The largest.
+        scans: Whether they are DICOM's, whose files say a window.
+    """
+
+    low: float
+    high: float
+    scans: bool = False
+
+    def joined(self, other: Values | None) -> Values:
+        """The values of both."""
+        if other is None:
+            return self
+        return Values(min(self.low, other.low), max(self.high, other.high), self.scans or other.scans)
+
 
 class CorruptImageError(Exception):
     """Error for an image that cannot be decoded; the message is a clause with the reason and begins with "it"."""
@@ -69,18 +101,17 @@ def decode(encoded: Encoded, how: Decoding) -> NDArray[np.uint8]:
     """Decode one image.
 
     Args:
-        encoded: The bytes of an image file, or an opened image.
+        encoded: The bytes of an image file, an opened image, or an array (H, W), (H, W, C) or (C, H, W).
         how: Options of decoding.
 
     Shape:
         - output: (C, H, W) uint8
 
     Raises:
-        CorruptImageError: The bytes are not a complete image, or its values cannot be windowed.
+        CorruptImageError: The bytes are not a complete image, its values cannot be windowed, or it has another
+            number of channels.
     """
-    return _pixels(
-        encoded, lambda image: _fit(_eight_bit(ImageOps.exif_transpose(image), how), how.image_size)
-    )
+    return _decoded(encoded, how)[0]
 
 
 def decode_stored(encoded: Encoded, channels: int) -> NDArray[np.uint8]:
@@ -96,65 +127,132 @@ def decode_stored(encoded: Encoded, channels: int) -> NDArray[np.uint8]:
     Raises:
         CorruptImageError: The bytes are not a complete image, or its values cannot be windowed.
     """
-    return _pixels(encoded, lambda image: _eight_bit(image, Decoding(channels=channels)))
+    return _decoded(encoded, Decoding(channels=channels), stored=True)[0]
 
 
-def _pixels(encoded: Encoded, convert: Callable[[Image.Image], Image.Image]) -> NDArray[np.uint8]:
-    """Open and convert an image; (C, H, W)."""
+def _decoded(
+    encoded: Encoded, how: Decoding, stored: bool = False
+) -> tuple[NDArray[np.uint8], Values | None]:
+    """Open and convert an image; (C, H, W), and its values if it has more than 8 bits."""
     try:
         if isinstance(encoded, bytes):
             if not encoded:
                 raise CorruptImageError("it is empty")
-            encoded = _open(encoded)
-        pixels = np.asarray(convert(encoded))
+            opened = _open(encoded)
+        else:
+            opened = encoded
+        found: list[Values] = []
+        planes = []
+        for band, mode in _bands(opened, how.channels):
+            if isinstance(band, Image.Image) and not stored:
+                band = ImageOps.exif_transpose(band)
+            image = _eight_bit(band, mode, how, found)
+            plane = np.asarray(image if stored else _fit(image, how.image_size))
+            planes.append(plane.transpose(2, 0, 1) if plane.ndim == 3 else plane[None])
+    except UserError:  # a library is not installed
+        raise
+    except DicomError as error:
+        raise CorruptImageError(str(error)) from error
     except UnidentifiedImageError as error:  # its message contains the repr of a buffer
         raise CorruptImageError(
             f"it is damaged, or in no format that is read ({', '.join(FORMATS)})"
         ) from error
-    except Image.DecompressionBombError as error:
+    except (Image.DecompressionBombError, MemoryError) as error:
         raise CorruptImageError("it has more pixels than are safe to decode") from error
     except _DAMAGED as error:
         message = " ".join(str(error).split()) or type(error).__name__
         raise CorruptImageError(f"it is damaged ({message})") from error
-    return np.ascontiguousarray(pixels.transpose(2, 0, 1)) if pixels.ndim == 3 else pixels[None]
+    values = reduce(Values.joined, found) if found else None
+    return np.ascontiguousarray(np.concatenate(planes)), values
 
 
-def _open(encoded: bytes) -> Image.Image:
-    """Open an image of an allowed format; of an animated one, the first frame is read."""
+def _open(encoded: bytes) -> Image.Image | Scan | NDArray[Any]:
+    """Open an image of an allowed format; of several frames, the first is read."""
+    if is_dicom(encoded):
+        return read_dicom(encoded)
+    if encoded.startswith(_NPY):
+        return _array(encoded)
     return Image.open(io.BytesIO(encoded), formats=FORMATS)
 
 
-def has_many_bits(encoded: Encoded) -> bool:
-    """Whether an image has more than 8 bits per pixel and channel, so that a window converts it."""
-    try:
-        image = _open(encoded) if isinstance(encoded, bytes) else encoded
-    except _DAMAGED:
-        return False
-    return image.mode.startswith("I") or image.mode == "F"
+def _array(encoded: bytes) -> NDArray[Any]:
+    """Read an array's file; its header must not claim more than the file holds, because NumPy would allocate it."""
+    file = io.BytesIO(encoded)
+    headers = {(1, 0): np.lib.format.read_array_header_1_0, (2, 0): np.lib.format.read_array_header_2_0}
+    version = np.lib.format.read_magic(file)
+    if version not in headers:
+        raise CorruptImageError(f"it is an array's file of version {version}, which is not read")
+    shape, _, dtype = headers[version](file)
+    if math.prod(shape) * dtype.itemsize > len(encoded):
+        raise CorruptImageError(f"it says that it is an array of shape {shape}, and holds less")
+    array: NDArray[Any] = np.load(io.BytesIO(encoded), allow_pickle=False)
+    return array
 
 
-def decode_batch(encoded: Sequence[Encoded], how: Decoding) -> tuple[NDArray[np.uint8], dict[int, str]]:
+def _bands(
+    opened: Image.Image | Scan | NDArray[Any], channels: int
+) -> list[tuple[Image.Image | Scan, Literal["RGB", "L"]]]:
+    """The images that make up an image, with the modes that they are converted to: itself, or its channels."""
+    if isinstance(opened, np.ndarray):
+        if opened.ndim not in (2, 3):
+            raise CorruptImageError(
+                f"it is an array of shape {opened.shape}, and not (H, W), (H, W, C) or (C, H, W)"
+            )
+        if opened.ndim == 3 and opened.shape[-1] != channels and opened.shape[0] == channels:
+            opened = opened.transpose(1, 2, 0)
+        if opened.ndim == 3 and opened.shape[-1] == channels:
+            return [(Image.fromarray(np.ascontiguousarray(opened[..., c])), "L") for c in range(channels)]
+        if opened.ndim == 3 and opened.shape[-1] not in (3, 4):
+            raise _other_channels(opened.shape[-1], channels)
+        opened = Image.fromarray(opened)  # grey, or colour with 8 bits
+    if channels == 3:
+        return [(opened, "RGB")]
+    if channels == 1:
+        return [(opened, "L")]
+    bands = opened.split() if isinstance(opened, Image.Image) else (opened,)
+    if len(bands) != channels:
+        raise _other_channels(len(bands), channels)
+    return [(band, "L") for band in bands]
+
+
+def _other_channels(found: int, wanted: int) -> CorruptImageError:
+    return CorruptImageError(f"it has {found} channel{'s' * (found != 1)}, and data.channels is {wanted}")
+
+
+@dataclass(frozen=True)
+class Batch:
+    """Decoded images.
+
+    Attributes:
+        pixels: (n, C, H, W) uint8, with zeros for corrupt images.
+        corrupt: Reasons for the corrupt ones by position.
+        values: Values of those with more than 8 bits; None if there are none.
+    """
+
+    pixels: NDArray[np.uint8]
+    corrupt: dict[int, str]
+    values: Values | None
+
+
+def decode_batch(encoded: Sequence[Encoded], how: Decoding) -> Batch:
     """Decode images on all cores.
 
     Args:
         encoded: The images.
         how: Options of decoding.
-
-    Returns:
-        The pixels, with zeros for corrupt images, and the reasons for the corrupt ones by position.
-
-    Shape:
-        - output: (n, C, H, W) uint8
     """
     pixels = np.zeros((len(encoded), *how.shape), dtype=np.uint8)
     reasons: dict[int, str] = {}
+    found: list[Values] = []
 
     def work(positions: range) -> None:
         for i in positions:
             try:
-                pixels[i] = decode(encoded[i], how)
+                pixels[i], values = _decoded(encoded[i], how)
             except CorruptImageError as error:
                 reasons[i] = str(error)
+            else:
+                found.extend([] if values is None else [values])
 
     workers = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     tasks = [range(start, min(start + 32, len(encoded))) for start in range(0, len(encoded), 32)]
@@ -163,33 +261,46 @@ def decode_batch(encoded: Sequence[Encoded], how: Decoding) -> tuple[NDArray[np.
     else:  # Pillow releases the global interpreter lock while it decodes
         with ThreadPoolExecutor(workers) as pool:
             list(pool.map(work, tasks))
-    return pixels, dict(sorted(reasons.items()))
+    return Batch(pixels, dict(sorted(reasons.items())), reduce(Values.joined, found) if found else None)
 
 
-def _eight_bit(image: Image.Image, how: Decoding) -> Image.Image:
-    mode = "RGB" if how.channels == 3 else "L"
-    if image.mode.startswith("I") or image.mode == "F":
-        image = _windowed(image, how)
+def _eight_bit(
+    image: Image.Image | Scan, mode: Literal["RGB", "L"], how: Decoding, found: list[Values]
+) -> Image.Image:
+    """Convert to 8 bits a channel; the values of an image with more are added to `found`."""
+    if isinstance(image, Scan):
+        low, high = (how.window_low, how.window_high) if how.says_window else image.window or (None, None)
+        image = _windowed(image.values, how, low, high, found, image.inverted)
+        found[-1] = replace(found[-1], scans=True)
+    elif image.mode.startswith("I") or image.mode == "F":
+        if how.window == "fixed" and image.mode == "F" and not how.says_window:
+            raise CorruptImageError(
+                "it holds floating-point values, and the recipe does not say which are black and white "
+                "(data.window_low and data.window_high, or data.window = 'per-image')"
+            )
+        values = np.asarray(image).astype(np.float64)
+        image = _windowed(values, how, how.window_low, how.window_high, found)
     if image.mode == "P" and "transparency" in image.info:  # Pillow requires this intermediate mode
         image = image.convert("RGBA")
     return image if image.mode == mode else image.convert(mode)
 
 
-def _windowed(image: Image.Image, how: Decoding) -> Image.Image:
-    """Convert a 16- or 32-bit grey image to 8 bits."""
-    values = np.asarray(image).astype(np.float64)
+def _windowed(
+    values: NDArray[np.float64],
+    how: Decoding,
+    low: float | None,
+    high: float | None,
+    found: list[Values],
+    inverted: bool = False,
+) -> Image.Image:
+    """Convert the values of a grey image to 8 bits; without a window, by their own range."""
     if not np.isfinite(values).all():
         raise CorruptImageError("it holds values that are not finite")
-    low, high = how.window_low, how.window_high
-    if how.window == "per-image":
-        low, high = values.min(), values.max()
-    elif image.mode == "F" and (low, high) == _FULL_RANGE:
-        raise CorruptImageError(
-            "it holds floating-point values, and the recipe does not say which are black and white "
-            "(data.window_low and data.window_high, or data.window = 'per-image')"
-        )
-    scaled = (values - low) * (255.0 / (high - low if high > low else 1.0))
-    return Image.fromarray(np.rint(scaled.clip(0, 255)).astype(np.uint8))
+    found.append(Values(float(values.min()), float(values.max())))
+    if how.window == "per-image" or low is None or high is None:
+        low, high = found[-1].low, found[-1].high
+    scaled = ((values - low) * (255.0 / (high - low if high > low else 1.0))).clip(0, 255)
+    return Image.fromarray(np.rint(255 - scaled if inverted else scaled).astype(np.uint8))
 
 
 def _fit(image: Image.Image, size: int) -> Image.Image:

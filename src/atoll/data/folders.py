@@ -17,7 +17,7 @@ from atoll.data.records import FileRecords, Listing, encode
 
 IMAGE_SUFFIXES = {
     *(".png", ".jpg", ".jpeg", ".jpe", ".bmp", ".tif", ".tiff", ".webp", ".gif"),
-    *(".pgm", ".ppm", ".pbm", ".pnm", ".jp2"),
+    *(".pgm", ".ppm", ".pbm", ".pnm", ".jp2", ".dcm", ".dicom", ".npy"),
 }
 
 

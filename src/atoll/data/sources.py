@@ -15,7 +15,7 @@ from atoll.core.errors import UserError
 from atoll.core.rng import numpy_stream
 from atoll.core.text import clean
 from atoll.data.cache import Opened, Progress, open_records
-from atoll.data.decode import has_many_bits
+from atoll.data.decode import Values
 from atoll.data.folders import read_class_folders, read_client_folders, read_plain_folder
 from atoll.data.images import ImageSet
 from atoll.data.named import read_digits, read_hub, read_torchvision
@@ -193,8 +193,8 @@ def _load(listing: Listing, options: DataOptions, progress: Progress | None) -> 
         },
         fingerprint=opened.fingerprint,
     )
-    if len(listing) and opened.brightest <= DARK:
-        _warn_of_dark(listing.records, opened.brightest, options)
+    if opened.values is not None:
+        _say_values(opened, opened.values, options)
     if not opened.corrupt:
         return images
     _refuse_or_warn(opened, listing.records, options)
@@ -202,14 +202,23 @@ def _load(listing: Listing, options: DataOptions, progress: Progress | None) -> 
     return images.subset(torch.from_numpy(intact))
 
 
-def _warn_of_dark(records: Records, brightest: int, options: DataOptions) -> None:
-    """Warn if images of more than 8 bits are nearly black because their window is too wide."""
-    if options.window == "fixed" and has_many_bits(records.read(np.array([0]))[0]):
-        warnings.warn(
-            f"the images of {options.path} have more than 8 bits and become nearly black (at most {brightest} of "
-            f"255) with data.window_high = {options.window_high:g}; for 12-bit scans, set data.window_high = 4095",
-            stacklevel=4,
-        )
+def _say_values(opened: Opened, values: Values, options: DataOptions) -> None:
+    """Say which values images of more than 8 bits hold, unless the recipe's window contains them."""
+    low, high = options.window_low, options.window_high
+    says = options.decoding.says_window
+    if options.window == "per-image" or (says and low <= values.low and values.high <= high):
+        return
+    found = f"{options.path}: images of more than 8 bits hold values from {values.low:g} to {values.high:g}"
+    if values.scans and not says:
+        words = "each DICOM file's own window is used, or its range; to map all alike"
+    else:
+        at_most = f", so they become nearly black (at most {opened.brightest} of 255)"
+        dark = at_most if opened.brightest <= DARK else ""
+        words = f"{low:g} becomes black and {high:g} white{dark}; to use their range"
+    warnings.warn(
+        f"{found}; {words}, set data.window_low = {values.low:g} and data.window_high = {values.high:g}",
+        stacklevel=4,
+    )
 
 
 def _refuse_or_warn(opened: Opened, records: Records, options: DataOptions) -> None:

@@ -1,0 +1,99 @@
+"""Images of DICOM files, read by pydicom."""
+
+from __future__ import annotations
+
+import io
+import sys
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from PIL import Image
+
+from atoll.core.extras import require
+
+_GREY = ("MONOCHROME1", "MONOCHROME2")
+_PREAMBLE = 128  # bytes before the mark DICM
+
+
+class DicomError(Exception):
+    """Error for a DICOM file that cannot be read; the message is a clause that begins with "it"."""
+
+
+@dataclass(frozen=True)
+class Scan:
+    """A grey image of a DICOM file.
+
+    Attributes:
+        values: (H, W), after the file's rescale slope and intercept: Hounsfield units for computed tomography.
+        window: The values that become black and white, by the file's window centre and width; None if it has none.
+        inverted: Whether large values are dark (MONOCHROME1).
+    """
+
+    values: NDArray[np.float64]
+    window: tuple[float, float] | None
+    inverted: bool
+
+
+def is_dicom(encoded: bytes) -> bool:
+    """Whether bytes are a DICOM file, by its mark.
+
+    Example:
+        >>> from atoll.data.dicom import is_dicom
+        >>> is_dicom(bytes(128) + b"DICM"), is_dicom(b"GIF89a")
+        (True, False)
+    """
+    return encoded[_PREAMBLE : _PREAMBLE + 4] == b"DICM"
+
+
+def read_dicom(encoded: bytes) -> Scan | Image.Image:
+    """Read the first frame of a DICOM file: a grey one with its window, a colour one as it is.
+
+    Raises:
+        UserError: pydicom is not installed.
+        DicomError: The file is damaged, or its pixels are in a form that is not read.
+    """
+    pydicom = require("pydicom", "dicom", "a DICOM file")
+    pixels = require("pydicom.pixels", "dicom", "a DICOM file")
+    try:
+        file = pydicom.dcmread(io.BytesIO(encoded))
+        kind = str(file.PhotometricInterpretation)
+        if int(file.Rows) * int(file.Columns) > 2 * (
+            Image.MAX_IMAGE_PIXELS or sys.maxsize
+        ):  # as Pillow refuses
+            raise DicomError("it has more pixels than are safe to decode")
+        stored = pixels.pixel_array(file, index=0)
+        if kind not in _GREY:
+            return _colour(stored, kind)
+        values = pixels.apply_modality_lut(stored, file).astype(np.float64)
+        return Scan(values, _window(file), kind == "MONOCHROME1")
+    except DicomError:
+        raise
+    except Exception as error:  # pydicom and its decoders raise any exception on damaged files
+        reason = " ".join(str(error).split()) or type(error).__name__
+        raise DicomError(f"it is a DICOM file that cannot be read ({reason})") from error
+
+
+def _colour(stored: NDArray[Any], kind: str) -> Image.Image:
+    if stored.ndim != 3 or stored.dtype != np.uint8 or not kind.startswith(("RGB", "YBR")):
+        raise DicomError(f"it is a DICOM file with {kind} pixels of {stored.dtype}, which are not read")
+    return Image.fromarray(stored)  # pydicom has converted it to RGB
+
+
+def _window(file: Any) -> tuple[float, float] | None:
+    """The first window of a file; its ends by DICOM PS3.3, C.11.2.1.2 and C.11.2.1.3."""
+    centre, width = (_first(file.get(name)) for name in ("WindowCenter", "WindowWidth"))
+    exact = str(file.get("VOILUTFunction", "LINEAR")) == "LINEAR_EXACT"
+    if centre is None or width is None or width <= (0 if exact else 1):
+        return None
+    if exact:
+        return centre - width / 2, centre + width / 2
+    return centre - 0.5 - (width - 1) / 2, centre - 0.5 + (width - 1) / 2
+
+
+def _first(value: Any) -> float | None:
+    if value is None or value == "":
+        return None
+    values = value if hasattr(value, "__iter__") and not isinstance(value, str) else [value]
+    return next((float(one) for one in values), None)
