@@ -21,7 +21,7 @@ from atoll.core.errors import UserError
 from atoll.core.run_folder import Run
 from atoll.core.tree import same
 from atoll.data.objects import give_data, to_image
-from tests.harness import remains, tiny
+from tests.harness import final_models, remains, tiny
 
 
 def pixels(count: int = 60, size: int = 8) -> np.ndarray:
@@ -143,6 +143,39 @@ def test_the_recipe_holds_the_name_and_a_resumed_run_compares_it(tmp_path: Path)
         atoll.simulate(run.recipe_path, tmp_path / "other")
 
 
+def bands(count: int = 60, channels: int = 6) -> np.ndarray:
+    return np.random.default_rng(1).integers(0, 256, (count, 8, 8, channels), dtype=np.uint8)
+
+
+def test_arrays_of_any_number_of_channels_train(tmp_path: Path) -> None:
+    """As arrays, as tensors and as files: the same weights, of a network for six channels."""
+    data = {"image_size": 8, "channels": 6}
+    evaluation = {"at_end": [], "every": 0, "map_points": 8}
+    run = atoll.simulate(small(data=data, evaluation=evaluation), tmp_path / "run", data=(bands(), LABELS))
+    assert run.report().is_file()  # its pictures show three of the channels
+    assert run.encoder()(torch.zeros(1, 6, 8, 8)).shape[0] == 1
+    assert run.neighbours(bands()[0], k=1).names == ["#0"]
+    again = torch.from_numpy(bands()).permute(0, 3, 1, 2)
+    other = atoll.simulate(small(data=data), tmp_path / "tensor", data=(again, torch.tensor(LABELS)))
+    assert other.encoder_path.read_bytes() == run.encoder_path.read_bytes()
+    for row, image in enumerate(bands()):
+        folder = tmp_path / "files" / "abc"[LABELS[row]]
+        folder.mkdir(parents=True, exist_ok=True)
+        np.save(folder / f"{row:02}.npy", image.transpose(2, 0, 1) if row % 2 else image)
+    files = {**data, "source": "folder", "path": str(tmp_path / "files")}
+    in_order = np.argsort(LABELS, kind="stable")
+    by_file = atoll.simulate(small(data=files), tmp_path / "named")
+    given = atoll.simulate(small(data=data), tmp_path / "given", data=(bands()[in_order], np.sort(LABELS)))
+    assert same(final_models(by_file), final_models(given))
+
+
+def test_another_number_of_channels_is_refused_by_name(tmp_path: Path) -> None:
+    with pytest.raises(
+        UserError, match=r"image 0 of the given tuple \(it has 6 channels, and data.channels is 4\)"
+    ):
+        atoll.simulate(small(data={"image_size": 8, "channels": 4}), tmp_path / "run", data=(bands(), LABELS))
+
+
 KILLED = """
 import sys; sys.path.insert(0, {root!r})
 import os, signal
@@ -190,7 +223,7 @@ def test_what_is_no_data_is_refused_in_one_sentence(tmp_path: Path) -> None:
         "a dataset with a length": iter(images),
         "one for each": (images, [1, 2]),
         "before normalisation": torch.from_numpy(images).permute(0, 3, 1, 2) / 127.5 - 1,
-        "grey uint16": images.astype(np.int64),
+        "holds int64; give uint8, uint16, or floats": images.astype(np.int64),
         "for some images": {"a": images, "b": (images, [0, 1, 2, 3])},
         "an empty dict": {},
         "no images": images[:0],

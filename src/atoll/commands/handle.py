@@ -19,6 +19,7 @@ from atoll.core.errors import UserError
 from atoll.core.given import Given
 from atoll.core.metrics_lines import numbers
 from atoll.core.tree import Tree
+from atoll.data.objects import to_image
 from atoll.models import Encoder, load_encoder
 from atoll.recipe.recipe import Recipe, recipe_of
 from atoll.report import write_report
@@ -104,7 +105,7 @@ class Run(run_folder.Run):
         """Find the training images whose representations are most similar to an image's.
 
         Args:
-            image: An image's file, an opened image, or its pixels, uint8 (H, W) or (H, W, C).
+            image: An image's file, an opened image, or its pixels, (H, W) or (H, W, C).
             k: Number of neighbours.
             among: A folder whose images are searched; None for the run's training images.
 
@@ -123,10 +124,7 @@ class Run(run_folder.Run):
             >>> len(found.names), found.similarity[0] >= found.similarity[2]
             (3, True)
         """
-        if isinstance(image, str | Path):
-            asked: Path | Image.Image = Path(image)
-        else:
-            asked = image if isinstance(image, Image.Image) else Image.fromarray(np.asarray(image))
+        asked = Path(image) if isinstance(image, str | Path) else to_image(image)
         within = None if among is None else Path(among)
         record, *_ = search(self, asked, within, 1, k, self.encoder(), self.recipe)
         return Neighbours(record)

@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from PIL import Image
 from torch import Tensor
 
 from atoll import functional
@@ -18,7 +17,7 @@ from atoll.core.errors import UserError
 from atoll.core.rng import stream
 from atoll.core.run_folder import NEIGHBOURS, SITES, Run
 from atoll.core.tree import Tree
-from atoll.data.decode import decode_batch
+from atoll.data.decode import Encoded, decode_batch
 from atoll.data.images import Pixels, StoredPixels
 from atoll.data.sources import load_data
 from atoll.data.views.views import make_views
@@ -78,7 +77,7 @@ def find_neighbours(
 
 def search(
     run: Run,
-    images: Path | Image.Image | None = None,
+    images: Path | Encoded | None = None,
     among: Path | None = None,
     queries: int = 8,
     k: int = 8,
@@ -89,7 +88,7 @@ def search(
 
     Args:
         run: The finished run.
-        images: As for `find_neighbours`, or an opened image.
+        images: As for `find_neighbours`, or an opened image or an array of pixels.
         among: As for `find_neighbours`.
         queries: As for `find_neighbours`.
         k: As for `find_neighbours`.
@@ -115,9 +114,7 @@ def search(
         )
         found, similar = nearest(gallery.h, asked.h, k, own)
     else:
-        asked = (
-            _opened(encoder, images) if isinstance(images, Image.Image) else _folder(encoder, images, queries)
-        )
+        asked = _folder(encoder, images, queries) if isinstance(images, Path) else _opened(encoder, images)
         found, similar = nearest(gallery.h, asked.h, k)
     found = found.cpu()
     record = {
@@ -148,11 +145,13 @@ def _training_images(run: Run, recipe: Recipe, encoder: Encoder) -> Gallery:
     return Gallery(train.images, names, h, partition.client_ids(train), tuple(partition.names))
 
 
-def _opened(encoder: Encoder, image: Image.Image) -> Gallery:
-    pixels, corrupt = decode_batch([image], decoding_of(encoder))
-    if corrupt:
-        raise UserError(f"the image cannot be read as the encoder's training images were: {corrupt[0]}")
-    stored = StoredPixels(torch.from_numpy(pixels))
+def _opened(encoder: Encoder, image: Encoded) -> Gallery:
+    decoded = decode_batch([image], decoding_of(encoder))
+    if decoded.corrupt:
+        raise UserError(
+            f"the image cannot be read as the encoder's training images were: {decoded.corrupt[0]}"
+        )
+    stored = StoredPixels(torch.from_numpy(decoded.pixels))
     return Gallery(stored, ["image"], embed(encoder, input_views(encoder, stored.shape[-1]).plain, stored))
 
 

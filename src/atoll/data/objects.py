@@ -19,6 +19,7 @@ from atoll.data.options import DataOptions
 from atoll.data.records import ItemRecords, Listing, encode
 
 _DIGITS = 12  # of a fingerprint
+_CHANNELS = (1, 3, 4)  # of images that Pillow opens
 _IMAGE, _LABEL = (
     ("image", "img", "pixel_values"),
     ("label", "labels", "fine_label"),
@@ -185,7 +186,8 @@ def _hugging_face(whose: str, source: Any) -> _Part:
 def to_image(value: Any) -> Encoded:
     """Convert an item's image: Pillow's, an encoded file, or an array, uint8 or float in 0..1.
 
-    Arrays are (H, W), (H, W, C) or, as torch's tensors, (C, H, W).
+    Arrays are (H, W), (H, W, C) or, as torch's tensors, (C, H, W). Those with other than 1, 3 or 4 channels, and
+    colour images of uint16, stay arrays.
 
     Raises:
         UserError: It is none of these.
@@ -198,7 +200,7 @@ def to_image(value: Any) -> Encoded:
         raise UserError(
             f"an item of data has a {type(value).__name__} for its image; give Pillow's images, or arrays of pixels"
         )
-    if value.ndim == 3 and value.shape[-1] not in (1, 3, 4):
+    if value.ndim == 3 and value.shape[-1] not in _CHANNELS and value.shape[0] in _CHANNELS:
         value = value.transpose(1, 2, 0)
     if np.issubdtype(value.dtype, np.floating):
         if value.min() < 0 or value.max() > 1:
@@ -207,14 +209,19 @@ def to_image(value: Any) -> Encoded:
                 "to 255 as uint8 or of 0 to 1 as floats, before normalisation"
             )
         value = np.round(value * 255).astype(np.uint8)
-    if value.dtype not in (np.uint8, np.uint16) or (value.dtype == np.uint16 and value.squeeze().ndim == 3):
-        raise UserError(f"an image of data holds {value.dtype}; give uint8, grey uint16, or floats in 0..1")
+    if value.dtype not in (np.uint8, np.uint16):
+        raise UserError(f"an image of data holds {value.dtype}; give uint8, uint16, or floats in 0..1")
+    many = value.ndim == 3 and value.shape[-1] not in _CHANNELS
+    if many or (value.dtype == np.uint16 and value.ndim == 3 and value.shape[-1] != 1):
+        return np.ascontiguousarray(value)
     return Image.fromarray(np.ascontiguousarray(value.squeeze(-1) if value.shape[-1:] == (1,) else value))
 
 
 def _bytes(image: Encoded) -> bytes:
     if isinstance(image, bytes):
         return image
+    if isinstance(image, np.ndarray):
+        return f"{image.dtype} {image.shape} ".encode() + image.tobytes()
     return f"{image.mode} {image.size} ".encode() + image.tobytes()
 
 

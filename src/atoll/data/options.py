@@ -48,7 +48,7 @@ class DataOptions(Options, section="data"):
             includes the images of a smaller one.
         image_size: Side of the square images in pixels: the shorter side is resized to it, and the centre is
             cropped.
-        channels: 3 (colour) or 1 (grey).
+        channels: 3 (colour), 1 (grey), or the number of channels of arrays (``.npy`` files, or given in Python).
         image_column: Parquet and hub: the column of images; by default the first that holds images.
         label_column: Parquet and hub: the column of classes; by default ``label`` if there is one.
         natural_column: Parquet and hub: a text column to read for the natural partition (integer columns are
@@ -72,7 +72,7 @@ class DataOptions(Options, section="data"):
     validation_fraction: Held = 0.0
     limit: Count | None = None
     image_size: Annotated[int, Above(0), AtMost(8192)] = 32
-    channels: Literal[1, 3] = 3
+    channels: Annotated[int, Above(0), AtMost(1024)] = 3
     image_column: str | None = None
     label_column: str | None = None
     natural_column: str | None = None

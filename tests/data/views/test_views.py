@@ -402,7 +402,7 @@ class TestOptions:
     @pytest.mark.parametrize(
         ("options", "size", "channels", "sentence"),
         [
-            (ViewOptions(), 32, 4, "1 or 3 channels, not 4"),
+            (ViewOptions("dec-ssl"), 32, 4, "views.mean has 3 values for images of 4 channel"),
             (ViewOptions("l-dawa"), 32, 1, r"views.mean has 3 values for images of 1 channel"),
             (ViewOptions("fedx", mean=(0.5,), std=(0.5,)), 4, 1, "views.pad_crop is 4; it must be less than"),
             (ViewOptions(blur=0.5, blur_kernel=23), 8, 3, "views.blur_kernel is 23; .* at most 15"),
@@ -452,3 +452,18 @@ class TestLocal:
             make_views(ViewOptions("fedx", local_size=4), 32, 3)
         with pytest.raises(UserError, match=r"blur_kernel is 13; for views of size 6"):
             make_views(ViewOptions("l-dawa", local_size=6), 32, 3)
+
+
+@pytest.mark.parametrize("channels", [2, 6])
+def test_of_other_than_three_channels_colour_is_not_changed_and_contrast_has_one_mean(channels):
+    images = torch.rand(3, channels, 8, 8, generator=generator())
+    factor = torch.tensor([0.5, 1.0, 1.5])
+    for step in (ops.adjust_saturation_, ops.adjust_hue_):
+        assert torch.equal(step(images.clone(), factor / 3), images)
+    assert torch.equal(ops.grayscale_(images.clone()), images)
+    for image, by, made in zip(images, factor, ops.adjust_contrast_(images.clone(), factor), strict=True):
+        torch.testing.assert_close(made, (by * image + (1 - by) * image.mean()).clamp(0, 1))
+    views = make_views(ViewOptions("simclr-imagenet"), 8, channels)
+    made = views((images * 255).to(torch.uint8), generator())
+    assert made.shape == images.shape
+    assert made.isfinite().all()

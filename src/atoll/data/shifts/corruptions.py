@@ -94,7 +94,10 @@ def _jpeg_compression(images: Tensor, quality: float, generators: Generators) ->
 
 def _by_pillow(images: Tensor, change: Callable[[Image.Image], Image.Image]) -> Tensor:
     rows = images.mul(255).round_().to(torch.uint8)
-    return torch.stack([V.pil_to_tensor(change(V.to_pil_image(image))) for image in rows]) / 255
+    if images.shape[1] not in (1, 3):  # each channel alone
+        rows = rows.flatten(0, 1)[:, None]
+    made = torch.stack([V.pil_to_tensor(change(V.to_pil_image(image))) for image in rows])
+    return made.view_as(images) / 255
 
 
 CORRUPTIONS: dict[str, Corruption] = {

@@ -65,9 +65,9 @@ def poster(images: Tensor) -> Tensor:
 def duotone(images: Tensor) -> Tensor:
     """Print in two inks: the grey value mixes dark blue and light cream. Grey images use the inks' grey values."""
     dark, light = (torch.tensor(ink)[None, :, None, None] for ink in (DARK, LIGHT))
-    if images.shape[1] == 1:
+    if images.shape[1] != 3:
         dark, light = luma(dark), luma(light)
-    return torch.lerp(dark, light, _grey(images))
+    return torch.lerp(dark, light, _grey(images)).expand_as(images).clone()
 
 
 STYLES: dict[str, Callable[[Tensor], Tensor]] = {
@@ -80,4 +80,4 @@ STYLES: dict[str, Callable[[Tensor], Tensor]] = {
 
 
 def _grey(images: Tensor) -> Tensor:
-    return images if images.shape[1] == 1 else luma(images)
+    return luma(images) if images.shape[1] == 3 else images.mean(1, keepdim=True)

@@ -140,8 +140,8 @@ def luma(images: Tensor) -> Tensor:
 
 
 def grayscale_(images: Tensor) -> Tensor:
-    """Replace every channel by the grey value. Images with one channel are not changed."""
-    return images if images.shape[1] == 1 else images.copy_(luma(images))
+    """Replace every channel by the grey value. Images with other than three channels are not changed."""
+    return images.copy_(luma(images)) if images.shape[1] == 3 else images
 
 
 def adjust_brightness_(images: Tensor, factor: Tensor) -> Tensor:
@@ -150,17 +150,19 @@ def adjust_brightness_(images: Tensor, factor: Tensor) -> Tensor:
 
 
 def adjust_contrast_(images: Tensor, factor: Tensor) -> Tensor:
-    """Blend each image with its mean grey value: factor·x + (1 − factor)·mean."""
+    """Blend each image with its mean grey value (the mean of all channels if they are not three)."""
     mean = images.mean((2, 3))
     if images.shape[1] == 3:
         mean = (mean * mean.new_tensor(LUMA)).sum(1, keepdim=True)
+    elif images.shape[1] > 1:
+        mean = mean.mean(1, keepdim=True)
     rest = mean * (1 - factor)[:, None]
     return images.mul_(factor.view(-1, 1, 1, 1)).add_(rest[:, :, None, None]).clamp_(0, 1)
 
 
 def adjust_saturation_(images: Tensor, factor: Tensor) -> Tensor:
-    """Blend each pixel with its grey value. Images with one channel are not changed."""
-    if images.shape[1] == 1:
+    """Blend each pixel with its grey value. Images with other than three channels are not changed."""
+    if images.shape[1] != 3:
         return images
     factor = factor.view(-1, 1, 1, 1)
     rest = luma(images).mul_(1 - factor)
@@ -168,7 +170,7 @@ def adjust_saturation_(images: Tensor, factor: Tensor) -> Tensor:
 
 
 def adjust_hue_(images: Tensor, shift: Tensor) -> Tensor:
-    """Rotate the hue by a fraction of the colour circle, −1/2 … 1/2. Images with one channel are not changed.
+    """Rotate the hue by a fraction of the colour circle, −1/2 … 1/2. Only images of three channels are changed.
 
     With V and v the largest and smallest channel, c = V − v, and the hue h in sextants (0 ≤ h < 6), the colour with
     hue h is v + c·t, where t is clamp(|h − 3| − 1), clamp(2 − |h − 2|), clamp(2 − |h − 4|) for R, G, B and clamp is
@@ -178,7 +180,7 @@ def adjust_hue_(images: Tensor, shift: Tensor) -> Tensor:
         images: The images.
         shift: Fraction of the colour circle for each image, (N,).
     """
-    if images.shape[1] == 1:
+    if images.shape[1] != 3:
         return images
     red, green, blue = images.unbind(1)
     high = torch.maximum(torch.maximum(red, green), blue)

@@ -162,10 +162,11 @@ class ViewOptions(Options, section="views"):
         jitter: Probability of colour jitter; its four steps have a random order for every image.
         brightness: Strength b of the brightness jitter: the factor is drawn from [max(0, 1 − b), 1 + b].
         contrast: Strength of the contrast jitter, like ``brightness``.
-        saturation: Strength of the saturation jitter, like ``brightness``; no effect on images of one channel.
-        hue: Strength of the hue jitter: the turn is drawn from [−hue, hue], at most 1/2; no effect on images of one
-            channel.
-        grayscale: Probability of the conversion to grey; no effect on images of one channel.
+        saturation: Strength of the saturation jitter, like ``brightness``; no effect unless images have three
+            channels.
+        hue: Strength of the hue jitter: the turn is drawn from [−hue, hue], at most 1/2; no effect unless images
+            have three channels.
+        grayscale: Probability of the conversion to grey; no effect unless images have three channels.
         blur: Probability of a Gaussian blur.
         blur_sigma: Range of the blur's standard deviation in pixels, uniform.
         blur_kernel: Size of the blur's kernel, odd; 0 for a tenth of the image as in SimCLR, and at least 3.

@@ -265,7 +265,7 @@ def make_views(options: ViewOptions, image_size: int, channels: int) -> Views:
     Args:
         options: The recipe's ``[views]`` section.
         image_size: Side of the stored images, and of the views unless the options set another.
-        channels: 3 or 1; with 1, saturation, hue and grayscale have no effect.
+        channels: Channels of the images; with other than 3, saturation, hue and grayscale have no effect.
 
     Raises:
         UserError: The settings are not valid for the images.
@@ -279,8 +279,6 @@ def make_views(options: ViewOptions, image_size: int, channels: int) -> Views:
         (torch.Size([4, 3, 8, 8]), torch.float32)
     """
     settings, size = options.settings(), options.size or image_size
-    if channels not in (1, 3):
-        raise UserError(f"views need images of 1 or 3 channels, not {channels}; convert the images")
     for name in ("mean", "std"):
         values = getattr(settings, name)
         if len(values) not in (1, channels):
