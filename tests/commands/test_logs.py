@@ -62,6 +62,27 @@ def test_tensorboard_reads_each_round_and_the_results(tmp_path: Path) -> None:
     assert tomllib.loads(text.removeprefix("```toml\n").removesuffix("```"))["train"]["rounds"] == 2
 
 
+def test_a_federation_logs_at_its_coordinator(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    reader = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
+    pytest.importorskip("flwr")
+    from atoll.commands.flower_server_app import run_federation
+    from atoll.engines.flower.engine import FlowerOptions
+    from tests.engines.flower.grid import shares
+
+    monkeypatch.setenv("ATOLL_STATE", str(tmp_path / "state"))
+    recipe = tmp_path / "recipe.toml"
+    recipe.write_text(tiny("evaluation.every=1").to_toml())
+    options = FlowerOptions(
+        recipe=str(recipe), out=str(tmp_path / "run"), wait=5.0, deadline=30.0, log="tensorboard"
+    )
+    run = Run(run_federation(shares(4), options))
+    events = reader.EventAccumulator(str(run.folder / "tensorboard"))
+    events.Reload()
+    losses = {scalar.step: scalar.value for scalar in events.Scalars("loss")}
+    assert losses == pytest.approx(expected(run)["loss"], rel=1e-6)
+    assert events.Scalars("final/knn/accuracy")[0].value == pytest.approx(run.results["knn/accuracy"])
+
+
 def wandb_records(path: Path) -> Iterator[Any]:
     """The records of an offline run: LevelDB's log format around W&B's own messages."""
     from wandb.proto.wandb_internal_pb2 import Record
