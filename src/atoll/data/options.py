@@ -13,7 +13,7 @@ from atoll.data.partition.dirichlet import VARIANTS
 
 SOURCES = (
     *("digits", "parquet", "folder", "clients", "images", "hub", "torchvision"),
-    *("object", "synthetic"),
+    *("tar", "object", "synthetic"),
 )
 WITHOUT_PATH = ("digits", "synthetic")
 KINDS = ("iid", "quantity", "dirichlet", "skew", "shards", "single-class", "natural", "centralised")
@@ -30,13 +30,13 @@ class DataOptions(Options, section="data"):
         source: ``"digits"`` (scikit-learn's handwritten digits), ``"parquet"`` (Hugging Face image
             convention), ``"folder"`` (a folder for each class), ``"clients"`` (a folder for each client, with
             images or class folders inside), ``"images"`` (any folder of images, no labels), ``"hub"`` (a
-            Hugging Face dataset), ``"torchvision"`` (one of its datasets), ``"object"`` (given in Python, as
-            ``data=``) or ``"synthetic"`` (made-up images of ten classes, as many as ``limit`` says: to measure
-            speed, not to learn from).
+            Hugging Face dataset), ``"torchvision"`` (one of its datasets), ``"tar"`` (WebDataset's shards),
+            ``"object"`` (given in Python, as ``data=``) or ``"synthetic"`` (made-up images of ten classes, as many
+            as ``limit`` says: to measure speed, not to learn from).
         path: File, folder, hub name, torchvision class or an object's name; not read by ``"digits"`` and
-            ``"synthetic"``. A folder
-            may hold the splits (``train.parquet``, ``train-00000-of-00002.parquet``, ``train/``). A relative path
-            that does not exist is searched for under the environment variable ``ATOLL_DATA``.
+            ``"synthetic"``. A folder may hold the splits (``train.parquet``,
+            ``train-00000-of-00002.parquet``, ``train/``). A relative path that does not exist is searched for under
+            the environment variable ``ATOLL_DATA``.
         hub_config: Configuration of a hub dataset that has several.
         train_split: Name of the training split.
         test_split: Name of the test split; by default ``test``, or ``val`` if there is no ``test``.
@@ -50,9 +50,10 @@ class DataOptions(Options, section="data"):
             cropped.
         channels: 3 (colour), 1 (grey), or the number of channels of arrays (``.npy`` files, or given in Python).
         image_column: Parquet and hub: the column of images; by default the first that holds images.
-        label_column: Parquet and hub: the column of classes; by default ``label`` if there is one.
+        label_column: Parquet and hub: the column of classes; by default ``label`` if there is one. Tar: the key in
+            ``KEY.json``.
         natural_column: Parquet and hub: a text column to read for the natural partition (integer columns are
-            always read).
+            always read). Tar: a key in ``KEY.json``.
         labels: Whether labels are read.
         on_corrupt: If an image cannot be decoded, ``"refuse"`` the source or ``"skip"`` the image.
         window: Conversion of more than 8 bits to 8: ``"fixed"`` maps window_low..window_high to 0..255,

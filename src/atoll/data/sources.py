@@ -24,6 +24,7 @@ from atoll.data.options import DataOptions
 from atoll.data.parquet import read_parquet
 from atoll.data.records import Listing, Records, Rows
 from atoll.data.synthetic import DEFAULT_IMAGES, MOST_TEST_IMAGES, synthetic_images
+from atoll.data.tar import read_tar
 
 __all__ = ["DataOptions", "ImageSet", "Splits", "load_data"]
 
@@ -59,6 +60,7 @@ _READERS: dict[str, Callable[[DataOptions], _Read]] = {  # those that download a
     "folder": lambda options: read_class_folders(options, _locate_folder(options)),
     "clients": lambda options: read_client_folders(options, _locate_folder(options)),
     "object": read_given,
+    "tar": lambda options: read_tar(options, _locate(options)),
     "images": lambda options: read_plain_folder(options, _locate_folder(options)),
 }
 _DOWNLOADS = {"hub": read_hub, "torchvision": read_torchvision}
@@ -234,7 +236,7 @@ def _refuse_or_warn(opened: Opened, records: Records, options: DataOptions) -> N
 
 
 DARK = 16  # brightest value of a 12-bit image in a window of 16 bits
-ON_DISK = ("parquet", "folder", "clients", "images")
+ON_DISK = ("parquet", "folder", "clients", "images", "tar")
 
 
 def settled(options: DataOptions) -> DataOptions:

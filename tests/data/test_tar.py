@@ -1,0 +1,183 @@
+"""Shards that tarfile writes, against the same images in folders; and every way to cut one off."""
+
+from __future__ import annotations
+
+import io
+import json
+import tarfile
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from atoll.core.errors import UserError
+from atoll.data.options import DataOptions
+from atoll.data.sources import Splits, load_data
+
+HOW = {"image_size": 8, "channels": 1, "test_fraction": 0.0}
+
+
+def load(path: Path, source: str = "tar", **options: object) -> Splits:
+    return load_data(DataOptions(source, str(path), **{**HOW, **options}), 0)
+
+
+def shard(path: Path, members: dict[str, bytes]) -> Path:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with tarfile.open(path, "w") as tar:
+        for name, data in members.items():
+            info = tarfile.TarInfo(name)
+            info.size = len(data)
+            tar.addfile(info, io.BytesIO(data))
+    return path
+
+
+@pytest.fixture
+def samples(digits, encode_png):
+    """The first digits as members of a shard."""
+
+    def make(first: int, last: int) -> dict[str, bytes]:
+        images, labels = digits
+        found = {}
+        for i in range(first, last):
+            found |= {f"{i:03}.png": encode_png(images[i]), f"{i:03}.cls": str(labels[i]).encode()}
+        return found
+
+    return make
+
+
+def pixels_of(images) -> np.ndarray:
+    return images.images.gather(torch.arange(len(images))).numpy()[:, 0]
+
+
+@pytest.mark.parametrize("memory", [8.0, 1e-9])
+def test_shards_are_their_images_in_order_with_labels(samples, digits, tmp_path, memory):
+    shard(tmp_path / "b.tar", samples(30, 60))
+    shard(tmp_path / "a.tar", samples(0, 30))
+    images = load(tmp_path, memory_gib=memory).train
+    assert np.array_equal(pixels_of(images), digits[0])
+    assert [images.classes[label] for label in images.labels] == [str(label) for label in digits[1]]
+    assert images.classes == [str(label) for label in range(10)]
+    again = load(tmp_path / "a.tar", memory_gib=memory).train
+    assert np.array_equal(pixels_of(again), digits[0][:30])
+
+
+@pytest.mark.parametrize(
+    "place", ["train-00.tar, test-00.tar", "some_train_0.tar, some_val_0.tar", "train/0.tar, test/0.tar"]
+)
+def test_splits_are_words_of_names_or_folders(samples, digits, tmp_path, place):
+    train, test = place.split(", ")
+    shard(tmp_path / train, samples(0, 20))
+    shard(tmp_path / test, samples(20, 30))
+    splits = load(tmp_path)
+    assert np.array_equal(pixels_of(splits.train), digits[0][:20])
+    assert np.array_equal(pixels_of(splits.test), digits[0][20:30])
+
+
+def test_labels_and_clients_of_json(samples, tmp_path):
+    members = {}
+    for name, data in samples(0, 4).items():
+        about = {"label": "odd", "kind": int(name[:3]) % 2, "site": "north" if name < "002" else "south"}
+        members |= (
+            {f"some/{name[:3]}.json": json.dumps(about).encode()}
+            if name.endswith("cls")
+            else {f"some/{name}": data}
+        )
+    path = shard(tmp_path / "a.tar", members)
+    images = load(path, label_column="kind", natural_column="site").train
+    assert (images.labels.tolist(), images.classes) == ([0, 1, 0, 1], ["0", "1"])
+    assert (images.columns["site"].tolist(), images.column_values["site"]) == (
+        [0, 0, 1, 1],
+        ["north", "south"],
+    )
+    assert load(path).train.classes == ["odd"]
+    assert load(path, labels=False).train.labels is None
+    with pytest.raises(UserError, match=r"no image has a 'place' in KEY\.json"):
+        load(path, natural_column="place")
+    with pytest.raises(UserError, match=r"no image has a 'sort' in KEY\.json"):
+        load(path, label_column="sort")
+
+
+def test_what_is_no_image_is_passed_over(samples, digits, tmp_path):
+    path = tmp_path / "a.tar"
+    with tarfile.open(path, "w") as tar:
+        tar.addfile(tarfile.TarInfo("folder"))
+        for name, data in {**samples(0, 3), "._000.png": b"resource fork", "000.txt": b"words"}.items():
+            info = tarfile.TarInfo(name)
+            info.size = len(data)
+            tar.addfile(info, io.BytesIO(data))
+        link = tarfile.TarInfo("009.png")
+        link.type, link.linkname = tarfile.SYMTYPE, "/etc/passwd"
+        tar.addfile(link)
+    assert np.array_equal(pixels_of(load(path).train), digits[0][:3])
+
+
+def test_a_shard_that_is_cut_off_anywhere_is_refused_by_name(samples, tmp_path):
+    whole = shard(tmp_path / "a.tar", samples(0, 3)).read_bytes()
+    end = len(whole.rstrip(b"\0"))
+    end += -end % 512  # where the end mark begins, after the last digit of the last label
+    cut = tmp_path / "cut.tar"
+    for length in [*range(1, end + 1, 100), end]:
+        cut.write_bytes(whole[:length])
+        with pytest.raises(UserError, match=r"cut\.tar (is damaged|is cut off|is not a readable tar file)"):
+            load(cut)
+    cut.write_bytes(whole[: end + 512])
+    assert len(load(cut).train) == 3
+
+
+def test_a_damaged_header_is_not_taken_for_the_end(samples, tmp_path):
+    path = shard(tmp_path / "a.tar", samples(0, 3))
+    data = bytearray(path.read_bytes())
+    at = data.index(b"001.png")
+    data[at] ^= 1
+    path.write_bytes(data)
+    with pytest.raises(UserError, match=r"a\.tar is damaged after 000\.cls, or more was appended"):
+        load(path)
+
+
+def test_a_damaged_image_is_named_with_its_shard(samples, tmp_path):
+    path = shard(tmp_path / "a.tar", {**samples(0, 3), "001.png": b"no image"})
+    with pytest.raises(
+        UserError, match=r"1 of 3 images cannot be decoded: 001\.png of a\.tar \(it is damaged"
+    ):
+        load(path)
+    with pytest.warns(UserWarning, match=r"skipped 1 of 3 images"):
+        assert len(load(path, on_corrupt="skip").train) == 2
+
+
+WRONG = {
+    r"a\.tar has no label, which others have": {"001.cls": None},
+    r"a\.tar: 001 has several images, \.png and \.jpg": {"001.jpg": b"?"},
+    r"a\.tar: 001\.json cannot be read": {"001.json": b"{"},
+    r"label is \[1\]; it must be an integer or text": {"001.json": b'{"label": [1]}', "001.cls": None},
+    r"001\.json has 2000000 bytes, too many": {"001.json": b" " * 2_000_000},
+}
+
+
+@pytest.mark.parametrize("sentence", WRONG)
+def test_what_is_wrong_with_a_sample_is_said(samples, tmp_path, sentence):
+    members = {**samples(0, 3), **WRONG[sentence]}
+    path = shard(tmp_path / "a.tar", {name: data for name, data in members.items() if data is not None})
+    with pytest.raises(UserError, match=sentence):
+        load(path)
+
+
+def test_what_is_wrong_with_a_folder_or_file_is_said(samples, tmp_path):
+    with pytest.raises(UserError, match=r"holds no \.tar files"):
+        load(tmp_path)
+    path = shard(tmp_path / "a.tar", samples(0, 3))
+    with pytest.raises(UserError, match=r"no \.tar file of the split 'other'; set data.train_split"):
+        load(tmp_path, train_split="other")
+    with pytest.raises(UserError, match="one file and holds no split 'val'"):
+        load(path, test_split="val")
+    twice = tmp_path / "twice.tar"
+    twice.write_bytes(path.read_bytes() * 2)
+    with pytest.raises(UserError, match=r"twice\.tar is damaged after 002\.cls, or more was appended"):
+        load(twice)
+    with tarfile.open(tmp_path / "small.tar", "w:gz") as tar:
+        tar.add(path, "a.png")
+    with pytest.raises(UserError, match=r"small\.tar is not a readable tar file without compression"):
+        load(tmp_path / "small.tar")
+    empty = shard(tmp_path / "empty.tar", {"a.txt": b"words"})
+    with pytest.raises(UserError, match=r"empty\.tar holds no images"):
+        load(empty)
