@@ -77,6 +77,7 @@ ABOUT_MORE = {
     "test_gpu_session.py": "benchmarks/gpu.sh",
     "test_hostile.py": "benchmarks/hostile.py",
     "test_matrix.py": "all components beside each other",
+    "test_notebooks.py": "examples/notebooks",
     "test_packaging.py": "pyproject.toml and the public names",
     "test_simulated_gpu.py": "every method on a device other than the CPU",
 }
