@@ -56,5 +56,5 @@ def test_em_inspector_finds_the_paper_s_attack(scene, attackers):
     inspected, _ = hostile.play(scene, "em_inspector", clone(backdoors))
     shift = hostile.triggered(scene, folded) - hostile.triggered(scene, honest)
     assert hostile.triggered(scene, backdoors[0]["weights"]) > 0.95
-    assert shift > 0.05  # 0.1 to 0.3 for two to four attackers; the attack's training follows the CPU's rounding
+    assert shift > 0.05  # 0.1 to 0.3 for two to four attackers; it depends on the CPU's rounding
     assert hostile.triggered(scene, inspected) - hostile.triggered(scene, honest) < 0.6 * shift
