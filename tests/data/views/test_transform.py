@@ -147,7 +147,10 @@ def test_neighbours_of_a_run_with_a_transform_object_go_without_its_views(tmp_pa
     recipe = make_recipe(short(0))
     with pytest.warns(UserWarning, match="makes views one image at a time"):
         run = atoll.simulate(recipe, tmp_path / "run", transform=invert)
-    found = find_neighbours(Run(run.folder))
+    with pytest.warns(
+        UserWarning, match="left out how often a view finds its image: the transform 'object:invert"
+    ):
+        found = find_neighbours(Run(run.folder))
     assert "retrieval" not in found["measures"]
     assert measures_words(found)[0].startswith("Effective rank")
 

@@ -88,16 +88,11 @@ class Transform:
                 views[row] = normalise(view / 255) if view.dtype == torch.uint8 else view
         return upload(views, images.device)
 
-    @property
-    def is_here(self) -> bool:
-        """Whether it can be called: it is false for an object's name that a file held."""
-        return isinstance(self.name, Given) or names_code(self.name)
-
     @cached_property
     def _call(self) -> Callable[[Tensor], Any]:
         if isinstance(self.name, Given):
             found = self.name.value
-        elif self.is_here:
+        elif names_code(self.name):
             found = import_attribute(self.name, "views.transform")
         else:
             raise UserError(
