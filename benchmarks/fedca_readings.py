@@ -1,11 +1,11 @@
 """FedCA's ablation (Fig. 5) under readings of what the paper leaves open, on a small part of CIFAR-10.
 
-    python benchmarks/fedca_readings.py run ARM SEED… --data DIR   # missing runs; an interrupted run continues
-    python benchmarks/fedca_readings.py table                      # paired differences to the base of each reading
+    python benchmarks/fedca_readings.py run ARM SEED… --data DIR  # missing runs; an interrupted one continues
+    python benchmarks/fedca_readings.py table                     # paired differences to the base of each reading
 
-DIR holds ``cifar10/`` and, for the public images, ``tiny-imagenet/``. An arm is ``READING/MODULES``: a name in
-``READINGS`` and one in ``MODULES``. Records are in ``results/fedca_readings.json``; a recorded run is not repeated.
-The alignment model of a seed is trained once for all arms whose networks and number of epochs are the same.
+DIR holds ``cifar10/`` and, for the public images, ``tiny-imagenet/``. An arm is ``LENGTH/READING/MODULES``, by
+their names below. Records are in ``results/fedca_readings.json``; a recorded run is not repeated. The alignment
+model of a seed is trained once for all arms whose networks and number of epochs are the same.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ import atoll
 from atoll.core.files import write_whole
 
 RESULTS = Path(__file__).parent / "results" / "fedca_readings.json"
-# Five clients of two classes each, as in the paper; 500 images each, 4 rounds of 2 epochs.
+# Five clients of two classes each, as in the paper; 500 images each.
 SCALE = (
     *("partition.kind=shards", "partition.clients=5", "partition.classes_per_client=2"),
-    *("data.limit=2500", "model.width=8", "train.participation=1.0", "train.rounds=4", "train.epochs=2"),
+    *("data.limit=2500", "model.width=8", "train.participation=1.0", "train.epochs=2"),
     *("train.optimizer=adam", "train.lr=0.001", "train.weight_decay=1e-6"),
     *("engine.workers=1", "engine.threads=1"),
     *("evaluation.geometry_samples=2000", "evaluation.map_points=0", "evaluation.probe_epochs=100"),
@@ -35,8 +35,10 @@ SCALE = (
 DICTIONARY, ALIGNMENT = "options.fedca_dictionary", "options.fedca_alignment"
 PUBLIC = (
     *(f"{ALIGNMENT}.data.source=parquet", f"{ALIGNMENT}.data.path=tiny-imagenet"),
-    *(f"{ALIGNMENT}.data.limit=2500", f"{ALIGNMENT}.data.image_size=32", f"{ALIGNMENT}.train_epochs=5"),
+    *(f"{ALIGNMENT}.data.limit=2500", f"{ALIGNMENT}.data.image_size=32"),
 )
+# Rounds of the federation, and epochs of the alignment model.
+LENGTHS = {"short": (4, 5), "long": (20, 20)}
 LITERAL = (
     *("model.projector_final_norm=none", f"{DICTIONARY}.temperature=0.5"),
     *(f"{DICTIONARY}.row_images=plain", f"{ALIGNMENT}.reduction=sum", f"{ALIGNMENT}.normalise=false"),
@@ -66,10 +68,13 @@ MODULES: dict[str, tuple[str, ...]] = {
 
 def settings(arm: str, seed: int) -> list[str]:
     """List the settings of an arm, over the preset ``cifar10-table``."""
-    reading, modules = arm.split("/")
+    length, reading, modules = arm.split("/")
+    rounds, epochs = LENGTHS[length]
     terms = "method.terms=[]" in MODULES[modules]
     read = [one for one in READINGS[reading] if not (terms and one.startswith(ALIGNMENT))]
-    return [*SCALE, "method.name=fedca", *read, *MODULES[modules], f"seed={seed}"]
+    aligned = [] if terms else [f"{ALIGNMENT}.train_epochs={epochs}"]
+    lasting = [f"train.rounds={rounds}", f"seed={seed}"]
+    return [*SCALE, "method.name=fedca", *read, *MODULES[modules], *aligned, *lasting]
 
 
 def run(arm: str, seed: int, work: Path) -> dict[str, Any]:
@@ -78,7 +83,7 @@ def run(arm: str, seed: int, work: Path) -> dict[str, Any]:
     recipe = atoll.load_recipe("cifar10-table", settings(arm, seed))
     norm = recipe.model.projector_final_norm
     temperature = recipe.options.get("fedca_dictionary", {}).get("temperature")
-    model = work / f"alignment-{norm}-{seed}"
+    model = work / f"alignment-{arm.split('/')[0]}-{norm}-{seed}"
     aligned = "fedca_alignment" in recipe.options
     done = folder / "recipe.toml"
     if aligned and model.is_dir() and not done.exists():
@@ -90,6 +95,7 @@ def run(arm: str, seed: int, work: Path) -> dict[str, Any]:
     found = made.read_json("evaluation.json") or {}
     trained = atoll.Run(folder / "prerequisites" / "alignment").metrics if aligned else []
     return {
+        "untrained": {key: made.metrics[0]["evaluation"][f"{key}/accuracy"] for key in ("knn", "probe")},
         "knn": found["knn/accuracy"],
         "probe": found["probe/accuracy"],
         "uniformity": found["geometry/uniformity"],
@@ -120,18 +126,20 @@ def add(arm: str, seed: int, record: dict[str, Any], work: Path) -> None:
 def table() -> str:
     """Format the accuracies, and the paired differences to the base of the same reading with standard error."""
     lines = [
-        "| reading | modules | seeds | kNN % | probe % | Δ kNN | Δ probe |",
-        "| --- | --- | --- | ---: | ---: | ---: | ---: |",
+        "| length | reading | modules | seeds | kNN % | probe % | Δ kNN | Δ probe |",
+        "| --- | --- | --- | --- | ---: | ---: | ---: | ---: |",
     ]
     found = records()
     for arm, by_seed in found.items():
-        reading, modules = arm.split("/")
-        base = found.get(f"{reading}/base", {})
+        length, reading, modules = arm.split("/")
+        base = found.get(f"{length}/{reading}/base", {})
         cells = [_spread([100 * one[key] for one in by_seed.values()], "±") for key in ("knn", "probe")]
         for key in ("knn", "probe"):
             paired = [100 * (by_seed[seed][key] - base[seed][key]) for seed in by_seed if seed in base]
             cells.append(_spread(paired, "±", error=True) if modules != "base" and paired else "")
-        lines.append(f"| {reading} | {modules} | {', '.join(by_seed)} | " + " | ".join(cells) + " |")
+        lines.append(
+            f"| {length} | {reading} | {modules} | {', '.join(by_seed)} | " + " | ".join(cells) + " |"
+        )
     return "\n".join(lines)
 
 
@@ -150,7 +158,7 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("what", choices=("run", "table"))
-    parser.add_argument("arm", nargs="?", help="READING/MODULES")
+    parser.add_argument("arm", nargs="?", help="LENGTH/READING/MODULES")
     parser.add_argument("seeds", nargs="*", type=int)
     parser.add_argument("--data", help="folder of the data, as ATOLL_DATA")
     parser.add_argument("--work", type=Path, default=Path("runs/fedca-readings"))
