@@ -6,7 +6,7 @@ import sys
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from atoll.core import tree
@@ -27,6 +27,8 @@ trees = st.recursive(
 
 @settings(max_examples=50, deadline=None)
 @given(st.dictionaries(st.text(), trees, max_size=3))
+@example({"§": 0})  # what stands for a tensor in the file
+@example({"a": [{"§§": torch.zeros(2)}, {"§": {"§": "0"}}]})
 def test_a_tree_survives_packing(value):
     assert tree.same(tree.unpack(tree.pack(value)), value)
 

@@ -197,7 +197,7 @@ def _split(tree: Tree) -> tuple[str, Weights]:
             tensors[str(len(tensors))] = tensor.detach().cpu().contiguous()
         return {_REF: places[id(tensor)]}
 
-    structure = json.dumps(map_tensors(place, tree), separators=(",", ":"))
+    structure = json.dumps(map_tensors(place, escape(tree, _REF)), separators=(",", ":"))
     # safetensors requires each tensor to own its storage, so tensors that share storage (views) are cloned.
     owners: set[int] = set()
     for name, tensor in tensors.items():
@@ -208,12 +208,34 @@ def _split(tree: Tree) -> tuple[str, Weights]:
     return structure, tensors
 
 
+def escape(tree: Tree, mark: str) -> Tree:
+    """Lengthen each dict's single key that consists of marks by one, so that it is not taken for a reference.
+
+    Args:
+        tree: The tree.
+        mark: The key, of one character, that will mark a tensor; see `resolve`.
+    """
+    if isinstance(tree, Mapping):
+        lone = len(tree) == 1
+        return {
+            key + mark if lone and _all_marks(key, mark) else key: escape(value, mark)
+            for key, value in tree.items()
+        }
+    if isinstance(tree, list | tuple):
+        return [escape(value, mark) for value in tree]
+    return tree
+
+
+def _all_marks(key: object, mark: str) -> bool:
+    return isinstance(key, str) and key != "" and not key.strip(mark)
+
+
 def resolve(structure: Tree, mark: str, find: Callable[[Any], Tensor], depth: int = 0) -> Tree:
     """Build the tree that a structure describes, in which ``{mark: place}`` stands for the tensor ``find(place)``.
 
     Args:
-        structure: JSON values.
-        mark: The key that marks a tensor.
+        structure: JSON values, made from a tree that `escape` returned.
+        mark: The key that marks a tensor, of one character.
         find: Returns the tensor for a place.
         depth: Depth of the structure in the whole tree.
 
@@ -225,6 +247,8 @@ def resolve(structure: Tree, mark: str, find: Callable[[Any], Tensor], depth: in
     if isinstance(structure, dict):
         if structure.keys() == {mark}:
             return find(structure[mark])
+        if len(structure) == 1 and _all_marks(key := next(iter(structure)), mark):
+            structure = {key[:-1]: structure[key]}
         return {key: resolve(value, mark, find, depth + 1) for key, value in structure.items()}
     if isinstance(structure, list):
         return [resolve(value, mark, find, depth + 1) for value in structure]

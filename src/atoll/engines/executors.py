@@ -20,7 +20,7 @@ import torch
 from atoll.components.messages import Slices, Update
 from atoll.core.errors import RunError, UserError
 from atoll.core.processes import why_ended
-from atoll.core.tree import Tree, map_tensors, pack, resolve, unpack
+from atoll.core.tree import Tree, escape, map_tensors, pack, resolve, unpack
 from atoll.engines.client import train_client
 from atoll.engines.client_states import ClientStates
 from atoll.engines.federation import Federation
@@ -153,7 +153,7 @@ class _Pipe:
                 new[str(id(tensor))] = tensor
             return {_SENT: id(tensor)}
 
-        body = map_tensors(refer, body)
+        body = map_tensors(refer, escape(body, _SENT))
         # If a worker has died, the next receive fails.
         with contextlib.suppress(BrokenPipeError, ConnectionResetError):
             self.connection.send_bytes(pack({"kind": kind, "body": body, "new": new, "forget": self._forget}))

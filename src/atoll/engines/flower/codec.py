@@ -16,7 +16,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from flwr.app import Array, ArrayRecord, RecordDict
 from torch import Tensor
 
-from atoll.core.tree import Tree, header_bytes, pack, resolve, unpack
+from atoll.core.tree import Tree, escape, header_bytes, pack, resolve, unpack
 from atoll.engines.update_checks import SizeLimit
 
 RECORD = "atoll"
@@ -37,7 +37,7 @@ class Encoder:
     def records(self, tree: dict[str, Tree]) -> RecordDict:
         """Encode a tree, which must be a dict, as the content of a message."""
         groups: dict[_Key, list[Tensor]] = {}
-        rest = _without_tensors(tree, groups, ())
+        rest = _without_tensors(escape(tree, _REF), groups, ())
         # Only the Arrays of this tree, so that one client's Arrays are released when the next message is encoded.
         self._arrays = {
             key: self._arrays.get(key) or (tensors, _array(tensors)) for key, tensors in groups.items()
