@@ -71,10 +71,14 @@ def test_nothing_random_is_drawn_on_the_device(name, played):
 def test_an_encoder_is_evaluated_on_another_device(played):
     told = played["evaluation"]
     here, there = (dict(told[where]) for where in ("here", "there"))
-    values = [one.pop("geometry/singular_values") for one in (here, there)]
+    values = [
+        [*one.pop("geometry/singular_values"), one.pop("geometry/effective_rank")] for one in (here, there)
+    ]
     for one in (here, there):  # the times, and the device itself
         del one["seconds"], one["environments"]
-    assert values[1] == pytest.approx(values[0], abs=1e-12)  # by another routine, without the vectors
+    assert values[1] == pytest.approx(
+        values[0], rel=1e-12, abs=1e-12
+    )  # by another routine, without the vectors
     assert there == here
     assert {"knn/accuracy", "classifier/accuracy", "finetune-10/accuracy"} <= set(told["here"])
     for place in ("evaluation/knn.py", "evaluation/classifier.py", "evaluation/finetune.py"):

@@ -21,6 +21,9 @@ from tests.harness import TINY, run_tiny
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 
+# Which values they hold is said in a line.
+SIXTEEN_BITS = pytest.mark.filterwarnings("ignore:.*images of more than 8 bits hold values:UserWarning")
+
 
 def run(*arguments):
     return main([*map(str, arguments)])
@@ -128,6 +131,7 @@ def test_a_text_file_called_parquet(tmp_path, capsys):
     assert not out.exists()
 
 
+@SIXTEEN_BITS
 def test_a_corrupt_image_is_named_and_refused_or_skipped(images, tmp_path, capsys):
     folder = tmp_path / "images"
     shutil.copytree(images, folder)
@@ -140,6 +144,7 @@ def test_a_corrupt_image_is_named_and_refused_or_skipped(images, tmp_path, capsy
         assert run("run", "digits", "--out", tmp_path / "b", "--set", *settings, "data.on_corrupt=skip") == 0
 
 
+@SIXTEEN_BITS
 def test_images_without_labels_show_geometry_alone_and_why(images, tmp_path, capsys):
     settings = [*TINY, "data.source=images", f"data.path={images}", "data.limit=100", "partition.clients=2"]
     settings += ["evaluation.at_end=['knn','probe','geometry']"]
@@ -202,6 +207,7 @@ def test_embedding_the_training_pixels_is_what_evaluation_saw(finished, tmp_path
     torch.testing.assert_close(h, expected, rtol=1e-5, atol=1e-6)
 
 
+@SIXTEEN_BITS
 @pytest.mark.parametrize("window", ["data.window=per-image", "data.window_high=20000"])
 def test_embedding_reads_image_files_as_training_did(images, tmp_path, window):
     """The window of 16-bit images, and the size that they are stored at before views of another are made."""

@@ -31,7 +31,7 @@ def test_blocks_change_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(neighbours, "SIMILARITIES_AT_ONCE", 100)
     blocks = nearest(bank, bank[own], 5, own)
     assert torch.equal(whole[0], blocks[0])
-    assert torch.equal(whole[1], blocks[1])
+    assert torch.allclose(whole[1], blocks[1], rtol=0, atol=1e-6)  # a smaller product may round otherwise
 
 
 def test_an_image_is_not_its_own_neighbour_but_its_copy_is() -> None:
