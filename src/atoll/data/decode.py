@@ -24,6 +24,7 @@ from numpy.typing import NDArray
 from PIL import Image, ImageOps, UnidentifiedImageError
 
 from atoll.core.errors import UserError
+from atoll.core.text import one_line
 from atoll.data.dicom import DicomError, Scan, is_dicom, read_dicom
 
 Encoded = bytes | Image.Image | NDArray[Any]
@@ -160,7 +161,7 @@ def _decoded(
     except (Image.DecompressionBombError, MemoryError) as error:
         raise CorruptImageError("it has more pixels than are safe to decode") from error
     except _DAMAGED as error:
-        message = " ".join(str(error).split()) or type(error).__name__
+        message = one_line(error) or type(error).__name__
         raise CorruptImageError(f"it is damaged ({message})") from error
     values = reduce(Values.joined, found) if found else None
     return np.ascontiguousarray(np.concatenate(planes)), values

@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from atoll.core.extras import require
+from atoll.core.text import one_line
 
 _GREY = ("MONOCHROME1", "MONOCHROME2")
 _PREAMBLE = 128  # bytes before the mark DICM
@@ -71,7 +72,7 @@ def read_dicom(encoded: bytes) -> Scan | Image.Image:
     except DicomError:
         raise
     except Exception as error:  # pydicom and its decoders raise any exception on damaged files
-        reason = " ".join(str(error).split()) or type(error).__name__
+        reason = one_line(error) or type(error).__name__
         raise DicomError(f"it is a DICOM file that cannot be read ({reason})") from error
 
 

@@ -10,10 +10,11 @@ import json
 import re
 import tarfile
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import IO, Any, NamedTuple
 
 import numpy as np
 
@@ -59,12 +60,9 @@ class TarRecords:
         images: list[Encoded] = [b""] * len(rows)
         wanted = self.places[rows]
         for number in np.unique(wanted[:, 0]).tolist():
-            try:
-                with self.files[number].open("rb") as file:
-                    for i in np.flatnonzero(wanted[:, 0] == number).tolist():
-                        images[i] = _read(file, _Place(*wanted[i].tolist()))
-            except OSError as error:
-                raise UserError(f"cannot read {self.files[number]}: {error.strerror or error}") from error
+            with _opened(self.files[number]) as file:
+                for i in np.flatnonzero(wanted[:, 0] == number).tolist():
+                    images[i] = _read(file, _Place(*wanted[i].tolist()))
         return images
 
     def describe(self, row: int) -> str:
@@ -120,18 +118,20 @@ def _listing(files: Sequence[Path], options: DataOptions) -> Listing:
     labels: list[Any] = []
     attributes: list[Any] = []
     for number, path in enumerate(files):
-        for key, members in _samples(number, path).items():
-            image = [suffix for suffix in members if suffix in IMAGE_SUFFIXES]
-            if not image:
-                continue
-            if len(image) > 1:
-                raise UserError(
-                    f"{path}: {key} has several images, {' and '.join(image)}; keep one for each key"
-                )
-            images.append((f"{key}{image[0]}", members[image[0]]))
-            label, attribute = _about(path, key, members, options)
-            labels.append(label)
-            attributes.append(attribute)
+        samples = _samples(number, path)
+        with _opened(path) as file:
+            for key, members in samples.items():
+                image = [suffix for suffix in members if suffix in IMAGE_SUFFIXES]
+                if not image:
+                    continue
+                if len(image) > 1:
+                    raise UserError(
+                        f"{path}: {key} has several images, {' and '.join(image)}; keep one for each key"
+                    )
+                images.append((f"{key}{image[0]}", members[image[0]]))
+                label, attribute = _about(file, f"{path}: {key}", members, options)
+                labels.append(label)
+                attributes.append(attribute)
     if not images:
         raise UserError(f"{files[0]} holds no images ({', '.join(sorted(IMAGE_SUFFIXES))})")
     records = TarRecords(
@@ -184,7 +184,7 @@ def _samples(number: int, path: Path) -> dict[str, dict[str, _Place]]:
     return samples
 
 
-def _about(path: Path, key: str, members: dict[str, _Place], options: DataOptions) -> tuple[Any, Any]:
+def _about(file: IO[bytes], name: str, members: dict[str, _Place], options: DataOptions) -> tuple[Any, Any]:
     """Label and natural column of a sample; None for what it does not have."""
     said: dict[str, Any] = {}
     label = None
@@ -192,17 +192,16 @@ def _about(path: Path, key: str, members: dict[str, _Place], options: DataOption
         if suffix not in members:
             continue
         if members[suffix].size > _MOST_BYTES:
-            raise UserError(f"{path}: {key}{suffix} has {members[suffix].size} bytes, too many for a label")
+            raise UserError(f"{name}{suffix} has {members[suffix].size} bytes, too many for a label")
         try:
-            with path.open("rb") as file:
-                text = _read(file, members[suffix]).decode()
+            text = _read(file, members[suffix]).decode()
             if suffix == ".cls":
                 label = text.strip()
             else:
                 table = json.loads(text)
                 said = table if isinstance(table, dict) else {"label": table}
         except (OSError, ValueError, RecursionError) as error:
-            raise UserError(f"{path}: {key}{suffix} cannot be read: {reason(error)}") from error
+            raise UserError(f"{name}{suffix} cannot be read: {reason(error)}") from error
     if label is None or options.label_column is not None:
         label = said.get(options.label_column or "label")
     return label, said.get(options.natural_column or "")
@@ -226,7 +225,16 @@ def _column(values: list[Any], records: TarRecords, what: str) -> tuple[Rows, li
     return encode(np.array([int(text) for text in texts]) if numbers else texts)
 
 
-def _read(file: Any, place: _Place) -> bytes:
+@contextmanager
+def _opened(path: Path) -> Iterator[IO[bytes]]:
+    """Open a file; an error while it is open is a sentence."""
+    try:
+        with path.open("rb") as file:
+            yield file
+    except OSError as error:
+        raise UserError(f"cannot read {path}: {error.strerror or error}") from error
+
+
+def _read(file: IO[bytes], place: _Place) -> bytes:
     file.seek(place.offset)
-    data: bytes = file.read(place.size)
-    return data
+    return file.read(place.size)
