@@ -7,6 +7,8 @@ import os
 import random
 import shutil
 import signal
+import subprocess
+import sys
 import time
 import traceback
 from collections.abc import Callable
@@ -14,6 +16,8 @@ from pathlib import Path
 from typing import Any
 
 from atoll.core.run_folder import Run
+from atoll.core.tree import same
+from tests.harness import remains
 
 MOST = 10  # kills of one run
 
@@ -72,3 +76,41 @@ def _lives(seconds: float, work: Callable[[], None]) -> bool:
     os.killpg(child, signal.SIGKILL)
     os.waitpid(child, 0)
     return False
+
+
+class Killed:
+    """A callback that kills its process after the second round."""
+
+    def round(self, record: object, line: object) -> None:
+        if record.round == 2:  # type: ignore[attr-defined]
+            os.kill(os.getpid(), signal.SIGKILL)
+
+
+def ends_alike_after_kills(script: str, place: Path) -> str:
+    """Check that a script's run ends with the same bytes with one and two workers, killed and resumed.
+
+    Args:
+        script: A script that is called with a folder, the number of workers, and ``kill`` or ``through``;
+            ``{root!r}`` stands for the root of the project.
+        place: Folder of the runs.
+
+    Returns:
+        What the run that was not killed wrote to the standard error.
+    """
+    path = place / "cell.py"
+    path.write_text(script.format(root=str(Path(__file__).parents[1])))
+
+    def start(folder: str, workers: int, how: str) -> subprocess.CompletedProcess[str]:
+        command = [sys.executable, path, place / folder, str(workers), how]
+        return subprocess.run(list(map(str, command)), capture_output=True, text=True)
+
+    whole = start("whole", 1, "through")
+    assert whole.returncode == 0, whole.stderr
+    for workers in (1, 2):
+        folder = f"killed-{workers}"
+        assert start(folder, workers, "kill").returncode == -signal.SIGKILL
+        assert Run(place / folder).completed_rounds() >= 1
+        resumed = start(folder, workers, "through")
+        assert resumed.returncode == 0, resumed.stderr
+        assert same(remains(Run(place / folder)), remains(Run(place / "whole")))
+    return whole.stderr

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import signal
-import subprocess
-import sys
 from pathlib import Path
 from typing import ClassVar
 
@@ -18,10 +15,10 @@ from torchvision.datasets import ImageFolder
 import atoll
 from atoll.core.config import describe
 from atoll.core.errors import UserError
-from atoll.core.run_folder import Run
 from atoll.core.tree import same
 from atoll.data.objects import give_data, to_image
-from tests.harness import final_models, remains, tiny
+from tests.harness import final_models, tiny
+from tests.kills import ends_alike_after_kills
 
 
 def pixels(count: int = 60, size: int = 8) -> np.ndarray:
@@ -178,43 +175,25 @@ def test_another_number_of_channels_is_refused_by_name(tmp_path: Path) -> None:
 
 KILLED = """
 import sys; sys.path.insert(0, {root!r})
-import os, signal
 from pathlib import Path
 import atoll
 from tests.data import test_objects as ours
+from tests.kills import Killed
 
 class Cell(ours.Pairs):  # of __main__, as a notebook's classes are
     pass
-
-class Kill:
-    def round(self, record, line):
-        if record.round == 2:
-            os.kill(os.getpid(), signal.SIGKILL)
 
 if __name__ == "__main__":
     workers, kill = int(sys.argv[2]), sys.argv[3] == "kill"
     data = {{name: Cell(part.images, part.labels) for name, part in ours.clients(ours.pixels()).items()}}
     recipe = ours.small(engine={{"workers": workers}})
-    atoll.simulate(recipe, sys.argv[1], Path(sys.argv[1]).exists(), data=data, callbacks=[Kill()] if kill else [])
+    atoll.simulate(recipe, sys.argv[1], Path(sys.argv[1]).exists(), data=data, callbacks=[Killed()] if kill else [])
 """
 
 
 @pytest.mark.slow
 def test_two_workers_and_a_kill_end_with_the_same_bytes(tmp_path: Path) -> None:
-    script = tmp_path / "cell.py"
-    script.write_text(KILLED.format(root=str(Path(__file__).parents[2])))
-
-    def start(folder: str, workers: int, how: str) -> int:
-        command = [sys.executable, script, tmp_path / folder, str(workers), how]
-        return subprocess.run(list(map(str, command)), capture_output=True).returncode
-
-    assert start("whole", 1, "through") == 0
-    for workers in (1, 2):
-        folder = f"killed-{workers}"
-        assert start(folder, workers, "kill") == -signal.SIGKILL
-        assert Run(tmp_path / folder).completed_rounds() >= 1
-        assert start(folder, workers, "through") == 0
-        assert same(remains(Run(tmp_path / folder)), remains(Run(tmp_path / "whole")))
+    ends_alike_after_kills(KILLED, tmp_path)
 
 
 def test_what_is_no_data_is_refused_in_one_sentence(tmp_path: Path) -> None:

@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import random
-import signal
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -19,13 +16,12 @@ import atoll
 from atoll.commands.neighbours import find_neighbours
 from atoll.core.errors import UserError
 from atoll.core.run_folder import Run
-from atoll.core.tree import same
 from atoll.data.views.transform import give_transform
 from atoll.data.views.views import ViewOptions, make_views
 from atoll.recipe.recipe import load_recipe, make_recipe
 from atoll.report.neighbours import measures_words
 from tests.data.test_objects import LABELS, pixels, small
-from tests.harness import remains
+from tests.kills import ends_alike_after_kills
 
 IMAGES = torch.from_numpy(pixels(6)).permute(0, 3, 1, 2)
 SIMCLR = v2.Compose(
@@ -157,45 +153,26 @@ def test_neighbours_of_a_run_with_a_transform_object_go_without_its_views(tmp_pa
 
 KILLED = """
 import sys; sys.path.insert(0, {root!r})
-import os, random, signal
+import random
 from pathlib import Path
 import atoll, torch
 from tests.data import test_objects as ours
+from tests.kills import Killed
 
 class Noise:  # of __main__, as a notebook's classes are
     def __call__(self, image):
         return (image / 255 + torch.rand(1) * random.random()).clamp(0, 1)
 
-class Kill:
-    def round(self, record, line):
-        if record.round == 2:
-            os.kill(os.getpid(), signal.SIGKILL)
-
 if __name__ == "__main__":
     workers, kill = int(sys.argv[2]), sys.argv[3] == "kill"
     recipe = ours.small(engine={{"workers": workers}})
     data = (ours.pixels(), ours.LABELS)
-    calls = [Kill()] if kill else []
+    calls = [Killed()] if kill else []
     atoll.simulate(recipe, sys.argv[1], Path(sys.argv[1]).exists(), data=data, transform=Noise(), callbacks=calls)
 """
 
 
 @pytest.mark.slow
 def test_two_workers_and_a_kill_end_with_the_same_bytes(tmp_path: Path) -> None:
-    script = tmp_path / "cell.py"
-    script.write_text(KILLED.format(root=str(Path(__file__).parents[3])))
-
-    def start(folder: str, workers: int, how: str) -> subprocess.CompletedProcess[str]:
-        command = [sys.executable, script, tmp_path / folder, str(workers), how]
-        return subprocess.run(list(map(str, command)), capture_output=True, text=True)
-
-    whole = start("whole", 1, "through")
-    assert whole.returncode == 0, whole.stderr
-    assert whole.stderr.count("one image at a time") == 1
-    for workers in (1, 2):
-        folder = f"killed-{workers}"
-        assert start(folder, workers, "kill").returncode == -signal.SIGKILL
-        assert Run(tmp_path / folder).completed_rounds() >= 1
-        resumed = start(folder, workers, "through")
-        assert resumed.returncode == 0, resumed.stderr
-        assert same(remains(Run(tmp_path / folder)), remains(Run(tmp_path / "whole")))
+    said = ends_alike_after_kills(KILLED, tmp_path)
+    assert said.count("one image at a time") == 1
