@@ -41,7 +41,7 @@ class Client:
         self._buffers = buffer_names(networks)
         self._shared = frozenset(update_names(method, setting.train, networks))
         self._personal = personal_names(method, networks)
-        self._base: Weights = cast(Weights, constants.get(BASE, {}))
+        self._base: Weights = constants.get(BASE, {})
         if self._base:
             networks.load_state_dict(self._base, strict=False)
 
