@@ -99,7 +99,7 @@ _PROBE, _FINE_TUNE = "atoll.evaluation.probe.linear_probe", "atoll.evaluation.fi
 
 KNN = _accuracy(
     "knn",
-    "atoll.evaluation.knn.knn_accuracy",
+    "atoll.evaluation.knn.knn_predictions",
     "accuracy of a weighted k-nearest-neighbour vote on normalised representations",
 )
 ALIGNMENT = _geometry(
@@ -129,7 +129,7 @@ BYTES_UP, BYTES_DOWN = (
     Metric(
         f"bytes_{way}",
         heading,
-        "atoll.engines.server.Server.run_round",
+        f"atoll.engines.server.Server.{function}",
         meaning,
         "curve",
         "MB per round",
@@ -137,9 +137,9 @@ BYTES_UP, BYTES_DOWN = (
         digits=2,
         factor=1e-6,
     )
-    for way, heading, meaning in (
-        ("up", "upload", "size of all clients' updates of the round"),
-        ("down", "download", "size of all messages to clients of the round"),
+    for way, heading, function, meaning in (
+        ("up", "upload", "_fold_updates", "size of all clients' updates of the round"),
+        ("down", "download", "run_round", "size of all messages to clients of the round"),
     )
 )
 
@@ -155,13 +155,13 @@ MEASURES: tuple[Metric, ...] = (  # keys in the "measures" of a round's line of 
     _measure(
         "layers/mean",
         "layers' cosine, mean",
-        "functional.angular_divergence",
+        "components.messages.UpdateGeometry.cosine",
         "mean over layers and clients of the cosine between a local model's layer and the received one",
     ),
     _measure(
         "layers/lowest",
         "layers' cosine, lowest",
-        "functional.angular_divergence",
+        "components.messages.UpdateGeometry.cosine",
         "the same of the layer with the lowest mean over clients",
     ),
     _measure(
