@@ -55,9 +55,10 @@ class Claims:
         """Load a run's record; None if it does not exist."""
         return load_record(self.results, name)
 
-    def missing(self) -> Entry | None:
-        """The first run without a record."""
-        return next((entry for entry in self.entries() if self.record(entry.name) is None), None)
+    def missing(self, start: str = "") -> Entry | None:
+        """The first run without a record, of those whose name starts so."""
+        missing = (entry for entry in self.entries() if self.record(entry.name) is None)
+        return next((entry for entry in missing if entry.name.startswith(start)), None)
 
     def evaluations(self, source: str) -> dict[int, Mapping[str, float]]:
         """Evaluations by seed of a source, such as ``"board:short/ssd"``; runs that failed have none."""
@@ -101,6 +102,11 @@ def published(claim: Mapping[str, Any]) -> float:
     return difference * float(claim["published"].get("points", 1))
 
 
+def with_interval(mean: float, half: float | None) -> str:
+    """A difference, with its interval if there is one."""
+    return signed(mean) + ("" if half is None else f" [{signed(mean - half)}, {signed(mean + half)}]")
+
+
 def judge(n: int, mean: float, half: float | None) -> str:
     """What a paired difference says about a claim that it is positive."""
     if half is None:
@@ -122,9 +128,8 @@ def rows(claims: Claims) -> Iterator[list[str]]:
             )
             n, mean, half = paired(plus, minus)
             if n:
-                interval = "" if half is None else f" [{signed(mean - half)}, {signed(mean + half)}]"
                 scale = f"{one['scale']}, {n} seed{'s' * (n > 1)}"
-                yield [*head, signed(mean) + interval, scale, judge(n, mean, half), claim["tell"]]
+                yield [*head, with_interval(mean, half), scale, judge(n, mean, half), claim["tell"]]
                 shown = True
         if not shown:
             yield [*head, "–", "–", "not run", claim["tell"]]
@@ -142,9 +147,27 @@ def means(claims: Claims) -> Iterator[list[str]]:
             yield [f"`{name}`", *cells, str(len(found))]
 
 
+def difference(claims: Claims, one: Mapping[str, str], measure: str) -> str:
+    """A run's paired difference to its base in one measure, with the number of seeds."""
+    n, mean, half = paired(*(claims.points(f"claims:{one[side]}", [measure]) for side in ("run", "base")))
+    return f"{with_interval(mean, half)} ({n})" if n else "–"
+
+
+def compared(claims: Claims) -> Iterator[str]:
+    """The further tables: a run's difference to its base, where both have a record."""
+    for table in claims.table.get("comparisons", ()):
+        found = [
+            [one["what"], *(difference(claims, one, measure) for measure in table["measures"])]
+            for one in table["rows"]
+        ]
+        header = ("change", *(measure.removesuffix("/accuracy") for measure in table["measures"]))
+        yield from [f"### {table['title']}", "", "Points, with the interval and the number of seeds.", ""]
+        yield from markdown(header, found)
+
+
 def made(claims: Claims) -> str:
     """The generated part of the page."""
-    parts = markdown(HEADER, list(rows(claims)))
+    parts = [*markdown(HEADER, list(rows(claims))), *compared(claims)]
     if own := list(means(claims)):
         parts += ["### The runs made for this page", "", "Means over the seeds, in %.", ""]
         parts += markdown(("run", "classifier", "probe", "kNN", "seeds"), own)
@@ -162,6 +185,7 @@ def main() -> int:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("command", nargs="?", default="table", choices=("run", "table"))
+    parser.add_argument("--only", default="", metavar="START", help="only runs whose name starts so")
     parser.add_argument("--data", type=Path, help="the folder that holds cifar10/; default: ATOLL_DATA")
     parser.add_argument("--work", type=Path, default=Path("runs/claims"), help="for the runs' folders")
     args = parser.parse_args()
@@ -172,7 +196,7 @@ def main() -> int:
     if args.data:
         os.environ["ATOLL_DATA"] = str(args.data.absolute())
     callback = board.StopAfterRound()
-    while not callback.stop and (entry := claims.missing()):
+    while not callback.stop and (entry := claims.missing(args.only)):
         try:
             board.run_and_save(claims.results, entry, args.work, ["engine.threads=1"], callback)
         except board.StopAsked:

@@ -80,6 +80,25 @@ def test_a_difference_takes_common_seeds_and_the_first_measure_that_exists(tmp_p
     assert claims.missing() is None
 
 
+def test_a_comparison_takes_each_runs_own_base(tmp_path):
+    for seed, (a, b) in enumerate([(0.5, 0.2), (0.6, 0.2)], start=1):
+        store(tmp_path, "a", seed, knn_accuracy=a)
+        store(tmp_path, "b", seed, knn_accuracy=b)
+    rows = [{"what": "first", "run": "a", "base": "b"}, {"what": "second", "run": "c", "base": "b"}]
+    table = TABLE | {"comparisons": [{"title": "T", "measures": ["knn/accuracy"], "rows": rows}]}
+    half = stats.ttest_rel([30.0, 40.0], [0, 0]).confidence_interval(0.95).high - 35
+    interval = f"[{tool.signed(35 - half)}, {tool.signed(35 + half)}]"
+    lines = list(tool.compared(tool.Claims(tmp_path, table)))
+    assert lines[-3:] == [f"| first | +35.00 {interval} (2) |", "| second | – |", ""]
+
+
+def test_every_comparison_names_runs_that_exist():
+    table = tool.Claims().table
+    sides = [one[side] for t in table["comparisons"] for one in t["rows"] for side in ("run", "base")]
+    assert sides
+    assert set(sides) <= set(table["runs"])
+
+
 def test_without_records_a_claim_is_not_run(tmp_path):
     claims = tool.Claims(tmp_path, TABLE)
     ((*_, ours, _, verdict, _),) = tool.rows(claims)
