@@ -14,6 +14,7 @@ from pathlib import Path
 
 from atoll.evaluation.client_tests import PREFIX
 from atoll.evaluation.metrics import METRICS
+from atoll.evaluation.protocols import FINE_TUNES
 from atoll.methods.method import Method
 from atoll.methods.registry import METHODS
 
@@ -49,7 +50,7 @@ def _names(key: str) -> dict[str, str]:
         return {protocol: "PROTOCOL", "kNN": "PROTOCOL"}
     kind, _, name = protocol.partition("-")
     if kind == "finetune":
-        return {f"with {name.rpartition('-')[2]} % of the labels": "by that protocol", name: "NAME"}
+        return {f"with {FINE_TUNES[protocol].labelled}": "by that protocol", name: "NAME"}
     return {name: "NAME"} if name else {}
 
 

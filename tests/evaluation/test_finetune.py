@@ -3,10 +3,12 @@ from dataclasses import replace
 
 import pytest
 import torch
+from hypothesis import assume, given
+from hypothesis import strategies as st
 from torch import Tensor, nn
 
 from atoll.core.rng import stream
-from atoll.data.images import ImageSet
+from atoll.data.images import ImageSet, StoredPixels
 from atoll.evaluation.finetune import FineTuneResult, finetune, label_subset
 from atoll.evaluation.probe import first_weights
 from atoll.evaluation.protocols import FINE_TUNES, FineTuneProtocol
@@ -46,6 +48,59 @@ def test_a_subset_has_each_class_in_its_share_and_none_forgotten() -> None:
     assert torch.equal(rows, label_subset(labels, 0.1, stream(0, "labels")))
     assert not torch.equal(rows, label_subset(labels, 0.1, stream(1, "labels")))
     assert len(label_subset(labels, 1.0, stream(0, "labels"))) == 143
+
+
+@pytest.mark.parametrize(
+    ("sizes", "count", "expected"),
+    [
+        ([100, 40, 3], 50, [35, 14, 1]),  # 34.97, 13.99, 1.05
+        ([90, 0, 9, 1], 10, [8, 0, 1, 1]),  # 9, 0, 0.9, 0.1: each class that exists has one
+        ([5, 5, 5], 2, [1, 1, 1]),
+        ([2, 98], 100, [2, 98]),
+    ],
+)
+def test_a_number_of_labels_is_divided_in_proportion(
+    sizes: list[int], count: int, expected: list[int]
+) -> None:
+    labels = torch.arange(len(sizes)).repeat_interleave(torch.tensor(sizes))
+    rows = label_subset(labels, 1.0, stream(0, "labels"), count)
+    assert labels[rows].bincount(minlength=len(sizes)).tolist() == expected
+    assert torch.equal(rows, rows.unique())
+
+
+@given(st.lists(st.integers(0, 60), min_size=1, max_size=6), st.integers(1, 80))
+def test_a_number_of_labels_is_met_and_near_each_classs_part(sizes: list[int], count: int) -> None:
+    present = [size for size in sizes if size]
+    assume(sum(sizes) >= count >= len(present) > 0)
+    labels = torch.arange(len(sizes)).repeat_interleave(torch.tensor(sizes))
+    found = labels[label_subset(labels, 1.0, stream(0, "labels"), count)].bincount(minlength=len(sizes))
+    assert found.sum() == count
+    for size, drawn in zip(sizes, found.tolist(), strict=True):
+        assert min(size, 1) <= drawn <= size
+        assert drawn < max(1, size * count / sum(sizes) + 1)
+
+
+def test_with_fewer_labels_than_asked_for_all_count() -> None:
+    with pytest.warns(UserWarning, match="500 labels are asked for and there are 7"):
+        assert len(label_subset(torch.arange(7) % 2, 1.0, stream(0, "labels"), 500)) == 7
+
+
+@pytest.mark.parametrize("count", [50, 100, 500])
+def test_a_number_of_labels_of_pure_classes_teaches_all_of_them(count: int) -> None:
+    labels = torch.arange(600) % 4
+    pixels = torch.zeros(600, 1, 2, 2, dtype=torch.uint8)
+    pixels.view(600, 4)[torch.arange(600), labels] = 255  # a pixel for each class
+    pure, encoder = (
+        ImageSet(StoredPixels(pixels), labels),
+        nn.Sequential(nn.Flatten(), nn.Linear(4, 4)).eval(),
+    )
+    with torch.no_grad():
+        encoder[1].weight.copy_(torch.eye(4))
+        encoder[1].bias.zero_()
+    protocol = replace(FINE_TUNES[f"finetune-{count}-labels"], encoder_lr=0.05, head_lr=0.05, epochs=20)
+    result = run(encoder, (pure, pure), protocol)
+    assert (result.labels, result.accuracy) == (count, 1.0)
+    assert run(encoder, (pure, replace(pure, labels=labels.roll(1))), protocol).accuracy == 0.0
 
 
 def test_learns_from_few_labels_and_leaves_the_encoder_alone(digits: tuple[ImageSet, ImageSet]) -> None:

@@ -8,9 +8,18 @@ from torch import Tensor, nn
 
 from atoll.core.errors import UserError
 from atoll.core.rng import stream
-from atoll.data.images import ImageSet
+from atoll.data.images import ImageSet, StoredPixels
 from atoll.data.views.views import ViewOptions, Views, make_views
-from atoll.evaluation import EvaluationOptions, Results, embed, evaluate, geometry, knn_accuracy, linear_probe
+from atoll.evaluation import (
+    EvaluationOptions,
+    Results,
+    embed,
+    evaluate,
+    geometry,
+    knn_accuracy,
+    label_subset,
+    linear_probe,
+)
 from atoll.evaluation.options import PROTOCOLS
 from atoll.evaluation.protocols import PROBES
 from atoll.evaluation.suite import EVALUATORS
@@ -110,6 +119,24 @@ def test_repeats_exactly_alone_or_among_others(encoder: nn.Module, digits: Sets,
     seeds = [evaluate(encoder, *digits, views, whole, seed=seed, protocols=["geometry"]) for seed in (0, 1)]
     assert seeds[0]["geometry/alignment"] != seeds[1]["geometry/alignment"]
     assert seeds[0]["geometry/uniformity"] == seeds[1]["geometry/uniformity"]
+
+
+@pytest.mark.parametrize("count", [50, 100, 500])
+def test_a_probe_on_a_number_of_labels_reads_these_alone(digits: Sets, views: Views, count: int) -> None:
+    labels = torch.arange(600) % 4
+    pixels = torch.zeros(600, 1, 8, 8, dtype=torch.uint8)
+    pixels.view(600, 64)[torch.arange(600), labels] = 255  # a pixel for each class
+    pure, encoder, name = ImageSet(StoredPixels(pixels), labels), nn.Flatten(), f"probe-ssd-{count}-labels"
+    found = measure(encoder, (pure, replace(pure)), views, name)
+    assert (found[f"{name}/train_images"], found[f"{name}/accuracy"]) == (count, 1.0)
+    train, test = digits
+    assert train.labels is not None
+    assert test.labels is not None
+    rows = label_subset(train.labels, 1.0, stream(0, "probe-labels"), count)
+    train_h, test_h = (embed(encoder, views.plain, each.images) for each in digits)
+    labelled = (train_h[rows], train.labels[rows], test_h, test.labels)
+    expected = linear_probe(*labelled, PROBES["ssd"], stream(0, "probe"))
+    assert measure(encoder, digits, views, name)[f"{name}/accuracy"] == expected.accuracy > 0.5
 
 
 def test_the_encoder_leaves_as_it_came(encoder: nn.Module, digits: Sets, views: Views) -> None:

@@ -1,8 +1,9 @@
-"""Fine-tuning with few labels: training the encoder and a head on 10 % or 1 % of the labels."""
+"""Fine-tuning with few labels: training the encoder and a head on a share or a number of the labels."""
 
 from __future__ import annotations
 
 import copy
+import warnings
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
@@ -31,13 +32,17 @@ class FineTuneResult(SelectedAccuracy):
     protocol: FineTuneProtocol
 
 
-def label_subset(labels: Tensor, fraction: float, generator: torch.Generator) -> Tensor:
-    """Draw a stratified share of the labels: for each class the nearest whole number, and at least one.
+def label_subset(labels: Tensor, fraction: float, generator: torch.Generator, label_count: int = 0) -> Tensor:
+    """Draw a stratified share, or number, of the labels: of each class at least one.
+
+    Of a share, each class gives the nearest whole number; of a number, its part of it. If there
+    are fewer labels, all are drawn, and the function warns.
 
     Args:
         labels: The class of each sample.
         fraction: Share of each class to draw.
         generator: Source of the random draws, on the CPU.
+        label_count: Number of labels to draw in place of a share; 0 for the share.
 
     Shape:
         - labels: (N,) int
@@ -51,12 +56,29 @@ def label_subset(labels: Tensor, fraction: float, generator: torch.Generator) ->
         >>> labels[chosen].bincount()
         tensor([5, 5])
     """
+    if label_count > len(labels):
+        warnings.warn(
+            f"{label_count} labels are asked for and there are {len(labels)}; all count", stacklevel=2
+        )
+    sizes = labels.bincount()
+    counts = (
+        _stratified(sizes, min(label_count, len(labels)))
+        if label_count
+        else [max(1, round(fraction * size)) for size in sizes.tolist()]
+    )
     chosen = []
-    for label in labels.bincount().nonzero():
+    for label in sizes.nonzero():
         rows = (labels == label).nonzero().squeeze(1)
-        count = max(1, round(fraction * len(rows)))
-        chosen.append(rows[torch.randperm(len(rows), generator=generator)[:count]])
+        chosen.append(rows[torch.randperm(len(rows), generator=generator)[: counts[label]]])
     return torch.cat(chosen).sort().values
+
+
+def _stratified(sizes: Tensor, total: int) -> list[int]:
+    """Divide a number among classes in proportion to their sizes, with at least one for each class that exists."""
+    quotas, counts = sizes.double() * (total / int(sizes.sum())), sizes.clamp(max=1)
+    for _ in range(total - int(counts.sum())):
+        counts[(quotas - counts).masked_fill(counts == sizes, -torch.inf).argmax()] += 1
+    return [int(count) for count in counts]
 
 
 class _Classifier(nn.Module):
@@ -146,12 +168,12 @@ def finetune(
 ) -> FineTuneResult:
     """Train a copy of the encoder with a head on few labels; the encoder itself stays unchanged.
 
-    With ``protocol.local_epochs``, each client labels the protocol's fraction of its own images and trains on
+    With ``protocol.local_epochs``, each client labels the protocol's share of its own images and trains on
     these; FedAvg averages the clients' models, BatchNorm's statistics included, weighted by their labels.
 
     Args:
         encoder: The encoder from which fine-tuning starts.
-        train: Labelled images, of which the protocol's fraction is used.
+        train: Labelled images, of which the protocol's share or number is used.
         test: Labelled images.
         protocol: Constants of the protocol.
         generator: Source of the random draws, on the CPU: labels, initial weights of the head, order and views.
@@ -209,10 +231,12 @@ def _labelled(
 ) -> list[Tensor]:
     """Draw the labelled samples of each client; of all images together if the protocol is not federated."""
     if not protocol.local_epochs:
-        return [label_subset(labels, protocol.fraction, generator)]
+        return [label_subset(labels, protocol.fraction, generator, protocol.label_count)]
     if client_ids is None or not bool((client_ids >= 0).any()):
         raise ValueError("federated fine-tuning needs the client of each training image")
     held = [
         (client_ids == client).nonzero().squeeze(1) for client in torch.unique(client_ids[client_ids >= 0])
     ]
-    return [rows[label_subset(labels[rows], protocol.fraction, generator)] for rows in held]
+    return [
+        rows[label_subset(labels[rows], protocol.fraction, generator, protocol.label_count)] for rows in held
+    ]

@@ -215,7 +215,7 @@ METRICS: tuple[Metric, ...] = (
     *(_accuracy(f"probe-{name}", _PROBE, f"accuracy of the linear probe `{name}`") for name in PROBES),
     *(metric for protocol in (*CLASSIFIERS, "classifier") for metric in _client_accuracies(protocol)),
     *(
-        _accuracy(name, _FINE_TUNE, f"accuracy after fine-tuning with {100 * one.fraction:g} % of the labels")
+        _accuracy(name, _FINE_TUNE, f"accuracy after fine-tuning with {one.labelled}")
         for name, one in FINE_TUNES.items()
     ),
     _accuracy(

@@ -30,7 +30,8 @@ class EvaluationOptions(Options, section="evaluation"):
 
     Protocols are ``"knn"``, ``"geometry"``, ``"probe"`` (the probe of this section), ``"probe-NAME"`` (a paper's
     probe, which this section does not change), and ``"finetune-PERCENT"`` (SSD), ``"finetune-fedca-PERCENT"`` and
-    ``"finetune-fedca-federated-PERCENT"`` (by FedAvg, on each client's share), with this percentage of the labels.
+    ``"finetune-fedca-federated-PERCENT"`` (by FedAvg, on each client's share), with this percentage of the labels;
+    ``"probe-ssd-N-labels"`` and ``"finetune-N-labels"`` with this number of them.
     With the prefix ``"clients-"``, kNN and the probes test each client on its share of the test images, with the
     model that it uses (``"clients-probe"``; see `split_test`).
 

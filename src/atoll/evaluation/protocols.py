@@ -42,6 +42,7 @@ class ProbeProtocol(Options, section="probe"):
         maps: Read the feature maps before the global pooling instead of h.
         normalise: Normalise images as in training; False leaves them on [0, 1].
         fraction: Share of each class's training labels that is used; at least one label of each class.
+        label_count: Number of training labels that is used in place of ``fraction``; 0 for ``fraction``.
         differs: Differences from the paper or its code, and what they leave open; empty if there are none.
     """
 
@@ -62,6 +63,7 @@ class ProbeProtocol(Options, section="probe"):
     maps: bool = False
     normalise: bool = True
     fraction: Share = 1.0
+    label_count: Annotated[int, AtLeast(0)] = 0
     differs: str = ""
 
     def constants(self) -> dict[str, bool | float | int | str]:
@@ -143,13 +145,22 @@ _FEW_LABELS = {  # the papers that repeat their probe with few labels, and what 
     "dec-ssl": _PAPERS["dec-ssl"].differs,
 }
 
-PROBES = _PAPERS | {
-    f"{name}-{percent}": replace(
-        _PAPERS[name], name=f"{name}-{percent}", fraction=percent / 100, differs=differs
-    )
-    for name, differs in _FEW_LABELS.items()
-    for percent in (1, 10)
-}
+_COUNTS = (50, 100, 500)
+
+PROBES = (
+    _PAPERS
+    | {
+        f"{name}-{percent}": replace(
+            _PAPERS[name], name=f"{name}-{percent}", fraction=percent / 100, differs=differs
+        )
+        for name, differs in _FEW_LABELS.items()
+        for percent in (1, 10)
+    }
+    | {
+        f"ssd-{count}-labels": replace(_PAPERS["ssd"], name=f"ssd-{count}-labels", label_count=count)
+        for count in _COUNTS
+    }
+)
 
 
 @dataclass(frozen=True)
@@ -159,6 +170,8 @@ class FineTuneProtocol(Options, section="finetune"):
     Attributes:
         name: Name in results.
         fraction: Share of each class's training labels that is used; at least one label of each class.
+        label_count: Number of training labels that is used in place of ``fraction``, of each client if
+            ``local_epochs`` is set; 0 for ``fraction``.
         optimizer: ``"adam"`` or ``"sgd"``.
         encoder_lr: Learning rate of the encoder.
         head_lr: Learning rate of the head.
@@ -174,7 +187,8 @@ class FineTuneProtocol(Options, section="finetune"):
     """
 
     name: str
-    fraction: Share
+    fraction: Share = 1.0
+    label_count: Annotated[int, AtLeast(0)] = 0
     optimizer: Optimizer = "sgd"
     encoder_lr: float = 1e-3
     head_lr: float = 0.3
@@ -191,6 +205,13 @@ class FineTuneProtocol(Options, section="finetune"):
         """Return all constants, as a report prints them next to the accuracy."""
         return _printable(self)
 
+    @property
+    def labelled(self) -> str:
+        """How many labels are used, in words."""
+        return (
+            f"{self.label_count} labels" if self.label_count else f"{100 * self.fraction:g} % of the labels"
+        )
+
 
 _FEDCA = (
     "the paper states no batch size, hidden width or augmentation, and labels a share of each client's images"
@@ -203,7 +224,7 @@ def _fedca(name: str, percent: int, differs: str, local_epochs: int = 0) -> Fine
     """FedCA's fine-tuning: an MLP with one hidden layer on the encoder, 100 epochs of Adam."""
     return FineTuneProtocol(
         name,
-        percent / 100,
+        fraction=percent / 100,
         optimizer="adam",
         head_lr=1e-3,
         hidden=(2048,),
@@ -218,13 +239,26 @@ FINE_TUNES = {
     for protocol in (
         # semi_eval.py of SSD's released code, which prints the best of four evaluations on the test set:
         # `evaluation.finetune_select = "best"`.
-        *(FineTuneProtocol(f"finetune-{percent}", percent / 100) for percent in (1, 10)),
+        *(FineTuneProtocol(f"finetune-{percent}", fraction=percent / 100) for percent in (1, 10)),
         # FedCA's semi-supervised and transfer learning: an MLP with one hidden layer on the encoder.
         *(_fedca(f"finetune-fedca-{percent}", percent, differs=_FEDCA) for percent in (1, 10, 100)),
         # The same in the federation, each client on its share of labels: 20 rounds of 5 epochs, as in pre-training.
         *(
             _fedca(f"finetune-fedca-federated-{percent}", percent, local_epochs=5, differs=_FEDERATED)
             for percent in (1, 10)
+        ),
+        # Atoll's, for a handful of labels: SSD's one large batch an epoch would be a single step.
+        *(
+            FineTuneProtocol(
+                f"finetune-{count}-labels",
+                label_count=count,
+                optimizer="adam",
+                head_lr=1e-3,
+                epochs=40,
+                batch_size=32,
+                every=10,
+            )
+            for count in _COUNTS
         ),
     )
 }

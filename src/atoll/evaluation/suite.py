@@ -186,8 +186,9 @@ class _Subject:
             )
         )
         train_y = _labels(self.train)
-        if protocol.fraction < 1:
-            rows = label_subset(train_y, protocol.fraction, stream(self.seed, "probe-labels"))
+        if protocol.fraction < 1 or protocol.label_count:
+            draws = stream(self.seed, "probe-labels")
+            rows = label_subset(train_y, protocol.fraction, draws, protocol.label_count)
             train_h, train_y = train_h[rows.to(train_h.device)], train_y[rows]
         generator = stream(self.seed, "probe")
         result = linear_probe(train_h, train_y, test_h, _labels(self.test), protocol, generator)
