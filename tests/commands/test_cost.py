@@ -73,6 +73,13 @@ def test_the_command_writes_nothing_and_counts_the_runs_before(tmp_path, monkeyp
     assert list(tmp_path.iterdir()) == []
 
 
+def test_the_workers_and_their_devices_are_named():
+    (cost,) = estimate(tiny(*SETTINGS, "engine.devices=['cpu', 'cpu:0']"), warm=1, timed=1)
+    said = "\n".join(cost.lines())
+    assert "with 2 workers on cpu, cpu:0: " in said
+    assert "a process, 3 processes" in said
+
+
 def test_runs_that_are_needed_first_come_first():
     settings = ("method.name=fedca", "options.fedca_alignment.data={source='digits'}")
     costs = estimate(tiny(*SETTINGS, *settings), warm=1, timed=1)

@@ -8,6 +8,7 @@ import sys
 from contextlib import closing
 
 import pytest
+import torch
 
 from atoll.core.errors import RunError, UserError
 from atoll.engines.executors import WorkerPool, _Pipe
@@ -16,11 +17,13 @@ from atoll.engines.server import Server
 from atoll.recipe.recipe import give
 from tests.harness import TINY, tiny
 
+CPU = torch.device("cpu")
+
 
 def test_a_worker_outlives_ctrl_c_and_its_death_is_a_sentence(tmp_path):
     federation = Federation(tiny())
     server = Server(federation.recipe, federation.setting, federation.initial_weights())
-    with closing(WorkerPool(federation.recipe, tmp_path, 1)) as pool:
+    with closing(WorkerPool(federation.recipe, tmp_path, [CPU])) as pool:
         (worker,) = pool._processes
         os.kill(worker.pid, signal.SIGINT)  # as a terminal does, and while the worker is still importing
         pool.start(server.constants)
@@ -38,6 +41,20 @@ def test_a_worker_and_a_run_import_no_more_than_they_need(module):
     code = f"import sys, {module}; print(*({heavy} & set(sys.modules)))"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout == "\n"
+
+
+def test_each_worker_trains_on_its_own_device(tmp_path, monkeypatch):
+    """Here the second device is a GPU that is not there, as only the second worker finds out."""
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    federation = Federation(tiny())
+    server = Server(federation.recipe, federation.setting, federation.initial_weights())
+    with closing(WorkerPool(federation.recipe, tmp_path, [CPU])) as pool:
+        pool.start(server.constants)
+        server.run_round(pool)
+    with closing(WorkerPool(federation.recipe, tmp_path, [CPU, torch.device("cuda:1")])) as pool:
+        pool.start(server.constants)
+        with pytest.raises(UserError, match="is cuda, and PyTorch finds no GPU"):
+            server.run_round(pool)
 
 
 class Ended:
@@ -99,7 +116,7 @@ def test_a_worker_that_fails_says_why(how, kind, words, tmp_path):
     with pytest.warns(UserWarning, match="one image at a time"):
         federation = Federation(recipe)
     server = Server(federation.recipe, federation.setting, federation.initial_weights())
-    with closing(WorkerPool(federation.recipe, tmp_path, 1)) as pool:
+    with closing(WorkerPool(federation.recipe, tmp_path, [CPU])) as pool:
         pool.start(server.constants)
         with pytest.raises(kind, match=words):
             server.run_round(pool)

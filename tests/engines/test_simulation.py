@@ -58,6 +58,13 @@ def test_two_workers_give_the_same_bytes(straight, tmp_path):
     assert encoder_bytes(run) == encoder_bytes(straight)
 
 
+def test_several_devices_give_the_bytes_of_one(straight, tmp_path):
+    """Devices of one kind: here the CPU under three names, two of them equal."""
+    run_tiny(tmp_path / "run", *SSD, "train.rounds=2", "engine.devices=['cpu', 'cpu:0', 'cpu']")
+    run = run_tiny(tmp_path / "run", *SSD, "engine.devices=auto", resume=True)
+    assert encoder_bytes(run) == encoder_bytes(straight)
+
+
 def test_an_extended_run_gives_the_same_bytes(straight, tmp_path):
     run_tiny(tmp_path / "run", *SSD, "train.rounds=1")
     run = run_tiny(tmp_path / "run", *SSD, resume=True)
@@ -240,12 +247,13 @@ def spawn(folder, resume, settings):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("workers", [1, 2])
-def test_ten_kills_change_nothing(tmp_path, workers):
-    """kill -9 at random moments, resumed each time: the same bytes as the uninterrupted run."""
-    settings = (*SSD, "train.rounds=40", "train.epochs=2", f"engine.workers={workers}")
+@pytest.mark.parametrize("engine", ["engine.workers=1", "engine.workers=2", "engine.devices=['cpu', 'cpu']"])
+def test_ten_kills_change_nothing(tmp_path, engine):
+    """kill -9 at random moments, resumed each time: the same bytes as the uninterrupted run with one worker."""
+    settings = (*SSD, "train.rounds=40", "train.epochs=2")
     whole = run_tiny(tmp_path / "whole", *settings)
-    chance = random.Random(workers)
+    settings = (*settings, engine)
+    chance = random.Random(engine)
     folder, kills = tmp_path / "killed", 0
     while kills < 10:
         completed_rounds = len(Run(folder).metrics)

@@ -46,7 +46,7 @@ class Cost:
         steps: Training steps of all clients in all rounds.
         step_seconds: Duration of a step: the median of the timed ones.
         switch_seconds: Duration of what a client costs beside its steps: load, return, check and fold its model.
-        workers: Worker processes.
+        workers: Names of the devices of the worker processes.
         memory: Peak bytes of one process after these steps.
         checkpoints: Bytes of the retained checkpoints.
         states: Bytes of the client states at the end.
@@ -62,7 +62,7 @@ class Cost:
     steps: int
     step_seconds: float
     switch_seconds: float
-    workers: int
+    workers: tuple[str, ...]
     memory: int
     checkpoints: int
     states: int
@@ -74,7 +74,7 @@ class Cost:
     def seconds(self) -> float:
         """Expected duration, as if workers did not slow each other."""
         training = self.steps * self.step_seconds + self.rounds * self.cohort * self.switch_seconds
-        return training / min(self.workers, self.cohort)
+        return training / len(self.workers)
 
     def lines(self) -> Iterator[str]:
         """Describe the costs, a line each."""
@@ -83,11 +83,12 @@ class Cost:
             f"{plural(self.steps, 'step')}"
         )
         yield (
-            f"  time    {duration(self.seconds)} with {plural(self.workers, 'worker')}: "
+            f"  time    {duration(self.seconds)} with {plural(len(self.workers), 'worker')} on "
+            f"{', '.join(dict.fromkeys(self.workers))}: "
             f"{1000 * self.step_seconds:.1f} ms a step, {1000 * self.switch_seconds:.1f} ms a client beside its "
             "steps; evaluations come on top"
         )
-        processes = self.workers + (self.workers > 1)
+        processes = len(self.workers) + (len(self.workers) > 1)
         yield f"  memory  {size(self.memory)} a process" + (
             f", {processes} processes" if processes > 1 else ""
         )
@@ -186,7 +187,7 @@ def _cost(recipe: Recipe, warm: int, timed: int) -> Cost:
         steps=steps,
         step_seconds=seconds if steps else 0.0,
         switch_seconds=_switch(federation, server, client, message),
-        workers=recipe.engine.count_workers(len(cohort)),
+        workers=tuple(map(str, recipe.engine.worker_devices(len(cohort)))),
         memory=_peak(federation.device),
         checkpoints=RETAINED_ROUNDS * num_bytes(server.checkpoint()),
         states=round(met * num_bytes(retained)),

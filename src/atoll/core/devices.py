@@ -1,8 +1,9 @@
-"""The device that computes, and tensors on their way to it."""
+"""The devices that compute, and tensors on their way to them."""
 
 from __future__ import annotations
 
 import contextlib
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
@@ -31,14 +32,51 @@ def find_device(name: str, option: str) -> torch.device:
     """Return the device of a name; for ``"auto"`` a GPU if there is one.
 
     Raises:
-        UserError: The name requires a GPU, and there is none.
+        UserError: The name requires a GPU that is not there.
     """
     if name == "auto":
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
     device = torch.device(name)
     if device.type == "cuda" and not torch.cuda.is_available():
         raise UserError(f"{option} is cuda, and PyTorch finds no GPU; use {option}=cpu")
+    if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
+        raise UserError(f"{option} is {name}, and PyTorch finds {', '.join(_gpus())}; use one of them")
     return device
+
+
+def find_devices(names: Sequence[str], option: str) -> list[torch.device]:
+    """Return the devices of a list of names; for ``"auto"``, which is no list, all GPUs, or the CPU without any.
+
+    Raises:
+        UserError: A GPU is not there, or the devices are of several kinds, so that the weights would depend on
+            which of them trains which client.
+    """
+    if names == "auto":
+        names = _gpus() or ["cpu"]
+    devices = [find_device(name, option) for name in names]
+    kinds = {device_kind(device): name for name, device in zip(names, devices, strict=True)}
+    if len(kinds) > 1:
+        found = " and ".join(f"{name} ({kind})" for kind, name in list(kinds.items())[:2])
+        raise UserError(
+            f"{option} has devices of different kinds, {found}, which round differently; name devices of one kind"
+        )
+    return devices
+
+
+def use_gpu(device: torch.device) -> None:
+    """Make a GPU the one of this process: what names none, such as pinned memory, would be on the first."""
+    if device.type == "cuda":
+        torch.cuda.set_device(device)
+
+
+def device_kind(device: torch.device) -> str:
+    """Model of a device: with the same libraries, devices of one model compute the same numbers."""
+    gpu = device.type == "cuda"
+    return f"{torch.cuda.get_device_name(device)}, CUDA {torch.version.cuda}" if gpu else device.type
+
+
+def _gpus() -> list[str]:
+    return [f"cuda:{index}" for index in range(torch.cuda.device_count())]
 
 
 def upload(tensor: Tensor, device: torch.device) -> Tensor:

@@ -10,6 +10,8 @@ from pathlib import Path
 
 import torch
 
+from atoll.core.devices import device_kind
+
 Environment = dict[str, str | int]
 
 # Variables that choose the instructions of PyTorch's kernels, of oneDNN and of MKL.
@@ -35,7 +37,6 @@ def environment(device: torch.device, threads: int) -> Environment:
         ``threads``, ``device``, and the environment variables that are set and choose instructions.
     """
     onednn = re.search(r"(?:MKL-DNN|oneDNN) v([\w.]+)", torch.__config__.show())
-    gpu = device.type == "cuda"
     return {
         "cpu": torch.backends.cpu.get_cpu_capability(),
         "machine": platform.machine(),
@@ -43,7 +44,7 @@ def environment(device: torch.device, threads: int) -> Environment:
         "torch": str(torch.__version__),
         "onednn": onednn.group(1) if onednn else "none",
         "threads": threads,
-        "device": f"{torch.cuda.get_device_name(device)}, CUDA {torch.version.cuda}" if gpu else device.type,
+        "device": device_kind(device),
         **{name: os.environ[name] for name in VARIABLES if os.environ.get(name)},
     }
 

@@ -9,6 +9,7 @@ import signal
 import traceback
 import warnings
 from collections.abc import Callable, Generator, Iterator, Sequence
+from dataclasses import replace
 from multiprocessing import resource_tracker
 from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
@@ -18,6 +19,7 @@ import cloudpickle
 import torch
 
 from atoll.components.messages import Slices, Update
+from atoll.core.devices import use_gpu
 from atoll.core.errors import RunError, UserError
 from atoll.core.processes import why_ended
 from atoll.core.tree import Tree, escape, map_tensors, pack, resolve, unpack
@@ -67,18 +69,23 @@ class WorkerPool:
 
     A client is assigned to any free worker; its result does not depend on the worker. Results are yielded in client
     order, and at most two updates per worker wait for their turn.
+
+    Args:
+        recipe: The run's recipe.
+        states: Folder of the client states.
+        devices: Device of each process.
     """
 
-    def __init__(self, recipe: Recipe, states: Path, workers: int) -> None:
+    def __init__(self, recipe: Recipe, states: Path, devices: Sequence[torch.device]) -> None:
         context = multiprocessing.get_context("spawn")
         self._pipes: list[_Pipe] = []
         self._processes = []
         pickled = cloudpickle.dumps(recipe)
         with _interrupts_blocked():
-            for _ in range(workers):
+            for device in devices:
                 here, there = context.Pipe()
                 process = context.Process(
-                    target=_work, args=(there, pickled, states, os.getpid()), daemon=True
+                    target=_work, args=(there, pickled, str(device), states, os.getpid()), daemon=True
                 )
                 process.start()
                 there.close()
@@ -187,7 +194,9 @@ def _interrupts_blocked() -> Iterator[None]:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
-def _work(connection: Connection[bytes, bytes], pickled: bytes, states: Path, parent: int) -> None:
+def _work(
+    connection: Connection[bytes, bytes], pickled: bytes, device: str, states: Path, parent: int
+) -> None:
     """Run a worker process: build the federation, then train the jobs that the pipe delivers until it closes.
 
     The recipe is unpickled here, so that the failure of an object that it carries is answered as any other.
@@ -207,6 +216,8 @@ def _work(connection: Connection[bytes, bytes], pickled: bytes, states: Path, pa
     try:
         recipe: Recipe = cloudpickle.loads(pickled)
         torch.set_num_threads(recipe.engine.threads)
+        recipe = replace(recipe, engine=recipe.engine.on(device))
+        use_gpu(recipe.engine.find_device())
         federation = Federation(recipe)
         executor = InProcess(federation, ClientStates(states, resettable=True))
         known: dict[int, torch.Tensor] = {}

@@ -36,7 +36,7 @@ class Simulation:
 
 def _executor(federation: Federation, states: ClientStates) -> Executor:
     cohort = federation.recipe.train.cohort_size(federation.setting.num_clients)
-    workers = federation.recipe.engine.count_workers(cohort)
-    if workers == 1:
+    devices = federation.recipe.engine.worker_devices(cohort)
+    if len(devices) == 1:
         return InProcess(federation, states)
-    return WorkerPool(federation.recipe, states.folder, workers)
+    return WorkerPool(federation.recipe, states.folder, devices)

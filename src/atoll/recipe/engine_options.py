@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass
-from typing import Annotated
+from dataclasses import dataclass, replace
+from typing import Annotated, Literal
 
 import torch
 
 from atoll.core.config import Options
-from atoll.core.devices import check_device, find_device
+from atoll.core.devices import check_device, find_device, find_devices
+from atoll.core.errors import UserError
 from atoll.core.schema import Above, AtLeast, AtMost, Count
 
 
@@ -19,8 +20,11 @@ class EngineOptions(Options, section="engine"):
 
     Attributes:
         device: ``"cpu"``, ``"cuda"``, ``"cuda:1"``…, or ``"auto"`` (a GPU if there is one).
-        workers: Number of processes that train clients in parallel; 0 for one per core. The result does not
-            depend on it.
+        devices: In place of `device`, the devices over which the workers are spread in turn, such as
+            ``["cuda:0", "cuda:1"]``, or ``"auto"`` (all GPUs); the first also evaluates. They must be of one kind;
+            the result is that of a single one. By default, all workers are on `device`.
+        workers: Number of processes that train clients in parallel, at least one for each of `devices`; 0 for one
+            per core. The result does not depend on it.
         threads: CPU threads of each worker. The last bits of the result depend on it.
         decoders: Number of processes that read and decode the images of a streamed split (``data.memory_gib``)
             ahead of the training, with ``workers = 1``; 0 to decode between the steps. The result does not depend
@@ -31,6 +35,7 @@ class EngineOptions(Options, section="engine"):
     """
 
     device: str = "auto"
+    devices: tuple[str, ...] | Literal["auto"] = ()
     workers: Annotated[int, AtLeast(0), AtMost(1024)] = 1
     threads: Annotated[int, Above(0), AtMost(1024)] = 1
     decoders: Annotated[int, AtLeast(0), AtMost(1024)] = 0
@@ -40,16 +45,43 @@ class EngineOptions(Options, section="engine"):
     def __post_init__(self) -> None:
         super().__post_init__()
         check_device(self.device, "engine.device")
+        if self.devices != "auto":
+            for name in self.devices:
+                check_device(name, "engine.devices")
+            if "auto" in self.devices:
+                raise UserError('engine.devices lists devices; write engine.devices = "auto" for all GPUs')
+        if self.devices and self.device != "auto":
+            raise UserError(
+                f"engine.devices takes the place of engine.device, which is {self.device!r}; add engine.device=auto"
+            )
 
-    def find_device(self) -> torch.device:
-        """Return the PyTorch device.
+    def on(self, device: str) -> EngineOptions:
+        """These options with all computation on one device."""
+        return replace(self, device=device, devices=())
+
+    def find_devices(self) -> list[torch.device]:
+        """Return the PyTorch devices of the workers, over which these are spread in turn.
 
         Raises:
-            UserError: The recipe requires a GPU, and there is none.
+            UserError: The recipe requires a GPU that is not there, or devices of several kinds.
         """
-        return find_device(self.device, "engine.device")
+        return find_devices(self.devices, "engine.devices") if self.devices else [self.find_device()]
 
-    def count_workers(self, cohort: int) -> int:
-        """Return the number of worker processes for a cohort of this size."""
+    def find_device(self) -> torch.device:
+        """Return the PyTorch device of this process.
+
+        Raises:
+            UserError: The recipe requires a GPU that is not there, or devices of several kinds.
+        """
+        return self.find_devices()[0] if self.devices else find_device(self.device, "engine.device")
+
+    def worker_devices(self, cohort: int) -> list[torch.device]:
+        """Return the device of each worker process for a cohort of this size.
+
+        Raises:
+            UserError: The recipe requires a GPU that is not there, or devices of several kinds.
+        """
+        devices = self.find_devices()
         wanted = self.workers or max(1, (os.cpu_count() or 1) // self.threads)
-        return max(1, min(wanted, cohort))
+        count = max(1, min(max(wanted, len(devices)), cohort))
+        return [devices[worker % len(devices)] for worker in range(count)]

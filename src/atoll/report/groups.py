@@ -12,8 +12,8 @@ from atoll.report.folders import Folder
 from atoll.report.numbers import Spread, spread
 from atoll.report.wording import show
 
-# Keys that may differ within a group of runs: seed, names, and workers, whose number does not change results.
-SAME = ("seed", "name", "title", "engine.workers")
+# Keys that may differ within a group of runs: seed, names, and what does not change results.
+SAME = ("seed", "name", "title", "engine.devices", "engine.workers")
 # Keys that are expected to differ in a comparison of methods.
 EXPECTED = ("method.", "options.", *SAME)
 MAX_DIFFERENCES = 3  # in a label

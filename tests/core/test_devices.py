@@ -1,0 +1,62 @@
+"""Names of devices, on a machine whose GPUs are made up."""
+
+import pytest
+import torch
+
+from atoll.core.devices import find_device, find_devices
+from atoll.core.errors import UserError
+from atoll.recipe.engine_options import EngineOptions
+
+
+@pytest.fixture
+def gpus(monkeypatch):
+    """Two GPUs of one model and one of another."""
+    models = ["H100", "H100", "L4"]
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: bool(models))
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: len(models))
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: models[device.index or 0])
+    return models
+
+
+def test_auto_is_every_gpu_and_the_cpu_without_any(gpus):
+    gpus.pop()
+    assert list(map(str, find_devices("auto", "it"))) == ["cuda:0", "cuda:1"]
+    gpus.clear()
+    assert find_devices("auto", "it") == [torch.device("cpu")]
+
+
+def test_devices_of_several_kinds_are_refused(gpus):
+    for names in (["cuda:1", "cuda:2"], "auto"):
+        with pytest.raises(
+            UserError, match=r"it has devices of different kinds, cuda:1 \(H100.* and cuda:2 \(L4"
+        ):
+            find_devices(names, "it")
+    with pytest.raises(UserError, match=r"cuda \(H100.* and cpu \(cpu\)"):
+        find_devices(["cuda", "cpu"], "it")
+
+
+def test_a_gpu_that_is_not_there_is_refused(gpus):
+    assert find_device("cuda:2", "it") == torch.device("cuda:2")
+    with pytest.raises(UserError, match="it is cuda:3, and PyTorch finds cuda:0, cuda:1, cuda:2; use one of"):
+        find_device("cuda:3", "it")
+    gpus.clear()
+    with pytest.raises(UserError, match="finds no GPU"):
+        find_devices(["cuda:0"], "it")
+
+
+def on(workers, devices, cohort=10):
+    return list(map(str, EngineOptions(workers=workers, devices=devices).worker_devices(cohort)))
+
+
+def test_workers_are_spread_over_the_devices_in_turn(gpus):
+    two = ("cuda:0", "cuda:1")
+    assert on(1, two) == list(two)
+    assert on(3, two) == ["cuda:0", "cuda:1", "cuda:0"]
+    assert on(3, two, cohort=1) == ["cuda:0"]
+    assert on(2, ()) == ["cuda", "cuda"]
+
+
+def test_the_first_device_is_that_of_the_evaluation_and_a_site_has_one(gpus):
+    options = EngineOptions(devices=("cuda:1", "cuda:0"))
+    assert options.find_device() == torch.device("cuda:1")
+    assert options.on("cpu").find_devices() == [torch.device("cpu")]
