@@ -200,6 +200,27 @@ def test_a_run_starts_from_the_weights_and_says_so(tmp_path):
     assert all(torch.equal(trained[name], one) for name, one in few.state_dict().items())
 
 
+@pytest.mark.parametrize("prefix", ["", "module."])
+def test_blocks_within_stages_are_not_taken_for_one_another(tmp_path, prefix):
+    timm = pytest.importorskip("timm")
+    theirs = timm.create_model("test_efficientnet")
+    names = theirs.state_dict()
+    assert len([name for name in names if name.startswith("blocks.") and name[9] == "0"]) > 10  # blocks.*.0
+    torch.save({prefix + name: tensor for name, tensor in names.items()}, tmp_path / "theirs.pth")
+    encoder = build_encoder(ModelOptions(encoder="timm:test_efficientnet"), channels=3, image_size=32)
+    assert load_pretrained(encoder, str(tmp_path / "theirs.pth")).missing == ()
+    for name, tensor in encoder.library_state().items():
+        assert torch.equal(tensor, names[name]), name
+
+
+def test_names_that_could_mean_two_tensors_are_not_guessed():
+    shape = {f"blocks.{i}.0.attn.proj.bias": torch.zeros(3) for i in range(2)}
+    state = {name: torch.full((3,), i + 1.0) for i, name in enumerate(shape)}
+    same = fit(shape, state)
+    assert all(torch.equal(same[name], state[name]) for name in shape)
+    assert fit(shape, {f"module.{name}": tensor for name, tensor in state.items()}) == {}
+
+
 def test_a_resumed_run_refuses_other_weights(tmp_path):
     few = build_encoder(ModelOptions(encoder="resnet-narrow", width=4, stem="strided"), 1, 8)
     file = tmp_path / "few.safetensors"

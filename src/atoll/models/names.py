@@ -20,7 +20,8 @@ _RENAMED = [
         (r"^(register_tokens|embeddings\.register_tokens)$", "reg_token"),
         (r"^(conv_proj|embeddings\.patch_embeddings\.projection|embed)\.", "patch_embed.proj."),
         (r"^(encoder\.)?layers?\.(encoder_layer_)?(\d+)\.", r"blocks.\3."),
-        (r"^blocks\.\d+\.(\d+)\.", r"blocks.\1."),  # DINOv2 stores its blocks in chunks
+        # DINOv2 stores its blocks in chunks; timm's EfficientNets have stages of blocks.
+        (r"^blocks\.\d+\.(\d+)\.(?=norm|attn|ls|mlp)", r"blocks.\1."),
         (r"^(encoder\.ln|layernorm|encoder\.norm)\.", "norm."),
         (r"^(blocks\.\d+)\.(ln_1|layernorm_before)\.", r"\1.norm1."),
         (r"^(blocks\.\d+)\.(ln_2|layernorm_after)\.", r"\1.norm2."),

@@ -125,6 +125,9 @@ def fit(target: Mapping[str, Tensor], state: Mapping[str, Tensor]) -> dict[str, 
     offered = _pieces(state)
     found: dict[str, Tensor] = {}
     for name, wanted in target.items():
+        if name in state and state[name].shape == wanted.shape:
+            found[name] = state[name]
+            continue
         common = common_names(name)
         parts = [offered[one] for one in common if one in offered]
         if len(parts) < len(common):
@@ -156,12 +159,15 @@ def weights_input(source: str) -> InputConfig:
 
 
 def _pieces(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Tensors by their common names, without names that two tensors would share: either may be meant."""
     pieces: dict[str, Tensor] = {}
+    shared: set[str] = set()
     for name, tensor in state.items():
         common = common_names(name)
         parts = tensor.chunk(3) if len(common) == 3 else (tensor,)
+        shared |= pieces.keys() & common
         pieces.update(zip(common, parts, strict=True))
-    return pieces
+    return {name: tensor for name, tensor in pieces.items() if name not in shared}
 
 
 def _reshaped(name: str, tensor: Tensor, wanted: Tensor) -> Tensor | None:
