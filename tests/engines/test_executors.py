@@ -13,6 +13,7 @@ import torch
 from atoll.core.errors import RunError, UserError
 from atoll.engines.executors import WorkerPool, _Pipe
 from atoll.engines.federation import Federation
+from atoll.engines.job_times import JobTimes
 from atoll.engines.server import Server
 from atoll.recipe.recipe import give
 from tests.harness import TINY, tiny
@@ -23,7 +24,8 @@ CPU = torch.device("cpu")
 def test_a_worker_outlives_ctrl_c_and_its_death_is_a_sentence(tmp_path):
     federation = Federation(tiny())
     server = Server(federation.recipe, federation.setting, federation.initial_weights())
-    with closing(WorkerPool(federation.recipe, tmp_path, [CPU])) as pool:
+    with closing(WorkerPool([CPU])) as pool:
+        pool.assign(federation.recipe, tmp_path, JobTimes(federation.setting.sizes))
         (worker,) = pool._processes
         os.kill(worker.pid, signal.SIGINT)  # as a terminal does, and while the worker is still importing
         pool.start(server.constants)
@@ -48,10 +50,12 @@ def test_each_worker_trains_on_its_own_device(tmp_path, monkeypatch):
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
     federation = Federation(tiny())
     server = Server(federation.recipe, federation.setting, federation.initial_weights())
-    with closing(WorkerPool(federation.recipe, tmp_path, [CPU])) as pool:
+    with closing(WorkerPool([CPU])) as pool:
+        pool.assign(federation.recipe, tmp_path, JobTimes(federation.setting.sizes))
         pool.start(server.constants)
         server.run_round(pool)
-    with closing(WorkerPool(federation.recipe, tmp_path, [CPU, torch.device("cuda:1")])) as pool:
+    with closing(WorkerPool([CPU, torch.device("cuda:1")])) as pool:
+        pool.assign(federation.recipe, tmp_path, JobTimes(federation.setting.sizes))
         pool.start(server.constants)
         with pytest.raises(UserError, match="is cuda, and PyTorch finds no GPU"):
             server.run_round(pool)
@@ -116,7 +120,8 @@ def test_a_worker_that_fails_says_why(how, kind, words, tmp_path):
     with pytest.warns(UserWarning, match="one image at a time"):
         federation = Federation(recipe)
     server = Server(federation.recipe, federation.setting, federation.initial_weights())
-    with closing(WorkerPool(federation.recipe, tmp_path, [CPU])) as pool:
+    with closing(WorkerPool([CPU])) as pool:
+        pool.assign(federation.recipe, tmp_path, JobTimes(federation.setting.sizes))
         pool.start(server.constants)
         with pytest.raises(kind, match=words):
             server.run_round(pool)

@@ -12,11 +12,14 @@ from pathlib import Path
 import pytest
 import torch
 
+from atoll.commands.run import run_recipe
 from atoll.core import tree
 from atoll.core.errors import UserError
 from atoll.core.run_folder import Run
+from atoll.engines.executors import WorkerPool
 from atoll.engines.federation import Federation
-from atoll.engines.server import Server
+from atoll.engines.server import Server, TooFewUpdatesError
+from atoll.engines.simulation import Simulation
 from tests.harness import TINY, final_models, remains, run_tiny, tiny
 
 SSD = ("method.name=ssd", "train.rounds=3", "options.dsr.basis=random")
@@ -63,6 +66,33 @@ def test_several_devices_give_the_bytes_of_one(straight, tmp_path):
     run_tiny(tmp_path / "run", *SSD, "train.rounds=2", "engine.devices=['cpu', 'cpu:0', 'cpu']")
     run = run_tiny(tmp_path / "run", *SSD, "engine.devices=auto", resume=True)
     assert encoder_bytes(run) == encoder_bytes(straight)
+
+
+@pytest.mark.slow
+def test_kept_workers_serve_one_run_after_another(straight, tmp_path, monkeypatch):
+    """A failed run costs its workers, because they may be at a job of it."""
+    pools = []
+
+    class Pool(WorkerPool):
+        def __init__(self, devices):
+            super().__init__(devices)
+            pools.append(self)
+
+    def run(name, *settings):
+        recipe = tiny(*SSD, "engine.workers=2", *settings)
+        return run_recipe(recipe, tmp_path / name, engine=engine)
+
+    monkeypatch.setattr("atoll.engines.simulation.WorkerPool", Pool)
+    with Simulation().keep() as engine:
+        run("other", "seed=3", "train.rounds=1")
+        assert encoder_bytes(run("first")) == encoder_bytes(straight)
+        assert len(pools) == 1
+        with pytest.raises(TooFewUpdatesError):
+            run("failed", "train.first_norm=1e-9")
+        assert not any(process.is_alive() for process in pools[0]._processes)
+        assert encoder_bytes(run("second")) == encoder_bytes(straight)
+    assert len(pools) == 2
+    assert not any(process.is_alive() for process in pools[1]._processes)
 
 
 def test_an_extended_run_gives_the_same_bytes(straight, tmp_path):

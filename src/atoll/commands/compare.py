@@ -212,16 +212,22 @@ def compare(
     _check(recipes, seeds, out)
     runs: list[Run] = []
     failures: dict[str, str] = {}
-    for recipe in recipes:
-        for seed in range(recipe.seed, recipe.seed + seeds):
-            seeded = replace(recipe, seed=seed)
-            run = Run(out / f"{recipe.name}-seed{seed}")
-            title = f"{recipe.label}" + (f", seed {seed}" if seeds > 1 else "")
-            done = len(runs) + len(failures)
-            counted = f"{done + 1}/{len(recipes) * seeds} {title}" if len(recipes) * seeds > 1 else title
-            bar = callback(counted) if callback else None
+    seeded = [
+        replace(recipe, seed=seed) for recipe in recipes for seed in range(recipe.seed, recipe.seed + seeds)
+    ]
+    with Simulation().keep() as engine:
+        for number, one in enumerate(seeded, start=1):
+            run = Run(out / f"{one.name}-seed{one.seed}")
+            title = f"{one.label}" + (f", seed {one.seed}" if seeds > 1 else "")
+            bar = (
+                callback(f"{number}/{len(seeded)} {title}" if len(seeded) > 1 else title)
+                if callback
+                else None
+            )
             try:
-                runs.append(run_recipe(seeded, run.folder, resume=run.exists(), callback=bar, log=log))
+                runs.append(
+                    run_recipe(one, run.folder, resume=run.exists(), callback=bar, engine=engine, log=log)
+                )
             except (RunError, UserError) as error:
                 failures[run.name] = f"{title}: {error}"
             except Exception as error:

@@ -186,9 +186,6 @@ class _Recorder:
             self._record(job, result.update)
             yield result
 
-    def close(self) -> None:
-        self._executor.close()
-
     def _record(self, job: Job, update: Tree) -> None:
         if job.client == 1:
             self._found["down"].append(_flat(job.message))

@@ -6,6 +6,7 @@ import contextlib
 import multiprocessing
 import os
 import signal
+import time
 import traceback
 import warnings
 from collections.abc import Callable, Generator, Iterator, Sequence
@@ -22,14 +23,16 @@ from atoll.components.messages import Slices, Update
 from atoll.core.devices import use_gpu
 from atoll.core.errors import RunError, UserError
 from atoll.core.processes import why_ended
-from atoll.core.tree import Tree, escape, map_tensors, pack, resolve, unpack
+from atoll.core.tree import Tree, escape, map_tensors, num_bytes, pack, resolve, unpack
 from atoll.engines.client import train_client
 from atoll.engines.client_states import ClientStates
 from atoll.engines.federation import Federation
+from atoll.engines.job_times import JobTimes, Schedule
 from atoll.engines.jobs import Job, Result
 from atoll.recipe.recipe import Recipe
 
 Progress = Callable[[int], None] | None
+HELD_BYTES = 2**28  # of updates that wait for their turn
 _TO_END = 10.0  # seconds that a process may take from closing its pipe to its end
 _SENT = "→"  # marks a tensor in a message to a worker: it is sent with the message or was sent before
 
@@ -50,9 +53,6 @@ class InProcess:
         for job in jobs:
             yield Result(job.client, self._train(job, progress))
 
-    def close(self) -> None:
-        """Do nothing: there is nothing to stop."""
-
     def _train(self, job: Job, progress: Progress) -> Update:
         stateful = self._client.method.stateful(self._client.setting.train)
         retained = self._states.load(job.client, job.message["kept"]) if stateful else None
@@ -68,29 +68,33 @@ class WorkerPool:
     """Trains clients in parallel, in processes that share only the image cache.
 
     A client is assigned to any free worker; its result does not depend on the worker. Results are yielded in client
-    order, and at most two updates per worker wait for their turn.
+    order, while the longest jobs start first (see `Schedule`). A pool serves one run after another.
 
     Args:
-        recipe: The run's recipe.
-        states: Folder of the client states.
         devices: Device of each process.
     """
 
-    def __init__(self, recipe: Recipe, states: Path, devices: Sequence[torch.device]) -> None:
+    def __init__(self, devices: Sequence[torch.device]) -> None:
         context = multiprocessing.get_context("spawn")
+        self.devices = list(devices)
         self._pipes: list[_Pipe] = []
         self._processes = []
-        pickled = cloudpickle.dumps(recipe)
         with _interrupts_blocked():
             for device in devices:
                 here, there = context.Pipe()
-                process = context.Process(
-                    target=_work, args=(there, pickled, str(device), states, os.getpid()), daemon=True
-                )
+                process = context.Process(target=_work, args=(there, str(device), os.getpid()), daemon=True)
                 process.start()
                 there.close()
                 self._pipes.append(_Pipe(here, process))
                 self._processes.append(process)
+
+    def assign(self, recipe: Recipe, states: Path, times: JobTimes) -> None:
+        """Assign the workers to a run: its recipe, the folder of its client states, and the times of its jobs."""
+        self._times = times
+        pickled = cloudpickle.dumps(recipe)
+        for pipe in self._pipes:
+            pipe.send("run", {"states": str(states)})
+            pipe.send_raw(pickled)
 
     def start(self, constants: Slices) -> None:
         """Send the constants to every worker."""
@@ -101,16 +105,16 @@ class WorkerPool:
         """Train the clients of the jobs in parallel."""
         for pipe in self._pipes:
             pipe.forget()
-        waiting = list(reversed(jobs))
+        schedule = Schedule(jobs, self._times, self._most_held(jobs))
         free = list(self._pipes)
         done: dict[int, Update] = {}
+        started: dict[int, float] = {}
+        seconds: dict[int, float] = {}
         yielded = 0
         while yielded < len(jobs):
-            started = len(jobs) - len(waiting)
-            while free and waiting and started - yielded < 2 * len(self._pipes):
-                job = waiting.pop()
+            while free and (job := schedule.next(yielded)):
+                started[job.client] = time.perf_counter()
                 free.pop().send("job", {"client": job.client, "round": job.round, "message": job.message})
-                started += 1
             if jobs[yielded].client in done:
                 client = jobs[yielded].client
                 yielded += 1
@@ -122,8 +126,16 @@ class WorkerPool:
                     if progress is not None:
                         progress(body)
                     continue
-                done[body["client"]] = body["update"]
+                client = body["client"]
+                seconds[client] = time.perf_counter() - started[client]
+                done[client] = body["update"]
                 free.append(pipe)
+        self._times.learn(seconds, jobs)
+
+    def _most_held(self, jobs: Sequence[Job]) -> int:
+        """Number of updates that may be in memory, if each is as large as the models that a client is sent."""
+        size = max((num_bytes(dict(job.message["models"])) for job in jobs[:1]), default=0)
+        return max(2 * len(self._pipes), HELD_BYTES // max(1, size))
 
     def close(self) -> None:
         """Stop the workers."""
@@ -166,6 +178,10 @@ class _Pipe:
             self.connection.send_bytes(pack({"kind": kind, "body": body, "new": new, "forget": self._forget}))
         self._forget = False
 
+    def send_raw(self, data: bytes) -> None:
+        with contextlib.suppress(BrokenPipeError, ConnectionResetError):
+            self.connection.send_bytes(data)
+
     def receive(self) -> tuple[str, Tree]:
         try:
             answer = unpack(self.connection.recv_bytes())
@@ -194,12 +210,10 @@ def _interrupts_blocked() -> Iterator[None]:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
-def _work(
-    connection: Connection[bytes, bytes], pickled: bytes, device: str, states: Path, parent: int
-) -> None:
-    """Run a worker process: build the federation, then train the jobs that the pipe delivers until it closes.
+def _work(connection: Connection[bytes, bytes], device: str, parent: int) -> None:
+    """Run a worker process: train the jobs that the pipe delivers, of one run after another, until it closes.
 
-    The recipe is unpickled here, so that the failure of an object that it carries is answered as any other.
+    A recipe is unpickled here, so that the failure of an object that it carries is answered as any other.
     """
     for name in ("SIGINT", "SIGHUP"):  # the main process handles Ctrl-C and a closed terminal
         signal.signal(getattr(signal, name), signal.SIG_IGN)
@@ -213,29 +227,37 @@ def _work(
             os._exit(1)  # the run was killed; a state written now would not belong to any run
         answer("progress", images)
 
+    executor: InProcess | None = None
+    known: dict[int, torch.Tensor] = {}
     try:
-        recipe: Recipe = cloudpickle.loads(pickled)
-        torch.set_num_threads(recipe.engine.threads)
-        recipe = replace(recipe, engine=recipe.engine.on(device))
-        use_gpu(recipe.engine.find_device())
-        federation = Federation(recipe)
-        executor = InProcess(federation, ClientStates(states, resettable=True))
-        known: dict[int, torch.Tensor] = {}
         while True:
             request = unpack(connection.recv_bytes())
             if request["forget"]:
                 known.clear()
             known.update({int(key): tensor for key, tensor in request["new"].items()})
             body = resolve(request["body"], _SENT, known.__getitem__)
-            if request["kind"] == "constants":
+            if request["kind"] == "run":
+                executor = None  # frees the networks of the run before
+                executor = _executor(connection.recv_bytes(), device, Path(body["states"]))
+            elif executor is None:
+                raise RuntimeError("a worker process was sent a job before a run")
+            elif request["kind"] == "constants":
                 executor.start(body)
-                continue
-            job = Job(body["client"], body["round"], body["message"])
-            (result,) = executor.run([job], progress)
-            answer("update", {"client": result.client, "update": result.update})
+            else:
+                (result,) = executor.run([Job(body["client"], body["round"], body["message"])], progress)
+                answer("update", {"client": result.client, "update": result.update})
     except (EOFError, ConnectionResetError, BrokenPipeError):
         return
     except UserError as error:
         answer("user error", str(error))
     except Exception as error:
         answer("failure", [f"{type(error).__name__}: {error}", traceback.format_exc()])
+
+
+def _executor(pickled: bytes, device: str, states: Path) -> InProcess:
+    """Build the federation of a pickled recipe in a worker process."""
+    recipe: Recipe = cloudpickle.loads(pickled)
+    torch.set_num_threads(recipe.engine.threads)
+    recipe = replace(recipe, engine=recipe.engine.on(device))
+    use_gpu(recipe.engine.find_device())
+    return InProcess(Federation(recipe), ClientStates(states, resettable=True))

@@ -82,7 +82,3 @@ class Executor(Protocol):
     ) -> Generator[Result, None, None]:
         """Yield results in the order of the jobs; an update is valid only until the next result is requested."""
         ...
-
-    def close(self) -> None:
-        """Stop everything that `start` started."""
-        ...

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import closing
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -127,7 +127,10 @@ class Engine(Protocol):
 
 
 def run_rounds(
-    context: RunContext, states: States, make_executor: Callable[[], Executor], overlap: bool = False
+    context: RunContext,
+    states: States,
+    open_executor: Callable[[], AbstractContextManager[Executor]],
+    overlap: bool = False,
 ) -> Server:
     """Run all rounds of a recipe, starting after the newest complete round in the store.
 
@@ -138,7 +141,7 @@ def run_rounds(
     Args:
         context: The federation, the storage and the callbacks of the run.
         states: The client states.
-        make_executor: Creates the executor; called only if there is a round to run.
+        open_executor: Opens the executor; called only if there is a round to run.
         overlap: Whether a round may be saved while the next one trains. A process that is killed meanwhile repeats
             both rounds; this needs clients that do not see the difference.
 
@@ -206,7 +209,7 @@ def run_rounds(
     end = ended()
     if end:
         return server
-    with closing(make_executor()) as executor, Background() as background:
+    with open_executor() as executor, Background() as background:
         executor.start(server.constants)
         valid = dict(server.valid)
         first = server.round + 1

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Iterator
 from pathlib import Path
 
 from atoll.engines.client_states import ClientStates
 from atoll.engines.executors import InProcess, WorkerPool
 from atoll.engines.federation import Federation
+from atoll.engines.job_times import JobTimes
 from atoll.engines.jobs import Executor
 from atoll.engines.rounds import RunContext, RunStore, SiteResults, run_rounds
 from atoll.engines.server import Server
@@ -14,7 +17,25 @@ from atoll.recipe.recipe import Recipe
 
 
 class Simulation:
-    """The default engine, which trains all clients on this machine."""
+    """The default engine, which trains all clients on this machine.
+
+    One engine may run several recipes, one after another; `keep` then retains its worker processes between runs.
+    """
+
+    def __init__(self) -> None:
+        self._keeps = False
+        self._pool: WorkerPool | None = None
+        self._paces: dict[int, float] = {}
+
+    @contextlib.contextmanager
+    def keep(self) -> Iterator[Simulation]:
+        """Retain the worker processes from one run to the next, within the context."""
+        self._keeps = True
+        try:
+            yield self
+        finally:
+            self._keeps = False
+            self._close()
 
     def gather(self, recipe: Recipe, folder: Path) -> Federation:
         """Load the images and partition them."""
@@ -27,16 +48,32 @@ class Simulation:
     def run(self, context: RunContext) -> Server:
         """Run all rounds; see `run_rounds`."""
         states = self.states(context.store)
-        return run_rounds(context, states, lambda: _executor(context.federation, states), overlap=True)
+        return run_rounds(context, states, lambda: self._executor(context.federation, states), overlap=True)
 
     def measure(self, server: Server, final: bool) -> SiteResults:
         """Return nothing, because all images are on this machine."""
         return {}
 
+    @contextlib.contextmanager
+    def _executor(self, federation: Federation, states: ClientStates) -> Iterator[Executor]:
+        recipe, setting = federation.recipe, federation.setting
+        devices = recipe.engine.worker_devices(recipe.train.cohort_size(setting.num_clients))
+        if len(devices) == 1:
+            yield InProcess(federation, states)
+            return
+        try:
+            if self._pool is None or self._pool.devices != devices:
+                self._close()
+                self._pool = WorkerPool(devices)
+            self._pool.assign(recipe, states.folder, JobTimes(setting.sizes, self._paces))
+            yield self._pool
+        except BaseException:
+            self._close()  # its workers may be at a job of this run
+            raise
+        if not self._keeps:
+            self._close()
 
-def _executor(federation: Federation, states: ClientStates) -> Executor:
-    cohort = federation.recipe.train.cohort_size(federation.setting.num_clients)
-    devices = federation.recipe.engine.worker_devices(cohort)
-    if len(devices) == 1:
-        return InProcess(federation, states)
-    return WorkerPool(federation.recipe, states.folder, devices)
+    def _close(self) -> None:
+        if self._pool:
+            self._pool.close()
+        self._pool = None

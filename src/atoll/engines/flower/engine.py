@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping
+from contextlib import closing
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -138,7 +139,7 @@ class FlowerEngine:
         )
         ledger = RoundLedger(context.callback, self._registry.record, context.federation.partition.names)
         with ledger.failures():
-            server = run_rounds(replace(context, callback=ledger), self._states, lambda: executor)
+            server = run_rounds(replace(context, callback=ledger), self._states, lambda: closing(executor))
         self._write_sites(checkpoints.parent)  # with the nodes refused meanwhile
         return server
 

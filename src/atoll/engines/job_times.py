@@ -1,0 +1,76 @@
+"""Order in which a round's jobs start: the longest first, by times learned from earlier rounds.
+
+A round ends when its last job does. If the longest jobs start first, the last ones are short, and the processes end
+at nearly the same time (as in Pollen, Sani et al. 2023, arXiv 2306.17453). The order has no influence on results,
+which are used in the order of the jobs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from atoll.engines.jobs import Job
+
+SMOOTHING = 0.5  # share of the newest time; single times are noisy
+
+
+class JobTimes:
+    """Predicts the time of clients' jobs relative to each other.
+
+    A job's time is its images times its client's pace. Paces are relative to the mean of their round, so that those
+    of one run remain useful in the next one, whose method may take longer for every image.
+
+    Args:
+        sizes: Number of images of each client.
+        paces: Paces by client, from an earlier run; `learn` updates them.
+    """
+
+    def __init__(self, sizes: Sequence[int], paces: dict[int, float] | None = None) -> None:
+        self._sizes = sizes
+        self.paces = {} if paces is None else paces
+
+    def predict(self, job: Job) -> float:
+        """Predict a job's time, in an arbitrary unit; a client without a pace has the mean pace, 1."""
+        return self._work(job) * self.paces.get(job.client, 1.0)
+
+    def learn(self, seconds: Mapping[int, float], jobs: Sequence[Job]) -> None:
+        """Learn the paces of clients from the seconds that their jobs took in a round."""
+        work = {job.client: self._work(job) for job in jobs if self._work(job) and job.client in seconds}
+        mean = sum(seconds[client] for client in work) / max(1, sum(work.values()))
+        if mean <= 0:
+            return
+        for client, amount in work.items():
+            pace = seconds[client] / amount / mean
+            self.paces[client] = SMOOTHING * pace + (1 - SMOOTHING) * self.paces.get(client, pace)
+
+    def _work(self, job: Job) -> int:
+        return self._sizes[job.client] * job.message["epochs"]
+
+
+class Schedule:
+    """Decides which job starts next: the longest one whose result needs not wait long for its turn.
+
+    Results are used in the order of the jobs, and one that is early is held in memory. At most ``held`` jobs are
+    therefore started before the result of the first of them is used.
+
+    Args:
+        jobs: The round's jobs, in the order in which their results are used.
+        times: Predicts their times.
+        held: Number of jobs that may be started and not used, at least 1.
+    """
+
+    def __init__(self, jobs: Sequence[Job], times: JobTimes, held: int) -> None:
+        self._waiting = sorted(enumerate(jobs), key=lambda one: -times.predict(one[1]))
+        self._held = held
+
+    def next(self, used: int) -> Job | None:
+        """Return the job to start now; None if the memory is full, or if no job is left.
+
+        Args:
+            used: Number of results that were used.
+        """
+        for index, (position, job) in enumerate(self._waiting):
+            if position < used + self._held:
+                del self._waiting[index]
+                return job
+        return None
