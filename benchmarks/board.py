@@ -82,7 +82,9 @@ def without_places(table: Any) -> Any:
     if not isinstance(table, dict):
         return table
     return {
-        key: Path(value).name if key == "path" and isinstance(value, str) else without_places(value)
+        key: value.rpartition("/")[2]
+        if key in ("path", "weights") and isinstance(value, str)
+        else without_places(value)
         for key, value in table.items()
     }
 

@@ -5,7 +5,8 @@ import torch
 
 from atoll.commands.evaluate import measure_run
 from atoll.core.errors import UserError
-from atoll.evaluation import knn_accuracy
+from atoll.core.tree import same
+from atoll.evaluation import evaluate, knn_accuracy
 from atoll.models import load_encoder
 from tests.harness import run_tiny
 from tests.steps import federation
@@ -76,3 +77,21 @@ def test_a_supervised_classifier_is_tested_on_each_clients_classes(tmp_path):
         == pytest.approx(found["classifier/accuracy"])
         == pytest.approx(found["clients-classifier/weighted_accuracy"])
     )
+
+
+@pytest.mark.filterwarnings("ignore:model.* does not apply")
+def test_what_is_measured_at_the_end_is_plain_like_the_finished_file(tmp_path, monkeypatch):
+    pytest.importorskip("timm", reason="the extra atoll[timm] is not installed")
+    pytest.importorskip("peft", reason="the extra atoll[peft] is not installed")
+    measured = []
+
+    def spy(encoder, *rest, **options):
+        measured.append({name: weight.clone() for name, weight in encoder.state_dict().items()})
+        return evaluate(encoder, *rest, **options)
+
+    monkeypatch.setattr("atoll.commands.evaluate.evaluate", spy)
+    model = ("model.encoder=timm:test_vit", "model.lora_rank=2", "data.image_size=32")
+    run = run_tiny(tmp_path, *model, "train.rounds=1")
+    saved = load_encoder(run.encoder_path).state_dict()
+    assert len(measured) == 2  # before the first round, and at the end
+    assert same(measured[-1], saved)  # no adapters, which fine-tuning would train beside the weights

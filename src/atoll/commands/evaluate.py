@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
 from atoll.core.config import describe
@@ -34,6 +35,7 @@ from atoll.evaluation import (
 )
 from atoll.evaluation.client_tests import PREFIX
 from atoll.models import Encoder, load_encoder
+from atoll.models.adapters import merged
 from atoll.models.exported import CONFIG
 from atoll.recipe.recipe import recipe_of
 
@@ -108,7 +110,7 @@ class Evaluator:
         for name, (weights, users) in models.items():
             tests = _of_users(shares, users)
             by_model[name] = evaluate(
-                load_networks(federation, weights),
+                merged(load_networks(federation, weights)),
                 federation.splits.train,
                 images,
                 federation.views,
@@ -239,9 +241,10 @@ def measure_run(run: Run, protocols: Sequence[str], data: DataOptions | None = N
     client_ids = partition.client_ids(splits.train) if partition else None
     shares = client_shares(partition, splits.train, images, protocols)
     device = recipe.engine.find_device()
+    layout = torch.channels_last if recipe.engine.channels_last else torch.preserve_format
     by_model = {
         name: evaluate(
-            load_encoder(path).to(device),
+            load_encoder(path).to(device).to(memory_format=layout),
             splits.train,
             images,
             views,

@@ -1,0 +1,199 @@
+"""The table of docs/solar-cells.md: two solar-cell factories, from a pretrained encoder to a few labels.
+
+    python benchmarks/solar_cells.py run --data FOLDER   # the missing runs; SIGTERM stops after a round
+    python benchmarks/solar_cells.py table               # docs/solar-cells.md
+
+examples/solar_cells/export.py writes FOLDER. The rows are in solar_cells.toml; each run has one record in
+``results/solar_cells.json``. A run with a record is not repeated, and an interrupted one continues.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import sys
+import tomllib
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import atoll
+import board
+from atoll.commands.evaluate import evaluate_run
+from board_rows import HERE, Entry, Record
+from pages import filled, markdown, mean_std
+
+RESULTS = HERE / "results" / "solar_cells.json"
+PAGE = HERE.parent / "docs" / "solar-cells.md"
+RECIPE = HERE.parent / "examples" / "solar_cells" / "recipe.toml"
+BEGIN, END = (
+    "<!-- made by benchmarks/solar_cells.py: begin -->",
+    "<!-- made by benchmarks/solar_cells.py: end -->",
+)
+MEASURES = {  # of an encoder: heading → key of the evaluation
+    "kNN": "knn/accuracy",
+    **{f"probe, {count}": f"probe-ssd-{count}-labels/accuracy" for count in (50, 100, 500)},
+    "probe, all": "probe/accuracy",
+    **{f"fine-tuned, {count}": f"finetune-{count}-labels/accuracy" for count in (50, 100, 500)},
+}
+SUPERVISED = {  # of classifiers
+    "all test cells": "classifier/accuracy",
+    "each factory's own": "clients-classifier/weighted_accuracy",
+}
+
+
+class Study:
+    """The runs and their records.
+
+    Args:
+        results: The file of the records.
+        table: Content of solar_cells.toml; None to read the file.
+    """
+
+    def __init__(self, results: Path = RESULTS, table: Mapping[str, Any] | None = None) -> None:
+        self.table = table or tomllib.loads((HERE / "solar_cells.toml").read_text("utf-8"))
+        self.results = results
+
+    def records(self) -> dict[str, Record]:
+        """All records by the name of their run."""
+        return json.loads(self.results.read_text("utf-8")) if self.results.is_file() else {}
+
+    def rows(self) -> dict[str, dict[str, Any]]:
+        """The rows by name, each with its settings: encoders, then the supervised lines."""
+        lines = self.table["supervised"]
+        return self.table["rows"] | {
+            f"{kind}-{labels}": {
+                "pretrained": True,
+                "settings": [*lines["settings"], *of_labels, *of_kind],
+            }
+            for labels, of_labels in lines["labels"].items()
+            for kind, of_kind in lines["kinds"].items()
+        }
+
+    def entries(self, recipe: Path = RECIPE) -> Iterator[tuple[Entry, dict[str, Any]]]:
+        """The training runs, seed by seed, each with its row."""
+        for seed in self.table["seeds"]:
+            for name, row in self.rows().items():
+                yield Entry(f"{name}-seed{seed}", str(recipe), seed, row.get("settings", []), ()), row
+
+    def save(self, record: Record) -> None:
+        """Add a record to the file, which is replaced as a whole."""
+        part = self.results.with_suffix(".part")
+        records = {**self.records(), record["entry"]: record}
+        lines = (f"{json.dumps(name)}: {json.dumps(one)}" for name, one in sorted(records.items()))
+        part.write_text("{\n" + ",\n".join(lines) + "\n}\n", "utf-8")
+        part.replace(self.results)
+
+    def measured(self, row: str, key: str) -> list[float]:
+        """A row's accuracies in %, over the seeds that have a record."""
+        records = self.records()
+        found = (records.get(f"{row}-seed{seed}", {}).get("evaluation", {}) for seed in self.table["seeds"])
+        return [100 * one[key] for one in found if key in one]
+
+
+def make(
+    study: Study,
+    entry: Entry,
+    row: Mapping[str, Any],
+    work: Path,
+    settings: Sequence[str] = (),
+    callback: board.StopAfterRound | None = None,
+) -> Record:
+    """Train an entry, or continue, and measure its encoder; each part that is finished is not repeated."""
+    record = board.run(entry, work, settings, callback)
+    rounds = record.pop("rounds")
+    run = atoll.Run(work / entry.name)
+    for protocol in study.table["fine_tunings"] if row.get("fine_tune") else ():
+        found = run.read_json(f"evaluation-{protocol}.json") or evaluate_run(run, protocol)
+        record["evaluation"] |= {key: value for key, value in found.items() if key.startswith(protocol)}
+        if callback and callback.stop:
+            raise board.StopAsked
+    megabytes = sum(line.get("bytes_up", 0) + line.get("bytes_down", 0) for line in rounds) / 1e6
+    return {**record, "megabytes": round(megabytes, 1)}
+
+
+def cells(study: Study, row: str, measures: Mapping[str, str]) -> list[str]:
+    """A row's means over the seeds."""
+    return [mean_std(study.measured(row, key), 1) for key in measures.values()]
+
+
+def seeds(study: Study, row: str) -> int:
+    """Number of a row's records."""
+    return sum(f"{row}-seed{seed}" in study.records() for seed in study.table["seeds"])
+
+
+def made(study: Study) -> str:
+    """The generated part of the page."""
+    encoders = [
+        [one["title"], *cells(study, name, MEASURES), str(seeds(study, name))]
+        for name, one in study.table["rows"].items()
+        if seeds(study, name)
+    ]
+    lines = [
+        [
+            f"{labels} labels",
+            kind,
+            *cells(study, f"{kind}-{labels}", SUPERVISED),
+            str(seeds(study, f"{kind}-{labels}")),
+        ]
+        for labels in study.table["supervised"]["labels"]
+        for kind in study.table["supervised"]["kinds"]
+        if seeds(study, f"{kind}-{labels}")
+    ]
+    costs = [
+        [
+            name,
+            mean_std([one["megabytes"] for one in found], 1),
+            mean_std([one["made"]["training_seconds"] / 60 for one in found], 1),
+        ]
+        for name in study.table["rows"]
+        if (found := [one for key, one in study.records().items() if key.rpartition("-")[0] == name])
+    ]
+    parts = ["No run is finished yet.", ""] if not study.records() else []
+    if encoders:
+        parts += ["### Encoders", "", *markdown(["encoder", *MEASURES, "seeds"], encoders)]
+    if lines:
+        parts += ["### Supervised lines", "", *markdown(["labels", "trained", *SUPERVISED, "seeds"], lines)]
+    if costs:
+        parts += ["### Cost", "", *markdown(["row", "MB up and down", "minutes of training"], costs)]
+    return "\n".join(parts).rstrip()
+
+
+def write(study: Study, page: Path = PAGE) -> None:
+    """Update the page."""
+    page.write_text(filled(page.read_text("utf-8"), made(study), BEGIN, END), "utf-8")
+
+
+def main() -> int:
+    """Run the command."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("command", nargs="?", default="table", choices=("run", "table"))
+    parser.add_argument("--data", type=Path, help="the folder that export.py wrote; default: ATOLL_DATA")
+    parser.add_argument("--work", type=Path, default=Path("runs/solar-cells"), help="for the runs' folders")
+    args = parser.parse_args()
+    study = Study()
+    if args.command == "table":
+        write(study)
+        return 0
+    data = args.data or Path(os.environ.get("ATOLL_DATA", "."))
+    os.environ["ATOLL_DATA"] = str(data.absolute())
+    callback = board.StopAfterRound()
+    for entry, row in study.entries():
+        if callback.stop or entry.name in study.records():
+            continue
+        print(f"{entry.name} …", flush=True)
+        try:
+            weights = [f"model.weights={data.absolute() / study.table['weights']}"]
+            record = make(study, entry, row, args.work, weights if row.get("pretrained") else [], callback)
+        except board.StopAsked:
+            break
+        study.save(record)
+        print(f"{entry.name}: {record['made']['training_seconds']:.0f} s of training", flush=True)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
