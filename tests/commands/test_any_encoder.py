@@ -1,7 +1,8 @@
 """Encoders of other libraries and of the user's own code through whole runs.
 
-Each is trained by one process and by two workers, killed and resumed, embedded with, exported, loaded again by its
-own library with equal outputs, and trained over Flower if a recipe can name it.
+Each starts from its own library's weights, is trained by one process and by two workers, killed and resumed,
+embedded with, exported, loaded again by its own library with equal outputs, and trained over Flower if a recipe can
+name it.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from torch import nn
 import atoll
 from atoll.cli.main import main
 from atoll.commands.embed import embed_images
-from atoll.commands.export import export
+from atoll.commands.export import FORMATS
 from atoll.commands.run import run_recipe
 from atoll.core.errors import UserError
 from atoll.core.run_folder import Run
@@ -48,23 +49,30 @@ def fixed() -> Own:
 
 
 def vit() -> nn.Module:
-    return timm.create_model("vit_tiny_patch16_224", num_classes=0, img_size=32)
+    return timm.create_model("vit_tiny_patch16_224", img_size=32)
 
 
-def resnet() -> nn.Module:
-    network = torchvision.models.resnet18()
-    network.fc = nn.Identity()
-    return network
+def convnet() -> nn.Module:
+    return timm.create_model("test_resnet")
 
 
-# The name in a recipe, or the object; and what its own library makes.
+# The name in a recipe, or the object; and what its own library makes, with its classifier if it has one.
 ENCODERS = {
     "a timm ViT": ("timm:vit_tiny_patch16_224", vit),
-    "a timm ConvNet": ("timm:test_resnet", lambda: timm.create_model("test_resnet", num_classes=0)),
+    "a timm ConvNet": ("timm:test_resnet", convnet),
     "an own class, by name": (f"{__name__}:Own", Own),
-    "a torchvision ResNet": ("resnet18", resnet),
-    "an own module, as an object": (fixed(), Own),
+    "a torchvision ResNet": ("resnet18", torchvision.models.resnet18),
+    "an own module, as an object": (fixed(), fixed),
 }
+
+
+def without_classifier(network: nn.Module) -> nn.Module:
+    """The network, whose output is then the representation."""
+    if hasattr(network, "reset_classifier"):
+        network.reset_classifier(0)
+    elif hasattr(network, "fc"):
+        network.fc = nn.Identity()
+    return network.eval()
 
 
 def table(encoder: object, workers: int = 1) -> dict[str, object]:
@@ -125,6 +133,25 @@ def trained(request, tmp_path_factory):
 
 
 @pytest.mark.slow
+def test_a_run_starts_from_the_weights_of_the_original_library(trained, tmp_path):
+    encoder, original, *_ = trained
+    torch.manual_seed(6)
+    theirs = original()
+    settings = {**table(encoder), "train": {"rounds": 0, "epochs": 1, "batch_size": 16}}
+    if isinstance(encoder, str):  # a given module has its own
+        torch.save(theirs.state_dict(), tmp_path / "theirs.pth")
+        settings["model"] |= {"weights": str(tmp_path / "theirs.pth")}
+    given = {} if isinstance(encoder, str) else {"encoder": encoder}
+    started = atoll.simulate(settings, tmp_path / "run", **given)
+    if isinstance(encoder, str):
+        assert ", 100 % of the weights" in started.metrics[0]["start"]
+    images = torch.randn(2, 3, 32, 32, generator=torch.Generator().manual_seed(0))
+    with torch.no_grad():
+        expected = without_classifier(theirs)(images)
+        torch.testing.assert_close(started.encoder()(images), expected, atol=1e-5, rtol=0)
+
+
+@pytest.mark.slow
 def test_two_workers_and_a_kill_end_with_the_same_bytes(trained, tmp_path):
     encoder, _, whole, name = trained
     script = tmp_path / "killed.py"
@@ -145,15 +172,22 @@ def test_the_export_loads_in_the_original_library_with_equal_outputs(trained, tm
     given = None if isinstance(encoder, str) else encoder
     ours = atoll.load_encoder(trained_run.encoder_path, given)
     images = torch.randn(3, 3, 32, 32, generator=torch.Generator().manual_seed(0))
-    theirs = original()
-    export(ours, tmp_path / "weights.safetensors", "safetensors")
-    theirs.load_state_dict(safetensors.torch.load_file(tmp_path / "weights.safetensors"))
-    export(ours, tmp_path / "program.pt2", "pt2")
-    program = torch.export.load(tmp_path / "program.pt2").module()
+    theirs = without_classifier(original())
+    files = [trained_run.export(name, tmp_path / f"encoder.{name}") for name in FORMATS]
+    if isinstance(encoder, str):
+        assert main(["export", str(trained_run.folder), "--format", "safetensors"]) == 0
+        written = (trained_run.folder / "encoder-export.safetensors").read_bytes()
+        assert written == (tmp_path / "encoder.safetensors").read_bytes()
+    theirs.load_state_dict(safetensors.torch.load_file(tmp_path / "encoder.safetensors"))
+    program = torch.export.load(tmp_path / "encoder.pt2").module()
     with torch.no_grad():
         expected = ours(images)
-        torch.testing.assert_close(theirs.eval()(images), expected, atol=1e-5, rtol=0)
+        assert not torch.equal(expected, without_classifier(original())(images))  # it was trained
+        torch.testing.assert_close(theirs(images), expected, atol=1e-5, rtol=0)
         torch.testing.assert_close(program(images), expected, atol=1e-5, rtol=0)
+        for file in files:
+            again = atoll.load_encoder(file, given)
+            torch.testing.assert_close(again(images), expected, atol=1e-5, rtol=0)
 
 
 @pytest.mark.slow

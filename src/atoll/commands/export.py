@@ -28,7 +28,9 @@ from atoll.report.wording import setting_words, without_folders
 Provenance = Mapping[str, Any]
 
 
-def export_run(run_or_encoder: Path, format: str, output: Path | None = None) -> Path:
+def export_run(
+    run_or_encoder: Path, format: str, output: Path | None = None, encoder: Encoder | None = None
+) -> Path:
     """Export the encoder of a finished run.
 
     Args:
@@ -36,6 +38,7 @@ def export_run(run_or_encoder: Path, format: str, output: Path | None = None) ->
         format: A name in `FORMATS` or `FOLDERS`.
         output: File or folder to write; None for ``encoder-export.FORMAT`` (a folder: ``encoder-export-FORMAT``)
             next to the encoder.
+        encoder: The encoder, if it is loaded already.
 
     Returns:
         The file or folder.
@@ -47,7 +50,8 @@ def export_run(run_or_encoder: Path, format: str, output: Path | None = None) ->
     name = f"encoder-export-{format}" if format in FOLDERS else f"encoder-export.{format}"
     output = output or path.with_name(name)
     run = Run(path.parent)
-    export(load_encoder(path), output, format, provenance(run) if run.exists() and run.finished else {})
+    about = provenance(run) if run.exists() and run.finished else {}
+    export(load_encoder(path) if encoder is None else encoder, output, format, about)
     return output
 
 

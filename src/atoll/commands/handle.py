@@ -13,6 +13,7 @@ from rich.console import Group
 from rich.text import Text
 
 from atoll.commands.evaluate import find_encoder
+from atoll.commands.export import export_run
 from atoll.commands.neighbours import search
 from atoll.core import run_folder
 from atoll.core.errors import UserError
@@ -95,6 +96,23 @@ class Run(run_folder.Run):
         """
         name = self.recipe.model.encoder
         return load_encoder(find_encoder(self.folder), name.value if isinstance(name, Given) else None)
+
+    def export(self, format: str, output: Path | str | None = None) -> Path:
+        """Export the finished encoder for other programs, as ``atoll export`` does.
+
+        Args:
+            format: ``"safetensors"``, ``"pt2"``, ``"onnx"``, ``"timm"`` or ``"huggingface"``.
+            output: File or folder to write; None for ``encoder-export.FORMAT``, or ``encoder-export-FORMAT`` for a
+                folder, in the run's folder.
+
+        Returns:
+            The file or folder.
+
+        Raises:
+            UserError: The run has not finished, the format is unknown or does not fit the encoder, or a library is
+                missing.
+        """
+        return export_run(self.folder, format, Path(output) if output else None, self.encoder())
 
     def neighbours(
         self,
