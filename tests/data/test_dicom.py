@@ -72,6 +72,54 @@ def test_grey_values_follow_the_standard(
     assert (decode_stored(data, 3) == decode_stored(data, 1)).all()
 
 
+def table_of(entries: list[int], first: int, bits: int, **tags: Any) -> Any:
+    """A sequence of one table (LUT), for values of 16 bits with a sign."""
+    item = pydicom.Dataset()
+    item.add_new("LUTDescriptor", "SS" if first < 0 else "US", [len(entries), first, bits])
+    item.add_new("LUTData", "US", entries)
+    for name, value in tags.items():
+        setattr(item, name, value)
+    return pydicom.Sequence([item])
+
+
+@pytest.mark.parametrize("kind", ["MONOCHROME1", "MONOCHROME2"])
+@pytest.mark.parametrize(("bits", "length"), [(8, 300), (12, 300), (16, 256)])
+def test_a_table_shows_what_it_says_and_its_ends_beyond(kind: str, bits: int, length: int) -> None:
+    top, first = 2**bits - 1, 1000
+    entries = [round(top * (i / (length - 1)) ** 2) for i in range(length)]
+    stored = np.array([[0, 999, 1000, 1001], [1150, 1000 + length - 1, 1000 + length, 4000]], np.uint16)
+    table = table_of(entries, first, bits, LUTExplanation="a square")
+    window = {"WindowCenter": 5, "WindowWidth": 3}  # the table has precedence
+    data = file_of(stored, VOILUTSequence=table, PhotometricInterpretation=kind, **window)
+    places = [[min(max(int(x) - first, 0), length - 1) for x in row] for row in stored]
+    shades = np.array([[255 * entries[place] / top for place in row] for row in places])
+    expected = shades if kind == "MONOCHROME2" else 255 - shades
+    np.testing.assert_allclose(decode_stored(data, 1)[0], expected, rtol=0, atol=0.5 + 1e-9)
+    own = decode(data, Decoding(2, 1, window_low=0, window_high=4000))
+    plain = file_of(stored, PhotometricInterpretation=kind)
+    assert own.tolist() == decode(plain, Decoding(2, 1, window_low=0, window_high=4000)).tolist()
+
+
+def test_a_modality_table_comes_before_the_window() -> None:
+    stored = np.array([[0, 1], [2, 3]], np.uint16)
+    modality = table_of([10, 40, 90, 160], 0, 16, ModalityLUTType="OD")
+    data = file_of(stored, ModalityLUTSequence=modality, WindowCenter=85.5, WindowWidth=151)
+    assert decode_stored(data, 1)[0].tolist() == [[0, 51], [136, 255]]  # 255 · (x − 10) / 150
+
+
+def test_a_sigmoid_window_follows_the_standard() -> None:
+    window = {"WindowCenter": 40, "WindowWidth": 100, "VOILUTFunction": "SIGMOID"}
+    expected = 255 / (1 + np.exp(-4 * (VALUES.astype(float) - 40) / 100))
+    found = decode_stored(file_of(VALUES, **window), 1)[0]
+    np.testing.assert_allclose(found, expected, rtol=0, atol=0.5 + 1e-9)
+
+
+def test_a_damaged_table_makes_a_file_corrupt() -> None:
+    data = file_of(VALUES, VOILUTSequence=table_of([], 0, 16))
+    with pytest.raises(CorruptImageError, match="cannot be read"):
+        decode_stored(data, 1)
+
+
 def test_a_width_of_an_exact_window_has_no_half_pixels() -> None:
     data = file_of(VALUES, WindowCenter=40, WindowWidth=2, VOILUTFunction="LINEAR_EXACT")
     assert decode_stored(data, 1).tolist() == [[[0, 0, 0], [128, 255, 255]]]

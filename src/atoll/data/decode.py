@@ -15,7 +15,7 @@ import struct
 import zlib
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import reduce
 from typing import Any, Literal
 
@@ -270,9 +270,12 @@ def _eight_bit(
 ) -> Image.Image:
     """Convert to 8 bits a channel; the values of an image with more are added to `found`."""
     if isinstance(image, Scan):
+        found.append(Values(float(image.values.min()), float(image.values.max()), scans=True))
         low, high = (how.window_low, how.window_high) if how.says_window else image.window or (None, None)
-        image = _windowed(image.values, how, low, high, found, image.inverted)
-        found[-1] = replace(found[-1], scans=True)
+        if image.shown is not None and not how.says_window and how.window == "fixed":
+            image = _windowed(image.shown, how, 0.0, 1.0, [], image.inverted)
+        else:
+            image = _windowed(image.values, how, low, high, [], image.inverted)
     elif image.mode.startswith("I") or image.mode == "F":
         if how.window == "fixed" and image.mode == "F" and not how.says_window:
             raise CorruptImageError(

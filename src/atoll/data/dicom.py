@@ -29,11 +29,14 @@ class Scan:
     Attributes:
         values: (H, W), after the file's rescale slope and intercept: Hounsfield units for computed tomography.
         window: The values that become black and white, by the file's window centre and width; None if it has none.
+        shown: (H, W), from 0 for black to 1 for white, by the file's table of grey values (VOI LUT) or its sigmoid
+            window; None if it has neither.
         inverted: Whether large values are dark (MONOCHROME1).
     """
 
     values: NDArray[np.float64]
     window: tuple[float, float] | None
+    shown: NDArray[np.float64] | None
     inverted: bool
 
 
@@ -68,7 +71,7 @@ def read_dicom(encoded: bytes) -> Scan | Image.Image:
         if kind not in _GREY:
             return _colour(stored, kind)
         values = pixels.apply_modality_lut(stored, file).astype(np.float64)
-        return Scan(values, _window(file), kind == "MONOCHROME1")
+        return Scan(values, _window(file), _shown(values, file), kind == "MONOCHROME1")
     except DicomError:
         raise
     except Exception as error:  # pydicom and its decoders raise any exception on damaged files
@@ -80,6 +83,28 @@ def _colour(stored: NDArray[Any], kind: str) -> Image.Image:
     if stored.ndim != 3 or stored.dtype != np.uint8 or not kind.startswith(("RGB", "YBR")):
         raise DicomError(f"it is a DICOM file with {kind} pixels of {stored.dtype}, which are not read")
     return Image.fromarray(stored)  # pydicom has converted it to RGB
+
+
+def _shown(values: NDArray[np.float64], file: Any) -> NDArray[np.float64] | None:
+    """Grey values by the first table of a file, or by its sigmoid window: DICOM PS3.3, C.11.2.1.1 and C.11.2.1.3.1.
+
+    pydicom's `apply_voi` is not used: tables of 8 bits with more than 256 entries wrap around in it.
+    """
+    if file.get("VOILUTSequence"):
+        item = file.VOILUTSequence[0]
+        count, first, bits = (int(number) for number in item.LUTDescriptor)
+        data = item.LUTData
+        if isinstance(data, bytes):
+            order = "<" if file.file_meta.TransferSyntaxUID.is_little_endian else ">"
+            data = np.frombuffer(data, f"{order}u2")
+        table: NDArray[np.float64] = np.asarray(data, np.float64)[: count or 2**16] / (2**bits - 1)
+        return table[np.rint(values - first).clip(0, len(table) - 1).astype(np.intp)]
+    centre, width = (_first(file.get(name)) for name in ("WindowCenter", "WindowWidth"))
+    if centre is None or not width or str(file.get("VOILUTFunction")) != "SIGMOID":
+        return None
+    # 1 / (1 + exp(-4 (x - c) / w)), which would overflow
+    shown: NDArray[np.float64] = 0.5 + 0.5 * np.tanh(2 * (values - centre) / width)
+    return shown
 
 
 def _window(file: Any) -> tuple[float, float] | None:
