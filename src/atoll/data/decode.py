@@ -26,6 +26,7 @@ from PIL import Image, ImageOps, UnidentifiedImageError
 from atoll.core.errors import UserError
 from atoll.core.text import one_line
 from atoll.data.dicom import DicomError, Scan, is_dicom, read_dicom
+from atoll.data.tiff import MOST_OF_PILLOW, is_tiff, read_tiff
 
 Encoded = bytes | Image.Image | NDArray[Any]
 Window = Literal["fixed", "per-image"]
@@ -139,7 +140,7 @@ def _decoded(
         if isinstance(encoded, bytes):
             if not encoded:
                 raise CorruptImageError("it is empty")
-            opened = _open(encoded)
+            opened = _open(encoded, how.channels)
         else:
             opened = encoded
         found: list[Values] = []
@@ -167,12 +168,14 @@ def _decoded(
     return np.ascontiguousarray(np.concatenate(planes)), values
 
 
-def _open(encoded: bytes) -> Image.Image | Scan | NDArray[Any]:
+def _open(encoded: bytes, channels: int) -> Image.Image | Scan | NDArray[Any]:
     """Open an image of an allowed format; of several frames, the first is read."""
     if is_dicom(encoded):
         return read_dicom(encoded)
     if encoded.startswith(_NPY):
         return _array(encoded)
+    if channels > MOST_OF_PILLOW and is_tiff(encoded):
+        return read_tiff(encoded)
     return Image.open(io.BytesIO(encoded), formats=FORMATS)
 
 

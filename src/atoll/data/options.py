@@ -48,7 +48,8 @@ class DataOptions(Options, section="data"):
             includes the images of a smaller one.
         image_size: Side of the square images in pixels: the shorter side is resized to it, and the centre is
             cropped.
-        channels: 3 (colour), 1 (grey), or the number of channels of arrays (``.npy`` files, or given in Python).
+        channels: 3 (colour), 1 (grey), or the number of channels of TIFF files or of arrays (``.npy`` files, or
+            given in Python).
         image_column: Parquet and hub: the column of images; by default the first that holds images.
         label_column: Parquet and hub: the column of classes; by default ``label`` if there is one. Tar: the key in
             ``KEY.json``.
