@@ -16,3 +16,4 @@ for seed in ${SEEDS:-17 18 19}; do
   atoll detect "$OUT/fed_simclr-seed$seed" bccd --scratch --set seed="$seed" size=240 max_size=320 fpn_width=32 rois=64 batch_size=4 epochs=8 schedule=cosine warmup=0.1
 done
 atoll report "$OUT"/*-seed* -o "$OUT/report.html"
+python benchmarks/detection.py collect "$OUT" # docs/detection.md

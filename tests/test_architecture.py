@@ -71,6 +71,7 @@ ABOUT_MORE = {
     "test_architecture.py": "the layout",
     "test_board.py": "benchmarks/",
     "test_claims.py": "benchmarks/claims.py",
+    "test_detection_table.py": "benchmarks/detection.py",
     "test_coming_from.py": "docs/from-*.md",
     "test_docs.py": "docs/",
     "test_every_method.py": "all methods",
