@@ -9,9 +9,7 @@ board's.
 
 from __future__ import annotations
 
-import argparse
 import json
-import os
 import statistics
 import sys
 import tomllib
@@ -19,11 +17,11 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import board
 from atoll.papers.published import find_published
 from atoll.report.paired import paired, signed
-from board_rows import HERE, Board, Entry, Record, load_record
+from board_rows import HERE, Board
 from pages import filled, markdown
+from runs import Runs, arguments
 
 RESULTS = HERE / "results" / "claims"
 PAGE = HERE.parent / "docs" / "claims.md"
@@ -31,7 +29,7 @@ BEGIN, END = "<!-- made by benchmarks/claims.py: begin -->", "<!-- made by bench
 HEADER = ("paper", "claim", "published", "ours", "scale", "verdict", "what would tell")
 
 
-class Claims:
+class Claims(Runs):
     """The claims and the records that test them.
 
     Args:
@@ -41,24 +39,9 @@ class Claims:
 
     def __init__(self, results: Path = RESULTS, table: Mapping[str, Any] | None = None) -> None:
         self.table = table or tomllib.loads((HERE / "claims.toml").read_text("utf-8"))
-        self.results = results
+        super().__init__(results, self.table["runs"], self.table["seeds"])
         self.board = Board()
         self.ten_rounds = json.loads((HERE / "results" / "cifar10-table.json").read_text("utf-8"))
-
-    def entries(self) -> Iterator[Entry]:
-        """The training runs, seed by seed."""
-        for seed in self.table["seeds"]:
-            for name, one in self.table["runs"].items():
-                yield Entry(f"{name}-seed{seed}", one["recipe"], seed, one["settings"], ())
-
-    def record(self, name: str) -> Record | None:
-        """Load a run's record; None if it does not exist."""
-        return load_record(self.results, name)
-
-    def missing(self, start: str = "") -> Entry | None:
-        """The first run without a record, of those whose name starts so."""
-        missing = (entry for entry in self.entries() if self.record(entry.name) is None)
-        return next((entry for entry in missing if entry.name.startswith(start)), None)
 
     def evaluations(self, source: str) -> dict[int, Mapping[str, float]]:
         """Evaluations by seed of a source, such as ``"board:short/ssd"``; runs that failed have none."""
@@ -67,10 +50,9 @@ class Claims:
             return {int(seed): one for seed, one in self.ten_rounds[name].items()}
         if kind == "board":
             protocol, _, row = name.partition("/")
-            found: dict[int, Record] = self.board.finals(row, protocol)
-        elif kind == "claims" and name in self.table["runs"]:
-            records = {seed: self.record(f"{name}-seed{seed}") for seed in self.table["seeds"]}
-            found = {seed: record for seed, record in records.items() if record}
+            found = self.board.finals(row, protocol)
+        elif kind == "claims" and name in self.runs:
+            found = self.records(name)
         else:
             raise ValueError(f"claims.toml names the source {source!r}, which does not exist")
         return {seed: record["evaluation"] for seed, record in found.items() if record["evaluation"]}
@@ -137,7 +119,7 @@ def rows(claims: Claims) -> Iterator[list[str]]:
 
 def means(claims: Claims) -> Iterator[list[str]]:
     """Rows of the table of this file's own runs."""
-    for name in claims.table["runs"]:
+    for name in claims.runs:
         found = claims.evaluations(f"claims:{name}")
         if found:
             cells = []
@@ -181,26 +163,12 @@ def write(claims: Claims, page: Path = PAGE) -> None:
 
 def main() -> int:
     """Run the command."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("command", nargs="?", default="table", choices=("run", "table"))
-    parser.add_argument("--only", default="", metavar="START", help="only runs whose name starts so")
-    parser.add_argument("--data", type=Path, help="the folder that holds cifar10/; default: ATOLL_DATA")
-    parser.add_argument("--work", type=Path, default=Path("runs/claims"), help="for the runs' folders")
-    args = parser.parse_args()
+    args = arguments(__doc__, Path("runs/claims"))
     claims = Claims()
     if args.command == "table":
         write(claims)
-        return 0
-    if args.data:
-        os.environ["ATOLL_DATA"] = str(args.data.absolute())
-    callback = board.StopAfterRound()
-    while not callback.stop and (entry := claims.missing(args.only)):
-        try:
-            board.run_and_save(claims.results, entry, args.work, ["engine.threads=1"], callback)
-        except board.StopAsked:
-            break
+    else:
+        claims.make(args.work, args.only)
     return 0
 
 

@@ -75,6 +75,7 @@ ABOUT_MORE = {
     "test_coming_from.py": "docs/from-*.md",
     "test_docs.py": "docs/",
     "test_every_method.py": "all methods",
+    "test_flagship_log.py": "benchmarks/flagship.py",
     "test_gpu_session.py": "benchmarks/gpu.sh",
     "test_hostile.py": "benchmarks/hostile.py",
     "test_matrix.py": "all components beside each other",
