@@ -100,6 +100,14 @@ def test_a_table_shows_what_it_says_and_its_ends_beyond(kind: str, bits: int, le
     assert own.tolist() == decode(plain, Decoding(2, 1, window_low=0, window_high=4000)).tolist()
 
 
+def test_a_table_in_words_of_bytes_is_that_in_numbers() -> None:
+    stored, entries = np.array([[0, 1], [2, 3]], np.uint16), [0, 1000, 300, 65535]
+    packed = table_of(entries, 0, 16)
+    packed[0].add_new("LUTData", "OW", np.array(entries, "<u2").tobytes())
+    found = decode_stored(file_of(stored, VOILUTSequence=packed), 1)
+    assert found[0].tolist() == [[0, 4], [1, 255]]  # 255 · entry / 65535
+
+
 def test_a_modality_table_comes_before_the_window() -> None:
     stored = np.array([[0, 1], [2, 3]], np.uint16)
     modality = table_of([10, 40, 90, 160], 0, 16, ModalityLUTType="OD")

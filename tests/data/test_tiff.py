@@ -49,9 +49,10 @@ def test_a_file_of_other_channels_says_so() -> None:
 
 
 @pytest.mark.parametrize("end", [6, 60, -1, -40])
-def test_a_damaged_file_is_corrupt(end: int) -> None:
+@pytest.mark.parametrize("how", [{}, {"compression": "zlib"}, {"tile": (16, 16)}])
+def test_a_damaged_file_is_corrupt(end: int, how: dict[str, Any]) -> None:
     with pytest.raises(CorruptImageError, match=r"^it is damaged \("):
-        decode(written(scene(5), planarconfig="separate")[:end], Decoding(6, 5))
+        decode(written(scene(5), planarconfig="separate", **how)[:end], Decoding(6, 5))
 
 
 def test_more_pixels_than_pillow_opens_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
