@@ -12,6 +12,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import statistics
 import sys
 import tomllib
 from collections.abc import Iterator, Mapping, Sequence
@@ -110,7 +111,10 @@ def make(
         if callback and callback.stop:
             raise board.StopAsked
     megabytes = sum(line.get("bytes_up", 0) + line.get("bytes_down", 0) for line in rounds) / 1e6
-    return {**record, "megabytes": round(megabytes, 1)}
+    seconds = [line["seconds"] for line in rounds if "seconds" in line]
+    # The median round: a pause of the machine within one does not count.
+    minutes = len(seconds) * statistics.median(seconds or [0.0]) / 60
+    return {**record, "megabytes": round(megabytes, 1), "minutes": round(minutes, 1)}
 
 
 def cells(study: Study, row: str, measures: Mapping[str, str]) -> list[str]:
@@ -142,12 +146,8 @@ def made(study: Study) -> str:
         if seeds(study, f"{kind}-{labels}")
     ]
     costs = [
-        [
-            name,
-            mean_std([one["megabytes"] for one in found], 1),
-            mean_std([one["made"]["training_seconds"] / 60 for one in found], 1),
-        ]
-        for name in study.table["rows"]
+        [row["title"], *(mean_std([one[key] for one in found], 1) for key in ("megabytes", "minutes"))]
+        for name, row in study.table["rows"].items()
         if (found := [one for key, one in study.records().items() if key.rpartition("-")[0] == name])
     ]
     parts = ["No run is finished yet.", ""] if not study.records() else []
@@ -156,7 +156,7 @@ def made(study: Study) -> str:
     if lines:
         parts += ["### Supervised lines", "", *markdown(["labels", "trained", *SUPERVISED, "seeds"], lines)]
     if costs:
-        parts += ["### Cost", "", *markdown(["row", "MB up and down", "minutes of training"], costs)]
+        parts += ["### Cost", "", *markdown(["encoder", "MB up and down", "minutes of training"], costs)]
     return "\n".join(parts).rstrip()
 
 
@@ -191,7 +191,7 @@ def main() -> int:
         except board.StopAsked:
             break
         study.save(record)
-        print(f"{entry.name}: {record['made']['training_seconds']:.0f} s of training", flush=True)
+        print(f"{entry.name}: {record['minutes']} minutes of training", flush=True)
     return 0
 
 

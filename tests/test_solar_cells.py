@@ -152,6 +152,8 @@ def test_a_tiny_study_runs_is_continued_and_fills_its_table(export, cells, tmp_p
     numbers = [f"{100 * found[key]:.1f}" if key in found else "–" for key in tool.MEASURES.values()]
     assert numbers.count("–") == 2  # fine-tuning on 100 and on 500 labels
     assert f"| from scratch | {' | '.join(numbers)} | 1 |" in page
+    cost = (records["scratch-seed1"][key] for key in ("megabytes", "minutes"))
+    assert f"| from scratch | {' | '.join(f'{one:.1f}' for one in cost)} |" in page
     (line,) = (line for line in page.splitlines() if line.startswith("| 50 labels | alone"))
     shown = [f"{100 * records['alone-50-seed1']['evaluation'][key]:.1f}" for key in tool.SUPERVISED.values()]
     assert line == f"| 50 labels | alone | {' | '.join(shown)} | 1 |"
