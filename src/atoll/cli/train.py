@@ -22,6 +22,7 @@ def add_commands(commands: Commands) -> None:
         "digits-ssd",
         "my.toml --set train.rounds=50 engine.workers=2",
         "my.toml --resume",
+        "my.toml --engine flower-sim --ray 10.0.0.1:6379",
     )
     run.add_argument("recipe", metavar="RECIPE")
     run.add_argument("--out", type=path_of, help="the run's folder (default: runs/NAME-seedN)")
@@ -33,6 +34,18 @@ def add_commands(commands: Commands) -> None:
         "--dry-run",
         action="store_true",
         help="time a few steps, say what the run will cost, and write nothing",
+    )
+    run.add_argument(
+        "--engine",
+        choices=("simulation", "flower-sim"),
+        default="simulation",
+        help="what trains the clients: processes of this machine (default), or Flower's simulation, on Ray",
+    )
+    run.add_argument(
+        "--ray",
+        metavar="HOST:PORT",
+        default="",
+        help="with --engine flower-sim: the Ray cluster (default: this machine alone)",
     )
     _recovery(run, "with --resume: ")
     add_log(run)
@@ -173,6 +186,7 @@ def _train(options: argparse.Namespace) -> int:
     from atoll.commands.progress import Bar
     from atoll.commands.resume import Recovery
     from atoll.commands.run import run_recipe
+    from atoll.core.errors import UserError
     from atoll.recipe.recipe import load_recipe
     from atoll.report import write_report
     from atoll.report.comparison import comparison_cells, comparison_table
@@ -182,7 +196,16 @@ def _train(options: argparse.Namespace) -> int:
     bar = Bar(console, recipe.composed.title or recipe.name)
     try:
         recovery = Recovery(options.restart, tuple(options.reset_client), options.other_environment)
-        run = run_recipe(recipe, options.out, options.resume, bar, recovery=recovery, log=options.log)
+        if options.engine == "flower-sim":
+            from atoll.commands.flower_simulation import run_on_flower
+
+            run = run_on_flower(
+                recipe, options.out, options.resume, bar, recovery, options.log, options.ray, say
+            )
+        elif options.ray:
+            raise UserError("--ray needs --engine flower-sim")
+        else:
+            run = run_recipe(recipe, options.out, options.resume, bar, recovery=recovery, log=options.log)
     finally:
         bar.stop()
     report = write_report([run.folder], run.folder / "report.html")
@@ -198,6 +221,7 @@ def _resume(options: argparse.Namespace) -> int:
     run = Run(options.run).require()
     recipe_of(run)  # a damaged recipe is named
     options.recipe, options.out, options.resume, options.restart = run.recipe_path, run.folder, True, False
+    options.engine, options.ray = "simulation", ""
     return _train(options)
 
 

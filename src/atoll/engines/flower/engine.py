@@ -97,10 +97,15 @@ class FlowerEngine:
         grid: Flower's grid.
         options: The coordinator's options.
         recipe: Text of the complete recipe, which is sent to the sites.
+        simulated: The federation whose shares the nodes train, in a simulation whose rounds must be complete; None
+            to build it, and to continue a round without the clients that are lost.
     """
 
-    def __init__(self, grid: Grid, options: FlowerOptions, recipe: str) -> None:
+    def __init__(
+        self, grid: Grid, options: FlowerOptions, recipe: str, simulated: Federation | None = None
+    ) -> None:
         self._options = options
+        self._simulated = simulated
         keys = Path(options.keys) if options.keys else None
         self._registry = SiteRegistry(grid, recipe, options.sites, keys, options.other_environment)
         self._states = RemoteStates()
@@ -136,6 +141,7 @@ class FlowerEngine:
             self._options.deadline,
             context.federation.partition.classes,
             context.federation.max_update_size(),
+            complete=self._simulated is not None,
         )
         ledger = RoundLedger(context.callback, self._registry.record, context.federation.partition.names)
         with ledger.failures():
@@ -171,7 +177,7 @@ class FlowerEngine:
     def _gather(self, recipe: Recipe) -> Federation:
         sites, wait = self._options.sites, self._options.wait
         if not sites:
-            federation = Federation(recipe)
+            federation = self._simulated or Federation(recipe)
             self._registry.gather(federation.setting.num_clients, wait)
             self._check_shares(federation)
             return federation

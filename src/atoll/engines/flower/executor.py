@@ -9,6 +9,7 @@ from collections.abc import Callable, Generator, Mapping, Sequence
 from pathlib import Path
 
 from atoll.aggregation.secure_sum import SecureSum
+from atoll.core.errors import RunError, UserError
 from atoll.core.text import one_line
 from atoll.core.tree import Tree, load, num_bytes, save
 from atoll.engines.flower.agreed import digest_of
@@ -20,6 +21,10 @@ from atoll.engines.jobs import Job, Result, Total
 from atoll.engines.update_checks import SizeLimit, is_count, is_number
 
 log = logging.getLogger("flwr")
+
+
+class NodeLostError(RunError):
+    """A node of a simulation died, so that its client's update is missing."""
 
 
 class RemoteStates:
@@ -54,6 +59,7 @@ class FlowerExecutor:
         deadline: Largest duration of a round in seconds.
         classes: Classes of the federation.
         limit: Largest size of an update (see `max_update_size`); None for no limit.
+        complete: Whether a client that is lost ends the run, instead of the round continuing without it.
     """
 
     def __init__(
@@ -64,6 +70,7 @@ class FlowerExecutor:
         deadline: float,
         classes: Sequence[str],
         limit: SizeLimit | None = None,
+        complete: bool = False,
     ) -> None:
         self._registry = registry
         self._states = states
@@ -71,6 +78,7 @@ class FlowerExecutor:
         self._deadline = deadline
         self._classes = list(classes)
         self._limit = limit
+        self._complete = complete
         self._agreed: dict[str, Tree] = {}
         self._digest = ""
         self._prepared: set[int] = set()
@@ -113,7 +121,23 @@ class FlowerExecutor:
     def ask(
         self, kind: str, requests: Mapping[int, dict[str, Tree]]
     ) -> Generator[tuple[int, dict[str, Tree] | Lost], None, None]:
-        """Send one request to each client, and yield one answer for each, in the order of arrival."""
+        """Send one request to each client, and yield one answer for each, in the order of arrival.
+
+        Raises:
+            NodeLostError: A client was lost, and the round must be complete.
+            UserError: A client reports an error, and the round must be complete.
+        """
+        for client, answer in self._ask(kind, requests):
+            if self._complete:
+                if isinstance(answer, Lost):
+                    raise NodeLostError(f"client {client} was lost: {answer.reason}")
+                if "lost" in answer:
+                    raise UserError(f"client {client}: {_reason(answer)}")
+            yield client, answer
+
+    def _ask(
+        self, kind: str, requests: Mapping[int, dict[str, Tree]]
+    ) -> Generator[tuple[int, dict[str, Tree] | Lost], None, None]:
         self._registry.refresh()
         limit = self._limit if kind == TRAIN else SMALL_ANSWER
         exchange = Exchange(self._registry.grid, self._deadline, limit)

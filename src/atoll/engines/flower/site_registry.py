@@ -128,7 +128,7 @@ class SiteRegistry:
             known = sites.get(site.name)
             if known is None:
                 self._refuse(node, site.name, "it is not one of the sites that the run was started with")
-            elif known.key and known.key != site.key:
+            elif self.sites and known.key and known.key != site.key:  # a simulation's nodes draw new ones
                 self._refuse(node, site.name, f"{site.name!r} takes part with another key")
             elif known.node is not None and known.node != node and known.node in self._nodes():
                 self._refuse(node, site.name, f"another node already takes part as {site.name!r}")
