@@ -207,22 +207,46 @@ def test_images_are_embedded_as_the_original_embeds_them(trained, tmp_path):
 
 
 @pytest.mark.slow
-def test_flower_trains_the_same_weights_and_refuses_an_object(trained, tmp_path, monkeypatch):
+def test_flowers_simulation_trains_the_same_weights(trained, tmp_path, monkeypatch):
+    pytest.importorskip("ray", reason="the extra atoll[flower] is not installed")
+    from flwr.serverapp import ServerApp
+    from flwr.simulation import run_simulation
+
+    from atoll.commands.flower_server_app import run_federation
+    from atoll.engines.flower.client_app import app
+    from atoll.engines.flower.engine import FlowerOptions
+
+    encoder, _, ours, _ = trained
+    if not isinstance(encoder, str):
+        pytest.skip("an object is refused; see the next test")
+    monkeypatch.setenv("FLWR_TELEMETRY_ENABLED", "0")
+    monkeypatch.setenv("FLWR_HOME", str(tmp_path / "flwr"))
+    monkeypatch.setenv("ATOLL_STATE", str(tmp_path / "state"))
+    recipe = tmp_path / "recipe.toml"
+    recipe.write_text(atoll.load_recipe(ours.folder / "recipe.toml").to_toml())
+    server = ServerApp()
+
+    @server.main()
+    def main(grid, context):
+        run_federation(grid, FlowerOptions(recipe=str(recipe), out=str(tmp_path / "theirs")))
+
+    resources = {"client_resources": {"num_cpus": 1, "num_gpus": 0.0}}
+    run_simulation(server, app, num_supernodes=2, backend_config=resources)
+    assert same(final_models(ours), final_models(Run(tmp_path / "theirs")))
+
+
+def test_flower_refuses_an_object_with_a_sentence(tmp_path):
     pytest.importorskip("flwr", reason="the extra atoll[flower] is not installed")
     from atoll.engines.flower.engine import FlowerEngine, FlowerOptions
     from tests.engines.flower.grid import shares
 
-    encoder, _, ours, _ = trained
-    monkeypatch.setenv("ATOLL_STATE", str(tmp_path / "state"))
-    text = (ours.folder / "recipe.toml").read_text()
+    mine = fixed()
+    small = {**table(mine), "train": {"rounds": 0, "epochs": 1, "batch_size": 16}}
+    ours = atoll.simulate(small, tmp_path / "ours", encoder=mine)
     recipe = atoll.load_recipe(ours.folder / "recipe.toml")
-    engine = FlowerEngine(shares(2), FlowerOptions(wait=5.0, deadline=60.0), text.partition("\n")[2])
-    if not isinstance(encoder, str):
-        with pytest.raises(UserError, match="given to its run as an object"):
-            run_recipe(recipe, tmp_path / "theirs", engine=engine)
-        return
-    theirs = run_recipe(recipe, tmp_path / "theirs", engine=engine)
-    assert same(final_models(ours), final_models(theirs))
+    engine = FlowerEngine(shares(2), FlowerOptions(wait=5.0, deadline=60.0), recipe.to_toml())
+    with pytest.raises(UserError, match="given to its run as an object"):
+        run_recipe(recipe, tmp_path / "theirs", engine=engine)
 
 
 def test_an_object_is_trained_resumed_and_compared_with_what_is_given_again(tmp_path):
