@@ -165,6 +165,7 @@ def train_client(
     retained: ClientState | None,
     data: ClientData,
     progress: Callable[[int], None] | None = None,
+    before_step: Callable[[nn.Module], None] | None = None,
 ) -> tuple[Update, ClientState | None]:
     """Run one client's complete round; all engines use this function.
 
@@ -174,6 +175,7 @@ def train_client(
         retained: The client state, or None.
         data: The client's samples.
         progress: Called after each step with the number of images in the batch.
+        before_step: Called with the networks before each step of the optimiser, to change their gradients.
 
     Returns:
         The update and the client state, valid until the next `Client.start`.
@@ -196,6 +198,8 @@ def train_client(
                         loss = client.step(part)
                     if loss.requires_grad:
                         torch.autograd.backward(loss if share == 1 else share * loss)
+                if before_step is not None:
+                    before_step(client.networks)
                 client.optimizer.step()
                 client.after_step()
                 if progress is not None:
