@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # A Ray cluster for `atoll run --engine flower-sim --ray ADDRESS`, machine by machine. Requires pip install 'atoll[flower]'.
 #
-#   cluster.sh head [PORT]      start the first machine of a cluster (port 6379), and print its ADDRESS
+#   cluster.sh head [PORT]      start the first machine of a cluster (port 6379; not 10002 to 19999), and print its ADDRESS
 #   cluster.sh join ADDRESS     let this machine join
 #   cluster.sh leave            stop Ray on this machine
 #

@@ -10,7 +10,9 @@ pytest.importorskip("flwr", reason="the extra atoll[flower] is not installed")
 
 from flwr.app import Error, Message
 
+from atoll.cli.main import main
 from atoll.commands.flower_simulation import ATTEMPTS, run_on_flower
+from atoll.core.run_folder import Run
 from atoll.core.tree import same
 from atoll.engines.federation import Federation
 from atoll.engines.flower import simulation
@@ -79,3 +81,12 @@ def test_a_run_whose_nodes_always_die_ends_and_resumes(tmp_path, monkeypatch, no
     monkeypatch.setattr(nodes, "dies", frozenset())
     run = run_on_flower(tiny(*SETTINGS), tmp_path / "theirs", resume=True)
     assert same(final_models(run), final_models(run_tiny(tmp_path / "ours", *SETTINGS)))
+
+
+def test_the_command_resumes_a_run_on_the_engine_that_is_named(tmp_path, monkeypatch, nodes, capsys):
+    settings = ("method.name=fedema", "train.rounds=1")
+    run_on_flower(tiny(*settings), tmp_path / "run")
+    resume = ["resume", str(tmp_path / "run"), "--engine", "flower-sim", "--set", "train.rounds=2"]
+    assert main(resume) == 0
+    assert nodes.starts == 2
+    assert same(final_models(Run(tmp_path / "run")), final_models(run_tiny(tmp_path / "ours", *SETTINGS)))

@@ -35,24 +35,14 @@ def add_commands(commands: Commands) -> None:
         action="store_true",
         help="time a few steps, say what the run will cost, and write nothing",
     )
-    run.add_argument(
-        "--engine",
-        choices=("simulation", "flower-sim"),
-        default="simulation",
-        help="what trains the clients: processes of this machine (default), or Flower's simulation, on Ray",
-    )
-    run.add_argument(
-        "--ray",
-        metavar="HOST:PORT",
-        default="",
-        help="with --engine flower-sim: the Ray cluster (default: this machine alone)",
-    )
+    _engine(run)
     _recovery(run, "with --resume: ")
     add_log(run)
     add_settings(run)
 
     resume = commands.add(_resume, "resume", "Continue an interrupted run.", "runs/digits-ssd-seed0")
     resume.add_argument("run", type=path_of, metavar="RUN")
+    _engine(resume)
     _recovery(resume, "")
     add_log(resume)
     resume.add_argument(
@@ -140,6 +130,22 @@ def add_commands(commands: Commands) -> None:
     add_settings(bench)
 
 
+def _engine(sub: argparse.ArgumentParser) -> None:
+    """Add what trains the clients."""
+    sub.add_argument(
+        "--engine",
+        choices=("simulation", "flower-sim"),
+        default="simulation",
+        help="what trains the clients: processes of this machine (default), or Flower's simulation, on Ray",
+    )
+    sub.add_argument(
+        "--ray",
+        metavar="HOST:PORT",
+        default="",
+        help="with --engine flower-sim: the Ray cluster (default: this machine alone)",
+    )
+
+
 def _recovery(sub: argparse.ArgumentParser, condition: str) -> None:
     """Add what a resumed run may need."""
     sub.add_argument(
@@ -221,7 +227,6 @@ def _resume(options: argparse.Namespace) -> int:
     run = Run(options.run).require()
     recipe_of(run)  # a damaged recipe is named
     options.recipe, options.out, options.resume, options.restart = run.recipe_path, run.folder, True, False
-    options.engine, options.ray = "simulation", ""
     return _train(options)
 
 
