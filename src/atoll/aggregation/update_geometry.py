@@ -34,7 +34,7 @@ class Reference:
         self.model = model
         flat = {name: tensor.flatten() for name, tensor in model.items() if tensor.is_floating_point()}
         self._squares = {name: _square(tensor) for name, tensor in flat.items()}
-        self._blocks = {name: torch.split(tensor, BLOCK) for name, tensor in flat.items()}
+        self._blocks = {name: _blocks(tensor) for name, tensor in flat.items()}
         self._buffers: dict[torch.dtype, Tensor] = {}
 
     @torch.no_grad()
@@ -43,7 +43,7 @@ class Reference:
         names = [name for name in self._blocks if name in weights]
         geometry = UpdateGeometry({}, {}, {}, {name: self._squares[name] for name in names})
         for name in names:
-            blocks = torch.split(weights[name].flatten(), BLOCK)
+            blocks = _blocks(weights[name].flatten())
             moved, update = self._compare(blocks, self._blocks[name])
             geometry.moved[name], geometry.update[name] = moved, update
             geometry.inner[name] = _inner(blocks, self._blocks[name], moved, update, self._squares[name])
@@ -77,11 +77,15 @@ def _inner(w: Blocks, g: Blocks, moved: float, update: float, model: float) -> f
     return (update + model - moved) / 2
 
 
+def _blocks(flat: Tensor) -> Blocks:
+    return (
+        (flat,) if flat.numel() <= BLOCK else torch.split(flat, BLOCK)
+    )  # most tensors of a network are small
+
+
 def _square(tensor: Tensor) -> float:
     precise = _precise(tensor)
-    return sum(
-        float(torch.linalg.vector_norm(block, dtype=precise)) ** 2 for block in torch.split(tensor, BLOCK)
-    )
+    return sum(float(torch.linalg.vector_norm(block, dtype=precise)) ** 2 for block in _blocks(tensor))
 
 
 def _precise(tensor: Tensor) -> torch.dtype:

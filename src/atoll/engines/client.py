@@ -41,9 +41,13 @@ class Client:
         self._buffers = buffer_names(networks)
         self._shared = frozenset(update_names(method, setting.train, networks))
         self._personal = personal_names(method, networks)
+        tensors: Weights = {
+            **dict(networks.named_parameters(remove_duplicate=False)),
+            **dict(networks.named_buffers(remove_duplicate=False)),
+        }
+        self._weights = {name: tensors[name].detach() for name in networks.state_dict() if name in tensors}
         self._base: Weights = constants.get(BASE, {})
-        if self._base:
-            networks.load_state_dict(self._base, strict=False)
+        self._load(self._base)
 
     def start(self, message: Message, retained: ClientState | None, data: ClientData) -> None:
         """Load the message and the client state; ``retained`` is None the first time that a client takes part."""
@@ -62,12 +66,12 @@ class Client:
         context.received = {name: weight for name, weight in downloaded.items() if name in self._shared}
         if downloaded:
             downloaded = {**self._base, **downloaded}
-        self.networks.load_state_dict(method.merge.join(context, downloaded))
+        self._load(method.merge.join(context, downloaded), whole=True)
         if retained:
-            self.networks.load_state_dict(retained.get("personal", {}), strict=False)
+            self._load(retained.get("personal", {}))
         rest_frozen_norms(self.networks)
         if train.bn_buffers == "local" and retained:
-            self.networks.load_state_dict(retained["buffers"], strict=False)
+            self._load(retained["buffers"])
         for group in self.optimizer.param_groups:
             group["lr"] = context.lr
         self.optimizer.state.clear()
@@ -153,6 +157,16 @@ class Client:
             retained["optimizer"] = {str(k): v for k, v in self.optimizer.state_dict()["state"].items()}
         return update, retained
 
+    def _load(self, weights: Weights, whole: bool = False) -> None:
+        """Copy weights into the networks, as `nn.Module.load_state_dict` does in several times the time."""
+        own = self._weights
+        known = own.keys() == weights.keys() if whole else own.keys() >= weights.keys()
+        if not known or any(own[name].shape != weight.shape for name, weight in weights.items()):
+            self.networks.load_state_dict(weights, strict=whole)  # says what differs
+            return
+        for name, weight in weights.items():
+            own[name].copy_(weight)
+
     def _load_optimizer(self, retained: Slices) -> None:
         groups = self.optimizer.state_dict()["param_groups"]
         state = {int(key): value for key, value in retained.items()}
@@ -182,7 +196,11 @@ def train_client(
     """
     train = client.setting.train
     with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(derive_seed(client.setting.seed, "networks", message["round"], message["client"]))
+        seed = derive_seed(client.setting.seed, "networks", message["round"], message["client"])
+        # `torch.manual_seed` also seeds GPUs, and where there is none formats three tracebacks in case one appears.
+        torch.default_generator.manual_seed(seed)
+        if next(client.networks.parameters()).is_cuda:
+            torch.cuda.manual_seed_all(seed)
         client.start(message, retained, data)
         device = client.context.device.type
         epoch = 0
