@@ -17,7 +17,7 @@ class Runs:
 
     Args:
         results: Folder of the records.
-        runs: ``recipe`` and ``settings`` of each run, by its name.
+        runs: ``recipe`` and ``settings`` of each run, by its name; ``{seed}`` in a setting is the seed.
         seeds: The seeds.
     """
 
@@ -30,7 +30,8 @@ class Runs:
         """The training runs, seed by seed."""
         for seed in self.seeds:
             for name, one in self.runs.items():
-                yield Entry(f"{name}-seed{seed}", one["recipe"], seed, one["settings"], ())
+                settings = [setting.replace("{seed}", str(seed)) for setting in one["settings"]]
+                yield Entry(f"{name}-seed{seed}", one["recipe"], seed, settings, ())
 
     def record(self, name: str) -> Record | None:
         """Load a run's record; None if it does not exist."""

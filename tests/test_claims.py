@@ -92,6 +92,14 @@ def test_a_comparison_takes_each_runs_own_base(tmp_path):
     assert lines[-3:] == [f"| first | +35.00 {interval} (2) |", "| second | – |", ""]
 
 
+def test_a_setting_may_name_its_seed(tmp_path):
+    runs = {"a": {"recipe": "digits", "settings": ["train.start=runs/b-seed{seed}"]}}
+    claims = tool.Claims(tmp_path, TABLE | {"runs": runs})
+    assert [entry.settings for entry in claims.entries()] == [
+        [f"train.start=runs/b-seed{n}"] for n in (1, 2, 3)
+    ]
+
+
 def test_every_comparison_names_runs_that_exist():
     table = tool.Claims().table
     sides = [one[side] for t in table["comparisons"] for one in t["rows"] for side in ("run", "base")]
