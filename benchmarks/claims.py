@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from atoll.papers.published import find_published
-from atoll.report.paired import paired, signed
+from atoll.report.paired import paired, signed, with_interval
 from board_rows import HERE, Board
 from pages import filled, markdown
 from runs import Runs, arguments
@@ -82,11 +82,6 @@ def published(claim: Mapping[str, Any]) -> float:
 
     difference = sum(map(value, claim["published"]["plus"])) - sum(map(value, claim["published"]["minus"]))
     return difference * float(claim["published"].get("points", 1))
-
-
-def with_interval(mean: float, half: float | None) -> str:
-    """A difference, with its interval if there is one."""
-    return signed(mean) + ("" if half is None else f" [{signed(mean - half)}, {signed(mean + half)}]")
 
 
 def judge(n: int, mean: float, half: float | None) -> str:

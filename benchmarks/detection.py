@@ -13,8 +13,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from atoll.report.paired import paired
-from claims import with_interval
+from atoll.report.paired import paired, with_interval
 from pages import filled, markdown, mean_std
 
 HERE = Path(__file__).parent

@@ -14,9 +14,8 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from atoll.report.paired import paired
+from atoll.report.paired import paired, with_interval
 from board_rows import HERE, SELECT
-from claims import with_interval
 from pages import filled, markdown, mean_std
 from runs import Runs, arguments
 

@@ -41,8 +41,13 @@ def verdict(n: int, mean: float, half: float | None) -> str:
     """Format a paired difference."""
     if half is None:
         return f"{signed(mean)}, cannot tell (one seed)" if n else UNMEASURED
-    interval = f"{signed(mean)} [{signed(mean - half)}, {signed(mean + half)}]"
+    interval = with_interval(mean, half)
     return f"{interval}, cannot tell" if abs(mean) <= half else interval
+
+
+def with_interval(mean: float, half: float | None) -> str:
+    """Format a difference and its interval, if there is one."""
+    return signed(mean) + ("" if half is None else f" [{signed(mean - half)}, {signed(mean + half)}]")
 
 
 def signed(number: float) -> str:
