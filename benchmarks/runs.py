@@ -47,12 +47,16 @@ class Runs:
         missing = (entry for entry in self.entries() if self.record(entry.name) is None)
         return next((entry for entry in missing if entry.name.startswith(start)), None)
 
+    def make_one(self, entry: Entry, work: Path, callback: board.StopAfterRound) -> None:
+        """Make one run and save its record."""
+        board.run_and_save(self.results, entry, work, ["engine.threads=1"], callback)
+
     def make(self, work: Path, start: str = "") -> None:
         """Make the missing runs; SIGTERM stops after a round."""
         callback = board.StopAfterRound()
         while not callback.stop and (entry := self.missing(start)):
             try:
-                board.run_and_save(self.results, entry, work, ["engine.threads=1"], callback)
+                self.make_one(entry, work, callback)
             except board.StopAsked:
                 break
 
@@ -64,7 +68,7 @@ def arguments(description: str | None, work: Path) -> argparse.Namespace:
     )
     parser.add_argument("command", nargs="?", default="table", choices=("run", "table"))
     parser.add_argument("--only", default="", metavar="START", help="only runs whose name starts so")
-    parser.add_argument("--data", type=Path, help="the folder that holds cifar10/; default: ATOLL_DATA")
+    parser.add_argument("--data", type=Path, help="the folder of the images; default: ATOLL_DATA")
     parser.add_argument("--work", type=Path, default=work, help="for the runs' folders")
     args = parser.parse_args()
     if args.data:

@@ -9,13 +9,12 @@ examples/solar_cells/export.py writes FOLDER. The rows are in solar_cells.toml; 
 
 from __future__ import annotations
 
-import argparse
 import json
 import os
 import statistics
 import sys
 import tomllib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +23,7 @@ import board
 from atoll.commands.evaluate import evaluate_run
 from board_rows import HERE, Entry, Record
 from pages import filled, markdown, mean_std
+from runs import Runs, arguments
 
 RESULTS = HERE / "results" / "solar_cells.json"
 PAGE = HERE.parent / "docs" / "solar-cells.md"
@@ -44,26 +44,21 @@ SUPERVISED = {  # of classifiers
 }
 
 
-class Study:
-    """The runs and their records.
+class Study(Runs):
+    """The runs and their records, which are in one file.
 
     Args:
         results: The file of the records.
         table: Content of solar_cells.toml; None to read the file.
+
+    Attributes:
+        rows: The rows by name, each with its settings: encoders, then the supervised lines.
     """
 
     def __init__(self, results: Path = RESULTS, table: Mapping[str, Any] | None = None) -> None:
         self.table = table or tomllib.loads((HERE / "solar_cells.toml").read_text("utf-8"))
-        self.results = results
-
-    def records(self) -> dict[str, Record]:
-        """All records by the name of their run."""
-        return json.loads(self.results.read_text("utf-8")) if self.results.is_file() else {}
-
-    def rows(self) -> dict[str, dict[str, Any]]:
-        """The rows by name, each with its settings: encoders, then the supervised lines."""
         lines = self.table["supervised"]
-        return self.table["rows"] | {
+        self.rows: dict[str, dict[str, Any]] = self.table["rows"] | {
             f"{kind}-{labels}": {
                 "pretrained": True,
                 "settings": [*lines["settings"], *of_labels, *of_kind],
@@ -71,32 +66,50 @@ class Study:
             for labels, of_labels in lines["labels"].items()
             for kind, of_kind in lines["kinds"].items()
         }
+        runs = {
+            name: {"recipe": str(RECIPE), "settings": row.get("settings", [])}
+            for name, row in self.rows.items()
+        }
+        super().__init__(results, runs, self.table["seeds"])
 
-    def entries(self, recipe: Path = RECIPE) -> Iterator[tuple[Entry, dict[str, Any]]]:
-        """The training runs, seed by seed, each with its row."""
-        for seed in self.table["seeds"]:
-            for name, row in self.rows().items():
-                yield Entry(f"{name}-seed{seed}", str(recipe), seed, row.get("settings", []), ()), row
+    def saved(self) -> dict[str, Record]:
+        """All records by the name of their run."""
+        return json.loads(self.results.read_text("utf-8")) if self.results.is_file() else {}
+
+    def record(self, name: str) -> Record | None:
+        """Load a run's record; None if it does not exist."""
+        return self.saved().get(name)
+
+    def row(self, entry: Entry) -> dict[str, Any]:
+        """The row of a run."""
+        return self.rows[entry.name.rpartition("-seed")[0]]
 
     def save(self, record: Record) -> None:
         """Add a record to the file, which is replaced as a whole."""
         part = self.results.with_suffix(".part")
-        records = {**self.records(), record["entry"]: record}
+        records = {**self.saved(), record["entry"]: record}
         lines = (f"{json.dumps(name)}: {json.dumps(one)}" for name, one in sorted(records.items()))
         part.write_text("{\n" + ",\n".join(lines) + "\n}\n", "utf-8")
         part.replace(self.results)
 
+    def make_one(self, entry: Entry, work: Path, callback: board.StopAfterRound) -> None:
+        """Make one run and save its record."""
+        print(f"{entry.name} …", flush=True)
+        weights = Path(os.environ.get("ATOLL_DATA", ".")).absolute() / self.table["weights"]
+        settings = [f"model.weights={weights}"] if self.row(entry).get("pretrained") else []
+        record = make(self, entry, work, settings, callback)
+        self.save(record)
+        print(f"{entry.name}: {record['minutes']} minutes of training", flush=True)
+
     def measured(self, row: str, key: str) -> list[float]:
         """A row's accuracies in %, over the seeds that have a record."""
-        records = self.records()
-        found = (records.get(f"{row}-seed{seed}", {}).get("evaluation", {}) for seed in self.table["seeds"])
+        found = (record["evaluation"] for record in self.records(row).values())
         return [100 * one[key] for one in found if key in one]
 
 
 def make(
     study: Study,
     entry: Entry,
-    row: Mapping[str, Any],
     work: Path,
     settings: Sequence[str] = (),
     callback: board.StopAfterRound | None = None,
@@ -105,7 +118,7 @@ def make(
     record = board.run(entry, work, settings, callback)
     rounds = record.pop("rounds")
     run = atoll.Run(work / entry.name)
-    for protocol in study.table["fine_tunings"] if row.get("fine_tune") else ():
+    for protocol in study.table["fine_tunings"] if study.row(entry).get("fine_tune") else ():
         found = run.read_json(f"evaluation-{protocol}.json") or evaluate_run(run, protocol)
         record["evaluation"] |= {key: value for key, value in found.items() if key.startswith(protocol)}
         if callback and callback.stop:
@@ -122,35 +135,30 @@ def cells(study: Study, row: str, measures: Mapping[str, str]) -> list[str]:
     return [mean_std(study.measured(row, key), 1) for key in measures.values()]
 
 
-def seeds(study: Study, row: str) -> int:
-    """Number of a row's records."""
-    return sum(f"{row}-seed{seed}" in study.records() for seed in study.table["seeds"])
-
-
 def made(study: Study) -> str:
     """The generated part of the page."""
     encoders = [
-        [one["title"], *cells(study, name, MEASURES), str(seeds(study, name))]
+        [one["title"], *cells(study, name, MEASURES), str(len(study.records(name)))]
         for name, one in study.table["rows"].items()
-        if seeds(study, name)
+        if study.records(name)
     ]
     lines = [
         [
             f"{labels} labels",
             kind,
             *cells(study, f"{kind}-{labels}", SUPERVISED),
-            str(seeds(study, f"{kind}-{labels}")),
+            str(len(study.records(f"{kind}-{labels}"))),
         ]
         for labels in study.table["supervised"]["labels"]
         for kind in study.table["supervised"]["kinds"]
-        if seeds(study, f"{kind}-{labels}")
+        if study.records(f"{kind}-{labels}")
     ]
     costs = [
         [row["title"], *(mean_std([one[key] for one in found], 1) for key in ("megabytes", "minutes"))]
         for name, row in study.table["rows"].items()
-        if (found := [one for key, one in study.records().items() if key.rpartition("-")[0] == name])
+        if (found := list(study.records(name).values()))
     ]
-    parts = ["No run is finished yet.", ""] if not study.records() else []
+    parts = ["No run is finished yet.", ""] if not study.saved() else []
     if encoders:
         parts += ["### Encoders", "", *markdown(["encoder", *MEASURES, "seeds"], encoders)]
     if lines:
@@ -167,31 +175,12 @@ def write(study: Study, page: Path = PAGE) -> None:
 
 def main() -> int:
     """Run the command."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("command", nargs="?", default="table", choices=("run", "table"))
-    parser.add_argument("--data", type=Path, help="the folder that export.py wrote; default: ATOLL_DATA")
-    parser.add_argument("--work", type=Path, default=Path("runs/solar-cells"), help="for the runs' folders")
-    args = parser.parse_args()
+    args = arguments(__doc__, Path("runs/solar-cells"))
     study = Study()
     if args.command == "table":
         write(study)
-        return 0
-    data = args.data or Path(os.environ.get("ATOLL_DATA", "."))
-    os.environ["ATOLL_DATA"] = str(data.absolute())
-    callback = board.StopAfterRound()
-    for entry, row in study.entries():
-        if callback.stop or entry.name in study.records():
-            continue
-        print(f"{entry.name} …", flush=True)
-        try:
-            weights = [f"model.weights={data.absolute() / study.table['weights']}"]
-            record = make(study, entry, row, args.work, weights if row.get("pretrained") else [], callback)
-        except board.StopAsked:
-            break
-        study.save(record)
-        print(f"{entry.name}: {record['minutes']} minutes of training", flush=True)
+    else:
+        study.make(args.work, args.only)
     return 0
 
 

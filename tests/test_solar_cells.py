@@ -122,7 +122,7 @@ def test_a_tiny_study_runs_is_continued_and_fills_its_table(export, cells, tmp_p
     export.export_images(cells, tmp_path / "images")
     monkeypatch.setenv("ATOLL_DATA", str(tmp_path))
     one, short = study(tmp_path), [*TINY, "train.rounds=1"]
-    entries = {entry.name: (entry, row) for entry, row in one.entries()}
+    entries = {entry.name: entry for entry in one.entries()}
     assert list(entries) == ["untrained-seed1", "scratch-seed1", "federated-50-seed1", "alone-50-seed1"]
 
     class Stop:
@@ -132,13 +132,13 @@ def test_a_tiny_study_runs_is_continued_and_fills_its_table(export, cells, tmp_p
         def step(self, images): ...
         def round(self, record, line): ...
 
-    for name, (entry, row) in entries.items():
+    for name, entry in entries.items():
         settings = TINY if name.startswith("untrained") else short
-        if row.get("fine_tune"):  # stopped after the fine-tuning, which is then not repeated
+        if one.row(entry).get("fine_tune"):  # stopped after the fine-tuning, which is then not repeated
             with pytest.raises(board.StopAsked):
-                tool.make(one, entry, row, tmp_path / "work", settings, Stop())
+                tool.make(one, entry, tmp_path / "work", settings, Stop())
             monkeypatch.setattr(tool, "evaluate_run", None)
-        one.save(tool.make(one, entry, row, tmp_path / "work", settings))
+        one.save(tool.make(one, entry, tmp_path / "work", settings))
         monkeypatch.undo()
         monkeypatch.setenv("ATOLL_DATA", str(tmp_path))
     records = json.loads(one.results.read_text())
@@ -161,7 +161,7 @@ def test_a_tiny_study_runs_is_continued_and_fills_its_table(export, cells, tmp_p
 
 def test_every_row_is_a_recipe_that_exists(tmp_path, monkeypatch):
     pytest.importorskip("timm")
-    for entry, _ in tool.Study().entries():
+    for entry in tool.Study().entries():
         recipe = load_recipe(entry.recipe, [*entry.settings, f"seed={entry.seed}"])
         assert recipe.seed == entry.seed
 
