@@ -7,6 +7,7 @@ which are used in the order of the jobs.
 
 from __future__ import annotations
 
+import heapq
 from collections.abc import Mapping, Sequence
 
 from atoll.engines.jobs import Job
@@ -60,8 +61,11 @@ class Schedule:
     """
 
     def __init__(self, jobs: Sequence[Job], times: JobTimes, held: int) -> None:
-        self._waiting = sorted(enumerate(jobs), key=lambda one: -times.predict(one[1]))
+        self._jobs = jobs
+        self._times = times
         self._held = held
+        self._open: list[tuple[float, int]] = []  # a heap of jobs that may start now: −time and position
+        self._opened = 0  # number of jobs that were ever in it
 
     def next(self, used: int) -> Job | None:
         """Return the job to start now; None if the memory is full, or if no job is left.
@@ -69,8 +73,7 @@ class Schedule:
         Args:
             used: Number of results that were used.
         """
-        for index, (position, job) in enumerate(self._waiting):
-            if position < used + self._held:
-                del self._waiting[index]
-                return job
-        return None
+        for position in range(self._opened, min(used + self._held, len(self._jobs))):
+            heapq.heappush(self._open, (-self._times.predict(self._jobs[position]), position))
+            self._opened = position + 1
+        return self._jobs[heapq.heappop(self._open)[1]] if self._open else None
