@@ -34,6 +34,11 @@ def one_line(value: object) -> str:
     return text if len(text) <= LONGEST else f"{text[:LONGEST]} …"
 
 
+def error_words(error: BaseException) -> str:
+    """What an error says in one clean line; its type if it says nothing."""
+    return one_line(error) or type(error).__name__
+
+
 def short(value: object) -> str:
     """Describe an untrusted value in a few characters, on one line.
 

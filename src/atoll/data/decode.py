@@ -15,7 +15,7 @@ import struct
 import zlib
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import reduce
 from typing import Any, Literal
 
@@ -24,7 +24,7 @@ from numpy.typing import NDArray
 from PIL import Image, ImageOps, UnidentifiedImageError
 
 from atoll.core.errors import UserError
-from atoll.core.text import one_line
+from atoll.core.text import error_words
 from atoll.data.dicom import DicomError, Scan, is_dicom, read_dicom
 from atoll.data.tiff import MOST_OF_PILLOW, is_tiff, read_tiff
 
@@ -162,8 +162,7 @@ def _decoded(
     except (Image.DecompressionBombError, MemoryError) as error:
         raise CorruptImageError("it has more pixels than are safe to decode") from error
     except _DAMAGED as error:
-        message = one_line(error) or type(error).__name__
-        raise CorruptImageError(f"it is damaged ({message})") from error
+        raise CorruptImageError(f"it is damaged ({error_words(error)})") from error
     values = reduce(Values.joined, found) if found else None
     return np.ascontiguousarray(np.concatenate(planes)), values
 
@@ -273,12 +272,13 @@ def _eight_bit(
 ) -> Image.Image:
     """Convert to 8 bits a channel; the values of an image with more are added to `found`."""
     if isinstance(image, Scan):
-        found.append(Values(float(image.values.min()), float(image.values.max()), scans=True))
+        seen = replace(_range(image.values), scans=True)
+        found.append(seen)
         low, high = (how.window_low, how.window_high) if how.says_window else image.window or (None, None)
         if image.shown is not None and not how.says_window and how.window == "fixed":
-            image = _windowed(image.shown, how, 0.0, 1.0, [], image.inverted)
+            image = _windowed(image.shown, (0.0, 1.0), image.inverted)
         else:
-            image = _windowed(image.values, how, low, high, [], image.inverted)
+            image = _windowed(image.values, _ends(how, low, high, seen), image.inverted)
     elif image.mode.startswith("I") or image.mode == "F":
         if how.window == "fixed" and image.mode == "F" and not how.says_window:
             raise CorruptImageError(
@@ -286,26 +286,30 @@ def _eight_bit(
                 "(data.window_low and data.window_high, or data.window = 'per-image')"
             )
         values = np.asarray(image).astype(np.float64)
-        image = _windowed(values, how, how.window_low, how.window_high, found)
+        seen = _range(values)
+        found.append(seen)
+        image = _windowed(values, _ends(how, how.window_low, how.window_high, seen))
     if image.mode == "P" and "transparency" in image.info:  # Pillow requires this intermediate mode
         image = image.convert("RGBA")
     return image if image.mode == mode else image.convert(mode)
 
 
-def _windowed(
-    values: NDArray[np.float64],
-    how: Decoding,
-    low: float | None,
-    high: float | None,
-    found: list[Values],
-    inverted: bool = False,
-) -> Image.Image:
-    """Convert the values of a grey image to 8 bits; without a window, by their own range."""
+def _range(values: NDArray[np.float64]) -> Values:
+    return Values(float(values.min()), float(values.max()))
+
+
+def _ends(how: Decoding, low: float | None, high: float | None, seen: Values) -> tuple[float, float]:
+    """The values that become black and white; without a window, the image's own range."""
+    if how.window == "per-image" or low is None or high is None:
+        return seen.low, seen.high
+    return low, high
+
+
+def _windowed(values: NDArray[np.float64], ends: tuple[float, float], inverted: bool = False) -> Image.Image:
+    """Convert the values of a grey image to 8 bits."""
     if not np.isfinite(values).all():
         raise CorruptImageError("it holds values that are not finite")
-    found.append(Values(float(values.min()), float(values.max())))
-    if how.window == "per-image" or low is None or high is None:
-        low, high = found[-1].low, found[-1].high
+    low, high = ends
     scaled = ((values - low) * (255.0 / (high - low if high > low else 1.0))).clip(0, 255)
     return Image.fromarray(np.rint(255 - scaled if inverted else scaled).astype(np.uint8))
 

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from atoll.core.extras import require
-from atoll.core.text import one_line
+from atoll.core.text import error_words
 
 _GREY = ("MONOCHROME1", "MONOCHROME2")
 _PREAMBLE = 128  # bytes before the mark DICM
@@ -75,8 +75,7 @@ def read_dicom(encoded: bytes) -> Scan | Image.Image:
     except DicomError:
         raise
     except Exception as error:  # pydicom and its decoders raise any exception on damaged files
-        reason = one_line(error) or type(error).__name__
-        raise DicomError(f"it is a DICOM file that cannot be read ({reason})") from error
+        raise DicomError(f"it is a DICOM file that cannot be read ({error_words(error)})") from error
 
 
 def _colour(stored: NDArray[Any], kind: str) -> Image.Image:
@@ -99,7 +98,7 @@ def _shown(values: NDArray[np.float64], file: Any) -> NDArray[np.float64] | None
             data = np.frombuffer(data, f"{order}u2")
         table: NDArray[np.float64] = np.asarray(data, np.float64)[: count or 2**16] / (2**bits - 1)
         return table[np.rint(values - first).clip(0, len(table) - 1).astype(np.intp)]
-    centre, width = (_first(file.get(name)) for name in ("WindowCenter", "WindowWidth"))
+    centre, width = _first(file.get("WindowCenter")), _first(file.get("WindowWidth"))
     if centre is None or not width or str(file.get("VOILUTFunction")) != "SIGMOID":
         return None
     # 1 / (1 + exp(-4 (x - c) / w)), which would overflow
@@ -109,7 +108,7 @@ def _shown(values: NDArray[np.float64], file: Any) -> NDArray[np.float64] | None
 
 def _window(file: Any) -> tuple[float, float] | None:
     """The first window of a file; its ends by DICOM PS3.3, C.11.2.1.2 and C.11.2.1.3."""
-    centre, width = (_first(file.get(name)) for name in ("WindowCenter", "WindowWidth"))
+    centre, width = _first(file.get("WindowCenter")), _first(file.get("WindowWidth"))
     exact = str(file.get("VOILUTFunction", "LINEAR")) == "LINEAR_EXACT"
     if centre is None or width is None or width <= (0 if exact else 1):
         return None

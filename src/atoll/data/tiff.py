@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from atoll.core.extras import require
-from atoll.core.text import one_line
+from atoll.core.text import error_words
 
 MOST_OF_PILLOW = 4  # channels
 _MAGIC = (b"II*\0", b"MM\0*", b"II+\0", b"MM\0+")
@@ -42,13 +42,12 @@ def read_tiff(encoded: bytes) -> NDArray[Any]:
     try:
         with tifffile.TiffFile(io.BytesIO(encoded)) as file:
             page = file.pages.first
-            if page.size > 2 * MOST_OF_PILLOW * (
-                Image.MAX_IMAGE_PIXELS or sys.maxsize
-            ):  # as many as Pillow's
+            most = 2 * MOST_OF_PILLOW * (Image.MAX_IMAGE_PIXELS or sys.maxsize)  # as many as Pillow's
+            if page.size > most:
                 raise ValueError("it has more pixels than are safe to decode")
             array: NDArray[Any] = np.asarray(page.asarray())
             return array
     except ValueError:
         raise
     except Exception as error:  # tifffile and its codecs raise any exception on damaged files
-        raise ValueError(one_line(error) or type(error).__name__) from error
+        raise ValueError(error_words(error)) from error
