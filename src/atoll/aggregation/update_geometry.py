@@ -78,9 +78,8 @@ def _inner(w: Blocks, g: Blocks, moved: float, update: float, model: float) -> f
 
 
 def _blocks(flat: Tensor) -> Blocks:
-    return (
-        (flat,) if flat.numel() <= BLOCK else torch.split(flat, BLOCK)
-    )  # most tensors of a network are small
+    # Most tensors of a network are small, and the call of `split` costs more than they do.
+    return (flat,) if flat.numel() <= BLOCK else torch.split(flat, BLOCK)
 
 
 def _square(tensor: Tensor) -> float:

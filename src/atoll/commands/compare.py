@@ -219,11 +219,8 @@ def compare(
         for number, one in enumerate(seeded, start=1):
             run = Run(out / f"{one.name}-seed{one.seed}")
             title = f"{one.label}" + (f", seed {one.seed}" if seeds > 1 else "")
-            bar = (
-                callback(f"{number}/{len(seeded)} {title}" if len(seeded) > 1 else title)
-                if callback
-                else None
-            )
+            counted = f"{number}/{len(seeded)} {title}" if len(seeded) > 1 else title
+            bar = callback(counted) if callback else None
             try:
                 runs.append(
                     run_recipe(one, run.folder, resume=run.exists(), callback=bar, engine=engine, log=log)

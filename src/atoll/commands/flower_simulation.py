@@ -65,7 +65,6 @@ def run_on_flower(
             if failures[-ATTEMPTS:] == [rounds()] * ATTEMPTS:
                 raise
             say(f"{error}; the run continues on the nodes that are left")
-            reset = (
-                recovery.reset_clients if failures[-1] == failures[-2] else ()
-            )  # until a round has used it
+            # Clients are reset until a round has used it.
+            reset = recovery.reset_clients if failures[-1] == failures[-2] else ()
         resume, recovery = True, replace(recovery, restart=False, reset_clients=reset)

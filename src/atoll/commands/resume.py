@@ -18,10 +18,8 @@ from atoll.recipe.recipe import Recipe, recipe_of
 
 MAY_CHANGE = (  # when a run is resumed
     *("train.rounds", "engine.workers", "engine.decoders", "evaluation.at_end", "name", "title"),
-    *(
-        "engine.device",
-        "engine.devices",
-    ),  # another kind of device is another environment, which is not resumed
+    # Another kind of device is another environment, which is not resumed.
+    *("engine.device", "engine.devices"),
     *("train.keep_local_models", "train.keep_models_every"),
 )
 

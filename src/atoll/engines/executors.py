@@ -134,7 +134,7 @@ class WorkerPool:
 
     def _most_held(self, jobs: Sequence[Job]) -> int:
         """Number of updates that may be in memory, if each is as large as the models that a client is sent."""
-        size = max((num_bytes(dict(job.message["models"])) for job in jobs[:1]), default=0)
+        size = num_bytes(dict(jobs[0].message["models"])) if jobs else 0
         return max(2 * len(self._pipes), HELD_BYTES // max(1, size))
 
     def close(self) -> None:
@@ -173,12 +173,11 @@ class _Pipe:
             return {_SENT: id(tensor)}
 
         body = map_tensors(refer, escape(body, _SENT))
-        # If a worker has died, the next receive fails.
-        with contextlib.suppress(BrokenPipeError, ConnectionResetError):
-            self.connection.send_bytes(pack({"kind": kind, "body": body, "new": new, "forget": self._forget}))
+        self.send_raw(pack({"kind": kind, "body": body, "new": new, "forget": self._forget}))
         self._forget = False
 
     def send_raw(self, data: bytes) -> None:
+        # If a worker has died, the next receive fails.
         with contextlib.suppress(BrokenPipeError, ConnectionResetError):
             self.connection.send_bytes(data)
 
