@@ -35,6 +35,7 @@ TINY = (
     "evaluation.map_points=0",
     "engine.workers=1",
 )
+SSD = ("method.name=ssd", "train.rounds=3", "options.dsr.basis=random")  # what most whole runs add to it
 
 
 def tiny(*settings: str) -> Recipe:
