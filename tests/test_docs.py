@@ -148,14 +148,17 @@ def default_of(field: dataclasses.Field[Any]) -> Any:
     return field.default if field.default_factory is dataclasses.MISSING else field.default_factory()
 
 
+def shown(value: object) -> str:
+    """A value as the pages' tables show it."""
+    return "none" if value is None else f"`{literal(value)}`"
+
+
 def option_rows(cls: Any, leave_out: tuple[str, ...] = ()) -> list[list[str]]:
     """Option, type without bounds, and default of each field."""
     hints, rows = typing.get_type_hints(cls, include_extras=True), []
     for field in dataclasses.fields(cls):
         if field.name not in leave_out:
-            value = default_of(field)
-            shown = "none" if value is None else f"`{literal(value)}`"
-            rows.append([f"`{field.name}`", kind_of(hints[field.name]), shown])
+            rows.append([f"`{field.name}`", kind_of(hints[field.name]), shown(default_of(field))])
     return rows
 
 
@@ -288,7 +291,7 @@ def test_the_constants_of_protocols_stand_as_they_are(protocols: dict[str, Any])
     )
     fields = dataclasses.fields(next(iter(protocols.values())))
     assert rows == [
-        [f"`{field.name}`", *(f"`{literal(getattr(one, field.name))}`" for one in protocols.values())]
+        [f"`{field.name}`", *(shown(getattr(one, field.name)) for one in protocols.values())]
         for field in fields
         if field.name not in ("name", "differs")
     ]

@@ -32,7 +32,9 @@ class FineTuneResult(SelectedAccuracy):
     protocol: FineTuneProtocol
 
 
-def label_subset(labels: Tensor, fraction: float, generator: torch.Generator, label_count: int = 0) -> Tensor:
+def label_subset(
+    labels: Tensor, fraction: float, generator: torch.Generator, label_count: int | None = None
+) -> Tensor:
     """Draw a stratified share, or number, of the labels: of each class at least one.
 
     Of a share, each class gives the nearest whole number; of a number, its part of it. If there
@@ -42,7 +44,7 @@ def label_subset(labels: Tensor, fraction: float, generator: torch.Generator, la
         labels: The class of each sample.
         fraction: Share of each class to draw.
         generator: Source of the random draws, on the CPU.
-        label_count: Number of labels to draw in place of a share; 0 for the share.
+        label_count: Number of labels to draw in place of a share; None for the share.
 
     Shape:
         - labels: (N,) int
@@ -56,16 +58,15 @@ def label_subset(labels: Tensor, fraction: float, generator: torch.Generator, la
         >>> labels[chosen].bincount()
         tensor([5, 5])
     """
-    if label_count > len(labels):
-        warnings.warn(
-            f"{label_count} labels are asked for and there are {len(labels)}; all count", stacklevel=2
-        )
     sizes = labels.bincount()
-    counts = (
-        _stratified(sizes, min(label_count, len(labels)))
-        if label_count
-        else [max(1, round(fraction * size)) for size in sizes.tolist()]
-    )
+    if label_count is None:
+        counts = [max(1, round(fraction * size)) for size in sizes.tolist()]
+    else:
+        if label_count > len(labels):
+            warnings.warn(
+                f"{label_count} labels are asked for and there are {len(labels)}; all count", stacklevel=2
+            )
+        counts = _stratified(sizes, min(label_count, len(labels)))
     chosen = []
     for label in sizes.nonzero():
         rows = (labels == label).nonzero().squeeze(1)

@@ -42,7 +42,7 @@ class ProbeProtocol(Options, section="probe"):
         maps: Read the feature maps before the global pooling instead of h.
         normalise: Normalise images as in training; False leaves them on [0, 1].
         fraction: Share of each class's training labels that is used; at least one label of each class.
-        label_count: Number of training labels that is used in place of ``fraction``; 0 for ``fraction``.
+        label_count: Number of training labels that is used in place of ``fraction``; None for ``fraction``.
         differs: Differences from the paper or its code, and what they leave open; empty if there are none.
     """
 
@@ -63,7 +63,7 @@ class ProbeProtocol(Options, section="probe"):
     maps: bool = False
     normalise: bool = True
     fraction: Share = 1.0
-    label_count: Annotated[int, AtLeast(0)] = 0
+    label_count: Count | None = None
     differs: str = ""
 
     def constants(self) -> dict[str, bool | float | int | str]:
@@ -75,6 +75,7 @@ def _printable(protocol: DataclassInstance) -> dict[str, bool | float | int | st
     return {
         name: " ".join(map(str, value)) if isinstance(value, tuple) else value
         for name, value in asdict(protocol).items()
+        if value is not None
     }
 
 
@@ -171,7 +172,7 @@ class FineTuneProtocol(Options, section="finetune"):
         name: Name in results.
         fraction: Share of each class's training labels that is used; at least one label of each class.
         label_count: Number of training labels that is used in place of ``fraction``, of each client if
-            ``local_epochs`` is set; 0 for ``fraction``.
+            ``local_epochs`` is set; None for ``fraction``.
         optimizer: ``"adam"`` or ``"sgd"``.
         encoder_lr: Learning rate of the encoder.
         head_lr: Learning rate of the head.
@@ -188,7 +189,7 @@ class FineTuneProtocol(Options, section="finetune"):
 
     name: str
     fraction: Share = 1.0
-    label_count: Annotated[int, AtLeast(0)] = 0
+    label_count: Count | None = None
     optimizer: Optimizer = "sgd"
     encoder_lr: float = 1e-3
     head_lr: float = 0.3
