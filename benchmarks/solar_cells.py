@@ -123,6 +123,7 @@ def make(
         record["evaluation"] |= {key: value for key, value in found.items() if key.startswith(protocol)}
         if callback and callback.stop:
             raise board.StopAsked
+    record["evaluation"].pop("geometry/singular_values", None)  # 1,280 numbers, which no page shows
     megabytes = sum(line.get("bytes_up", 0) + line.get("bytes_down", 0) for line in rounds) / 1e6
     seconds = [line["seconds"] for line in rounds if "seconds" in line]
     # The median round: a pause of the machine within one does not count.
