@@ -42,7 +42,7 @@ def answer(
         try:
             side = SiteSide(SiteOptions.read(context.node_config), read_recipe)
             request = codec.tree(message.content)
-            reply = _checked(handle, side, request)
+            reply = checked(handle, side, request)
             log_of_site = side.options.audit_log
             if log_of_site is not None and (head := record_answer(log_of_site, kind, request, reply)):
                 reply["log"] = head
@@ -54,8 +54,8 @@ def answer(
     return Message(codec.records(reply), reply_to=message)
 
 
-def _checked(handle: Callable[[SiteSide, Tree], Tree], side: SiteSide, request: Tree) -> Tree:
-    """The answer of a site, or the sentence of its error."""
+def checked(handle: Callable[[SiteSide, Tree], Tree], side: SiteSide, request: Tree) -> Tree:
+    """Answer a request; after an error, with its sentence."""
     try:
         reply = handle(side, request)
         if "lost" in reply:

@@ -24,9 +24,11 @@ from atoll.core.version import VERSION
 from atoll.data.sources import load_data
 from atoll.engines.client import train_client
 from atoll.engines.client_states import ClientStates
+from atoll.engines.data_parallel import Ranks, train_together
 from atoll.engines.federation import Federation
 from atoll.engines.flower.agreed import Agreed, client_side, digest_of, site_partition
 from atoll.engines.flower.enrolment import FORMAT
+from atoll.engines.flower.launcher import launch
 from atoll.engines.flower.ledger import updates_sent
 from atoll.engines.flower.secure_site import masked_update
 from atoll.engines.flower.site_options import RecipeReader, SiteOptions
@@ -42,10 +44,13 @@ class SiteSide:
     Attributes:
         options: The node's configuration.
         read_recipe: Parses the text of a recipe.
+        together: Whether this process trains together with the others of its process group; only the first one
+            keeps the client state and answers.
     """
 
     options: SiteOptions
     read_recipe: RecipeReader
+    together: bool = False
 
     def hello(self, request: Tree) -> Tree:
         """Report the site's name, the number of its images, and their classes."""
@@ -96,6 +101,8 @@ class SiteSide:
         agreed = self.agreed(request)
         if agreed is None:
             return {"unprepared": True}
+        if self.options.launcher:
+            return launch(self.options, self.folder_of(request), request)
         message = request["message"]
         policy = self.options.read_policy()
         if policy is not None:
@@ -112,7 +119,14 @@ class SiteSide:
                     retained = states.load(message["client"], message["kept"])
                 except UserError as error:
                     return self._lost_state(request["federation"], message["kept"], error)
-            update, state = train_client(client, message, retained, federation.client_data(message["client"]))
+            data = federation.client_data(message["client"])
+            if self.together:
+                ranks = Ranks(client.networks["encoder"])
+                update, state = train_together(ranks, client, message, retained, data)
+                if ranks.rank:
+                    return {}
+            else:
+                update, state = train_client(client, message, retained, data)
             sent = map_tensors(lambda tensor: tensor.cpu(), update)
             if policy is not None:
                 sent = policy.outgoing(sent, client.context.received)

@@ -1,0 +1,55 @@
+"""Training of a site's client by several processes, which the site's launcher starts: torchrun, or a command like it.
+
+Only the process that asked speaks to the coordinator. The processes read the request from a folder of the site's state, which
+all of them must see, and the first of them leaves the answer there.
+"""
+
+from __future__ import annotations
+
+import shlex
+import subprocess
+import tempfile
+from dataclasses import asdict, replace
+from pathlib import Path
+
+from atoll.core.errors import RunError, UserError
+from atoll.core.processes import why_ended
+from atoll.core.text import error_words
+from atoll.core.tree import Tree, load, save
+from atoll.engines.flower.site_options import SiteOptions
+
+REQUEST, ANSWER = "request.safetensors", "answer.safetensors"
+
+
+def launch(options: SiteOptions, folder: Path, request: Tree) -> Tree:
+    """Let several processes answer a request to train.
+
+    The processes end when this one does, because their standard input closes.
+
+    Args:
+        options: The site's configuration, with a launcher.
+        folder: Folder of the run at the site.
+        request: The coordinator's request.
+
+    Returns:
+        The answer.
+
+    Raises:
+        UserError: The launcher cannot be started.
+        RunError: The processes ended without an answer.
+    """
+    with tempfile.TemporaryDirectory(dir=folder, prefix="launched-") as name:
+        job = Path(name)
+        save(job / REQUEST, {"options": asdict(replace(options, launcher="")), "request": request})
+        command = [*shlex.split(options.launcher), "-m", "atoll.engines.flower.rank", name]
+        try:
+            with subprocess.Popen(command, stdin=subprocess.PIPE) as process:
+                code = process.wait()
+        except OSError as error:
+            raise UserError(
+                f"the launcher of {options.name!r} cannot be started: {error_words(error)}; correct launcher=… "
+                "in --node-config"
+            ) from None
+        if not (job / ANSWER).is_file():
+            raise RunError(f"the launcher of {options.name!r} {why_ended(code)}")
+        return load(job / ANSWER)

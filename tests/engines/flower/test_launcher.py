@@ -1,0 +1,115 @@
+"""A site whose launcher starts several processes: the weights are those of one process, up to rounding."""
+
+from __future__ import annotations
+
+import os
+import sys
+import threading
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+import torch
+
+pytest.importorskip("flwr", reason="the extra atoll[flower] is not installed")
+
+from atoll.core.errors import UserError
+from atoll.core.run_folder import Run
+from atoll.core.tree import leaves, same
+from atoll.engines.flower.launcher import launch
+from atoll.engines.flower.site_options import SiteOptions
+from atoll.engines.server import TooFewUpdatesError
+from tests.engines.flower.grid import shares
+from tests.engines.flower.test_engine import play
+from tests.harness import final_models
+
+TORCHRUN = f"{sys.executable} -m torch.distributed.run --standalone --nproc-per-node 2"
+# FedEMA's clients keep a target; with min_accepted a client that is lost stops the run.
+SETTINGS = ("method.name=fedema", "partition.clients=2", "train.bn_buffers=local", "train.min_accepted=1.0")
+
+
+def processes_of_a_launch() -> list[psutil.Process]:
+    """The processes that train together now, which this process or one that it started asked for."""
+    found = psutil.Process().children(recursive=True)
+    return [one for one in found if "atoll.engines.flower.rank" in one.cmdline() and "RANK" in one.environ()]
+
+
+def kill_one(after: float) -> threading.Thread:
+    """Kill one of the processes that train together, some seconds after they started."""
+
+    def work() -> None:
+        while len(found := processes_of_a_launch()) < 2:
+            time.sleep(0.05)
+        time.sleep(after)
+        found[1].kill()
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    return thread
+
+
+@pytest.mark.slow
+def test_a_silo_of_two_processes_is_killed_and_resumed(tmp_path, monkeypatch):
+    """One site trains in two processes; the other in one."""
+    monkeypatch.setenv("ATOLL_STATE", str(tmp_path / "state"))
+
+    def silos(launcher: str):
+        grid = shares(2)
+        grid.nodes[100] = shares(2, launcher=launcher).nodes[100]
+        return grid
+
+    alone = play(shares(2), tmp_path / "alone", *SETTINGS)
+    whole = play(silos(TORCHRUN), tmp_path / "whole", *SETTINGS, deadline=100.0)
+    play(silos(TORCHRUN), tmp_path / "cut", *SETTINGS, "train.rounds=1", deadline=100.0)
+    killer = kill_one(1.0)
+    with pytest.raises(TooFewUpdatesError, match="round 2 failed"):
+        play(silos(TORCHRUN), tmp_path / "cut", *SETTINGS, resume=True, deadline=100.0)
+    killer.join()
+    assert Run(tmp_path / "cut").latest()["round"] == 1
+    cut = play(silos(TORCHRUN), tmp_path / "cut", *SETTINGS, resume=True, deadline=100.0)
+    assert same(final_models(cut), final_models(whole))
+    pairs = list(zip(leaves(final_models(whole)), leaves(final_models(alone)), strict=True))
+    assert all(torch.allclose(a.float(), b.float(), rtol=2e-4, atol=2e-4) for a, b in pairs)
+    assert not same(final_models(whole), final_models(alone))  # rounding shows that two processes trained
+    assert not list((tmp_path / "state").rglob("launched-*"))
+
+
+def test_a_launcher_that_is_not_there_is_named(tmp_path):
+    options = SiteOptions(site="north", data="images", launcher="no-such-command --fast")
+    with pytest.raises(UserError, match=r"the launcher of 'north' cannot be started: .*no-such-command"):
+        launch(options, tmp_path, {})
+
+
+@pytest.mark.slow
+def test_a_launcher_that_sets_no_ranks_is_refused(tmp_path):
+    options = SiteOptions(site="north", data="images", launcher=sys.executable)
+    answer = launch(options, tmp_path, {})
+    assert answer["lost"].startswith("the launcher must set RANK, WORLD_SIZE")
+
+
+@pytest.mark.slow
+def test_the_processes_end_with_the_one_that_asked(tmp_path):
+    """A ClientApp that is killed leaves nobody behind."""
+    code = (
+        "from pathlib import Path; from atoll.engines.flower.launcher import launch; "
+        "from atoll.engines.flower.site_options import SiteOptions; import sys; "
+        f"launch(SiteOptions(site='n', data='d', launcher={str(tmp_path / 'waits')!r}), Path({str(tmp_path)!r}), {{}})"
+    )
+    waits = tmp_path / "waits"  # as rank.py does while others compute
+    waits.write_text(
+        f"#!{sys.executable}\n"
+        "import sys, time; from threading import Thread\n"
+        "from atoll.engines.flower.rank import _end_with_input\n"
+        "Thread(target=_end_with_input, daemon=True).start()\n"
+        f"open({str(tmp_path / 'began')!r}, 'w').close()\n"
+        "time.sleep(100)\n"
+    )
+    waits.chmod(0o700)
+    asked = psutil.Popen([sys.executable, "-c", code], env=os.environ)
+    while not Path(tmp_path / "began").exists():
+        time.sleep(0.1)
+    (child,) = asked.children()
+    asked.kill()
+    asked.wait()
+    assert psutil.wait_procs([child], timeout=30)[0] == [child]
