@@ -125,10 +125,13 @@ def make(
             raise board.StopAsked
     record["evaluation"].pop("geometry/singular_values", None)  # 1,280 numbers, which no page shows
     megabytes = sum(line.get("bytes_up", 0) + line.get("bytes_down", 0) for line in rounds) / 1e6
-    seconds = [line["seconds"] for line in rounds if "seconds" in line]
-    # The median round: a pause of the machine within one does not count.
-    minutes = len(seconds) * statistics.median(seconds or [0.0]) / 60
-    return {**record, "megabytes": round(megabytes, 1), "minutes": round(minutes, 1)}
+    return {**record, "megabytes": round(megabytes, 1), "minutes": round(minutes(run.metrics), 1)}
+
+
+def minutes(lines: Sequence[Mapping[str, Any]]) -> float:
+    """Minutes of training: the median round for each, so that a pause of the machine within one does not count."""
+    seconds = [line["seconds"] for line in lines if "seconds" in line]
+    return len(seconds) * statistics.median(seconds or [0.0]) / 60
 
 
 def cells(study: Study, row: str, measures: Mapping[str, str]) -> list[str]:

@@ -15,6 +15,7 @@ from safetensors.torch import load_file
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "benchmarks"))
 
+import atoll
 import board
 import solar_cells as tool
 from atoll.commands.data import load_partition
@@ -152,11 +153,19 @@ def test_a_tiny_study_runs_is_continued_and_fills_its_table(export, cells, tmp_p
     numbers = [f"{100 * found[key]:.1f}" if key in found else "–" for key in tool.MEASURES.values()]
     assert numbers.count("–") == 2  # fine-tuning on 100 and on 500 labels
     assert f"| from scratch | {' | '.join(numbers)} | 1 |" in page
+    spent = atoll.Run(tmp_path / "work" / "scratch-seed1").metrics[1]["seconds"]
+    assert records["scratch-seed1"]["minutes"] == round(spent / 60, 1)
     cost = (records["scratch-seed1"][key] for key in ("megabytes", "minutes"))
     assert f"| from scratch | {' | '.join(f'{one:.1f}' for one in cost)} |" in page
     (line,) = (line for line in page.splitlines() if line.startswith("| 50 labels | alone"))
     shown = [f"{100 * records['alone-50-seed1']['evaluation'][key]:.1f}" for key in tool.SUPERVISED.values()]
     assert line == f"| 50 labels | alone | {' | '.join(shown)} | 1 |"
+
+
+def test_minutes_are_those_of_the_median_round():
+    rounds = [{"round": 0}, {"seconds": 60.0}, {"seconds": 5000.0}, {"seconds": 90.0}]
+    assert tool.minutes(rounds) == 4.5
+    assert tool.minutes(rounds[:1]) == 0
 
 
 def test_every_row_is_a_recipe_that_exists(tmp_path, monkeypatch):

@@ -94,7 +94,8 @@ def test_the_processes_end_with_the_one_that_asked(tmp_path):
     code = (
         "from pathlib import Path; from atoll.engines.flower.launcher import launch; "
         "from atoll.engines.flower.site_options import SiteOptions; import sys; "
-        f"launch(SiteOptions(site='n', data='d', launcher={str(tmp_path / 'waits')!r}), Path({str(tmp_path)!r}), {{}})"
+        f"launch(SiteOptions(site='n', data='d', launcher={str(tmp_path / 'waits')!r}), "
+        f"Path({str(tmp_path)!r}), {{}})"
     )
     waits = tmp_path / "waits"  # as rank.py does while others compute
     waits.write_text(

@@ -1,7 +1,7 @@
-"""Training of a site's client by several processes, which the site's launcher starts: torchrun, or a command like it.
+"""Training of a site's client by several processes, which a launcher starts: torchrun, or a command like it.
 
-Only the process that asked speaks to the coordinator. The processes read the request from a folder of the site's state, which
-all of them must see, and the first of them leaves the answer there.
+Only the process that asked speaks to the coordinator. The processes read the request from a folder of the site's
+state, which all of them must see, and the first of them leaves the answer there.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ def launch(options: SiteOptions, folder: Path, request: Tree) -> Tree:
         save(job / REQUEST, {"options": asdict(replace(options, launcher="")), "request": request})
         command = [*shlex.split(options.launcher), "-m", "atoll.engines.flower.rank", name]
         try:
-            with subprocess.Popen(command, stdin=subprocess.PIPE) as process:
+            with subprocess.Popen(command, stdin=subprocess.PIPE) as process:  # noqa: S603 the site owner's command
                 code = process.wait()
         except OSError as error:
             raise UserError(

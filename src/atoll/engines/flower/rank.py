@@ -1,4 +1,4 @@
-"""One of the processes that train a site's client together; an entry point (see `atoll.engines.flower.launcher`)."""
+"""One of the processes that train a site's client together; an entry point (see `launcher`)."""
 
 from __future__ import annotations
 

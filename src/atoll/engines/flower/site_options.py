@@ -14,7 +14,8 @@ from atoll.engines.flower.policy import Policy
 from atoll.recipe.recipe import Recipe
 
 RecipeReader = Callable[[str], Recipe]
-WORDS = ("site", "data", "source", "state", "device", "launcher", "reset", "policy")  # keys of a node's configuration
+# Keys of a node's configuration.
+WORDS = ("site", "data", "source", "state", "device", "launcher", "reset", "policy")
 OLD_WORDS = {"afresh": "reset"}  # Atoll 0.1's
 NUMBERS = ("partition-id", "num-partitions")  # keys that Flower's simulation adds
 
@@ -30,8 +31,8 @@ class SiteOptions:
             has a subfolder for each class.
         state: Folder of the site's persistent state; empty for ``$ATOLL_STATE``, or ``~/.atoll/state``.
         device: Device of the computation; empty for the recipe's.
-        launcher: Command that starts several processes to train the client together (see
-            `atoll.engines.flower.launcher`), such as ``"torchrun --standalone --nproc-per-node 4"``; empty for none.
+        launcher: Command that starts several processes, which train the client together (see
+            `atoll.engines.flower.launcher`), as ``"torchrun --standalone --nproc-per-node 4"``; empty for none.
         reset: Id of the run in which the site may reset its client if the client state is lost; the error about
             the loss contains this id. Empty for none.
         policy: File of the site's policy (see `Policy`); empty for the default, which allows every recipe without
