@@ -1,5 +1,6 @@
 import pytest
 import torch
+from torch import nn
 
 from atoll.core.tree import leaves, pack, unpack
 from tests.rounds import Rounds
@@ -75,3 +76,27 @@ def test_slices_have_the_memory_layout_of_a_message():
     for here, there in zip(leaves(update["parts"]), leaves(sent), strict=True):
         assert torch.equal(here, there)
         assert here.stride() == there.stride()
+
+
+class Counting(nn.Module):
+    """An encoder that replaces its buffer by another tensor, as many do."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(64, 8)
+        self.register_buffer("seen", torch.zeros(()))
+
+    def forward(self, images: torch.Tensor) -> torch.Tensor:
+        self.seen = self.seen + len(images)
+        return self.layer(images.flatten(1))
+
+
+@pytest.mark.filterwarnings("ignore:model.* does not apply")
+def test_a_buffer_that_is_another_tensor_by_now_is_sent_and_loaded():
+    encoder = ("model.encoder=tests.engines.test_client:Counting", "views.mean=[0.5]", "views.std=[0.5]")
+    rounds = Rounds("method.name=fed_simclr", *encoder)
+    start = rounds.start(0)
+    sent = [rounds.train(client)[0]["weights"] for client in (0, 1, 0)]
+    (name,) = (name for name in start if name.endswith("seen"))
+    images = [2 * rounds.federation.client_data(client).num_samples for client in (0, 1, 0)]  # two views
+    assert [float(weights[name] - start[name]) for weights in sent] == images
