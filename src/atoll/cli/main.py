@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import os
 import sys
 from collections.abc import Sequence
 
@@ -32,6 +33,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         except RunError as error:
             say(str(error))
             return 1
+        except BrokenPipeError:  # whoever read the output has ended, as `head` does
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # for what is still to be flushed
+            return 141  # as a command that SIGPIPE ends
         except (MemoryError, RuntimeError) as error:
             if not is_out_of_memory(error):
                 raise
