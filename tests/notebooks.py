@@ -1,6 +1,7 @@
 """Executes the notebooks. ``python -m tests.notebooks [NAME …]`` writes them again with small outputs.
 
-It needs nbclient, ipykernel, ipywidgets and, for the four hospitals, PACS in ``$ATOLL_DATA``.
+It needs nbclient, ipykernel, ipywidgets and, for the four hospitals, timm, peft, and PACS and the weights that
+``examples/solar_cells/export.py`` writes in ``$ATOLL_DATA``.
 """
 
 from __future__ import annotations
