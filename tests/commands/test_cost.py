@@ -66,10 +66,11 @@ def test_the_command_writes_nothing_and_counts_the_runs_before(tmp_path, monkeyp
         "partition.clients=2",
         "partition.kind=iid",
     ]
-    assert main(["run", "digits-ssd", "--dry-run", "--set", *settings]) == 0
-    said = capsys.readouterr().out
-    assert "2 rounds, 2 of 2 clients each" in said
-    assert "a site" in said
+    assert main(["run", "digits-ssd", "--dry-run", "--engine", "flower-sim", "--set", *settings]) == 0
+    said = capsys.readouterr()
+    assert "2 rounds, 2 of 2 clients each" in said.out
+    assert "a site" in said.out
+    assert "Flower's simulation comes on top" in said.err
     assert list(tmp_path.iterdir()) == []
 
 

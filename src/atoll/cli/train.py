@@ -184,6 +184,8 @@ def _estimate(options: argparse.Namespace) -> int:
     console = make_console()
     for cost in estimate(load_recipe(options.recipe, options.set)):
         console.print("\n".join(cost.lines()), highlight=False)
+    if options.engine == "flower-sim":
+        say("Flower's simulation comes on top: the start of its processes, and every message between them")
     return 0
 
 
