@@ -230,8 +230,9 @@ def test_flowers_simulation_trains_the_same_weights(trained, tmp_path, monkeypat
     def main(grid, context):
         run_federation(grid, FlowerOptions(recipe=str(recipe), out=str(tmp_path / "theirs")))
 
-    resources = {"client_resources": {"num_cpus": 1, "num_gpus": 0.0}}
-    run_simulation(server, app, num_supernodes=2, backend_config=resources)
+    # "local": Ray would wait for a cluster that was once started on this machine
+    ray = {"client_resources": {"num_cpus": 1, "num_gpus": 0.0}, "init_args": {"address": "local"}}
+    run_simulation(server, app, num_supernodes=2, backend_config=ray)
     assert same(final_models(ours), final_models(Run(tmp_path / "theirs")))
 
 

@@ -39,9 +39,9 @@ def test_the_weights_are_those_of_our_engine(tmp_path, monkeypatch, method):
     def main(grid, context):
         done.append(run_federation(grid, FlowerOptions(recipe=str(recipe), out=str(tmp_path / "theirs"))))
 
-    run_simulation(
-        server, app, num_supernodes=4, backend_config={"client_resources": {"num_cpus": 1, "num_gpus": 0.0}}
-    )
+    # "local": Ray would wait for a cluster that was once started on this machine
+    ray = {"client_resources": {"num_cpus": 1, "num_gpus": 0.0}, "init_args": {"address": "local"}}
+    run_simulation(server, app, num_supernodes=4, backend_config=ray)
     assert done == [tmp_path / "theirs"]
     from atoll.core.run_folder import Run
 
