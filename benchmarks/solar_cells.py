@@ -21,6 +21,7 @@ from typing import Any
 import atoll
 import board
 from atoll.commands.evaluate import evaluate_run
+from atoll.report.paired import paired, with_interval
 from board_rows import HERE, Entry, Record
 from pages import filled, markdown, mean_std
 from runs import Runs, arguments
@@ -101,10 +102,10 @@ class Study(Runs):
         self.save(record)
         print(f"{entry.name}: {record['minutes']} minutes of training", flush=True)
 
-    def measured(self, row: str, key: str) -> list[float]:
-        """A row's accuracies in %, over the seeds that have a record."""
-        found = (record["evaluation"] for record in self.records(row).values())
-        return [100 * one[key] for one in found if key in one]
+    def measured(self, row: str, key: str) -> dict[int, float]:
+        """A row's accuracies in %, by seed."""
+        found = {seed: record["evaluation"] for seed, record in self.records(row).items()}
+        return {seed: 100 * one[key] for seed, one in found.items() if key in one}
 
 
 def make(
@@ -136,7 +137,20 @@ def minutes(lines: Sequence[Mapping[str, Any]]) -> float:
 
 def cells(study: Study, row: str, measures: Mapping[str, str]) -> list[str]:
     """A row's means over the seeds."""
-    return [mean_std(study.measured(row, key), 1) for key in measures.values()]
+    return [mean_std(list(study.measured(row, key).values()), 1) for key in measures.values()]
+
+
+def differences(study: Study) -> list[str]:
+    """The encoders' accuracies less those of the first one, paired by seed, with their 95 % intervals."""
+    first, *others = (name for name in study.table["rows"] if study.records(name))
+    rows = []
+    for heading, key in MEASURES.items():
+        base = study.measured(first, key)
+        found = [paired(study.measured(name, key), base) for name in others]
+        rows.append([heading, *(with_interval(mean, half) if n else "–" for n, mean, half in found)])
+    titles = [study.table["rows"][name]["title"] for name in (first, *others)]
+    said = f"Each encoder less the first ({titles[0]}), paired by seed, with the 95 % confidence interval."
+    return ["### Differences", "", said, "", *markdown(["measure", *titles[1:]], rows)]
 
 
 def made(study: Study) -> str:
@@ -165,6 +179,8 @@ def made(study: Study) -> str:
     parts = ["No run is finished yet.", ""] if not study.saved() else []
     if encoders:
         parts += ["### Encoders", "", *markdown(["encoder", *MEASURES, "seeds"], encoders)]
+    if len(encoders) > 1:
+        parts += differences(study)
     if lines:
         parts += ["### Supervised lines", "", *markdown(["labels", "trained", *SUPERVISED, "seeds"], lines)]
     if costs:

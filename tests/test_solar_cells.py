@@ -20,6 +20,7 @@ import board
 import solar_cells as tool
 from atoll.commands.data import load_partition
 from atoll.recipe.recipe import load_recipe
+from atoll.report.paired import signed
 
 ROOT = Path(__file__).parents[1]
 GRADES = {"0.0": 0, "0.3333333333333333": 1, "0.6666666666666666": 2, "1.0": 3}
@@ -153,6 +154,8 @@ def test_a_tiny_study_runs_is_continued_and_fills_its_table(export, cells, tmp_p
     numbers = [f"{100 * found[key]:.1f}" if key in found else "–" for key in tool.MEASURES.values()]
     assert numbers.count("–") == 2  # fine-tuning on 100 and on 500 labels
     assert f"| from scratch | {' | '.join(numbers)} | 1 |" in page
+    (untrained,) = one.measured("untrained", "knn/accuracy").values()
+    assert f"| kNN | {signed(100 * found['knn/accuracy'] - untrained)} |" in page
     spent = atoll.Run(tmp_path / "work" / "scratch-seed1").metrics[1]["seconds"]
     assert records["scratch-seed1"]["minutes"] == round(spent / 60, 1)
     cost = (records["scratch-seed1"][key] for key in ("megabytes", "minutes"))
