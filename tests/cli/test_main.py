@@ -131,7 +131,6 @@ def test_a_text_file_called_parquet(tmp_path, capsys):
     assert not out.exists()
 
 
-@SIXTEEN_BITS
 def test_a_reader_may_end_before_the_output():
     command = [sys.executable, "-m", "atoll.cli.main", "egress", "digits-ssd", "--json"]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
@@ -141,6 +140,7 @@ def test_a_reader_may_end_before_the_output():
     assert process.returncode == 141
 
 
+@SIXTEEN_BITS
 def test_a_corrupt_image_is_named_and_refused_or_skipped(images, tmp_path, capsys):
     folder = tmp_path / "images"
     shutil.copytree(images, folder)
