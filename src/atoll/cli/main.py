@@ -23,7 +23,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     with signals_as_interrupts(), warnings_as_sentences():
         try:
             _check_recipes(options)
-            return int(options.handler(options))
+            status = int(options.handler(options))
+            sys.stdout.flush()
+            return status
         except UserError as error:
             say(str(error))
             return 2
