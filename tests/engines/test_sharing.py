@@ -6,11 +6,11 @@ import torch
 import atoll
 from atoll.core.errors import UserError
 from atoll.core.tree import num_bytes, same
-from atoll.engines.client import frozen_norms
 from atoll.engines.client_states import ClientStates
 from atoll.engines.federation import Federation
 from atoll.models.adapters import is_adapter
 from tests.harness import final_models, remains, run_tiny, tiny
+from tests.rounds import Rounds
 
 timm = pytest.importorskip("timm", reason="the extra atoll[timm] is not installed")
 pytest.importorskip("peft", reason="the extra atoll[peft] is not installed")
@@ -168,6 +168,9 @@ def test_bytes_over_a_run_fall_fiftyfold(tmp_path, name):
     assert totals["full"] >= 50 * totals["lora"], totals
 
 
-def test_a_frozen_norm_is_found():
-    federation = Federation(tiny("method.name=fed_simclr", "model.freeze=['encoder.bn1.*']"))
-    assert frozen_norms(federation.networks) == [federation.encoder.bn1]
+def test_a_frozen_norm_rests_while_the_others_train():
+    rounds = Rounds("method.name=fed_simclr", "model.freeze=['encoder.bn1.*']")
+    rounds.start(0)
+    encoder = rounds.client.networks["encoder"]
+    assert not encoder.bn1.training
+    assert encoder.layer1[0].bn1.training

@@ -64,8 +64,7 @@ class TensorSpec:
         """Describe how a value's shape or dtype differs from this spec, without reading the values."""
         if not isinstance(value, Tensor):
             return f"{place} is {_short(value)}, not a tensor of shape {_shape(self.shape)}"
-        sizes = list(zip(value.shape, self.shape, strict=False))
-        if value.ndim != len(self.shape) or not all(_fits(size, allowed) for size, allowed in sizes):
+        if value.shape != self.shape and not _fit(value.shape, self.shape):  # most have fixed sizes
             return f"{place} has shape {_shape(value.shape)}, not {_shape(self.shape)}"
         if value.dtype != self.dtype:
             return f"{place} is {value.dtype}, not {self.dtype}"
@@ -231,6 +230,10 @@ def declared_leaves(spec: Spec, weights: Weights, place: str) -> Iterator[tuple[
         pairs = enumerate(named) if isinstance(named, tuple) else named.items()
         for name, one in pairs:
             yield from declared_leaves(one, weights, f"{place}.{name}")
+
+
+def _fit(sizes: tuple[int, ...], allowed: tuple[int | UpTo, ...]) -> bool:
+    return len(sizes) == len(allowed) and all(map(_fits, sizes, allowed))
 
 
 def _fits(size: int, allowed: int | UpTo) -> bool:

@@ -42,7 +42,7 @@ class Client:
         self._shared = frozenset(update_names(method, setting.train, networks))
         self._personal = personal_names(method, networks)
         self._places = _places(networks)
-        self._frozen_norms = frozen_norms(networks)
+        self._frozen_norms = _frozen_norms(networks)
         self._base: Weights = constants.get(BASE, {})
         self._load(self._base)
 
@@ -168,8 +168,11 @@ class Client:
         """Copy weights into the networks, as `nn.Module.load_state_dict` does in several times the time."""
         own = self._weights()  # share memory with the networks
         known = own.keys() == weights.keys() if whole else own.keys() >= weights.keys()
-        known = known and self._places is not None
-        if not known or any(own[name].shape != weight.shape for name, weight in weights.items()):
+        if (
+            not known
+            or self._places is None
+            or any(own[name].shape != weight.shape for name, weight in weights.items())
+        ):
             self.networks.load_state_dict(weights, strict=whole)  # says what differs
             return
         for name, weight in weights.items():
@@ -284,7 +287,7 @@ def _places(networks: nn.Module) -> dict[str, tuple[nn.Module, str]] | None:
     return places
 
 
-def frozen_norms(networks: nn.Module) -> list[nn.Module]:
+def _frozen_norms(networks: nn.Module) -> list[nn.Module]:
     """BatchNorm layers with weights, none of which train."""
     found = []
     for module in networks.modules():

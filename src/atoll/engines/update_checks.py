@@ -170,13 +170,8 @@ class UpdateChecks:
             )
         for name, tensor in weights.items():
             model = reference[name]
-            if not (
-                isinstance(tensor, torch.Tensor)
-                and tensor.shape == model.shape
-                and tensor.dtype == model.dtype
-            ):
-                return TensorSpec(tuple(model.shape), model.dtype).form_mismatch(tensor, f"{name!r}")
-            if name in self.buffers and (reason := self._buffer(name, tensor, model, asked)):
+            form = TensorSpec(tuple(model.shape), model.dtype)
+            if reason := form.form_mismatch(tensor, f"{name!r}") or self._buffer(name, tensor, model, asked):
                 return reason
         return None
 
@@ -184,6 +179,8 @@ class UpdateChecks:
         self, name: str, tensor: torch.Tensor, model: torch.Tensor, asked: dict[str, int]
     ) -> str | None:
         """Check that no variance is negative, and that a counter grew by no more than the requested steps."""
+        if name not in self.buffers:
+            return None
         if tensor.is_floating_point():
             impossible = name.endswith("running_var") and bool((tensor < 0).any())
             return f"{name!r} contains a negative variance" if impossible else None
