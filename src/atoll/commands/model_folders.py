@@ -6,9 +6,8 @@ import json
 from collections.abc import Callable, Mapping
 from typing import Any
 
-import safetensors.torch
-
 from atoll.core.errors import UserError
+from atoll.core.tensor_file import serialise
 from atoll.models import Encoder
 from atoll.models.exported import CONFIG, KEY, WEIGHTS
 from atoll.models.libraries import HUGGING_FACE, TIMM
@@ -148,7 +147,7 @@ def _files(encoder: Encoder, config: Mapping[str, Any], library: str, use: str) 
     described = {**config, KEY: {"spec": encoder.spec, "metadata": encoder.metadata}}
     return {
         CONFIG: _json(described),
-        WEIGHTS: safetensors.torch.save(state, {"format": "pt"}),
+        WEIGHTS: b"".join(serialise(state, {"format": "pt"})),
         CARD: model_card(encoder, library, use).encode(),
     }
 

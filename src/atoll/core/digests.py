@@ -14,6 +14,7 @@ like one without.
 from __future__ import annotations
 
 import zlib
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 DIGITS = 8
@@ -85,14 +86,16 @@ def open_text(data: bytes, form: TextForm) -> tuple[bytes, bool]:
     return body, True
 
 
-def seal_at(data: bytes, marker: bytes) -> list[bytes | memoryview]:
-    """Put the digest into bytes that have `DIGITS` placeholders after the first ``marker``.
+def seal_at(pieces: Sequence[bytes | memoryview], marker: bytes) -> list[bytes | memoryview]:
+    """Put the digest into a file whose first piece has `DIGITS` placeholders after the first ``marker``.
 
     Returns:
-        The pieces of the sealed bytes, without a copy.
+        The pieces of the sealed file, without a copy of the others.
     """
-    before, after = _around(data, data.index(marker) + len(marker))
-    return [before, checksum(before, after), after]
+    first, *others = pieces
+    first = bytes(first)
+    before, after = _around(first, first.index(marker) + len(marker))
+    return [before, checksum(before, after, *others), after, *others]
 
 
 def verify_at(data: bytes, marker: bytes) -> None:

@@ -20,6 +20,7 @@ from torch import Tensor
 from atoll.core.digests import DIGITS, seal_at, verify_at
 from atoll.core.errors import UserError
 from atoll.core.files import write_whole
+from atoll.core.tensor_file import serialise
 
 Tree = Any  # dict[str, Tree] | list[Tree] | Tensor | int | float | str | bool | None
 Weights = dict[str, Tensor]
@@ -99,7 +100,7 @@ def clone(tree: Tree) -> Tree:
 def pack(tree: Tree) -> bytes:
     """Serialise a tree; equal trees give equal bytes. A tensor that occurs several times is stored once."""
     structure, tensors = _split(tree)
-    return safetensors.torch.save(tensors, metadata={_KEY: structure})
+    return b"".join(serialise(tensors, {_KEY: structure}))
 
 
 def unpack(data: bytes) -> Tree:
@@ -127,7 +128,7 @@ def save(path: Path, tree: Tree, label: str = "", shared: bool = False) -> None:
     """
     structure, tensors = _split(tree)
     value = f"{'0' * DIGITS}{label}{_END}{structure}"
-    write_whole(path, seal_at(safetensors.torch.save(tensors, metadata={FILE_KEY: value}), _MARKER), shared)
+    write_whole(path, seal_at(serialise(tensors, {FILE_KEY: value}), _MARKER), shared)
 
 
 def load(path: Path, label: str | None = None) -> Tree:
@@ -198,13 +199,6 @@ def _split(tree: Tree) -> tuple[str, Weights]:
         return {_REF: places[id(tensor)]}
 
     structure = json.dumps(map_tensors(place, escape(tree, _REF)), separators=(",", ":"))
-    # safetensors requires each tensor to own its storage, so tensors that share storage (views) are cloned.
-    owners: set[int] = set()
-    for name, tensor in tensors.items():
-        storage = tensor.untyped_storage()
-        if storage.nbytes() != tensor.numel() * tensor.element_size() or storage.data_ptr() in owners:
-            tensors[name] = tensor.clone()
-        owners.add(storage.data_ptr())
     return structure, tensors
 
 

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-import safetensors.torch
+import safetensors
 import torch
 from safetensors import SafetensorError
 from torch import Tensor, nn
@@ -18,6 +18,7 @@ from atoll.core.digests import DIGITS, MISMATCH, DamagedError, seal_at, verify_a
 from atoll.core.errors import UserError
 from atoll.core.files import write_whole
 from atoll.core.given import Given
+from atoll.core.tensor_file import serialise
 from atoll.core.tree import FILE_KEY
 from atoll.models.encoder import Encoder, graft
 from atoll.models.exported import load_folder, load_program
@@ -68,8 +69,7 @@ def _bytes(state: Mapping[str, Tensor], about: Mapping[str, Any]) -> list[bytes 
     described = {"digest": "0" * DIGITS, "format": FORMAT, **about}
     tensors = {name: tensor.detach().cpu().contiguous() for name, tensor in sorted(state.items())}
     # safetensors stores its metadata in a hash map of random order, so all metadata uses a single key.
-    data = safetensors.torch.save(tensors, {"atoll": json.dumps(described, sort_keys=True)})
-    return seal_at(data, _MARKER)
+    return seal_at(serialise(tensors, {"atoll": json.dumps(described, sort_keys=True)}), _MARKER)
 
 
 def load_encoder(path: str | os.PathLike[str], encoder: nn.Module | Factory | None = None) -> Encoder:

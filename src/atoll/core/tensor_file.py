@@ -1,0 +1,66 @@
+"""The safetensors format, written without copies.
+
+The library's own `save` copies all tensors while it holds the interpreter's lock, which stops the training beside
+which a checkpoint is written. The format is fixed: the header's size in eight bytes, the header as JSON, and the
+tensors' values. The bytes here are those of the library, which reads them.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor
+
+Piece = bytes | memoryview
+
+# In the library's order, by which it sorts tensors in a file: the widest and last first.
+_NAMES = {
+    torch.bool: "BOOL",
+    torch.uint8: "U8",
+    torch.int8: "I8",
+    torch.float8_e5m2: "F8_E5M2",
+    torch.float8_e4m3fn: "F8_E4M3",
+    torch.int16: "I16",
+    torch.uint16: "U16",
+    torch.float16: "F16",
+    torch.bfloat16: "BF16",
+    torch.int32: "I32",
+    torch.uint32: "U32",
+    torch.float32: "F32",
+    torch.complex64: "C64",
+    torch.float64: "F64",
+    torch.int64: "I64",
+    torch.uint64: "U64",
+}
+_RANKS = {dtype: -rank for rank, dtype in enumerate(_NAMES)}
+
+
+def serialise(tensors: Mapping[str, Tensor], metadata: Mapping[str, str]) -> list[Piece]:
+    """Return the pieces of a safetensors file: its header, then each tensor's own memory.
+
+    Args:
+        tensors: Dense tensors on the CPU; their values must not change before the pieces are written.
+        metadata: Text by name.
+
+    Raises:
+        TypeError: The format has no such type.
+    """
+    header: dict[str, object] = {"__metadata__": dict(metadata)}
+    pieces: list[Piece] = []
+    end = 0
+    for name, tensor in tensors.items():
+        if tensor.dtype not in _NAMES:
+            raise TypeError(f"{name!r} has the type {tensor.dtype}, which safetensors cannot store")
+    for name, tensor in sorted(tensors.items(), key=lambda pair: (_RANKS[pair[1].dtype], pair[0])):
+        start, end = end, end + tensor.numel() * tensor.element_size()
+        header[name] = {
+            "dtype": _NAMES[tensor.dtype],
+            "shape": list(tensor.shape),
+            "data_offsets": [start, end],
+        }
+        pieces.append(tensor.detach().reshape(-1).view(torch.uint8).numpy().data)
+    encoded = json.dumps(header, separators=(",", ":"), ensure_ascii=False).encode()
+    encoded += b" " * (-len(encoded) % 8)
+    return [len(encoded).to_bytes(8, "little") + encoded, *pieces]
