@@ -75,6 +75,7 @@ ABOUT_MORE = {
     "test_detection_table.py": "benchmarks/detection.py",
     "test_coming_from.py": "docs/from-*.md",
     "test_docs.py": "docs/",
+    "test_docs_examples.py": "code blocks and paths in docs/",
     "test_every_method.py": "all methods",
     "test_flagship_log.py": "benchmarks/flagship.py",
     "test_gpu_session.py": "benchmarks/gpu.sh",

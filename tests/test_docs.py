@@ -1,32 +1,21 @@
-"""The pages in docs/ say what the code does: names, options, defaults, recipes, commands, protocols."""
+"""The pages in docs/ say what the code does: methods, options, defaults, protocols."""
 
 from __future__ import annotations
 
 import dataclasses
-import importlib.util
-import json
-import pkgutil
 import re
-import shlex
-import shutil
-import subprocess
 import types
 import typing
-from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
 import tomli_w
 
-from atoll.cli.parser import make_parser
 from atoll.components.training import TrainOptions
 from atoll.core.schema import Above, AtLeast, AtMost, Below, MinLength, OneOf, Rising
 from atoll.data.options import DataOptions, PartitionOptions
 from atoll.data.shifts.options import ShiftOptions
 from atoll.data.views.options import PRESETS, ViewOptions, ViewSettings
-from atoll.engines.federation import Federation
-from atoll.engines.flower.policy import Policy
 from atoll.evaluation import EvaluationOptions
 from atoll.evaluation.protocols import FINE_TUNES, PROBES
 from atoll.methods.registry import (
@@ -41,13 +30,10 @@ from atoll.methods.registry import (
 from atoll.models import ModelOptions
 from atoll.recipe.engine_options import EngineOptions
 from atoll.recipe.generate import MOST_CHOICES, with_tables
-from atoll.recipe.recipe import Recipe, load_recipe, presets
+from atoll.recipe.recipe import Recipe
 from tests.docs_tables import MARKED, TABLES, generated
+from tests.pages import PAGES, ROOT, all_tables, tables
 
-ROOT = Path(__file__).parents[1]
-PAGES = {
-    path.relative_to(ROOT / "docs").as_posix(): path.read_text() for path in (ROOT / "docs").rglob("*.md")
-}
 PARTS: dict[str, Any] = {**OBJECTIVES, **TERMS, **MERGES, **AGGREGATIONS, **SERVER_STEPS}
 SECTIONS: dict[str, Any] = {
     "data": DataOptions,
@@ -60,47 +46,6 @@ SECTIONS: dict[str, Any] = {
     "evaluation": EvaluationOptions,
     "engine": EngineOptions,
 }
-
-
-# Reading pages.
-
-
-def cells(line: str) -> list[str]:
-    """The cells of a table's row."""
-    return [cell.strip().replace("\\|", "|") for cell in re.split(r"(?<!\\)\|", line.strip())[1:-1]]
-
-
-def tables(text: str) -> Iterator[tuple[str, list[str], list[list[str]]]]:
-    """A page's tables: the last line of text before each, its header, its rows."""
-    before, lines = "", iter(text.splitlines())
-    for line in lines:
-        if not line.startswith("|"):
-            before = before if not line or line.startswith("<!-- ") else line
-            continue
-        header, rows = cells(line), []
-        next(lines)  # the rule
-        for row in lines:
-            if not row.startswith("|"):
-                break
-            rows.append(cells(row))
-        yield before, header, rows
-
-
-def all_tables(first: str) -> Iterator[tuple[str, str, list[str], list[list[str]]]]:
-    """All pages' tables whose header begins so: page, line before, header, rows."""
-    for page, text in PAGES.items():
-        for before, header, rows in tables(text):
-            if header[0] == first:
-                yield page, before, header, rows
-
-
-def fences(kind: str) -> list[Any]:
-    """All pages' code blocks of a kind, each with the page and its place in it."""
-    return [
-        pytest.param(block, id=f"{page}-{i}")
-        for page, text in sorted(PAGES.items())
-        for i, block in enumerate(re.findall(rf"^```{kind}\n(.*?)^```", text, re.DOTALL | re.MULTILINE))
-    ]
 
 
 # What they should say.
@@ -305,78 +250,3 @@ def test_generated_tables_stand_as_the_code_has_them() -> None:
     assert sorted(found) == sorted(TABLES)
     for page, text in PAGES.items():
         assert generated(text) == text, page
-
-
-# What a reader would type.
-
-
-@pytest.mark.parametrize(
-    "snippet",
-    [one for one in fences("toml") if not one.values[0].startswith(("[superlink]", "# sites.toml"))],
-)
-def test_a_recipe_or_a_policy_on_a_page_is_valid(snippet: str, tmp_path: Path) -> None:
-    file = tmp_path / "page.toml"
-    file.write_text(snippet)
-    if snippet.startswith("# policy.toml"):
-        Policy.read(file)
-        return
-    recipe = load_recipe(file)
-    if recipe.data.source == "digits" and recipe.method.aggregation != "private_fedavg":
-        Federation(recipe)  # refuses components and networks that do not fit
-
-
-@pytest.mark.parametrize("block", fences("console"))
-def test_a_command_on_a_page_exists(block: str) -> None:
-    lines = block.replace("\\\n", " ").splitlines()
-    commands = [line.removeprefix("$ ") for line in lines if line.startswith("$ atoll")]
-    assert commands
-    for command in commands:
-        options = make_parser().parse_args(shlex.split(command, comments=True)[1:])
-        preset = getattr(options, "recipe", None)
-        if preset in presets() and ":" not in command:
-            load_recipe(preset, options.set)
-
-
-@pytest.mark.parametrize("equation", fences("math"))
-def test_an_equation_can_be_typeset(equation: str) -> None:
-    node, carrier = shutil.which("node"), importlib.util.find_spec("djangocms_katex")
-    if node is None or carrier is None or carrier.origin is None:
-        pytest.skip("typesets with Node.js and KaTeX, which `make docs` installs")
-    katex = Path(carrier.origin).parent / "static" / "djangocms_katex" / "vendor" / "katex" / "katex.min.js"
-    script = (
-        f"require({json.dumps(str(katex))}).renderToString({json.dumps(equation)}, {{ displayMode: true }})"
-    )
-    subprocess.run([node, "-e", script], check=True)
-
-
-def test_every_page_is_in_the_navigation() -> None:
-    navigation = (ROOT / "mkdocs.yml").read_text()
-    assert [page for page in PAGES if f" {page}\n" not in navigation] == []
-
-
-@pytest.mark.parametrize("page", sorted(PAGES))
-def test_a_file_or_a_test_that_a_page_names_exists(page: str) -> None:
-    for name, test in re.findall(
-        r"`((?:atoll|benchmarks|examples|src|tests)/[\w/.-]+\.\w+)(?:::(\w+))?", PAGES[page]
-    ):
-        path = ROOT / ("src" if name.startswith("atoll/") else "") / name
-        assert path.is_file(), name
-        assert f"def {test}(" in path.read_text() or not test, f"{name}::{test}"
-
-
-@pytest.mark.parametrize(
-    ("page", "module"),
-    [("l_dawa", "ldawa"), ("ssd", "ssd"), ("fedca", "fedca"), ("featarc", "featarc"), ("fedquad", "fedquad")],
-)
-def test_the_code_that_a_page_names_for_an_equation_exists(page: str, module: str) -> None:
-    text = (ROOT / "docs" / "methods" / f"{page}.md").read_text()
-    paragraph = re.search(r"^In the code.*?(?=\n\n)", text, re.DOTALL | re.MULTILINE)
-    assert paragraph is not None
-    names = re.findall(r"`([\w./]+)`", paragraph[0])
-    assert len(names) > 2
-    for name in names:
-        if name.endswith(".py"):
-            assert (ROOT / "src" / "atoll" / name).is_file(), name
-        else:
-            where = "atoll" if name.startswith("functional.") else f"atoll.methods.{module}"
-            assert pkgutil.resolve_name(f"{where}:{name}" if where != "atoll" else f"atoll.{name}"), name

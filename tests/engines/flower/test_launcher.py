@@ -17,9 +17,12 @@ pytest.importorskip("flwr", reason="the extra atoll[flower] is not installed")
 from atoll.core.errors import UserError
 from atoll.core.run_folder import Run
 from atoll.core.tree import leaves, same
+from atoll.engines.flower.client_app import checked
 from atoll.engines.flower.launcher import launch
+from atoll.engines.flower.site import SiteSide
 from atoll.engines.flower.site_options import SiteOptions
 from atoll.engines.server import TooFewUpdatesError
+from atoll.recipe.recipe import load_recipe
 from tests.engines.flower.grid import shares
 from tests.engines.flower.test_engine import play
 from tests.harness import final_models
@@ -79,6 +82,15 @@ def test_a_launcher_that_is_not_there_is_named(tmp_path):
     options = SiteOptions(site="north", data="images", launcher="no-such-command --fast")
     with pytest.raises(UserError, match=r"the launcher of 'north' cannot be started: .*no-such-command"):
         launch(options, tmp_path, {})
+
+
+def test_a_launcher_that_ends_without_an_answer_reaches_the_coordinator_as_a_sentence(tmp_path, caplog):
+    options = SiteOptions(site="north", data="images", launcher="false")
+    reply = checked(lambda _, request: launch(options, tmp_path, request), SiteSide(options, load_recipe), {})
+    assert reply == {
+        "lost": "the launcher of 'north' ended with exit code 1; what it wrote to the terminal may say why"
+    }
+    assert caplog.messages == [reply["lost"]]  # no traceback
 
 
 @pytest.mark.slow

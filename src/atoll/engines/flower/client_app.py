@@ -12,6 +12,7 @@ from collections.abc import Callable
 from flwr.app import Context, Message
 from flwr.clientapp import ClientApp
 
+from atoll.core.errors import RunError
 from atoll.core.files import private_files
 from atoll.core.tree import Tree
 from atoll.engines.flower import codec as codec
@@ -60,7 +61,7 @@ def checked(handle: Callable[[SiteSide, Tree], Tree], side: SiteSide, request: T
         reply = handle(side, request)
         if "lost" in reply:
             log.error("%s", reply["lost"])
-    except ValueError as error:  # includes UserError: the coordinator receives the sentence, too
+    except (ValueError, RunError) as error:  # includes UserError: the coordinator receives the sentence, too
         log.error("%s", error)
         return {"lost": str(error), **({"withdrawn": True} if isinstance(error, WithdrawnError) else {})}
     except Exception as error:
