@@ -37,6 +37,7 @@ from atoll.methods import (
     fedu2,
     fedx,
     gossip,
+    lagoon,
     ldawa,
     local_only,
     moon,
@@ -128,6 +129,7 @@ AGGREGATIONS: dict[str, type[Aggregation]] = by_name(
     Median,
     MultiKrum,
     PrivateFedAvg,
+    lagoon.Relay,
     SecureSum,
     TrimmedMean,
 )
@@ -161,6 +163,7 @@ METHODS: dict[str, Method] = {
     "fedsc": fedsc.METHOD,
     "fed_mar": fedmar.FED_MAR,
     "calibre": calibre.METHOD,
+    "lagoon": lagoon.METHOD,
     "fedprox": fedprox.METHOD,
     "scaffold": scaffold.METHOD,
     "fedbn": fedbn.METHOD,
