@@ -16,6 +16,7 @@ def test_a_sweep_visits_every_client_once(clients, groups, sweep):
     rounds = [relay.cohort(where, groups * sweep + turn) for turn in range(1, groups + 1)]
     assert sorted(client for cohort in rounds for client in cohort) == list(range(clients))
     assert max(map(len, rounds)) - min(map(len, rounds)) <= 1
+    assert relay.cohort_size(where) == min(map(len, rounds))
 
 
 def test_sweeps_differ():

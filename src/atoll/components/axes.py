@@ -118,6 +118,10 @@ class Aggregation(Component):
         """
         return None
 
+    def cohort_size(self, setting: Setting) -> int:
+        """Return the number of clients in a round, the fewest if rounds differ; goes with `cohort`."""
+        return setting.train.cohort_size(setting.num_clients)
+
     def spent(self, setting: Setting, round: int) -> dict[str, float]:
         """Return the privacy budget spent by all rounds up to this one, for the log."""
         return {}

@@ -1,6 +1,6 @@
 """Lagoon: groups of clients take turns, so that most of the steps of a sweep follow one another.
 
-    a sweep:     the K clients in an order drawn anew, dealt to G groups; a round for each group
+    a sweep:     the K clients in an order drawn anew, split into G groups; a round for each group
     round r:     w_r = Σ_k p_k w_k over the round's group, each client trained from w_{r−1}
 
 A sweep sends the model to each client once, as a round of FedAvg does: as many images and bytes, and G times the
@@ -41,6 +41,10 @@ class Relay(FedAvg):
         sweep, turn = divmod(round - 1, groups)
         order = torch.randperm(setting.num_clients, generator=stream(setting.seed, "relay", sweep))
         return order[turn::groups].tolist()
+
+    def cohort_size(self, setting: Setting) -> int:
+        """Return the size of the smallest group."""
+        return max(1, setting.num_clients // self.groups)
 
 
 METHOD = Method(

@@ -101,6 +101,11 @@ def test_a_recipe_that_asks_for_more_is_refused_at_the_site_and_the_coordinator_
         assert words in entries[-1]["why"]
 
 
+def test_groups_that_take_turns_are_smaller_than_the_cohort_that_a_site_asks_for(place):
+    words = refusal(place, "min_cohort = 3", "method.name=lagoon", "options.relay.groups=2")
+    assert "of 2 updates, and the site's policy asks for 3" in words
+
+
 def test_a_slice_of_a_component_is_named(place):
     words = refusal(place, 'egress = ["weights", "losses", "samples"]', "method.name=scaffold")
     assert "contains 'parts.scaffold'" in words
