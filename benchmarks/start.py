@@ -45,13 +45,11 @@ def main() -> None:
     parser.add_argument("--turns", type=int, default=7)
     parser.add_argument("--json", type=Path)
     options = parser.parse_args()
-    command, environment = (
-        [sys.executable, "-c", CHILD, json.dumps(STEPS)],
-        {**os.environ, "OMP_NUM_THREADS": "1"},
-    )
+    command = [sys.executable, "-c", CHILD, json.dumps(STEPS)]
+    one_thread = {**os.environ, "OMP_NUM_THREADS": "1"}
     turns = []
     for _ in range(options.turns):
-        done = subprocess.run(command, check=True, capture_output=True, text=True, env=environment)
+        done = subprocess.run(command, check=True, capture_output=True, text=True, env=one_thread)
         turns.append(json.loads(done.stdout.splitlines()[-1]))
     rows = {name: [round(turn[name], 3) for turn in turns] for name in STEPS}
     for name, seconds in rows.items():
