@@ -30,6 +30,7 @@ class Row:
     temperature: Sequence[str] = ()
     line: bool = False
     choice_of: str = ""
+    tuning: Sequence[str] = ()
     short: Sequence[str] = ()
     long: Sequence[str] = ()
 
@@ -105,7 +106,8 @@ class Board:
         ):
             name = f"tuning/{row.name}-lr{rate}" + ("" if tau is None else f"-t{tau}")
             point = (f"train.lr={rate}", *(f"{key}={tau}" for key in row.temperature))
-            settings = (f"method.name={row.method}", *row.settings, *point, *self.tuning["settings"])
+            settings = (f"method.name={row.method}", *row.settings, *point)
+            settings = (*settings, *self.tuning["settings"], *row.tuning)
             entries.append(Entry(name, self.tuning["recipe"], self.tuning["seed"], settings, point))
         return entries
 

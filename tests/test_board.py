@@ -15,6 +15,7 @@ import pytest
 from scipy import stats
 
 import atoll
+from atoll.methods.lagoon import Relay
 from atoll.methods.registry import METHODS
 
 ROOT = Path(__file__).parents[1]
@@ -70,6 +71,12 @@ def put(board: Board, entry: Entry, accuracy: float | None) -> None:
     path.write_text(json.dumps({"rounds": begun, "evaluation": evaluation, **failed}))
 
 
+def turns(recipe: atoll.Recipe) -> int:
+    """The rounds in which every client trains once: equal images for all rows."""
+    aggregation = recipe.composed.aggregation
+    return aggregation.groups if isinstance(aggregation, Relay) else 1
+
+
 # The page and its records.
 
 
@@ -100,7 +107,8 @@ def test_records_follow_the_protocol_and_name_no_place():
         assert recipe["train"]["batch_size"] == plain.train.batch_size
         assert recipe["seed"] == record["seed"] == (17 if tuning else int(name[-1]))
         row = name.partition("/")[2].partition("-")[0]
-        assert (Board().rows[row].line and not tuning) or recipe["train"]["rounds"] == (
+        turns = recipe["options"].get("relay", {"groups": 1})["groups"]  # each is a round
+        assert (Board().rows[row].line and not tuning) or recipe["train"]["rounds"] == turns * (
             2 if tuning else plain.train.rounds
         )
 
@@ -120,11 +128,13 @@ def test_a_row_is_a_recipe(name):
         for entry in board.tunings(made):
             recipe = atoll.load_recipe(entry.recipe, entry.settings)
             assert recipe.data.validation_fraction == 0.1
-            assert recipe.train.rounds == 2
+            assert recipe.train.rounds == 2 * turns(recipe)
         for protocol in board.protocols:
             preset = board.protocols[protocol]["recipe"]
             settings = [f"method.name={method}", *row.settings, *getattr(row, protocol)]
-            assert atoll.load_recipe(preset, settings).data.validation_fraction == 0
+            recipe = atoll.load_recipe(preset, settings)
+            assert recipe.data.validation_fraction == 0
+            assert row.line or recipe.train.rounds == turns(recipe) * atoll.load_recipe(preset).train.rounds
 
 
 def test_entries_come_in_the_documented_order(tmp_path):

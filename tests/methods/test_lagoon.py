@@ -1,6 +1,8 @@
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from atoll.core.errors import UserError
 from atoll.core.tree import same
 from atoll.methods.lagoon import Relay
 from tests.folds import setting
@@ -39,3 +41,8 @@ def test_a_sweep_has_the_images_and_bytes_of_a_round_of_fedavg(tmp_path):
             line.get(name, 0) for line in plain.metrics
         )
     assert not same(final_models(relay), final_models(plain))
+
+
+def test_a_share_of_the_clients_is_refused(tmp_path):
+    with pytest.raises(UserError, match="leave train"):
+        run_tiny(tmp_path, LAGOON, "train.participation=0.5")

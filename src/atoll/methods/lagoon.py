@@ -24,7 +24,7 @@ from atoll.objectives.align_uniform import AlignUniform
 
 @dataclass(frozen=True)
 class Relay(FedAvg):
-    """FedAvg over groups of clients that take turns; `train.participation` has no effect.
+    """FedAvg over groups of clients that take turns.
 
     Attributes:
         weights: p_k within a group: ``"samples"``, ``"batches"`` or ``"uniform"``.
@@ -34,6 +34,14 @@ class Relay(FedAvg):
     name: ClassVar[str] = "relay"
     source: ClassVar[str] = "docs/methods/lagoon.md"
     groups: Count = 5
+
+    def refuse(self, setting: Setting) -> str | None:
+        """Refuse a share of the clients, because turns say who takes part in a round."""
+        if setting.train.participation == 1:
+            return None
+        return (
+            "'relay' gives every client a turn; leave train.participation at 1.0 and set options.relay.groups"
+        )
 
     def cohort(self, setting: Setting, round: int) -> list[int]:
         """Return the clients of a round's group; a sweep is G rounds, and every client is in one of its groups."""
