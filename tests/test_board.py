@@ -73,8 +73,9 @@ def put(board: Board, entry: Entry, accuracy: float | None) -> None:
 
 def turns(recipe: atoll.Recipe) -> int:
     """The rounds in which every client trains once: equal images for all rows."""
-    aggregation = recipe.composed.aggregation
-    return aggregation.groups if isinstance(aggregation, Relay) else 1
+    aggregation, clients = recipe.composed.aggregation, recipe.partition.clients
+    groups = aggregation.groups or clients if isinstance(aggregation, Relay) else 1
+    return round(groups / recipe.train.participation)
 
 
 # The page and its records.
@@ -107,10 +108,10 @@ def test_records_follow_the_protocol_and_name_no_place():
         assert recipe["train"]["batch_size"] == plain.train.batch_size
         assert recipe["seed"] == record["seed"] == (17 if tuning else int(name[-1]))
         row = name.partition("/")[2].partition("-")[0]
-        turns = recipe["options"].get("relay", {"groups": 1})["groups"]  # each is a round
-        assert (Board().rows[row].line and not tuning) or recipe["train"]["rounds"] == turns * (
-            2 if tuning else plain.train.rounds
-        )
+        groups = recipe["options"].get("relay", {"groups": 1})["groups"] or plain.partition.clients
+        turns = round(groups / recipe["train"]["participation"])
+        rounds = turns * (2 if tuning else plain.train.rounds)
+        assert (Board().rows[row].line and not tuning) or recipe["train"]["rounds"] == rounds
 
 
 # Rows.

@@ -11,9 +11,8 @@ import torch
 from torch import nn
 
 from atoll.core.config import Options
-from atoll.core.schema import Above, AtLeast, AtMost, Below, Count, Infinite, Positive, Share
+from atoll.core.schema import Above, AtLeast, AtMost, Below, Count, Infinite, Positive, Share, Whole
 
-Whole = Annotated[int, AtLeast(0)]
 Bound = Annotated[float, Above(0), Infinite()]
 
 

@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 
 from atoll.core.config import Options
 from atoll.core.errors import UserError, did_you_mean
-from atoll.core.schema import AtLeast, Count, OneOf, Positive
+from atoll.core.schema import AtLeast, Count, OneOf, Positive, Whole
 from atoll.evaluation.client_tests import PREFIX
 from atoll.evaluation.protocols import (
     FINE_TUNES,
@@ -65,7 +65,7 @@ class EvaluationOptions(Options, section="evaluation"):
             determines the sample.
     """
 
-    every: Annotated[int, AtLeast(0)] = 0
+    every: Whole = 0
     patience: Count | None = None
     during: Protocols = ("knn", "geometry")
     at_end: Protocols = ("knn", "probe", "geometry")
@@ -84,7 +84,7 @@ class EvaluationOptions(Options, section="evaluation"):
     measures: tuple[Literal["norms", "layers", "distances", "angles", "consensus"], ...] = ()
     measures_every: Count = 1
     measured_clients: Annotated[int, AtLeast(2)] = 5
-    map_points: Annotated[int, AtLeast(0)] = 1000
+    map_points: Whole = 1000
 
     def __post_init__(self) -> None:
         super().__post_init__()

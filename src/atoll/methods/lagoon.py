@@ -1,10 +1,10 @@
-"""Lagoon: groups of clients take turns, so that most of the steps of a sweep follow one another.
+"""Lagoon: clients take turns, so that the steps of a sweep follow one another.
 
     a sweep:     the K clients in an order drawn anew, split into G groups; a round for each group
     round r:     w_r = Σ_k p_k w_k over the round's group, each client trained from w_{r−1}
 
 A sweep sends the model to each client once, as a round of FedAvg does: as many images and bytes, and G times the
-steps in a row. One group is FedAvg.
+steps in a row. G = K is a turn for every client alone, G = 1 is FedAvg.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import torch
 from atoll.aggregation.fedavg import FedAvg
 from atoll.components.base import Setting
 from atoll.core.rng import stream
-from atoll.core.schema import Count
+from atoll.core.schema import Whole
 from atoll.methods.method import Method
 from atoll.objectives.align_uniform import AlignUniform
 
@@ -28,12 +28,12 @@ class Relay(FedAvg):
 
     Attributes:
         weights: p_k within a group: ``"samples"``, ``"batches"`` or ``"uniform"``.
-        groups: G, the groups of a sweep, of ⌊K/G⌋ or ⌈K/G⌉ clients; with fewer clients, each is a group.
+        groups: G, the groups of a sweep, of ⌊K/G⌋ or ⌈K/G⌉ clients; 0, or more than K: every client alone.
     """
 
     name: ClassVar[str] = "relay"
     source: ClassVar[str] = "docs/methods/lagoon.md"
-    groups: Count = 5
+    groups: Whole = 0
 
     def refuse(self, setting: Setting) -> str | None:
         """Refuse a share of the clients, because turns say who takes part in a round."""
@@ -43,16 +43,20 @@ class Relay(FedAvg):
             "'relay' gives every client a turn; leave train.participation at 1.0 and set options.relay.groups"
         )
 
+    def turns(self, setting: Setting) -> int:
+        """Return the rounds of a sweep."""
+        return min(self.groups or setting.num_clients, setting.num_clients)
+
     def cohort(self, setting: Setting, round: int) -> list[int]:
         """Return the clients of a round's group; a sweep is G rounds, and every client is in one of its groups."""
-        groups = min(self.groups, setting.num_clients)
+        groups = self.turns(setting)
         sweep, turn = divmod(round - 1, groups)
         order = torch.randperm(setting.num_clients, generator=stream(setting.seed, "relay", sweep))
         return order[turn::groups].tolist()
 
     def cohort_size(self, setting: Setting) -> int:
         """Return the size of the smallest group."""
-        return max(1, setting.num_clients // self.groups)
+        return setting.num_clients // self.turns(setting)
 
 
 METHOD = Method(

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.nn.functional import linear, normalize
 
 from atoll.components.base import VIEWS, Batch, ClientContext, Forward, Objective, Passes, Setting
-from atoll.core.schema import AtLeast, AtMost, Count, Positive
+from atoll.core.schema import AtLeast, AtMost, Count, Positive, Whole
 from atoll.core.tree import Tree
 from atoll.functional import dino, moving_centre
 from atoll.objectives.momentum import encoding_weights, follow, start_target
@@ -21,7 +21,6 @@ TEACHER = (Forward("view1", "dino_teacher"), Forward("view2", "dino_teacher"))
 LOCAL = Forward("dino_local")
 HEAD = "prototypes"
 Momentum = Annotated[float, AtLeast(0), AtMost(1)]
-Whole = Annotated[int, AtLeast(0)]
 
 
 class Prototypes(nn.Linear):
