@@ -9,18 +9,15 @@ steps in a row. G = K is a turn for every client alone, G = 1 is FedAvg.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import ClassVar
 
 import torch
-from torch import Tensor
 
 from atoll.aggregation.fedavg import FedAvg
-from atoll.components.base import VIEWS, Batch, ClientContext, Forward, Passes, Setting, Term
-from atoll.core.devices import upload
+from atoll.components.base import Setting
 from atoll.core.rng import stream
-from atoll.core.schema import Positive, Whole
+from atoll.core.schema import Whole
 from atoll.methods.method import Method
 from atoll.objectives.align_uniform import AlignUniform
 
@@ -62,42 +59,6 @@ class Relay(FedAvg):
         return setting.num_clients // self.turns(setting)
 
 
-@dataclass(frozen=True)
-class Relations(Term):
-    """Keeps the relations that the received model sees between a client's images, as a turn goes on.
-
-    Attributes:
-        temperature: τ of the softmax over the other images of the batch.
-    """
-
-    name: ClassVar[str] = "relations"
-    source: ClassVar[str] = "docs/methods/lagoon.md"
-    temperature: Positive = 0.25
-
-    def forwards(self) -> Sequence[Forward]:
-        """Pass both views through the local networks."""
-        return VIEWS
-
-    def start(self, context: ClientContext) -> None:
-        """Compute the received model's embeddings of the images."""
-        received = context.frozen("global", context.received)
-        (context.of(self).anchors,) = context.outputs(received, "z")
-
-    def loss(self, context: ClientContext, batch: Batch, passes: Passes) -> Tensor:
-        """Mean KL(received ‖ local) of the similarities of an image to the others."""
-        anchors = context.of(self).anchors
-        a, one, two = (
-            torch.nn.functional.normalize(rows, dim=1)
-            for rows in (anchors[upload(batch.indices, anchors.device)], *(passes[view].z for view in VIEWS))
-        )
-        others = ~torch.eye(len(a), dtype=torch.bool, device=a.device)
-        target, local = (
-            (similar[others].view(len(a), -1) / self.temperature).log_softmax(dim=1)
-            for similar in (a @ a.T, one @ two.T)
-        )
-        return torch.nn.functional.kl_div(local, target, log_target=True, reduction="batchmean")
-
-
 METHOD = Method(
     objective=AlignUniform(),
     aggregation=Relay(),
@@ -105,4 +66,3 @@ METHOD = Method(
     paper="Atoll, 2026: FedAlignUniform whose clients take turns",
     family="Federated self-supervised methods",
 )
-RELATED = replace(METHOD, terms=(Relations(),))
