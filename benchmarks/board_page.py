@@ -64,12 +64,24 @@ def untrained(board: Board, protocol: str) -> list[str]:
 
 
 def differences(board: Board, protocol: str) -> Iterator[list[str]]:
-    """Difference of each row from its base."""
-    for row in filter(None, map(board.resolve, board.rows.values())):
-        final, base = (board.finals(name, protocol) for name in (row.name, row.base))
+    """Difference of each row from its base, and of our own from the best of the papers'."""
+    rows = [*filter(None, map(board.resolve, board.rows.values()))]
+    compared = [(row.name, row.base, "") for row in rows]
+    if best := best_of_papers(board, protocol):
+        compared.append((board.own, best, " (the best of the papers')"))
+    for name, other, note in compared:
+        final, base = (board.finals(one, protocol) for one in (name, other))
         pairs = [paired(values(final, heading), values(base, heading)) for heading in ("probe %", "kNN %")]
         if pairs[0][0]:
-            yield [row.title, board.rows[row.base].title, *(verdict(*one) for one in pairs), str(pairs[0][0])]
+            titles = board.rows[name].title, board.rows[other].title + note
+            yield [*titles, *(verdict(*one) for one in pairs), str(pairs[0][0])]
+
+
+def best_of_papers(board: Board, protocol: str) -> str | None:
+    """Name of the papers' row with the highest mean probe accuracy; None without results."""
+    found = {name: [*values(board.finals(name, protocol), "probe %").values()] for name in board.papers}
+    means = {name: statistics.fmean(numbers) for name, numbers in found.items() if numbers}
+    return max(means, key=lambda name: means[name], default=None)
 
 
 def protocol_lines(board: Board, protocol: str) -> list[str]:

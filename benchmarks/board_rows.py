@@ -76,6 +76,7 @@ class Board:
             table["protocols"],
             table["objectives"],
         )
+        self.own, self.papers = table.get("own"), table.get("papers", ())
         self.rows = {row["name"]: Row(**row) for row in table["rows"]}
 
     def record(self, name: str) -> Record | None:

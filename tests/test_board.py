@@ -167,6 +167,15 @@ def test_entries_come_in_the_documented_order(tmp_path):
     assert board_page.picture(board).count("<circle") == 8
 
 
+def test_our_own_row_is_compared_with_the_best_of_the_papers(tmp_path):
+    board = Board(tmp_path, {**TABLE, "own": "plain", "papers": ["warm", "over", "line"]})
+    while entry := board.missing("short"):
+        scores = {"short/plain": 0.5, "short/warm": 0.4, "short/over": 0.45}
+        put(board, entry, scores.get(entry.name.partition("-")[0], 0.3))
+    (row,) = [row for row in board_page.differences(board, "short") if row[1].endswith("papers')")]
+    assert row[:3] == ["Plain", "Over (the best of the papers')", "+5.00 [+5.00, +5.00]"]
+
+
 def test_one_seed_needs_its_tuning_runs_alone(tmp_path):
     board = Board(tmp_path, TABLE)
     names = []
