@@ -34,6 +34,10 @@ class Row:
     short: Sequence[str] = ()
     long: Sequence[str] = ()
 
+    def at(self, point: Sequence[str]) -> tuple[str, ...]:
+        """Settings of the row with a learning rate and a temperature."""
+        return (f"method.name={self.method}", *self.settings, *point)
+
 
 @dataclass(frozen=True)
 class Entry:
@@ -107,8 +111,7 @@ class Board:
         ):
             name = f"tuning/{row.name}-lr{rate}" + ("" if tau is None else f"-t{tau}")
             point = (f"train.lr={rate}", *(f"{key}={tau}" for key in row.temperature))
-            settings = (f"method.name={row.method}", *row.settings, *point)
-            settings = (*settings, *self.tuning["settings"], *row.tuning)
+            settings = (*row.at(point), *self.tuning["settings"], *row.tuning)
             entries.append(Entry(name, self.tuning["recipe"], self.tuning["seed"], settings, point))
         return entries
 
@@ -137,8 +140,8 @@ class Board:
             return
         for seed in self.protocols[protocol]["seeds"]:
             name, recipe = f"{protocol}/{row.name}-seed{seed}", self.protocols[protocol]["recipe"]
-            settings = (f"method.name={resolved.method}", *resolved.settings, *chosen.point)
-            yield Entry(name, recipe, seed, (*settings, *getattr(row, protocol)), chosen.point)
+            settings = (*resolved.at(chosen.point), *getattr(row, protocol))
+            yield Entry(name, recipe, seed, settings, chosen.point)
 
     def missing(
         self, protocol: str, passed: Sequence[str] = (), rows: Sequence[str] = (), seed: int | None = None

@@ -21,7 +21,7 @@ from atoll.papers.published import find_published
 from atoll.report.paired import paired, signed, with_interval
 from board_rows import HERE, Board
 from pages import filled, markdown
-from runs import Runs, arguments
+from runs import Runs, command
 
 RESULTS = HERE / "results" / "claims"
 PAGE = HERE.parent / "docs" / "claims.md"
@@ -156,16 +156,5 @@ def write(claims: Claims, page: Path = PAGE) -> None:
     page.write_text(filled(page.read_text("utf-8"), made(claims), BEGIN, END), "utf-8")
 
 
-def main() -> int:
-    """Run the command."""
-    args = arguments(__doc__, Path("runs/claims"))
-    claims = Claims()
-    if args.command == "table":
-        write(claims)
-    else:
-        claims.make(args.work, args.only)
-    return 0
-
-
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(command(__doc__, Path("runs/claims"), Claims, write))

@@ -17,9 +17,9 @@ from pathlib import Path
 from typing import Any
 
 from atoll.report.paired import paired, verdict
-from board_rows import HERE, SELECT, Board
+from board_rows import HERE, Board
 from pages import filled, markdown, mean_std
-from runs import Runs, arguments
+from runs import Runs, command
 
 RESULTS = HERE / "results" / "elsewhere"
 PAGE = HERE.parent / "docs" / "methods" / "lagoon.md"
@@ -49,24 +49,19 @@ class Elsewhere(Runs):
                 row = self.board.rows[name]
                 if chosen := self.board.choice(row):
                     rounds = place["rounds"] * (place["clients"] if name in self.table["turns"] else 1)
-                    of_row = [f"method.name={row.method}", *row.settings, *chosen.point]
+                    of_row = row.at(chosen.point)
                     settings = [*place["settings"], *of_row, f"train.rounds={rounds}"]
                     recipe = place["recipe"]
                     recipe = str(HERE.parent / recipe) if recipe.endswith(".toml") else recipe
                     runs[f"{place['name']}-{name}"] = {"recipe": recipe, "settings": settings}
         super().__init__(results, runs, self.table["seeds"])
 
-    def points(self, name: str) -> dict[int, float]:
-        """A run's probe accuracy in %, by seed; a run that failed has none."""
-        found = self.records(name).items()
-        return {seed: 100 * one["evaluation"][SELECT] for seed, one in found if SELECT in one["evaluation"]}
-
 
 def rows(study: Elsewhere) -> Iterator[list[str]]:
     """A row for each federation that has a record: all methods, and the last one less each of the others."""
     *others, own = study.table["methods"]
     for place in study.table["federations"]:
-        found = {name: study.points(f"{place['name']}-{name}") for name in (*others, own)}
+        found = {name: study.probed(f"{place['name']}-{name}") for name in (*others, own)}
         if any(found.values()):
             shown = [mean_std([*numbers.values()], 2) for numbers in found.values()]
             against = (paired(found[own], found[name]) for name in others)
@@ -81,16 +76,10 @@ def made(study: Elsewhere) -> str:
     return "\n".join(markdown(header, found)).rstrip() if found else "No run is finished yet."
 
 
-def main() -> int:
-    """Run the command."""
-    args = arguments(__doc__, Path("runs/elsewhere"))
-    study = Elsewhere()
-    if args.command == "table":
-        PAGE.write_text(filled(PAGE.read_text("utf-8"), made(study), BEGIN, END), "utf-8")
-    else:
-        study.make(args.work, args.only)
-    return 0
+def write(study: Elsewhere, page: Path = PAGE) -> None:
+    """Update the page."""
+    page.write_text(filled(page.read_text("utf-8"), made(study), BEGIN, END), "utf-8")
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(command(__doc__, Path("runs/elsewhere"), Elsewhere, write))

@@ -15,9 +15,9 @@ from pathlib import Path
 from typing import Any
 
 from atoll.report.paired import paired, with_interval
-from board_rows import HERE, SELECT
+from board_rows import HERE
 from pages import filled, markdown, mean_std
-from runs import Runs, arguments
+from runs import Runs, command
 
 RESULTS = HERE / "results" / "flagship"
 PAGE = HERE.parent / "docs" / "flagship-log.md"
@@ -44,19 +44,14 @@ class Log(Runs):
         }
         super().__init__(results, runs, self.table["seeds"])
 
-    def points(self, name: str) -> dict[int, float]:
-        """A try's probe accuracy in %, by seed; a run that failed has none."""
-        found = self.records(name).items()
-        return {seed: 100 * one["evaluation"][SELECT] for seed, one in found if SELECT in one["evaluation"]}
-
 
 def rows(log: Log) -> Iterator[list[str]]:
     """One row for each try that has a record."""
     for one in log.table["tries"]:
         if not log.records(one["name"]):
             continue
-        own = log.points(one["name"])
-        base = log.points(one["base"]) if "base" in one else {}
+        own = log.probed(one["name"])
+        base = log.probed(one["base"]) if "base" in one else {}
         n, mean, half = paired(own, base)
         difference = f"{with_interval(mean, half)} to `{one['base']}`" if n else "–"
         shown = mean_std(list(own.values()), 2) if own else "failed"
@@ -69,16 +64,10 @@ def made(log: Log) -> str:
     return "\n".join(markdown(HEADER, list(rows(log)))).rstrip()
 
 
-def main() -> int:
-    """Run the command."""
-    args = arguments(__doc__, Path("runs/flagship"))
-    log = Log()
-    if args.command == "table":
-        PAGE.write_text(filled(PAGE.read_text("utf-8"), made(log), BEGIN, END), "utf-8")
-    else:
-        log.make(args.work, args.only)
-    return 0
+def write(log: Log, page: Path = PAGE) -> None:
+    """Update the page."""
+    page.write_text(filled(page.read_text("utf-8"), made(log), BEGIN, END), "utf-8")
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(command(__doc__, Path("runs/flagship"), Log, write))

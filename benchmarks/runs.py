@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import argparse
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import board
-from board_rows import Entry, Record, load_record
+from board_rows import SELECT, Entry, Record, load_record
 
 
 class Runs:
@@ -42,6 +42,11 @@ class Runs:
         found = {seed: self.record(f"{run}-seed{seed}") for seed in self.seeds}
         return {seed: record for seed, record in found.items() if record}
 
+    def probed(self, run: str) -> dict[int, float]:
+        """A run's probe accuracy in %, by seed; a run that failed has none."""
+        found = self.records(run).items()
+        return {seed: 100 * one["evaluation"][SELECT] for seed, one in found if SELECT in one["evaluation"]}
+
     def missing(self, start: str = "") -> Entry | None:
         """The first run without a record, of those whose name starts so."""
         missing = (entry for entry in self.entries() if self.record(entry.name) is None)
@@ -61,8 +66,18 @@ class Runs:
                 break
 
 
-def arguments(description: str | None, work: Path) -> argparse.Namespace:
-    """Parse the commands ``run`` and ``table``; ``--data`` sets ATOLL_DATA."""
+R = TypeVar("R", bound=Runs)
+
+
+def command(description: str | None, work: Path, runs: Callable[[], R], write: Callable[[R], None]) -> int:
+    """Run the command ``run`` or ``table``; ``--data`` sets ATOLL_DATA.
+
+    Args:
+        description: Help of the command.
+        work: Default folder of the runs' folders.
+        runs: Creates the runs.
+        write: Updates the page of the runs.
+    """
     parser = argparse.ArgumentParser(
         description=description, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -73,4 +88,8 @@ def arguments(description: str | None, work: Path) -> argparse.Namespace:
     args = parser.parse_args()
     if args.data:
         os.environ["ATOLL_DATA"] = str(args.data.absolute())
-    return args
+    if args.command == "table":
+        write(runs())
+    else:
+        runs().make(args.work, args.only)
+    return 0

@@ -24,7 +24,7 @@ from atoll.commands.evaluate import evaluate_run
 from atoll.report.paired import paired, with_interval
 from board_rows import HERE, Entry, Record
 from pages import filled, markdown, mean_std
-from runs import Runs, arguments
+from runs import Runs, command
 
 RESULTS = HERE / "results" / "solar_cells.json"
 PAGE = HERE.parent / "docs" / "solar-cells.md"
@@ -193,16 +193,5 @@ def write(study: Study, page: Path = PAGE) -> None:
     page.write_text(filled(page.read_text("utf-8"), made(study), BEGIN, END), "utf-8")
 
 
-def main() -> int:
-    """Run the command."""
-    args = arguments(__doc__, Path("runs/solar-cells"))
-    study = Study()
-    if args.command == "table":
-        write(study)
-    else:
-        study.make(args.work, args.only)
-    return 0
-
-
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(command(__doc__, Path("runs/solar-cells"), Study, write))

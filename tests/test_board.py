@@ -47,7 +47,12 @@ TABLE: dict[str, Any] = {
             "base": "plain",
             "temperature": ["options.simclr.temperature"],
         },
-        {"name": "over", "title": "Over", "settings": ["method.server=fedavgm"]},
+        {
+            "name": "over",
+            "title": "Over",
+            "settings": ["method.server=fedavgm"],
+            "tuning": ["train.rounds=3"],
+        },
         {
             "name": "line",
             "title": "Line",
@@ -154,6 +159,8 @@ def test_entries_come_in_the_documented_order(tmp_path):
         *(f"tuning/over-{point}" for point in warm), *("short/over-seed0", "short/over-seed1"),
         *("short/line-seed0", "short/line-seed1"),
     ]  # fmt: skip
+    over = board.tunings(board.resolve(board.rows["over"]))
+    assert all(entry.settings[-2:] == ("train.rounds=1", "train.rounds=3") for entry in over)
     *_, last = board.entries(board.rows["line"], "short")
     assert last.settings == (
         "method.name=fed_simclr", "partition.kind=centralised", "train.lr=0.3",

@@ -123,7 +123,7 @@ class MultiKrum(Robust):
 
     def refuse(self, setting: Setting) -> str | None:
         """Refuse cohorts of fewer than 2f + 3 clients, for which Krum has no guarantee."""
-        return self._too_few(setting.train.cohort_size(setting.num_clients))
+        return self._too_few(self.cohort_size(setting))
 
     def combine(self, updates: DiskBuffer, current: Weights, buffers: frozenset[str]) -> Weights:
         """Compute the mean of the chosen updates.

@@ -109,13 +109,12 @@ class Server:
 
     def cohort(self, round: int) -> list[int]:
         """Return the clients of a round, in the order in which they were drawn."""
-        prescribed = self.recipe.composed.aggregation.cohort(self.setting, round)
+        aggregation = self.recipe.composed.aggregation
+        prescribed = aggregation.cohort(self.setting, round)
         if prescribed is not None:
             return prescribed
-        clients = self.setting.num_clients
-        count = self.recipe.train.cohort_size(clients)
-        drawn = torch.randperm(clients, generator=stream(self.recipe.seed, "cohort", round))
-        return [int(client) for client in drawn[:count]]
+        drawn = torch.randperm(self.setting.num_clients, generator=stream(self.recipe.seed, "cohort", round))
+        return [int(client) for client in drawn[: aggregation.cohort_size(self.setting)]]
 
     def jobs(self, round: int) -> list[Job]:
         """Create the jobs of a round, in the order of client ids, which is the order of the fold."""
