@@ -9,8 +9,10 @@ from atoll.core.tree import num_bytes, same
 from atoll.engines.client_states import ClientStates
 from atoll.engines.federation import Federation
 from atoll.models.adapters import is_adapter
+from atoll.models.norms import modes, norm_layers
 from tests.harness import final_models, remains, run_tiny, tiny
 from tests.rounds import Rounds
+from tests.steps import Steps
 
 timm = pytest.importorskip("timm", reason="the extra atoll[timm] is not installed")
 pytest.importorskip("peft", reason="the extra atoll[peft] is not installed")
@@ -174,3 +176,32 @@ def test_a_frozen_norm_rests_while_the_others_train():
     encoder = rounds.client.networks["encoder"]
     assert not encoder.bn1.training
     assert encoder.layer1[0].bn1.training
+
+
+def frozen_norms(networks):
+    return norm_layers(networks["encoder"]).values()
+
+
+@pytest.mark.parametrize("method", ["fed_byol", "fed_moco", "fed_dino", "orchestra"])
+def test_frozen_norms_rest_in_a_momentum_target_too(method):
+    client = Steps(f"method.name={method}", "model.freeze=['encoder.*']").client
+    (target,) = client.copies.values()
+    assert not any(norm.training for norm in frozen_norms(target))
+    assert all(norm.training for norm in norm_layers(target["projector"]).values())
+    assert target["projector"].training
+
+
+def test_a_frozen_encoder_and_its_momentum_target_agree():
+    steps = Steps("method.name=fed_byol", "model.freeze=['encoder.*']")
+    (target,) = steps.client.copies.values()
+    images = steps.batch().images["view1"]
+    assert torch.equal(steps.encode(images)[0], steps.encode(images, target)[0])
+
+
+def test_frozen_norms_rest_after_a_pass_without_augmentation():
+    rounds = Rounds("method.name=fed_simclr", "model.freeze=['encoder.bn1.*']")
+    context = rounds.client_context()
+    before = modes(context.networks)
+    context.outputs(context.networks, "h")
+    assert modes(context.networks) == before
+    assert not context.networks["encoder"].bn1.training

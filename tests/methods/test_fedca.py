@@ -191,9 +191,10 @@ def test_options_out_of_range_are_refused(options):
 # The alignment.
 
 
-def aligned(*options):
+def aligned(*options, freeze=()):
     """A client after a step with an alignment model, its batch, and the frozen model's networks."""
     settings = ("method.name=fedca", *PUBLIC, *(f"options.fedca_alignment.{option}" for option in options))
+    settings = (*settings, f"model.freeze={list(freeze)}")
     base = federation("method.name=fed_simclr", "seed=7")
     pixels = base.splits.train.images.gather(torch.arange(30))
     trained = Trained(base.initial_weights(), StoredPixels(pixels))
@@ -242,6 +243,14 @@ def test_public_images_enter_the_running_statistics_only_in_training_mode(mode, 
         int(value) for name, value in rounds.federation.networks.state_dict().items() if "num_batches" in name
     }
     assert counts == {passes}
+
+
+@pytest.mark.parametrize("mode", ["train", "batch", "running"])
+def test_public_images_do_not_enter_the_statistics_of_frozen_norms(mode):
+    rounds, _, _ = aligned(f"batch_norm={mode}", freeze=("encoder.bn1.*",))
+    norm = rounds.federation.networks["encoder"].bn1
+    assert not norm.training
+    assert int(norm.num_batches_tracked) == 0
 
 
 def test_public_images_must_be_named():

@@ -17,6 +17,7 @@ from atoll.components.setting import Setting
 from atoll.core.rng import stream
 from atoll.core.tree import Tree, Weights
 from atoll.data.batch import ClientData
+from atoll.models.norms import modes, set_modes
 
 
 class Named(Protocol):
@@ -103,13 +104,16 @@ class ClientContext:
             name: Name of the copy.
             weights: Weights to load; names that are missing take their current values in `networks`. None loads all
                 weights of `networks`.
-            train: BatchNorm uses the batch's statistics (momentum targets) instead of the running statistics.
+            train: The copy's layers have the modes of those of `networks`, so that BatchNorm uses the batch's
+                statistics (momentum targets) unless it is frozen; otherwise the copy is in eval mode.
         """
         if name not in self.copies:
             self.copies[name] = copy.deepcopy(self.networks).requires_grad_(False)
         twin = self.copies[name]
         twin.load_state_dict({**self.networks.state_dict(), **(weights or {})})
-        twin.train(train)
+        twin.eval()
+        if train:
+            set_modes(twin, modes(self.networks))
         return twin
 
     @torch.no_grad()
@@ -118,7 +122,7 @@ class ClientContext:
     ) -> list[Tensor]:
         """Compute a network's outputs for all samples of the client, in order, in eval mode.
 
-        The network's mode is restored afterwards.
+        The modes of its layers are restored afterwards.
 
         Args:
             network: `networks`, or a result of `frozen`.
@@ -128,14 +132,14 @@ class ClientContext:
         Returns:
             For each head an (n_k, d) tensor on the training device.
         """
-        training = network.training
+        before = modes(network)
         network.eval()
         passes = [
             Features(network, network["encoder"](batch.images["image"]), self.after)
             for batch in self.data.ordered(augment)
         ]
         made = [torch.cat([getattr(features, head) for features in passes]) for head in heads]
-        network.train(training)
+        set_modes(network, before)
         return made
 
     @property

@@ -17,6 +17,7 @@ from atoll.core.tree import Weights, map_tensors
 from atoll.methods.method import Method
 from atoll.models.adapters import matching
 from atoll.models.gradient_checkpointing import checkpointed
+from atoll.models.norms import norm_layers, train_mode
 
 BASE = "base"  # the constant of the weights that do not travel each round
 
@@ -42,7 +43,6 @@ class Client:
         self._shared = frozenset(update_names(method, setting.train, networks))
         self._personal = personal_names(method, networks)
         self._places = _places(networks)
-        self._frozen_norms = _frozen_norms(networks)
         self._base: Weights = constants.get(BASE, {})
         self._load(self._base)
 
@@ -56,7 +56,7 @@ class Client:
         context = self.context
         context.lr = learning_rate(train, context.round)
         context.shared = self._shared
-        self.networks.train()
+        train_mode(self.networks)
         models = message["models"]
         downloaded = method.aggregation.choose(context, models) if models else {}
         # Weights that no client sends have their initial values on the server, which are not a model of the others.
@@ -66,8 +66,6 @@ class Client:
         self._load(method.merge.join(context, downloaded), whole=True)
         if retained:
             self._load(retained.get("personal", {}))
-        for norm in self._frozen_norms:
-            norm.eval()  # so that its statistics do not change either
         if train.bn_buffers == "local" and retained:
             self._load(retained["buffers"])
         for group in self.optimizer.param_groups:
@@ -287,22 +285,10 @@ def _places(networks: nn.Module) -> dict[str, tuple[nn.Module, str]] | None:
     return places
 
 
-def _frozen_norms(networks: nn.Module) -> list[nn.Module]:
-    """BatchNorm layers with weights, none of which train."""
-    found = []
-    for module in networks.modules():
-        weights = list(module.parameters(recurse=False))
-        is_norm = isinstance(module, nn.modules.batchnorm._BatchNorm)
-        if is_norm and weights and not any(weight.requires_grad for weight in weights):
-            found.append(module)
-    return found
-
-
 def buffer_names(networks: nn.Module) -> set[str]:
     """Names of BatchNorm's running statistics, identified by module type."""
     return {
         f"{prefix}.{name}"
-        for prefix, module in networks.named_modules()
-        if isinstance(module, nn.modules.batchnorm._BatchNorm)
-        for name, _ in module.named_buffers(recurse=False)
+        for prefix, norm in norm_layers(networks).items()
+        for name, _ in norm.named_buffers(recurse=False)
     }

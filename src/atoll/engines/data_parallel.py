@@ -19,6 +19,7 @@ from atoll.core.errors import RunError, UserError
 from atoll.core.tree import Tree
 from atoll.data.batch import ClientData
 from atoll.engines.client import Client, train_client
+from atoll.models.norms import norm_layers
 
 
 class Ranks:
@@ -37,15 +38,14 @@ class Ranks:
         self.rank, self.count = dist.get_rank(group), dist.get_world_size(group)
         self.splits = False  # whether an encoder is computing a rank's rows now
         self._rows: list[int] = []
-        for name, layer in encoder.named_modules():
-            if isinstance(layer, _BatchNorm):
-                if type(layer) not in _SHARED:
-                    raise UserError(
-                        f"the encoder's layer {name} is a {type(layer).__name__}; only BatchNorm1d and "
-                        "BatchNorm2d can be shared by several processes"
-                    )
-                layer.__class__ = _SHARED[type(layer)]
-                vars(layer)["ranks"] = self
+        for name, layer in norm_layers(encoder).items():
+            if type(layer) not in _SHARED:
+                raise UserError(
+                    f"the encoder's layer {name} is a {type(layer).__name__}; only BatchNorm1d and "
+                    "BatchNorm2d can be shared by several processes"
+                )
+            layer.__class__ = _SHARED[type(layer)]
+            vars(layer)["ranks"] = self
         encoder.register_forward_pre_hook(self._split)
         encoder.register_forward_hook(self._gather)
 

@@ -12,21 +12,18 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from torch import nn
-from torch.nn.modules.batchnorm import _BatchNorm
 
 from atoll.components.base import ClientContext, Merge
 from atoll.core.tree import Tree, Weights
 from atoll.methods.method import Method
+from atoll.models.norms import norm_layers
 from atoll.objectives.simclr import SimCLR
 
 
 def norm_names(networks: nn.Module) -> set[str]:
     """Names of all parameters and statistics of BatchNorm layers, by module type."""
     return {
-        f"{prefix}.{name}"
-        for prefix, module in networks.named_modules()
-        if isinstance(module, _BatchNorm)
-        for name in module.state_dict()
+        f"{prefix}.{name}" for prefix, norm in norm_layers(networks).items() for name in norm.state_dict()
     }
 
 

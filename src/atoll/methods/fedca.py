@@ -51,6 +51,7 @@ from atoll.core.schema import AtLeast, Below, Positive
 from atoll.core.tree import Tree
 from atoll.functional import dictionary_contrast
 from atoll.methods.method import Method
+from atoll.models.norms import norm_layers
 
 ALIGNMENT = Forward("public", "alignment")
 
@@ -273,8 +274,8 @@ class Alignment(Term):
 
 @contextmanager
 def _batch_norm(networks: nn.Module, mode: str) -> Iterator[None]:
-    """Set the mode of all BatchNorm layers in training inside the block."""
-    layers = [module for module in networks.modules() if isinstance(module, nn.modules.batchnorm._BatchNorm)]
+    """Set the mode of all BatchNorm layers in training inside the block; frozen ones stay as they are."""
+    layers = [norm for norm in norm_layers(networks).values() if norm.training and norm.track_running_stats]
     for layer in layers:
         layer.training = mode != "running"
         layer.track_running_stats = mode != "batch"  # without them, PyTorch neither reads nor updates them

@@ -16,6 +16,8 @@ from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.utils.checkpoint import checkpoint
 
+from atoll.models.norms import norm_layers
+
 
 @contextmanager
 def checkpointed(encoder: nn.Module, enabled: bool = True) -> Iterator[None]:
@@ -60,7 +62,7 @@ def _blocks(module: nn.Module) -> list[nn.Module]:
 def _run(forward: Callable[..., Any], block: nn.Module, *args: Any, **kwargs: Any) -> Any:
     if not torch.is_grad_enabled():
         return forward(*args, **kwargs)
-    norms = [norm for norm in block.modules() if isinstance(norm, _BatchNorm) and norm.training]
+    norms = [norm for norm in norm_layers(block).values() if norm.training]
     return checkpoint(
         forward, *args, use_reentrant=False, context_fn=lambda: (nullcontext(), _resting(norms)), **kwargs
     )

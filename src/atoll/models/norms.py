@@ -1,0 +1,64 @@
+"""BatchNorm layers of networks, and the modes of networks of which some layers are frozen."""
+
+from __future__ import annotations
+
+from torch import nn
+from torch.nn.modules.batchnorm import _BatchNorm
+
+
+def norm_layers(networks: nn.Module) -> dict[str, _BatchNorm]:
+    """Find all BatchNorm layers by their type; names differ from one library to the next.
+
+    Example:
+        >>> from torch import nn
+        >>> from atoll.models.norms import norm_layers
+        >>> list(norm_layers(nn.Sequential(nn.Linear(2, 3), nn.BatchNorm1d(3))))
+        ['1']
+    """
+    return {name: module for name, module in networks.named_modules() if isinstance(module, _BatchNorm)}
+
+
+def train_mode(networks: nn.Module) -> None:
+    """Set train mode; BatchNorm layers whose weights are all frozen stay in eval, so that they do not change.
+
+    Example:
+        >>> from torch import nn
+        >>> from atoll.models.norms import train_mode
+        >>> networks = nn.ModuleList([nn.BatchNorm1d(3), nn.BatchNorm1d(3).requires_grad_(False)])
+        >>> train_mode(networks)
+        >>> [norm.training for norm in networks]
+        [True, False]
+    """
+    networks.train()
+    for norm in norm_layers(networks).values():
+        weights = list(norm.parameters(recurse=False))
+        if weights and not any(weight.requires_grad for weight in weights):
+            norm.eval()
+
+
+def modes(networks: nn.Module) -> list[bool]:
+    """Return whether each module is in train mode, in the order of `torch.nn.Module.modules`.
+
+    Example:
+        >>> from torch import nn
+        >>> from atoll.models.norms import modes
+        >>> modes(nn.Sequential(nn.ReLU(), nn.ReLU().eval()))
+        [True, True, False]
+    """
+    return [module.training for module in networks.modules()]
+
+
+def set_modes(networks: nn.Module, training: list[bool]) -> None:
+    """Set the mode of each module, as `modes` returned them for these networks or for those that they copy.
+
+    Example:
+        >>> from torch import nn
+        >>> from atoll.models.norms import modes, set_modes
+        >>> networks = nn.Sequential(nn.ReLU(), nn.ReLU().eval())
+        >>> before = modes(networks)
+        >>> set_modes(networks.eval(), before)
+        >>> modes(networks)
+        [True, True, False]
+    """
+    for module, mode in zip(networks.modules(), training, strict=True):
+        module.training = mode
