@@ -95,12 +95,10 @@ def test_a_trim_that_is_no_binary_number_cuts_what_it_says():
     assert fold(TrimmedMean(0.29), rows[0], copies(rows))["x"].item() == 1.0
 
 
-def test_too_few_updates_for_krum_are_a_sentence():
+def test_too_few_clients_for_krum_are_a_sentence():
     assert MultiKrum(1).refuse(setting(5)) is None
     assert "needs at least 5 updates" in MultiKrum(1).refuse(setting(4))
     assert "needs at least 5 updates" in MultiKrum(1).refuse(setting(8, participation=0.5))
-    with pytest.raises(UserError, match="needs at least 7 updates in a round, and there are 6"):
-        fold(MultiKrum(2), model(0), copies(model(k) for k in range(6)))
 
 
 def test_bad_options_are_sentences():

@@ -281,6 +281,20 @@ def test_half_is_not_too_few(trained):
         server.run_round(Fixed({**good, 0: "off", 1: "off"}))
 
 
+def test_a_round_with_too_few_updates_for_its_aggregation_says_why_they_are_too_few():
+    """Krum with f = 1 needs five; it must not answer for a client that was refused or lost."""
+    rounds = Rounds("method.aggregation=multi_krum", "partition.clients=5")
+    server, updates = rounds.server, {client: rounds.train(client)[0] for client in range(5)}
+    with pytest.raises(TooFewUpdatesError) as error:
+        server.run_round(Fixed({**updates, 2: scaled(updates[2], math.nan), 3: updates[3]}))
+    sentence = str(error.value)
+    assert sentence.startswith(
+        "round 1 failed: 4 of 5 updates were usable and 'multi_krum' requires 5; client 2: 'encoder."
+    )
+    assert sentence.endswith("or change options.multi_krum to continue with fewer")
+    assert server.run_round(Fixed(updates)).clients == 5
+
+
 def test_an_unknown_key_is_refused(trained):
     _, good = trained
     server = server_of(trained)

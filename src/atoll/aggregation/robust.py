@@ -18,7 +18,6 @@ from torch import Tensor
 from atoll.aggregation.disk_buffer import DiskBuffer
 from atoll.aggregation.running_mean import RunningMean
 from atoll.components.base import Aggregation, Models, Setting, Update, UpdateGeometry
-from atoll.core.errors import UserError
 from atoll.core.schema import AtLeast, Below
 from atoll.core.tree import Weights
 
@@ -121,19 +120,24 @@ class MultiKrum(Robust):
     byzantine: Annotated[int, AtLeast(0)] = 1
     chosen: Annotated[int, AtLeast(0)] = 0
 
+    @property
+    def least_updates(self) -> int:
+        """Return 2f + 3: with fewer updates, Krum has no guarantee."""
+        return 2 * self.byzantine + 3
+
     def refuse(self, setting: Setting) -> str | None:
-        """Refuse cohorts of fewer than 2f + 3 clients, for which Krum has no guarantee."""
-        return self._too_few(self.cohort_size(setting))
+        """Refuse cohorts of fewer than 2f + 3 clients."""
+        clients = self.cohort_size(setting)
+        if clients >= self.least_updates:
+            return None
+        return (
+            f"'multi_krum' with byzantine = {self.byzantine} needs at least {self.least_updates} updates in a "
+            f"round, and there are {clients}; set options.multi_krum.byzantine lower or train.participation higher"
+        )
 
     def combine(self, updates: DiskBuffer, current: Weights, buffers: frozenset[str]) -> Weights:
-        """Compute the mean of the chosen updates.
-
-        Raises:
-            UserError: Too few updates of the round were accepted.
-        """
+        """Compute the mean of the chosen updates."""
         clients = len(updates)
-        if reason := self._too_few(clients):
-            raise UserError(reason)
         trained = {name: torch.full_like(tensor, name not in buffers) for name, tensor in current.items()}
         gram = updates.gram(updates.flat(current), updates.flat(trained))
         squares = gram.diagonal()
@@ -143,12 +147,3 @@ class MultiKrum(Robust):
         kept = best[: self.chosen or clients - self.byzantine].sort().values
 
         return updates.map(lambda rows, block: rows[kept].double().mean(dim=0))
-
-    def _too_few(self, clients: int) -> str | None:
-        least = 2 * self.byzantine + 3
-        if clients >= least:
-            return None
-        return (
-            f"'multi_krum' with byzantine = {self.byzantine} needs at least {least} updates in a round, and there "
-            f"are {clients}; set options.multi_krum.byzantine lower or train.participation higher"
-        )

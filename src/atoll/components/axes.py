@@ -111,6 +111,11 @@ class Aggregation(Component):
         """Numbers that an update must contain: ``"samples"``, ``"batches"``, ``"loss"`` (of the last epoch)."""
         return ()
 
+    @property
+    def least_updates(self) -> int:
+        """Smallest number of updates that can be aggregated; a round with fewer fails."""
+        return 1
+
     def cohort(self, setting: Setting, round: int) -> list[int] | None:
         """Draw the clients of a round (possibly none), or return None for the default draw.
 

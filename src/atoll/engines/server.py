@@ -14,7 +14,7 @@ from typing import cast
 import torch
 
 from atoll.aggregation.secure_sum import SecureSum, vector_size
-from atoll.components.base import Deployment, Setting, Trained
+from atoll.components.base import Aggregation, Deployment, Setting, Trained
 from atoll.components.messages import Checkpoint, Update
 from atoll.core.errors import RunError, UserError
 from atoll.core.rng import stream
@@ -30,7 +30,7 @@ from atoll.recipe.recipe import Recipe
 
 
 class TooFewUpdatesError(RunError):
-    """A round ended with fewer usable updates than the recipe requires; the model is unchanged."""
+    """A round ended with fewer usable updates than its recipe or aggregation requires; the model is unchanged."""
 
 
 @dataclass
@@ -135,7 +135,7 @@ class Server:
             TooFewUpdatesError: Too few updates were usable; the state is unchanged.
         """
         started = time.perf_counter()
-        method, least = self.recipe.composed, self.recipe.train.min_accepted
+        method = self.recipe.composed
         record = Record(self.round + 1)
         jobs = self.jobs(record.round)
         fold = method.open(self.state, self.setting, record.round, self._scratch)
@@ -152,8 +152,9 @@ class Server:
             accepted = self._fold_total(executor, jobs, aggregation, fold, record)
         else:
             accepted = self._fold_updates(executor, jobs, fold, record, progress)
-        if len(accepted) < least * len(jobs) or (jobs and not accepted):
-            raise TooFewUpdatesError(_too_few(record, len(accepted), len(jobs), least))
+        share = self.recipe.train.min_accepted
+        if jobs and len(accepted) < max(share * len(jobs), aggregation.least_updates):
+            raise TooFewUpdatesError(_too_few(record, len(accepted), len(jobs), share, aggregation))
         self.state = fold.close()
         if self._observer:
             record.measures, record.layers = self._observer.close(self.state)
@@ -273,15 +274,22 @@ def _average(means: dict[str, float], values: dict[str, float], counts: Counter[
         means[name] = means.get(name, 0.0) + (value - means.get(name, 0.0)) / counts[name]
 
 
-def _too_few(record: Record, accepted: int, cohort: int, minimum: float) -> str:
+def _too_few(record: Record, accepted: int, cohort: int, share: float, aggregation: Aggregation) -> str:
     reasons = [f"client {client}: {reason}" for client, reason in {**record.refused, **record.lost}.items()]
+    by_share = accepted < share * cohort or not accepted
+    required = (
+        f"train.min_accepted requires {share:.0%}"
+        if by_share
+        else f"{aggregation.name!r} requires {aggregation.least_updates}"
+    )
     remedies = {
         "lower train.lr if training diverges, or raise a bound that is too tight": record.refused,
         "resume when the lost clients are back": record.lost,
-        "lower train.min_accepted to continue with fewer": accepted,
+        "lower train.min_accepted to continue with fewer": accepted and by_share,
+        f"change options.{aggregation.name} to continue with fewer": not by_share,
     }
     return (
-        f"round {record.round} failed: {accepted} of {cohort} updates were usable and train.min_accepted requires "
-        f"{minimum:.0%}; {'; '.join(reasons[:3])}{' …' if len(reasons) > 3 else ''}; "
+        f"round {record.round} failed: {accepted} of {cohort} updates were usable and {required}; "
+        f"{'; '.join(reasons[:3])}{' …' if len(reasons) > 3 else ''}; "
         f"{', or '.join(remedy for remedy, applies in remedies.items() if applies)}"
     )
