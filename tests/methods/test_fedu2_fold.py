@@ -46,13 +46,24 @@ def test_clients_that_agree_step_twice_the_rate_and_do_not_meet_at_their_mean():
     assert torch.allclose(result["x"], 0.2 * w["x"] / 5)
 
 
-def test_a_client_that_stood_still_or_an_opposite_holds_the_model():
+def test_an_opposite_holds_the_model():
     g, w = model(1), model(2)
     opposite = {n: 2 * g[n] - w[n] if w[n].is_floating_point() else w[n] for n in w}
-    for other in (g, opposite):
-        result = fold(EUA(), g, copies([w, other]), buffers=BUFFERS, samples=[1, 1])
-        assert torch.allclose(result["conv.weight"], g["conv.weight"], atol=1e-6)
-    still = fold(EUA(), g, copies([g, g]), buffers=BUFFERS, samples=[1, 1])
+    result = fold(EUA(), g, copies([w, opposite]), buffers=BUFFERS, samples=[1, 1])
+    assert torch.allclose(result["conv.weight"], g["conv.weight"], atol=1e-6)
+
+
+def test_clients_that_stood_still_are_left_out_with_a_warning():
+    """Their zero vector is in the hull and the shortest: one of them would hold everyone's model."""
+    g, one, two = model(1), model(2), model(3)
+    alone = fold(EUA(), g, copies([one, two]), buffers=BUFFERS, samples=[1, 1])
+    with pytest.warns(UserWarning, match="'eua' leaves out clients whose trained weights did not change"):
+        beside = fold(EUA(), g, copies([one, g, two]), buffers=BUFFERS, samples=[1, 1, 1])
+    for name in ("conv.weight", "conv.bias"):
+        assert not torch.equal(beside[name], g[name])
+        assert torch.equal(beside[name], alone[name])
+    with pytest.warns(UserWarning, match="'eua' leaves out"):
+        still = fold(EUA(), g, copies([g, g]), buffers=BUFFERS, samples=[1, 1])
     assert same(still, g)
 
 

@@ -11,6 +11,7 @@ same number of steps. The server aggregates by `EUA`, with the rate of the code'
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -100,9 +101,9 @@ class EUA(Aggregation):
     server learning rate.
 
     The directions are needed twice, for their inner products and for their sum, so updates are buffered on disk;
-    α is computed from the K × K products. If a client did not move, the model is unchanged, because 0 is the
-    shortest vector. For two clients, the released solver returns the data weights instead of α; this implementation
-    does not.
+    α is computed from the K × K products. A client that did not move has no direction and is left out, with a
+    warning: with u_k = 0, the shortest vector of any round would be 0. For two clients, the released solver returns
+    the data weights instead of α; this implementation does not.
 
     Attributes:
         server_lr: η_s; the released code's default is 0.1, and its main script sets 8.
@@ -151,9 +152,14 @@ class EUAFold:
         disk_buffer, origin = self._trained, self._trained.flat(self._current)
         gram = disk_buffer.gram(origin)  # inner products of w_k − w_g; u_k = −2 (w_k − w_g) / ‖w_k − w_g‖
         lengths = gram.diagonal().sqrt()
-        unit = torch.where(lengths > 0, lengths, 1.0)
-        alpha = shortest_in_hull(4 * gram / unit[:, None] / unit[None, :])
-        step = self._server_lr * 2 * alpha / unit
+        moved = lengths > 0
+        if not bool(moved.all()):
+            warnings.warn("'eua' leaves out clients whose trained weights did not change", stacklevel=2)
+        step = torch.zeros_like(lengths)
+        if bool(moved.any()):
+            unit = lengths[moved]
+            alpha = shortest_in_hull(4 * gram[moved][:, moved] / unit[:, None] / unit[None, :])
+            step[moved] = self._server_lr * 2 * alpha / unit
 
         def move(rows: Tensor, block: slice) -> Tensor:
             before = origin[block].double()
