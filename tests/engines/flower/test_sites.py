@@ -10,19 +10,21 @@ import pytest
 
 pytest.importorskip("flwr", reason="the extra atoll[flower] is not installed")
 
+import safetensors.torch
 import torch
-from flwr.app import Error, Message
+from flwr.app import Array, ArrayRecord, Error, Message, RecordDict
 
 from atoll.commands.evaluate import evaluate_run, measure_run
 from atoll.commands.run import run_recipe
 from atoll.core.errors import UserError
 from atoll.core.tree import map_tensors, same
 from atoll.data.options import DataOptions
-from atoll.engines.flower.codec import records, tree
+from atoll.engines.flower.codec import RECORD, REST, records, tree
 from atoll.engines.flower.engine import FlowerEngine, FlowerOptions
-from atoll.engines.flower.executor import measure_sites
+from atoll.engines.flower.executor import FlowerExecutor, RemoteStates, measure_sites
 from atoll.engines.flower.site_options import SiteOptions
 from atoll.engines.flower.site_registry import Site, SiteRegistry
+from atoll.engines.jobs import Result
 from tests.engines.flower.deployment import SITES, one_folder, write_digits
 from tests.engines.flower.grid import FakeGrid, node
 from tests.engines.flower.test_engine import FEDCA
@@ -486,6 +488,33 @@ def test_an_update_that_is_larger_than_the_method_declares_is_lost(place):
     assert lost.startswith("its answer cannot be read: it has 4,00")
     assert "bytes, and answers in this run have at most" in lost
     assert run.metrics[-1]["clients"] == 3
+
+
+@pytest.mark.parametrize("dtype", [torch.float8_e4m3fnuz, torch.float8_e5m2fnuz])
+def test_numbers_that_no_file_can_store_lose_one_answer(place, dtype):
+    """safetensors reads these types, and the coordinator's buffer of early answers cannot write them."""
+    data = safetensors.torch.save(
+        {"0": torch.zeros(4).to(dtype)}, metadata={"atoll": '{"update":{"weights":{"w":{"§":"0"}}}}'}
+    )
+
+    def spoil(reply):
+        if "update" in tree(reply.content):
+            array = Array("uint8", (len(data),), "x", data)
+            reply.content = RecordDict({RECORD: ArrayRecord({REST: array})})
+        return reply
+
+    grid = sites(place, west=spoil)
+    grid.late_first = True
+    run = play(grid, place, "train.rounds=1")
+    assert run.metrics[-1]["lost"] == {"3": f"its answer contains {dtype}, which is not supported"}
+    assert run.metrics[-1]["clients"] == 3
+
+
+def test_an_answer_that_cannot_wait_on_disk_is_lost(tmp_path):
+    executor = FlowerExecutor(SimpleNamespace(), RemoteStates(), tmp_path, 1.0, [])
+    waiting = executor._buffer(3, {"update": {"w": torch.zeros(4, dtype=torch.float8_e5m2fnuz)}})
+    assert isinstance(waiting, Result)
+    assert waiting.lost.startswith("its answer cannot be stored: ")
 
 
 def test_the_old_word_for_a_reset_still_works():

@@ -10,10 +10,10 @@ from flwr.app import Message
 from flwr.serverapp import Grid
 
 from atoll.core.text import one_line
-from atoll.core.tree import Tree
+from atoll.core.tree import Tree, leaves
 from atoll.engines.flower.codec import Encoder, tree
 from atoll.engines.flower.wire_limit import TooLargeError, limited
-from atoll.engines.update_checks import SizeLimit
+from atoll.engines.update_checks import DTYPES, SizeLimit
 
 QUERY, TRAIN, EVALUATE = "query", "train", "evaluate"
 SMALL_ANSWER = SizeLimit(2**24, 2**24)  # of an answer without tensors: a site's classes, or its results
@@ -97,6 +97,8 @@ def _read(reply: Message, limit: SizeLimit | None) -> dict[str, Tree] | Lost:
     if reply.has_error():
         return Lost(f"its node failed: {one_line(reply.error.reason)}")
     try:
-        return tree(reply.content, limit)
+        answer = tree(reply.content, limit)
     except ValueError as error:
         return Lost(f"its answer cannot be read: {one_line(error)}")
+    other = next((tensor.dtype for tensor in leaves(answer) if tensor.dtype not in DTYPES), None)
+    return answer if other is None else Lost(f"its answer contains {other}, which is not supported")

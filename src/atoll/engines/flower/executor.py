@@ -187,7 +187,10 @@ class FlowerExecutor:
         if result.lost:
             return result
         path = self._scratch / f"{client}.safetensors"
-        save(path, {"update": result.update})
+        try:
+            save(path, {"update": result.update})
+        except TypeError as error:  # no check has seen the update yet
+            return Result(client, lost=f"its answer cannot be stored: {one_line(error)}")
         return path
 
     def _unbuffer(self, client: int, waiting: Result | Path) -> Result:
