@@ -89,6 +89,7 @@ def test_a_recipe_is_allowed_by_the_hash_that_egress_prints(place):
         ("max_round = 1", "did you mean 'max_rounds'"),
         ("max_rounds = 0", "max_rounds"),
         ('hours = "late"', 'not of the form "20:00-06:00"'),
+        ('hours = "20:00+02:00-06:00"', 'not of the form "20:00-06:00"'),
         ("max_rounds =", "is not valid TOML"),
         ("[privacy]\nclip = 1.0\nnoise_multiplier = 1.0", "sends BatchNorm's running statistics"),
     ],

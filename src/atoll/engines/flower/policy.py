@@ -290,8 +290,12 @@ def _check_module(module: str, allowed: str) -> None:
 
 
 def _hours(text: str) -> tuple[time, time]:
-    start, _, end = text.partition("-")
+    first, _, last = text.partition("-")
+    wrong = UserError(f'policy.hours = {text!r} is not of the form "20:00-06:00"')
     try:
-        return time.fromisoformat(start.strip()), time.fromisoformat(end.strip())
+        start, end = time.fromisoformat(first.strip()), time.fromisoformat(last.strip())
     except ValueError:
-        raise UserError(f'policy.hours = {text!r} is not of the form "20:00-06:00"') from None
+        raise wrong from None
+    if start.tzinfo or end.tzinfo:  # the clock that they are compared with has none
+        raise wrong
+    return start, end
