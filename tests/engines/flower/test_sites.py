@@ -22,6 +22,7 @@ from atoll.data.options import DataOptions
 from atoll.engines.flower.codec import RECORD, REST, records, tree
 from atoll.engines.flower.engine import FlowerEngine, FlowerOptions
 from atoll.engines.flower.executor import FlowerExecutor, RemoteStates, measure_sites
+from atoll.engines.flower.site import SiteSide
 from atoll.engines.flower.site_options import SiteOptions
 from atoll.engines.flower.site_registry import Site, SiteRegistry
 from atoll.engines.jobs import Result
@@ -515,6 +516,22 @@ def test_an_answer_that_cannot_wait_on_disk_is_lost(tmp_path):
     waiting = executor._buffer(3, {"update": {"w": torch.zeros(4, dtype=torch.float8_e5m2fnuz)}})
     assert isinstance(waiting, Result)
     assert waiting.lost.startswith("its answer cannot be stored: ")
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"digest": "../x"}, "has no valid 'digest'"),
+        ({"digest": None}, "has no valid 'digest'"),
+        ({"federation": "../x"}, "has no valid 'federation'"),
+        ({"agreed": {"recipe": "another"}}, "has an 'agreed' that does not fit its 'digest'"),
+    ],
+)
+def test_a_request_that_a_site_cannot_use_names_the_field_and_what_to_do(tmp_path, changes, words):
+    side = SiteSide(SiteOptions.read({"site": "east", "data": "images", "state": str(tmp_path)}), None)
+    with pytest.raises(UserError) as error:
+        side.train({"federation": "0" * 32, "digest": "0" * 32, **changes})
+    assert f"the coordinator's request {words}; install the coordinator's version" in str(error.value)
 
 
 def test_the_old_word_for_a_reset_still_works():

@@ -171,13 +171,11 @@ class SiteSide:
 
     def agreed(self, request: Tree) -> Agreed | None:
         """File of what the run agreed on, written if the request contains it; None if the site does not have it."""
-        digest = request["digest"]
-        if not re.fullmatch("[0-9a-f]{32}", digest):
-            raise UserError("the coordinator's request is malformed")
+        digest = _id(request, "digest")
         agreed = Agreed(digest, self.folder_of(request) / f"agreed-{digest}.safetensors")
         if "agreed" in request and not agreed.path.is_file():
             if digest_of(request["agreed"]) != digest:
-                raise UserError("the coordinator's request is damaged")
+                raise UserError(_unfit("an 'agreed' that does not fit its 'digest'"))
             save(agreed.path, request["agreed"])
         return agreed if agreed.path.is_file() else None
 
@@ -198,7 +196,20 @@ class SiteSide:
         return ClientStates(self.folder_of(request) / "states")
 
     def folder_of(self, request: Tree) -> Path:
-        """Folder of the run at this site; its id comes from outside, so only hexadecimal digits are allowed."""
-        if not re.fullmatch("[0-9a-f]{32}", request["federation"]):
-            raise UserError("the coordinator's request is malformed")
-        return self.options.folder / str(request["federation"]) / self.options.name
+        """Folder of the run at this site."""
+        return self.options.folder / _id(request, "federation") / self.options.name
+
+
+def _id(request: Tree, field: str) -> str:
+    """An id of the coordinator's; it becomes part of a path, so only hexadecimal digits are allowed."""
+    value = request.get(field)
+    if not isinstance(value, str) or not re.fullmatch("[0-9a-f]{32}", value):
+        raise UserError(_unfit(f"no valid {field!r}"))
+    return value
+
+
+def _unfit(fault: str) -> str:
+    return (
+        f"the coordinator's request has {fault}; install the coordinator's version of Atoll on both sides; if it "
+        "is the same already, start the run again"
+    )
