@@ -56,6 +56,19 @@ def test_the_scaler_is_set_once_from_the_first_divergence(trained):
     assert again["parts"]["fedema"]["divergence"] != first["divergence"]
 
 
+def test_the_divergence_is_measured_from_the_mixture_with_which_training_began(trained):
+    rounds, _, kept = trained
+    half = with_state(kept, scaler=1.0, divergence=0.5)
+    start = {name: value.double() for name, value in rounds.start(0, 2, half).items()}
+    update, again = rounds.train(0, 2, half)
+    distances = [
+        float((update["weights"][name].double() - value).square().sum()) ** 0.5
+        for name, value in start.items()
+        if name.startswith("encoder.") and value.ndim >= 2
+    ]
+    assert again["parts"]["fedema"]["divergence"] == pytest.approx(sum(distances) / len(distances), rel=1e-5)
+
+
 def test_a_client_that_missed_a_round_starts_online_and_target_anew(trained):
     rounds, _, kept = trained
     downloaded = rounds.server.state["models"]["global"]

@@ -15,7 +15,7 @@ DIGITS = 7  # of a commit's name
 
 @cache
 def version() -> str:
-    """Version with its commit: ``"0.1.0+g1a2b3c4"``, followed by ``".dirty"`` if files have changed since.
+    """Version with its commit: ``"0.2.0+g1a2b3c4"``, followed by ``".dirty"`` if files have changed since.
 
     The commit is known if this package was installed from a repository's URL, is imported from a checkout, or was
     built in one.

@@ -4,10 +4,11 @@ A client mixes what it downloads with its own networks of the last round,
 
     θ_k ← μ_k θ_k + (1 − μ_k) θ,    μ_k = min(λ_k d_k, 1),    λ_k = τ / d_k at its first measurement,
 
-for encoder, projector and predictor (Eqs. 1-3). d_k is the distance by which its encoder moved in its last training
-(see `atoll.methods.fedu.drift`), and λ_k, the autoscaler, is constant. Parameters are mixed; BatchNorm's statistics
-are downloaded. The client retains its target network (see `BYOL`). A client that did not take part in the previous
-round resets the online and the target network to the download. Clients send the same data as with FedAvg.
+for encoder, projector and predictor (Eqs. 1-3). d_k is the distance by which its last training moved its encoder
+from the mixture (see `atoll.methods.fedu.drift`), and λ_k, the autoscaler, is constant. Parameters are mixed;
+BatchNorm's statistics are downloaded. The client retains its target network (see `BYOL`). A client that did not
+take part in the previous round resets the online and the target network to the download. Clients send the same data
+as with FedAvg.
 """
 
 from __future__ import annotations
@@ -42,6 +43,10 @@ class FedEMA(Merge):
 
     def join(self, context: ClientContext, downloaded: Weights) -> Weights:
         """Mix: μ_k θ_k + (1 − μ_k) θ; a client that missed a round is reset to the download."""
+        context.of(self).before = start = self._start(context, downloaded)
+        return start
+
+    def _start(self, context: ClientContext, downloaded: Weights) -> Weights:
         retained = context.of(self).retained
         if retained is None or retained["round"] != context.round - 1:
             context.reset = True
@@ -52,7 +57,8 @@ class FedEMA(Merge):
 
     def keep(self, context: ClientContext) -> Tree:
         """Retain the trained parameters, d_k, and λ_k = τ / d_k of the first measurement."""
-        retained, divergence = context.of(self).retained, drift(context, self.skip)
+        scope = context.of(self)
+        retained, divergence = scope.retained, drift(context.networks["encoder"], scope.before, self.skip)
         scaler = retained["scaler"] if retained else 0.0
         return {
             "round": context.round,

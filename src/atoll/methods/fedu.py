@@ -6,7 +6,7 @@ A client downloads the aggregated online network and combines it with its retain
     predictor               ← downloaded if d_k < μ, else retained
     target                  ← retained (see `BYOL`)
 
-    d_k = mean over the encoder's weights l of ‖w^(l) − w_k^(l)‖₂, with w as downloaded and w_k as trained
+    d_k = mean over the encoder's weights l of ‖w^(l) − w_k^(l)‖₂, with w before and w_k after local training
 
 d_k refers to the client's last training, so clients send the same data as with FedAvg. In its first round, a client
 downloads all networks. The paper describes the divergence between the local and the global model; its code computes
@@ -27,18 +27,19 @@ from atoll.methods.method import Method
 from atoll.objectives.byol import BYOL
 
 
-def drift(context: ClientContext, skip: tuple[str, ...] = ()) -> float:
-    """Compute d_k, the mean L2 distance between the encoder's trained and downloaded kernels and matrices.
+def drift(encoder: nn.Module, before: Weights, skip: tuple[str, ...] = ()) -> float:
+    """Compute d_k, the mean L2 distance by which local training moved an encoder's kernels and matrices.
 
     Args:
-        context: The client's context.
+        encoder: The trained encoder.
+        before: Weights with which training began, as ``"encoder.NAME"``; the distance is over these.
         skip: Weights with names that contain one of these strings are excluded.
     """
     moved = [
-        torch.linalg.vector_norm(weight.detach() - context.received[f"encoder.{name}"].to(weight.device))
-        for name, weight in context.networks["encoder"].named_parameters()
+        torch.linalg.vector_norm(weight.detach() - before[f"encoder.{name}"].to(weight.device))
+        for name, weight in encoder.named_parameters()
         if weight.ndim >= 2
-        and f"encoder.{name}" in context.received
+        and f"encoder.{name}" in before
         and not any(component in name for component in skip)
     ]
     return float(torch.stack(moved).mean()) if moved else 0.0
@@ -87,7 +88,8 @@ class FedU(Merge):
         head = last_head(context.networks) + "."
         state = context.networks.state_dict()
         predictor = {name: state[name].detach() for name in state if name.startswith(head)}
-        return {"predictor": predictor, "divergence": drift(context, self.skip)}
+        moved = drift(context.networks["encoder"], context.received, self.skip)
+        return {"predictor": predictor, "divergence": moved}
 
 
 METHOD = Method(
