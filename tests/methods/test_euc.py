@@ -131,6 +131,19 @@ def test_distances_are_over_the_rounds_since_a_layer_was_taken():
         assert distance == pytest.approx(exact / (13 - taken[name]), rel=1e-4)
 
 
+@pytest.mark.parametrize(
+    ("partial", "absent"),
+    [("model.freeze=['encoder.*']", "encoder."), ("method.share=['encoder.*']", "projector.")],
+)
+def test_only_layers_that_are_exchanged_are_measured(partial, absent):
+    rounds = Rounds(*NAME, partial)
+    _, kept = rounds.train(0)
+    update, _ = rounds.train(0, 3, kept)
+    assert rounds.refused(update) is None
+    assert update["parts"]["euc"]
+    assert not any(name.startswith(absent) for name in update["parts"]["euc"])
+
+
 def test_a_resumed_run_ends_alike(tmp_path):
     straight = run_tiny(tmp_path / "straight", *NAME, "train.rounds=5")
     run_tiny(tmp_path / "cut", *NAME, "train.rounds=3")

@@ -77,8 +77,9 @@ class EUC(Merge):
         return context.of(self).distances or None
 
     def keep(self, context: ClientContext) -> Tree:
-        """Return the trained layers, and the round in which each was downloaded."""
-        layers = {name: w.detach() for name, w in context.networks.named_parameters() if w.ndim >= 2}
+        """Return the layers that are exchanged, as trained, and the round in which each was downloaded."""
+        shared = ((n, w) for n, w in context.networks.named_parameters() if n in context.shared)
+        layers = {name: w.detach() for name, w in shared if w.ndim >= 2}
         since = context.of(self).since
         return {"layers": layers, "taken": {name: since.get(name, context.round) for name in layers}}
 
