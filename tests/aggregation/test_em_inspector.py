@@ -7,7 +7,9 @@ from torch.nn.functional import normalize
 
 from atoll.aggregation.em_inspector import EmInspector, inspection_images, suspicion
 from atoll.aggregation.update_geometry import Reference
+from atoll.core.errors import UserError
 from atoll.core.tree import clone, same
+from tests.harness import run_tiny
 from tests.rounds import Rounds
 
 
@@ -76,6 +78,25 @@ def test_inspection_images_are_those_of_the_table_or_noise():
     assert digits.shape == (3, 1, 8, 8)
     assert 0 <= float(digits.min()) < float(digits.max()) <= 1
     assert not torch.equal(noise, digits)
+
+
+@pytest.mark.parametrize("partial", ["model.freeze=['encoder.conv1.*']", "method.share=['encoder.layer1.*']"])
+def test_parts_of_encoders_are_refused(partial):
+    with pytest.raises(UserError, match="'em_inspector' embeds images with the clients' encoders, of which"):
+        Rounds("method.name=fed_simclr", "method.aggregation=em_inspector", partial)
+
+
+def test_a_frozen_or_personal_head_is_no_part_of_the_encoder():
+    head = ("model.freeze=['projector.0.*']", "method.share=['encoder.*']")
+    rounds = Rounds("method.name=fed_simclr", "method.aggregation=em_inspector", *head)
+    rounds.fold(1, {client: rounds.train(client)[0] for client in range(2)})
+
+
+def test_a_mistake_in_the_inspection_data_shows_before_the_first_round(tmp_path):
+    data = "options.em_inspector.data={source='folder', path='/no/such/folder'}"
+    with pytest.raises(UserError, match="/no/such/folder"):
+        run_tiny(tmp_path, "method.name=fed_simclr", "method.aggregation=em_inspector", data)
+    assert not (tmp_path / "metrics.jsonl").exists()
 
 
 def test_the_global_random_state_does_not_change():

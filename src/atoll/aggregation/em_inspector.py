@@ -29,7 +29,7 @@ from atoll.components.base import Aggregation, Models, Setting, Update, UpdateGe
 from atoll.core.config import build
 from atoll.core.rng import stream
 from atoll.core.schema import Count
-from atoll.core.tree import Weights
+from atoll.core.tree import Tree, Weights
 from atoll.data.options import DataOptions
 from atoll.data.sources import load_data
 from atoll.models import build_encoder
@@ -55,12 +55,29 @@ class EmInspector(Aggregation):
     data: dict[str, Any] = field(default_factory=dict)
     size: Count = 10
 
+    def refuse(self, setting: Setting) -> str | None:
+        """Refuse encoders of which clients send a part."""
+        if any(name.startswith(PREFIX) for name in setting.base_names):
+            return (
+                "'em_inspector' embeds images with the clients' encoders, of which they send a part with "
+                "model.freeze, model.lora_rank or method.share; let the whole encoder train and be shared, or "
+                "choose another aggregation"
+            )
+        return None
+
+    def init(self, setting: Setting) -> Tree:
+        """Load the inspection images, so that a mistake in ``data`` shows before the first round."""
+        self._images(setting)
+        return None
+
     def open(self, models: Models, setting: Setting, round: int, scratch: Path | None) -> InspectingFold:
         """Start to collect a round's updates and their embeddings."""
-        images = inspection_images(tomli_w.dumps(self.data), self.size, setting.image_shape, setting.seed)
         channels, size, _ = setting.image_shape
         encoder = seeded(0, lambda: build_encoder(setting.model, channels, size)).eval()
-        return InspectingFold(models["global"], encoder, images, scratch)
+        return InspectingFold(models["global"], encoder, self._images(setting), scratch)
+
+    def _images(self, setting: Setting) -> Tensor:
+        return inspection_images(tomli_w.dumps(self.data), self.size, setting.image_shape, setting.seed)
 
 
 class InspectingFold(CollectingFold):

@@ -99,7 +99,8 @@ class Federation:
             if recipe.model.freeze or recipe.model.lora_rank or recipe.composed.share is not None
             else frozenset(),
         )
-        if reason := recipe.composed.refuse_networks(self.networks):
+        method = recipe.composed  # `refuse` once more, because the setting names the weights now
+        if reason := method.refuse(self.setting) or method.refuse_networks(self.networks):
             raise UserError(reason)
         if recipe.engine.channels_last:
             self.networks.to(memory_format=torch.channels_last)
