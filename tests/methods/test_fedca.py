@@ -1,11 +1,16 @@
+import json
+
 import pytest
 import torch
 from torch.nn.functional import normalize
 
 import atoll.commands.run as launching
+from atoll.commands.resume import Recovery
+from atoll.commands.run import run_recipe
 from atoll.components.base import Trained
 from atoll.core.errors import UserError
 from atoll.core.rng import stream
+from atoll.core.run_folder import Run
 from atoll.core.tree import clone
 from atoll.data.images import StoredPixels
 from atoll.methods.fedca import DictionaryContrast, DictionaryFold
@@ -341,6 +346,42 @@ def test_a_run_that_failed_before_its_first_round_keeps_the_alignment_model_that
     before = alignment.stat().st_mtime_ns
     run_tiny(tmp_path / "run", *recipe, change)
     assert (alignment.stat().st_mtime_ns == before) is kept
+
+
+@pytest.fixture
+def unfinished(tmp_path, monkeypatch):
+    """The folder of a run that was killed when its alignment run had trained, and that alignment run."""
+
+    def killed(*_):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(launching, "_finish", killed)
+    with pytest.raises(KeyboardInterrupt):
+        run_tiny(tmp_path / "run", "method.name=fedca", *PUBLIC)
+    monkeypatch.undo()
+    return tmp_path / "run", Run(tmp_path / "run/prerequisites/alignment")
+
+
+def test_an_alignment_run_of_another_environment_is_not_deleted(unfinished):
+    folder, alignment = unfinished
+    record = alignment.read_json("environment.json")
+    record["environments"][0]["environment"]["torch"] = "1.0"
+    alignment.write("environment.json", json.dumps(record))
+    recipe, metrics = tiny("method.name=fedca", *PUBLIC), alignment.metrics
+    with pytest.raises(UserError, match=r"torch = 1\.0, and here it is .*--other-environment"):
+        run_recipe(recipe, folder)
+    run_recipe(recipe, folder, recovery=Recovery(other_environment=True))
+    assert alignment.finished
+    assert alignment.metrics == metrics  # its rounds were not computed again
+
+
+def test_a_damaged_alignment_run_is_named_and_not_deleted(unfinished):
+    folder, alignment = unfinished
+    path = alignment.folder / "recipe.toml"
+    path.write_text(path.read_text().replace("lr = ", "lr = 1", 1))
+    with pytest.raises(UserError, match=r"alignment/recipe\.toml is damaged"):
+        run_recipe(tiny("method.name=fedca", *PUBLIC), folder)
+    assert alignment.completed_rounds()
 
 
 @pytest.mark.slow

@@ -44,12 +44,12 @@ WEIGHTS = "weights.json"
 
 
 def delete_unless_same(run: Run, recipe: Recipe) -> None:
-    """Delete a prerequisite run if it was started with another recipe."""
-    if not run.exists():
-        return
-    try:
-        check_folder(run, recipe, resume=True)
-    except UserError:
+    """Delete a prerequisite run if it was started with another recipe.
+
+    Raises:
+        UserError: A file of the run is damaged.
+    """
+    if run.exists() and run.started() and _recipe_difference(run, recipe):
         shutil.rmtree(run.folder)
 
 
@@ -126,6 +126,14 @@ def check_folder(run: Run, recipe: Recipe, resume: bool, other_environment: bool
         raise UserError(
             f"{run.folder} already holds a run; add --resume to continue it, or choose another --out"
         )
+    if reason := _recipe_difference(run, recipe):
+        raise UserError(reason)
+    if not other_environment and not is_done(run, recipe):
+        _check_environment(run, environment(recipe.engine.find_device(), recipe.engine.threads))
+
+
+def _recipe_difference(run: Run, recipe: Recipe) -> str | None:
+    """Return a sentence that says why a run in a folder is not one of this recipe, or None."""
     before, now = (
         flatten(describe(recipe_of(run).completed())),
         flatten(describe(recipe.completed())),
@@ -135,15 +143,13 @@ def check_folder(run: Run, recipe: Recipe, resume: bool, other_environment: bool
     ]
     if changed:
         key = changed[0]
-        raise UserError(
+        return (
             f"{run.folder} was started with {key} = {before.get(key)!r}, and the recipe now says {now.get(key)!r}; "
             f"a resumed run may only change {', '.join(MAY_CHANGE)}: choose another --out"
         )
-    if not other_environment and not is_done(run, recipe):
-        _check_environment(run, environment(recipe.engine.find_device(), recipe.engine.threads))
     completed_rounds = run.completed_rounds()
     if now["train.rounds"] < completed_rounds:
-        raise UserError(
+        return (
             f"{run.folder} has completed {completed_rounds} rounds already; train.rounds can only be raised"
         )
     if (
@@ -151,11 +157,12 @@ def check_folder(run: Run, recipe: Recipe, resume: bool, other_environment: bool
         and now["train.rounds"] != before["train.rounds"]
         and recipe.train.schedule != "constant"
     ):
-        raise UserError(
+        return (
             f"{run.folder} was started with train.rounds = {before['train.rounds']}, over which its learning rate "
             f"falls ({recipe.train.schedule}), so a longer run is a different one; choose another --out, with "
             f"train.start={run.folder} for a warm start"
         )
+    return None
 
 
 def _check_environment(run: Run, here: Environment) -> None:
