@@ -1,5 +1,7 @@
 """What clients keep lies on disk, a file a client, and only what is still needed."""
 
+from pathlib import Path
+
 import torch
 
 from atoll.core.tree import load, same
@@ -35,6 +37,21 @@ def test_older_states_go_and_others_stay(tmp_path):
     assert folders(states.folder) == {0: [2, 3], 1: [1], 2: [3]}
     states.clear()
     assert not states.folder.exists()
+
+
+def test_a_state_that_is_packed_while_it_is_loaded_comes_back(tmp_path, monkeypatch):
+    states = ClientStates(tmp_path / "clients")
+    states.save(7, 2, {"parts": {"moco": 1.5}})
+    path, read_bytes = states.path(7, 2), Path.read_bytes
+
+    def packed_first(file):
+        if file == path and path.is_file():
+            states._pack({(7, 2): path}, {})
+        return read_bytes(file)
+
+    monkeypatch.setattr(Path, "read_bytes", packed_first)
+    assert states.load(7, 2) == {"parts": {"moco": 1.5}}
+    assert not path.is_file()
 
 
 def test_a_run_holds_one_state_for_each_client_that_came(tmp_path):

@@ -84,12 +84,15 @@ class ClientStates:
     def _load(self, client: int, round: int) -> ClientState | None:
         path = self.path(client, round)
         retained: ClientState | None
-        if not path.is_file():
-            data = self._packs.read(client, round)
-            if data is not None:
-                retained = read(data, f"the state in {self.folder}", label(client, round))
+        try:  # not `is_file` first: a file may be packed between the look and the read
+            data, place = path.read_bytes(), str(path)
+        except OSError:
+            packed = self._packs.read(client, round)
+            if packed is None:
+                retained = load(path, label(client, round))  # says what is wrong with the file
                 return retained
-        retained = load(path, label(client, round))
+            data, place = packed, f"the state in {self.folder}"
+        retained = read(data, place, label(client, round))
         return retained
 
     def prune(self, valid: Mapping[int, int]) -> None:
