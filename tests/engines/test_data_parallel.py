@@ -122,6 +122,19 @@ def test_ranks_that_differ_are_found(tmp_path):
     assert all("ended with different weights" in said for said in on_ranks(2, work, tmp_path))
 
 
+@pytest.mark.parametrize("diverged", [(0, 1), (1,)])
+def test_ranks_that_diverged_are_not_blamed_for_dropout(tmp_path, diverged):
+    def work() -> dict[str, torch.Tensor]:
+        encoder = network()
+        ranks = Ranks(encoder)
+        if dist.get_rank() in diverged:
+            torch.nn.init.constant_(encoder[0].weight, float("nan"))
+        ranks.check_equal(encoder)
+        return {}
+
+    assert all("training diverged" in said for said in on_ranks(2, work, tmp_path))
+
+
 def trained(settings: tuple[str, ...], together: bool) -> dict[str, Any]:
     """The second update of a client, which has seen one round before."""
     federation = Federation(tiny("train.epochs=2", *settings))

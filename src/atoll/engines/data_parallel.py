@@ -69,9 +69,14 @@ class Ranks:
         """Compare the networks of all ranks.
 
         Raises:
-            RunError: They differ, because something draws other random numbers on each rank, such as dropout.
+            RunError: A weight is not finite; or they differ, because something draws other random numbers on each
+                rank, such as dropout.
         """
         sums = torch.stack([value.double().sum() for value in networks.state_dict().values()])
+        finite = sums.isfinite().all().double()
+        dist.all_reduce(finite, dist.ReduceOp.MIN, group=self.group)
+        if not finite:
+            raise RunError("training diverged: weights are no longer finite; lower train.lr")
         largest, least = sums.clone(), sums.clone()
         dist.all_reduce(largest, dist.ReduceOp.MAX, group=self.group)
         dist.all_reduce(least, dist.ReduceOp.MIN, group=self.group)
