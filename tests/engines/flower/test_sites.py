@@ -90,6 +90,14 @@ def test_each_site_measures_on_its_own_images_and_sends_numbers_only(place):
         assert all(type(value) in (int, float) for value in answer["results"].values())
 
 
+def test_a_site_enrols_with_the_number_of_images_that_it_measures_on(place):
+    """With a validation split, that is the split's."""
+    settings = ("data.validation_fraction=0.1", "train.rounds=1")
+    run = play(sites(place), place, *settings)
+    assert [site["test"] for site in run.read_json("sites.json")["sites"]] == [4] * 4
+    assert run.read_json("evaluation.json")["sites_mean"]["knn/test_images"] == 4 * 4
+
+
 def test_every_model_of_a_run_without_images_here_is_measured_on_others(place):
     run = play(sites(place), place, "method.name=featarc")
     clients = run.read_json("evaluation.json")["clients_by_model"]
@@ -420,9 +428,9 @@ def answering(key, **changes):
     [
         ({"images": None}, "it reports results on None images"),
         ({"images": 0}, "it reports results on 0 images"),
-        ({"images": -5}, "it reports results on -5 images"),
-        ({"images": 10**400}, "it reports results on 1000"),
-        ({"images": 1.5}, "it reports results on 1.5 images"),
+        ({"images": 20_000_000}, "it reports results on 20000000 images, and it enrolled with 20"),
+        ({"images": torch.tensor([20, 20])}, "it reports results on tensor([20, 20]) images"),
+        ({"images": 20.0}, "it reports results on 20.0 images"),
         ({"results": [1.0]}, "its answer is invalid"),
         ({"results": None, "lost": ["a"]}, "its answer is invalid"),
         ({"results": None, "lost": "two\nlines " + "x" * 5000}, f"two lines {'x' * 990} …"),
@@ -430,15 +438,17 @@ def answering(key, **changes):
 )
 def test_a_site_whose_numbers_cannot_be_used_is_left_out_and_named(caplog, changes, sentence):
     good = {"results": {"knn/accuracy": 0.5}, "images": 20}
+    clients = [Site(name, "", 40, 20, []) for name in ("east", "north")]
     executor = SimpleNamespace(
-        ask=lambda kind, requests: [(0, good), (1, {**good, **changes})], name={0: "east", 1: "north"}.get
+        ask=lambda kind, requests: [(0, good), (1, {**good, **changes})], site=clients.__getitem__
     )
-    assert measure_sites(executor, {}) == {0: ({"knn/accuracy": 0.5}, 20)}
+    assert measure_sites(executor, {}, ["knn"]) == {0: ({"knn/accuracy": 0.5}, 20)}
     assert f"north is left out of the evaluation: {sentence}" in caplog.text
 
 
 def test_a_run_goes_on_without_what_sites_answer_amiss(place):
     numbers = {"knn/accuracy": 0.5, "knn/k": 10**400, "knn/x": float("nan"), "round": 999, "knn/y": True}
+    numbers |= {"probe/accuracy": 1.0, "seconds/round": 5, "knn/a\x1b[2J": 1.0, "knn/" + "a" * 1000: 1.0}
     grid = sites(
         place,
         east=answering("results", images=None),
@@ -453,7 +463,7 @@ def test_a_run_goes_on_without_what_sites_answer_amiss(place):
     }
     results = run.read_json("evaluation.json")
     assert set(results["sites"]) == {"north", "south", "west"}
-    assert results["sites"]["west"] == {"knn/accuracy": 0.5}  # finite, and a protocol's
+    assert results["sites"]["west"] == {"knn/accuracy": 0.5}  # finite, and of a requested protocol
     assert results["round"] == 1
     json.dumps(results, allow_nan=False)
 

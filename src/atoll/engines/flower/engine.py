@@ -167,7 +167,9 @@ class FlowerEngine:
         }
         if first is None:  # all models are personal, and there are none before the first round
             requests = {client: request for client, request in requests.items() if request["kept"]}
-        found = measure_sites(self._executor, requests)
+        evaluation = server.recipe.evaluation
+        protocols = evaluation.at_end if final else evaluation.during
+        found = measure_sites(self._executor, requests, protocols)
         if not found:
             return {}
         by_site = {self._registry.clients[client].name: numbers for client, (numbers, _) in found.items()}

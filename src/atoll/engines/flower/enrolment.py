@@ -26,7 +26,7 @@ class Site:
         name: Name in its node's configuration, or the number of its share.
         key: Public key of its node in hex; empty if nodes are not authenticated.
         train: Number of its training images.
-        test: Number of its held-out images.
+        test: Number of the held-out images that it measures on.
         classes: Names of its classes, if its images have labels.
         node: Id of its current node; None if none has connected to this process yet.
         version: Version of Atoll at the site.

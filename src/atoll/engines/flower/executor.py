@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import logging
-import reprlib
+import re
 import shutil
-from collections.abc import Callable, Generator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from pathlib import Path
 
 from atoll.aggregation.secure_sum import SecureSum
 from atoll.core.errors import RunError, UserError
-from atoll.core.text import one_line
+from atoll.core.text import one_line, short
 from atoll.core.tree import Tree, load, num_bytes, save
 from atoll.engines.flower.agreed import digest_of
+from atoll.engines.flower.enrolment import Site
 from atoll.engines.flower.exchange import EVALUATE, SMALL_ANSWER, TRAIN, Exchange, Lost
 from atoll.engines.flower.ledger import ASKED, LOST, RECEIVED, received
 from atoll.engines.flower.secure_round import secure_total, train_requests
@@ -20,6 +21,7 @@ from atoll.engines.flower.site_registry import SiteRegistry
 from atoll.engines.jobs import Job, Result, Total
 from atoll.engines.update_checks import SizeLimit, is_count, is_number
 
+LONGEST_NAME = 100  # of a number among the results of a protocol
 log = logging.getLogger("flwr")
 
 
@@ -173,11 +175,15 @@ class FlowerExecutor:
     def _facts(self, client: int, kind: str, request: dict[str, Tree]) -> dict[str, object]:
         """Who was asked for what, for the audit log."""
         message = request.get("message")
-        return {"site": self.name(client), "for": kind, **({"round": message["round"]} if message else {})}
+        return {
+            "site": self.site(client).name,
+            "for": kind,
+            **({"round": message["round"]} if message else {}),
+        }
 
-    def name(self, client: int) -> str:
-        """Name of a client's site."""
-        return self._registry.clients[client].name
+    def site(self, client: int) -> Site:
+        """Return a client's site."""
+        return self._registry.clients[client]
 
     def close(self) -> None:
         """Do nothing: the sites run their nodes themselves."""
@@ -217,26 +223,37 @@ def _reason(answer: dict[str, Tree] | Lost) -> str:
 
 
 def measure_sites(
-    executor: FlowerExecutor, requests: Mapping[int, dict[str, Tree]]
+    executor: FlowerExecutor, requests: Mapping[int, dict[str, Tree]], protocols: Iterable[str]
 ) -> dict[int, tuple[dict[str, float], int]]:
-    """Collect results and the number of images from each client; sites without an answer are left out."""
+    """Collect each client's results under the protocols, with the number of its held-out images.
+
+    Sites without an answer, or without results, are left out.
+    """
+    names = "|".join(
+        map(re.escape, {*protocols, "geometry"})
+    )  # geometry stands in for what images do not support
+    allowed = re.compile(rf"(?:{names})/\w{{1,{LONGEST_NAME}}}", re.ASCII)
     found = {}
     for client, answer in executor.ask(EVALUATE, requests):
-        measured = _measured(answer)
+        site = executor.site(client)
+        measured = _measured(answer, site.test, allowed)
         if isinstance(measured, str):
-            log.warning("%s is left out of the evaluation: %s", executor.name(client), measured)
-        elif measured[0]:
-            found[client] = measured
+            log.warning("%s is left out of the evaluation: %s", site.name, measured)
+        elif measured:
+            found[client] = measured, site.test
     return dict(sorted(found.items()))
 
 
-def _measured(answer: dict[str, Tree] | Lost) -> tuple[dict[str, float], int] | str:
-    """A site's results and the number of its held-out images, or the reason why they cannot be used."""
+def _measured(answer: dict[str, Tree] | Lost, held: int, allowed: re.Pattern[str]) -> dict[str, float] | str:
+    """A site's results on its held-out images, or the reason why they cannot be used."""
     if isinstance(answer, Lost) or not isinstance(answer.get("results"), dict):
         return _reason(answer)
-    results, images = answer["results"], answer.get("images")
-    # The report shows only results of protocols, which can be averaged.
-    numbers = {name: value for name, value in results.items() if "/" in name and is_number(value)}
-    if numbers and not is_count(images):
-        return f"it reports results on {reprlib.repr(images)} images"
-    return numbers, images or 0
+    images = answer.get("images")
+    numbers = {
+        name: value
+        for name, value in answer["results"].items()
+        if allowed.fullmatch(name) and is_number(value)
+    }
+    if numbers and not (is_count(images) and images == held):
+        return f"it reports results on {short(images)} images, and it enrolled with {held}"
+    return numbers

@@ -21,7 +21,8 @@ from atoll.core.text import clean
 from atoll.core.threads import threads
 from atoll.core.tree import Tree, map_tensors, save
 from atoll.core.version import VERSION
-from atoll.data.sources import load_data
+from atoll.data.images import ImageSet
+from atoll.data.sources import Splits, load_data
 from atoll.engines.client import train_client
 from atoll.engines.client_states import ClientStates
 from atoll.engines.data_parallel import Ranks, train_together
@@ -77,7 +78,7 @@ class SiteSide:
             "environment": environment(engine.find_device(), engine.threads),
             "name": self.options.name,
             "train": 0 if splits is None else len(splits.train),
-            "test": 0 if splits is None or splits.test is None else len(splits.test),
+            "test": 0 if splits is None or (held := _held_out(splits)) is None else len(held),
             "classes": [] if splits is None else list(splits.train.classes),
         }
 
@@ -150,7 +151,7 @@ class SiteSide:
                 return {"results": {}, "images": 0}
         federation = client_side(agreed, self.options, self.read_recipe, client).federation
         recipe, splits = federation.recipe, federation.splits
-        held = splits.validation if splits.validation is not None else splits.test
+        held = _held_out(splits)
         if held is None:
             return {"results": {}, "images": 0}
         with threads(recipe.engine.threads):
@@ -198,6 +199,11 @@ class SiteSide:
     def folder_of(self, request: Tree) -> Path:
         """Folder of the run at this site."""
         return self.options.folder / _id(request, "federation") / self.options.name
+
+
+def _held_out(splits: Splits) -> ImageSet | None:
+    """The images that this site measures on; None if it holds none out."""
+    return splits.validation if splits.validation is not None else splits.test
 
 
 def _id(request: Tree, field: str) -> str:
