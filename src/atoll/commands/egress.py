@@ -32,6 +32,7 @@ from atoll.engines.executors import InProcess
 from atoll.engines.federation import Federation
 from atoll.engines.jobs import Job, Result
 from atoll.engines.server import Server
+from atoll.engines.update_checks import update_spec
 from atoll.methods.method import Method
 from atoll.recipe.recipe import Recipe, recipe_digest
 
@@ -158,14 +159,8 @@ def _run_rounds(recipe: Recipe, count: int) -> tuple[dict[str, list[_Flat]], dic
 
 
 def _declared(federation: Federation) -> dict[str, Leaf]:
-    method, sent = federation.recipe.composed, federation.update_names()
-    weights = {name: weight for name, weight in federation.networks.state_dict().items() if name in sent}
-    return {
-        name: spec
-        for component in method.components
-        if (declaration := component.declares(federation.setting)) is not None
-        for name, spec in declared_leaves(declaration, weights, f"parts.{component.name}")
-    }
+    slices = update_spec(federation.recipe.composed, federation.setting)["parts"]
+    return dict(declared_leaves(slices, federation.sent_weights(), "parts"))
 
 
 class _Recorder:
@@ -267,7 +262,8 @@ def _item(
 def _declared_item(name: str, spec: Leaf, why: str) -> Item:
     if isinstance(spec, TensorSpec):
         return _tensor_item(name, spec.largest, spec.dtype, why, ())
-    return Item(name, None, "str" if isinstance(spec, ChoiceSpec) else spec.kind.__name__, 8, why, ())
+    kind = "str" if isinstance(spec, ChoiceSpec) else spec.kind.__name__
+    return Item(name, None, kind, spec.num_bytes, why, ())
 
 
 def _tensor_item(

@@ -15,6 +15,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -24,6 +25,7 @@ from atoll.core.tree import Tree, Weights
 
 LARGEST = 1e30  # maximum number that a client may send: sums of such numbers are finite in float32
 MOST_IMAGES = 20_000_000  # maximum number of images of one client: ImageNet-21k has 14 million
+NUMBER_BYTES = 8  # size of a number or a word, as `num_bytes` counts it
 LEAF_BYTES = 512  # size of a tensor's or a number's entry in the headers and in their JSON, without names
 NAME_BYTES = 12  # size of one character of a name, which occurs at most twice in JSON
 
@@ -86,9 +88,14 @@ class TensorSpec:
         return tuple(size.most if isinstance(size, UpTo) else size for size in self.shape)
 
     @property
+    def num_bytes(self) -> int:
+        """Size of the values of the largest tensor."""
+        return math.prod(self.largest) * self.dtype.itemsize
+
+    @property
     def max_bytes(self) -> int:
         """Size of the largest tensor on the wire."""
-        return LEAF_BYTES + math.prod(self.largest) * self.dtype.itemsize
+        return LEAF_BYTES + self.num_bytes
 
 
 @dataclass(frozen=True)
@@ -104,6 +111,7 @@ class NumberSpec:
     kind: type[int] | type[float] = float
     least: float = -LARGEST
     most: float = LARGEST
+    num_bytes: ClassVar[int] = NUMBER_BYTES
 
     def mismatch(self, value: Tree, place: str) -> str | None:
         """Describe how a value differs from this spec; None if it matches."""
@@ -124,6 +132,7 @@ class ChoiceSpec:
     """One of the given words."""
 
     words: tuple[str, ...]
+    num_bytes: ClassVar[int] = NUMBER_BYTES
 
     def mismatch(self, value: Tree, place: str) -> str | None:
         """Describe how a value differs from this spec; None if it matches."""

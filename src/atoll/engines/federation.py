@@ -169,10 +169,13 @@ class Federation:
         return update_names(self.recipe.composed, self.recipe.train, self.networks)
 
     def max_update_size(self) -> SizeLimit | None:
-        """Largest size of a serialised update; None if a component does not declare its slice."""
+        """Largest size of a serialised update; None if it may contain more than is declared."""
+        return max_update_size(self.recipe.composed, self.setting, self.sent_weights())
+
+    def sent_weights(self) -> Weights:
+        """The networks' weights that an update must contain."""
         names = self.update_names()
-        weights = {name: weight for name, weight in self.networks.state_dict().items() if name in names}
-        return max_update_size(self.recipe.composed, self.setting, weights)
+        return {name: weight for name, weight in self.networks.state_dict().items() if name in names}
 
     def buffer_names(self) -> set[str]:
         """Names of BatchNorm's running statistics."""

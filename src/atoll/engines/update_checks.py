@@ -13,9 +13,7 @@ from atoll.aggregation.update_geometry import Reference, UpdateGeometry
 from atoll.components.base import Setting
 from atoll.components.declaration import (
     LARGEST,
-    LEAF_BYTES,
     MOST_IMAGES,
-    NAME_BYTES,
     NumberSpec,
     PerWeight,
     Spec,
@@ -281,28 +279,37 @@ class SizeLimit(NamedTuple):
     headers: int
 
 
+def update_spec(method: Method, setting: Setting) -> dict[str, Spec]:
+    """What an update contains, as far as it is declared (see `declares_all`)."""
+    slices = {component.name: component.declares(setting) for component in method.components}
+    losses = ["loss", *(component.name for _, component in method.losses)]
+    return {
+        "weights": PerWeight(),
+        "losses": dict.fromkeys(losses, NumberSpec()),
+        "parts": {name: spec for name, spec in slices.items() if spec is not None},
+        **dict.fromkeys(method.aggregation.statistics, NumberSpec()),
+    }
+
+
+def declares_all(method: Method) -> bool:
+    """Whether an update contains nothing but what is declared."""
+    return not reports_more(method) and not any(map(sends_undeclared, method.components))
+
+
 def max_update_size(method: Method, setting: Setting, weights: Weights) -> SizeLimit | None:
-    """Largest size of a serialised update; None if a component does not declare its slice.
+    """Largest size of a serialised update; None if it may contain more than is declared.
 
     Args:
         method: The method.
         setting: The run's setting.
         weights: The weights in an update; their values do not matter.
     """
-    if reports_more(method) or any(map(sends_undeclared, method.components)):
+    if not declares_all(method):
         return None
-    slices = (component.declares(setting) for component in method.components)
-    declared = [PerWeight(), *(spec for spec in slices if spec is not None)]
-    components = [component.name for component in method.components]
-    numbers = ["loss", *method.aggregation.statistics, *components, *components]  # losses, and slices
-    total = (
-        sum(max_bytes(spec, weights) for spec in declared)
-        + sum(LEAF_BYTES + NAME_BYTES * len(name) for name in numbers)
-        + REASON_BYTES
-    )
-    leaves = [leaf for spec in declared for _, leaf in declared_leaves(spec, weights, "")]
-    values = sum(leaf.max_bytes - LEAF_BYTES for leaf in leaves if isinstance(leaf, TensorSpec))
-    return SizeLimit(total, total - values)
+    spec = update_spec(method, setting)
+    total = max_bytes(spec, weights) + REASON_BYTES
+    leaves = (leaf for _, leaf in declared_leaves(spec, weights, ""))
+    return SizeLimit(total, total - sum(leaf.num_bytes for leaf in leaves if isinstance(leaf, TensorSpec)))
 
 
 def _bad_tensors(slices: Slices, components: Iterable[str]) -> str | None:

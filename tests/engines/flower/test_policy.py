@@ -145,6 +145,15 @@ def test_the_size_is_the_one_that_egress_lists(place):
         Policy(max_bytes=size - 1).check_run(federation)
 
 
+def test_an_aggregation_that_reports_what_it_does_not_declare_has_no_size(monkeypatch):
+    """Its site is refused before the training, not after."""
+    federation = Federation(tiny("train.bn_buffers=leave"))
+    kind = type(federation.recipe.composed.aggregation)
+    monkeypatch.setattr(kind, "report", lambda *_: {"moments": torch.zeros(9)})
+    with pytest.raises(PolicyError, match="has an unknown number of bytes"):
+        Policy(max_bytes=10**9).check_run(federation)
+
+
 def test_no_more_updates_leave_than_the_policy_allows_over_all_runs_of_a_recipe(place):
     first = play(guarded(place, "max_rounds = 3"), place, *SETTINGS, out="one")
     assert [line["clients"] for line in first.metrics[1:]] == [4, 4]

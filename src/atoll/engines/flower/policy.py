@@ -31,7 +31,7 @@ from pathlib import Path
 from typing import Annotated
 
 from atoll.components.component import declares_slice
-from atoll.components.declaration import TensorSpec, declared_leaves
+from atoll.components.declaration import declared_leaves
 from atoll.core.config import Options, build
 from atoll.core.errors import UserError
 from atoll.core.files import read_bytes
@@ -39,7 +39,7 @@ from atoll.core.schema import AtLeast, Count
 from atoll.core.tree import Tree, Weights, num_bytes
 from atoll.engines.federation import Federation
 from atoll.engines.flower.local_privacy import LocalPrivacy
-from atoll.methods.method import sends_undeclared
+from atoll.engines.update_checks import declares_all, update_spec
 from atoll.recipe.recipe import names_of_code, recipe_digest
 
 INSTALLED = "installed"  # in place of a module's SHA-256
@@ -247,17 +247,12 @@ class Policy(Options, section="policy"):
 
 
 def _most_bytes(federation: Federation) -> int | None:
-    """Most bytes of an update, as ``atoll egress`` counts them; None if a component does not declare its slice."""
-    method, names = federation.recipe.composed, federation.update_names()
-    if any(map(sends_undeclared, method.components)):
+    """Most bytes of an update, as ``atoll egress`` counts them; None if it may contain more than is declared."""
+    method = federation.recipe.composed
+    if not declares_all(method):
         return None
-    weights = {name: weight for name, weight in federation.networks.state_dict().items() if name in names}
-    declared = [component.declares(federation.setting) for component in method.components]
-    leaves = [leaf for spec in declared if spec is not None for _, leaf in declared_leaves(spec, weights, "")]
-    tensors = [leaf for leaf in leaves if isinstance(leaf, TensorSpec)]
-    numbers = len(leaves) - len(tensors) + len(method.aggregation.statistics) + 1 + len(method.losses)
-    in_tensors = sum(math.prod(leaf.largest) * leaf.dtype.itemsize for leaf in tensors)
-    return num_bytes(weights) + in_tensors + num_bytes([0.0] * numbers)
+    spec = update_spec(method, federation.setting)
+    return sum(leaf.num_bytes for _, leaf in declared_leaves(spec, federation.sent_weights(), ""))
 
 
 def _modules(recipe: str) -> Iterator[str]:
