@@ -2,6 +2,7 @@
 
 import pytest
 
+from atoll.aggregation.private import PrivateFedAvg
 from atoll.cli.main import main
 from atoll.commands.cost import at_sites, estimate
 from atoll.commands.run import run_recipe
@@ -40,6 +41,21 @@ def test_the_estimate_is_what_the_run_does(tmp_path, method):
     assert cost.seconds > 0
     assert cost.memory > 2**26
     assert (cost.states > 0) == (method == "fedema")
+
+
+@pytest.mark.parametrize(("method", "rounds"), [("orchestra", 2), ("dcco", 1), ("fedsc", 1)])
+def test_rounds_without_training_take_no_steps(method, rounds):
+    """Round 1 trains nothing, and with `gather = "rounds"` round 3 does not either."""
+    (cost,) = estimate(tiny(*SETTINGS, f"method.name={method}"), warm=1, timed=1)
+    assert cost.steps == rounds * 3 * 2 * 2  # cohort, epochs, batches of 30 images
+    assert cost.seconds > 0
+
+
+def test_a_round_whose_draw_is_empty_costs_what_the_others_do(monkeypatch):
+    monkeypatch.setattr(PrivateFedAvg, "cohort", lambda *_: [])
+    private = ("method.name=fed_simclr", "method.aggregation=private_fedavg", "train.bn_buffers=local")
+    (cost,) = estimate(tiny(*SETTINGS, *private), warm=1, timed=1)
+    assert (cost.cohort, cost.steps) == (3, 3 * 3 * 2 * 2)
 
 
 def test_a_federation_costs_what_its_sites_and_images_say(tmp_path, monkeypatch, capsys):

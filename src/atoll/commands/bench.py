@@ -62,14 +62,22 @@ def time_step(recipe: Recipe, warm: int = WARM, timed: int = TIMED) -> tuple[flo
         method, setting = federation.recipe.composed, federation.setting
         prerequisites = stand_ins(federation, recipe.train.batch_size)
         server = Server(federation.recipe, setting, federation.initial_weights(), prerequisites)
-        largest = max(range(setting.num_clients), key=lambda client: setting.sizes[client])
-        message = method.send(server.state, setting, largest, server.cohort(1), 1)
+        cohort = largest_cohort(federation)
+        largest = cohort[0]
+        message = method.send(server.state, setting, largest, cohort, 1)
         message["epochs"] = steps  # enough: each epoch has a batch of the full size
         watch = Stopwatch(steps, federation.device)
         client, data = federation.client_side(server.constants), federation.client_data(largest)
         with suppress(Enough):
             train_client(client, message, None, data, watch)
     return min(watch.seconds[warm:]), watch.images
+
+
+def largest_cohort(federation: Federation) -> list[int]:
+    """The largest clients, the largest first, as many as take part in a round: a round's own draw may be empty."""
+    setting = federation.setting
+    size = federation.recipe.composed.aggregation.cohort_size(setting)
+    return sorted(range(setting.num_clients), key=lambda client: -setting.sizes[client])[:size]
 
 
 class Enough(Exception):  # noqa: N818

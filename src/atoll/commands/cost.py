@@ -16,7 +16,7 @@ from statistics import fmean, median
 
 import torch
 
-from atoll.commands.bench import Enough, Stopwatch
+from atoll.commands.bench import Enough, Stopwatch, largest_cohort
 from atoll.commands.egress import stand_ins
 from atoll.components.messages import Message, Update
 from atoll.core.errors import UserError
@@ -171,11 +171,12 @@ def _cost(recipe: Recipe, warm: int, timed: int) -> Cost:
     start, prerequisites = federation.initial_weights(), stand_ins(federation, recipe.train.batch_size)
     server = Server(recipe, setting, start, prerequisites)
     client = federation.client_side(server.constants)
-    cohort = server.cohort(1)
-    largest = max(cohort, key=lambda k: setting.sizes[k])
-    message = recipe.composed.send(server.state, setting, largest, cohort, 1)
+    method, cohort = recipe.composed, largest_cohort(federation)
+    largest = cohort[0]
+    message = method.send(server.state, setting, largest, cohort, 1)
     batches = fmean(num_batches(samples, train.batch_size, train.drop_last) for samples in setting.sizes)
-    steps = round(train.rounds * len(cohort) * batches * message["epochs"])
+    epochs = sum(method.epochs(setting, largest, cohort, number) for number in range(1, train.rounds + 1))
+    steps = round(epochs * len(cohort) * batches)
     seconds, update, retained = _timed_steps(federation, client, message, warm, timed)
     # Clients are drawn independently in each round, so that some have not taken part at the end.
     met = setting.num_clients * (1 - (1 - len(cohort) / setting.num_clients) ** train.rounds)

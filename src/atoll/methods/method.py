@@ -230,7 +230,6 @@ class Method:
             round: The round, from 1.
             kept: The round of the client's valid retained state; 0 if it has none.
         """
-        epochs = (component.epochs(setting, client, cohort, round) for component in self.components)
         slices = {
             component.name: component.send(self._slice(state, component, client), client, cohort, round)
             for component in self.components
@@ -238,11 +237,16 @@ class Method:
         return {
             "round": round,
             "client": client,
-            "epochs": next((e for e in epochs if e is not None), setting.train.epochs),
+            "epochs": self.epochs(setting, client, cohort, round),
             "kept": kept,
             "models": {} if self.merge.alone and kept else self.aggregation.sent(state["models"], client),
             "parts": {name: value for name, value in slices.items() if value is not None},
         }
+
+    def epochs(self, setting: Setting, client: int, cohort: Sequence[int], round: int) -> int:
+        """Return a client's local epochs in a round; 0: no training."""
+        asked = (component.epochs(setting, client, cohort, round) for component in self.components)
+        return next((epochs for epochs in asked if epochs is not None), setting.train.epochs)
 
     def _by_client(self, component: Component) -> bool:
         """Whether each client has its own slice of a component's state, because there is no server."""
