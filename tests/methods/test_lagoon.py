@@ -4,9 +4,12 @@ from hypothesis import strategies as st
 
 from atoll.core.errors import UserError
 from atoll.core.tree import same
+from atoll.methods.fedmar import MAR
 from atoll.methods.lagoon import Relay
 from tests.folds import setting
 from tests.harness import final_models, run_tiny
+from tests.methods.test_fedmar import VIT
+from tests.steps import federation
 
 LAGOON = "method.name=lagoon"
 
@@ -41,6 +44,29 @@ def test_a_sweep_has_the_images_and_bytes_of_a_round_of_fedavg(tmp_path):
             line.get(name, 0) for line in plain.metrics
         )
     assert not same(final_models(relay), final_models(plain))
+
+
+TURNS = ("method.aggregation=relay", "options.relay.groups=2")
+
+
+@pytest.mark.parametrize("method", ["euc", "dcco", "fedsc"])
+def test_what_relates_consecutive_rounds_is_refused(method):
+    with pytest.raises(
+        UserError, match=f"'{method}' relates a client's round .* set method.aggregation = 'fedavg'"
+    ):
+        federation(f"method.name={method}", *TURNS)
+    federation(f"method.name={method}", TURNS[0], "options.relay.groups=1")
+
+
+@pytest.mark.parametrize("method", ["dcco", "fedsc"])
+def test_statistics_of_each_update_go_with_turns(method):
+    federation(f"method.name={method}", *TURNS, f"options.{method}.gather=updates")
+
+
+def test_fed_mar_expects_a_clients_round_of_each_sweep():
+    setting = federation("method.name=fed_mar", *VIT, *TURNS, "train.rounds=10").setting
+    assert MAR().gamma(5, setting) == pytest.approx(MAR().last_weight)  # Ω = 10 rounds · 1/2
+    assert MAR().gamma(4, setting) > MAR().last_weight
 
 
 def test_a_share_of_the_clients_is_refused(tmp_path):

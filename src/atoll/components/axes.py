@@ -127,6 +127,10 @@ class Aggregation(Component):
         """Return the number of clients in a round, the fewest if rounds differ; goes with `cohort`."""
         return setting.train.cohort_size(setting.num_clients)
 
+    def turns(self, setting: Setting) -> int:
+        """Return the rounds from one turn of a client to its next, if clients take turns; otherwise 1."""
+        return 1
+
     def spent(self, setting: Setting, round: int) -> dict[str, float]:
         """Return the privacy budget spent by all rounds up to this one, for the log."""
         return {}

@@ -78,6 +78,14 @@ class Component(Options):
         """Description of the client state that this component retains between rounds."""
         return ()
 
+    @property
+    def consecutive_rounds(self) -> bool:
+        """Whether the component relates a round to the one before it, so that the same clients must be in both.
+
+        A client that misses a round now and then is no obstacle; clients that take turns are.
+        """
+        return False
+
     def refuse(self, setting: Setting) -> str | None:
         """Return a sentence that says why this component cannot work in this setting, or None."""
         return None

@@ -30,6 +30,8 @@ class Setting:
         embedding_dim: Size of an embedding z.
         train: The recipe's ``[train]`` section.
         model: The recipe's ``[model]`` section, for components that build heads.
+        cohort_size: Number of clients in a round, the fewest if rounds differ; 0 in a setting that was
+            constructed by hand.
         sizes: Number of samples of each client, if the server may know it.
         buffers: Names of the weights that no gradient trains, such as BatchNorm's running statistics.
         running_statistics: Names of the buffers that are BatchNorm's running statistics. They follow the data's
@@ -52,6 +54,7 @@ class Setting:
     embedding_dim: int
     train: TrainOptions
     model: ModelOptions
+    cohort_size: int = 0
     sizes: tuple[int, ...] = ()
     buffers: frozenset[str] = frozenset()
     running_statistics: frozenset[str] = frozenset()

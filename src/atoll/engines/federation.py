@@ -76,6 +76,8 @@ class Federation:
             personal=recipe.composed.personalises(recipe.train),
             further_models=self.further_initial_weights,
         )
+        cohort_size = recipe.composed.aggregation.cohort_size(self.setting)
+        self.setting = replace(self.setting, cohort_size=cohort_size)
         reason = recipe.composed.refuse(self.setting) or refuse_measures(recipe, self.splits)
         if reason:
             raise UserError(reason)

@@ -73,7 +73,7 @@ class MAR(MAE):
 
     def gamma(self, taken: int, setting: Setting) -> float:
         """Return γ_k of a client that took part in ``taken`` rounds before."""
-        share = setting.train.cohort_size(setting.num_clients) / setting.num_clients
+        share = setting.cohort_size / setting.num_clients
         horizon = self.horizon or max(1.0, setting.train.rounds * share)
         fall = 0.5 * (1.0 + math.cos(math.pi * min(taken / horizon, 1.0)))
         return self.last_weight + (self.first_weight - self.last_weight) * fall

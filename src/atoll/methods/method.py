@@ -161,6 +161,14 @@ class Method:
             )
         if setting.train.keep_local_models and (hidden := self.hides_updates):
             return f"train.keep_local_models cannot keep local models: {hidden}; remove it"
+        if (turns := self.aggregation.turns(setting)) > 1:
+            for component in self.components:
+                if component.consecutive_rounds:
+                    return (
+                        f"{component.name!r} relates a client's round to the one before it, and with "
+                        f"{self.aggregation.name!r} a client has one of {turns} rounds; set method.aggregation = "
+                        "'fedavg'"
+                    )
         if self.aggregation.only_weights:
             for component in self.components:
                 if self._by_client(component):

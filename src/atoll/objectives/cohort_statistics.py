@@ -21,6 +21,11 @@ class CohortStatistics(Objective):
 
     gather: Literal["rounds", "updates"] = "rounds"
 
+    @property
+    def consecutive_rounds(self) -> bool:
+        """Whether the clients of a round train with what those of the round before gathered."""
+        return self.gather == "rounds"
+
     def trains(self, round: int) -> bool:
         """Whether the clients train in a round."""
         return self.gather == "updates" or round % 2 == 0
