@@ -194,7 +194,6 @@ def test_embed_and_export(finished, images, tmp_path, capsys):
 def test_embedding_the_training_pixels_is_what_evaluation_saw(finished, tmp_path):
     """`atoll embed` on image files agrees with the federation's own un-augmented pass."""
     from atoll.commands.embed import embed_images
-    from atoll.commands.evaluate import load_networks
     from atoll.core.tree import load
     from atoll.engines.federation import Federation
     from atoll.evaluation import embed
@@ -210,7 +209,7 @@ def test_embedding_the_training_pixels_is_what_evaluation_saw(finished, tmp_path
 
     _, h = embed_images(atoll.load_encoder(finished / "encoder.safetensors"), folder)
     newest = max((finished / "checkpoints").glob("round-*.safetensors"))
-    encoder = load_networks(federation, load(newest)["state"]["models"]["global"])
+    encoder = federation.load(load(newest)["state"]["models"]["global"])
     expected = embed(encoder, federation.views.plain, federation.splits.test.images)[:6]
     torch.testing.assert_close(h, expected, rtol=1e-5, atol=1e-6)
 

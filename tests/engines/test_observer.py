@@ -7,7 +7,6 @@ import numpy as np
 import pytest
 import torch
 
-from atoll.commands.evaluate import load_networks
 from atoll.core.errors import UserError
 from atoll.core.kept_models import kept_models, kept_rounds
 from atoll.core.tree import load, same
@@ -66,7 +65,7 @@ def test_observing_changes_no_bit_of_the_training(run, tmp_path):
 
 
 def features(federation, weights, z=False):
-    encoder = load_networks(federation, weights).eval()
+    encoder = federation.load(weights).eval()
     projector = federation.networks["projector"].eval()
     with torch.no_grad():
         h = encoder(

@@ -2,7 +2,6 @@ import pytest
 import torch
 from sklearn.metrics import accuracy_score
 
-from atoll.commands.evaluate import load_networks
 from atoll.core.errors import UserError
 from atoll.core.tree import load
 from atoll.data.images import ImageSet, StoredPixels
@@ -31,7 +30,7 @@ def test_a_supervised_run_reports_its_own_classifier(tmp_path, method):
     reported = run.read_json("evaluation.json")["classifier/accuracy"]
     federation = Federation(tiny(f"method.name={method}"))
     newest = max((run.folder / "checkpoints").glob("round-*.safetensors"))
-    load_networks(federation, load(newest)["state"]["models"]["global"])
+    federation.load(load(newest)["state"]["models"]["global"])
     networks, test = federation.networks.eval(), federation.splits.test
     with torch.no_grad():
         h = networks["encoder"](federation.views.plain(test.images.gather(torch.arange(len(test)))))

@@ -18,7 +18,7 @@ from atoll.core.tree import Weights
 from atoll.data.images import ImageSet
 from atoll.data.options import DataOptions
 from atoll.data.partition.partition import Partition
-from atoll.data.sources import Splits, load_data
+from atoll.data.sources import load_data
 from atoll.data.views.views import make_views
 from atoll.engines.client_states import States
 from atoll.engines.federation import Federation
@@ -34,7 +34,7 @@ from atoll.evaluation import (
     split_test,
 )
 from atoll.evaluation.client_tests import PREFIX
-from atoll.models import Encoder, load_encoder
+from atoll.models import load_encoder
 from atoll.models.adapters import merged
 from atoll.models.exported import CONFIG
 from atoll.recipe.recipe import recipe_of
@@ -99,7 +99,7 @@ class Evaluator:
     def _measure_here(self, server: Server, final: bool) -> dict[str, Any]:
         """Evaluate the deployed models here; for several models, return the mean over clients, and each result."""
         federation, recipe = self.federation, self.federation.recipe
-        split, images = held_out(federation.splits)
+        split, images = federation.splits.held_out
         models = self.models(server)
         if not len(images) or not models:
             return {}
@@ -110,7 +110,7 @@ class Evaluator:
         for name, (weights, users) in models.items():
             tests = _of_users(shares, users)
             by_model[name] = evaluate(
-                merged(load_networks(federation, weights)),
+                merged(federation.load(weights)),
                 federation.splits.train,
                 images,
                 federation.views,
@@ -147,16 +147,6 @@ def _of_users(shares: dict[int, Tensor] | None, users: Sequence[int] | None) -> 
     if shares is None or users is None:
         return None
     return {user: shares[user] for user in users if user in shares}
-
-
-def load_networks(federation: Federation, weights: Weights) -> Encoder:
-    """Load weights into the networks and return the encoder; networks without new weights are unchanged."""
-    return federation.load(weights)
-
-
-def held_out(splits: Splits) -> tuple[str, ImageSet]:
-    """The images for the evaluation: see `Splits.held_out`."""
-    return splits.held_out
 
 
 def model_path(run: Run, name: str) -> Path:
@@ -236,7 +226,7 @@ def measure_run(run: Run, protocols: Sequence[str], data: DataOptions | None = N
     if data is None and partition:
         splits = evaluation_splits(splits, partition, recipe)
     data = data or recipe.data
-    split, images = held_out(splits)
+    split, images = splits.held_out
     views = make_views(recipe.views, data.image_size, data.channels)
     client_ids = partition.client_ids(splits.train) if partition else None
     shares = client_shares(partition, splits.train, images, protocols)

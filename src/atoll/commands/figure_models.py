@@ -9,7 +9,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from atoll.commands.evaluate import load_networks
 from atoll.core.kept_models import kept_models, kept_rounds
 from atoll.core.run_folder import Run
 from atoll.core.tree import Weights, load
@@ -50,7 +49,7 @@ def representation_maps(
     images = images.subset(map_rows(len(images), federation.recipe.seed, size // len(models)))
     shown = []
     for name in models:
-        encoder = load_networks(federation, {**kept.get("global", {}), **kept[name]})
+        encoder = federation.load({**kept.get("global", {}), **kept[name]})
         shown.append(embed(encoder, federation.views.plain, images.images).cpu())
     points = embedding_map(torch.cat(shown), federation.recipe.seed, MAP_POINTS)
     names, groups = _groups(images.labels, images.classes, models, colour, classes)

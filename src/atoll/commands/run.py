@@ -14,7 +14,7 @@ import torch
 from rich.console import Console
 from torch import nn
 
-from atoll.commands.evaluate import Evaluator, held_out, load_networks, model_path, partition_of
+from atoll.commands.evaluate import Evaluator, model_path, partition_of
 from atoll.commands.handle import Run
 from atoll.commands.logs import check_logs, opened_logs
 from atoll.commands.progress import Bar
@@ -300,9 +300,9 @@ def _finish(prepared: PreparedRun, evaluator: Evaluator, server: Server) -> None
     sizes = federation.setting.sizes
     largest = max(models, key=lambda name: sum(sizes[c] for c in models[name][1]), default=None)
     metadata = _about(federation)
-    shown, points = held_out(federation.splits)[1], recipe.evaluation.map_points
+    shown, points = federation.splits.held_out[1], recipe.evaluation.map_points
     for name, (weights, _) in models.items():
-        encoder = merged(load_networks(federation, weights))
+        encoder = merged(federation.load(weights))
         if len(models) > 1:
             save_encoder(model_path(run, name), encoder, metadata)
         if name == largest:
