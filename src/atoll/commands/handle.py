@@ -1,4 +1,4 @@
-"""A run to hold in Python: its results as tables, its report, its encoder and its nearest images."""
+"""A run as an object in Python: its results as tables, its report, its encoder and its nearest images."""
 
 from __future__ import annotations
 

@@ -12,14 +12,14 @@ from atoll.core.errors import UserError
 
 
 def check_device(name: str, option: str) -> None:
-    """Check the name of a device; whether the device is there shows `find_device`.
+    """Check the name of a device; `find_device` checks that the device exists.
 
     Args:
         name: ``"auto"``, ``"cpu"``, ``"cuda"``, ``"cuda:1"``…
         option: The option that holds the name, for the error message.
 
     Raises:
-        UserError: The name is no such name.
+        UserError: It names none of these.
     """
     if name != "auto":
         with contextlib.suppress(RuntimeError):
@@ -45,7 +45,7 @@ def find_device(name: str, option: str) -> torch.device:
 
 
 def find_devices(names: Sequence[str], option: str) -> list[torch.device]:
-    """Return the devices of a list of names; for ``"auto"``, which is no list, all GPUs, or the CPU without any.
+    """Return the devices of a list of names; for ``"auto"`` instead of a list, all GPUs, or the CPU without any.
 
     Raises:
         UserError: A GPU is not there, or the devices are of several kinds, so that the weights would depend on

@@ -121,7 +121,7 @@ def refuse_crops(encoder: Encoder, channels: int, size: int) -> None:
     """Refuse local crops of a size that an encoder cannot process.
 
     Raises:
-        UserError: It cannot.
+        UserError: The encoder cannot process them.
     """
     try:
         represent_black(encoder, (channels, size, size))

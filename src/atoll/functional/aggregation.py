@@ -120,6 +120,10 @@ def shortest_in_hull(gram: Tensor) -> Tensor:
 
     Shape:
         gram: (K, K), float64, on the CPU. Output: (K,).
+
+    Reference:
+        Désidéri, Multiple-Gradient Descent Algorithm, 2012; Lawson and Hanson, Solving Least Squares
+        Problems, 1974, Chapter 23.
     """
     k = len(gram)
     lengths = gram.diagonal().sqrt()

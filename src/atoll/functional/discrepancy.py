@@ -21,6 +21,10 @@ def mean_distance(z: Tensor) -> Tensor:
     Raises:
         ValueError: If `z` is not (N, d) with N >= 2.
 
+    Reference:
+        Chen et al., Understanding the Robustness of Distributed Self-Supervised Learning Frameworks Against Non-IID
+        Data, ICLR 2026, the bandwidth σ of Eq. 6.
+
     Example:
         >>> import torch
         >>> from atoll.functional import mean_distance

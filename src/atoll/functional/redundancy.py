@@ -186,7 +186,7 @@ def correlation_loss(statistics: EncodingStatistics, lambd: float = 0.0051) -> T
     """Barlow Twins' loss from encoding statistics instead of embeddings.
 
     C_ij = (⟨f_i g_j⟩ − ⟨f_i⟩⟨g_j⟩) / (σ(f_i) σ(g_j)), L = Σ_i (1 − C_ii)² + λ Σ_{i≠j} C_ij². A constant dimension
-    has no correlation. Of one batch's statistics it is `barlow_twins` of that batch.
+    has no correlation. For the statistics of one batch it equals `barlow_twins` of that batch.
 
     Args:
         statistics: Statistics of a batch, or of several clients' batches together.

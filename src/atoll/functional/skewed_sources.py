@@ -48,6 +48,10 @@ def skewed_source(
     Raises:
         ValueError: The dimension is less than the number of sources, or there is no such source.
 
+    Reference:
+        Wang et al., Does Decentralized Learning with Non-IID Unlabeled Data Benefit from Self Supervision?, ICLR
+        2023, Appendix E.1.
+
     Example:
         >>> import torch
         >>> from atoll.functional.skewed_sources import skewed_source
@@ -85,6 +89,13 @@ def self_supervised_map(second_moment: Tensor, rows: int) -> Tensor:
     Shape:
         second_moment: (d, d), symmetric and positive semi-definite. Output: (m, d).
 
+    Raises:
+        ValueError: If `second_moment` is not a float matrix.
+
+    Reference:
+        Wang et al., Does Decentralized Learning with Non-IID Unlabeled Data Benefit from Self Supervision?, ICLR
+        2023, Equations 3.1 and E.5.
+
     Example:
         >>> import torch
         >>> from atoll.functional.skewed_sources import self_supervised_map
@@ -117,6 +128,10 @@ def max_margin(x: Tensor, y: Tensor, classes: int) -> Tensor:
 
     Raises:
         ValueError: There are fewer than three classes, or no linear classifier that separates them was found.
+
+    Reference:
+        Wang et al., Does Decentralized Learning with Non-IID Unlabeled Data Benefit from Self Supervision?, ICLR
+        2023, Equation E.19.
 
     Example:
         >>> import torch
@@ -172,8 +187,12 @@ def feature_correlations(w: Tensor) -> Tensor:
     Shape:
         w: (classes, d). Output: (d,).
 
+    Raises:
+        ValueError: If `w` is not a float matrix.
+
     Reference:
-        Proposition 4.1 bounds these numbers.
+        Wang et al., Does Decentralized Learning with Non-IID Unlabeled Data Benefit from Self Supervision?, ICLR
+        2023, Proposition 4.1, which bounds these numbers.
 
     Example:
         >>> import torch
