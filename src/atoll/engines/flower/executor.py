@@ -16,7 +16,7 @@ from atoll.engines.flower.agreed import digest_of
 from atoll.engines.flower.enrolment import Site
 from atoll.engines.flower.exchange import EVALUATE, SMALL_ANSWER, TRAIN, Exchange, Lost
 from atoll.engines.flower.ledger import ASKED, LOST, RECEIVED, received
-from atoll.engines.flower.secure_round import secure_total, train_requests
+from atoll.engines.flower.secure_round import SecureRound, train_requests
 from atoll.engines.flower.site_registry import SiteRegistry
 from atoll.engines.jobs import Job, Result, Total
 from atoll.engines.update_checks import SizeLimit, is_count, is_number
@@ -118,7 +118,7 @@ class FlowerExecutor:
     def total(self, jobs: Sequence[Job], aggregation: SecureSum, size: int) -> Total:
         """Return the sum of the clients' terms, by secure aggregation."""
         requests = train_requests([(job.client, job.message) for job in jobs], self._states.needed)
-        return secure_total(self.ask, jobs[0].round if jobs else 0, requests, aggregation, size)
+        return SecureRound(self.ask, jobs[0].round if jobs else 0, requests, aggregation, size).total()
 
     def ask(
         self, kind: str, requests: Mapping[int, dict[str, Tree]]

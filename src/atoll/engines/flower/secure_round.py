@@ -7,7 +7,7 @@ that does not answer at a stage is lost for the round, as long as a threshold of
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Generator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 
 import torch
 from torch import Tensor
@@ -17,7 +17,7 @@ from atoll.core.errors import RunError
 from atoll.core.text import one_line
 from atoll.core.tree import Tree, num_bytes
 from atoll.engines.flower.exchange import QUERY, TRAIN, Lost
-from atoll.engines.flower.masks import to_numbers, unmask
+from atoll.engines.flower.masks import PublicKeys, Shares, to_numbers, unmask
 from atoll.engines.jobs import Total
 
 KEYS, SHARES, REVEAL = (f"{QUERY}.secure_{stage}" for stage in ("keys", "shares", "reveal"))
@@ -25,8 +25,8 @@ Requests = Mapping[int, dict[str, Tree]]
 Ask = Callable[[str, Requests], Generator[tuple[int, dict[str, Tree] | Lost], None, None]]
 
 
-def secure_total(ask: Ask, round: int, trains: Requests, aggregation: SecureSum, size: int) -> Total:
-    """Run the stages of a round.
+class SecureRound:
+    """The stages of a round, in their order.
 
     Args:
         ask: Sends one request of a kind to each client; yields the answers.
@@ -34,80 +34,106 @@ def secure_total(ask: Ask, round: int, trains: Requests, aggregation: SecureSum,
         trains: The clients' requests to train.
         aggregation: The sum's options.
         size: Number of whole numbers in a term.
-
-    Raises:
-        RunError: Clients revealed shares that do not open the masks.
     """
-    result = Total()
-    threshold = aggregation.least(len(trains))
 
-    def stage(
-        kind: str, requests: Requests, check: Callable[[int, dict[str, Tree]], Tree]
+    def __init__(self, ask: Ask, round: int, trains: Requests, aggregation: SecureSum, size: int) -> None:
+        self._ask = ask
+        self._round = round
+        self._trains = trains
+        self._threshold = aggregation.least(len(trains))
+        self._result = Total()
+        self._keys: PublicKeys = {}
+        self._sum = torch.zeros(size, dtype=torch.int64)
+
+    def total(self) -> Total:
+        """Run the stages; the result has no numbers if too few clients stay.
+
+        Raises:
+            RunError: Clients revealed shares that do not open the masks.
+        """
+        result, clients = self._result, self._exchange_keys()
+        if len(clients) < self._threshold:
+            return result
+        boxes = self._exchange_shares(clients)
+        if len(boxes) < self._threshold:
+            return result
+        stayed = self._train(boxes)
+        if len(stayed) < self._threshold:
+            return result
+        lost = dict(result.lost)
+        revealed = self._reveal(boxes, stayed)
+        if len(revealed) < self._threshold:
+            return result
+        result.numbers = self._open(revealed, list(boxes), stayed)
+        result.lost = lost  # the term of a client that fell silent at the last stage is in the sum
+        result.clients = stayed
+        return result
+
+    def _exchange_keys(self) -> list[int]:
+        """Stage 0: the clients that drew keys."""
+        requests = {k: {"round": self._round, "client": k} for k in sorted(self._trains)}
+        keys = self._stage(KEYS, requests, lambda _, answer: _words(answer.get("keys"), {"mask", "share"}))
+        self._keys = {str(k): key for k, key in keys.items()}
+        return list(keys)
+
+    def _exchange_shares(self, clients: list[int]) -> dict[int, Shares]:
+        """Stage 1: the encrypted shares of each client's secrets for the others."""
+        agreed = {"round": self._round, "keys": self._keys, "threshold": self._threshold}
+        requests = {k: {**agreed, "client": k} for k in clients}
+        return self._stage(
+            SHARES, requests, lambda k, answer: _words(answer.get("shares"), self._keys.keys() - {str(k)})
+        )
+
+    def _train(self, boxes: dict[int, Shares]) -> list[int]:
+        """Stage 2: the clients whose masked terms are in the sum."""
+        requests = {
+            k: {
+                **self._trains[k],
+                "shares": {str(other): box[str(k)] for other, box in boxes.items() if other != k},
+            }
+            for k in boxes
+        }
+        return list(self._stage(TRAIN, requests, lambda _, answer: self._add(answer.get("update"))))
+
+    def _reveal(self, members: Iterable[int], stayed: list[int]) -> list[Shares]:
+        """Stage 3: the shares that open the masks of the sum."""
+        requests = {k: {"round": self._round, "client": k, "stayed": stayed} for k in stayed}
+        names = set(map(str, members))
+        found = self._stage(REVEAL, requests, lambda _, answer: _words(answer.get("shares"), names))
+        return list(found.values())
+
+    def _open(self, revealed: list[Shares], members: list[int], stayed: list[int]) -> Tensor:
+        """The sum without masks."""
+        try:
+            return unmask(self._sum, self._keys, members, stayed, revealed[: self._threshold])
+        except ValueError as error:
+            raise RunError(
+                f"the masks of round {self._round} could not be opened ({error}), so a site did not follow the "
+                "protocol; run again when the sites' logs have been compared"
+            ) from None
+
+    def _stage(
+        self, kind: str, requests: Requests, check: Callable[[int, dict[str, Tree]], Tree]
     ) -> dict[int, Tree]:
         """The checked answers by client; others are lost."""
         found = {}
-        for client, answer in ask(kind, requests):
+        for client, answer in self._ask(kind, requests):
             value = None if isinstance(answer, Lost) else check(client, answer)
             if value is None:
                 why = answer.reason if isinstance(answer, Lost) else answer.get("lost")
-                result.lost[client] = one_line(why) if isinstance(why, str) else "its answer is invalid"
+                self._result.lost[client] = one_line(why) if isinstance(why, str) else "its answer is invalid"
             else:
                 found[client] = value
-                result.bytes_up += num_bytes(value)
+                self._result.bytes_up += num_bytes(value)
         return dict(sorted(found.items()))
 
-    clients = sorted(trains)
-    keys = stage(
-        KEYS, {k: {"round": round, "client": k} for k in clients}, lambda _, answer: _keys(answer.get("keys"))
-    )
-    if len(keys) < threshold:
-        return result
-    known = {str(k): key for k, key in keys.items()}
-    agreed = {"round": round, "keys": known, "threshold": threshold}
-    boxes = stage(
-        SHARES,
-        {k: {**agreed, "client": k} for k in keys},
-        lambda k, answer: _words(answer.get("shares"), known.keys() - {str(k)}),
-    )
-    if len(boxes) < threshold:
-        return result
-    incoming = {k: {str(other): box[str(k)] for other, box in boxes.items() if other != k} for k in boxes}
-    total = torch.zeros(size, dtype=torch.int64)
-
-    def add(client: int, answer: dict[str, Tree]) -> Tree:
-        nonlocal total
-        masked = _masked(answer.get("update"), size)
-        if masked is not None:
-            total = (total + to_numbers(masked)) % MODULUS
+    def _add(self, update: Tree) -> Tree:
+        """Add a masked term to the sum; None if it is none."""
+        masked = update.get("masked") if isinstance(update, dict) else None
+        if not isinstance(masked, Tensor) or masked.dtype != torch.int32 or masked.shape != self._sum.shape:
+            return None
+        self._sum = (self._sum + to_numbers(masked)) % MODULUS
         return masked
-
-    stayed = sorted(stage(TRAIN, {k: {**trains[k], "shares": incoming[k]} for k in boxes}, add))
-    if len(stayed) < threshold:
-        return result
-    members = {str(k) for k in boxes}
-    before = dict(result.lost)
-    revealed = stage(
-        REVEAL,
-        {k: {"round": round, "client": k, "stayed": stayed} for k in stayed},
-        lambda _, answer: _words(answer.get("shares"), members),
-    )
-    if len(revealed) < threshold:
-        return result
-    try:
-        opened = list(revealed.values())[:threshold]
-        result.numbers = unmask(total, known, list(boxes), stayed, opened)
-    except ValueError as error:
-        raise RunError(
-            f"the masks of round {round} could not be opened ({error}), so a site did not follow the protocol; "
-            "run again when the sites' logs have been compared"
-        ) from None
-    result.lost = before  # the term of a client that fell silent now is in the sum
-    result.clients = stayed
-    return result
-
-
-def _keys(value: Tree) -> Tree:
-    return _words(value, {"mask", "share"})
 
 
 def _words(value: Tree, names: set[str]) -> Tree:
@@ -116,12 +142,6 @@ def _words(value: Tree, names: set[str]) -> Tree:
         return None
     right = all(isinstance(word, str) and re.fullmatch("(?:[0-9a-f]{2})+", word) for word in value.values())
     return value if right else None
-
-
-def _masked(update: Tree, size: int) -> Tree:
-    masked = update.get("masked") if isinstance(update, dict) else None
-    fits = isinstance(masked, Tensor) and masked.dtype == torch.int32 and tuple(masked.shape) == (size,)
-    return masked if fits else None
 
 
 def train_requests(
