@@ -9,8 +9,18 @@ import pytest
 pytest.importorskip("flwr", reason="the extra atoll[flower] is not installed")
 
 import torch
+from cryptography.hazmat.primitives import serialization
+from cryptography.hazmat.primitives.asymmetric import ec, rsa
 
-from atoll.engines.flower.masks import make_keys, mask, reveal, share_secrets, to_numbers, unmask
+from atoll.engines.flower.masks import (
+    is_public_key,
+    make_keys,
+    mask,
+    reveal,
+    share_secrets,
+    to_numbers,
+    unmask,
+)
 
 MODULUS = 2**32
 
@@ -104,6 +114,8 @@ def test_a_client_notices_replaced_keys_and_damaged_shares():
         share_secrets(states[0], 0, {**keys, "2": keys["1"]}, 2)  # one client in two roles
     with pytest.raises(ValueError, match="too few"):
         share_secrets(states[0], 0, keys, 1)
+    with pytest.raises(ValueError, match="the keys of client 2 for secure aggregation are no public keys"):
+        share_secrets(states[0], 0, {**keys, "2": {"mask": "00", "share": keys["2"]["share"]}}, 2)
     boxes = {}
     for k in range(3):
         states[k], boxes[k] = share_secrets(states[k], k, keys, 2)
@@ -111,6 +123,18 @@ def test_a_client_notices_replaced_keys_and_damaged_shares():
     states[0], _ = mask(states[0], 0, wrong, torch.zeros(2, dtype=torch.int64))
     with pytest.raises(ValueError, match="the share of client 2 is damaged"):
         reveal(states[0], 0, [0, 1, 2])
+
+
+def test_a_public_key_has_one_form():
+    _, keys = make_keys()
+    pem = bytes.fromhex(keys["mask"])
+    other = ec.generate_private_key(ec.SECP256R1()).public_key()
+    rsa_key = rsa.generate_private_key(65537, 2048).public_key()
+    form = serialization.Encoding.PEM, serialization.PublicFormat.SubjectPublicKeyInfo
+    assert is_public_key(pem.hex())
+    for wrong in (b"", b"key", pem + b"\n", other.public_bytes(*form), rsa_key.public_bytes(*form)):
+        assert not is_public_key(wrong.hex())
+    assert not is_public_key(1)
 
 
 def test_the_two_secrets_of_a_client_are_never_opened_together():

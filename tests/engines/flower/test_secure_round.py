@@ -164,6 +164,7 @@ def test_too_few_sites_learn_the_coordinator_nothing(place, totals):
     [
         ("keys", {"mask": "00"}),
         ("keys", {"mask": 1, "share": "00"}),
+        ("keys", {"mask": "00", "share": "00"}),
         ("shares", {"0": "zz"}),
         ("update", {"masked": torch.zeros(3, dtype=torch.int32)}),
         ("update", {"masked": torch.zeros(3)}),
@@ -178,6 +179,21 @@ def test_an_answer_of_another_form_is_lost_and_the_round_goes_on(place, key, val
         return reply
 
     run = play(sites(place, west=spoil), place, *SECURE, "train.rounds=1")
+    assert run.metrics[-1]["clients"] == 3
+    assert run.metrics[-1]["lost"] == {"3": "its answer is invalid"}
+
+
+def test_a_key_that_another_site_has_sent_loses_one_of_them(place):
+    sent = []
+
+    def copy(reply):
+        answer = tree(reply.content)
+        if "keys" in answer:
+            sent.append(answer["keys"])
+            reply.content = records({**answer, "keys": sent[0]})
+        return reply
+
+    run = play(sites(place, south=copy, west=copy), place, *SECURE, "train.rounds=1")
     assert run.metrics[-1]["clients"] == 3
     assert run.metrics[-1]["lost"] == {"3": "its answer is invalid"}
 

@@ -19,7 +19,9 @@ import secrets
 from collections.abc import Collection, Iterable
 
 import torch
+from cryptography.exceptions import UnsupportedAlgorithm
 from cryptography.fernet import InvalidToken
+from cryptography.hazmat.primitives.asymmetric.ec import SECP384R1
 from cryptography.hazmat.primitives.ciphers import Cipher, algorithms
 from flwr.common.secure_aggregation.crypto.shamir import combine_shares, create_shares
 from flwr.common.secure_aggregation.crypto.symmetric_encryption import decrypt, encrypt, generate_shared_key
@@ -57,6 +59,15 @@ def make_keys() -> tuple[Tree, dict[str, str]]:
     return {**state, "public": public}, public
 
 
+def is_public_key(word: str) -> bool:
+    """Whether a word is a public key as `make_keys` writes it, so that equal keys are equal words."""
+    try:
+        key = bytes_to_public_key(bytes.fromhex(word))
+        return isinstance(key.curve, SECP384R1) and public_key_to_bytes(key).hex() == word
+    except (AttributeError, TypeError, UnsupportedAlgorithm, ValueError):  # no word, or a key of another kind
+        return False
+
+
 def share_secrets(state: Tree, me: int, keys: PublicKeys, threshold: int) -> tuple[Tree, Shares]:
     """Stage 1, at a client: draw b_u, and share it and the key among all clients.
 
@@ -68,6 +79,9 @@ def share_secrets(state: Tree, me: int, keys: PublicKeys, threshold: int) -> tup
     """
     if keys.get(str(me)) != state["public"]:
         raise ValueError("the coordinator replaced the keys of this site for secure aggregation")
+    for client, key in keys.items():
+        if not all(is_public_key(key[purpose]) for purpose in ("mask", "share")):
+            raise ValueError(f"the keys of client {client} for secure aggregation are no public keys")
     if len({key["mask"] for key in keys.values()}) < len(keys) or not 2 <= threshold <= len(keys):
         raise ValueError(
             f"{len(keys)} keys with the threshold {threshold} are too few for secure aggregation"

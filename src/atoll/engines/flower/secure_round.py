@@ -17,7 +17,7 @@ from atoll.core.errors import RunError
 from atoll.core.text import one_line
 from atoll.core.tree import Tree, num_bytes
 from atoll.engines.flower.exchange import QUERY, TRAIN, Lost
-from atoll.engines.flower.masks import PublicKeys, Shares, to_numbers, unmask
+from atoll.engines.flower.masks import PublicKeys, Shares, is_public_key, to_numbers, unmask
 from atoll.engines.jobs import Total
 
 KEYS, SHARES, REVEAL = (f"{QUERY}.secure_{stage}" for stage in ("keys", "shares", "reveal"))
@@ -43,6 +43,7 @@ class SecureRound:
         self._threshold = aggregation.least(len(trains))
         self._result = Total()
         self._keys: PublicKeys = {}
+        self._taken: set[str] = set()  # single public keys
         self._sum = torch.zeros(size, dtype=torch.int64)
 
     def total(self) -> Total:
@@ -72,7 +73,7 @@ class SecureRound:
     def _exchange_keys(self) -> list[int]:
         """Stage 0: the clients that drew keys."""
         requests = {k: {"round": self._round, "client": k} for k in sorted(self._trains)}
-        keys = self._stage(KEYS, requests, lambda _, answer: _words(answer.get("keys"), {"mask", "share"}))
+        keys = self._stage(KEYS, requests, lambda _, answer: self._new_keys(answer.get("keys")))
         self._keys = {str(k): key for k, key in keys.items()}
         return list(keys)
 
@@ -126,6 +127,14 @@ class SecureRound:
                 found[client] = value
                 self._result.bytes_up += num_bytes(value)
         return dict(sorted(found.items()))
+
+    def _new_keys(self, value: Tree) -> Tree:
+        """A client's public keys; None if they are invalid, or if one is another client's."""
+        keys = _words(value, {"mask", "share"})
+        if keys is None or not all(map(is_public_key, keys.values())) or self._taken & {*keys.values()}:
+            return None
+        self._taken |= {*keys.values()}
+        return keys
 
     def _add(self, update: Tree) -> Tree:
         """Add a masked term to the sum; None if it is none."""
