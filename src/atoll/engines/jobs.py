@@ -65,8 +65,8 @@ class Total:
 class SumExecutor(Protocol):
     """An executor that can learn the sum of the clients' terms, and nothing else."""
 
-    def total(self, jobs: Sequence[Job], aggregation: SecureSum, size: int) -> Total:
-        """Run the jobs, and return the sum of terms of ``size`` numbers."""
+    def total(self, jobs: Sequence[Job], aggregation: SecureSum, size: int, least: float) -> Total:
+        """Run the jobs, and return the sum of terms of ``size`` numbers, if there are at least so many terms."""
         ...
 
 

@@ -175,7 +175,8 @@ class Server:
         record: Record,
     ) -> list[int]:
         """Fold the sum of the clients' terms; return the clients in it."""
-        total = executor.total(jobs, aggregation, vector_size(self.state["models"]["global"], self.setting))
+        size = vector_size(self.state["models"]["global"], self.setting)
+        total = executor.total(jobs, aggregation, size, self.recipe.train.min_accepted * len(jobs))
         record.bytes_up = total.bytes_up
         record.lost = {str(client): reason for client, reason in total.lost.items()}
         if total.numbers is not None:

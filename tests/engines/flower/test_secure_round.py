@@ -16,8 +16,12 @@ from atoll.core.errors import RunError
 from atoll.core.run_folder import Run
 from atoll.core.tree import leaves, same
 from atoll.engines.flower import secure_site
+from atoll.engines.flower.agreed import digest_of
 from atoll.engines.flower.codec import records, tree
 from atoll.engines.flower.masks import to_numbers
+from atoll.engines.flower.policy import PolicyError
+from atoll.engines.flower.site import SiteSide
+from atoll.engines.flower.site_options import SiteOptions
 from atoll.engines.server import TooFewUpdatesError
 from tests.engines.flower.deployment import SITES, one_folder, write_digits
 from tests.engines.flower.test_sites import FOLDERS, play, sites
@@ -157,6 +161,46 @@ def test_too_few_sites_learn_the_coordinator_nothing(place, totals):
         play(grid, place, *SECURE, deadline=1.5)
     assert totals == []
     assert "query.secure_reveal" not in [kind for _, kind, _ in grid.sent]
+
+
+def test_a_sum_of_fewer_sites_than_the_recipe_accepts_is_not_opened(place, totals):
+    """Three of four are enough to open the masks, and the round would be discarded."""
+    grid = sites(place)
+    grid.nodes[13] = falling_silent("train", 0)(grid.nodes[13])
+    with pytest.raises(TooFewUpdatesError, match="requires 100%"):
+        play(grid, place, *SECURE, "train.min_accepted=1.0", deadline=1.5)
+    assert totals == []
+    assert "query.secure_reveal" not in [kind for _, kind, _ in grid.sent]
+
+
+@pytest.mark.parametrize(
+    "stage",
+    [{"keys": dict.fromkeys("012")}, {"shares": dict.fromkeys("01")}, {"stayed": [0, 1, 2, 2]}],
+    ids=lambda stage: next(iter(stage)),
+)
+def test_a_site_counts_the_clients_at_every_stage(tmp_path, stage):
+    (tmp_path / "policy.toml").write_text("min_cohort = 4\n")
+    places = {"state": str(tmp_path), "policy": str(tmp_path / "policy.toml")}
+    side = SiteSide(SiteOptions.read({"site": "west", "data": "images", **places}), None)
+    request = {"federation": "0" * 32, "digest": digest_of({}), "agreed": {}, "message": {}, **stage}
+    with pytest.raises(PolicyError, match="3 clients take part in the sum, and the site's policy asks for 4"):
+        side.train(request) if "shares" in stage else side.secure(lambda *_: {}, request)
+
+
+def test_a_site_sends_no_term_whose_masks_fewer_could_open_than_the_recipe_says(place):
+    grid = sites(place)
+    west = grid.nodes[13]
+
+    def lower(message):
+        if message.metadata.message_type == "query.secure_shares":
+            message.content = records({**tree(message.content), "threshold": 2})
+        return west(message)
+
+    grid.nodes[13] = lower
+    run = play(grid, place, *SECURE, "train.rounds=1")
+    assert run.metrics[-1]["lost"] == {
+        "3": "the coordinator lets 2 of 4 clients open the masks, and the recipe demands 3"
+    }
 
 
 @pytest.mark.parametrize(

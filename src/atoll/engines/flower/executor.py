@@ -115,10 +115,11 @@ class FlowerExecutor:
                 current = next(turn, None)
         shutil.rmtree(self._scratch, ignore_errors=True)
 
-    def total(self, jobs: Sequence[Job], aggregation: SecureSum, size: int) -> Total:
+    def total(self, jobs: Sequence[Job], aggregation: SecureSum, size: int, least: float) -> Total:
         """Return the sum of the clients' terms, by secure aggregation."""
         requests = train_requests([(job.client, job.message) for job in jobs], self._states.needed)
-        return SecureRound(self.ask, jobs[0].round if jobs else 0, requests, aggregation, size).total()
+        round = jobs[0].round if jobs else 0
+        return SecureRound(self.ask, round, requests, aggregation, size, least).total()
 
     def ask(
         self, kind: str, requests: Mapping[int, dict[str, Tree]]

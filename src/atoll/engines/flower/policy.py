@@ -179,7 +179,7 @@ class Policy(Options, section="policy"):
             raise PolicyError(f"the site works from {self.hours}, and its clock says {clock:%H:%M}")
 
     def check_cohort(self, clients: int | None) -> None:
-        """Check the number of clients whose keys the site sees; None if it sees none.
+        """Check the number of clients of a secure sum, as the site sees them; None if it sees none.
 
         Raises:
             PolicyError: They are too few.

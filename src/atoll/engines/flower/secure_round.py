@@ -34,13 +34,17 @@ class SecureRound:
         trains: The clients' requests to train.
         aggregation: The sum's options.
         size: Number of whole numbers in a term.
+        least: Fewest terms of a sum that is used; of fewer, the masks are not opened.
     """
 
-    def __init__(self, ask: Ask, round: int, trains: Requests, aggregation: SecureSum, size: int) -> None:
+    def __init__(
+        self, ask: Ask, round: int, trains: Requests, aggregation: SecureSum, size: int, least: float
+    ) -> None:
         self._ask = ask
         self._round = round
         self._trains = trains
         self._threshold = aggregation.least(len(trains))
+        self._least = max(self._threshold, least)
         self._result = Total()
         self._keys: PublicKeys = {}
         self._taken: set[str] = set()  # single public keys
@@ -53,13 +57,13 @@ class SecureRound:
             RunError: Clients revealed shares that do not open the masks.
         """
         result, clients = self._result, self._exchange_keys()
-        if len(clients) < self._threshold:
+        if len(clients) < self._least:
             return result
         boxes = self._exchange_shares(clients)
-        if len(boxes) < self._threshold:
+        if len(boxes) < self._least:
             return result
         stayed = self._train(boxes)
-        if len(stayed) < self._threshold:
+        if len(stayed) < self._least:
             return result
         lost = dict(result.lost)
         revealed = self._reveal(boxes, stayed)

@@ -39,7 +39,7 @@ def masked_update(folder: Path, request: Tree, update: Update, client: Client) -
     """Return the masked term of a trained update, the only form in which it leaves the site.
 
     Raises:
-        UserError: The coordinator asks for an update without masks.
+        UserError: The coordinator asks for an update without masks, or lets too few clients open them.
     """
     if "shares" not in request:
         raise UserError(
@@ -47,11 +47,17 @@ def masked_update(folder: Path, request: Tree, update: Update, client: Client) -
         )
     message, aggregation = request["message"], client.method.aggregation
     assert isinstance(aggregation, SecureSum)  # noqa: S101
+    kept = _round(folder, message["round"])
+    threshold, clients = kept["masks"]["threshold"], len(kept["masks"]["keys"])
+    if threshold < aggregation.least(clients):
+        raise UserError(
+            f"the coordinator lets {threshold} of {clients} clients open the masks, and the recipe demands "
+            f"{aggregation.least(clients)}"
+        )
     model = client.context.received
     geometry = Reference(model).measure(update["weights"])
     largest = client.constants[aggregation.name]["largest"]
     term = aggregation.encode(update, geometry, model, client.setting, largest)
-    kept = _round(folder, message["round"])
     state, masked = mask(kept["masks"], message["client"], request["shares"], term)
     save(folder / FILE, {**kept, "masks": state})
     return {"masked": masked}

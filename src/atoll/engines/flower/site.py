@@ -94,7 +94,7 @@ class SiteSide:
         policy = self.options.read_policy()
         if policy is not None:
             policy.check_now()
-            policy.check_cohort(len(request["keys"]) if "keys" in request else None)
+            policy.check_cohort(_cohort(request))
         return answer(self.folder_of(request), request)
 
     def train(self, request: Tree) -> Tree:
@@ -108,6 +108,7 @@ class SiteSide:
         policy = self.options.read_policy()
         if policy is not None:
             policy.check_now()
+            policy.check_cohort(_cohort(request))
         opened = client_side(agreed, self.options, self.read_recipe, message["client"])
         federation, client = opened.federation, opened.client
         if policy is not None:
@@ -199,6 +200,15 @@ class SiteSide:
     def folder_of(self, request: Tree) -> Path:
         """Folder of the run at this site."""
         return self.options.folder / _id(request, "federation") / self.options.name
+
+
+def _cohort(request: Tree) -> int | None:
+    """Number of clients of a secure sum, as a stage's request shows them; None if it shows none."""
+    if "stayed" in request:
+        return len(set(request["stayed"]))
+    if "shares" in request:  # of the others
+        return len(request["shares"]) + 1
+    return len(request["keys"]) if "keys" in request else None
 
 
 def _held_out(splits: Splits) -> ImageSet | None:
