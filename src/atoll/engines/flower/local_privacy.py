@@ -4,8 +4,9 @@
 
 The Gaussian mechanism (Dwork and Roth 2014, Appendix A) at the client: nobody needs to be trusted, the server
 included. Any two sets of images give clipped steps at a distance of at most 2C, so ε is that of a Gaussian with
-z/2 (`gaussian_epsilon`), and rounds compose. The noise of K clients averages to zC/√K per weight; the server's own
-(`atoll.aggregation.private`) would be zC/K.
+z/2 (`gaussian_epsilon`), and rounds compose. ε is that of the weights: the number of images or batches by which an
+update is weighted leaves without noise, and so does what the site says when it enrols. The noise of K clients
+averages to zC/√K per weight; the server's own (`atoll.aggregation.private`) would be zC/K.
 """
 
 from __future__ import annotations
