@@ -60,7 +60,7 @@ def bare(federation: Federation) -> float:
             optimizer = make_optimizer(train, networks.parameters())
             order = indices[torch.randperm(len(indices), generator=draws)]
             for rows in order.split(train.batch_size):
-                if len(rows) < 2:
+                if len(rows) < (train.batch_size if train.drop_last else 2):
                     continue
                 pixels = images.gather(rows)
                 views = [federation.views(pixels, draws) for _ in range(2)]

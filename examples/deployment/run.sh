@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Run a complete federation on one machine: a SuperLink and four SuperNodes as separate processes, with TLS and node
-# authentication, on PACS with one domain per site. Requires pip install 'atoll[flower]' and ATOLL_DATA.
+# authentication, on PACS with one domain per site. Requires pip install '.[flower]' and ATOLL_DATA.
 #
 #   ATOLL_DATA=... bash run.sh [FOLDER] [--set key=value ...]
 #

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# A Ray cluster for `atoll run --engine flower-sim --ray ADDRESS`, machine by machine. Requires pip install 'atoll[flower]'.
+# A Ray cluster for `atoll run --engine flower-sim --ray ADDRESS`, machine by machine. Requires pip install '.[flower]'.
 #
 #   cluster.sh head [PORT]      start the first machine of a cluster (port 6379; not 10002 to 19999), and print its ADDRESS
 #   cluster.sh join ADDRESS     let this machine join
@@ -10,7 +10,7 @@ set -euo pipefail
 export RAY_USAGE_STATS_ENABLED=0 # Ray reports usage to its developers otherwise
 
 die() { echo "$1" >&2; exit 1; }
-command -v ray > /dev/null || die "cluster.sh needs Ray: pip install 'atoll[flower]'"
+command -v ray > /dev/null || die "cluster.sh needs Ray: pip install '.[flower]'"
 what=${1:-}
 [[ -n $what ]] && shift
 case $what in

@@ -34,6 +34,15 @@ def test_the_overview_lists_the_commands(capsys: pytest.CaptureFixture[str]) -> 
         assert all(re.search(rf"^  {name} +\S", shown, re.MULTILINE) for name in names)
 
 
+def test_an_unknown_command_or_choice_suggests_the_nearest_one(capsys: pytest.CaptureFixture[str]) -> None:
+    for arguments, nearest in ((["rnu"], "run"), (["completion", "bsh"], "bash")):
+        with pytest.raises(SystemExit):
+            main(arguments)
+        assert f"{arguments[-1]!r} is unknown; did you mean {nearest!r}?" in " ".join(
+            capsys.readouterr().err.split()
+        )
+
+
 @pytest.mark.parametrize("name", sorted(commands()))
 def test_the_examples_of_a_command_parse(name: str) -> None:
     examples = re.findall(r"^  \$ atoll (.*)$", commands()[name].format_help(), re.MULTILINE)

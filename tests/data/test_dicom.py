@@ -194,9 +194,9 @@ def test_a_folder_of_scans_says_the_values_that_it_found(tmp_path: Path) -> None
 
 def test_without_pydicom_a_sentence_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     def missing(*arguments: object) -> None:
-        raise UserError("a DICOM file needs pydicom; install it with: pip install 'atoll[dicom]'")
+        raise UserError("a DICOM file needs pydicom; install it")
 
     data = file_of(VALUES)
     monkeypatch.setattr(dicom, "require", missing)
-    with pytest.raises(UserError, match=r"atoll\[dicom\]"):
+    with pytest.raises(UserError, match="needs pydicom; install it"):
         decode(data, Decoding(2, 1))

@@ -230,7 +230,7 @@ def test_torchvision_offline_gets_a_sentence(monkeypatch):
 
 def test_the_hub_needs_its_library(monkeypatch):
     monkeypatch.setitem(sys.modules, "datasets", None)
-    with pytest.raises(UserError, match=r"atoll\[hub\]"):
+    with pytest.raises(UserError, match=r"'\.\[hub\]'"):
         load("hub", "someone/something")
 
 

@@ -64,5 +64,7 @@ def test_more_pixels_than_pillow_opens_are_refused(monkeypatch: pytest.MonkeyPat
 def test_without_tifffile_one_sentence_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     data = written(scene(5), planarconfig="separate")
     monkeypatch.setitem(sys.modules, "tifffile", None)
-    with pytest.raises(UserError, match=r"needs tifffile; install it with: pip install 'atoll\[tiff\]'"):
+    with pytest.raises(
+        UserError, match=r"needs tifffile; install Atoll's extra 'tiff': pip install '\.\[tiff\]'"
+    ):
         decode(data, Decoding(6, 5))

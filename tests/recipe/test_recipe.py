@@ -67,7 +67,7 @@ def test_every_preset_is_valid_and_its_complete_form_means_the_same(name):
 
 
 def test_misspelt_key_names_the_right_one():
-    with pytest.raises(UserError, match=r"train\.ronds.*did you mean 'rounds'"):
+    with pytest.raises(UserError, match=r"train\.ronds.*did you mean 'train\.rounds'"):
         load_recipe("digits-ssd", ["train.ronds=3"])
 
 
@@ -79,7 +79,7 @@ def test_misspelt_key_names_the_right_one():
         ("train.participation=1.5", "train.participation"),
         ("method.name=sdd", "unknown method 'sdd'; did you mean 'ssd'"),
         ("method.terms=['dsr','nothing']", "unknown term 'nothing'"),
-        ("options.dsr.scal=3", "options.dsr.scal.*did you mean 'scale'"),
+        ("options.dsr.scal=3", "options.dsr.scal.*did you mean 'options.dsr.scale'"),
         ("options.simclr.temperature=3", "options.simclr belongs to no component"),
         ("method.name=nowhere:X", "no module 'nowhere'"),
         ("method.name=numpy:nothing", "has no 'nothing'"),

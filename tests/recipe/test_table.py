@@ -39,15 +39,19 @@ def test_every_preset_is_valid_as_it_stands_and_complete(name: str) -> None:
 
 
 BAD = [
-    ({"train": {"lrr": 1}}, "unknown recipe key 'train.lrr'; did you mean 'lr'"),
+    ({"train": {"lrr": 1}}, "unknown recipe key 'train.lrr'; did you mean 'train.lr'"),
     ({"train": {"lr": -1}}, "train.lr is -1; it must be above 0"),
     ({"train": {"rounds": "ten"}}, "train.rounds = 'ten' is not a whole number"),
     ({"train": {"optimizer": "sdg"}}, "train.optimizer is 'sdg'; did you mean 'sgd'"),
-    ({"train": 3}, "train = 3 is not a table"),
+    ({"rounds": 3}, "unknown recipe key 'rounds'; did you mean 'train.rounds'"),
+    ({"train": 3}, "train = 3 is not a table; set keys of it, such as train.rounds"),
     ({"views": {"crop_scale": [0.5]}}, "views.crop_scale needs 2 values"),
     ({"views": {"crop_scale": [0.5, 2.0]}}, "views.crop_scale is"),
     ({"model": {"encoder": "resnet8"}}, "model.encoder is 'resnet8'"),
-    ({"options": {"dsr": {"scal": 3}}}, "unknown recipe key 'options.dsr.scal'; did you mean 'scale'"),
+    (
+        {"options": {"dsr": {"scal": 3}}},
+        "unknown recipe key 'options.dsr.scal'; did you mean 'options.dsr.scale'",
+    ),
     ({"options": {"pd": {"temperature": 0}}}, "options.pd.temperature is 0; it must be above 0"),
     ({"method": {"name": "sdd"}}, "unknown method 'sdd'; did you mean 'ssd'"),
     ({"method": {"terms": ["dsr", "nothing"]}}, "unknown term 'nothing'"),
@@ -68,7 +72,7 @@ def test_what_we_refuse_an_editor_refuses(table: dict[str, object], sentence: st
     [
         ("options.simclr.temperature=3", "options.simclr belongs to no component"),
         ("method.terms=['pd','dsr','pd']", "names 'pd' twice"),
-        ("options.simclr.temperatur=3", "did you mean 'temperature'"),
+        ("options.simclr.temperatur=3", "did you mean 'options.simclr.temperature'"),
     ],
 )
 def test_what_a_methods_components_say(setting: str, sentence: str) -> None:

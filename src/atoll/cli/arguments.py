@@ -9,6 +9,8 @@ from typing import Any
 
 from rich_argparse import RawDescriptionRichHelpFormatter
 
+from atoll.core.errors import did_you_mean
+
 Handler = Callable[[argparse.Namespace], int]
 FILES = {"bash": "_shtab_compgen_files", "zsh": "_files", "tcsh": "f"}  # shtab's words for a path
 
@@ -44,6 +46,13 @@ class Parser(argparse.ArgumentParser):
         if options.get("type") is path_of or options.get("metavar") == "RECIPE":
             vars(action)["complete"] = FILES
         return action
+
+    def _check_value(self, action: argparse.Action, value: Any) -> None:
+        """Suggest the nearest choice, where argparse lists all of them."""
+        if action.choices is not None and value not in action.choices:
+            raise argparse.ArgumentError(
+                action, f"{value!r} is unknown; {did_you_mean(str(value), map(str, action.choices))}"
+            )
 
 
 class Commands:

@@ -16,7 +16,7 @@ from atoll.commands.evaluate import find_encoder
 from atoll.commands.export import export_run
 from atoll.commands.neighbours import search
 from atoll.core import run_folder
-from atoll.core.errors import UserError
+from atoll.core.extras import require
 from atoll.core.given import Given
 from atoll.core.metrics_lines import numbers
 from atoll.core.tree import Tree
@@ -67,11 +67,8 @@ class Run(run_folder.Run):
         Raises:
             UserError: pandas is not installed.
         """
-        try:
-            import pandas
-        except ImportError:
-            raise UserError("to_pandas needs pandas; install it with: pip install 'atoll[pandas]'") from None
-        frame = pandas.DataFrame([numbers(line) for line in self.metrics], columns=None)
+        library = require("pandas", "pandas", "to_pandas")
+        frame: pandas.DataFrame = library.DataFrame([numbers(line) for line in self.metrics])
         return frame.set_index("round") if len(frame) else frame
 
     def report(self, out: Path | str | None = None) -> Path:

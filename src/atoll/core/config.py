@@ -171,6 +171,8 @@ def _read(
     elif path.suffix == ".toml" or path.is_file():
         try:
             text, place, folder = _text(path), str(path), path.parent
+        except FileNotFoundError:
+            raise UserError(f"there is no {what} {path}") from None
         except (OSError, UnicodeDecodeError, DamagedError) as error:
             raise UserError(f"cannot read the {what} {path}: {error}") from None
     else:

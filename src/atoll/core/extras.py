@@ -23,7 +23,7 @@ def missing(library: str, extra: str, what: str) -> str | None:
     Example:
         >>> from atoll.core.extras import missing
         >>> missing("no_such_library", "dp", "the accountant")
-        "the accountant needs no_such_library; install it with: pip install 'atoll[dp]'"
+        "the accountant needs no_such_library; install Atoll's extra 'dp': pip install '.[dp]' in a clone of Atoll"
         >>> missing("torch", "dp", "the accountant") is None
         True
     """
@@ -52,4 +52,4 @@ def require(module: str, extra: str, what: str, error: type[UserError] = UserErr
 
 
 def _sentence(library: str, extra: str, what: str) -> str:
-    return f"{what} needs {library}; install it with: pip install 'atoll[{extra}]'"
+    return f"{what} needs {library}; install Atoll's extra {extra!r}: pip install '.[{extra}]' in a clone of Atoll"

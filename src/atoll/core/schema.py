@@ -254,17 +254,27 @@ def _check_choice(known: Sequence[Any], value: Any, place: str, whole: Sequence[
 
 
 def _check_table(schema: Schema, value: Any, place: str) -> None:
-    if not isinstance(value, Mapping):
-        raise UserError(f"{place} = {value!r} is not a table")
     known, others = schema.get("properties", {}), schema.get("additionalProperties", {})
+    if not isinstance(value, Mapping):
+        example = f"; set keys of it, such as {place}.{next(iter(known))}" if known else ""
+        raise UserError(f"{place} = {value!r} is not a table{example}")
     for key, one in value.items():
         inner = f"{place}.{key}" if place else str(key)
         if key not in known and others is False:
-            raise UserError(f"unknown recipe key {inner!r}; {did_you_mean(str(key), known)}")
+            raise UserError(f"unknown recipe key {inner!r}; {_nearest_key(known, str(key), place)}")
         check(known.get(key, others), one, inner)
     for key in schema.get("required", ()):
         if key not in value:
             raise UserError(f"{f'{place}.{key}' if place else key} is missing; give it a value")
+
+
+def _nearest_key(known: Mapping[str, Schema], key: str, place: str) -> str:
+    """Suggest a key of the table itself, or one of that name in a table within it."""
+    within = [f"{table}.{key}" for table, schema in known.items() if key in schema.get("properties", {})]
+    before = f"{place}." if place else ""
+    if within:
+        return f"did you mean {' or '.join(repr(before + one) for one in within)}?"
+    return did_you_mean(before + key, [before + one for one in known])
 
 
 def _check_list(schema: Schema, value: Any, place: str) -> None:

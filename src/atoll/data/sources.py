@@ -270,12 +270,11 @@ def locate(name: str, option: str) -> Path:
     shared = os.environ.get("ATOLL_DATA")
     if shared and (Path(shared) / path).exists():
         return Path(shared) / path
-    also = (
-        f"nor under ATOLL_DATA ({shared})"
-        if shared
-        else "and ATOLL_DATA, the next place to search, is not set"
+    also = f"ATOLL_DATA ({shared})" if shared else "ATOLL_DATA, which is not set"
+    raise UserError(
+        f"{option}: there is no file or folder {name!r} here or under {also}; "
+        f"set {option}, or set ATOLL_DATA to the folder that holds it"
     )
-    raise UserError(f"{option}: there is no file or folder {name!r} here, {also}")
 
 
 def _locate_folder(options: DataOptions) -> Path:

@@ -47,7 +47,7 @@ class Separation(Term):
         if setting.num_clients > setting.embedding_dim:
             return (
                 f"{self.name!r} gives each client separate embedding dimensions, and {setting.num_clients} clients "
-                f"do not fit into {setting.embedding_dim}; set model.projector_dim higher"
+                f"do not fit into {setting.embedding_dim}; lower partition.clients or raise model.projector_dim"
             )
         return None
 

@@ -105,7 +105,7 @@ class ModelOptions(Options, section="model"):
                 having = sorted(name for name, kind in ENCODERS.items() if field.name in kind.reads)
                 raise UserError(
                     f"model.{field.name} does not apply to {self.encoder!r}; "
-                    f"remove it or choose model.encoder from {', '.join(having)}"
+                    f"set it to its default, {field.default!r}, or choose model.encoder from {', '.join(having)}"
                 )
         if self.init != "random":
             warnings.warn(

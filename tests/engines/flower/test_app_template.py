@@ -80,7 +80,7 @@ def test_a_mistaken_configuration_gets_a_sentence(key, value):
 def test_without_flower_the_command_says_how_to_get_it(tmp_path, monkeypatch, capsys):
     monkeypatch.setitem(sys.modules, "flwr", None)
     assert main(["federate", "init", str(tmp_path / "app"), "--recipe", "digits-ssd"]) == 2
-    assert "pip install 'atoll[flower]'" in capsys.readouterr().err
+    assert "pip install '.[flower]'" in capsys.readouterr().err
 
 
 def test_atoll_does_not_import_flower():

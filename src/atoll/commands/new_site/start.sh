@@ -20,7 +20,7 @@ die() { echo "$1" >&2; exit 2; }
 for file in atoll-node ca.crt policy.toml; do
   [[ -r $here/$file ]] || die "cannot read $here/$file; $here/README.md says where it comes from"
 done
-command -v flower-supernode > /dev/null || die "flower-supernode is missing; pip install 'atoll[flower]'"
+command -v flower-supernode > /dev/null || die "flower-supernode is missing; install Atoll with its extra 'flower'"
 mkdir -p "$FLWR_HOME"
 
 exec flower-supernode \
