@@ -15,15 +15,21 @@ from atoll.engines.jobs import Result
 from atoll.engines.server import TooFewUpdatesError
 from atoll.engines.update_checks import UpdateChecks
 from atoll.methods.euc import EUC
+from atoll.methods.fedprox import FedProx
+from atoll.methods.fedsc import FedSC
+from atoll.methods.ldawa import LDAWA
+from atoll.methods.least_loss import least_loss
 from atoll.methods.method import Method
 from atoll.objectives.simclr import SimCLR
+from atoll.objectives.simsiam import SimSiam
 from tests.folds import model, setting
 from tests.harness import run_tiny
 from tests.rounds import Rounds
 
 METHOD = Method(objective=SimCLR(), merge=EUC(), aggregation=FedAvg())
 MODEL = model(0)
-A_LOSS = "not a float from -1e+06 to 1e+06"
+A_LOSS = "not a float from -1e+06 to 1e+06 (of the first round)"
+DIVERGED = "training diverged; lower train.lr"
 LOSSES = {"loss": 1.0, "simclr": 1.0}
 
 
@@ -117,7 +123,9 @@ def test_a_good_update_passes_and_is_measured():
             f"its loss 'loss' is 1{'0' * 17}...{'0' * 19}, {A_LOSS}",
         ),
         (update(losses={**LOSSES, "loss": -1e31}), f"its loss 'loss' is -1e+31, {A_LOSS}"),
-        (update(losses={**LOSSES, "loss": math.nan}), f"its loss 'loss' is nan, {A_LOSS}"),
+        (update(losses={**LOSSES, "loss": math.nan}), f"its loss 'loss' is nan: {DIVERGED}"),
+        (update(losses={**LOSSES, "simclr": -math.inf}), f"its loss 'simclr' is -inf: {DIVERGED}"),
+        (update(losses={**LOSSES, "simclr": -99.0}), "its loss 'simclr' is -99, and it cannot be below 0"),
         (update(losses={**LOSSES, "loss": "low"}), f"its loss 'loss' is 'low', {A_LOSS}"),
         (update(losses=[1.0]), "its losses are not a table of numbers"),
         (
@@ -341,10 +349,10 @@ STATISTICS = frozenset({"bn.running_mean", "bn.running_var", "bn.num_batches_tra
 COUNTER = MODEL["bn.num_batches_tracked"]
 
 
-def known(aggregation=METHOD.aggregation, **train):
+def known(aggregation=METHOD.aggregation, objective=METHOD.objective, **train):
     """Checks at a server that knows the clients' sizes."""
     known = replace(setting(batch_size=4, **train), sizes=(10, 11, 12, 25))
-    method = Method(objective=SimCLR(), aggregation=aggregation)
+    method = Method(objective=objective, aggregation=aggregation)
     return UpdateChecks(method, known, frozenset(MODEL), STATISTICS)
 
 
@@ -444,22 +452,67 @@ def test_losses_have_exactly_the_declared_names(names):
 
 def test_losses_are_bounded_by_those_before():
     """10 × the larger of 10 and the median; a loss may shrink and come back."""
-    guard = known(LossWeighted())
+    guard = known(objective=FedSC())
+
+    def of(loss):
+        update = {**healthy(), "losses": {"loss": loss, "fedsc": loss}}
+        return guard.examine(update, {"global": MODEL}, {**asked(), "round": 2})
+
+    assert of(-1e30) == f"its loss 'fedsc' is -1e+30, {A_LOSS}"
+    assert isinstance(of(-40.0), UpdateGeometry)
+    guard.close_round()
+    assert isinstance(of(-399.0), UpdateGeometry)
+    assert "not a float from -400 to 400 (train.norm_factor)" in of(-401.0)
+    guard = known(objective=FedSC())
+    assert isinstance(of(0.01), UpdateGeometry)
+    guard.close_round()
+    assert isinstance(of(99.0), UpdateGeometry)
+    assert "not a float from -100 to 100 (train.norm_factor)" in of(101.0)
+
+
+@pytest.mark.parametrize("aggregation", [LossWeighted(), LDAWA(weights="loss")])
+def test_a_loss_that_weighs_gives_no_client_ten_times_the_largest_weight_so_far(aggregation):
+    """exp(−L) of earlier clients is at most exp(−5): the next may be 5 − ln 10 = 2.697 at least."""
+    guard = known(aggregation)
+
+    def of(loss):
+        update = {**healthy(), "losses": {"loss": 5.0, "simclr": 5.0}, "loss": loss}
+        return guard.examine({k: v for k, v in update.items() if k != "samples"}, {"global": MODEL}, asked())
+
+    assert of(-99.0) == "its 'loss' is -99, and it cannot be below 0"
+    assert isinstance(of(7.0), UpdateGeometry)
+    assert isinstance(of(5.0), UpdateGeometry)
+    guard.close_round()
+    assert isinstance(of(2.7), UpdateGeometry)
+    assert of(0.0) == (
+        "its 'loss', which weighs it, is 0, below the bound of 2.697, since no earlier one was below 5 "
+        "(train.norm_factor)"
+    )
+
+
+def test_no_factor_admits_a_loss_that_is_not_finite():
+    guard = known(LossWeighted(), norm_factor=math.inf, first_norm=math.inf)
 
     def of(loss):
         update = {**healthy(), "losses": {"loss": loss, "simclr": loss}, "loss": loss}
         return guard.examine({k: v for k, v in update.items() if k != "samples"}, {"global": MODEL}, asked())
 
-    assert of(-1e30) == f"its 'loss' is -1e+30, {A_LOSS}"
-    assert isinstance(of(40.0), UpdateGeometry)
+    assert isinstance(of(5.0), UpdateGeometry)
     guard.close_round()
-    assert isinstance(of(-399.0), UpdateGeometry)
-    assert "not a float from -400 to 400" in of(-401.0)
-    guard = known(LossWeighted())
-    assert isinstance(of(0.01), UpdateGeometry)
-    guard.close_round()
-    assert isinstance(of(99.0), UpdateGeometry)
-    assert "not a float from -100 to 100" in of(101.0)
+    assert isinstance(of(1e6), UpdateGeometry)
+    assert of(math.inf) == f"its 'loss' is inf: {DIVERGED}"
+    assert "not a float from -1e+30 to 1e+30" in of(1e31)
+
+
+def test_a_component_that_overrides_its_loss_does_not_inherit_its_lower_bound():
+    class Shifted(SimCLR):
+        def loss(self, context, batch, passes):
+            return super().loss(context, batch, passes) - 100
+
+    assert least_loss(Method(objective=SimCLR(), terms=(FedProx(weight=0.1),)), "loss") == 0
+    assert least_loss(Method(objective=SimSiam(), terms=(FedProx(),)), "loss") == -1
+    assert least_loss(Method(objective=SimCLR(), terms=(FedProx(weight=-1.0),)), "loss") == -math.inf
+    assert least_loss(Method(objective=Shifted()), "simclr") == -math.inf
 
 
 def test_a_clients_control_variate_is_bounded_like_its_weights(trained):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,6 +23,11 @@ from atoll.data.batch import Batch
 @dataclass(frozen=True)
 class Objective(Component):
     """The local loss."""
+
+    @property
+    def least_loss(self) -> float:
+        """Lower bound of `loss`, below which updates are refused; −∞ if none holds for all networks and images."""
+        return -math.inf
 
     def classifier(self) -> tuple[str, ...] | None:
         """Names of the networks from images to class logits, if the objective trains a classifier."""
@@ -45,6 +51,11 @@ class Term(Component):
     """
 
     weight: float = 1.0
+
+    @property
+    def least_loss(self) -> float:
+        """Lower bound of `loss`, below which updates are refused; −∞ if none holds for all networks and images."""
+        return -math.inf
 
     def embeds(self) -> bool:
         """Return True: most terms read embeddings."""

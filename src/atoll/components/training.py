@@ -46,9 +46,12 @@ class TrainOptions(Options, section="train"):
             weighted by their sizes. Where the loss is a mean over samples, it is the step of the whole batch. A
             contrastive loss has the negatives of its part alone, and BatchNorm and other statistics of a batch are
             those of a part.
-        norm_factor: An update is refused if its distance from the model that the client received exceeds this
-            factor times the running median of accepted distances.
-        first_norm: Maximum distance in the first round.
+        norm_factor: An update is refused if its distance from the model that the client received, the norm of a
+            component's slice, a loss, or the distance of BatchNorm's running statistics exceeds this factor times
+            the running median of accepted ones (for losses, at least 10; for running statistics, at least the norm
+            of the received ones). A loss that weighs clients may give one at most this factor times the largest
+            weight so far.
+        first_norm: Maximum distance, and maximum norm of a slice, in the first round.
         max_share: Largest share of one client in a weighted mean of models; 1 is no bound. Heavier clients count
             with less weight, and all with the same if fewer than 1 / ``max_share`` updates are accepted. Until the
             round ends, the ⌊1 / ``max_share``⌋ heaviest models are in memory.

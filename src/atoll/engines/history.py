@@ -11,7 +11,7 @@ LATEST = 1000  # number of the latest accepted values from which a median is com
 
 @dataclass
 class History:
-    """Magnitudes of accepted updates, such as distances and losses, by name.
+    """Numbers of accepted updates, such as distances and losses, by name.
 
     Attributes:
         earlier: The latest accepted values of earlier rounds.
@@ -22,15 +22,19 @@ class History:
     new: dict[str, list[float]] = field(default_factory=dict)
 
     def usual(self, name: str) -> float | None:
-        """Return the median of the values of earlier rounds; None if there are none."""
+        """Return the median magnitude of earlier rounds; None if there are none."""
         values = self.earlier.get(name)
-        return statistics.median(values) if values else None
+        return statistics.median(map(abs, values)) if values else None
+
+    def least(self, name: str) -> float | None:
+        """Return the smallest value of earlier rounds, with its sign; None if there are none."""
+        return min(self.earlier.get(name, []), default=None)
 
     def add(self, values: Mapping[str, float]) -> None:
         """Add the values of an accepted update; a value of 0 gives no information about usual ones."""
         for name, value in values.items():
             if value:
-                self.new.setdefault(name, []).append(abs(value))
+                self.new.setdefault(name, []).append(value)
 
     def forget_round(self) -> None:
         """Forget the values of this round."""

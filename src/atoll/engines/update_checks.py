@@ -24,9 +24,10 @@ from atoll.components.declaration import (
 )
 from atoll.components.messages import Message, Models, Slices, Update
 from atoll.core.text import short
-from atoll.core.tree import Weights, leaves
+from atoll.core.tree import Tree, Weights, leaves
 from atoll.data.client_data import num_batches
 from atoll.engines.history import History
+from atoll.methods.least_loss import least_loss
 from atoll.methods.method import Method, reports_more, sends_undeclared
 
 REASON_BYTES = 2**16  # size of an answer with the reason why there is no update
@@ -35,7 +36,8 @@ FIRST = (
 )
 USUAL_LOSS = 10.0  # a loss of this size is not suspicious for any method: it is ln 22,000
 PASSES = 8  # most batches that a network's BatchNorm counts in one step: views, rotations, public images
-WEIGHTS, BUFFERS = "weights", "running statistics"  # names in the history
+ROUNDING = 1e-3  # of a loss that is at its lower bound
+WEIGHTS, BUFFERS, WEIGHING = "weights", "running statistics", "weighing loss"  # names in the history
 DTYPES = {
     *(torch.float16, torch.bfloat16, torch.float32, torch.float64),
     *(torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64, torch.bool),
@@ -73,10 +75,10 @@ class UpdateChecks:
         usual = self.history.usual(name)
         # If updates are clipped, the updates of other clients must not decide whether a client's is accepted.
         if usual is not None and not self.method.aggregation.clips:
-            return train.norm_factor * max(usual, floor), "train.norm_factor"
+            return min(train.norm_factor * max(usual, floor), LARGEST), "train.norm_factor"
         if name == BUFFERS or name.startswith(_LOSS):
             return FIRST, "of the first round"
-        return train.first_norm, "train.first_norm"
+        return min(train.first_norm, LARGEST), "train.first_norm"
 
     def open_round(self) -> None:
         """Clear what a failed round may have left."""
@@ -134,8 +136,12 @@ class UpdateChecks:
         if unknown:
             return f"it contains a slice of {short(min(unknown, key=str))}, which is not a component of this method"
         for name in self.method.aggregation.statistics:
-            spec = self._loss("loss") if name == "loss" else _count(asked.get(name))
-            if reason := spec.mismatch(update.get(name), f"its {name!r}"):
+            value, place = update.get(name), f"its {name!r}"
+            if name == "loss":
+                reason = self._loss(name, value, place) or self._weighing(update["loss"])
+            else:
+                reason = _count(asked.get(name)).mismatch(value, place)
+            if reason:
                 return reason
         return self._losses(update.get("losses"), asked)
 
@@ -151,12 +157,33 @@ class UpdateChecks:
             wrong = min(losses.keys() ^ expected, key=str)
             verb = "contain" if wrong in losses else "lack"
             return f"its losses {verb} {short(wrong)} ({len(losses)} names, expected {len(expected)})"
-        reasons = (self._loss(name).mismatch(losses[name], f"its loss {name!r}") for name in sorted(expected))
+        reasons = (self._loss(name, losses[name], f"its loss {name!r}") for name in sorted(expected))
         return next((reason for reason in reasons if reason), None)
 
-    def _loss(self, name: str) -> NumberSpec:
-        bound, _ = self.bound(_LOSS + name, USUAL_LOSS)
-        return NumberSpec(float, least=-bound, most=bound)
+    def _loss(self, name: str, value: Tree, place: str) -> str | None:
+        """Check one loss against what it can be, and against those of earlier rounds."""
+        bound, option = self.bound(_LOSS + name, USUAL_LOSS)
+        if isinstance(value, float) and not math.isfinite(value):
+            return f"{place} is {value}: training diverged; lower train.lr"
+        if reason := NumberSpec(float, least=-bound, most=bound).mismatch(value, place):
+            return f"{reason} ({option})"
+        least = least_loss(self.method, name)
+        return (
+            f"{place} is {value:.4g}, and it cannot be below {least:g}" if value < least - ROUNDING else None
+        )
+
+    def _weighing(self, value: float) -> str | None:
+        """Bound the weight exp(−L) of a client by `norm_factor` times the largest weight of earlier rounds."""
+        earlier = self.history.least(WEIGHING)
+        if earlier is None or self.method.aggregation.clips:
+            return None
+        bound = earlier - math.log(max(self.setting.train.norm_factor, 1.0))
+        if value >= bound:
+            return None
+        return (
+            f"its 'loss', which weighs it, is {value:.4g}, below the bound of {bound:.4g}, since no earlier one "
+            f"was below {earlier:.4g} (train.norm_factor)"
+        )
 
     def _tensors(self, weights: Weights, reference: Weights, asked: dict[str, int]) -> str | None:
         missing, extra = self.names - weights.keys(), weights.keys() - self.names
@@ -231,6 +258,8 @@ class UpdateChecks:
                 }.get(name, f"the norm of its slice of {name.removeprefix(_SLICE)!r} is")
                 return f"{what} {value:.4g}, beyond the bound of {bound:.4g} ({option})"
         losses = {_LOSS + name: value for name, value in update["losses"].items()}
+        if "loss" in self.method.aggregation.statistics:
+            losses[WEIGHING] = update["loss"]
         self.history.add({**values, **losses})
         return geometry
 

@@ -13,6 +13,7 @@ epoch trains.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar
@@ -58,6 +59,11 @@ class DCCO(CohortStatistics):
     def send(self, state: Tree, client: int, cohort: Sequence[int], round: int) -> Tree:
         """Send ⟨·⟩_A if the client trains."""
         return state if self.trains(round) else None
+
+    @property
+    def least_loss(self) -> float:
+        """Return 0: the loss is a sum of squares, unless λ is negative."""
+        return 0.0 if self.lambd >= 0 else -math.inf
 
     def forwards(self) -> Sequence[Forward]:
         """Pass both views through the local networks."""

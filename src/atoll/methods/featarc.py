@@ -193,6 +193,7 @@ class FeatureAlignment(Term):
 
     name: ClassVar[str] = "featarc_alignment"
     source: ClassVar[str] = "Wang et al. 2023 (Dec-SSL), Algorithm 2"
+    least_loss: ClassVar[float] = -1.0
     reading: Literal["paper", "code"] = "paper"
 
     def refuse(self, setting: Setting) -> str | None:

@@ -76,6 +76,7 @@ class DictionaryContrast(Objective):
 
     name: ClassVar[str] = "fedca_dictionary"
     source: ClassVar[str] = "Zhang et al. 2023 (FedCA), Eqs. 4-10"
+    least_loss: ClassVar[float] = 0.0
     temperature: Positive = 0.5
     size: Annotated[int, AtLeast(0)] = 1024
     sampling: Literal["client", "server"] = "client"
@@ -208,6 +209,7 @@ class Alignment(Term):
 
     name: ClassVar[str] = "fedca_alignment"
     source: ClassVar[str] = "Zhang et al. 2023 (FedCA), Eqs. 11-13"
+    least_loss: ClassVar[float] = 0.0
     weight: float = 0.01
     data: dict[str, Any] = field(default_factory=dict)
     recipe: str = ""

@@ -38,6 +38,7 @@ class FedDecorr(Term):
 
     name: ClassVar[str] = "feddecorr"
     source: ClassVar[str] = "Shi et al. 2023 (FedDecorr), Eq. 4"
+    least_loss: ClassVar[float] = 0.0
     weight: float = 0.1
     on: Space = "h"
     images_of: Images = ("view1", "view2")

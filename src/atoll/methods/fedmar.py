@@ -71,6 +71,11 @@ class MAR(MAE):
     last_weight: Annotated[float, AtLeast(0)] = 0.001
     horizon: Annotated[int, AtLeast(0)] = 0
 
+    @property
+    def least_loss(self) -> float:
+        """Return −2 γ_max: no mean of the kernel exceeds 1."""
+        return -2.0 * max(self.first_weight, self.last_weight)
+
     def gamma(self, taken: int, setting: Setting) -> float:
         """Return γ_k of a client that took part in ``taken`` rounds before."""
         share = setting.cohort_size / setting.num_clients

@@ -28,6 +28,7 @@ class FedProx(Term):
 
     name: ClassVar[str] = "fedprox"
     source: ClassVar[str] = "Li et al. 2020 (FedProx), Eq. 2"
+    least_loss: ClassVar[float] = 0.0
     weight: float = 0.01
 
     def embeds(self) -> bool:

@@ -60,6 +60,7 @@ class FUR(Term):
 
     name: ClassVar[str] = "fur"
     source: ClassVar[str] = "Liao et al. 2024 (FedU²), released code"
+    least_loss: ClassVar[float] = 0.0
     weight: float = 0.01
     projections: Count = 6
     equal_steps: bool = False

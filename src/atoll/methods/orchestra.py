@@ -126,6 +126,7 @@ class Orchestra(Objective):
 
     name: ClassVar[str] = "orchestra"
     source: ClassVar[str] = "Lubana et al. 2022 (Orchestra), Algorithm 1"
+    least_loss: ClassVar[float] = 0.0
     egress: ClassVar[tuple[str, ...]] = ("centroids of the embeddings of its images",)
     temperature: Positive = 0.1
     momentum: float = 0.996

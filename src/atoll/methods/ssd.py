@@ -92,6 +92,7 @@ class DSR(Separation):
 
     name: ClassVar[str] = "dsr"
     source: ClassVar[str] = "SSD Eqs. 6-7"
+    least_loss: ClassVar[float] = 0.0
     scale: float = 10.0
     reduction: Literal["fro_over_n", "mean_sq"] = "fro_over_n"
     renormalise: bool = True
@@ -119,6 +120,7 @@ class HSD(Separation):
 
     name: ClassVar[str] = "hsd"
     source: ClassVar[str] = "SSD Fig. 6b (our reading)"
+    least_loss: ClassVar[float] = 0.0
     kind: Literal["target", "mask"] = "target"
     reduction: Literal["fro_over_n", "mean_sq"] = "fro_over_n"
 
@@ -159,6 +161,7 @@ class PD(Term):
 
     name: ClassVar[str] = "pd"
     source: ClassVar[str] = "SSD Eq. 9"
+    least_loss: ClassVar[float] = 0.0
     weight: float = 0.1
     kind: Literal["kl", "mse"] = "kl"
     direction: Literal["zh", "hz"] = "zh"

@@ -27,6 +27,11 @@ class AlignUniform(Objective):
     beta: float = 1.0
     t: Positive = 2.0
 
+    @property
+    def least_loss(self) -> float:
+        """Return −4tβ: two points of the sphere are at most 2 apart."""
+        return -4.0 * self.t * max(self.beta, 0.0)
+
     def forwards(self) -> Sequence[Forward]:
         """Pass both views through the local networks."""
         return VIEWS

@@ -24,6 +24,7 @@ class Autoencoder(Objective):
 
     name: ClassVar[str] = "autoencoder"
     source: ClassVar[str] = "FedCA (a baseline)"
+    least_loss: ClassVar[float] = 0.0
 
     def embeds(self) -> bool:
         """Return False: the decoder reads the representation, and there is no projector."""

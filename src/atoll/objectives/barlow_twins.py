@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar
@@ -25,6 +26,11 @@ class BarlowTwins(Objective):
     source: ClassVar[str] = "Zbontar et al. 2021, Eqs. 1-2"
     lambd: float = 0.0051
     unbiased: bool = False
+
+    @property
+    def least_loss(self) -> float:
+        """Return 0: the loss is a sum of squares, unless λ is negative."""
+        return 0.0 if self.lambd >= 0 else -math.inf
 
     def forwards(self) -> Sequence[Forward]:
         """Pass both views through the local networks."""

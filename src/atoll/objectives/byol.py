@@ -31,6 +31,7 @@ class BYOL(Objective):
 
     name: ClassVar[str] = "byol"
     source: ClassVar[str] = "Grill et al. 2020, Eqs. 1-2"
+    least_loss: ClassVar[float] = 0.0
     momentum: float = 0.99
     target: Literal["kept", "reset"] = "kept"
 

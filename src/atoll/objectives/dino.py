@@ -69,6 +69,7 @@ class DINO(Objective):
 
     name: ClassVar[str] = "dino"
     source: ClassVar[str] = "Caron et al. 2021, Eqs. 1-4"
+    least_loss: ClassVar[float] = 0.0
     prototypes: Count = 4096
     local_crops: Whole = 6
     student_temperature: Positive = 0.1

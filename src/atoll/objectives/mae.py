@@ -55,6 +55,11 @@ class MAE(Objective):
         """Return False: the decoder reads the patch tokens, and there is no projector."""
         return False
 
+    @property
+    def least_loss(self) -> float:
+        """Return 0, the least squared error."""
+        return 0.0
+
     def heads(self, setting: Setting) -> dict[str, nn.Module]:
         """Build the decoder for the encoder's size."""
         return {"mae_decoder": build_mae_decoder(setting.model, meta_encoder(setting))}

@@ -111,6 +111,11 @@ class MetricLearning(Objective):
         partners = scope.tuples[1 : self.members, batch.indices].flatten()
         return {self.name: torch.cat([anchors, context.data.pick(partners, scope.views)])}
 
+    @property
+    def least_loss(self) -> float:
+        """Return 0: hinges and cross-entropies, unless β is negative."""
+        return 0.0 if self.beta >= 0 else -math.inf
+
     def loss(self, context: ClientContext, batch: Batch, passes: Passes) -> Tensor:
         """Sum of the cross-entropy on the anchors, if enabled, and β times the loss on distances."""
         (forward,) = self.forwards()

@@ -38,6 +38,7 @@ class MoCo(Objective):
 
     name: ClassVar[str] = "moco"
     source: ClassVar[str] = "He et al. 2020, Eqs. 1-2; Chen et al. 2020 (v2)"
+    least_loss: ClassVar[float] = 0.0
     keeps: ClassVar[tuple[str, ...]] = ("a queue of normalised embeddings",)
     temperature: Positive = 0.2
     momentum: float = 0.99

@@ -32,6 +32,7 @@ class SIGReg(Objective):
 
     name: ClassVar[str] = "sigreg"
     source: ClassVar[str] = "Balestriero and LeCun 2025 (LeJEPA)"
+    least_loss: ClassVar[float] = 0.0
     weight: Share = 0.05
     slices: Count = 256
     limit: Positive = 5.0

@@ -26,6 +26,7 @@ class SimCLR(Objective):
 
     name: ClassVar[str] = "simclr"
     source: ClassVar[str] = "Chen et al. 2020, Eq. 1"
+    least_loss: ClassVar[float] = 0.0
     temperature: Positive = 0.5
     variant: Literal["exact", "one_sided", "zero_self"] = "exact"
 

@@ -19,6 +19,7 @@ class SimSiam(Objective):
 
     name: ClassVar[str] = "simsiam"
     source: ClassVar[str] = "Chen and He 2021, Eqs. 1-4"
+    least_loss: ClassVar[float] = -1.0
 
     def heads(self, setting: Setting) -> dict[str, nn.Module]:
         """Build the predictor."""

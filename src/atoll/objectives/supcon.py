@@ -29,6 +29,7 @@ class SupCon(Objective):
 
     name: ClassVar[str] = "supcon"
     source: ClassVar[str] = "Khosla et al. 2020, Eq. 2"
+    least_loss: ClassVar[float] = 0.0
     needs_labels: ClassVar[bool] = True
     temperature: Positive = 0.07
     base_temperature: Positive = 0.07

@@ -29,6 +29,7 @@ class VICReg(Objective):
 
     name: ClassVar[str] = "vicreg"
     source: ClassVar[str] = "Bardes et al. 2022, Eqs. 1-6"
+    least_loss: ClassVar[float] = 0.0
     invariance: Factor = 25.0
     variance: Factor = 25.0
     covariance: Factor = 1.0
