@@ -3,10 +3,12 @@ import math
 import pytest
 import torch
 
+from atoll.aggregation.update_geometry import UpdateGeometry
 from atoll.core.errors import UserError
 from atoll.core.tree import same
 from atoll.methods.fedmar import RowMeans
 from atoll.models.vit import patchify, random_masking
+from tests.engines.test_update_checks import Fixed
 from tests.functional import oracles
 from tests.harness import final_models, run_tiny
 from tests.rounds import Rounds
@@ -124,6 +126,22 @@ def test_embeddings_of_another_form_are_refused():
         (torch.full((20, WIDTH), math.inf), "not finite"),
     ):
         assert words in rounds.refused({**update, "parts": {"mar": wrong}})
+
+
+def test_embeddings_far_beyond_those_of_earlier_rounds_are_refused():
+    """One slice of 1e20 would stay in z̄, and no client could train with it again; fewer rows are no way round."""
+    rounds = Rounds(*MAR)
+    updates = {client: rounds.train(client)[0] for client in range(4)}
+
+    def with_rows(rows):
+        checks = rounds.server.checks
+        return checks.examine({**updates[0], "parts": {"mar": rows}}, rounds.server.state["models"])
+
+    assert "the norm of its slice of 'mar' is" in with_rows(1e20 * torch.randn(20, WIDTH))
+    rounds.server.checks.open_round()
+    assert rounds.server.run_round(Fixed(updates)).clients == 4
+    assert isinstance(with_rows(slot(updates[1])[:1]), UpdateGeometry)
+    assert "(train.norm_factor)" in with_rows(20 * slot(updates[0])[:1])
 
 
 def test_peers_hear_their_neighbours_alone():

@@ -18,7 +18,6 @@ from atoll.components.declaration import (
     PerWeight,
     Spec,
     TensorSpec,
-    UpTo,
     declared_leaves,
     max_bytes,
 )
@@ -27,6 +26,7 @@ from atoll.core.text import short
 from atoll.core.tree import Tree, Weights, leaves
 from atoll.data.client_data import num_batches
 from atoll.engines.history import History
+from atoll.engines.slice_norms import slice_norms
 from atoll.methods.least_loss import least_loss
 from atoll.methods.method import Method, reports_more, sends_undeclared
 
@@ -226,12 +226,9 @@ class UpdateChecks:
         except (ArithmeticError, AttributeError, LookupError, RuntimeError, TypeError, ValueError) as error:
             return f"its slices cannot be read ({error!r})"
 
-    def _bounded_slices(self) -> list[str]:
-        """Names of the components whose slices have a norm that tells something: tensors of fixed size."""
-        declared = [
-            (component.name, component.declares(self.setting)) for component in self.method.components
-        ]
-        return [name for name, spec in declared if spec is not None and _has_fixed_size(spec)]
+    def _slice_norms(self, slices: Slices) -> dict[str, float]:
+        declared = {component.name: component.declares(self.setting) for component in self.method.components}
+        return slice_norms(slices, {name: spec for name, spec in declared.items() if spec is not None})
 
     def _magnitudes(self, update: Update, reference: Weights) -> UpdateGeometry | str:
         if id(reference) not in self._references:
@@ -245,7 +242,7 @@ class UpdateChecks:
         values = {
             WEIGHTS: geometry.distance(self.buffers),
             BUFFERS: geometry.distance(trained),
-            **{_SLICE + name: _norm(leaves(update["parts"].get(name))) for name in self._bounded_slices()},
+            **{_SLICE + name: norm for name, norm in self._slice_norms(update["parts"]).items()},
         }
         # A server step may scale the weights, and with them what the next round's statistics are.
         received = math.sqrt(sum(geometry.model.get(name, 0.0) for name in self.buffers))
@@ -265,19 +262,6 @@ class UpdateChecks:
 
 
 _SLICE, _LOSS = "slice of ", "loss "  # prefixes of names in the history
-
-
-def _norm(tensors: Iterable[torch.Tensor]) -> float:
-    """Norm of floating-point tensors as one vector."""
-    floats = [tensor for tensor in tensors if tensor.is_floating_point()]
-    return math.sqrt(sum(float(torch.linalg.vector_norm(tensor.float())) ** 2 for tensor in floats))
-
-
-def _has_fixed_size(spec: Spec) -> bool:
-    leaves = [
-        leaf for _, leaf in declared_leaves(spec, {"": torch.empty(0)}, "") if isinstance(leaf, TensorSpec)
-    ]
-    return any(not leaf.unit_rows and not any(isinstance(n, UpTo) for n in leaf.shape) for leaf in leaves)
 
 
 def _count(expected: int | None) -> NumberSpec:
