@@ -158,26 +158,8 @@ def run_rounds(
     observer = Observer(federation, partial(keep_model, store.checkpoints.parent))
     start, scratch = federation.initial_weights(), store.checkpoints / "scratch"
     server = Server(recipe, federation.setting, start, context.prerequisites, scratch, observer)
-    latest = store.latest()
-    spends = recipe.composed.aggregation.spent(federation.setting, 1)
-    if spends and store.completed_rounds() > (latest["round"] if latest else 0):
-        raise UserError(
-            f"the newest round in {store.checkpoints} cannot be read, and repeating a private round spends "
-            "privacy that ε would not count; restore the folder from a copy, or start another run"
-        )
-    if latest is None:
-        states.clear()
-    else:
-        newest = store.completed_rounds()
-        if latest["round"] < newest:
-            warnings.warn(
-                f"{store.checkpoints / f'round-{newest:06d}.safetensors'} is damaged; the run continues from round "
-                f"{latest['round']} instead of round {newest}",
-                stacklevel=2,
-            )
-        server.restore(latest)
-        for client in context.reset_clients:
-            server.valid.pop(client, None)
+    spends = bool(recipe.composed.aggregation.spent(federation.setting, 1))
+    latest = _resume(context, states, server, spends)
     logged = store.rewind(-1 if latest is None else server.round)
     every, patience = recipe.evaluation.every, recipe.evaluation.patience
 
@@ -235,6 +217,41 @@ def run_rounds(
             if callback:
                 callback.round(record, line)
     return server
+
+
+def _resume(context: RunContext, states: States, server: Server, spends: bool) -> Checkpoint | None:
+    """Restore the server from the newest readable checkpoint and return it; None if there is none.
+
+    Args:
+        context: Its `reset_clients` lose their state.
+        states: The client states, which are deleted if the run starts from round 1.
+        server: The server, as initialised.
+        spends: Whether a round spends privacy.
+
+    Raises:
+        UserError: A round that spent privacy would be repeated.
+    """
+    store = context.store
+    latest, newest = store.latest(), store.completed_rounds()
+    round = latest["round"] if latest else 0
+    if spends and round < newest:
+        raise UserError(
+            f"the newest round in {store.checkpoints} cannot be read, and repeating a private round spends "
+            "privacy that ε would not count; restore the folder from a copy, or start another run"
+        )
+    if latest is None:
+        states.clear()
+        return None
+    if round < newest:
+        warnings.warn(
+            f"{store.checkpoints / f'round-{newest:06d}.safetensors'} is damaged; the run continues from round "
+            f"{round} instead of round {newest}",
+            stacklevel=3,
+        )
+    server.restore(latest)
+    for client in context.reset_clients:
+        server.valid.pop(client, None)
+    return latest
 
 
 def _save(store: RunStore, states: States, checkpoint: Checkpoint, valid: Mapping[int, int]) -> None:
