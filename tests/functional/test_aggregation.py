@@ -4,6 +4,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from atoll.functional import angular_divergence, metropolis_weights, min_norm_weights
+from atoll.functional.aggregation import shortest_in_hull
 
 from .oracles import dot, normalised, rows, shortest_on_a_grid
 
@@ -241,3 +242,9 @@ def test_metropolis_weights_of_complete_and_empty_graphs():
 def test_metropolis_weights_refuses(bad):
     with pytest.raises(ValueError, match="symmetric adjacency"):
         metropolis_weights(bad)
+
+
+@pytest.mark.parametrize("bad", [torch.ones(3), torch.ones(2, 3)])
+def test_inner_products_that_are_not_square_are_refused(bad):
+    with pytest.raises(ValueError, match="expected inner products of shape"):
+        shortest_in_hull(bad.double())

@@ -159,3 +159,9 @@ def test_from_statistics_a_constant_dimension_leaves_the_others_alone():
     loss.backward()
     assert torch.isfinite(wide.grad).all()
     assert loss.item() == pytest.approx(float(barlow_twins(Z1, Z1)) + 1.0, rel=1e-5)
+
+
+def test_products_of_other_dimensions_are_refused():
+    statistics = encoding_statistics(torch.randn(4, 3), torch.randn(4, 3))
+    with pytest.raises(ValueError, match="expected product"):
+        correlation_loss(statistics._replace(product=torch.ones(1, 3)))

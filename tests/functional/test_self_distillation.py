@@ -85,3 +85,9 @@ def test_the_centre_moves_towards_the_mean_of_all_rows():
 def test_bad_shapes_are_named(student, teacher, centre):
     with pytest.raises(ValueError, match="student"):
         dino(torch.zeros(student), torch.zeros(teacher), torch.zeros(centre))
+
+
+@pytest.mark.parametrize(("centre", "teacher"), [((1,), (4, 3)), ((3,), (3,)), ((1, 3), (4, 3))])
+def test_a_centre_of_another_width_is_refused(centre, teacher):
+    with pytest.raises(ValueError, match="expected centre"):
+        moving_centre(torch.zeros(centre), torch.zeros(teacher))

@@ -121,10 +121,15 @@ def shortest_in_hull(gram: Tensor) -> Tensor:
     Shape:
         gram: (K, K), float64, on the CPU. Output: (K,).
 
+    Raises:
+        ValueError: If `gram` is not square.
+
     Reference:
         Désidéri, Multiple-Gradient Descent Algorithm, 2012; Lawson and Hanson, Solving Least Squares
         Problems, 1974, Chapter 23.
     """
+    if gram.ndim != 2 or gram.shape[0] != gram.shape[1]:
+        raise ValueError(f"expected inner products of shape (K, K), got {shapes(gram=gram)}")
     k = len(gram)
     lengths = gram.diagonal().sqrt()
     if bool((lengths == 0).any()):  # the zero vector is in the hull and is the shortest

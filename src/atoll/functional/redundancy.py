@@ -7,7 +7,14 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from atoll.functional._tensors import check_rows, full_precision, off_diagonal_squares, standardise, zero_loss
+from atoll.functional._tensors import (
+    check_rows,
+    full_precision,
+    off_diagonal_squares,
+    shapes,
+    standardise,
+    zero_loss,
+)
 
 
 @full_precision
@@ -195,6 +202,9 @@ def correlation_loss(statistics: EncodingStatistics, lambd: float = 0.0051) -> T
     Shape:
         Output: scalar, float32.
 
+    Raises:
+        ValueError: If the products are not those of the views' dimensions.
+
     Reference:
         Vemulapalli et al., Federated Training of Dual Encoding Models on Small Non-IID Client Datasets, 2022.
 
@@ -206,6 +216,8 @@ def correlation_loss(statistics: EncodingStatistics, lambd: float = 0.0051) -> T
         >>> round(correlation_loss(encoding_statistics(z, z)).item(), 4)  # 2 · 0.0051
         0.0102
     """
+    if statistics.product.shape != statistics.mean1.shape + statistics.mean2.shape:
+        raise ValueError(f"expected product (d, d) and means (d,), got {shapes(**statistics._asdict())}")
     one = _inverse_deviation(statistics.mean1, statistics.square1)
     two = _inverse_deviation(statistics.mean2, statistics.square2)
     covariance = statistics.product - statistics.mean1[:, None] * statistics.mean2[None, :]

@@ -72,6 +72,9 @@ def moving_centre(centre: Tensor, teacher: Tensor, momentum: float = 0.9) -> Ten
     Shape:
         centre: (K,). teacher: (..., K). Output: (K,).
 
+    Raises:
+        ValueError: If the shapes do not match.
+
     Reference:
         Caron et al., Emerging Properties in Self-Supervised Vision Transformers, 2021, Eq. 4.
 
@@ -81,4 +84,7 @@ def moving_centre(centre: Tensor, teacher: Tensor, momentum: float = 0.9) -> Ten
         >>> moving_centre(torch.zeros(2), torch.tensor([[1.0, 2.0], [3.0, 4.0]]), momentum=0.5)
         tensor([1.0000, 1.5000])
     """
+    if centre.ndim != 1 or teacher.ndim < 2 or teacher.shape[-1:] != centre.shape:
+        got = shapes(centre=centre, teacher=teacher)
+        raise ValueError(f"expected centre (K,) and teacher (..., K), got {got}")
     return torch.lerp(teacher.flatten(0, -2).mean(dim=0), centre, momentum)
