@@ -253,7 +253,7 @@ def test_a_site_that_withdraws_in_mid_run_is_asked_no_more_also_after_a_restart(
 def test_another_version_is_refused_at_enrolment_with_one_sentence(place, monkeypatch):  # noqa: F811
     monkeypatch.setattr("atoll.engines.flower.site.VERSION", "9.9")
     with pytest.raises(
-        UserError, match=r"the coordinator runs Atoll [\d.]+, and this site 9\.9; install the same"
+        UserError, match=r"the coordinator runs Atoll [\w.]+, and this site 9\.9; install the same"
     ):
         play(FakeGrid({13: site(13, "west", place)}), place, *SETTINGS, sites=1, wait=1.0)
 
