@@ -1,6 +1,11 @@
+from pathlib import Path
+
 import pytest
 import torch
 
+from atoll.commands.run import run_recipe
+from atoll.recipe.recipe import load_recipe
+from tests.engines.test_update_checks import Fixed
 from tests.functional import oracles
 from tests.rounds import Rounds
 
@@ -78,9 +83,47 @@ def test_with_updates_the_first_round_is_barlow_twins():
     assert slot(update)["product"].shape == (6, 6)
 
 
+def test_the_value_of_the_loss_moves_with_the_clients_steps():
+    """Several steps on the cohort's statistics as they were would all have the gradient of the first."""
+    one, many = (gathered("train.lr=0.05", f"train.epochs={epochs}")[0] for epochs in (1, 20))
+    first, mean = (rounds.train(0, 2)[0]["losses"]["dcco"] for rounds in (one, many))
+    assert mean < 0.95 * first
+
+
+def test_the_pages_recipe_trains(tmp_path):
+    text = (Path(__file__).parents[2] / "docs/methods/dcco.md").read_text()
+    (tmp_path / "dcco.toml").write_text(text.split("```toml\n")[1].split("```")[0])
+    settings = ["train.rounds=4", "evaluation.every=0", "evaluation.at_end=[]", "engine.workers=1"]
+    run = run_recipe(load_recipe(str(tmp_path / "dcco.toml"), settings), tmp_path / "run")
+    assert not any("refused" in line for line in run.metrics)
+    losses = [line["loss"] for line in run.metrics if line.get("loss")]
+    assert losses[-1] < losses[0]
+
+
+def test_honest_statistics_may_grow_with_the_embeddings():
+    rounds, updates = gathered()
+    assert rounds.server.run_round(Fixed(updates)).clients == 4
+
+    def scaled(factor):
+        powers = {"count": 0, "mean1": 1, "mean2": 1}
+        slice = {name: value * factor ** powers.get(name, 2) for name, value in slot(updates[0]).items()}
+        return rounds.server.checks.examine(
+            {**updates[0], "parts": {"dcco": slice}}, rounds.server.state["models"]
+        )
+
+    assert not isinstance(scaled(30), str)
+    assert "the norm of its slice of 'dcco' is" in scaled(10**8)
+
+
 @pytest.mark.parametrize(
     ("change", "sentence"),
     [
+        (
+            {"square1": torch.full((6,), -1.0).double()},
+            "'square1' in its slice of 'dcco' holds values outside",
+        ),
+        ({"mean1": torch.full((6,), 5e3).double()}, "means that no embeddings have"),
+        ({"product": torch.full((6, 6), 5e6).double()}, "means that no embeddings have"),
         ({"count": 0}, "'count' in its slice of 'dcco' is 0"),
         ({"mean1": torch.ones(5).double()}, "has shape"),
         ({"mean1": torch.full((6,), float("nan")).double()}, "not finite"),

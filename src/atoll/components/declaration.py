@@ -50,6 +50,8 @@ class TensorSpec:
         least: Minimum value.
         most: Maximum value.
         unit_rows: Whether rows (along the last dimension) must have length 1, within 1e-3.
+        follows_embeddings: The scale is that of embeddings, which training may change by orders of magnitude: the
+            update checks bound the norm by 10⁶, or by earlier rounds if these have more.
     """
 
     shape: tuple[int | UpTo, ...]
@@ -57,6 +59,7 @@ class TensorSpec:
     least: float = -math.inf
     most: float = math.inf
     unit_rows: bool = False
+    follows_embeddings: bool = False
 
     def mismatch(self, value: Tree, place: str) -> str | None:
         """Describe how a value differs from this spec; None if it matches."""

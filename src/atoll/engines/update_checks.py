@@ -26,7 +26,7 @@ from atoll.core.text import short
 from atoll.core.tree import Tree, Weights, leaves
 from atoll.data.client_data import num_batches
 from atoll.engines.history import History
-from atoll.engines.slice_norms import slice_norms
+from atoll.engines.slice_norms import slice_norms, tensor_specs
 from atoll.methods.least_loss import least_loss
 from atoll.methods.method import Method, reports_more, sends_undeclared
 
@@ -74,9 +74,10 @@ class UpdateChecks:
         train = self.setting.train
         usual = self.history.usual(name)
         # If updates are clipped, the updates of other clients must not decide whether a client's is accepted.
+        floor = FIRST / train.norm_factor if name.removeprefix(_SLICE) in self._free() else floor
         if usual is not None and not self.method.aggregation.clips:
             return min(train.norm_factor * max(usual, floor), LARGEST), "train.norm_factor"
-        if name == BUFFERS or name.startswith(_LOSS):
+        if name == BUFFERS or name.startswith(_LOSS) or name.removeprefix(_SLICE) in self._free():
             return FIRST, "of the first round"
         return min(train.first_norm, LARGEST), "train.first_norm"
 
@@ -226,9 +227,14 @@ class UpdateChecks:
         except (ArithmeticError, AttributeError, LookupError, RuntimeError, TypeError, ValueError) as error:
             return f"its slices cannot be read ({error!r})"
 
-    def _slice_norms(self, slices: Slices) -> dict[str, float]:
+    def _specs(self) -> dict[str, Spec]:
         declared = {component.name: component.declares(self.setting) for component in self.method.components}
-        return slice_norms(slices, {name: spec for name, spec in declared.items() if spec is not None})
+        return {name: spec for name, spec in declared.items() if spec is not None}
+
+    def _free(self) -> set[str]:
+        """Components whose slices follow the scale of the embeddings."""
+        specs = self._specs().items()
+        return {name for name, spec in specs if any(one.follows_embeddings for one in tensor_specs(spec))}
 
     def _magnitudes(self, update: Update, reference: Weights) -> UpdateGeometry | str:
         if id(reference) not in self._references:
@@ -242,7 +248,7 @@ class UpdateChecks:
         values = {
             WEIGHTS: geometry.distance(self.buffers),
             BUFFERS: geometry.distance(trained),
-            **{_SLICE + name: norm for name, norm in self._slice_norms(update["parts"]).items()},
+            **{_SLICE + name: norm for name, norm in slice_norms(update["parts"], self._specs()).items()},
         }
         # A server step may scale the weights, and with them what the next round's statistics are.
         received = math.sqrt(sum(geometry.model.get(name, 0.0) for name in self.buffers))

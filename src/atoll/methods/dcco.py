@@ -2,13 +2,15 @@
 
     ⟨·⟩_k = means over client k's batch of  f, g, f², g², f gᵀ      f, g: embeddings of the two views
     ⟨·⟩_A = Σ_k (N_k/N) ⟨·⟩_k                                       at the server, of the cohort
-    ⟨·⟩_T = ⟨·⟩_k + sg(⟨·⟩_A − ⟨·⟩_k)                               values are the cohort's, gradients the client's
+    ⟨·⟩_T = ⟨·⟩_k + sg(⟨·⟩_A − ⟨·⟩_k⁰)                              values are the cohort's, gradients the client's
     C_ij  = (⟨f_i g_j⟩_T − ⟨f_i⟩_T ⟨g_j⟩_T) / (σ(f_i) σ(g_j))
     L_k   = Σ_i (1 − C_ii)² + λ Σ_{i≠j} C_ij²
 
-With one step per round and models averaged by samples, a round is one step on the cohort's union (BatchNorm aside,
-whose statistics are each client's own). The statistics are those of the very views on which the next round's first
-epoch trains.
+⟨·⟩_k⁰ are the client's statistics with the downloaded networks, over the views of the round's first epoch. In the
+first of a client's steps ⟨·⟩_k⁰ = ⟨·⟩_k, as in the paper: with one step per round and models averaged by samples, a
+round is one step on the cohort's union (BatchNorm aside, whose statistics are each client's own). In later steps
+⟨·⟩_T moves with the client's networks. If it stayed at ⟨·⟩_A, the gradient would point the same way for a whole
+round, and embeddings would grow without bound.
 """
 
 from __future__ import annotations
@@ -35,11 +37,12 @@ from atoll.components.base import (
     run_forwards,
 )
 from atoll.components.declaration import MOST_IMAGES
-from atoll.core.tree import Tree
+from atoll.core.tree import Tree, Weights
 from atoll.functional import EncodingStatistics, correlation_loss, encoding_statistics
 from atoll.methods.method import Method
 from atoll.objectives.cohort_statistics import CohortStatistics
 
+ROUNDING = 1e-6  # of the means of equal embeddings, whose squares are equal
 VIEW_IMAGES = tuple(view.images for view in VIEWS)
 
 
@@ -70,46 +73,68 @@ class DCCO(CohortStatistics):
         return VIEWS
 
     def start(self, context: ClientContext) -> None:
-        """Load ⟨·⟩_A."""
+        """Compute ⟨·⟩_A − ⟨·⟩_k⁰."""
         scope = context.of(self)
-        sent = scope.message
-        scope.cohort = (
-            None if sent is None else {name: value.to(context.device) for name, value in sent.items()}
-        )
+        scope.rest = None
+        if scope.message is not None:
+            own, _ = self._statistics(context, context.round)
+            scope.rest = {name: scope.message[name].to(context.device) - mean for name, mean in own.items()}
 
     def loss(self, context: ClientContext, batch: Batch, passes: Passes) -> Tensor:
         """Evaluate the loss on ⟨·⟩_T; without the cohort's statistics, on the batch's."""
         own = encoding_statistics(*(passes[view].z for view in VIEWS))
-        cohort = context.of(self).cohort
-        if cohort is not None:
-            pairs = own._asdict().items()
-            own = EncodingStatistics(**{name: mean + (cohort[name] - mean).detach() for name, mean in pairs})
+        rest = context.of(self).rest
+        if rest is not None:
+            own = EncodingStatistics(**{name: mean + rest[name] for name, mean in own._asdict().items()})
         return correlation_loss(own, self.lambd)
 
     def finish(self, context: ClientContext) -> Tree:
         """Compute ⟨·⟩_k over the views of the next round's first epoch, with BatchNorm as in training."""
         if not self.sends(context.round):
             return None
+        means, count = self._statistics(context, context.round + 1)
+        return {"count": count, **{name: mean.cpu() for name, mean in means.items()}}
+
+    def _statistics(self, context: ClientContext, round: int) -> tuple[dict[str, Tensor], int]:
+        """Compute ⟨·⟩_k over the views of a round's first epoch, and count the images."""
         networks = {"local": context.frozen("dcco", train=True)}
         joint = context.setting.train.views_batch == "joint"
         sums, count = _Sums(), 0
-        for batch in context.data.batches(context.round + 1, 1, VIEW_IMAGES):
+        for batch in context.data.batches(round, 1, VIEW_IMAGES):
             with torch.no_grad():
                 passes = run_forwards(VIEWS, networks, batch.images, joint, context.after)
                 sums.add(
                     encoding_statistics(*(passes[view].z for view in VIEWS))._asdict(), len(batch.indices)
                 )
             count += len(batch.indices)
-        return {"count": count, **{name: mean.cpu() for name, mean in sums.means().items()}}
+        return sums.means(), count
 
     def declares(self, setting: Setting) -> Spec:
-        """Declare the five means, and the number of images that they are of."""
+        """Declare the five means, and the number of images that they are of; no mean square is negative."""
         d = setting.embedding_dim
         means: dict[str, Spec] = {
-            name: TensorSpec((d, d) if name == "product" else (d,), torch.float64)
+            name: TensorSpec(
+                (d, d) if name == "product" else (d,),
+                torch.float64,
+                least=0.0 if name.startswith("square") else -math.inf,
+                follows_embeddings=True,
+            )
             for name in EncodingStatistics._fields
         }
         return Optional({"count": NumberSpec(int, least=1, most=MOST_IMAGES), **means})
+
+    def refuse_slice(self, piece: Tree, setting: Setting, weights: Weights) -> str | None:
+        """Refuse means that no embeddings have: each squared mean or product is bounded by the mean squares."""
+        if piece is None:
+            return None
+        slack = 1.0 + ROUNDING
+        square1, square2 = piece["square1"] * slack, piece["square2"] * slack
+        possible = (
+            (piece["mean1"].square() <= square1).all()
+            and (piece["mean2"].square() <= square2).all()
+            and (piece["product"].square() <= square1[:, None] * square2[None, :]).all()
+        )
+        return None if possible else "its slice of 'dcco' contains means that no embeddings have"
 
     def fold(self, state: Tree, setting: Setting, round: int) -> StatisticsFold | None:
         """Start ⟨·⟩_A."""
