@@ -62,3 +62,39 @@ def test_a_batch_is_cut_into_parts_of_two_samples_at_least():
     assert torch.equal(torch.cat([part.labels for part, _ in parts]), batch.labels)
     assert [len(part.indices) for part, _ in batch.parts(100)] == [2] * (n // 2)
     assert batch.parts(1) == [(batch, 1.0)]
+
+
+def rows_of(data, round, epochs):
+    """The rows of each batch, by epoch."""
+    found = [[] for _ in range(epochs)]
+    for batch in data.batches(round, epochs, ("image",)):
+        found[batch.epoch].append(batch.indices.tolist())
+    return found
+
+
+def test_every_epoch_is_another_order_of_all_samples():
+    data = federation(*SETTINGS, "train.batch_size=7").client_data(0)
+    orders = [
+        [row for rows in epoch for row in rows] for round in (1, 2) for epoch in rows_of(data, round, 2)
+    ]
+    assert all(sorted(order) == list(range(data.num_samples)) for order in orders)
+    assert len({tuple(order) for order in (*orders, range(data.num_samples))}) == 5
+    assert rows_of(data, 2, 2) == rows_of(data, 2, 2)
+
+
+@pytest.mark.parametrize("over", [0, 1, 2, 3])
+def test_a_single_sample_is_left_out_and_a_short_batch_if_the_recipe_says_so(over):
+    samples = federation(*SETTINGS).client_data(0).num_samples
+    size = (samples - over) // 2
+    rest = samples - 2 * size
+    for drop_last, kept in (("false", rest > 1), ("true", False)):
+        data = federation(*SETTINGS, f"train.batch_size={size}", f"train.drop_last={drop_last}").client_data(
+            0
+        )
+        assert [len(rows) for rows in rows_of(data, 1, 1)[0]] == [size, size, *[rest] * kept]
+        assert data.num_batches() == 2 + kept
+
+
+def test_the_only_batch_stays_however_short():
+    data = federation(*SETTINGS, "train.batch_size=500", "train.drop_last=true").client_data(0)
+    assert [len(rows) for rows in rows_of(data, 1, 1)[0]] == [data.num_samples]

@@ -1,0 +1,97 @@
+"""The recipe's training options: rates by round, optimisers and cohorts, against formulas written out by hand."""
+
+import math
+
+import pytest
+import torch
+from torch import nn
+
+from atoll.components.training import TrainOptions, learning_rate, make_optimizer
+from atoll.core.tree import same
+from tests.rounds import Rounds
+
+
+@pytest.mark.parametrize(
+    ("schedule", "rates"),
+    [
+        ("constant", {1: 0.4, 6: 0.4, 10: 0.4}),
+        ("cosine", {1: 0.4, 6: 0.2, 10: 0.2 * (1 + math.cos(0.9 * math.pi))}),
+        ("step", {1: 0.4, 6: 0.4, 7: 0.04, 8: 0.04, 9: 0.004, 10: 0.004}),  # after 6 and 8 of the ten rounds
+    ],
+)
+def test_the_rate_of_a_round(schedule, rates):
+    train = TrainOptions(rounds=10, lr=0.4, schedule=schedule)
+    assert {round: learning_rate(train, round) for round in rates} == pytest.approx(rates)
+
+
+def test_a_client_trains_at_the_rate_of_its_round():
+    falling = Rounds("method.name=fed_simclr", "train.rounds=10", "train.schedule=cosine", "train.lr=0.4")
+    half = Rounds("method.name=fed_simclr", "train.rounds=10", "train.lr=0.2")
+    assert same(falling.train(0, 6)[0]["weights"], half.train(0, 6)[0]["weights"])
+    assert not same(falling.train(0, 5)[0]["weights"], half.train(0, 5)[0]["weights"])
+
+
+GRADIENTS = torch.tensor([[1.0, -2.0], [0.5, 3.0], [-1.0, 0.25]], dtype=torch.float64)
+
+
+def steps(train):
+    """Weights after each step, from the gradients above."""
+    weight = nn.Parameter(torch.tensor([0.3, -0.7], dtype=torch.float64))
+    optimizer = make_optimizer(train, [weight])
+    for gradient in GRADIENTS:
+        weight.grad = gradient.clone()
+        optimizer.step()
+        yield weight.tolist()
+
+
+def test_sgd_has_the_recipes_momentum_and_decay():
+    weight, velocity = [0.3, -0.7], [0.0, 0.0]
+    for gradient, found in zip(
+        GRADIENTS.tolist(), steps(TrainOptions(lr=0.1, momentum=0.8, weight_decay=0.05)), strict=True
+    ):
+        for i in (0, 1):
+            velocity[i] = 0.8 * velocity[i] + gradient[i] + 0.05 * weight[i]
+            weight[i] -= 0.1 * velocity[i]
+        assert found == pytest.approx(weight, rel=1e-12)
+
+
+@pytest.mark.parametrize("kind", ["adam", "adamw"])
+def test_adams_first_moment_decays_by_the_recipes_momentum(kind):
+    train = TrainOptions(optimizer=kind, lr=0.1, momentum=0.5, weight_decay=0.05)
+    weight, first, second = [0.3, -0.7], [0.0, 0.0], [0.0, 0.0]
+    for step, (gradient, found) in enumerate(zip(GRADIENTS.tolist(), steps(train), strict=True), 1):
+        for i in (0, 1):
+            slope = gradient[i]
+            if kind == "adam":
+                slope += 0.05 * weight[i]
+            else:
+                weight[i] *= 1 - 0.1 * 0.05
+            first[i] = 0.5 * first[i] + 0.5 * slope
+            second[i] = 0.999 * second[i] + 0.001 * slope**2
+            scale = math.sqrt(second[i] / (1 - 0.999**step)) + 1e-8
+            weight[i] -= 0.1 * first[i] / (1 - 0.5**step) / scale
+        assert found == pytest.approx(weight, rel=1e-9)
+
+
+@pytest.mark.parametrize(
+    ("participation", "clients", "size"), [(0.25, 10, 3), (0.24, 10, 2), (0.01, 10, 1), (1.0, 7, 7)]
+)
+def test_a_cohort_is_rounded_to_nearest_with_halves_up(participation, clients, size):
+    assert TrainOptions(participation=participation).cohort_size(clients) == size
+
+
+def test_a_loss_weights_a_client_by_its_last_epoch():
+    rounds = Rounds("method.name=fed_loss", "train.epochs=3")
+    seen = []
+    step = rounds.client.step
+
+    def recorded(batch):
+        seen.append((batch.epoch, float((loss := step(batch)).detach())))
+        return loss
+
+    rounds.client.step = recorded
+    update, _ = rounds.train(0)
+    last = [loss for epoch, loss in seen if epoch == 2]
+    assert len(last) * 3 == len(seen)
+    assert update["loss"] == pytest.approx(sum(last) / len(last), rel=1e-6)
+    assert update["loss"] != pytest.approx(sum(loss for _, loss in seen) / len(seen), rel=1e-6)
