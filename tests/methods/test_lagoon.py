@@ -49,7 +49,7 @@ def test_a_sweep_has_the_images_and_bytes_of_a_round_of_fedavg(tmp_path):
 TURNS = ("method.aggregation=relay", "options.relay.groups=2")
 
 
-@pytest.mark.parametrize("method", ["euc", "dcco", "fedsc"])
+@pytest.mark.parametrize("method", ["fedema", "euc", "dcco", "fedsc"])
 def test_what_relates_consecutive_rounds_is_refused(method):
     with pytest.raises(
         UserError, match=f"'{method}' relates a client's round .* set method.aggregation = 'fedavg'"
