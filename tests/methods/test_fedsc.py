@@ -73,6 +73,19 @@ def test_with_updates_every_round_trains_and_sends():
     assert slot(rounds.train(0, 2)[0]).shape == (6, 6)
 
 
+@pytest.mark.parametrize("noise", [0, 0.00104])
+def test_a_matrix_that_no_embeddings_have_is_refused(noise):
+    rounds = Rounds(*FEDSC, f"options.fedsc.noise={noise}")
+    update, _ = rounds.train(0)
+    assert rounds.refused(update) is None
+    for wrong, sentence in (
+        (-0.4 * torch.ones(6, 6), "has the eigenvalue -2.4"),
+        (0.5 * torch.eye(6), "has the trace 3, above μ = 0.5"),
+        (0.05 * torch.ones(6, 6).triu(), "is not symmetric"),
+    ):
+        assert sentence in rounds.refused({**update, "parts": {"fedsc": wrong}})
+
+
 def test_a_matrix_beyond_its_bound_is_refused():
     rounds = Rounds(*FEDSC)
     update, _ = rounds.train(0)

@@ -11,6 +11,7 @@ each client, K·d² numbers, because clients that sit a round out count with the
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Annotated, ClassVar
@@ -30,10 +31,12 @@ from atoll.components.base import (
     TensorSpec,
 )
 from atoll.core.schema import AtLeast, AtMost, Count, Positive
-from atoll.core.tree import Tree
+from atoll.core.tree import Tree, Weights
 from atoll.functional import clipped_correlation, spectral_contrast
 from atoll.methods.method import Method
 from atoll.objectives.cohort_statistics import CohortStatistics
+
+ROUNDING = 1e-4  # relative to μ
 
 
 @dataclass(frozen=True)
@@ -104,6 +107,22 @@ class FedSC(CohortStatistics):
         most = self.mu + 10.0 * self.noise
         shape = (setting.embedding_dim, setting.embedding_dim)
         return Optional(TensorSpec(shape, least=-most, most=most))
+
+    def refuse_slice(self, piece: Tree, setting: Setting, weights: Weights) -> str | None:
+        """Refuse matrices that are no mean of z zᵀ with ‖z‖² ≤ μ, beyond what the noise explains."""
+        if piece is None:
+            return None
+        matrix, slack = piece.double(), ROUNDING * self.mu
+        noise = 10.0 * self.noise  # of an entry; a norm of the whole noise is at most √d times that
+        spread = noise * math.sqrt(len(matrix))
+        if float((matrix - matrix.T).abs().max()) > 2 * noise + slack:
+            return "its slice of 'fedsc' is not symmetric"
+        if float(matrix.trace()) > self.mu + spread + slack:
+            return f"its slice of 'fedsc' has the trace {float(matrix.trace()):.4g}, above μ = {self.mu:g}"
+        least = float(torch.linalg.eigvalsh((matrix + matrix.T) / 2)[0])
+        if least < -spread - slack:
+            return f"its slice of 'fedsc' has the eigenvalue {least:.4g}, which no mean of z zᵀ has"
+        return None
 
     def fold(self, state: Tree, setting: Setting, round: int) -> MatrixFold | None:
         """Start to replace the matrices of the clients that take part."""
