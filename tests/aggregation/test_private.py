@@ -52,6 +52,26 @@ def test_steps_are_clipped_and_divided_by_the_expected_cohort():
     torch.testing.assert_close(folded["a"], (cut + torch.tensor([0.1, 0, 0])) / 8)
 
 
+def test_all_tensors_of_a_step_are_clipped_as_one_vector():
+    current = {"a": torch.zeros(2), "b": torch.zeros(2)}
+    opened = PrivateFedAvg(clip=1.0, noise_multiplier=1e-12).open({"global": current}, setting(), 1, None)
+    opened.add(0, {"weights": {"a": torch.tensor([3.0, 0.0]), "b": torch.tensor([0.0, 4.0])}}, None)
+    folded = opened.close()["global"]
+    torch.testing.assert_close(folded["a"], torch.tensor([0.6, 0.0]) / 8)
+    torch.testing.assert_close(folded["b"], torch.tensor([0.0, 0.8]) / 8)
+
+
+def test_a_sample_divides_steps_and_noise_by_its_expected_size():
+    sampled = setting(participation=0.25)  # 2 of 8 clients
+    folded = fold(
+        PrivateFedAvg(clip=1.0, noise_multiplier=1e-12), [{"a": torch.tensor([0.5, 0, 0])}], sampled
+    )
+    torch.testing.assert_close(folded["a"], torch.tensor([0.25, 0, 0]))
+    big = {"a": torch.zeros(200_000)}
+    opened = PrivateFedAvg(clip=2.0, noise_multiplier=3.0).open({"global": big}, sampled, 1, None)
+    assert float(opened.close()["global"]["a"].std()) == pytest.approx(2.0 * 3.0 / 2, rel=0.02)
+
+
 def test_buffers_and_counters_take_no_part():
     folded = fold(PrivateFedAvg(), [model(5)])
     assert torch.equal(folded["bn.running_mean"], torch.zeros(2))
@@ -127,6 +147,24 @@ def test_epsilon_of_one_gaussian_round_is_that_of_the_literature():
     z, delta = 2.0, 1e-5
     bound = min(a / (2 * z * z) + math.log1p(-1 / a) - math.log(delta * a) / (a - 1) for a in range(2, 513))
     spent = PrivateFedAvg(noise_multiplier=z, delta=delta).spent(setting(), 1)
+    assert spent["epsilon"] == pytest.approx(bound, rel=1e-6)
+
+
+def test_epsilon_of_samples_is_that_of_the_literature():
+    # Mironov et al. 2019, for integer α: log Σ_k C(α, k) (1 − q)^(α − k) q^k exp(k (k − 1) / 2z²) / (α − 1).
+    q, z, rounds, delta = 0.1, 1.0, 10, 1e-5
+
+    def divergence(order):
+        terms = (
+            math.comb(order, k) * (1 - q) ** (order - k) * q**k * math.exp(k * (k - 1) / (2 * z * z))
+            for k in range(order + 1)
+        )
+        return math.log(sum(terms)) / (order - 1)
+
+    bound = min(
+        rounds * divergence(a) + math.log1p(-1 / a) - math.log(delta * a) / (a - 1) for a in range(2, 30)
+    )
+    spent = PrivateFedAvg(noise_multiplier=z, delta=delta).spent(setting(participation=q), rounds)
     assert spent["epsilon"] == pytest.approx(bound, rel=1e-6)
 
 
