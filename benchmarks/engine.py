@@ -22,6 +22,7 @@ import torch
 
 from atoll.commands.run import run_recipe
 from atoll.components.training import make_optimizer
+from atoll.core.provenance import version
 from atoll.core.rng import stream
 from atoll.core.run_folder import Run
 from atoll.engines.federation import Federation
@@ -92,6 +93,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--json", type=Path)
+    parser.add_argument("--machine", default="", help="description of the machine, for the results")
     parser.add_argument("--child", type=int, help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.child:
@@ -115,7 +117,13 @@ def main() -> None:
     for name, value in results.items():
         print(name, value)
     if options.json:
-        options.json.write_text(json.dumps(results, indent=2) + "\n")
+        about = {
+            "command": f"python benchmarks/engine.py --repeats {options.repeats}",
+            "version": version(),
+            "machine": options.machine,
+            "torch": torch.__version__,
+        }
+        options.json.write_text(json.dumps({**about, "results": results}, indent=2) + "\n")
 
 
 if __name__ == "__main__":
