@@ -56,7 +56,7 @@ def finished(tmp_path_factory):
             ["run", "digits-ssd", "--set", "method.name=fed_simclear"],
             "unknown method 'fed_simclear'; did you mean",
         ),
-        (["run", "digits-ssd", "--set", "train.ronds=3"], "did you mean 'rounds'"),
+        (["run", "digits-ssd", "--set", "train.ronds=3"], "did you mean 'train.rounds'"),
         (["run", "digits-ssd", "--set", "train.rounds=-3"], "train.rounds is -3; it must be at least 0"),
         (
             [

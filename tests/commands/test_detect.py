@@ -217,5 +217,5 @@ def test_the_benchmarks_commands_are_valid() -> None:
 
 def test_without_pycocotools_nothing_is_read(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "pycocotools.cocoeval", None)
-    with pytest.raises(UserError, match=r"atoll\[detect\]"):
+    with pytest.raises(UserError, match=r"pip install '\.\[detect\]'"):
         prepare_detection(folder / "nothing", "nowhere", parse_options([]))

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import builtins
 import json
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -57,15 +57,8 @@ def test_a_table_has_a_row_for_each_round(run: atoll.Run) -> None:
 
 
 def test_without_pandas_it_says_what_to_install(run: atoll.Run, monkeypatch: pytest.MonkeyPatch) -> None:
-    real = builtins.__import__
-
-    def without(name: str, *rest: Any) -> Any:
-        if name == "pandas":
-            raise ImportError
-        return real(name, *rest)
-
-    monkeypatch.setattr(builtins, "__import__", without)
-    with pytest.raises(UserError, match=r"pip install 'atoll\[pandas\]'"):
+    monkeypatch.setitem(sys.modules, "pandas", None)
+    with pytest.raises(UserError, match=r"pip install '\.\[pandas\]'"):
         run.to_pandas()
 
 

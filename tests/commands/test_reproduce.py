@@ -321,9 +321,9 @@ def test_the_images_of_a_row_are_those_of_its_prerequisites_too() -> None:
         (["dec-ssl-3"], "is not covered"),
         (["ssd-3", "--rows", "sds"], "has no row 'sds'; did you mean 'ssd'?"),
         (["ssd-3"], "4 of 4 rows of ssd-3 (such as fed_align_uniform) need the images cifar10 (parquet)"),
-        (["ssd-3", "--set", "train.ronds=1"], "did you mean 'rounds'"),
+        (["ssd-3", "--set", "train.ronds=1"], "did you mean 'train.rounds'"),
         (["ssd-3", "--seeds", "0"], "at least 1 seed"),
-        (["mine.toml"], "cannot read the table mine.toml"),
+        (["mine.toml"], "there is no table mine.toml"),
     ],
 )
 def test_a_mistake_is_one_sentence_and_exit_2(

@@ -209,10 +209,10 @@ def test_images_that_a_module_cannot_process_get_one_sentence():
 
 def test_a_missing_library_gets_one_sentence(monkeypatch):
     monkeypatch.setitem(__import__("sys").modules, "timm", None)
-    with pytest.raises(MissingEncoderError, match=r"pip install 'atoll\[timm\]'"):
+    with pytest.raises(MissingEncoderError, match=r"pip install '\.\[timm\]'"):
         build("timm:test_vit")
     monkeypatch.setitem(__import__("sys").modules, "transformers", None)
-    with pytest.raises(MissingEncoderError, match=r"pip install 'atoll\[hf\]'"):
+    with pytest.raises(MissingEncoderError, match=r"pip install '\.\[hf\]'"):
         build("hf:vit")
 
 

@@ -146,7 +146,7 @@ def test_settings_are_laid_over_every_row_and_the_papers_stays() -> None:
     [
         ("rows = [[['a', 'c']]]", "rows names the choice 'c'"),
         ("columns = ['kNN', 'LP']", "columns names the measure 'LP'"),
-        ("colums = []", "'table.colums'; did you mean 'columns'"),
+        ("colums = []", "'table.colums'; did you mean 'table.columns'"),
         ("measures.kNN.of = 'knnn/accuracy'", "no protocol 'knnn'.*did you mean 'knn'"),
         ("measures.kNN.missing = 'no time'", "set one of 'of' and 'missing'"),
         ("published.paper = 'SSD'", "no published values have metric = 'kNN', paper = 'SSD'"),

@@ -70,5 +70,5 @@ def test_the_place_of_a_point_is_its_value():
 def test_without_matplotlib_a_sentence_says_what_to_install(monkeypatch):
     require_plots()
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
-    with pytest.raises(UserError, match=r"pip install 'atoll\[figures\]'"):
+    with pytest.raises(UserError, match=r"pip install '\.\[figures\]'"):
         require_plots()

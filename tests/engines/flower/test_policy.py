@@ -86,7 +86,7 @@ def test_a_recipe_is_allowed_by_the_hash_that_egress_prints(place):
         ("max_bytes = 1000", "bytes, and the site's policy allows 1,000"),
         ('egress = ["weights", "losses"]', "contains 'samples', which the site's policy does not list"),
         ("withdrawn = true", "the site has withdrawn"),
-        ("max_round = 1", "did you mean 'max_rounds'"),
+        ("max_round = 1", "did you mean 'policy.max_rounds'"),
         ("max_rounds = 0", "max_rounds"),
         ('hours = "late"', 'not of the form "20:00-06:00"'),
         ('hours = "20:00+02:00-06:00"', 'not of the form "20:00-06:00"'),

@@ -159,5 +159,5 @@ def test_masks_are_measured_by_their_own_overlap() -> None:
 def test_without_pycocotools_a_sentence_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     require_pycocotools()
     monkeypatch.setitem(sys.modules, "pycocotools.cocoeval", None)
-    with pytest.raises(UserError, match=r"pip install 'atoll\[detect\]'"):
+    with pytest.raises(UserError, match=r"pip install '\.\[detect\]'"):
         require_pycocotools()
