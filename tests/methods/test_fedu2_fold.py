@@ -62,9 +62,13 @@ def test_clients_that_stood_still_are_left_out_with_a_warning():
     for name in ("conv.weight", "conv.bias"):
         assert not torch.equal(beside[name], g[name])
         assert torch.equal(beside[name], alone[name])
-    with pytest.warns(UserWarning, match="'eua' leaves out"):
-        still = fold(EUA(), g, copies([g, g]), buffers=BUFFERS, samples=[1, 1])
+
+
+def test_nothing_is_said_where_no_client_moved(recwarn):
+    g = model(1)
+    still = fold(EUA(), g, copies([g, g]), buffers=BUFFERS, samples=[1, 1])
     assert same(still, g)
+    assert not list(recwarn)
 
 
 def test_only_directions_count():
