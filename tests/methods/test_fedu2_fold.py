@@ -68,7 +68,7 @@ def test_nothing_is_said_where_no_client_moved(recwarn):
     g = model(1)
     still = fold(EUA(), g, copies([g, g]), buffers=BUFFERS, samples=[1, 1])
     assert same(still, g)
-    assert not list(recwarn)
+    assert not [str(warning.message) for warning in recwarn if "eua" in str(warning.message)]
 
 
 def test_only_directions_count():
