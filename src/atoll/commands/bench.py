@@ -76,8 +76,9 @@ def time_step(recipe: Recipe, warm: int = WARM, timed: int = TIMED) -> tuple[flo
 def largest_cohort(federation: Federation) -> list[int]:
     """The largest clients, the largest first, as many as take part in a round: a round's own draw may be empty."""
     setting = federation.setting
-    size = federation.recipe.composed.aggregation.cohort_size(setting)
-    return sorted(range(setting.num_clients), key=lambda client: -setting.sizes[client])[:size]
+    return sorted(range(setting.num_clients), key=lambda client: -setting.sizes[client])[
+        : setting.cohort_size
+    ]
 
 
 class Enough(Exception):  # noqa: N818

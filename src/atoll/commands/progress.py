@@ -30,7 +30,7 @@ class Bar(Callback):
     def begin(self, federation: Federation, server: Server) -> None:
         """Start the bar, before the first round of this process."""
         setting, train = federation.setting, federation.recipe.train
-        clients = federation.recipe.composed.aggregation.cohort_size(setting) / setting.num_clients
+        clients = setting.cohort_size / setting.num_clients
         self._per_round = int(sum(setting.sizes) * clients * train.epochs) or 1
         self._rounds = train.rounds
         if federation.warm_start and not server.round:

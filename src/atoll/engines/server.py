@@ -109,12 +109,11 @@ class Server:
 
     def cohort(self, round: int) -> list[int]:
         """Return the clients of a round, in the order in which they were drawn."""
-        aggregation = self.recipe.composed.aggregation
-        prescribed = aggregation.cohort(self.setting, round)
+        prescribed = self.recipe.composed.aggregation.cohort(self.setting, round)
         if prescribed is not None:
             return prescribed
         drawn = torch.randperm(self.setting.num_clients, generator=stream(self.recipe.seed, "cohort", round))
-        return [int(client) for client in drawn[: aggregation.cohort_size(self.setting)]]
+        return [int(client) for client in drawn[: self.setting.cohort_size]]
 
     def jobs(self, round: int) -> list[Job]:
         """Create the jobs of a round, in the order of client ids, which is the order of the fold."""

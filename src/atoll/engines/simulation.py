@@ -57,7 +57,7 @@ class Simulation:
     @contextlib.contextmanager
     def _executor(self, federation: Federation, states: ClientStates) -> Iterator[Executor]:
         recipe, setting = federation.recipe, federation.setting
-        devices = recipe.engine.worker_devices(recipe.composed.aggregation.cohort_size(setting))
+        devices = recipe.engine.worker_devices(setting.cohort_size)
         if len(devices) == 1:
             yield InProcess(federation, states)
             return

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import NamedTuple, TypeGuard, cast
 
 import torch
@@ -73,11 +74,12 @@ class UpdateChecks:
         """
         train = self.setting.train
         usual = self.history.usual(name)
+        if name in self._free:
+            floor = FIRST / train.norm_factor
         # If updates are clipped, the updates of other clients must not decide whether a client's is accepted.
-        floor = FIRST / train.norm_factor if name.removeprefix(_SLICE) in self._free() else floor
         if usual is not None and not self.method.aggregation.clips:
             return min(train.norm_factor * max(usual, floor), LARGEST), "train.norm_factor"
-        if name == BUFFERS or name.startswith(_LOSS) or name.removeprefix(_SLICE) in self._free():
+        if name == BUFFERS or name.startswith(_LOSS) or name in self._free:
             return FIRST, "of the first round"
         return min(train.first_norm, LARGEST), "train.first_norm"
 
@@ -227,14 +229,18 @@ class UpdateChecks:
         except (ArithmeticError, AttributeError, LookupError, RuntimeError, TypeError, ValueError) as error:
             return f"its slices cannot be read ({error!r})"
 
+    @cached_property
     def _specs(self) -> dict[str, Spec]:
         declared = {component.name: component.declares(self.setting) for component in self.method.components}
         return {name: spec for name, spec in declared.items() if spec is not None}
 
+    @cached_property
     def _free(self) -> set[str]:
-        """Components whose slices follow the scale of the embeddings."""
-        specs = self._specs().items()
-        return {name for name, spec in specs if any(one.follows_embeddings for one in tensor_specs(spec))}
+        """Names in the history of the slices that follow the scale of the embeddings."""
+        specs = self._specs.items()
+        return {
+            _SLICE + name for name, spec in specs if any(one.follows_embeddings for one in tensor_specs(spec))
+        }
 
     def _magnitudes(self, update: Update, reference: Weights) -> UpdateGeometry | str:
         if id(reference) not in self._references:
@@ -248,7 +254,7 @@ class UpdateChecks:
         values = {
             WEIGHTS: geometry.distance(self.buffers),
             BUFFERS: geometry.distance(trained),
-            **{_SLICE + name: norm for name, norm in slice_norms(update["parts"], self._specs()).items()},
+            **{_SLICE + name: norm for name, norm in slice_norms(update["parts"], self._specs).items()},
         }
         # A server step may scale the weights, and with them what the next round's statistics are.
         received = math.sqrt(sum(geometry.model.get(name, 0.0) for name in self.buffers))

@@ -154,10 +154,10 @@ class EUAFold:
         gram = disk_buffer.gram(origin)  # inner products of w_k − w_g; u_k = −2 (w_k − w_g) / ‖w_k − w_g‖
         lengths = gram.diagonal().sqrt()
         moved = lengths > 0
-        if bool(moved.any()) and not bool(moved.all()):  # in a round without training nobody moves
-            warnings.warn("'eua' leaves out clients whose trained weights did not change", stacklevel=2)
         step = torch.zeros_like(lengths)
-        if bool(moved.any()):
+        if bool(moved.any()):  # in a round without training nobody moves
+            if not bool(moved.all()):
+                warnings.warn("'eua' leaves out clients whose trained weights did not change", stacklevel=2)
             unit = lengths[moved]
             alpha = shortest_in_hull(4 * gram[moved][:, moved] / unit[:, None] / unit[None, :])
             step[moved] = self._server_lr * 2 * alpha / unit

@@ -138,7 +138,7 @@ class Policy(Options, section="policy"):
             raise PolicyError(
                 f"the recipe has {recipe.train.rounds} rounds, and the site's policy allows {self.max_rounds}"
             )
-        cohort = method.aggregation.cohort_size(federation.setting)
+        cohort = federation.setting.cohort_size
         fewest = max(1, math.ceil(recipe.train.min_accepted * cohort))
         if fewest < self.min_cohort:
             raise PolicyError(

@@ -213,7 +213,8 @@ def _cohort(request: Tree) -> int | None:
 
 def _held_out(splits: Splits) -> ImageSet | None:
     """The images that this site measures on; None if it holds none out."""
-    return splits.validation if splits.validation is not None else splits.test
+    split, images = splits.held_out
+    return None if split == "train" else images
 
 
 def _id(request: Tree, field: str) -> str:
