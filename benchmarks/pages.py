@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import re
 import statistics
 from collections.abc import Sequence
+
+NUMBER = re.compile(r"\W*\d|–?$|failed$")  # **1.2**, −0.3, +0.1 …, or no number
 
 
 def mean_std(numbers: Sequence[float], digits: int) -> str:
@@ -15,8 +18,9 @@ def mean_std(numbers: Sequence[float], digits: int) -> str:
 
 
 def markdown(header: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
-    """Format a table as lines of Markdown, with an empty line at the end."""
-    ruler = ["---", *["---:"] * (len(header) - 1)]
+    """Format a table as lines of Markdown, columns of numbers to the right, with an empty line at the end."""
+    columns = zip(*rows, strict=True) if rows else [[""]] * len(header)
+    ruler = ["---:" if all(map(NUMBER.match, column)) else "---" for column in columns]
     return [*(f"| {' | '.join(cells)} |" for cells in (header, ruler, *rows)), ""]
 
 

@@ -62,3 +62,13 @@ def test_completion_is_a_script_that_names_the_commands(
     assert all(name in script for name in commands())
     if shell == "bash":
         subprocess.run(["bash", "-n"], input=script, text=True, check=True)
+
+
+def test_every_argument_has_a_help() -> None:
+    parsers = list(commands().values())
+    for parser in parsers:
+        for action in parser._actions:
+            if isinstance(action, argparse._SubParsersAction):
+                parsers += action.choices.values()
+            else:
+                assert action.help, f"{parser.prog}: {action.option_strings or action.dest}"

@@ -108,8 +108,20 @@ def add_log(sub: argparse.ArgumentParser) -> None:
     )
 
 
-def add_settings(sub: argparse.ArgumentParser) -> None:
-    """Add ``--set``, which overrides keys of a recipe."""
-    sub.add_argument(
-        "--set", nargs="+", action="extend", default=[], metavar="KEY=VALUE", help="train.rounds=20 …"
-    )
+def add_recipe(sub: argparse.ArgumentParser) -> None:
+    """Add the recipe."""
+    sub.add_argument("recipe", metavar="RECIPE", help="a preset's name or a TOML file")
+
+
+def add_run(sub: argparse.ArgumentParser) -> None:
+    """Add the folder of a run."""
+    sub.add_argument("run", type=path_of, metavar="RUN", help="the folder of a run")
+
+
+def add_settings(
+    sub: argparse.ArgumentParser,
+    help: str = "replace values of the recipe: train.rounds=20 …",
+    metavar: str = "KEY=VALUE",
+) -> None:
+    """Add ``--set``, which replaces values of a recipe or options."""
+    sub.add_argument("--set", nargs="+", action="extend", default=[], metavar=metavar, help=help)

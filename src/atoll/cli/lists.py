@@ -10,6 +10,15 @@ from atoll.cli.arguments import Commands, path_of
 
 def add_commands(commands: Commands) -> None:
     """Add the commands and their arguments."""
+    _add_new(commands)
+    _add_presets(commands)
+    _add_methods(commands)
+    _add_components(commands)
+    _add_schema(commands)
+    _add_completion(commands)
+
+
+def _add_new(commands: Commands) -> None:
     new = commands.add(
         _new,
         "new",
@@ -18,29 +27,15 @@ def add_commands(commands: Commands) -> None:
         "method my_method.py",
         "site /srv/east",
     )
-    new.add_argument("what", choices=("recipe", "method", "site"))
+    new.add_argument("what", choices=("recipe", "method", "site"), help="what to write")
     new.add_argument("path", type=path_of, metavar="PATH", help="a file; for a site a folder with its name")
     new.add_argument(
-        "--from", dest="base", default="digits-ssd", metavar="RECIPE", help="a recipe's values (digits-ssd)"
+        "--from",
+        dest="base",
+        default="digits-ssd",
+        metavar="RECIPE",
+        help="recipe whose values it has (default: digits-ssd)",
     )
-
-    commands.add(_presets, "presets", "List the recipes that Atoll includes.")
-
-    methods = commands.add(_methods, "methods", "List methods: paper, what leaves a client, client state.")
-    methods.add_argument("--json", action="store_true")
-
-    commands.add(_components, "components", "List the components of which methods are made.")
-
-    schema = commands.add(_schema, "schema", "Write the JSON schema of recipes, for editors.")
-    schema.add_argument("-o", "--output", type=path_of, metavar="FILE", help="(default: print it)")
-
-    script = commands.add(
-        _completion,
-        "completion",
-        "Print a script that completes commands in a shell.",
-        "bash > ~/.atoll-completion",
-    )
-    script.add_argument("shell", choices=("bash", "tcsh", "zsh"))
 
 
 def _new(options: argparse.Namespace) -> int:
@@ -56,12 +51,21 @@ def _new(options: argparse.Namespace) -> int:
     return 0
 
 
+def _add_presets(commands: Commands) -> None:
+    commands.add(_presets, "presets", "List the recipes that Atoll includes.")
+
+
 def _presets(options: argparse.Namespace) -> int:
     from atoll.cli.console import make_console
     from atoll.cli.listings import presets_table
 
     make_console().print(presets_table())
     return 0
+
+
+def _add_methods(commands: Commands) -> None:
+    methods = commands.add(_methods, "methods", "List methods: paper, what leaves a client, client state.")
+    methods.add_argument("--json", action="store_true", help="print JSON")
 
 
 def _methods(options: argparse.Namespace) -> int:
@@ -80,12 +84,23 @@ def _methods(options: argparse.Namespace) -> int:
     return 0
 
 
+def _add_components(commands: Commands) -> None:
+    commands.add(_components, "components", "List the components of which methods are made.")
+
+
 def _components(options: argparse.Namespace) -> int:
     from atoll.cli.console import make_console
     from atoll.cli.listings import components_table
 
     make_console().print(components_table())
     return 0
+
+
+def _add_schema(commands: Commands) -> None:
+    schema = commands.add(_schema, "schema", "Write the JSON schema of recipes, for editors.")
+    schema.add_argument(
+        "-o", "--output", type=path_of, metavar="FILE", help="file to write (default: print it)"
+    )
 
 
 def _schema(options: argparse.Namespace) -> int:
@@ -97,6 +112,16 @@ def _schema(options: argparse.Namespace) -> int:
     write_schema(options.output)
     print(options.output)  # noqa: T201
     return 0
+
+
+def _add_completion(commands: Commands) -> None:
+    script = commands.add(
+        _completion,
+        "completion",
+        "Print a script that completes commands in a shell.",
+        "bash > ~/.atoll-completion",
+    )
+    script.add_argument("shell", choices=("bash", "tcsh", "zsh"), help="the shell")
 
 
 def _completion(options: argparse.Namespace) -> int:

@@ -6,51 +6,24 @@ import argparse
 import json
 from pathlib import Path
 
-from atoll.cli.arguments import Commands, add_settings
+from atoll.cli.arguments import Commands, add_recipe, add_settings
 from atoll.cli.unknown import unknown_recipe
 
 
 def add_commands(commands: Commands) -> None:
     """Add the commands and their arguments."""
+    _add_data(commands)
+    _add_egress(commands)
+    _add_theory(commands)
+
+
+def _add_data(commands: Commands) -> None:
     data = commands.add(
         _data, "data", "Show and draw a recipe's images, their partition and their shifts.", "digits-ssd"
     )
-    data.add_argument("recipe", metavar="RECIPE")
+    add_recipe(data)
     data.add_argument("-o", "--output", type=Path, metavar="SVG", help="the picture (default: data-NAME.svg)")
     add_settings(data)
-
-    egress = commands.add(
-        _egress,
-        "egress",
-        "List every tensor that leaves a client, before any training.",
-        "digits-ssd --images 5000",
-    )
-    egress.add_argument("recipe", metavar="RECIPE")
-    egress.add_argument(
-        "--images", type=int, default=1000, help="training images at the site (default: 1000)"
-    )
-    egress.add_argument("--json", action="store_true")
-    add_settings(egress)
-
-    theory = commands.add(
-        _theory,
-        "theory",
-        "Check Dec-SSL's theorem and proposition on drawn data; resumes automatically.",
-        "--dims 100 300 --seeds 20",
-    )
-    theory.add_argument(
-        "--dims", type=int, nargs="+", default=[100, 300], metavar="D", help="dimensions (default: 100 300)"
-    )
-    theory.add_argument("--seeds", type=int, default=20, help="seeds per dimension (default: 20)")
-    theory.add_argument(
-        "--samples",
-        type=float,
-        default=1.0,
-        help="samples of each frequent class, in multiples of d (default: 1)",
-    )
-    theory.add_argument(
-        "--out", type=Path, default=Path("theory"), help="folder of theory.json and theory.svg"
-    )
 
 
 def _data(options: argparse.Namespace) -> int:
@@ -66,6 +39,21 @@ def _data(options: argparse.Namespace) -> int:
         draw_clients(recipe, splits, partition, picture)
     console.print(f"picture: {picture}", highlight=False)
     return 0
+
+
+def _add_egress(commands: Commands) -> None:
+    egress = commands.add(
+        _egress,
+        "egress",
+        "List every tensor that leaves a client, before any training.",
+        "digits-ssd --images 5000",
+    )
+    add_recipe(egress)
+    egress.add_argument(
+        "--images", type=int, default=1000, help="training images at the site (default: 1000)"
+    )
+    egress.add_argument("--json", action="store_true", help="print JSON")
+    add_settings(egress)
 
 
 def _egress(options: argparse.Namespace) -> int:
@@ -86,6 +74,28 @@ def _egress(options: argparse.Namespace) -> int:
     for block in egress_tables(found, recipe.composed):
         console.print(block)
     return 0
+
+
+def _add_theory(commands: Commands) -> None:
+    theory = commands.add(
+        _theory,
+        "theory",
+        "Check Dec-SSL's theorem and proposition on drawn data; resumes automatically.",
+        "--dims 100 300 --seeds 20",
+    )
+    theory.add_argument(
+        "--dims", type=int, nargs="+", default=[100, 300], metavar="D", help="dimensions (default: 100 300)"
+    )
+    theory.add_argument("--seeds", type=int, default=20, help="seeds per dimension (default: 20)")
+    theory.add_argument(
+        "--samples",
+        type=float,
+        default=1.0,
+        help="samples of each frequent class, in multiples of d (default: 1)",
+    )
+    theory.add_argument(
+        "--out", type=Path, default=Path("theory"), help="folder of theory.json and theory.svg"
+    )
 
 
 def _theory(options: argparse.Namespace) -> int:

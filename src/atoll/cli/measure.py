@@ -4,104 +4,36 @@ from __future__ import annotations
 
 import argparse
 
-from atoll.cli.arguments import Commands, path_of
+from atoll.cli.arguments import Commands, add_run, add_settings, path_of
 from atoll.cli.process import say
 
 
 def add_commands(commands: Commands) -> None:
     """Add the commands and their arguments."""
+    _add_evaluate(commands)
+    _add_detect(commands)
+    _add_embed(commands)
+    _add_neighbours(commands)
+    _add_export(commands)
+    _add_report(commands)
+    _add_check(commands)
+
+
+def _add_evaluate(commands: Commands) -> None:
     evaluate = commands.add(
         _evaluate,
         "evaluate",
         "Evaluate a finished run's encoder under a named protocol.",
         "runs/digits-ssd-seed0 --protocol probe",
     )
-    evaluate.add_argument("run", type=path_of, metavar="RUN")
-    evaluate.add_argument("--protocol", required=True, metavar="NAME")
+    add_run(evaluate)
     evaluate.add_argument(
-        "--set", nargs="+", action="extend", default=[], metavar="data.KEY=VALUE", help="use other images"
+        "--protocol",
+        required=True,
+        metavar="NAME",
+        help="knn, probe, finetune-10 …; the page on evaluation lists them",
     )
-
-    detect = commands.add(
-        _detect,
-        "detect",
-        "Fine-tune an encoder for object detection; measure its precision. Resumes automatically.",
-        "runs/ssd-seed0 my-images --seeds 3",
-    )
-    detect.add_argument("encoder", type=path_of, metavar="RUN_OR_ENCODER")
-    detect.add_argument(
-        "data", metavar="DATA", help="a folder of annotated images: COCO's JSON, or Parquet files"
-    )
-    detect.add_argument("--scratch", action="store_true", help="start from new random weights")
-    detect.add_argument("--seeds", type=int, default=1, help="number of seeds (default: 1)")
-    detect.add_argument(
-        "--out", type=path_of, help="folder of the results (default: detection/DATA beside the encoder)"
-    )
-    detect.add_argument(
-        "--set",
-        nargs="+",
-        action="extend",
-        default=[],
-        metavar="KEY=VALUE",
-        help="epochs=12 size=800 masks=true …",
-    )
-
-    embed = commands.add(
-        _embed,
-        "embed",
-        "Compute and write the representations of images.",
-        "runs/digits-ssd-seed0 photos -o h.npz",
-    )
-    embed.add_argument("encoder", type=path_of, metavar="RUN_OR_ENCODER")
-    embed.add_argument("images", type=path_of, metavar="IMAGES", help="an image file or a folder of images")
-    embed.add_argument("-o", "--output", type=path_of, required=True, help=".npz, .csv or .parquet")
-
-    neighbours = commands.add(
-        _neighbours,
-        "neighbours",
-        "Show the nearest images of some images, and measure the encoder without labels.",
-        "runs/digits-ssd-seed0",
-        "runs/digits-ssd-seed0 photo.png --among photos",
-    )
-    neighbours.add_argument("run", type=path_of, metavar="RUN")
-    neighbours.add_argument(
-        "images",
-        nargs="?",
-        type=path_of,
-        metavar="IMAGES",
-        help="a file or a folder (default: training images)",
-    )
-    neighbours.add_argument(
-        "--among", type=path_of, metavar="DIR", help="a folder to search (default: the training images)"
-    )
-    neighbours.add_argument("--queries", type=int, default=8, help="number of images (default: 8)")
-    neighbours.add_argument("-k", type=int, default=8, help="neighbours of each (default: 8)")
-
-    export = commands.add(
-        _export,
-        "export",
-        "Convert a run's encoder for other programs.",
-        "runs/digits-ssd-seed0 --format onnx",
-    )
-    export.add_argument("run", type=path_of, metavar="RUN")
-    export.add_argument(
-        "--format", required=True, metavar="NAME", help="safetensors, pt2, onnx, timm or huggingface"
-    )
-    export.add_argument("-o", "--output", type=path_of)
-
-    report = commands.add(
-        _report, "report", "Write one page about one or several runs.", "runs/*-seed0 -o report.html"
-    )
-    report.add_argument("runs", nargs="+", type=path_of, metavar="RUN")
-    report.add_argument(
-        "-o",
-        "--output",
-        type=path_of,
-        help="the page (default: report.html in the run; for several runs, here)",
-    )
-
-    check = commands.add(_check, "check", "Verify all files of a run.", "runs/digits-ssd-seed0")
-    check.add_argument("run", type=path_of, metavar="RUN")
+    add_settings(evaluate, "evaluate on other images: data.path=DIR …", "data.KEY=VALUE")
 
 
 def _evaluate(options: argparse.Namespace) -> int:
@@ -112,6 +44,32 @@ def _evaluate(options: argparse.Namespace) -> int:
     results = evaluate_run(Run(options.run).require(), options.protocol, options.set)
     make_console().print(results_table(results))
     return 0
+
+
+def _encoder(sub: argparse.ArgumentParser) -> None:
+    """Add the encoder."""
+    sub.add_argument(
+        "encoder", type=path_of, metavar="RUN_OR_ENCODER", help="the folder of a run, or its encoder's file"
+    )
+
+
+def _add_detect(commands: Commands) -> None:
+    detect = commands.add(
+        _detect,
+        "detect",
+        "Fine-tune an encoder for object detection; measure its precision. Resumes automatically.",
+        "runs/ssd-seed0 my-images --seeds 3",
+    )
+    _encoder(detect)
+    detect.add_argument(
+        "data", metavar="DATA", help="a folder of annotated images: COCO's JSON, or Parquet files"
+    )
+    detect.add_argument("--scratch", action="store_true", help="start from new random weights")
+    detect.add_argument("--seeds", type=int, default=1, help="number of seeds (default: 1)")
+    detect.add_argument(
+        "--out", type=path_of, help="folder of the results (default: detection/DATA beside the encoder)"
+    )
+    add_settings(detect, "options of the fine-tuning: epochs=12 size=800 masks=true …")
 
 
 def _detect(options: argparse.Namespace) -> int:
@@ -137,6 +95,18 @@ def _detect(options: argparse.Namespace) -> int:
     return 0
 
 
+def _add_embed(commands: Commands) -> None:
+    embed = commands.add(
+        _embed,
+        "embed",
+        "Compute and write the representations of images.",
+        "runs/digits-ssd-seed0 photos -o h.npz",
+    )
+    _encoder(embed)
+    embed.add_argument("images", type=path_of, metavar="IMAGES", help="an image file or a folder of images")
+    embed.add_argument("-o", "--output", type=path_of, required=True, help=".npz, .csv or .parquet")
+
+
 def _embed(options: argparse.Namespace) -> int:
     from atoll.commands.embed import embed_images, save_embeddings
     from atoll.commands.evaluate import find_encoder
@@ -146,6 +116,29 @@ def _embed(options: argparse.Namespace) -> int:
     save_embeddings(options.output, names, h)
     print(f"{len(names)} images, {h.shape[1]} dimensions: {options.output}")  # noqa: T201
     return 0
+
+
+def _add_neighbours(commands: Commands) -> None:
+    neighbours = commands.add(
+        _neighbours,
+        "neighbours",
+        "Show the nearest images of some images, and measure the encoder without labels.",
+        "runs/digits-ssd-seed0",
+        "runs/digits-ssd-seed0 photo.png --among photos",
+    )
+    add_run(neighbours)
+    neighbours.add_argument(
+        "images",
+        nargs="?",
+        type=path_of,
+        metavar="IMAGES",
+        help="a file or a folder (default: training images)",
+    )
+    neighbours.add_argument(
+        "--among", type=path_of, metavar="DIR", help="a folder to search (default: the training images)"
+    )
+    neighbours.add_argument("--queries", type=int, default=8, help="number of images (default: 8)")
+    neighbours.add_argument("-k", type=int, default=8, help="neighbours of each (default: 8)")
 
 
 def _neighbours(options: argparse.Namespace) -> int:
@@ -164,6 +157,22 @@ def _neighbours(options: argparse.Namespace) -> int:
     return 0
 
 
+def _add_export(commands: Commands) -> None:
+    export = commands.add(
+        _export,
+        "export",
+        "Convert a run's encoder for other programs.",
+        "runs/digits-ssd-seed0 --format onnx",
+    )
+    add_run(export)
+    export.add_argument(
+        "--format", required=True, metavar="NAME", help="safetensors, pt2, onnx, timm or huggingface"
+    )
+    export.add_argument(
+        "-o", "--output", type=path_of, help="file or folder to write (default: in the run's folder)"
+    )
+
+
 def _export(options: argparse.Namespace) -> int:
     from atoll.commands.export import export_run
 
@@ -171,11 +180,29 @@ def _export(options: argparse.Namespace) -> int:
     return 0
 
 
+def _add_report(commands: Commands) -> None:
+    report = commands.add(
+        _report, "report", "Write one page about one or several runs.", "runs/*-seed0 -o report.html"
+    )
+    report.add_argument("runs", nargs="+", type=path_of, metavar="RUN", help="folders of runs")
+    report.add_argument(
+        "-o",
+        "--output",
+        type=path_of,
+        help="the page (default: report.html in the run; for several runs, here)",
+    )
+
+
 def _report(options: argparse.Namespace) -> int:
     from atoll.commands.report import report_runs
 
     print(report_runs(options.runs, options.output))  # noqa: T201
     return 0
+
+
+def _add_check(commands: Commands) -> None:
+    check = commands.add(_check, "check", "Verify all files of a run.", "runs/digits-ssd-seed0")
+    add_run(check)
 
 
 def _check(options: argparse.Namespace) -> int:

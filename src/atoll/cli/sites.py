@@ -16,8 +16,8 @@ def add_commands(commands: Commands) -> None:
     """Add the commands and their arguments."""
     federate = commands.add_group("federate", "Federations of real sites, over Flower.")
     init = federate.add(_init, "init", "Write the Flower app of a recipe.", "app --recipe my.toml --sites 4")
-    init.add_argument("folder", type=path_of, metavar="DIR")
-    init.add_argument("--recipe", required=True, metavar="RECIPE")
+    init.add_argument("folder", type=path_of, metavar="DIR", help="folder of the app, to write")
+    init.add_argument("--recipe", required=True, metavar="RECIPE", help="a preset's name or a TOML file")
     init.add_argument("--sites", type=int, default=0, help="real sites; 0: shares of the recipe's images")
     init.add_argument("--out", type=path_of, help="the run's folder (default: runs/NAME-seedN)")
     init.add_argument("--images", type=path_of, help="the coordinator's images for evaluation, by class")

@@ -5,129 +5,18 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from atoll.cli.arguments import Commands, add_log, add_settings, path_of
+from atoll.cli.arguments import Commands, add_log, add_recipe, add_run, add_settings, path_of
 from atoll.cli.process import say
 
 
 def add_commands(commands: Commands) -> None:
     """Add the commands and their arguments."""
-    demo = commands.add(_demo, "demo", "Train three methods on the same federated digits; takes minutes.")
-    demo.add_argument("--out", type=path_of, default=Path("runs/demo"))
-    add_settings(demo)
-
-    run = commands.add(
-        _run,
-        "run",
-        "Run a recipe: a preset's name or a TOML file.",
-        "digits-ssd",
-        "my.toml --set train.rounds=50 engine.workers=2",
-        "my.toml --resume",
-        "my.toml --engine flower-sim --ray 10.0.0.1:6379",
-    )
-    run.add_argument("recipe", metavar="RECIPE")
-    run.add_argument("--out", type=path_of, help="the run's folder (default: runs/NAME-seedN)")
-    run.add_argument("--resume", action="store_true", help="continue the run in that folder")
-    run.add_argument(
-        "--restart", action="store_true", help="delete the run in that folder and start it again"
-    )
-    run.add_argument(
-        "--dry-run",
-        action="store_true",
-        help="time a few steps, say what the run will cost, and write nothing",
-    )
-    _engine(run)
-    _recovery(run, "with --resume: ")
-    add_log(run)
-    add_settings(run)
-
-    resume = commands.add(_resume, "resume", "Continue an interrupted run.", "runs/digits-ssd-seed0")
-    resume.add_argument("run", type=path_of, metavar="RUN")
-    _engine(resume)
-    _recovery(resume, "")
-    add_log(resume)
-    resume.add_argument(
-        "--set",
-        nargs="+",
-        action="extend",
-        default=[],
-        metavar="KEY=VALUE",
-        help="engine.workers=2 train.rounds=50 …",
-    )
-
-    compare = commands.add(
-        _compare,
-        "compare",
-        "Run several recipes over several seeds; resumes automatically.",
-        "digits-ssd digits-simclr --seeds 3",
-        "digits --methods ssd l_dawa fedema --lines",
-        "digits-ssd --sweep partition.alpha=0.1,1,100 train.epochs=1,5",
-    )
-    compare.add_argument("recipes", nargs="+", metavar="RECIPE")
-    compare.add_argument("--seeds", type=int, default=1, help="seeds per recipe (default: 1)")
-    compare.add_argument("--out", type=path_of, default=Path("runs/compare"))
-    compare.add_argument(
-        "--methods", nargs="+", default=[], metavar="NAME", help="replace each recipe's method"
-    )
-    compare.add_argument(
-        "--lines", action="store_true", help="add the centralised and the local-only counterparts"
-    )
-    compare.add_argument(
-        "--sweep",
-        nargs="+",
-        action="extend",
-        default=[],
-        metavar="KEY=VALUE,…",
-        help="every combination of these values: partition.alpha=0.1,1,100 …",
-    )
-    add_log(compare)
-    add_settings(compare)
-
-    reproduce = commands.add(
-        _reproduce,
-        "reproduce",
-        "Run a paper's table or figure and compare the results with the paper's; resumes automatically.",
-        "--list",
-        "ssd-3 --dry-run",
-        "ssd-3 --scale cpu --seeds 3",
-    )
-    reproduce.add_argument(
-        "table", nargs="?", metavar="TABLE", help="a name or a TOML file (default: list them)"
-    )
-    reproduce.add_argument("--list", action="store_true", help="list the papers' tables and figures")
-    reproduce.add_argument(
-        "--dry-run", action="store_true", help="build the rows and show the runs without running them"
-    )
-    reproduce.add_argument(
-        "--rows", nargs="+", default=[], metavar="ROW", help="names or patterns: 'cifar10-*'"
-    )
-    reproduce.add_argument(
-        "--scale",
-        default="paper",
-        metavar="NAME",
-        help="paper (default), or NOT the paper's setting: cpu (minutes a run on two cores), test (seconds)",
-    )
-    reproduce.add_argument("--seeds", type=int, default=1, help="seeds per row (default: 1)")
-    reproduce.add_argument(
-        "--out", type=path_of, help="folder of the runs (default: runs/TABLE, or runs/TABLE-SCALE)"
-    )
-    add_settings(reproduce)
-
-    bench = commands.add(
-        _bench,
-        "bench",
-        "Time a recipe's training step; recommend threads and memory layout.",
-        "digits-ssd",
-        "gpu --out bench-gpu.json",
-    )
-    bench.add_argument("recipe", metavar="RECIPE", help="a recipe, or gpu: check and measure Atoll on a GPU")
-    bench.add_argument(
-        "--out", type=path_of, default=Path("bench-gpu.json"), help="for gpu: the JSON file to write"
-    )
-    bench.add_argument("--device", default="cuda", help="for gpu: the device (default: cuda)")
-    bench.add_argument(
-        "--scale", choices=("full", "test"), default="full", help="for gpu: the extent of the measurement"
-    )
-    add_settings(bench)
+    _add_demo(commands)
+    _add_run(commands)
+    _add_resume(commands)
+    _add_compare(commands)
+    _add_reproduce(commands)
+    _add_bench(commands)
 
 
 def _engine(sub: argparse.ArgumentParser) -> None:
@@ -164,12 +53,47 @@ def _recovery(sub: argparse.ArgumentParser, condition: str) -> None:
     )
 
 
+def _add_demo(commands: Commands) -> None:
+    demo = commands.add(_demo, "demo", "Train three methods on the same federated digits; takes minutes.")
+    demo.add_argument(
+        "--out", type=path_of, default=Path("runs/demo"), help="folder of the runs (default: runs/demo)"
+    )
+    add_settings(demo)
+
+
 def _demo(options: argparse.Namespace) -> int:
     from atoll.commands.compare import DEMO
 
     options.recipes, options.methods, options.lines, options.seeds = list(DEMO), [], False, 1
     options.sweep, options.log = [], []
     return _compare(options)
+
+
+def _add_run(commands: Commands) -> None:
+    run = commands.add(
+        _run,
+        "run",
+        "Run a recipe: a preset's name or a TOML file.",
+        "digits-ssd",
+        "my.toml --set train.rounds=50 engine.workers=2",
+        "my.toml --resume",
+        "my.toml --engine flower-sim --ray 10.0.0.1:6379",
+    )
+    add_recipe(run)
+    run.add_argument("--out", type=path_of, help="the run's folder (default: runs/NAME-seedN)")
+    run.add_argument("--resume", action="store_true", help="continue the run in that folder")
+    run.add_argument(
+        "--restart", action="store_true", help="delete the run in that folder and start it again"
+    )
+    run.add_argument(
+        "--dry-run",
+        action="store_true",
+        help="time a few steps, say what the run will cost, and write nothing",
+    )
+    _engine(run)
+    _recovery(run, "with --resume: ")
+    add_log(run)
+    add_settings(run)
 
 
 def _run(options: argparse.Namespace) -> int:
@@ -222,6 +146,15 @@ def _train(options: argparse.Namespace) -> int:
     return 0
 
 
+def _add_resume(commands: Commands) -> None:
+    resume = commands.add(_resume, "resume", "Continue an interrupted run.", "runs/digits-ssd-seed0")
+    add_run(resume)
+    _engine(resume)
+    _recovery(resume, "")
+    add_log(resume)
+    add_settings(resume, "change what a run may change: engine.workers=2 train.rounds=50 …")
+
+
 def _resume(options: argparse.Namespace) -> int:
     from atoll.core.run_folder import Run
     from atoll.recipe.recipe import recipe_of
@@ -230,6 +163,41 @@ def _resume(options: argparse.Namespace) -> int:
     recipe_of(run)  # a damaged recipe is named
     options.recipe, options.out, options.resume, options.restart = run.recipe_path, run.folder, True, False
     return _train(options)
+
+
+def _add_compare(commands: Commands) -> None:
+    compare = commands.add(
+        _compare,
+        "compare",
+        "Run several recipes over several seeds; resumes automatically.",
+        "digits-ssd digits-simclr --seeds 3",
+        "digits --methods ssd l_dawa fedema --lines",
+        "digits-ssd --sweep partition.alpha=0.1,1,100 train.epochs=1,5",
+    )
+    compare.add_argument("recipes", nargs="+", metavar="RECIPE", help="presets' names or TOML files")
+    compare.add_argument("--seeds", type=int, default=1, help="seeds per recipe (default: 1)")
+    compare.add_argument(
+        "--out",
+        type=path_of,
+        default=Path("runs/compare"),
+        help="folder of the runs (default: runs/compare)",
+    )
+    compare.add_argument(
+        "--methods", nargs="+", default=[], metavar="NAME", help="replace each recipe's method"
+    )
+    compare.add_argument(
+        "--lines", action="store_true", help="add the centralised and the local-only counterparts"
+    )
+    compare.add_argument(
+        "--sweep",
+        nargs="+",
+        action="extend",
+        default=[],
+        metavar="KEY=VALUE,…",
+        help="every combination of these values: partition.alpha=0.1,1,100 …",
+    )
+    add_log(compare)
+    add_settings(compare)
 
 
 def _compare(options: argparse.Namespace) -> int:
@@ -248,6 +216,38 @@ def _compare(options: argparse.Namespace) -> int:
     for why in compared.failures.values():
         say(why)
     return 1 if compared.failures else 0
+
+
+def _add_reproduce(commands: Commands) -> None:
+    reproduce = commands.add(
+        _reproduce,
+        "reproduce",
+        "Run a paper's table or figure and compare the results with the paper's; resumes automatically.",
+        "--list",
+        "ssd-3 --dry-run",
+        "ssd-3 --scale cpu --seeds 3",
+    )
+    reproduce.add_argument(
+        "table", nargs="?", metavar="TABLE", help="a name or a TOML file (default: list them)"
+    )
+    reproduce.add_argument("--list", action="store_true", help="list the papers' tables and figures")
+    reproduce.add_argument(
+        "--dry-run", action="store_true", help="build the rows and show the runs without running them"
+    )
+    reproduce.add_argument(
+        "--rows", nargs="+", default=[], metavar="ROW", help="names or patterns: 'cifar10-*'"
+    )
+    reproduce.add_argument(
+        "--scale",
+        default="paper",
+        metavar="NAME",
+        help="paper (default), or NOT the paper's setting: cpu (minutes a run on two cores), test (seconds)",
+    )
+    reproduce.add_argument("--seeds", type=int, default=1, help="seeds per row (default: 1)")
+    reproduce.add_argument(
+        "--out", type=path_of, help="folder of the runs (default: runs/TABLE, or runs/TABLE-SCALE)"
+    )
+    add_settings(reproduce)
 
 
 def _reproduce(options: argparse.Namespace) -> int:
@@ -275,6 +275,28 @@ def _reproduce(options: argparse.Namespace) -> int:
         if (job.out / name).is_file():
             console.print(f"{what + ':':<8}{job.out / name}", highlight=False)
     return 1 if record["failures"] else 0
+
+
+def _add_bench(commands: Commands) -> None:
+    bench = commands.add(
+        _bench,
+        "bench",
+        "Time a recipe's training step; recommend threads and memory layout.",
+        "digits-ssd",
+        "gpu --out bench-gpu.json",
+    )
+    bench.add_argument("recipe", metavar="RECIPE", help="a recipe, or gpu: check and measure Atoll on a GPU")
+    bench.add_argument(
+        "--out", type=path_of, default=Path("bench-gpu.json"), help="for gpu: the JSON file to write"
+    )
+    bench.add_argument("--device", default="cuda", help="for gpu: the device (default: cuda)")
+    bench.add_argument(
+        "--scale",
+        choices=("full", "test"),
+        default="full",
+        help="for gpu: full (default), or test: tiny sizes, to check the command on a CPU",
+    )
+    add_settings(bench)
 
 
 def _bench(options: argparse.Namespace) -> int:

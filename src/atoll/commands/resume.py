@@ -124,7 +124,8 @@ def check_folder(run: Run, recipe: Recipe, resume: bool, other_environment: bool
         return
     if not resume:
         raise UserError(
-            f"{run.folder} already holds a run; add --resume to continue it, or choose another --out"
+            f"{run.folder} already holds a run; add --resume to continue it (in Python: resume=True), or choose "
+            "another --out"
         )
     if reason := _recipe_difference(run, recipe):
         raise UserError(reason)
