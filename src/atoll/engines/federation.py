@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from atoll.components.base import Setting, init_seed, seeded
 from atoll.components.messages import Slices
+from atoll.core.allocator import keep_freed_memory
 from atoll.core.errors import UserError
 from atoll.core.tree import Weights
 from atoll.data.client_data import FederatedClient
@@ -184,7 +185,8 @@ class Federation:
         return buffer_names(self.networks)
 
     def client_side(self, constants: Slices) -> Client:
-        """Create the client side of the method, on the networks of this process."""
+        """Create the client side of the method, on the networks of this process, which will train."""
+        keep_freed_memory()
         return Client(self.recipe.composed, self.setting, self.networks, constants)
 
     def client_data(self, client: int) -> FederatedClient:
