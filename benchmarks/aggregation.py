@@ -14,7 +14,6 @@ from __future__ import annotations
 import argparse
 import contextlib
 import copy
-import json
 import os
 import subprocess
 import sys
@@ -33,6 +32,7 @@ from atoll.methods.ldawa import LDAWA, MDAWA
 from atoll.methods.method import Method
 from atoll.models import ModelOptions, build_encoder
 from atoll.objectives.simclr import SimCLR
+from measured import write
 
 CLIENTS = 10
 UNMEASURED = UpdateGeometry({}, {}, {}, {})  # FedAvg reads none
@@ -154,19 +154,12 @@ def compare(threads: int, repeats: int) -> dict[str, dict[str, float]]:
     }
 
 
-def commit() -> str:
-    """Find the newest commit; with a plus if the working tree differs from it."""
-    command = ["git", "-C", str(Path(__file__).parent), "describe", "--always", "--dirty=+"]
-    return subprocess.run(command, check=False, capture_output=True, text=True).stdout.strip()
-
-
 def main() -> None:
     """Measure and print."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--threads", type=int, nargs="+", default=sorted({1, torch.get_num_threads()}))
     parser.add_argument("--repeats", type=int, default=15)
     parser.add_argument("--json", type=Path, help="write the results here")
-    parser.add_argument("--machine", default="", help="description of the machine, for the results")
     parser.add_argument("--memory-of", help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.memory_of:
@@ -180,16 +173,7 @@ def main() -> None:
         print(f"{'':20s} {'ms':>7s} {'× read':>7s} {'× FedAvg, checked':>18s} {'memory, models':>15s}")
         for name, row in table.items():
             print("{:20s} {:7.1f} {:7.2f} {:18.2f} {:15.2f}".format(name, *row.values()))
-    if options.json:
-        about = {
-            "command": f"python benchmarks/aggregation.py --repeats {options.repeats}",
-            "commit": commit(),
-            "machine": options.machine,
-            "torch": torch.__version__,
-        }
-        options.json.parent.mkdir(parents=True, exist_ok=True)
-        results = {**about, "by_threads": tables}
-        options.json.write_text(json.dumps(results, indent=2) + "\n")
+    write(options.json, {"by_threads": tables})
 
 
 if __name__ == "__main__":

@@ -10,7 +10,6 @@ process that simulates 1,000 clients, compared with one that simulates 10, with 
 from __future__ import annotations
 
 import argparse
-import json
 import resource
 import subprocess
 import sys
@@ -22,7 +21,6 @@ import torch
 
 from atoll.commands.run import run_recipe
 from atoll.components.training import make_optimizer
-from atoll.core.provenance import version
 from atoll.core.rng import stream
 from atoll.core.run_folder import Run
 from atoll.engines.federation import Federation
@@ -30,6 +28,7 @@ from atoll.engines.rounds import RunContext
 from atoll.engines.simulation import Simulation
 from atoll.functional import nt_xent
 from atoll.recipe.recipe import load_recipe
+from measured import write
 
 TIME = (
     "method.name=fed_simclr", "data.limit=4000", "train.rounds=2", "train.epochs=1", "train.lr=0.05",
@@ -93,7 +92,6 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--json", type=Path)
-    parser.add_argument("--machine", default="", help="description of the machine, for the results")
     parser.add_argument("--child", type=int, help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.child:
@@ -116,14 +114,7 @@ def main() -> None:
     }
     for name, value in results.items():
         print(name, value)
-    if options.json:
-        about = {
-            "command": f"python benchmarks/engine.py --repeats {options.repeats}",
-            "version": version(),
-            "machine": options.machine,
-            "torch": torch.__version__,
-        }
-        options.json.write_text(json.dumps({**about, "results": results}, indent=2) + "\n")
+    write(options.json, {"results": results})
 
 
 if __name__ == "__main__":

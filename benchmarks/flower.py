@@ -27,6 +27,7 @@ import torch
 
 from atoll.commands.run import run_recipe
 from atoll.recipe.recipe import Recipe, load_recipe
+from measured import write
 
 sys.path.append(str(Path(__file__).parents[1]))  # for the tests' deployment
 CLIENTS = 4
@@ -60,8 +61,7 @@ def main() -> None:
     medians = {name: statistics.median(values[1:]) for name, values in found.items()}
     for name, value in medians.items():
         print(f"{name:36} {value:7.2f} s a round")
-    if options.json:
-        options.json.write_text(json.dumps({"median": medians, "rounds": found}, indent=1) + "\n")
+    write(options.json, {"seed": 0, "median": medians, "rounds": found}, ("flwr",))
 
 
 @contextmanager

@@ -1,6 +1,7 @@
 """One of ten clients sends a hostile update: what is refused, and what the rest do to the model.
 
-    python benchmarks/hostile.py [--json FILE]
+    python benchmarks/hostile.py        # measure; the record and the tables of docs/hostile-updates.md
+    python benchmarks/hostile.py table  # only the tables, from the record
 
 Ten clients with equal shares of scikit-learn's digits train three honest rounds. In the fourth, client 0 (for pairs
 client 1 too) sends each hostile update in turn, with everything else the same, under each rule behind the checks.
@@ -14,7 +15,7 @@ from __future__ import annotations
 import argparse
 import json
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -24,7 +25,6 @@ from sklearn.neighbors import KNeighborsClassifier
 from torch.nn.functional import cosine_similarity, normalize
 
 from atoll.components.messages import Update
-from atoll.core.provenance import version
 from atoll.core.tree import Tree, clone
 from atoll.data.client_data import FederatedClient
 from atoll.data.images import StoredPixels
@@ -33,7 +33,11 @@ from atoll.engines.federation import Federation
 from atoll.engines.jobs import Job, Result
 from atoll.engines.server import Server
 from atoll.recipe.recipe import load_recipe
+from measured import write
+from pages import filled, markdown
 
+RECORD = Path(__file__).parent / "results" / "hostile.json"
+PAGE = Path(__file__).parents[1] / "docs" / "hostile-updates.md"
 CLIENTS, HONEST_ROUNDS = 10, 3
 RULES = ("fedavg", "median", "trimmed_mean", "multi_krum", "em_inspector")
 SETTINGS = [
@@ -412,41 +416,57 @@ def measure(scene: Scene) -> dict[str, Any]:
     return found
 
 
-def table(found: dict[str, Any]) -> str:
-    """The measurements as a table in Markdown."""
-    lines = ["| update | " + " | ".join(RULES) + " |", "| --- |" + " --- |" * len(RULES)]
-    honest = [f"0; {found['honest'][rule]['knn']:.1f}" for rule in RULES]
-    lines.append(f"| all honest | {' | '.join(honest)} |")
+def accepted(found: Mapping[str, Any]) -> str:
+    """The table of the accepted updates."""
+    rows = [["all honest", *(f"0; {found['honest'][rule]['knn']:.1f}" for rule in RULES)]]
     for name, row in found["accepted"].items():
-        cells = [
+        cells = (
             "refused" if row[rule]["refused"] else f"{row[rule]['distance']:.2f}; {row[rule]['knn']:.1f}"
             for rule in RULES
-        ]
-        lines.append(f"| {name} | {' | '.join(cells)} |")
-    return "\n".join(lines)
+        )
+        rows.append([name, *cells])
+    before = f"Before the round, kNN is {found['before']:.1f}."
+    return "\n".join([before, "", *markdown(("update", *RULES), rows)]).rstrip()
+
+
+def refused(found: Mapping[str, Any]) -> str:
+    """The list of the updates that are not of the declared form, or not possible."""
+    names, passed = list(found["refused"]), [name for name, why in found["refused"].items() if why is None]
+    said = f"All {len(names)} are refused" if not passed else f"NOT refused: {', '.join(passed)}"
+    return f"{said}: {'; '.join(names)}."
+
+
+def backdoors(found: Mapping[str, Any]) -> str:
+    """The table of the backdoors."""
+    rows = [
+        [count, *(f"{cosines[rule]:.2f}" for rule in RULES)] for count, cosines in found["backdoors"].items()
+    ]
+    return "\n".join(markdown(("attackers of ten", *RULES), rows)).rstrip()
+
+
+PARTS: dict[str, Callable[[Mapping[str, Any]], str]] = {
+    "refused": refused,
+    "accepted": accepted,
+    "backdoors": backdoors,
+}
+
+
+def page(text: str, found: Mapping[str, Any]) -> str:
+    """The page with the parts that are made from the record."""
+    for name, made in PARTS.items():
+        text = filled(text, made(found), f"<!-- hostile.py: {name} -->", f"<!-- end of {name} -->")
+    return text
 
 
 def main() -> None:
-    """Print the table, and write the measurements."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--json", type=Path, default=Path(__file__).parent / "results" / "hostile.json")
-    options = parser.parse_args()
-    found = measure(make_scene())
-    print(f"kNN before the round: {found['before']:.1f}")
-    print(table(found))
-    for count, cosines in found["backdoors"].items():
-        print(f"| {count} | {' | '.join(f'{cosine:.2f}' for cosine in cosines.values())} |")
-    for name, reason in found["refused"].items():
-        print(f"{'NOT REFUSED' if reason is None else 'refused'}: {name}: {reason}")
-    about = {
-        "command": "python benchmarks/hostile.py",
-        "seed": 0,
-        "version": version(),
-        "machine": "one thread of a CPU",
-        "cpu_capability": torch.backends.cpu.get_cpu_capability(),
-        "torch": torch.__version__,
-    }
-    options.json.write_text(json.dumps({**about, **found}, indent=1, ensure_ascii=False) + "\n")
+    """Measure, write the record and the page."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("command", nargs="?", default="run", choices=("run", "table"))
+    if parser.parse_args().command == "run":
+        write(RECORD, {"seed": 0, **measure(make_scene())})
+    PAGE.write_text(page(PAGE.read_text("utf-8"), json.loads(RECORD.read_text("utf-8"))), "utf-8")
 
 
 if __name__ == "__main__":

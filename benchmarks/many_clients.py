@@ -13,7 +13,6 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import platform
 import resource
 import statistics
 import subprocess
@@ -106,13 +105,12 @@ def main() -> None:
     parser.add_argument("--clients", type=int, nargs="+", default=[1000, 10_000, 100_000])
     parser.add_argument("--rounds", type=int, default=30)
     parser.add_argument("--json", type=Path)
-    parser.add_argument("--machine", default="", help="description of the machine, for the results")
     parser.add_argument("--child", choices=METHODS, help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.child:
         print(json.dumps(child(options.child, options.clients[0], options.rounds)))
         return
-    load, found, split = os.getloadavg()[0], {}, {}
+    found, split = {}, {}
     for clients in options.clients:
         for method in METHODS:
             command = [sys.executable, __file__, "--child", method, "--clients", str(clients)]
@@ -123,21 +121,9 @@ def main() -> None:
             print(method, clients, found[method][str(clients)], flush=True)
         split[str(clients)] = partitions(clients)
         print("partitions", clients, split[str(clients)], flush=True)
-    import torch
+    from measured import write  # here, because it imports PyTorch
 
-    describe = ["git", "-C", str(Path(__file__).parent), "describe", "--always", "--dirty"]
-    record = {
-        "command": f"python benchmarks/many_clients.py --rounds {options.rounds}",
-        "commit": subprocess.run(describe, check=False, capture_output=True, text=True).stdout.strip(),
-        "machine": options.machine,
-        "load_before": load,
-        "load_after": os.getloadavg()[0],
-        "versions": {"python": platform.python_version(), "torch": torch.__version__},
-        "runs": found,
-        "partition_cpu_seconds": split,
-    }
-    if options.json:
-        options.json.write_text(json.dumps(record, indent=1) + "\n")
+    write(options.json, {"runs": found, "partition_cpu_seconds": split})
 
 
 if __name__ == "__main__":

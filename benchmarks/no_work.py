@@ -15,7 +15,6 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import platform
 import resource
 import statistics
 import subprocess
@@ -202,7 +201,6 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=0, help="default: 6, fewer with large cohorts")
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--json", type=Path)
-    parser.add_argument("--machine", default="", help="description of the machine, for the results")
     parser.add_argument("--child", choices=SYSTEMS, help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.child:
@@ -211,19 +209,10 @@ def main() -> None:
         peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
         print(json.dumps({"seconds": seconds, "peak_mib": peak}))
         return
-    describe = ["git", "-C", str(Path(__file__).parent), "describe", "--always", "--dirty"]
-    found = {
-        "command": "python benchmarks/no_work.py "
-        + " ".join(a for a in sys.argv[1:] if not a.startswith("/")),
-        "commit": subprocess.run(describe, check=False, capture_output=True, text=True).stdout.strip(),
-        "machine": options.machine,
-        "load_before": os.getloadavg()[0],
-        "versions": {"python": platform.python_version(), "torch": torch.__version__},
-        "cohorts": table(options),
-    }
-    found["load_after"] = os.getloadavg()[0]
-    if options.json:
-        options.json.write_text(json.dumps(found, indent=1) + "\n")
+    cohorts = table(options)
+    from measured import write  # here, because it imports parts of Atoll, and a child measures its own memory
+
+    write(options.json, {"cohorts": cohorts})
 
 
 if __name__ == "__main__":

@@ -10,18 +10,16 @@ update. The sum is compared with that of the terms, number by number.
 from __future__ import annotations
 
 import argparse
-import json
 import statistics
 import time
 from pathlib import Path
 
-import flwr
 import torch
 
 from atoll.aggregation.secure_sum import MODULUS, SecureSum
-from atoll.core.provenance import version
 from atoll.core.tree import pack
 from atoll.engines.flower.masks import make_keys, mask, reveal, share_secrets, to_numbers, unmask
+from measured import write
 
 CASES = (
     (270_000, 4),
@@ -37,19 +35,9 @@ def main() -> None:
     options = parser.parse_args()
     torch.set_num_threads(1)
     rows = [measure(size, clients) for size, clients in CASES]
-    record = {
-        "command": "python benchmarks/secure_aggregation.py",
-        "seed": 0,
-        "commit": version().partition("+g")[2],
-        "machine": "two CPU cores",
-        "torch": str(torch.__version__),
-        "flwr": flwr.__version__,
-        "rows": rows,
-    }
-    text = json.dumps(record, indent=1) + "\n"
-    print(text)
-    if options.json:
-        options.json.write_text(text)
+    for row in rows:
+        print(row)
+    write(options.json, {"seed": 0, "rows": rows}, ("flwr",))
 
 
 def measure(size: int, clients: int) -> dict[str, float]:

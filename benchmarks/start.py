@@ -16,6 +16,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+from measured import write
+
 STEPS = {
     "import torch": "import torch; torch.set_num_threads(1)",
     "first optimiser step": (
@@ -54,19 +56,7 @@ def main() -> None:
     rows = {name: [round(turn[name], 3) for turn in turns] for name in STEPS}
     for name, seconds in rows.items():
         print(f"{name:24} {statistics.median(seconds):.2f} s ({min(seconds):.2f} to {max(seconds):.2f})")
-    if options.json:
-        import torch
-
-        from atoll.core.environment import environment
-        from atoll.core.provenance import version
-
-        found = {
-            "command": "python benchmarks/start.py",
-            "version": version(),
-            "environment": environment(torch.device("cpu"), 1),
-            "cpu_seconds": rows,
-        }
-        options.json.write_text(json.dumps(found, indent=1) + "\n")
+    write(options.json, {"cpu_seconds": rows})
 
 
 if __name__ == "__main__":

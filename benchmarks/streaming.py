@@ -10,24 +10,21 @@ own. The processes start, and read one batch, before the time begins. The reader
 from __future__ import annotations
 
 import argparse
-import json
-import os
 import statistics
 import tempfile
 import time
 from pathlib import Path
 
 import numpy as np
-import PIL
 import torch
 from PIL import Image
 from sklearn.datasets import load_sample_images
 
-from atoll.core.provenance import version
 from atoll.data.cache import StreamedPixels
 from atoll.data.decode import Decoding
 from atoll.data.decode_workers import DecodeWorkers
 from atoll.data.records import FileRecords
+from measured import write
 
 IMAGES, BATCH, SIZE, ROUNDS = 1024, 64, 224, 5
 COUNTS = (0, 1, 2)
@@ -51,23 +48,12 @@ def main() -> None:
                 begun = time.perf_counter()
                 read = sum(len(batch) for batch in reader.read(torch.arange(IMAGES).split(BATCH)))
                 rates[count].append(read / (time.perf_counter() - begun))
-    record = {
-        "command": "python benchmarks/streaming.py",
-        "seed": 0,
-        "commit": version().partition("+g")[2],
-        "machine": f"{os.cpu_count()} CPU cores",
-        "pillow": PIL.__version__,
-        "torch": str(torch.__version__),
-        "bytes_an_image": round(size),
-        "images_a_second": {
-            str(count): {"median": round(statistics.median(found)), "all": [round(rate) for rate in found]}
-            for count, found in rates.items()
-        },
+    read_by = {
+        str(count): {"median": round(statistics.median(found)), "all": [round(rate) for rate in found]}
+        for count, found in rates.items()
     }
-    text = json.dumps(record, indent=1) + "\n"
-    print(text)
-    if options.json:
-        options.json.write_text(text)
+    print(read_by)
+    write(options.json, {"seed": 0, "bytes_an_image": round(size), "images_a_second": read_by}, ("pillow",))
 
 
 def write_images(folder: Path) -> tuple[str, ...]:

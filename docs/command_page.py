@@ -46,6 +46,6 @@ def subcommands(parser: argparse.ArgumentParser) -> dict[str, argparse.ArgumentP
 
 def help_of(parser: argparse.ArgumentParser) -> str:
     """The help's text of fixed width, without the description."""
-    parser.formatter_class = lambda prog: argparse.RawDescriptionHelpFormatter(prog, width=100)
+    parser.formatter_class = lambda prog: argparse.RawDescriptionHelpFormatter(prog, width=84)
     parser.description = None
     return parser.format_help()
