@@ -1,5 +1,6 @@
 """Hostile updates, as `benchmarks/hostile.py` sends them: none crashes the server, and no forged one passes."""
 
+import json
 import math
 
 import pytest
@@ -12,6 +13,11 @@ from atoll.core.tree import clone
 @pytest.fixture(scope="module")
 def scene():
     return hostile.make_scene()
+
+
+def test_the_page_is_what_the_record_says():
+    text = hostile.PAGE.read_text("utf-8")
+    assert hostile.page(text, json.loads(hostile.RECORD.read_text("utf-8"))) == text
 
 
 @pytest.mark.slow
