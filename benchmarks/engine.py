@@ -1,120 +1,206 @@
-"""Overhead of the engine: a federated run, compared with a bare PyTorch loop over the same batches and views.
+"""The engine's share of training: federated runs, compared with bare PyTorch loops; and memory by clients.
 
-    ATOLL_DATA=… python benchmarks/engine.py [--json FILE]
+    ATOLL_DATA=… python benchmarks/engine.py [--repeats N] [--json FILE]
 
-Time: both train the same number of batches of the same size with the same views, network, loss and optimiser, in
-turns, in one process with one worker; the ratio is that of the fastest times. Memory: peak resident size of a
-process that simulates 1,000 clients, compared with one that simulates 10, with the same cohort, on CIFAR-10.
+A bare loop is one model in a process of its own, without clients, copies, folds, checks and checkpoints: the same
+batches, views, network, loss and optimiser. With two workers, two such loops train half of the clients each. All
+run by turns, each with one thread; the first round is a warm-up, and the seconds of the other rounds count. Memory
+is the peak resident size of a process that simulates 1,000 clients, beside one with 10, with the same cohort.
 """
 
 from __future__ import annotations
 
 import argparse
+import json
 import resource
+import statistics
 import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 import torch
+from torch.nn import functional as F
 
 from atoll.commands.run import run_recipe
-from atoll.components.training import make_optimizer
 from atoll.core.rng import stream
-from atoll.core.run_folder import Run
 from atoll.engines.federation import Federation
-from atoll.engines.rounds import RunContext
-from atoll.engines.simulation import Simulation
-from atoll.functional import nt_xent
-from atoll.recipe.recipe import load_recipe
+from atoll.recipe.recipe import Recipe, load_recipe
 from measured import write
 
-TIME = (
-    "method.name=fed_simclr", "data.limit=4000", "train.rounds=2", "train.epochs=1", "train.lr=0.05",
-    "engine.workers=1", "engine.device=cpu", "partition.kind=iid", "evaluation.every=0",
+QUIET = (
+    "evaluation.every=0", "evaluation.at_end=[]", "evaluation.map_points=0", "engine.device=cpu",
+    "partition.kind=iid",
 )  # fmt: skip
+WORKLOADS: dict[str, tuple[str, tuple[str, ...]]] = {
+    "SimCLR, narrow ResNet, K = 10": (
+        "cifar10-cpu", ("method.name=fed_simclr", "data.limit=2500", "train.rounds=4", "train.epochs=1"),
+    ),
+    "cross-entropy, FedQuad's CNN, K = 100, cohort of 10": (
+        "fedquad-paper",
+        (
+            "method.name=fed_sl", "data.limit=5000", "partition.clients=100", "train.participation=0.1",
+            "train.rounds=5", "train.epochs=1", "train.batch_size=25",
+        ),
+    ),
+}  # fmt: skip
 MEMORY = (
-    "method.name=fed_simclr", "data.limit=50000", "train.rounds=2", "train.epochs=1", "engine.workers=1",
-    "partition.kind=iid", "evaluation.at_end=[]", "evaluation.map_points=0", "engine.device=cpu",
-)  # fmt: skip
+    "method.name=fed_simclr",
+    "data.limit=50000",
+    "train.rounds=2",
+    "train.epochs=1",
+    "engine.workers=1",
+)
 
 
-def federated(federation: Federation) -> float:
-    """Time a run in seconds, with checkpoints and metrics, without evaluation."""
+class Clock:
+    """Callback of a run that reads the clock at the end of each round."""
+
+    def __init__(self) -> None:
+        self.ends: list[float] = []
+
+    def begin(self, federation: object, server: object) -> None:
+        """Do nothing."""
+
+    def step(self, images: int) -> None:
+        """Do nothing."""
+
+    def round(self, record: object, line: object) -> None:
+        """Read the clock."""
+        self.ends.append(time.perf_counter())
+
+
+def recipe_of(workload: str, workers: int) -> Recipe:
+    """The recipe of a workload."""
+    base, settings = WORKLOADS[workload]
+    return load_recipe(base, [*settings, *QUIET, f"engine.workers={workers}"])
+
+
+def federated(workload: str, workers: int) -> float:
+    """Seconds of the rounds after the first, with checks, checkpoints and metrics."""
+    clock = Clock()
     with tempfile.TemporaryDirectory() as folder:
-        started = time.perf_counter()
-        Simulation().run(RunContext(federation, Run(folder)))
-        return time.perf_counter() - started
+        run_recipe(recipe_of(workload, workers), Path(folder) / "run", callback=clock)
+    return clock.ends[-1] - clock.ends[0]
 
 
-def bare(federation: Federation) -> float:
-    """Time a plain loop in seconds, without clients, server and files."""
-    train = federation.recipe.train
-    networks = federation.networks.train()
-    images = federation.splits.train.images
-    draws = stream(0, "bench")
-    started = time.perf_counter()
-    for _ in range(train.rounds * train.epochs):
-        for indices in federation.partition.clients:
-            optimizer = make_optimizer(train, networks.parameters())
-            order = indices[torch.randperm(len(indices), generator=draws)]
-            for rows in order.split(train.batch_size):
-                if len(rows) < (train.batch_size if train.drop_last else 2):
-                    continue
-                pixels = images.gather(rows)
-                views = [federation.views(pixels, draws) for _ in range(2)]
-                if federation.recipe.engine.channels_last:
-                    views = [view.contiguous(memory_format=torch.channels_last) for view in views]
-                z1, z2 = (networks["projector"](networks["encoder"](view)) for view in views)
-                loss = nt_xent(z1, z2)
+def bare(workload: str, part: int, parts: int) -> float:
+    """Seconds of the rounds after the first of a plain loop over one of several parts of the cohort."""
+    recipe = recipe_of(workload, 1)
+    federation = Federation(recipe)
+    train, networks = recipe.train, federation.networks.train()
+    loss_of = cross_entropy if recipe.composed.objective.name == "cross_entropy" else contrast
+    cohort = federation.setting.cohort_size
+    draws, ends = stream(0, "bench"), []
+    for number in range(train.rounds):
+        first = number * cohort % len(federation.partition.clients)
+        for indices in federation.partition.clients[first : first + cohort][part::parts]:
+            optimizer = optimizer_of(recipe, networks)
+            for rows in batches(indices, recipe, draws):
                 optimizer.zero_grad(set_to_none=True)
-                loss.backward()
+                loss_of(federation, rows, draws).backward()
                 optimizer.step()
-    return time.perf_counter() - started
+        ends.append(time.perf_counter())
+    return ends[-1] - ends[0]
+
+
+def batches(indices: torch.Tensor, recipe: Recipe, draws: torch.Generator) -> Iterator[torch.Tensor]:
+    """The batches of a client's local epochs, of the sizes that the federated run has."""
+    train = recipe.train
+    for _ in range(train.epochs):
+        for rows in indices[torch.randperm(len(indices), generator=draws)].split(train.batch_size):
+            if len(rows) >= (train.batch_size if train.drop_last else 2):
+                yield rows
+
+
+def optimizer_of(recipe: Recipe, networks: torch.nn.Module) -> torch.optim.Optimizer:
+    """The recipe's optimiser, from PyTorch."""
+    train, weights = recipe.train, networks.parameters()
+    if train.optimizer == "adam":
+        return torch.optim.Adam(weights, train.lr, weight_decay=train.weight_decay)
+    return torch.optim.SGD(weights, train.lr, train.momentum, weight_decay=train.weight_decay)
+
+
+def contrast(federation: Federation, rows: torch.Tensor, draws: torch.Generator) -> torch.Tensor:
+    """SimCLR's loss of a batch."""
+    pixels, networks = federation.splits.train.images.gather(rows), federation.networks
+    views = [federation.views(pixels, draws) for _ in range(2)]
+    if federation.recipe.engine.channels_last:
+        views = [view.contiguous(memory_format=torch.channels_last) for view in views]
+    z = F.normalize(torch.cat([networks["projector"](networks["encoder"](view)) for view in views]))
+    itself = torch.eye(len(z), dtype=torch.bool)
+    return F.cross_entropy(
+        (z @ z.T / 0.5).masked_fill(itself, -torch.inf), torch.arange(len(z)).roll(len(rows))
+    )
+
+
+def cross_entropy(federation: Federation, rows: torch.Tensor, draws: torch.Generator) -> torch.Tensor:
+    """Cross-entropy of a batch."""
+    images, networks = federation.splits.train, federation.networks
+    x = federation.views.plain(images.images.gather(rows))
+    if federation.recipe.engine.channels_last:
+        x = x.contiguous(memory_format=torch.channels_last)
+    return F.cross_entropy(networks["classifier"](networks["encoder"](x)), images.labels[rows])
 
 
 def peak_mib(clients: int) -> float:
-    """Measure the peak resident size of a process that simulates ``clients`` clients, ten of them in each round."""
-    command = [sys.executable, __file__, "--child", str(clients)]
-    return float(subprocess.run(command, check=True, capture_output=True, text=True).stdout.split()[-1])
-
-
-def child(clients: int) -> None:
-    """Run in this process, and print its peak resident size in MiB."""
-    settings = [*MEMORY, f"partition.clients={clients}", f"train.participation={10 / clients}"]
+    """Peak resident size of this process, which simulates ``clients`` clients, ten of them in each round."""
+    settings = [*MEMORY, *QUIET, f"partition.clients={clients}", f"train.participation={10 / clients}"]
     with tempfile.TemporaryDirectory() as folder:
         run_recipe(load_recipe("cifar10-cpu", settings), Path(folder) / "run")
-    print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024)
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+
+
+MEASURES = {"federated": federated, "bare": bare, "peak_mib": peak_mib}
+
+
+def in_processes(calls: Sequence[Sequence[Any]]) -> float:
+    """Measure in processes of their own, which start together; the largest number."""
+    commands = [[sys.executable, __file__, "--child", json.dumps(call)] for call in calls]
+    running = [subprocess.Popen(command, stdout=subprocess.PIPE, text=True) for command in commands]
+    found = [process.communicate()[0].split()[-1] for process in running]
+    return max(map(float, found))
+
+
+def compare(workload: str, workers: int, repeats: int) -> dict[str, Any]:
+    """Time a workload's federated run and bare loops by turns."""
+    ours = [("federated", workload, workers)]
+    plain = [("bare", workload, part, workers) for part in range(workers)]
+    pairs = [(in_processes(ours), in_processes(plain)) for _ in range(repeats)]
+    ratios = [a / b for a, b in pairs]
+    return {
+        "times_bare": round(statistics.median(ratios), 3),
+        "pair_by_pair": [round(ratio, 3) for ratio in ratios],
+        "federated_seconds": [round(a, 3) for a, _ in pairs],
+        "bare_seconds": [round(b, 3) for _, b in pairs],
+    }
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--json", type=Path)
-    parser.add_argument("--child", type=int, help=argparse.SUPPRESS)
+    parser.add_argument("--child", type=json.loads, help=argparse.SUPPRESS)
     options = parser.parse_args()
-    if options.child:
-        child(options.child)
-        return
     torch.set_num_threads(1)
-    federation = Federation(load_recipe("cifar10-cpu", TIME))
-    bare(federation)  # warm-up
-    pairs = [(federated(federation), bare(federation)) for _ in range(options.repeats)]
-    ours, plain = min(pair[0] for pair in pairs), min(pair[1] for pair in pairs)
-    few, many = peak_mib(10), peak_mib(1000)
-    results = {
-        "federated_seconds": ours,
-        "bare_seconds": plain,
-        "overhead": ours / plain - 1,
-        "overheads_pair_by_pair": [a / b - 1 for a, b in pairs],
-        "peak_mib_10_clients": few,
-        "peak_mib_1000_clients": many,
-        "memory_ratio": many / few,
-    }
-    for name, value in results.items():
-        print(name, value)
-    write(options.json, {"results": results})
+    if options.child:
+        name, *arguments = options.child
+        print(MEASURES[name](*arguments))
+        return
+    times: dict[str, dict[str, Any]] = {}
+    for workload in WORKLOADS:
+        for workers in (1, 2):
+            times.setdefault(workload, {})[str(workers)] = compare(workload, workers, options.repeats)
+            print(f"{workload}, {workers} worker(s):", times[workload][str(workers)], flush=True)
+    few, many = in_processes([("peak_mib", 10)]), in_processes([("peak_mib", 1000)])
+    memory = {"peak_mib": {"10": round(few), "1000": round(many)}, "ratio": round(many / few, 3)}
+    print("memory:", memory)
+    write(options.json, {"times": times, "memory": memory})
 
 
 if __name__ == "__main__":
