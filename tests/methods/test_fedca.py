@@ -121,6 +121,43 @@ def test_a_client_may_leave_out_its_own_rows():
     assert torch.equal(slot(rounds.message(2, 2))["rows"], state["rows"][state["owners"] != 2])
 
 
+def places(rows, all_rows):
+    """Where each row stands among others."""
+    return [int((all_rows - row).norm(dim=1).argmin()) for row in rows]
+
+
+def test_the_rows_that_a_client_sends_are_a_draw_of_its_seed_round_and_id():
+    """The draw as documented: (seed, purpose, round, client), and another one if any of these differs."""
+    sent = {}
+    for seed in (0, 5):
+        rounds = Rounds(*DICTIONARY, f"seed={seed}")
+        for client, round in ((0, 1), (1, 1), (0, 2)):
+            message = {**rounds.message(client, 1), "round": round, "epochs": 0}
+            update, kept = rounds.train(client, round, message=message)
+            draws = stream(seed, "fedca-rows", round, client)
+            expected = torch.randperm(40, generator=draws)[:3].tolist()
+            sent[seed, client, round] = places(slot(update), normalize(slot(kept)))
+            assert sent[seed, client, round] == expected
+    assert len({tuple(chosen) for chosen in sent.values()}) == len(sent)
+
+
+def test_the_servers_rows_are_a_draw_of_its_seed_and_round():
+    drawn = {}
+    for seed in (0, 5):
+        rounds = Rounds(*DICTIONARY, *SERVER, f"seed={seed}")
+        updates = {client: rounds.train(client)[0] for client in range(4)}
+        everything = torch.cat([slot(update) for update in updates.values()])
+        for round in (1, 2):
+            rounds.fold(round, updates)
+            draws = stream(seed, "fedca-dictionary", round)
+            expected = sorted(torch.randperm(160, generator=draws)[:10].tolist())
+            state = rounds.server.state["parts"]["fedca_dictionary"]
+            torch.testing.assert_close(state["rows"], everything[expected])
+            assert state["owners"].tolist() == [place // 40 for place in expected]
+            drawn[seed, round] = tuple(expected)
+    assert len(set(drawn.values())) == 4
+
+
 SERVER = ("options.fedca_dictionary.momentum=0.0", "options.fedca_dictionary.sampling=server")
 
 
@@ -210,6 +247,29 @@ def aligned(*options, freeze=()):
     known = rounds.federation.views.plain(pixels)
     assert all((known == image).flatten(1).all(dim=1).any() for image in batch.images["public"])
     return rounds, batch, base.networks.eval()
+
+
+def test_public_images_are_drawn_anew_in_each_step_by_seed_round_and_client():
+    base = federation("method.name=fed_simclr")
+    pixels = base.splits.train.images.gather(torch.arange(60))
+    trained = Trained(base.initial_weights(), StoredPixels(pixels))
+    seen = {}
+    for seed in (0, 5):
+        rounds = Rounds("method.name=fedca", *PUBLIC, f"seed={seed}", prerequisites={"alignment": trained})
+        public = rounds.server.constants["fedca_alignment"]["images"]
+        chosen = torch.randperm(60, generator=stream(seed, "fedca-public"))[:50]
+        assert torch.equal(public, pixels[chosen])  # at most `size` of them
+        images = rounds.federation.views.plain(public)
+        for client, round in ((0, 1), (1, 1), (0, 2)):
+            rounds.start(client, round, message={**rounds.message(client, 1), "round": round})
+            draws = stream(seed, "fedca-public", round, client)
+            for step, batch in enumerate(rounds.federation.client_data(client).batches(round, 1, ())):
+                (alignment,) = rounds.method.terms
+                drawn = alignment.inputs(rounds.client.context, batch)["public"]
+                expected = torch.randperm(50, generator=draws)[:20]
+                assert torch.equal(drawn, images[expected])
+                seen[seed, client, round, step] = chosen[expected].sort().values
+    assert len({tuple(rows.tolist()) for rows in seen.values()}) == 2 * 3 * 2
 
 
 @pytest.mark.parametrize("normalised", [False, True])
