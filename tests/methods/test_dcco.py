@@ -83,6 +83,57 @@ def test_with_updates_the_first_round_is_barlow_twins():
     assert slot(update)["product"].shape == (6, 6)
 
 
+def test_with_updates_a_client_sends_statistics_of_its_trained_networks():
+    rounds = Rounds(*DCCO, "options.dcco.gather=updates", "train.batch_size=20")
+    networks = rounds.federation.networks
+    downloaded = rounds.start(1)
+    update, _ = rounds.train(1)
+
+    def product(weights):
+        networks.load_state_dict(weights)
+        networks.train()
+        pairs = []
+        for batch in rounds.federation.client_data(1).batches(2, 1, ("view1", "view2")):
+            with torch.no_grad():
+                z = [networks["projector"](networks["encoder"](batch.images[v])) for v in ("view1", "view2")]
+            pairs += zip(*(one.double() for one in z), strict=True)
+        return sum(torch.outer(a, b) for a, b in pairs) / len(pairs)
+
+    torch.testing.assert_close(slot(update)["product"], product(update["weights"]), rtol=1e-4, atol=1e-6)
+    assert not torch.allclose(slot(update)["product"], product(downloaded), rtol=1e-2)
+
+
+def from_means(means, lambd):
+    """The loss from the docstring's means, entry by entry."""
+    f, g, f2, g2, fg = (means[name].tolist() for name in ("mean1", "mean2", "square1", "square2", "product"))
+    loss = 0.0
+    for i in range(len(f)):
+        for j in range(len(g)):
+            deviations = ((f2[i] - f[i] ** 2) * (g2[j] - g[j] ** 2)) ** 0.5
+            c = (fg[i][j] - f[i] * g[j]) / deviations
+            loss += (1 - c) ** 2 if i == j else lambd * c**2
+    return loss
+
+
+def test_with_updates_the_second_round_has_the_loss_of_the_first_rounds_means():
+    rounds = Rounds(*DCCO, "options.dcco.gather=updates", "options.dcco.lambd=0.3")
+    updates = {client: rounds.train(client)[0] for client in range(4)}
+    rounds.fold(1, updates)
+    names = ("mean1", "mean2", "square1", "square2", "product")
+    means = {name: sum(slot(update)[name] for update in updates.values()) / 4 for name in names}
+    for client in (0, 3):
+        update, _ = rounds.train(client, 2)  # one batch
+        assert update["losses"]["dcco"] == pytest.approx(from_means(means, 0.3), rel=1e-5)
+
+
+@pytest.mark.parametrize("lambd", [0.0, 0.3, 2.0])
+def test_lambda_weighs_the_entries_off_the_diagonal(lambd):
+    rounds, _ = gathered(f"options.dcco.lambd={lambd}")
+    z1, z2 = (torch.cat(z) for z in zip(*(embeddings(rounds, client, 2) for client in range(4)), strict=True))
+    expected = oracles.barlow_twins(z1.double(), z2.double(), lambd, False)
+    assert rounds.train(0, 2)[0]["losses"]["dcco"] == pytest.approx(expected, rel=1e-4)
+
+
 def test_the_value_of_the_loss_moves_with_the_clients_steps():
     """Several steps on the cohort's statistics as they were would all have the gradient of the first."""
     one, many = (gathered("train.lr=0.05", f"train.epochs={epochs}")[0] for epochs in (1, 20))
