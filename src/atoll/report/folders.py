@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import tomllib
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -93,68 +94,103 @@ def read_folder(path: Path) -> Folder:
         raise damaged(run.recipe_path, error) from None
     if not recipe:
         raise damaged(run.recipe_path, "it is empty")
-    name = path.resolve().name
-    missing: list[str] = []
-
-    def note(file: str, loss: str, why: str = "is missing") -> None:
-        missing.append(f"{name}: {file} {why}, so {loss}.")
-
-    def read(file: str, loss: str) -> dict[str, Any]:
-        try:
-            found = run.read_json(file)
-        except UserError:
-            note(file, loss, "is damaged")
-            return {}
-        if found is None:
-            note(file, loss)
-        return found or {}
-
-    results = read("evaluation.json", "there are no final results of this run")
-    partition = read("partition.json", "its clients are unknown")
-    metrics: list[dict[str, Any]] = []
-    state = "is missing or empty"
-    try:
-        metrics = run.metrics
-    except (OSError, UserError):
-        state = "is damaged"
-    if not metrics:
-        note("metrics.jsonl", "there are no curves and no untrained encoder", state)
-    elif not metrics[0].get("evaluation") or metrics[0]["round"] != 0:
-        note("metrics.jsonl", "the table shows none", "has no results of the untrained encoder")
-    picture = None
-    try:
-        picture = _checked(load(path / MAP_FILE))
-    except (AttributeError, KeyError, TypeError, UserError):
-        # There is no map if the recipe has no points, or if the images are at the sites and must not be shown.
-        expected = recipe.get("evaluation", {}).get("map_points") != 0 and results.get("split") != SITES_OWN
-        if expected:
-            note(MAP_FILE, "there is no map", "is damaged" if (path / MAP_FILE).is_file() else "is missing")
+    files = _Files(run, path.resolve().name)
+    results = files.table("evaluation.json", "there are no final results of this run")
+    # There is no map if the recipe has no points, or if the images are at the sites and must not be shown.
+    mapped = recipe.get("evaluation", {}).get("map_points") != 0 and results.get("split") != SITES_OWN
     found = sorted(
         path.relative_to(run.folder).as_posix() for path in run.folder.glob(f"{DETECTION}/*/*.json")
     )
-    detection = [record for file in found if (record := read(file, "it is not in the table of detection"))]
-    pictures: dict[str, Tree] = {}
-    for file, loss in (
-        (SAMPLES_FILE, "its clients' images are not shown"),
-        (NEIGHBOURS, "its neighbours are not shown"),
-    ):
-        if (path / file).is_file():
-            try:
-                pictures[file] = load(path / file)
-            except UserError:
-                note(file, loss, "is damaged")
     folder = Folder(
-        name, recipe, text, metrics, results, partition, picture, missing, detection,
-        pictures.get(SAMPLES_FILE), pictures.get(NEIGHBOURS),
-        (path / SITES).is_file(),
-    )  # fmt: skip
+        name=files.name,
+        recipe=recipe,
+        recipe_text=text,
+        metrics=files.metrics(),
+        results=results,
+        partition=files.table("partition.json", "its clients are unknown"),
+        map=files.tensors(MAP_FILE, "there is no map", _checked, needed=mapped),
+        missing=files.missing,
+        detection=[
+            one for name in found if (one := files.table(name, "it is not in the table of detection"))
+        ],
+        samples=files.tensors(SAMPLES_FILE, "its clients' images are not shown"),
+        neighbours=files.tensors(NEIGHBOURS, "its neighbours are not shown"),
+        of_sites=(path / SITES).is_file(),
+    )
     if folder.rounds < folder.planned:
-        missing.insert(
+        folder.missing.insert(
             0,
-            f"{name}: {folder.rounds} of {folder.planned} rounds are done; "
+            f"{files.name}: {folder.rounds} of {folder.planned} rounds are done; "
             "this page shows the completed ones.",
         )
     return folder
+
+
+class _Files:
+    """Files of a run, of which those that are missing or damaged are noted.
+
+    Attributes:
+        missing: One sentence for each, with what the page lacks by it.
+    """
+
+    def __init__(self, run: Run, name: str) -> None:
+        self.name = name
+        self.missing: list[str] = []
+        self._run = run
+
+    def table(self, file: str, loss: str) -> dict[str, Any]:
+        """A table in JSON; empty if it cannot be read."""
+        try:
+            found = self._run.read_json(file)
+        except UserError:
+            self._note(file, loss, "is damaged")
+            return {}
+        if found is None:
+            self._note(file, loss)
+        return found or {}
+
+    def metrics(self) -> list[dict[str, Any]]:
+        """Metrics by round."""
+        found: list[dict[str, Any]] = []
+        state = "is missing or empty"
+        try:
+            found = self._run.metrics
+        except (OSError, UserError):
+            state = "is damaged"
+        if not found:
+            self._note("metrics.jsonl", "there are no curves and no untrained encoder", state)
+        elif not found[0].get("evaluation") or found[0]["round"] != 0:
+            self._note("metrics.jsonl", "the table shows none", "has no results of the untrained encoder")
+        return found
+
+    def tensors(
+        self,
+        file: str,
+        loss: str,
+        check: Callable[[Tree], Tree] = lambda tree: tree,
+        needed: bool = False,
+    ) -> Tree:
+        """Tensors in a file; None if they cannot be read.
+
+        Args:
+            file: The file.
+            loss: What the page lacks without it.
+            check: Raises an error if the tensors do not belong together.
+            needed: Whether its absence is noted; damage always is.
+        """
+        path = self._run.folder / file
+        if not path.is_file():
+            if needed:
+                self._note(file, loss)
+            return None
+        try:
+            return check(load(path))
+        except (AttributeError, KeyError, TypeError, UserError):
+            self._note(file, loss, "is damaged")
+            return None
+
+    def _note(self, file: str, loss: str, why: str = "is missing") -> None:
+        self.missing.append(f"{self.name}: {file} {why}, so {loss}.")
 
 
 def _checked(picture: Tree) -> Tree:
