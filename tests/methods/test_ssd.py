@@ -4,10 +4,12 @@ import torch
 from atoll import functional as F
 from atoll.components.base import run_forwards
 from atoll.core.errors import UserError
+from atoll.core.rng import stream
 from atoll.core.tree import clone, same
 from atoll.engines.client import train_client
 from atoll.engines.federation import Federation
 from atoll.engines.server import Server
+from tests.functional import oracles
 from tests.harness import tiny
 
 
@@ -71,6 +73,117 @@ def test_distillation_options():
     )
     mse = sum(((a - b) ** 2).mean() for a, b in zip(h, z, strict=True)) / 2
     torch.testing.assert_close(loss, F.alignment(*z) + 2 * mse)
+
+
+PLAIN = {
+    "dsr.weight": 1.0,
+    "dsr.scale": 10.0,
+    "dsr.reduction": "fro_over_n",
+    "dsr.renormalise": "true",
+    "dsr.basis": "axes",
+    "dsr.draw": 0,
+    "pd.weight": 0.1,
+    "pd.kind": "kl",
+    "pd.direction": "zh",
+    "pd.temperature": 0.5,
+    "align_uniform.beta": 1.0,
+    "align_uniform.t": 2.0,
+}
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"dsr.scale": 3.0},
+        {"dsr.scale": 0.25, "dsr.reduction": "mean_sq"},
+        {"dsr.scale": 3.0, "dsr.renormalise": "false", "dsr.basis": "random", "dsr.draw": 2},
+        {"dsr.basis": "random", "dsr.draw": 3},
+        {"pd.direction": "hz", "pd.weight": 2.0},
+        {"pd.temperature": 0.2, "pd.weight": 1.5},
+        {"pd.temperature": 2.0, "pd.direction": "hz", "pd.weight": 3.0},
+        {"pd.kind": "mse", "pd.temperature": 3.0},
+        {"align_uniform.t": 0.5},
+        {"align_uniform.t": 7.0, "align_uniform.beta": 0.4, "dsr.weight": 0.0},
+    ],
+)
+def test_every_option_has_its_place_in_equation_10(changes):
+    """Against loops in float64; each case also differs from the loss with the default options."""
+    options = {**PLAIN, **changes}
+    loss, h, z, _, federation = first_step(*(f"options.{name}={value}" for name, value in options.items()))
+    h, z = ([one.detach().double() for one in pair] for pair in (h, z))
+    scales = 1 + (options["dsr.scale"] - 1) * own_dimensions(federation, 2)
+    basis = torch.eye(len(scales)).double()
+    if options["dsr.basis"] == "random":
+        basis = random_basis(federation, options["dsr.draw"])
+
+    def expected(options, scales, basis):
+        total, renormalise = oracles.alignment(*z), options["dsr.renormalise"] == "true"
+        for one, other in zip(h, z, strict=True):
+            total += options["align_uniform.beta"] * oracles.uniformity(other, options["align_uniform.t"]) / 2
+            dsr = oracles.dimension_scaling(other, scales, basis, options["dsr.reduction"], renormalise)
+            pd = (
+                oracles.squared_error(one, other)
+                if options["pd.kind"] == "mse"
+                else oracles.projector_distillation(
+                    one, other, options["pd.direction"], options["pd.temperature"]
+                )
+            )
+            total += options["dsr.weight"] * dsr / 2 + options["pd.weight"] * pd / 2
+        return total
+
+    assert loss.item() == pytest.approx(expected(options, scales, basis), rel=1e-5, abs=1e-5)
+    usual = expected(PLAIN, 1 + 9 * own_dimensions(federation, 2), torch.eye(len(scales)).double())
+    assert loss.item() != pytest.approx(usual, rel=1e-3)
+
+
+def random_basis(federation, draw):
+    """Q of a Gaussian matrix of the documented stream; draw 0 has no number."""
+    d, keys = federation.setting.embedding_dim, [draw] if draw else []
+    draws = stream(federation.setting.seed, "ssd-basis", *keys)
+    q, r = torch.linalg.qr(torch.randn(d, d, generator=draws, dtype=torch.float64))
+    torch.testing.assert_close(q @ q.T, torch.eye(d).double())
+    assert torch.equal(r, r.triu())
+    return q
+
+
+@pytest.mark.parametrize("seed", [0, 4])
+def test_another_draw_gives_another_basis_and_nothing_else(seed):
+    found, starts = [], []
+    for draw in (0, 1, 2):
+        federation = Federation(
+            tiny("method.name=ssd", "options.dsr.basis=random", f"options.dsr.draw={draw}", f"seed={seed}")
+        )
+        start = federation.initial_weights()
+        q = Server(federation.recipe, federation.setting, start).constants["dsr"]
+        torch.testing.assert_close(q.double(), random_basis(federation, draw), rtol=1e-5, atol=1e-6)
+        found.append(q)
+        starts.append(start)
+    assert not torch.allclose(found[0], found[1], atol=0.1)
+    assert not torch.allclose(found[1], found[2], atol=0.1)
+    assert same(starts[0], starts[1])
+
+
+@pytest.mark.parametrize("reduction", ["fro_over_n", "mean_sq"])
+def test_hard_separation_may_have_a_random_basis(reduction):
+    settings = ("options.hsd.basis=random", f"options.hsd.reduction={reduction}", "options.hsd.weight=0.6")
+    loss, _, z, _, federation = first_step("method.terms=['hsd']", *settings)
+    z = [one.detach().double() for one in z]
+    inside, q = own_dimensions(federation, 2), random_basis(federation, 0)
+    hsd = sum(oracles.dimension_scaling(one, inside, q, reduction) for one in z) / 2
+    expected = oracles.alignment(*z) + sum(oracles.uniformity(one, 2.0) for one in z) / 2 + 0.6 * hsd
+    assert loss.item() == pytest.approx(expected, rel=1e-5)
+
+
+def test_the_mask_may_have_a_random_basis():
+    """z becomes Q_k Q_kᵀ z, with the client's eight columns of Q, before the loss reads it."""
+    loss, _, z, _, federation = first_step(
+        "method.terms=['hsd']", "options.hsd.kind=mask", "options.hsd.basis=random"
+    )
+    own = random_basis(federation, 0)[:, own_dimensions(federation, 2).bool()]
+    assert own.shape == (32, 8)
+    projected = [one.detach().double() @ own @ own.T for one in z]
+    expected = oracles.alignment(*projected) + sum(oracles.uniformity(one, 2.0) for one in projected) / 2
+    assert loss.item() == pytest.approx(expected, rel=1e-5)
 
 
 def test_clients_have_dimensions_of_their_own():
