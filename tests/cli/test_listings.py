@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from atoll.cli.console import make_console, results_table
 from atoll.cli.main import main
 from atoll.methods.registry import COMPONENTS
 from atoll.recipe.table import presets
@@ -33,3 +34,16 @@ def test_components_are_listed_with_their_meaning(capsys: pytest.CaptureFixture[
     assert set(found) == set(COMPONENTS)
     for name, (_, meaning) in found.items():
         assert meaning.split()[0] == (COMPONENTS[name].__doc__ or "").split()[0].replace("`", "`")
+
+
+def test_an_evaluation_is_printed_in_the_report_s_units(capsys: pytest.CaptureFixture[str]) -> None:
+    found = {
+        "protocol": "knn",
+        "knn/accuracy": 0.74087,
+        "knn/k": 20,
+        "geometry/uniformity": -1.2584,
+        "curve": [1],
+    }
+    make_console().print(results_table(found))
+    lines = [[cell.strip() for cell in line.split("│")] for line in capsys.readouterr().out.splitlines()]
+    assert lines == [["protocol", "knn"], ["kNN %", "74.09"], ["knn/k", "20"], ["−uniformity", "1.258"]]

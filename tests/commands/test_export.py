@@ -80,7 +80,7 @@ def test_the_command_keeps_each_models_numbers_and_shows_their_mean(several, cap
     shown = capsys.readouterr().out
     kept = several.read_json("evaluation-knn.json")
     assert kept["by_model"].keys() == kept["clients_by_model"].keys()
-    assert f"{kept['knn/accuracy']:.4f}" in shown
+    assert f"{100 * kept['knn/accuracy']:.2f}" in shown
     assert "clients_by_model" in shown
     assert "by_model" not in evaluate_run(several, "knn")
 

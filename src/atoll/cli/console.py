@@ -54,11 +54,17 @@ def make_console(width: int = 120) -> Console:
 
 
 def results_table(results: Mapping[str, Any]) -> Table:
-    """Table of an evaluation's results, one per line."""
+    """Table of an evaluation: the measurements as the report prints them, and the constants that they depend on."""
+    from atoll.evaluation.metrics import METRICS
+
+    metrics = {metric.key: metric for metric in METRICS}
     table = Table(show_header=False, show_edge=False)
     for key, value in results.items():
-        if not isinstance(value, list):
-            table.add_row(key, f"{value:.4f}" if isinstance(value, float) else str(value))
+        metric = metrics.get(key)
+        if metric and (printed := metric.values([results])):
+            table.add_row(metric.title, f"{printed[0]:.{metric.digits}f}")
+        elif not isinstance(value, list):
+            table.add_row(key, f"{value:.4g}" if isinstance(value, float) else str(value))
     return table
 
 
