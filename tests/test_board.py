@@ -15,6 +15,7 @@ import pytest
 from scipy import stats
 
 import atoll
+from atoll.components.base import Setting
 from atoll.methods.lagoon import Relay
 from atoll.methods.registry import METHODS
 
@@ -141,6 +142,20 @@ def test_a_row_is_a_recipe(name):
             recipe = atoll.load_recipe(preset, settings)
             assert recipe.data.validation_fraction == 0
             assert row.line or recipe.train.rounds == turns(recipe) * atoll.load_recipe(preset).train.rounds
+
+
+@pytest.mark.parametrize(
+    "row", [row for row in Board().rows.values() if row.method], ids=lambda row: row.name
+)
+def test_clients_of_all_sizes_train_for_the_protocol_s_epochs(row):
+    """Images are equal: no method trains some clients longer, or none in a round, but for Orchestra's first."""
+    recipe = atoll.load_recipe("board-short", [f"method.name={row.method}", *row.settings])
+    setting = Setting(
+        0, 4, (3, 32, 32), 10, 8, 8, recipe.train, recipe.model, cohort_size=4, sizes=(64, 400, 5000, 9000)
+    )
+    for round in (1, 2, 3):
+        epochs = {recipe.composed.epochs(setting, client, range(4), round) for client in range(4)}
+        assert epochs == {0 if (row.name, round) == ("orchestra", 1) else recipe.train.epochs}
 
 
 def test_entries_come_in_the_documented_order(tmp_path):
