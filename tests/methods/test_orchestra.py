@@ -64,6 +64,78 @@ def test_global_centroids_come_to_agree_with_balanced_assignments():
     assert len(set(of_groups[:, 0].tolist())) == 3
 
 
+def disagreement(c, z, balanced, temperature):
+    """−mean cos(P, softmax(ẐCᵀ / T)) for given assignments P, one row at a time."""
+    total = 0.0
+    for row, p in zip(units(z), balanced.tolist(), strict=True):
+        soft = [math.exp(s) for s in log_softmax([dot(row, one) / temperature for one in c.tolist()])]
+        total -= dot(p, soft) / math.sqrt(dot(p, p) * dot(soft, soft)) / len(z)
+    return total
+
+
+@pytest.mark.parametrize("temperature", [0.3, 1.0])
+def test_each_step_on_the_global_centroids_is_sgd_by_finite_differences(temperature):
+    """Momentum 0.9, weight decay 1e-4, and the assignments P constant in each step."""
+    draws = torch.Generator().manual_seed(4)
+    c, z = (torch.randn(n, 4, generator=draws, dtype=torch.float64) for n in (3, 5))
+    c = normalize(c)
+    found = fit_centroids(c, z, temperature, steps=3, lr=0.05, lam=4.0)
+    assert torch.equal(fit_centroids(c, z, temperature, steps=0), c)
+    velocity = torch.zeros_like(c)
+    for _ in range(3):
+        balanced, slope = sinkhorn_assignments(z @ c.T, 4.0), torch.zeros_like(c)
+        for place in range(c.numel()):
+            step = torch.zeros(c.numel()).double()
+            step[place] = 1e-6
+            above, below = (
+                disagreement(c + sign * step.view_as(c), z, balanced, temperature) for sign in (1, -1)
+            )
+            slope.view(-1)[place] = (above - below) / 2e-6
+        velocity = 0.9 * velocity + slope + 1e-4 * c
+        c = c - 0.05 * velocity
+        c = torch.tensor(units(c), dtype=torch.float64)
+    torch.testing.assert_close(found, c, rtol=1e-7, atol=1e-8)
+
+
+@pytest.mark.parametrize("lam", [25.0, 2.0])
+def test_local_centroids_are_those_of_a_slow_loop(lam):
+    """Five iterations of: assign each row to the largest of ten balanced scalings, and average each cluster."""
+    z = normalize(torch.randn(60, 5, generator=torch.Generator().manual_seed(0), dtype=torch.float64))
+    draws = torch.Generator().manual_seed(9)
+    centroids = z[torch.randperm(60, generator=draws)[:6]].tolist()
+    for _ in range(5):
+        scores = [[dot(row, c) for c in centroids] for row in z.tolist()]
+        soft = sinkhorn_assignments(torch.tensor(scores, dtype=torch.float64), lam, iterations=10).tolist()
+        spare = torch.randint(60, (6,), generator=draws).tolist()
+        clusters = [[] for _ in centroids]
+        for row, p in zip(z.tolist(), soft, strict=True):
+            clusters[p.index(max(p))].append(row)
+        for j, members in enumerate(clusters):
+            mean = [sum(column) / len(members) for column in zip(*members, strict=True)] or z[
+                spare[j]
+            ].tolist()
+            centroids[j] = units(torch.tensor([mean], dtype=torch.float64))[0]
+    found = balanced_centroids(z, 6, torch.Generator().manual_seed(9), lam=lam)
+    torch.testing.assert_close(found, torch.tensor(centroids, dtype=torch.float64))
+
+
+def test_a_centroid_without_rows_becomes_a_random_row():
+    """Of three equal rows, one cluster takes all, and the other centroids are rows drawn again."""
+    z = torch.eye(4)[:1].expand(3, 4)
+    found = balanced_centroids(z, 2, torch.Generator().manual_seed(0), iterations=1)
+    torch.testing.assert_close(found, torch.eye(4)[:1].expand(2, 4))
+
+
+def test_the_temperature_is_that_of_the_server_too():
+    warm = Rounds(*ORCHESTRA, "options.orchestra.temperature=0.7")
+    updates = {client: warm.train(client)[0] for client in range(4)}
+    before = slot(warm.server.state)
+    warm.fold(1, updates)
+    z = torch.cat([slot(update) for update in updates.values()])
+    assert torch.equal(slot(warm.server.state), fit_centroids(before, z, 0.7, 10))
+    assert not torch.allclose(slot(warm.server.state), fit_centroids(before, z, 0.1, 10), atol=1e-3)
+
+
 def test_the_first_round_makes_centroids_and_trains_nothing():
     rounds = Rounds(*ORCHESTRA)
     assert rounds.message(0, 1)["epochs"] == 0
@@ -84,8 +156,9 @@ def test_the_first_round_makes_centroids_and_trains_nothing():
     assert torch.equal(slot(rounds.message(2, 2)), expected)
 
 
-def test_the_local_loss_is_the_cross_entropy_of_the_two_networks_assignments():
-    rounds = Rounds(*ORCHESTRA)
+@pytest.mark.parametrize("temperature", [0.1, 0.6])
+def test_the_local_loss_is_the_cross_entropy_of_the_two_networks_assignments(temperature):
+    rounds = Rounds(*ORCHESTRA, f"options.orchestra.temperature={temperature}")
     rounds.start(0, 2)
     batch = next(rounds.federation.client_data(0).batches(2, 1, rounds.method.images))
     rounds.client.step(batch)
@@ -96,8 +169,8 @@ def test_the_local_loss_is_the_cross_entropy_of_the_two_networks_assignments():
     c = slot(rounds.server.state).double().tolist()
     expected = 0.0
     for target, online in zip(units(z1.double()), units(z2.double()), strict=True):
-        given = [math.exp(p) for p in log_softmax([dot(target, row) / 0.1 for row in c])]
-        made = log_softmax([dot(online, row) / 0.1 for row in c])
+        given = [math.exp(p) for p in log_softmax([dot(target, row) / temperature for row in c])]
+        made = log_softmax([dot(online, row) / temperature for row in c])
         expected -= dot(given, made) / len(z1)
     assert loss == pytest.approx(expected, rel=1e-4)
 
