@@ -11,8 +11,10 @@ from atoll.aggregation.fedavg import FedAvg
 from atoll.aggregation.loss_weighted import LossWeighted
 from atoll.aggregation.running_mean import CappedMean, RunningMean
 from atoll.core.tree import same
+from atoll.methods.calibre import PrototypeDivergence
+from atoll.methods.fedu2 import EUA
 from atoll.methods.ldawa import LDAWA
-from tests.folds import copies, fold, model
+from tests.folds import BUFFERS, copies, fold, model, setting
 
 
 def test_the_running_mean_is_as_exact_as_a_sum_that_is_divided():
@@ -87,6 +89,49 @@ def test_l_dawa_uses_the_capped_shares(share):
     plain = fold(LDAWA(weights="samples"), model(9), copies(models), samples=by_hand)
     for name in ("conv.weight", "conv.bias", "bn.running_var"):
         torch.testing.assert_close(capped[name], plain[name], rtol=1e-4, atol=1e-6)
+
+
+def test_l_dawas_warm_up_caps_the_shares_of_samples():
+    models = [model(k) for k in range(4)]
+    samples = [1000, 30, 20, 10]
+    shares = capped_shares(samples, 0.4)
+    dawa = LDAWA(warmup_rounds=2)
+    warm = fold(dawa, model(9), copies(models), round=2, max_share=0.4, samples=samples)
+    for name in ("conv.weight", "conv.bias", "bn.running_var"):
+        expected = sum(share * m[name].double() for share, m in zip(shares, models, strict=True))
+        torch.testing.assert_close(warm[name].double(), expected, rtol=1e-5, atol=1e-6)
+
+
+def test_eua_averages_buffers_with_capped_shares():
+    models = [model(k) for k in range(4)]
+    samples = [1000, 30, 20, 10]
+    capped = fold(EUA(), model(9), copies(models), buffers=BUFFERS, max_share=0.4, samples=samples)
+    free = fold(EUA(), model(9), copies(models), buffers=BUFFERS, samples=samples)
+    for name in ("bn.running_mean", "bn.running_var"):
+        for found, shares in (
+            (capped, capped_shares(samples, 0.4)),
+            (free, [n / sum(samples) for n in samples]),
+        ):
+            expected = sum(share * m[name].double() for share, m in zip(shares, models, strict=True))
+            torch.testing.assert_close(found[name].double(), expected, rtol=1e-5, atol=1e-6)
+    assert torch.equal(capped["conv.weight"], free["conv.weight"])  # weights have no shares
+
+
+def test_calibre_caps_the_shares_of_samples_over_divergence():
+    models, samples, divergences = [model(k) for k in range(4)], [100, 30, 20, 10], [0.5, 2.0, 0.01, 1.0]
+    raw = [100 / 0.5, 30 / 2.0, 20 / 0.05, 10 / 1.0]  # no divergence counts as less than 0.05
+    for share in (0.4, 1.0):
+        aggregation = PrototypeDivergence()
+        opened = aggregation.open({"global": model(9)}, setting(4, max_share=share), 1, None)
+        for client, weights in enumerate(copies(models)):
+            parts = {aggregation.name: divergences[client]}
+            update = {"weights": weights, "losses": {}, "parts": parts, "samples": samples[client]}
+            opened.add(client, update)
+        found = opened.close()["global"]
+        shares = capped_shares(raw, share)
+        for name in ("conv.weight", "bn.running_mean"):
+            expected = sum(p * m[name].double() for p, m in zip(shares, models, strict=True))
+            torch.testing.assert_close(found[name].double(), expected, rtol=1e-5, atol=1e-6)
 
 
 @pytest.mark.parametrize("aggregation", [FedAvg(), LossWeighted(), LDAWA(weights="samples")])

@@ -122,6 +122,29 @@ def test_a_sum_that_clipped_terms_cannot_give_is_refused():
         options.decode((term * 0 + 17) % MODULUS, 4, BASE, of)
 
 
+def decoded(norm, weight, clients=4, clip=0.5):
+    """The models of a sum whose step has this norm, and whose clients have this weight together."""
+    options, of = SecureSum(weights="uniform", clip=clip), known(clients)
+    step = torch.linspace(-1, 2, 1217, dtype=torch.float64)
+    values = torch.cat([norm * step / step.norm(), torch.tensor([weight, 0.0]).double()])
+    total = torch.round((values + clients) / 2 * ((MODULUS - 1) // clients)).long()
+    return options.decode(total, clients, BASE, of)[0]["global"]
+
+
+@pytest.mark.parametrize(("norm", "weight"), [(2.0018, 4.0), (1.0, 4.0038), (2.0018, 0.001)])
+def test_a_sum_just_inside_its_bounds_is_decoded(norm, weight):
+    """Four terms of norm at most 0.5 and weight at most 1, and a thousandth for the rounding."""
+    moved = decoded(norm, weight)
+    step = torch.cat([(moved[name].double() - BASE[name].double()).flatten() for name in sorted(BASE)])
+    assert float(step.norm()) == pytest.approx(norm / weight, rel=1e-4)
+
+
+@pytest.mark.parametrize(("norm", "weight"), [(2.0022, 4.0), (1.0, 4.0042), (1.0, 0.0), (1.0, -0.001)])
+def test_a_sum_just_beyond_its_bounds_is_refused(norm, weight):
+    with pytest.raises(RunError, match=r"which updates clipped to 0\.5 cannot give"):
+        decoded(norm, weight)
+
+
 def test_what_is_not_a_number_becomes_no_step():
     spoiled = {name: weight * math.nan for name, weight in BASE.items()}
     moved = summed_fold(

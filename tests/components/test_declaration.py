@@ -186,6 +186,18 @@ def test_the_server_refuses_what_was_not_declared():
     )
 
 
+@pytest.mark.parametrize(
+    ("length", "fits"), [(1 + 9.5e-4, True), (1 - 9.5e-4, True), (1 + 1.05e-3, False), (1 - 1.05e-3, False)]
+)
+@pytest.mark.parametrize("place", [0, 4])
+def test_rows_are_normalised_within_a_thousandth(length, fits, place):
+    """A single row decides, and a row of another length cannot be made up for by the others."""
+    rows = torch.nn.functional.normalize(torch.randn(5, 3, generator=torch.Generator().manual_seed(1)), dim=1)
+    rows[place] *= length
+    spec = TensorSpec((UpTo(9), 3), unit_rows=True)
+    assert spec.mismatch(rows, "it") == (None if fits else "it holds rows that are not normalised")
+
+
 def test_every_bundled_component_that_sends_a_slice_declares_it():
     from atoll.components.component import Component, declares_slice
     from atoll.methods.registry import AGGREGATIONS, MERGES, OBJECTIVES, SERVER_STEPS, TERMS

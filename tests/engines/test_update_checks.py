@@ -9,6 +9,8 @@ import torch
 
 from atoll.aggregation.fedavg import FedAvg
 from atoll.aggregation.loss_weighted import LossWeighted
+from atoll.aggregation.private import PrivateFedAvg
+from atoll.aggregation.secure_sum import SecureSum
 from atoll.aggregation.update_geometry import UpdateGeometry
 from atoll.core.tree import clone, same
 from atoll.engines.jobs import Result
@@ -412,6 +414,40 @@ def test_a_counter_may_grow_by_the_batches_of_the_requested_steps():
         {"global": MODEL},
         asked(epochs=0),
     )
+
+
+@pytest.mark.parametrize("parts", [2, 5])
+def test_a_counter_may_grow_by_the_batches_of_accumulated_parts(parts):
+    """Six steps, each of so many parts, each of at most eight batches."""
+    guard = known(accumulate=parts)
+    for grown, fits in ((6 * 8 * parts, True), (6 * 8 * parts + 1, False)):
+        update = healthy(**{"bn.num_batches_tracked": COUNTER + grown})
+        verdict = guard.examine(update, {"global": MODEL}, asked())
+        assert isinstance(verdict, UpdateGeometry) == fits
+        assert fits or f"counts {int(COUNTER) + grown} batches" in verdict
+
+
+@pytest.mark.parametrize("aggregation", [PrivateFedAvg(), SecureSum(weights="loss")])
+def test_other_clients_do_not_decide_over_updates_that_are_clipped(aggregation):
+    """The bounds stay those of the first round, however small the updates of earlier rounds were."""
+    guard = known(aggregation, first_norm=3.0)
+
+    def of(distance, loss=1.0, weighs=5.0):
+        bias = MODEL["conv.bias"] + torch.tensor([distance, 0.0, 0.0])
+        weights = {**healthy()["weights"], "conv.weight": MODEL["conv.weight"], "conv.bias": bias}
+        update = {"weights": weights, "losses": {"loss": loss, "simclr": loss}, "parts": {}}
+        if "loss" in aggregation.statistics:
+            update["loss"] = weighs
+        return guard.examine(update, {"global": MODEL}, asked())
+
+    for _ in range(2):
+        assert isinstance(of(0.01), UpdateGeometry)
+        guard.close_round()
+    assert guard.bound() == (3.0, "train.first_norm")
+    assert isinstance(of(2.9), UpdateGeometry)
+    assert "beyond the bound of 3 (train.first_norm)" in of(3.1)
+    assert isinstance(of(0.01, loss=9e5), UpdateGeometry)  # a hundred at most, if earlier losses counted
+    assert isinstance(of(0.01, weighs=0.0), UpdateGeometry)  # exp(5) times the largest weight so far
 
 
 def test_running_statistics_are_bounded_by_earlier_ones():
