@@ -6,6 +6,7 @@ import json
 import os
 import re
 import sys
+import tomllib
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -118,6 +119,17 @@ def test_records_follow_the_protocol_and_name_no_place():
         turns = round(groups / recipe["train"]["participation"])
         rounds = turns * (2 if tuning else plain.train.rounds)
         assert (Board().rows[row].line and not tuning) or recipe["train"]["rounds"] == rounds
+        for setting in Board().rows[row].settings:
+            assert contains(recipe, tool.without_places(tomllib.loads(setting))), (
+                f"{name} was made without {setting}"
+            )
+
+
+def contains(table: Any, part: Any) -> bool:
+    """Whether a table has all values of another one."""
+    if not isinstance(part, dict):
+        return table == part
+    return all(key in table and contains(table[key], value) for key, value in part.items())
 
 
 # Rows.
