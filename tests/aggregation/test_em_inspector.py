@@ -8,7 +8,10 @@ from torch.nn.functional import normalize
 from atoll.aggregation.em_inspector import EmInspector, inspection_images, suspicion
 from atoll.aggregation.update_geometry import Reference
 from atoll.core.errors import UserError
+from atoll.core.rng import stream
 from atoll.core.tree import clone, same
+from atoll.data.options import DataOptions
+from atoll.data.sources import load_data
 from tests.harness import run_tiny
 from tests.rounds import Rounds
 
@@ -78,6 +81,21 @@ def test_inspection_images_are_those_of_the_table_or_noise():
     assert digits.shape == (3, 1, 8, 8)
     assert 0 <= float(digits.min()) < float(digits.max()) <= 1
     assert not torch.equal(noise, digits)
+
+
+@pytest.mark.parametrize("seed", [0, 3])
+def test_inspection_images_are_a_draw_of_the_runs_seed(seed):
+    """Of the training images of the table, in [0, 1] and not normalised; noise without a table."""
+    draws = stream(seed, "inspection")
+    assert torch.equal(inspection_images("", 4, (1, 8, 8), seed), torch.rand(4, 1, 8, 8, generator=draws))
+    setting = Rounds("method.name=fed_simclr", f"seed={seed}").federation.setting
+    found = EmInspector(data={"source": "digits", "limit": 40}, size=12)._images(setting)
+    options = DataOptions(source="digits", limit=40, image_size=8, channels=1)
+    pixels = load_data(options, seed).train.images
+    chosen = torch.randperm(len(pixels), generator=stream(seed, "inspection"))[:12]
+    torch.testing.assert_close(found, pixels.gather(chosen).float() / 255, rtol=0, atol=1e-7)
+    other = inspection_images("source = 'digits'\nlimit = 40", 12, (1, 8, 8), seed + 1)
+    assert not torch.equal(found, other)
 
 
 @pytest.mark.parametrize("partial", ["model.freeze=['encoder.conv1.*']", "method.share=['encoder.layer1.*']"])

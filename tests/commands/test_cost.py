@@ -1,10 +1,15 @@
 """What a dry run says of a run is what the run then does: steps, bytes and files; nothing is written."""
 
+from dataclasses import replace
+
 import pytest
+import torch
 
 from atoll.aggregation.private import PrivateFedAvg
 from atoll.cli.main import main
-from atoll.commands.cost import at_sites, estimate
+from atoll.commands import cost as cost_of
+from atoll.commands.bench import Enough
+from atoll.commands.cost import Cost, at_sites, estimate
 from atoll.commands.run import run_recipe
 from tests.harness import tiny
 
@@ -41,6 +46,65 @@ def test_the_estimate_is_what_the_run_does(tmp_path, method):
     assert cost.seconds > 0
     assert cost.memory > 2**26
     assert (cost.states > 0) == (method == "fedema")
+
+
+COST = Cost(
+    name="tens", rounds=10, cohort=3, clients=6, steps=1200, step_seconds=0.5, switch_seconds=2.0,
+    workers=("cpu", "cpu"), memory=3_000_000_000, checkpoints=50_000_000, states=12_000_000,
+    down=2_000_000, up=1_500_000, once=4_000_000,
+)  # fmt: skip
+
+
+def test_the_totals_are_those_by_hand():
+    """1,200 steps of 0.5 s and 30 clients of 2 s: 660 s, on two workers 330 s; 5 rounds of a site: 21.5 MB."""
+    assert COST.seconds == 330.0
+    assert list(COST.lines()) == [
+        "tens: 10 rounds, 3 of 6 clients each, 1,200 steps",
+        "  time    6 min with 2 workers on cpu: 500.0 ms a step, 2000.0 ms a client beside its steps; "
+        "evaluations come on top",
+        "  memory  3.0 GB a process, 3 processes",
+        "  disk    50.0 MB of checkpoints, 12.0 MB of client states",
+        "  a site  2.0 MB down and 1.5 MB up a round, 4.0 MB once; 21.5 MB in the 5 rounds of an average site",
+    ]
+    alone = replace(COST, workers=("cpu",))
+    assert alone.seconds == 660.0
+    assert "  memory  3.0 GB a process" in alone.lines()
+
+
+def test_the_totals_of_sites_are_those_by_hand():
+    """330 s in ten rounds are 33 s each, and 12 MB of six sites are 2 MB at each."""
+    said = list(COST.site_lines(1))
+    assert said[0] == "tens: 10 rounds, 3 of 6 sites each, 1 image at each"
+    assert said[1].startswith("  time    33 s of training a round, 6 min in all, where a step takes 500.0 ms")
+    assert said[3] == "  disk    50.0 MB of checkpoints at the coordinator, 2.0 MB of state at a site"
+    assert said[4] == list(COST.lines())[4]
+
+
+def test_states_are_those_of_the_clients_that_are_expected_to_have_taken_part(monkeypatch):
+    """Three of five in each of three rounds: 5 (1 − 0.4³) = 4.68 clients."""
+    monkeypatch.setattr(cost_of, "_timed_steps", lambda *_: (0.25, {"a": torch.zeros(3)}, torch.zeros(50)))
+    monkeypatch.setattr(cost_of, "_switch", lambda *_: 0.5)
+    (cost,) = estimate(tiny(*SETTINGS, "method.name=fedema"))
+    assert cost.states == round(4.68 * 200)
+    assert cost.up == 12
+    assert cost.seconds == pytest.approx((36 * 0.25 + 9 * 0.5) / len(cost.workers))
+    (idle,) = estimate(tiny(*SETTINGS, "train.epochs=0"))
+    assert (idle.steps, idle.step_seconds) == (0, 0.0)
+
+
+def test_the_duration_of_a_step_is_the_median_after_the_warm_ones(monkeypatch):
+    class Watch:
+        def __init__(self, most, device):
+            assert most == 5
+            self.seconds = [99.0, 98.0, 3.0, 1.0, 2.0]
+
+        def __call__(self, images):
+            raise Enough
+
+    monkeypatch.setattr(cost_of, "Stopwatch", Watch)
+    monkeypatch.setattr(cost_of, "_switch", lambda *_: 0.5)
+    (cost,) = estimate(tiny(*SETTINGS), warm=2, timed=3)
+    assert cost.step_seconds == 2.0
 
 
 @pytest.mark.parametrize(("method", "rounds"), [("orchestra", 2), ("dcco", 1), ("fedsc", 1)])

@@ -320,6 +320,28 @@ def test_the_mean_angular_divergence_is_in_the_metrics(tmp_path):
     assert all(line["angular_divergence"] == 1 for line in still)
 
 
+def test_the_angular_divergence_is_the_mean_over_the_accepted_clients():
+    """The cosine of all weights as one vector, for each client; those refused or lost do not count."""
+    rounds = Rounds("method.name=fed_simclr")
+    sent = clone(rounds.server.state["models"]["global"])
+    good = {client: rounds.train(client)[0] for client in range(4)}
+    away = {name: -w if name.endswith("weight") else w for name, w in good[0]["weights"].items()}
+    good[0] = {**good[0], "weights": away}  # so that the mean is not the median
+    bad = {**good, 1: "its machine is off", 2: scaled(good[2], math.nan)}
+
+    def cosine(weights):
+        floats = [name for name, weight in sent.items() if weight.is_floating_point()]
+        w, g = (torch.cat([model[name].flatten() for name in floats]).tolist() for model in (weights, sent))
+        inner = math.fsum(a * b for a, b in zip(w, g, strict=True))
+        return inner / math.sqrt(math.fsum(a * a for a in w) * math.fsum(b * b for b in g))
+
+    for updates, count in ((good, (0, 1, 2, 3)), (bad, (0, 3))):
+        record = Rounds("method.name=fed_simclr").server.run_round(Fixed(updates))
+        assert record.clients == len(count)
+        cosines = [cosine(good[client]["weights"]) for client in count]
+        assert record.angular_divergence == pytest.approx(sum(cosines) / len(cosines), rel=1e-5)
+
+
 def test_running_statistics_must_be_finite_but_do_not_count_in_the_distance():
     (name,) = [n for n in MODEL if n.endswith("running_var")][:1]
     strict = checks(first_norm=50.0)

@@ -1,5 +1,6 @@
 import copy
 import json
+import math
 from dataclasses import replace
 
 import pytest
@@ -19,10 +20,13 @@ from atoll.evaluation import (
     knn_accuracy,
     label_subset,
     linear_probe,
+    suite,
 )
+from atoll.evaluation.finetune import FineTuneResult
 from atoll.evaluation.options import PROTOCOLS
-from atoll.evaluation.protocols import PROBES
+from atoll.evaluation.protocols import FINE_TUNES, PROBES
 from atoll.evaluation.suite import EVALUATORS
+from tests.functional import oracles
 
 Sets = tuple[ImageSet, ImageSet]
 OPTIONS = EvaluationOptions(knn_k=20, probe_epochs=100, geometry_samples=150)
@@ -236,6 +240,81 @@ def test_fine_tuning_by_name(encoder: nn.Module, digits: Sets, views: Views) -> 
     assert found["finetune-1/labels"] == 10  # one of each digit, of about 60
     assert found["finetune-1/flip"] == 0  # the digits' views have none
     assert found["finetune-1/accuracy"] > 0.3
+
+
+def test_fine_tuning_reads_the_recipes_views_images_and_stream(
+    encoder: nn.Module, digits: Sets, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The protocol's crops, with the mean and deviation of the recipe's views, and flips only if these flip."""
+    train, test = digits
+    seen: dict[str, object] = {}
+
+    def record(*arguments: object, **named: object) -> FineTuneResult:
+        seen.update(named, arguments=arguments)
+        return FineTuneResult(accuracy=0.75, last_accuracy=0.5, epoch=3, labels=11, protocol=FINE_TUNES[name])
+
+    monkeypatch.setattr(suite, "finetune", record)
+    name = "finetune-10"
+    for flip in (0.0, 0.3):
+        own = make_views(
+            ViewOptions(preset="digits", mean=(0.3,), std=(0.4,), flip=flip), image_size=8, channels=1
+        )
+        found = evaluate(
+            encoder, train, test, own, OPTIONS, seed=5, protocols=[name], client_ids=CLIENTS, device="cpu"
+        )
+        augment = seen["augment"]
+        assert isinstance(augment, Views)
+        settings = augment.settings
+        assert (settings.flip, settings.mean, settings.std) == (flip, (0.3,), (0.4,))
+        assert (settings.crop_scale, settings.crop_ratio) == ((0.64, 1.0), (1.0, 1.0))
+        assert (augment.image_size, augment.size, augment.channels) == (8, 8, 1)
+        assert seen["pixels_to_float"] == own.plain
+        assert seen["client_ids"] is CLIENTS
+        *subject, protocol, draws = seen["arguments"]
+        assert all(one is other for one, other in zip(subject, (encoder, train, test), strict=True))
+        assert protocol == OPTIONS.fine_tuning(FINE_TUNES[name])
+        assert torch.equal(torch.rand(3, generator=draws), torch.rand(3, generator=stream(5, "finetune")))
+        results = {key.removeprefix(f"{name}/"): value for key, value in found.items()}
+        expected = {
+            "accuracy": 0.75, "last_accuracy": 0.5, "epoch": 3, "labels": 11, "test_images": 200, "flip": flip,
+        }  # fmt: skip
+        assert results == {**expected, **protocol.constants()}
+
+
+@pytest.mark.parametrize("among", [False, True])
+def test_geometry_is_that_of_the_named_draws(
+    encoder: nn.Module, digits: Sets, views: Views, among: bool
+) -> None:
+    """Two views of the same drawn test images, and drawn images of clients with their owners."""
+    train, test = digits
+    names = ("geometry", "knn") if among else ("geometry",)
+    found = measure(encoder, digits, views, *names, seed=3)
+    encoder.eval()
+
+    def drawn(n: int, purpose: str) -> Tensor:
+        return torch.randperm(n, generator=stream(3, "subset", purpose))[:150].sort().values
+
+    rows = drawn(200, "geometry-test")
+    draws = stream(3, "geometry-views")
+    with torch.no_grad():
+        pixels = test.images.gather(rows)
+        h = encoder(views.plain(pixels)).double()
+        pairs = []
+        for _ in range(2):
+            parts = pixels.split(OPTIONS.batch_size)
+            pairs.append(torch.cat([encoder(views(part, draws)) for part in parts]).double())
+        held = torch.tensor([place for place in range(600) if place % 7])
+        held = held[drawn(len(held), "geometry-clients")]
+        owned = encoder(views.plain(train.images.gather(held))).double()
+    assert found["geometry/alignment"] == pytest.approx(oracles.alignment(*pairs), rel=1e-4)
+    assert found["geometry/uniformity"] == pytest.approx(oracles.uniformity(h, 2.0), rel=1e-4)
+    potentials = oracles.potentials(owned, 2.0)
+    owners = [int(place) % 7 for place in held]
+    intra = [value for (i, j), value in potentials.items() if owners[i] == owners[j]]
+    inter = [value for (i, j), value in potentials.items() if owners[i] != owners[j]]
+    for name, values in (("intra", intra), ("inter", inter)):
+        expected = math.log(sum(values) / len(values))
+        assert found[f"geometry/clients_uniformity_{name}"] == pytest.approx(expected, rel=1e-4)
 
 
 def test_fewer_training_images_than_neighbours(encoder: nn.Module, digits: Sets, views: Views) -> None:

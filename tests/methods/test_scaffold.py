@@ -1,3 +1,4 @@
+import math
 from dataclasses import replace
 
 import pytest
@@ -27,17 +28,17 @@ class Given(Objective):
         return context.networks["encoder"].weight.sum() * next(self.gradients)
 
 
-def scalar_client(gradients, lr, c, c_k, momentum=0.0):
+def scalar_client(gradients, lr, c, c_k, momentum=0.0, round=1, **schedule):
     """A client with one weight, w = 1, and its scope after the given gradients."""
     setting = federation(*PLAIN).setting
-    train = replace(setting.train, lr=lr, momentum=momentum, weight_decay=0.0)
+    train = replace(setting.train, lr=lr, momentum=momentum, weight_decay=0.0, **schedule)
     setting = replace(setting, train=train)
     networks = torch.nn.ModuleDict({"encoder": torch.nn.Linear(1, 1, bias=False)})
     method = Method(objective=Given(gradients), terms=(Scaffold(),))
     client = Client(method, setting, networks, {})
     one = {"encoder.weight": torch.ones(1, 1)}
     variate, retained = ({"scaffold": {"encoder.weight": torch.full((1, 1), value)}} for value in (c, c_k))
-    message = {"client": 0, "round": 1, "models": {"global": one}, "parts": variate}
+    message = {"client": 0, "round": round, "models": {"global": one}, "parts": variate}
     client.start(message, {"parts": retained}, federation(*PLAIN).client_data(0))
     for _ in range(len(gradients)):
         client.optimizer.zero_grad()
@@ -68,6 +69,28 @@ def test_with_momentum_the_variate_is_still_a_mean_of_gradients():
     assert c_k == pytest.approx(mean, rel=1e-5)
     assert effective_steps(3, 0.9) == pytest.approx(sum(weights))
     assert effective_steps(7, 0.0) == 7
+
+
+@pytest.mark.parametrize("momentum", [0.0, 0.6])
+@pytest.mark.parametrize(
+    ("schedule", "rates"),
+    [
+        ({"schedule": "cosine", "rounds": 10}, {1: 0.1, 6: 0.05, 9: 0.05 * (1 + math.cos(0.8 * math.pi))}),
+        ({"schedule": "step", "rounds": 10, "milestones": (0.5,), "decay": 0.2}, {5: 0.1, 6: 0.02}),
+    ],
+)
+def test_the_variate_is_a_mean_of_gradients_at_any_rate(schedule, rates, momentum):
+    """Round by round in a loop: the rate of the round moves w, and c_k⁺ divides by the same rate."""
+    gradients, c, c_k = [0.4, 0.3, -0.4], 0.5, 0.2
+    for round, rate in rates.items():
+        y, velocity, x = 1.0, 0.0, 1.0
+        for gradient in gradients:
+            velocity = momentum * velocity + gradient - c_k + c
+            y -= rate * velocity
+        factors = sum(momentum**i for tau in (1, 2, 3) for i in range(tau))
+        found = scalar_client(gradients, 0.1, c, c_k, momentum, round=round, **schedule)
+        expected = c_k - c + (x - y) / (factors * rate)
+        assert found == pytest.approx((y, expected, expected - c_k), rel=1e-4, abs=1e-6)
 
 
 def test_the_first_round_is_fedavgs():
