@@ -58,11 +58,12 @@ class Claims(Runs):
         return {seed: record["evaluation"] for seed, record in found.items() if record["evaluation"]}
 
     def points(self, source: str, measure: Sequence[str]) -> dict[int, float]:
-        """A source's result in points, by seed: the first of the measures that its evaluation has."""
-        return {
-            seed: 100 * next(one[key] for key in measure if key in one)
+        """A source's result in points, by seed: the first of the measures, where its evaluation has one."""
+        found = {
+            seed: [one[key] for key in measure if key in one]
             for seed, one in self.evaluations(source).items()
         }
+        return {seed: 100 * values[0] for seed, values in found.items() if values}
 
 
 def total(parts: Iterable[Mapping[int, float]]) -> dict[int, float]:

@@ -55,8 +55,8 @@ def made(records: Mapping[str, Mapping[str, Any]]) -> str:
         if not numbers["AP"]:
             continue
         base = by_seed(records, "scratch", "AP")
-        _, mean, half = paired(numbers["AP"], base)
-        difference = "–" if start == "scratch" or not base else with_interval(mean, half)
+        common, mean, half = paired(numbers["AP"], base)
+        difference = with_interval(mean, half) if common and start != "scratch" else "–"
         cells = [mean_std(list(found.values()), 1) for found in numbers.values()]
         rows.append([title, *cells, difference, str(len(numbers["AP"]))])
     return "\n".join(markdown(("start", *MEASURES, "AP less scratch", "seeds"), rows)).rstrip()

@@ -25,6 +25,13 @@ def markdown(header: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
 
 
 def filled(text: str, made: str, begin: str, end: str) -> str:
-    """Replace the generated text between a page's markers."""
+    """Replace the generated text between a page's markers.
+
+    Raises:
+        ValueError: The page lacks a marker.
+    """
     before, _, rest = text.partition(begin)
-    return f"{before}{begin}\n\n{made}\n\n{end}{rest.partition(end)[2]}"
+    _, ended, after = rest.partition(end)
+    if not ended:
+        raise ValueError(f"the page needs the line {begin!r}, and below it the line {end!r}")
+    return f"{before}{begin}\n\n{made}\n\n{end}{after}"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import signal
 import sys
 import tomllib
 from dataclasses import replace
@@ -17,6 +18,7 @@ from scipy import stats
 
 import atoll
 from atoll.components.base import Setting
+from atoll.core.errors import RunError
 from atoll.methods.lagoon import Relay
 from atoll.methods.registry import METHODS
 
@@ -210,6 +212,20 @@ def test_our_own_row_is_compared_with_the_best_of_the_papers(tmp_path):
     assert row[:3] == ["Plain", "Over (the best of the papers')", "+5.00 [+5.00, +5.00]"]
 
 
+def test_the_best_of_the_papers_is_the_one_with_the_highest_mean(tmp_path):
+    """Neither the best seed nor the first seed decides, and failed runs do not count."""
+    board = Board(tmp_path, {**TABLE, "own": "plain", "papers": ["warm", "over", "line"]})
+    scores: dict[str, float | None] = {
+        "short/warm-seed0": 0.6, "short/warm-seed1": 0.2,
+        "short/over-seed0": 0.4, "short/over-seed1": 0.5,
+        "short/line-seed0": None, "short/line-seed1": None,
+    }  # fmt: skip
+    assert board_page.best_of_papers(board, "short") is None
+    while entry := board.missing("short"):
+        put(board, entry, scores.get(entry.name, 0.3))
+    assert board_page.best_of_papers(board, "short") == "over"
+
+
 def test_one_seed_needs_its_tuning_runs_alone(tmp_path):
     board = Board(tmp_path, TABLE)
     names = []
@@ -243,6 +259,16 @@ def test_paths_lose_their_places():
     }
 
 
+def test_a_page_without_its_markers_is_not_filled():
+    text = "above\n<b>\n\nold\n\n<e>\nbelow\n"
+    made = board_page.filled(text, "new", "<b>", "<e>")
+    assert made == "above\n<b>\n\nnew\n\n<e>\nbelow\n"
+    assert board_page.filled(made, "new", "<b>", "<e>") == made
+    for broken in ("above\nbelow\n", "above\n<b>\nold\nbelow\n", "above\nold\n<e>\n", "<e>\n<b>\nbelow\n"):
+        with pytest.raises(ValueError, match="the page needs the line '<b>'"):
+            board_page.filled(broken, "new", "<b>", "<e>")
+
+
 # Running.
 
 TINY = (
@@ -257,6 +283,82 @@ def same_but_made(record: dict[str, Any]) -> str:
 
 def first(board: Board) -> Entry:
     return board.tunings(board.rows["ssd"])[0]
+
+
+@pytest.fixture
+def simulated(monkeypatch):
+    """Runs whose rounds a test plays: a function of the callback and the written lines."""
+
+    def install(play):
+        def simulate(recipe, folder, resume, callback):
+            Path(folder).mkdir(parents=True, exist_ok=True)
+            (Path(folder) / "recipe.toml").write_text(recipe.to_toml())
+            lines = Path(folder) / "metrics.jsonl"
+            for line in play():
+                with lines.open("a") as file:
+                    file.write(json.dumps(line) + "\n")
+                callback.round(None, line)
+
+        monkeypatch.setattr(tool.atoll, "simulate", simulate)
+
+    before = signal.getsignal(signal.SIGTERM)
+    yield install
+    signal.signal(signal.SIGTERM, before)
+
+
+def command(monkeypatch, tmp_path, *arguments: str) -> int:
+    monkeypatch.setattr(tool, "Board", lambda results: Board(results, TABLE))
+    places = ("--results", str(tmp_path / "results"), "--work", str(tmp_path / "work"))
+    monkeypatch.setattr(sys, "argv", ["board.py", *arguments, *places])
+    return tool.main()
+
+
+def test_a_run_that_failed_becomes_a_record(tmp_path, monkeypatch, simulated):
+    def diverge():
+        yield {"round": 0, "evaluation": {"probe/accuracy": 0.1}}
+        yield {"round": 1, "loss": 9.0, "seconds": 1.25}
+        raise RunError("training diverged; lower train.lr")
+
+    simulated(diverge)
+    assert command(monkeypatch, tmp_path, "next") == 0
+    board = Board(tmp_path / "results", TABLE)
+    record = board.record("tuning/plain-lr0.1")
+    assert record["failed"] == "training diverged; lower train.lr"
+    assert record["evaluation"] == {}
+    assert record["rounds"] == [
+        {"round": 0, "evaluation": {"probe/accuracy": 0.1}},
+        {"round": 1, "loss": 9.0},
+    ]
+    assert record["made"]["training_seconds"] == 1.2
+    assert board.missing("short").name == "tuning/plain-lr0.3"  # it is not run again
+
+
+def test_sigterm_stops_after_the_round_and_leaves_no_record(tmp_path, monkeypatch, simulated, capsys):
+    played = []
+
+    def interrupted():
+        for round in range(4):
+            if round == 1:
+                os.kill(os.getpid(), signal.SIGTERM)
+            played.append(round)
+            yield {"round": round}
+
+    simulated(interrupted)
+    assert command(monkeypatch, tmp_path, "all") == 0
+    assert played == [0, 1]  # the round in which it came is complete
+    assert "stopped; repeat the command" in capsys.readouterr().out
+    assert not list((tmp_path / "results").rglob("*"))
+
+
+def test_another_mistake_does_not_become_a_record(tmp_path, monkeypatch, simulated):
+    def broken():
+        yield {"round": 0}
+        raise RuntimeError("a fault in the code")
+
+    simulated(broken)
+    with pytest.raises(RuntimeError, match="a fault in the code"):
+        command(monkeypatch, tmp_path, "next")
+    assert not list((tmp_path / "results").rglob("*"))
 
 
 @pytest.mark.slow

@@ -81,6 +81,17 @@ def test_a_difference_takes_common_seeds_and_the_first_measure_that_exists(tmp_p
     assert claims.missing() is None
 
 
+def test_a_record_without_the_measure_does_not_count(tmp_path):
+    store(tmp_path, "a", 1, knn_accuracy=0.5)
+    store(tmp_path, "a", 2, classifier_accuracy=0.7, knn_accuracy=0.1)
+    store(tmp_path, "a", 3)  # a failed run
+    claims = tool.Claims(tmp_path, TABLE)
+    assert claims.points("claims:a", CLAIM["measure"]) == {2: 70.0}
+    store(tmp_path, "b", 1, probe_accuracy=0.5)
+    store(tmp_path, "c", 1, probe_accuracy=0.5)
+    assert [row[5] for row in tool.rows(claims)] == ["not run"]
+
+
 def test_a_comparison_takes_each_runs_own_base(tmp_path):
     for seed, (a, b) in enumerate([(0.5, 0.2), (0.6, 0.2)], start=1):
         store(tmp_path, "a", seed, knn_accuracy=a)

@@ -36,6 +36,18 @@ def test_a_start_is_compared_with_scratch_of_the_same_seed():
     assert second.endswith("| – | 2 |")
 
 
+def test_starts_without_a_common_seed_have_no_difference():
+    def record(seed):
+        return {"seed": seed, "bbox": dict.fromkeys(tool.MEASURES, 0.5)}
+
+    for records in (
+        {"fed_simclr-seed1": record(1), "scratch-seed2": record(2)},
+        {"fed_simclr-seed1": record(1)},
+    ):
+        first = tool.made(records).splitlines()[2]
+        assert first == "| FedSimCLR | 50.0 | 50.0 | 50.0 | – | 1 |"
+
+
 def test_measurements_are_collected_by_start_and_seed(tmp_path):
     for run, start in (
         ("fed_simclr-seed3", "pretrained"),
