@@ -50,7 +50,9 @@ def make_updates() -> tuple[Weights, list[Tree]]:
             name: tensor + 0.01 * torch.randn_like(tensor) if tensor.is_floating_point() else tensor + 1
             for name, tensor in model.items()
         }
-        updates.append({"weights": moved, "parts": {}, "losses": {"loss": 1.0}, "samples": samples})
+        updates.append(
+            {"weights": moved, "parts": {}, "losses": {"loss": 1.0, "simclr": 1.0}, "samples": samples}
+        )
     return model, updates
 
 
@@ -62,11 +64,13 @@ def make_paths(model: Weights, updates: list[Tree]) -> dict[str, Callable[[], ob
 
     def server(aggregation: Aggregation, checked: bool) -> Callable[[], object]:
         method = Method(objective=SimCLR(), aggregation=aggregation)
+        declared = ("weights", "parts", "losses", *aggregation.statistics)
+        sent = [{name: update[name] for name in declared} for update in updates]
 
         def fold() -> Tree:
             checks = UpdateChecks(method, setting, frozenset(model), frozenset())
             opened = method.open(state, setting, 1)
-            for client, update in enumerate(updates):
+            for client, update in enumerate(sent):
                 verdict = checks.examine(update, state["models"]) if checked else UNMEASURED
                 assert not isinstance(verdict, str), verdict
                 opened.add(client, update, verdict)
