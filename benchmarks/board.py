@@ -42,7 +42,7 @@ class StopAsked(BaseException):
     """SIGTERM was received, and the round is complete."""
 
 
-class StopAfterRound:
+class StopAfterRound(atoll.Callback):
     """Callback that ends a run after the round in which SIGTERM is received; that round is already saved."""
 
     def __init__(self) -> None:
@@ -51,12 +51,6 @@ class StopAfterRound:
 
     def _request_stop(self, *_: object) -> None:
         self.stop = True
-
-    def begin(self, federation: object, server: object) -> None:
-        """Do nothing."""
-
-    def step(self, images: int) -> None:
-        """Do nothing."""
 
     def round(self, record: object, line: Mapping[str, Any]) -> None:
         """Stop after a complete round if SIGTERM was received."""

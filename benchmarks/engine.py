@@ -29,7 +29,7 @@ from atoll.commands.run import run_recipe
 from atoll.core.rng import stream
 from atoll.engines.federation import Federation
 from atoll.recipe.recipe import Recipe, load_recipe
-from measured import write
+from measured import Clock, write
 
 QUIET = (
     "evaluation.every=0", "evaluation.at_end=[]", "evaluation.map_points=0", "engine.device=cpu",
@@ -56,23 +56,6 @@ MEMORY = (
 )
 
 
-class Clock:
-    """Callback of a run that reads the clock at the end of each round."""
-
-    def __init__(self) -> None:
-        self.ends: list[float] = []
-
-    def begin(self, federation: object, server: object) -> None:
-        """Do nothing."""
-
-    def step(self, images: int) -> None:
-        """Do nothing."""
-
-    def round(self, record: object, line: object) -> None:
-        """Read the clock."""
-        self.ends.append(time.perf_counter())
-
-
 def recipe_of(workload: str, workers: int) -> Recipe:
     """The recipe of a workload."""
     base, settings = WORKLOADS[workload]
@@ -84,7 +67,7 @@ def federated(workload: str, workers: int) -> float:
     clock = Clock()
     with tempfile.TemporaryDirectory() as folder:
         run_recipe(recipe_of(workload, workers), Path(folder) / "run", callback=clock)
-    return clock.ends[-1] - clock.ends[0]
+    return sum(clock.rounds[1:])
 
 
 def bare(workload: str, part: int, parts: int) -> float:

@@ -20,7 +20,6 @@ import sys
 import tempfile
 import time
 from pathlib import Path
-from typing import ClassVar
 
 STARTED = time.perf_counter(), time.process_time()
 IMAGES, COHORT = 1_000_000, 100
@@ -50,31 +49,26 @@ def child(method: str, clients: int, rounds: int) -> dict[str, object]:
     torch.set_num_threads(1)
     from atoll.commands.run import run_recipe
     from atoll.recipe.recipe import load_recipe
+    from measured import Clock
 
-    class Clock:
-        started: tuple[float, float] = (0.0, 0.0)
-        times: ClassVar[list[float]] = []
+    class Start(Clock):
+        cpu_seconds = 0.0
 
         def begin(self, federation, server) -> None:
-            self.started = time.perf_counter() - STARTED[0], time.process_time() - STARTED[1]
-
-        def step(self, images) -> None:
-            pass
-
-        def round(self, record, line) -> None:
-            self.times.append(time.perf_counter())
+            super().begin(federation, server)
+            self.cpu_seconds = time.process_time() - STARTED[1]
 
     settings = [f"partition.clients={clients}", f"train.participation={COHORT / clients}"]
     settings += [f"method.name={method}", f"train.rounds={rounds}", *METHODS[method]]
-    clock = Clock()
+    clock = Start()
     with tempfile.TemporaryDirectory() as folder:
         run = run_recipe(load_recipe("digits", [*SETTINGS, *settings]), Path(folder) / "run", callback=clock)
         files = sum(path.is_file() for path in run.folder.rglob("*"))
-    times = [end - start for start, end in zip(clock.times, clock.times[1:], strict=False)]
+    times = clock.rounds[1:]
     tenth = max(1, len(times) // 5)
     return {
-        "start_seconds": round(clock.started[0], 2),
-        "start_cpu_seconds": round(clock.started[1], 2),
+        "start_seconds": round(clock.times[0] - STARTED[0], 2),
+        "start_cpu_seconds": round(clock.cpu_seconds, 2),
         "round_seconds": round(statistics.median(times), 4),
         "first_and_last_rounds": [
             round(statistics.median(times[:tenth]), 4),

@@ -1,4 +1,4 @@
-"""The record of a measurement: how it was made, and what it found."""
+"""What measurements share: the clock of a run, and the record of how they were made and what they found."""
 
 from __future__ import annotations
 
@@ -7,8 +7,10 @@ import os
 import platform
 import shlex
 import sys
+import time
 from collections.abc import Mapping
 from importlib import metadata
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +18,31 @@ import torch
 
 from atoll.core.environment import environment
 from atoll.core.provenance import version
+from atoll.engines.callbacks import Callback
+
+
+class Clock(Callback):
+    """Callback of a run that reads the clock before the first round and at the end of each.
+
+    Attributes:
+        times: The readings in seconds.
+    """
+
+    def __init__(self) -> None:
+        self.times: list[float] = []
+
+    def begin(self, federation: object, server: object) -> None:
+        """Read the clock."""
+        self.times.append(time.perf_counter())
+
+    def round(self, record: object, line: object) -> None:
+        """Read the clock."""
+        self.times.append(time.perf_counter())
+
+    @property
+    def rounds(self) -> list[float]:
+        """Seconds of each round."""
+        return [end - start for start, end in pairwise(self.times)]
 
 
 def write(path: Path | None, found: Mapping[str, Any], packages: tuple[str, ...] = ()) -> None:
@@ -34,9 +61,9 @@ def write(path: Path | None, found: Mapping[str, Any], packages: tuple[str, ...]
 
 def made(packages: tuple[str, ...] = ()) -> dict[str, Any]:
     """Command, version with its commit, hardware, versions, and the machine's load over 1, 5 and 15 minutes."""
-    arguments = sys.argv[1:]
+    arguments = [word for word in sys.argv[1:] if not word.startswith("--json=")]  # the record's own place
     if "--json" in arguments:
-        del arguments[(at := arguments.index("--json")) : at + 2]  # where the record is says nothing about it
+        del arguments[(at := arguments.index("--json")) : at + 2]
     return {
         "command": shlex.join(["python", f"benchmarks/{Path(sys.argv[0]).name}", *arguments]),
         "version": version(),

@@ -56,24 +56,13 @@ def bare(cohort: int, rounds: int) -> list[float]:
 def atoll(cohort: int, rounds: int) -> list[float]:
     from atoll.commands.run import run_recipe
     from atoll.recipe.recipe import load_recipe
-
-    class Clock:
-        times: ClassVar[list[float]] = []
-
-        def begin(self, federation, server) -> None:
-            self.times.append(time.perf_counter())
-
-        def step(self, images) -> None:
-            pass
-
-        def round(self, record, line) -> None:
-            self.times.append(time.perf_counter())
+    from measured import Clock
 
     settings = [f"data.limit={2 * cohort}", "data.test_fraction=0", f"partition.clients={cohort}"]
     recipe = load_recipe("digits", [*SETTINGS, *settings, f"train.rounds={rounds}"])
     with tempfile.TemporaryDirectory() as folder:
-        run_recipe(recipe, Path(folder) / "run", callback=Clock())
-    return [end - start for start, end in zip(Clock.times, Clock.times[1:], strict=False)]
+        run_recipe(recipe, Path(folder) / "run", callback=(clock := Clock()))
+    return clock.rounds
 
 
 def pfl(cohort: int, rounds: int) -> list[float]:

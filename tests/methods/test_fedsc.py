@@ -13,6 +13,29 @@ def slot(tree):
     return tree["parts"].get("fedsc")
 
 
+def first_step(rounds, round):
+    """The loss of client 0's first batch in a round, and the embeddings of its two views in float64."""
+    rounds.start(0, round)
+    batch = next(rounds.federation.client_data(0).batches(round, 1, rounds.method.images))
+    loss = rounds.client.step(batch).item()
+    networks = rounds.federation.networks.train()
+    with torch.no_grad():
+        views = (batch.images[view] for view in ("view1", "view2"))
+        return loss, *(networks["projector"](networks["encoder"](x)).double() for x in views)
+
+
+def correlation(rounds, client, draws):
+    """The correlation matrix of a client's 40 images in two passes, row by row in float64."""
+    networks, total = rounds.federation.networks.eval(), torch.zeros(6, 6).double()
+    for _ in range(2):
+        for batch in rounds.federation.client_data(client).ordered(draws):
+            with torch.no_grad():
+                z = networks["projector"](networks["encoder"](batch.images["image"])).double()
+            for row in torch.tensor(oracles.clipped(z, 0.5)).double():
+                total += torch.outer(row, row) / 2 / 40
+    return total
+
+
 def test_an_odd_round_gathers_matrices_and_trains_nothing():
     rounds = Rounds(*FEDSC, "options.fedsc.noise=0")
     assert rounds.message(0, 1)["epochs"] == 0
@@ -20,16 +43,7 @@ def test_an_odd_round_gathers_matrices_and_trains_nothing():
     update, _ = rounds.train(0)
     current = rounds.server.state["models"]["global"]
     assert all(torch.equal(update["weights"][name], weight) for name, weight in current.items())
-    networks = rounds.federation.networks.eval()
-    draws = rounds.client.context.stream("fedsc-views")
-    expected = torch.zeros(6, 6).double()
-    for _ in range(2):
-        for batch in rounds.federation.client_data(0).ordered(draws):
-            with torch.no_grad():
-                z = networks["projector"](networks["encoder"](batch.images["image"])).double()
-            for row in oracles.clipped(z, 0.5):
-                u = torch.tensor(row).double()
-                expected += torch.outer(u, u) / 2 / 40
+    expected = correlation(rounds, 0, rounds.client.context.stream("fedsc-views"))
     torch.testing.assert_close(slot(update).double(), expected, rtol=1e-4, atol=1e-6)
 
 
@@ -49,14 +63,9 @@ def test_the_local_loss_is_the_equation_with_the_rounds_share():
     rounds = Rounds(*FEDSC, "train.rounds=10")
     rounds.fold(1, {client: rounds.train(client)[0] for client in range(4)})
     others = slot(rounds.message(0, 6))
-    rounds.start(0, 6)
-    batch = next(rounds.federation.client_data(0).batches(6, 1, rounds.method.images))
-    loss = rounds.client.step(batch).item()
-    networks = rounds.federation.networks.train()
-    with torch.no_grad():
-        z1, z2 = (networks["projector"](networks["encoder"](batch.images[v])) for v in ("view1", "view2"))
+    loss, z1, z2 = first_step(rounds, 6)
     share = 1 - 0.8 * 2 / 5  # the third of five rounds that train
-    expected = oracles.spectral_contrast(z1.double(), z2.double(), 0.5, others.double(), share)
+    expected = oracles.spectral_contrast(z1, z2, 0.5, others.double(), share)
     assert loss == pytest.approx(expected, rel=1e-3, abs=1e-5)
 
 
@@ -101,21 +110,12 @@ def test_with_updates_every_round_trains_and_sends():
 
 def test_with_updates_a_client_sends_the_matrix_of_its_trained_networks():
     rounds = Rounds(*FEDSC, "options.fedsc.gather=updates", "options.fedsc.noise=0")
-    networks, downloaded = rounds.federation.networks, rounds.start(1)
+    downloaded = rounds.start(1)
     update, _ = rounds.train(1)
 
     def matrix(weights):
-        networks.load_state_dict(weights)
-        networks.eval()
-        draws, total = stream(rounds.federation.setting.seed, "fedsc-views", 1, 1), torch.zeros(6, 6).double()
-        for _ in range(2):
-            for batch in rounds.federation.client_data(1).ordered(draws):
-                with torch.no_grad():
-                    z = networks["projector"](networks["encoder"](batch.images["image"])).double()
-                u = torch.tensor(oracles.clipped(z, 0.5)).double()
-                total += sum(torch.outer(row, row) for row in u) / 2 / 40
-        networks.train()
-        return total
+        rounds.federation.networks.load_state_dict(weights)
+        return correlation(rounds, 1, stream(rounds.federation.setting.seed, "fedsc-views", 1, 1))
 
     torch.testing.assert_close(slot(update).double(), matrix(update["weights"]), rtol=1e-4, atol=1e-6)
     assert not torch.allclose(slot(update).double(), matrix(downloaded), rtol=1e-2, atol=1e-4)
@@ -126,13 +126,8 @@ def test_with_updates_the_second_round_contrasts_with_the_matrices_of_the_first(
     updates = {client: rounds.train(client)[0] for client in range(4)}
     rounds.fold(1, updates)
     others = sum(slot(updates[client]) for client in (1, 2, 3)) / 3
-    rounds.start(0, 2)
-    batch = next(rounds.federation.client_data(0).batches(2, 1, rounds.method.images))
-    loss = rounds.client.step(batch).item()
-    networks = rounds.federation.networks.train()
-    with torch.no_grad():
-        z1, z2 = (networks["projector"](networks["encoder"](batch.images[v])) for v in ("view1", "view2"))
-    expected = oracles.spectral_contrast(z1.double(), z2.double(), 0.5, others.double(), 0.92)
+    loss, z1, z2 = first_step(rounds, 2)
+    expected = oracles.spectral_contrast(z1, z2, 0.5, others.double(), 0.92)
     assert loss == pytest.approx(expected, rel=1e-4)
 
 

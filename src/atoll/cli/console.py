@@ -56,13 +56,14 @@ def make_console(width: int = 120) -> Console:
 def results_table(results: Mapping[str, Any]) -> Table:
     """Table of an evaluation: the measurements as the report prints them, and the constants that they depend on."""
     from atoll.evaluation.metrics import METRICS
+    from atoll.report.numbers import mean_std
 
     metrics = {metric.key: metric for metric in METRICS}
     table = Table(show_header=False, show_edge=False)
     for key, value in results.items():
         metric = metrics.get(key)
         if metric and (printed := metric.values([results])):
-            table.add_row(metric.title, f"{printed[0]:.{metric.digits}f}")
+            table.add_row(metric.title, mean_std(printed, metric.digits))
         elif not isinstance(value, list):
             table.add_row(key, f"{value:.4g}" if isinstance(value, float) else str(value))
     return table
