@@ -152,118 +152,131 @@ def run_rounds(
         TooFewUpdatesError: A round received too few usable updates.
         UserError: A round that spent privacy would be repeated.
     """
-    federation, store = context.federation, context.store
-    evaluator, callback = context.evaluator, context.callback
-    recipe = federation.recipe
-    observer = Observer(federation, partial(keep_model, store.checkpoints.parent))
-    start, scratch = federation.initial_weights(), store.checkpoints / "scratch"
-    server = Server(recipe, federation.setting, start, context.prerequisites, scratch, observer)
-    spends = bool(recipe.composed.aggregation.spent(federation.setting, 1))
-    latest = _resume(context, states, server, spends)
-    logged = store.rewind(-1 if latest is None else server.round)
-    every, patience = recipe.evaluation.every, recipe.evaluation.patience
+    rounds = _Rounds(context, states)
+    rounds.begin()
+    if not rounds.ended:
+        with open_executor() as executor, Background() as background:
+            executor.start(rounds.server.constants)
+            while not rounds.ended:
+                rounds.run(executor, background, overlap)
+    return rounds.server
 
-    def ended() -> bool:
-        return server.round >= recipe.train.rounds or (
-            patience is not None and stalled(store.metrics, patience)
+
+class _Rounds:
+    """The rounds of a run, each from training to its line of metrics."""
+
+    def __init__(self, context: RunContext, states: States) -> None:
+        federation, folder = context.federation, context.store.checkpoints
+        recipe = federation.recipe
+        self._context, self._states, self._store = context, states, context.store
+        self._train, self._evaluation, self._engine = recipe.train, recipe.evaluation, recipe.engine
+        self._observer = Observer(federation, partial(keep_model, folder.parent))
+        start, scratch = federation.initial_weights(), folder / "scratch"
+        self.server = Server(
+            recipe, federation.setting, start, context.prerequisites, scratch, self._observer
+        )
+        self._spends = bool(recipe.composed.aggregation.spent(federation.setting, 1))
+        self._reset = context.reset_clients  # who starts the next round without a state
+
+    @property
+    def ended(self) -> bool:
+        """Whether no round is left."""
+        round, patience = self.server.round, self._evaluation.patience
+        return round >= self._train.rounds or (
+            patience is not None and self._evaluates(round) and stalled(self._store.metrics, patience)
         )
 
-    def kept() -> bool:
-        """Whether the round is saved; the run ends after no other."""
-        last = server.round == recipe.train.rounds or (patience is not None and server.round % every == 0)
-        return last or server.round % recipe.engine.checkpoint_every == 0
+    def begin(self) -> None:
+        """Continue after the newest complete round; without one, evaluate and save the untrained model.
 
-    def conclude(line: dict[str, object]) -> None:
-        if evaluator and every and server.round % every == 0:
-            line["evaluation"] = evaluator.during(server)
-        store.log(line)
+        Raises:
+            UserError: A round that spent privacy would be repeated.
+        """
+        federation, evaluator = self._context.federation, self._context.evaluator
+        latest = self._resume()
+        logged = self._store.rewind(-1 if latest is None else self.server.round)
+        self._needed = dict(self.server.valid)  # the client states of the newest checkpoint
+        if self._context.callback:
+            self._context.callback.begin(federation, self.server)
+        if latest is None:
+            if evaluator:
+                warm = {"start": federation.warm_start} if federation.warm_start else {}
+                self._store.log({"round": 0, **warm, "evaluation": evaluator.final(self.server)})
+            self._observer.start(self.server.state)
+            self._store.checkpoint(0, self.server.checkpoint())
+        elif logged < self.server.round and "line" in latest:
+            self._conclude(self.server.round, latest["line"])
 
-    if callback:
-        callback.begin(federation, server)
-    if latest is None:
-        if evaluator:
-            warm = {"start": federation.warm_start} if federation.warm_start else {}
-            store.log({"round": 0, **warm, "evaluation": evaluator.final(server)})
-        observer.start(server.state)
-        store.checkpoint(0, server.checkpoint())
-    elif logged < server.round and "line" in latest:
-        conclude(latest["line"])
-    end = ended()
-    if end:
-        return server
-    with open_executor() as executor, Background() as background:
-        executor.start(server.constants)
-        valid = dict(server.valid)
-        first = server.round + 1
-        while not end:
-            record = server.run_round(executor, callback.step if callback else None)
-            line = record.to_dict()
-            if context.reset_clients and server.round == first:
-                line["reset"] = list(context.reset_clients)
-            save: Callable[[], None] | None = None
-            if kept():
-                checkpoint: Checkpoint = {**server.checkpoint(), "line": line}
-                save = partial(_save, store, states, checkpoint, valid)
-                valid = dict(server.valid)
-            if overlap and not spends and not (evaluator and every and server.round % every == 0):
-                background.run(partial(_save_and_log, save, store, line))
-                end = server.round >= recipe.train.rounds
-            else:
-                background.wait()
-                if save:
-                    save()
-                conclude(line)
-                end = ended()
-            if callback:
-                callback.round(record, line)
-    return server
+    def run(self, executor: Executor, background: Background, overlap: bool) -> None:
+        """Train, save and evaluate a round; with ``overlap``, the background saves it if nothing waits for it."""
+        callback = self._context.callback
+        record = self.server.run_round(executor, callback.step if callback else None)
+        line = record.to_dict()
+        if self._reset:
+            line["reset"], self._reset = list(self._reset), ()
+        save = self._snapshot(line)
 
+        def complete() -> None:
+            save()
+            self._conclude(record.round, line)
 
-def _resume(context: RunContext, states: States, server: Server, spends: bool) -> Checkpoint | None:
-    """Restore the server from the newest readable checkpoint and return it; None if there is none.
+        if overlap and not self._spends and not self._evaluates(record.round):
+            background.run(complete)
+        else:
+            background.wait()
+            complete()
+        if callback:
+            callback.round(record, line)
 
-    Args:
-        context: Its `reset_clients` lose their state.
-        states: The client states, which are deleted if the run starts from round 1.
-        server: The server, as initialised.
-        spends: Whether a round spends privacy.
+    def _evaluates(self, round: int) -> bool:
+        every = self._evaluation.every
+        return bool(self._context.evaluator and every and round % every == 0)
 
-    Raises:
-        UserError: A round that spent privacy would be repeated.
-    """
-    store = context.store
-    latest, newest = store.latest(), store.completed_rounds()
-    round = latest["round"] if latest else 0
-    if spends and round < newest:
-        raise UserError(
-            f"the newest round in {store.checkpoints} cannot be read, and repeating a private round spends "
-            "privacy that ε would not count; restore the folder from a copy, or start another run"
-        )
-    if latest is None:
-        states.clear()
-        return None
-    if round < newest:
-        warnings.warn(
-            f"{store.checkpoints / f'round-{newest:06d}.safetensors'} is damaged; the run continues from round "
-            f"{round} instead of round {newest}",
-            stacklevel=3,
-        )
-    server.restore(latest)
-    for client in context.reset_clients:
-        server.valid.pop(client, None)
-    return latest
+    def _snapshot(self, line: dict[str, object]) -> Callable[[], None]:
+        """Copy what the round's checkpoint holds; the result saves it. Not every round has a checkpoint."""
+        round, store, states = self.server.round, self._store, self._states
+        may_stall = self._evaluation.patience is not None and self._evaluates(round)
+        may_be_last = round == self._train.rounds or may_stall
+        if not may_be_last and round % self._engine.checkpoint_every:
+            return lambda: None
+        checkpoint: Checkpoint = {**self.server.checkpoint(), "line": line}
+        needed, self._needed = self._needed, dict(self.server.valid)
 
+        def save() -> None:
+            store.checkpoint(round, checkpoint)
+            states.prune(needed)  # the others serve only rounds before the previous checkpoint
 
-def _save(store: RunStore, states: States, checkpoint: Checkpoint, valid: Mapping[int, int]) -> None:
-    """Save a round; the states that only rounds before the previous checkpoint need may then be deleted."""
-    store.checkpoint(checkpoint["round"], checkpoint)
-    states.prune(valid)
+        return save
 
+    def _conclude(self, round: int, line: dict[str, object]) -> None:
+        """Evaluate a complete round, if it is to be, and log its line."""
+        if self._context.evaluator and self._evaluates(round):
+            line["evaluation"] = self._context.evaluator.during(self.server)
+        self._store.log(line)
 
-def _save_and_log(save: Callable[[], None] | None, store: RunStore, line: dict[str, object]) -> None:
-    if save:
-        save()
-    store.log(line)
+    def _resume(self) -> Checkpoint | None:
+        """Restore the server from the newest readable checkpoint and return it; None if there is none."""
+        store = self._store
+        latest, newest = store.latest(), store.completed_rounds()
+        round = latest["round"] if latest else 0
+        if self._spends and round < newest:
+            raise UserError(
+                f"the newest round in {store.checkpoints} cannot be read, and repeating a private round spends "
+                "privacy that ε would not count; restore the folder from a copy, or start another run"
+            )
+        if latest is None:
+            self._states.clear()
+            return None
+        if round < newest:
+            warnings.warn(
+                f"{store.checkpoints / f'round-{newest:06d}.safetensors'} is damaged; the run continues from round "
+                f"{round} instead of round {newest}",
+                stacklevel=4,
+            )
+        self.server.restore(latest)
+        for client in self._reset:
+            self.server.valid.pop(client, None)
+        return latest
 
 
 def stalled(metrics: Sequence[Tree], patience: int) -> bool:
