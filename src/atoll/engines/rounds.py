@@ -177,13 +177,16 @@ class _Rounds:
         )
         self._spends = bool(recipe.composed.aggregation.spent(federation.setting, 1))
         self._reset = context.reset_clients  # who starts the next round without a state
+        self._needed: dict[int, int] = {}  # the client states of the newest checkpoint
 
     @property
     def ended(self) -> bool:
         """Whether no round is left."""
         round, patience = self.server.round, self._evaluation.patience
         return round >= self._train.rounds or (
-            patience is not None and self._evaluates(round) and stalled(self._store.metrics, patience)
+            patience is not None
+            and self._evaluator(round) is not None
+            and stalled(self._store.metrics, patience)
         )
 
     def begin(self) -> None:
@@ -195,7 +198,7 @@ class _Rounds:
         federation, evaluator = self._context.federation, self._context.evaluator
         latest = self._resume()
         logged = self._store.rewind(-1 if latest is None else self.server.round)
-        self._needed = dict(self.server.valid)  # the client states of the newest checkpoint
+        self._needed = dict(self.server.valid)
         if self._context.callback:
             self._context.callback.begin(federation, self.server)
         if latest is None:
@@ -213,14 +216,15 @@ class _Rounds:
         record = self.server.run_round(executor, callback.step if callback else None)
         line = record.to_dict()
         if self._reset:
-            line["reset"], self._reset = list(self._reset), ()
+            line["reset"] = list(self._reset)
+            self._reset = ()
         save = self._snapshot(line)
 
         def complete() -> None:
             save()
             self._conclude(record.round, line)
 
-        if overlap and not self._spends and not self._evaluates(record.round):
+        if overlap and not self._spends and not self._evaluator(record.round):
             background.run(complete)
         else:
             background.wait()
@@ -228,14 +232,15 @@ class _Rounds:
         if callback:
             callback.round(record, line)
 
-    def _evaluates(self, round: int) -> bool:
+    def _evaluator(self, round: int) -> Evaluator | None:
+        """Return the evaluator of a round; None if the round is not evaluated."""
         every = self._evaluation.every
-        return bool(self._context.evaluator and every and round % every == 0)
+        return self._context.evaluator if every and round % every == 0 else None
 
     def _snapshot(self, line: dict[str, object]) -> Callable[[], None]:
         """Copy what the round's checkpoint holds; the result saves it. Not every round has a checkpoint."""
         round, store, states = self.server.round, self._store, self._states
-        may_stall = self._evaluation.patience is not None and self._evaluates(round)
+        may_stall = self._evaluation.patience is not None and self._evaluator(round)
         may_be_last = round == self._train.rounds or may_stall
         if not may_be_last and round % self._engine.checkpoint_every:
             return lambda: None
@@ -250,8 +255,8 @@ class _Rounds:
 
     def _conclude(self, round: int, line: dict[str, object]) -> None:
         """Evaluate a complete round, if it is to be, and log its line."""
-        if self._context.evaluator and self._evaluates(round):
-            line["evaluation"] = self._context.evaluator.during(self.server)
+        if evaluator := self._evaluator(round):
+            line["evaluation"] = evaluator.during(self.server)
         self._store.log(line)
 
     def _resume(self) -> Checkpoint | None:
