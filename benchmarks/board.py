@@ -33,6 +33,7 @@ import atoll
 import board_page
 from atoll.core.environment import environment
 from atoll.core.errors import RunError
+from atoll.core.provenance import version
 from board_rows import RESULTS, SELECT, Board, Entry, Record
 
 MADE = ("version", "seconds", "environments")  # of an evaluation: how it was made, not what it found
@@ -107,7 +108,7 @@ def run(
         "evaluation": {key: value for key, value in evaluation.items() if key not in MADE},
         **failed,
         "made": {
-            "version": evaluation.get("version", atoll.__version__),
+            "version": evaluation.get("version") or version(),
             "training_seconds": round(sum(line.get("seconds", 0.0) for line in lines), 1),
             "threads": recipe.engine.threads,
             **hardware_and_versions(),

@@ -20,7 +20,7 @@ MEASURES = {  # heading → (key of an evaluation, factor, digits)
     "−uniformity": ("geometry/uniformity", -1, 3),
     "effective rank": ("geometry/effective_rank", 1, 1),
 }
-HEADER = ("row", *MEASURES, "rate", "τ", "seeds")
+HEADER = ("row", *MEASURES, "rate", "τ", "seeds", "CPU")
 
 
 def values(records: Mapping[int, Record], heading: str) -> dict[int, float]:
@@ -53,14 +53,21 @@ def main_rows(board: Board, protocol: str, line: bool) -> Iterator[list[str]]:
         failed = sum("failed" in record for record in records.values())
         count = f"{len(records) - failed}" + (f", {failed} failed" if failed else "")
         over = "" if board.rows[row.name].method else f" over {board.rows[row.base].title}"
-        yield [row.title + over, *measured(records), *point_cells(chosen.point), count]
+        yield [row.title + over, *measured(records), *point_cells(chosen.point), count, capabilities(records)]
+
+
+def capabilities(records: Mapping[int, Record]) -> str:
+    """CPU capabilities of the runs: one for each seed if they differ."""
+    found = [record["made"]["capability"] for _, record in sorted(records.items())]
+    return ", ".join(found if len({*found}) > 1 else found[:1])
 
 
 def untrained(board: Board, protocol: str) -> list[str]:
     """Cells of the untrained encoder, which all federated methods of a seed share."""
     records = next(filter(None, (board.finals(name, protocol) for name in board.rows)), {})
     initial = {seed: record["rounds"][0] for seed, record in records.items() if record["rounds"]}
-    return ["Untrained", *measured(initial), "–", "–", str(len(initial))]
+    cells = ["Untrained", *measured(initial), "–", "–", str(len(initial))]
+    return [*cells, capabilities({seed: records[seed] for seed in initial})]
 
 
 def differences(board: Board, protocol: str) -> Iterator[list[str]]:

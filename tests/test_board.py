@@ -19,6 +19,7 @@ from scipy import stats
 import atoll
 from atoll.components.base import Setting
 from atoll.core.errors import RunError
+from atoll.core.provenance import version
 from atoll.methods.lagoon import Relay
 from atoll.methods.registry import METHODS
 
@@ -76,8 +77,9 @@ def put(board: Board, entry: Entry, accuracy: float | None) -> None:
     failed = {"failed": "it diverged"} if accuracy is None else {}
     path = board.results / f"{entry.name}.json"
     path.parent.mkdir(parents=True, exist_ok=True)
+    made = {"capability": f"AVX{entry.seed}"}
     begun = [{"round": 0, "evaluation": {**results, "probe/accuracy": 0.3}}]
-    path.write_text(json.dumps({"rounds": begun, "evaluation": evaluation, **failed}))
+    path.write_text(json.dumps({"rounds": begun, "evaluation": evaluation, "made": made, **failed}))
 
 
 def turns(recipe: atoll.Recipe) -> int:
@@ -197,6 +199,7 @@ def test_entries_come_in_the_documented_order(tmp_path):
     )  # fmt: skip
     made = board_page.made(board)
     assert "| Over over Warm | 50.00 ± 0.00 | 30.00 ± 0.00 |" in made
+    assert "| 0.3 | 0.5 | 2 | AVX0, AVX1 |" in made  # the CPU of each seed
     assert "| Plain | – | **40.00** | failed |" in made
     assert "| Untrained | 50.00 ± 0.00 | 30.00 ± 0.00 |" in made
     assert "| Warm | Plain | −10.00 [−10.00, −10.00] | +0.00 [+0.00, +0.00], cannot tell | 2 |" in made
@@ -330,6 +333,7 @@ def test_a_run_that_failed_becomes_a_record(tmp_path, monkeypatch, simulated):
         {"round": 1, "loss": 9.0},
     ]
     assert record["made"]["training_seconds"] == 1.2
+    assert record["made"]["version"] == version()
     assert board.missing("short").name == "tuning/plain-lr0.3"  # it is not run again
 
 
