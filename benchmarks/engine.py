@@ -111,8 +111,7 @@ def contrast(federation: Federation, rows: torch.Tensor, draws: torch.Generator)
     """SimCLR's loss of a batch."""
     pixels, networks = federation.splits.train.images.gather(rows), federation.networks
     views = [federation.views(pixels, draws) for _ in range(2)]
-    if federation.recipe.engine.channels_last:
-        views = [view.contiguous(memory_format=torch.channels_last) for view in views]
+    views = [view.contiguous(memory_format=federation.layout) for view in views]
     z = F.normalize(torch.cat([networks["projector"](networks["encoder"](view)) for view in views]))
     itself = torch.eye(len(z), dtype=torch.bool)
     return F.cross_entropy(
@@ -123,9 +122,7 @@ def contrast(federation: Federation, rows: torch.Tensor, draws: torch.Generator)
 def cross_entropy(federation: Federation, rows: torch.Tensor, draws: torch.Generator) -> torch.Tensor:
     """Cross-entropy of a batch."""
     images, networks = federation.splits.train, federation.networks
-    x = federation.views.plain(images.images.gather(rows))
-    if federation.recipe.engine.channels_last:
-        x = x.contiguous(memory_format=torch.channels_last)
+    x = federation.views.plain(images.images.gather(rows)).contiguous(memory_format=federation.layout)
     return F.cross_entropy(networks["classifier"](networks["encoder"](x)), images.labels[rows])
 
 

@@ -7,7 +7,6 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import torch
 from torch import Tensor, nn
 
 from atoll.core.config import describe
@@ -34,9 +33,10 @@ from atoll.evaluation import (
     split_test,
 )
 from atoll.evaluation.client_tests import PREFIX
-from atoll.models import load_encoder
+from atoll.models import Encoder, load_encoder
 from atoll.models.adapters import merged
 from atoll.models.exported import CONFIG
+from atoll.models.layout import memory_layout
 from atoll.recipe.recipe import recipe_of
 
 
@@ -231,10 +231,15 @@ def measure_run(run: Run, protocols: Sequence[str], data: DataOptions | None = N
     client_ids = partition.client_ids(splits.train) if partition else None
     shares = client_shares(partition, splits.train, images, protocols)
     device = recipe.engine.find_device()
-    layout = torch.channels_last if recipe.engine.channels_last else torch.preserve_format
+
+    def load(path: Path) -> Encoder:
+        encoder = load_encoder(path).to(device)
+        layout = memory_layout(encoder, device, recipe.engine.channels_last)
+        return encoder.to(memory_format=layout)
+
     by_model = {
         name: evaluate(
-            load_encoder(path).to(device).to(memory_format=layout),
+            load(path),
             splits.train,
             images,
             views,

@@ -190,7 +190,6 @@ def bare_round(work: Workload) -> None:
     encoder, projector = networks["encoder"], networks["projector"]
     optimizer = make_optimizer(train, networks.parameters())
     draws = torch.Generator().manual_seed(0)
-    form = torch.channels_last if federation.recipe.engine.channels_last else torch.contiguous_format
     pixels, kind = federation.splits.train.images, work.device.type
     total = torch.zeros((), device=work.device)
     for indices in federation.partition.clients:
@@ -198,7 +197,7 @@ def bare_round(work: Workload) -> None:
         for rows in torch.split(order, train.batch_size):
             images = pixels.gather(rows).to(work.device)
             views: list[Tensor] = [
-                federation.views(images, draws).contiguous(memory_format=form) for _ in range(2)
+                federation.views(images, draws).contiguous(memory_format=federation.layout) for _ in range(2)
             ]
             with torch.autocast(kind, torch.bfloat16, enabled=train.amp and kind == "cuda"):
                 loss = nt_xent(*(projector(encoder(view)) for view in views))

@@ -44,7 +44,7 @@ class FederatedClient:
         batch_size: Batch size of training.
         drop_last: Whether to drop a last, smaller batch, unless it is the only one.
         device: Device of the batches.
-        channels_last: Whether images have the memory layout channels-last.
+        layout: Memory layout of the images.
         decoders: Reads the images of batches; None to read them in this process.
     """
 
@@ -58,7 +58,7 @@ class FederatedClient:
         batch_size: int,
         drop_last: bool,
         device: torch.device,
-        channels_last: bool = False,
+        layout: torch.memory_format = torch.contiguous_format,
         decoders: DecodeWorkers | None = None,
     ) -> None:
         self.num_samples = len(indices)
@@ -71,7 +71,7 @@ class FederatedClient:
         self._drop_last = drop_last
         self._device = device
         self._decoders = decoders or DecodeWorkers(images.images, 0)
-        self._format = torch.channels_last if channels_last else torch.contiguous_format
+        self._layout = layout
 
     @property
     def labels(self) -> Tensor | None:
@@ -91,7 +91,7 @@ class FederatedClient:
         """
         pixels = self._pixels(rows)
         images = self._views.plain(pixels) if generator is None else self._views(pixels, generator)
-        return images.contiguous(memory_format=self._format)
+        return images.contiguous(memory_format=self._layout)
 
     def num_batches(self) -> int:
         """Number of batches in one epoch."""
@@ -122,7 +122,7 @@ class FederatedClient:
                 made["image"] = self._views.plain(pixels)
             if "other" in images:
                 made["other"] = self._views(other, draws["other"])
-            made = {name: image.contiguous(memory_format=self._format) for name, image in made.items()}
+            made = {name: image.contiguous(memory_format=self._layout) for name, image in made.items()}
             yield Batch(rows, made, self._labels(rows), epoch)
 
     def _schedule(
@@ -155,7 +155,7 @@ class FederatedClient:
         Shape:
             pixels: uint8 (N, C, H, W); result: float32 (N, C, size, size), on the training device.
         """
-        return self._views.plain(upload(pixels, self._device)).contiguous(memory_format=self._format)
+        return self._views.plain(upload(pixels, self._device)).contiguous(memory_format=self._layout)
 
     def _cut(self, order: Tensor) -> list[Tensor]:
         cuts = list(torch.split(order, self._batch_size))

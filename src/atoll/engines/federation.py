@@ -36,6 +36,7 @@ from atoll.engines.partitioning import (
 from atoll.engines.update_checks import SizeLimit, max_update_size
 from atoll.models import Encoder, build_encoder, build_projector, load_pretrained, load_weights
 from atoll.models.adapters import add_adapters, freeze, has_adapters, without_adapters
+from atoll.models.layout import memory_layout
 from atoll.recipe.recipe import Recipe
 
 
@@ -105,8 +106,8 @@ class Federation:
         method = recipe.composed  # `refuse` once more, because the setting names the weights now
         if reason := method.refuse(self.setting) or method.refuse_networks(self.networks):
             raise UserError(reason)
-        if recipe.engine.channels_last:
-            self.networks.to(memory_format=torch.channels_last)
+        self.layout = memory_layout(self.networks, self.device, recipe.engine.channels_last)
+        self.networks.to(memory_format=self.layout)
 
     @property
     def encoder(self) -> Encoder:
@@ -194,7 +195,7 @@ class Federation:
         train = self.recipe.train
         return FederatedClient(
             self.images, self.partition.clients[client], client, self.views, self.recipe.seed,
-            train.batch_size, train.drop_last, self.device, self.recipe.engine.channels_last, self._decoders,
+            train.batch_size, train.drop_last, self.device, self.layout, self._decoders,
         )  # fmt: skip
 
     def client_ids(self) -> Tensor:

@@ -1,0 +1,34 @@
+"""The memory layout of images and convolutions."""
+
+from __future__ import annotations
+
+import torch
+from torch import nn
+
+_BLOCK = 16  # channels that oneDNN's widest kernel (AVX-512) computes together
+
+
+def memory_layout(networks: nn.Module, device: torch.device, channels_last: bool) -> torch.memory_format:
+    """Return the layout in which the networks train.
+
+    On a CPU, the weight gradient of a strided 1 × 1 convolution with few input channels writes outside its memory
+    if they are last: the process crashes, or the gradient is wrong (oneDNN issue 6035; fewer than 8 channels with
+    AVX2, than 16 with AVX-512). Networks with such a convolution keep PyTorch's default layout there.
+
+    Args:
+        networks: The networks to train.
+        device: Where they train.
+        channels_last: Whether channels-last is wanted.
+    """
+    if channels_last and not (device.type == "cpu" and any(map(_overruns, networks.modules()))):
+        return torch.channels_last
+    return torch.contiguous_format
+
+
+def _overruns(module: nn.Module) -> bool:
+    return (
+        isinstance(module, nn.Conv2d)
+        and module.kernel_size == (1, 1)
+        and module.stride != (1, 1)
+        and module.in_channels // module.groups < _BLOCK
+    )
