@@ -234,7 +234,7 @@ def measure_run(run: Run, protocols: Sequence[str], data: DataOptions | None = N
 
     def load(path: Path) -> Encoder:
         encoder = load_encoder(path).to(device)
-        layout = memory_layout(encoder, device, recipe.engine.channels_last)
+        layout = memory_layout(encoder, recipe.engine.channels_last)
         return encoder.to(memory_format=layout)
 
     by_model = {

@@ -106,7 +106,7 @@ class Federation:
         method = recipe.composed  # `refuse` once more, because the setting names the weights now
         if reason := method.refuse(self.setting) or method.refuse_networks(self.networks):
             raise UserError(reason)
-        self.layout = memory_layout(self.networks, self.device, recipe.engine.channels_last)
+        self.layout = memory_layout(self.networks, recipe.engine.channels_last)
         self.networks.to(memory_format=self.layout)
 
     @property

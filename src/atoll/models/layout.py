@@ -8,19 +8,18 @@ from torch import nn
 _BLOCK = 16  # channels that oneDNN's widest kernel (AVX-512) computes together
 
 
-def memory_layout(networks: nn.Module, device: torch.device, channels_last: bool) -> torch.memory_format:
+def memory_layout(networks: nn.Module, channels_last: bool) -> torch.memory_format:
     """Return the layout in which the networks train.
 
     On a CPU, the weight gradient of a strided 1 × 1 convolution with few input channels writes outside its memory
     if they are last: the process crashes, or the gradient is wrong (oneDNN issue 6035; fewer than 8 channels with
-    AVX2, than 16 with AVX-512). Networks with such a convolution keep PyTorch's default layout there.
+    AVX2, than 16 with AVX-512). Networks with such a convolution keep PyTorch's default layout, on every device.
 
     Args:
         networks: The networks to train.
-        device: Where they train.
         channels_last: Whether channels-last is wanted.
     """
-    if channels_last and not (device.type == "cpu" and any(map(_overruns, networks.modules()))):
+    if channels_last and not any(map(_overruns, networks.modules())):
         return torch.channels_last
     return torch.contiguous_format
 

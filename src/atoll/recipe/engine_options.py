@@ -30,8 +30,8 @@ class EngineOptions(Options, section="engine"):
             ahead of the training, with ``workers = 1``; 0 to decode between the steps. The result does not depend
             on it.
         channels_last: Use the channels-last memory layout of images and convolutions. The last bits of the result
-            depend on it. On a CPU it is not used if a strided 1 × 1 convolution has fewer than 16 input channels,
-            whose gradient oneDNN computes wrongly.
+            depend on it. It is not used if a strided 1 × 1 convolution has fewer than 16 input channels, whose
+            gradient oneDNN computes wrongly on a CPU.
         checkpoint_every: Rounds between checkpoints.
     """
 
