@@ -38,7 +38,10 @@ def faults(how: str) -> int:
 
 @pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="sets glibc's allocator")
 def test_a_step_uses_the_memory_that_the_step_before_freed() -> None:
-    assert faults("kept") < 0.1 * faults("default")
+    default = faults("default")
+    if not default:
+        pytest.skip("this kernel reports no page faults, even of the default allocator: nothing to compare")
+    assert faults("kept") < 0.1 * default
 
 
 def test_the_user_s_own_choice_stays(monkeypatch: pytest.MonkeyPatch) -> None:
