@@ -77,6 +77,7 @@ ABOUT_MORE = {
     "test_docs.py": "docs/",
     "test_docs_examples.py": "code blocks and paths in docs/",
     "test_every_method.py": "all methods",
+    "test_every_option.py": "all options",
     "test_elsewhere.py": "benchmarks/elsewhere.py",
     "test_flagship_log.py": "benchmarks/flagship.py",
     "test_gpu_session.py": "benchmarks/gpu.sh",

@@ -95,7 +95,10 @@ def settings_of(objective, term, merge, aggregation, server):
 
 def prepare(combination, images):
     """All that comes before the first round, where a combination may be refused."""
-    recipe = tiny(*SMALL, "method.name=fed_simclr", *settings_of(*combination))
+    return set_up(tiny(*SMALL, "method.name=fed_simclr", *settings_of(*combination)), images)
+
+
+def set_up(recipe, images):
     federation = Federation(recipe, images)
     trained = {
         name: Trained(federation.initial_weights(), images.test.images)

@@ -74,11 +74,33 @@ def test_a_client_begins_in_cluster_k_mod_c_and_then_chooses_by_features():
             assert rounds.client.context.of(rounds.method.aggregation).chosen == name
 
 
-def test_the_choice_is_the_largest_mean_cosine():
-    rounds = Rounds(*FEATARC)
+@pytest.mark.parametrize("output", ["h", "z"])
+def test_the_choice_is_the_largest_mean_cosine(output):
+    rounds = Rounds(*FEATARC, f"options.featarc.features={output}")
     _, kept = rounds.train(1)
     rounds.start(1, 2, kept)
     chosen = rounds.client.context.of(rounds.method.aggregation).chosen
+    alike = similarities(rounds, kept["parts"]["featarc"], output)
+    assert chosen == max(alike, key=alike.get)
+
+
+def test_embeddings_choose_where_representations_would_choose_the_other_cluster():
+    rounds = Rounds(*FEATARC, "options.featarc.features=z")
+    first, second = rounds.server.state["models"].values()
+    # The same encoder in both clusters, and the second's projector at the client.
+    models = {"cluster-0": first, "cluster-1": {**second, **encoder_of(first)}}
+    rounds.server.state["models"] = models
+    retained = {
+        name: w for name, w in models["cluster-1"].items() if name.startswith(("encoder.", "projector."))
+    }
+    rounds.start(0, 2, {"parts": {"featarc": retained}})
+    chosen = rounds.client.context.of(rounds.method.aggregation).chosen
+    assert len(set(similarities(rounds, retained, "h").values())) == 1
+    assert chosen == "cluster-1"
+
+
+def similarities(rounds, retained, output):
+    """Mean cosine between the retained networks' outputs and each cluster's, on client 1's images."""
     data, networks = rounds.federation.client_data(1), rounds.federation.networks
     images = data.pick(torch.arange(data.num_samples))
 
@@ -86,12 +108,13 @@ def test_the_choice_is_the_largest_mean_cosine():
         networks.load_state_dict({**networks.state_dict(), **weights})
         networks.eval()
         with torch.no_grad():
-            return networks["encoder"](images)
+            h = networks["encoder"](images)
+            return h if output == "h" else networks["projector"](h)
 
-    past = features(kept["parts"]["featarc"])
-    alike = {name: cosine(features(model), past) for name, model in rounds.server.state["models"].items()}
+    past = features(retained)
+    found = {name: cosine(features(model), past) for name, model in rounds.server.state["models"].items()}
     networks.train()
-    assert chosen == max(alike, key=alike.get)
+    return found
 
 
 def test_a_cluster_is_the_mean_of_its_clients_and_stays_without_any():
