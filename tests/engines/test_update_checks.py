@@ -15,7 +15,7 @@ from atoll.aggregation.update_geometry import UpdateGeometry
 from atoll.core.tree import clone, same
 from atoll.engines.jobs import Result
 from atoll.engines.server import TooFewUpdatesError
-from atoll.engines.update_checks import UpdateChecks
+from atoll.engines.update_checks import WEIGHING, UpdateChecks
 from atoll.methods.euc import EUC
 from atoll.methods.fedprox import FedProx
 from atoll.methods.fedsc import FedSC
@@ -541,11 +541,27 @@ def test_a_loss_that_weighs_gives_no_client_ten_times_the_largest_weight_so_far(
     assert isinstance(of(7.0), UpdateGeometry)
     assert isinstance(of(5.0), UpdateGeometry)
     guard.close_round()
-    assert isinstance(of(2.7), UpdateGeometry)
-    assert of(0.0) == (
-        "its 'loss', which weighs it, is 0, below the bound of 2.697, since no earlier one was below 5 "
-        "(train.norm_factor)"
+    for loss, weighs in ((7.0, 7.0), (2.7, 2.7), (0.0, 5 - math.log(10))):
+        assert isinstance(of(loss), UpdateGeometry)
+        assert guard.weighed({**healthy(), "loss": loss})["loss"] == weighs
+    guard.close_round()  # the next bound follows from what weighed, not from what was claimed
+    assert guard.weighed({**healthy(), "loss": 0.0})["loss"] == 5 - 2 * math.log(10)
+
+
+@pytest.mark.parametrize("method", ["fed_loss", "l_dawa_loss"])
+def test_the_fold_weighs_by_the_bounded_loss(method):
+    ours, bounded = (Rounds(f"method.name={method}") for _ in range(2))
+    ours.server.checks.history.earlier[WEIGHING] = [9.0]
+    updates = {
+        client: {**ours.train(client)[0], "loss": loss} for client, loss in enumerate((1.0, 6.0, 8.0, 9.0))
+    }
+    record = ours.server.run_round(Fixed(updates))
+    assert record.clients == 4
+    least = 9 - math.log(10)
+    bounded.fold(
+        1, {client: {**update, "loss": max(update["loss"], least)} for client, update in updates.items()}
     )
+    assert same(ours.server.state, bounded.server.state)
 
 
 def test_no_factor_admits_a_loss_that_is_not_finite():

@@ -211,7 +211,7 @@ class Server:
                 update = cast(Update, result.update)  # the checks have confirmed its form
                 if self._observer:
                     self._observer.update(job.client, update["weights"], verdict)
-                fold.add(job.client, update, verdict)
+                fold.add(job.client, self.checks.weighed(update), verdict)
                 accepted.append(job.client)
                 _average(record.losses, update["losses"], reported)
                 if verdict.moved:

@@ -110,6 +110,19 @@ class UpdateChecks:
         reason = self._tensors(update["weights"], reference, asked) or self._slices(update)
         return reason or self._magnitudes(update, reference)
 
+    def weighed(self, update: Update) -> Update:
+        """Return an accepted update whose loss gives it at most `norm_factor` times the largest earlier weight."""
+        if "loss" not in self.method.aggregation.statistics:
+            return update
+        return cast(Update, {**update, "loss": self._weighing(update["loss"])})
+
+    def _weighing(self, value: float) -> float:
+        """Bound a loss L that weighs its client by exp(−L). Honest ones may fall further, so none is refused."""
+        earlier = self.history.least(WEIGHING)
+        if earlier is None or self.method.aggregation.clips:
+            return value
+        return max(value, earlier - math.log(max(self.setting.train.norm_factor, 1.0)))
+
     def close_round(self) -> None:
         """Add the magnitudes accepted in this round to those that bound the next rounds."""
         self.history.close_round()
@@ -141,7 +154,7 @@ class UpdateChecks:
         for name in self.method.aggregation.statistics:
             value, place = update.get(name), f"its {name!r}"
             if name == "loss":
-                reason = self._loss(name, value, place) or self._weighing(update["loss"])
+                reason = self._loss(name, value, place)
             else:
                 reason = _count(asked.get(name)).mismatch(value, place)
             if reason:
@@ -173,19 +186,6 @@ class UpdateChecks:
         least = least_loss(self.method, name)
         return (
             f"{place} is {value:.4g}, and it cannot be below {least:g}" if value < least - ROUNDING else None
-        )
-
-    def _weighing(self, value: float) -> str | None:
-        """Bound the weight exp(−L) of a client by `norm_factor` times the largest weight of earlier rounds."""
-        earlier = self.history.least(WEIGHING)
-        if earlier is None or self.method.aggregation.clips:
-            return None
-        bound = earlier - math.log(max(self.setting.train.norm_factor, 1.0))
-        if value >= bound:
-            return None
-        return (
-            f"its 'loss', which weighs it, is {value:.4g}, below the bound of {bound:.4g}, since no earlier one "
-            f"was below {earlier:.4g} (train.norm_factor)"
         )
 
     def _tensors(self, weights: Weights, reference: Weights, asked: dict[str, int]) -> str | None:
@@ -268,7 +268,7 @@ class UpdateChecks:
                 return f"{what} {value:.4g}, beyond the bound of {bound:.4g} ({option})"
         losses = {_LOSS + name: value for name, value in update["losses"].items()}
         if "loss" in self.method.aggregation.statistics:
-            losses[WEIGHING] = update["loss"]
+            losses[WEIGHING] = self._weighing(update["loss"])
         self.history.add({**values, **losses})
         return geometry
 
