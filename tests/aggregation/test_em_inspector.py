@@ -61,6 +61,22 @@ def test_the_model_is_the_mean_of_those_that_are_not_suspected():
             torch.testing.assert_close(weight, rows.mean(0).to(weight.dtype))
 
 
+def test_a_client_whose_embeddings_are_not_finite_is_left_out():
+    """Zero variances divide by zero, in a model of finite weights; the others are judged as without it."""
+    rounds = Rounds("method.name=fed_simclr", "method.aggregation=em_inspector")
+    updates = {client: rounds.train(client)[0] for client in range(4)}
+    broken = clone(updates[3])
+    for name, weight in broken["weights"].items():
+        if name.endswith("running_var"):
+            weight.zero_()
+        elif name == "encoder.conv1.weight":
+            weight.fill_(1e30)
+    honest = Rounds("method.name=fed_simclr", "method.aggregation=em_inspector")
+    honest.fold(1, {client: clone(updates[client]) for client in range(3)})
+    rounds.fold(1, {**{client: clone(updates[client]) for client in range(3)}, 3: broken})
+    assert same(rounds.server.state, honest.server.state)
+
+
 def test_without_a_client_that_passes_the_model_is_unchanged():
     """Two equal clients: each is as similar as the mean, and so suspected."""
     rounds = Rounds("method.name=fed_simclr", "method.aggregation=em_inspector")

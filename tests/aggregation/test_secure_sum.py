@@ -139,19 +139,44 @@ def test_a_sum_just_inside_its_bounds_is_decoded(norm, weight):
     assert float(step.norm()) == pytest.approx(norm / weight, rel=1e-4)
 
 
-@pytest.mark.parametrize(("norm", "weight"), [(2.0022, 4.0), (1.0, 4.0042), (1.0, 0.0), (1.0, -0.001)])
+@pytest.mark.parametrize(("norm", "weight"), [(2.0022, 4.0), (1.0, 4.0042), (1.0, -0.001)])
 def test_a_sum_just_beyond_its_bounds_is_refused(norm, weight):
     with pytest.raises(RunError, match=r"which updates clipped to 0\.5 cannot give"):
         decoded(norm, weight)
 
 
-def test_what_is_not_a_number_becomes_no_step():
-    spoiled = {name: weight * math.nan for name, weight in BASE.items()}
-    moved = summed_fold(
-        SecureSum(weights="uniform"), [{"weights": spoiled, "losses": {}, "parts": {}}], known(1)
-    )
-    for name, weight in BASE.items():
-        torch.testing.assert_close(moved[name], weight, rtol=0, atol=1e-6)
+@pytest.mark.parametrize("spoiled", ["weights", "losses", "loss"])
+@pytest.mark.parametrize("value", [math.nan, math.inf])
+def test_a_term_that_is_not_finite_is_not_made(spoiled, value):
+    options, of = SecureSum(weights="loss"), known(1)
+    update = {"weights": near(1), "losses": {"loss": 1.0}, "parts": {}, "loss": 1.0}
+    if spoiled == "weights":
+        update["weights"]["a"][0, 0] = value
+    else:
+        update[spoiled] = {"loss": value} if spoiled == "losses" else value
+    with pytest.raises(UserError, match="training diverged"):
+        options.encode(update, Reference(BASE).measure(update["weights"]), BASE, of, 1)
+
+
+def loss_weighted_step(loss):
+    """The mean step, over the true one, of four clients with this loss and the same step."""
+    options, of = SecureSum(weights="loss"), known(4)
+    ends = {name: weight + 0.01 for name, weight in BASE.items()}
+    sent = [{"weights": ends, "losses": {"loss": loss}, "parts": {}, "loss": loss}] * 4
+    moved = summed_fold(options, sent, of)
+    return float((moved["a"] - BASE["a"]).mean()) / 0.01
+
+
+def test_weights_that_vanish_in_the_rounding_are_refused():
+    """Of 2³² / 4 levels, the weights' sum must be 4·10⁻⁶, so losses may be ln 10⁶ = 13.8 above the least.
+
+    There, the rounding of a step is a thousandth of the largest change of 1, a tenth of this step.
+    """
+    assert loss_weighted_step(13.7) == pytest.approx(1.0, abs=0.1)
+    with pytest.raises(RunError, match=r"lost in the rounding .* raise options\.secure_sum\.least_loss"):
+        loss_weighted_step(13.9)
+    with pytest.raises(RunError, match=r"set options\.secure_sum\.weights = 'uniform'"):
+        decoded(1.0, 0.0)
 
 
 def test_no_term_leaves_the_model_and_counters_are_no_part():

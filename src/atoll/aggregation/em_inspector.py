@@ -103,7 +103,10 @@ class InspectingFold(CollectingFold):
 def _mean_of_unsuspected(fold: InspectingFold, updates: DiskBuffer, current: Weights) -> Weights:
     if not fold.embeddings:
         return {}
-    kept = torch.nonzero(suspicion(torch.stack(fold.embeddings)) <= 0).flatten()
+    embeddings = torch.stack(fold.embeddings)
+    # A model may embed an image as NaN, after which no comparison would suspect anyone: it is left out.
+    finite = torch.nonzero(embeddings.isfinite().flatten(1).all(dim=1)).flatten()
+    kept = finite[suspicion(embeddings[finite]) <= 0]
     return updates.map(lambda rows, block: rows[kept].double().mean(dim=0)) if len(kept) else {}
 
 

@@ -25,7 +25,7 @@ import torch
 from torch import Tensor
 
 from atoll.components.base import Aggregation, Models, Setting, Trained, Update, UpdateGeometry
-from atoll.core.errors import RunError
+from atoll.core.errors import RunError, UserError
 from atoll.core.schema import Above, AtMost, Positive
 from atoll.core.tree import Tree, Weights
 from atoll.data.client_data import num_batches
@@ -33,6 +33,7 @@ from atoll.data.client_data import num_batches
 MODULUS = 2**32
 LARGEST_LOSS = 1000.0  # of the mean loss, which is added like a weight
 ROUNDING = 1e-3  # of the bound on the sum, for the rounding of the terms
+LEAST_WEIGHT = 1e3  # of a sum, in units of its rounding; below it the mean step would be noise
 
 
 @dataclass(frozen=True)
@@ -109,6 +110,9 @@ class SecureSum(Aggregation):
             model: The model of the round.
             setting: The run's setting.
             largest: The largest weight (see `constants`).
+
+        Raises:
+            UserError: The update or its loss is not finite: a single such value would undo the clipping.
         """
         names = summed(update["weights"], setting)
         factors = self._factors(geometry, names)
@@ -116,22 +120,35 @@ class SecureSum(Aggregation):
         step = torch.cat(
             [(end - model[name].double().cpu()).flatten() for name, end in zip(names, ends, strict=True)]
         )
-        step *= min(1.0, self.clip / max(float(step.norm()), 1e-30))
+        norm, loss = float(step.norm()), update["losses"].get("loss", 0.0)
+        if not all(map(math.isfinite, (norm, loss, update.get("loss", 0.0)))):
+            raise UserError("training diverged: the update or its loss is not finite; lower train.lr")
+        step *= min(1.0, self.clip / max(norm, 1e-30))
         weight = min(1.0, self._weight(update) / largest)
-        loss = update["losses"].get("loss", 0.0) / LARGEST_LOSS
-        term = torch.cat([weight * step / self.largest_change, torch.tensor([weight, loss]).double()])
-        levels = _levels(setting)
-        return torch.round((term.clamp(-1, 1).nan_to_num() + 1) / 2 * levels).long()
+        numbers = torch.tensor([weight, loss / LARGEST_LOSS], dtype=torch.float64)
+        term = torch.cat([weight * step / self.largest_change, numbers])
+        return torch.round((term.clamp(-1, 1) + 1) / 2 * _levels(setting)).long()
 
     def decode(self, total: Tensor, clients: int, model: Weights, setting: Setting) -> tuple[Models, float]:
         """Return the next models and the mean loss from the sum of so many terms.
 
         Raises:
-            RunError: Clipped terms cannot add up to this sum.
+            RunError: Clipped terms cannot add up to this sum, or their weights vanish.
         """
-        values = total.double() / _levels(setting) * 2 - clients
+        levels = _levels(setting)
+        values = total.double() / levels * 2 - clients
         step, (weight, loss) = values[:-2] * self.largest_change, values[-2:].tolist()
         norm = float(step.norm())
+        if abs(weight) < LEAST_WEIGHT * clients / levels:
+            remedy = (
+                "raise options.secure_sum.least_loss to about the smallest loss"
+                if self.weights == "loss"
+                else "set options.secure_sum.weights = 'uniform'"
+            )
+            raise RunError(
+                f"the weights of {clients} updates add up to {weight:.2g}, which is lost in the rounding of "
+                f"secure aggregation; {remedy}"
+            )
         if not 0 < weight <= clients * (1 + ROUNDING) or norm > clients * self.clip * (1 + ROUNDING):
             raise RunError(
                 f"the sum of {clients} updates has the norm {norm:.4g} and the weight {weight:.4g}, which "
@@ -181,7 +198,7 @@ class SumFold:
         """Add the sum of several clients' terms; return their mean loss.
 
         Raises:
-            RunError: Clipped terms cannot add up to this sum.
+            RunError: See `SecureSum.decode`.
         """
         self._total = total if self._total is None else (self._total + total) % MODULUS
         self._clients += clients
