@@ -237,11 +237,13 @@ class Run:
     # Metrics.
 
     def log(self, line: dict[str, Any]) -> None:
-        """Append a line to the metrics."""
+        """Append a line to the metrics; like a checkpoint, it is on the disk when this returns."""
         path = self.folder / "metrics.jsonl"
         try:
             with path.open("ab") as file:
                 file.write(format_line(line))
+                file.flush()
+                os.fsync(file.fileno())
         except OSError as error:
             raise UserError(disk_sentence(path, error)) from None
 

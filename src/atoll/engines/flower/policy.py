@@ -216,8 +216,7 @@ class Policy(Options, section="policy"):
                     "the site's policy adds noise to its weights, and the update has more than these"
                 )
             weights = self.privacy.apply(update["weights"], received)
-            losses = dict.fromkeys(update["losses"], 0.0)
-            update = {**update, "weights": weights, "losses": losses}
+            update = {**update, "weights": weights, "losses": {}}
         names = [name for name in update if name != "parts"]
         self._check_names([*names, *(f"parts.{name}" for name in update["parts"])])
         size = num_bytes(update)
