@@ -128,6 +128,15 @@ def write_whole(path: Path, data: bytes | Sequence[bytes | memoryview], shared: 
         file.writelines([data] if isinstance(data, bytes) else data)
 
 
+def append(path: Path, data: bytes) -> None:
+    """Append to a file; like a whole file, the data are on the disk when this returns."""
+    with path.open("ab") as file:
+        file.write(data)
+        file.flush()
+        os.fsync(file.fileno())
+    _sync_names(path.parent)
+
+
 def hash_bytes(data: bytes) -> str:
     """Hash of bytes, which all fingerprints use."""
     return hashlib.blake2b(data, digest_size=16).hexdigest()

@@ -33,7 +33,7 @@ from typing import Any
 from atoll.core.checkpoints import checkpoint_files, load_checkpoint, save_checkpoint
 from atoll.core.digests import JSON, TOML, DamagedError, open_text, seal_text
 from atoll.core.errors import UserError
-from atoll.core.files import disk_sentence, write_whole
+from atoll.core.files import append, disk_sentence, write_whole
 from atoll.core.locks import lock
 from atoll.core.metrics_lines import Metrics, Results, format_line, parse_lines
 from atoll.core.text import clean
@@ -237,13 +237,10 @@ class Run:
     # Metrics.
 
     def log(self, line: dict[str, Any]) -> None:
-        """Append a line to the metrics; like a checkpoint, it is on the disk when this returns."""
+        """Append a line to the metrics."""
         path = self.folder / "metrics.jsonl"
         try:
-            with path.open("ab") as file:
-                file.write(format_line(line))
-                file.flush()
-                os.fsync(file.fileno())
+            append(path, format_line(line))
         except OSError as error:
             raise UserError(disk_sentence(path, error)) from None
 

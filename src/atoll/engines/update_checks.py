@@ -114,7 +114,7 @@ class UpdateChecks:
         """Return an accepted update whose loss gives it at most `norm_factor` times the largest earlier weight."""
         if "loss" not in self.method.aggregation.statistics:
             return update
-        return cast(Update, {**update, "loss": self._weighing(update["loss"])})
+        return {**update, "loss": self._weighing(update["loss"])}
 
     def _weighing(self, value: float) -> float:
         """Bound a loss L that weighs its client by exp(−L). Honest ones may fall further, so none is refused."""
