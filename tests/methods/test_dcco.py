@@ -126,6 +126,16 @@ def test_with_updates_the_second_round_has_the_loss_of_the_first_rounds_means():
         assert update["losses"]["dcco"] == pytest.approx(from_means(means, 0.3), rel=1e-5)
 
 
+@pytest.mark.parametrize("gather", ["rounds", "updates"])
+def test_every_batch_has_the_cohorts_loss_before_the_networks_move(gather):
+    rounds, updates = gathered(f"options.dcco.gather={gather}", "train.batch_size=4", "train.lr=1e-9")
+    names = ("mean1", "mean2", "square1", "square2", "product")
+    means = {name: sum(slot(update)[name] for update in updates.values()) / 4 for name in names}
+    for client in range(4):
+        update, _ = rounds.train(client, 2)  # the mean over ten batches
+        assert update["losses"]["dcco"] == pytest.approx(from_means(means, 0.0051), rel=1e-4)
+
+
 @pytest.mark.parametrize("lambd", [0.0, 0.3, 2.0])
 def test_lambda_weighs_the_entries_off_the_diagonal(lambd):
     rounds, _ = gathered(f"options.dcco.lambd={lambd}")

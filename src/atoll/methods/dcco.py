@@ -6,11 +6,11 @@
     C_ij  = (⟨f_i g_j⟩_T − ⟨f_i⟩_T ⟨g_j⟩_T) / (σ(f_i) σ(g_j))
     L_k   = Σ_i (1 − C_ii)² + λ Σ_{i≠j} C_ij²
 
-⟨·⟩_k⁰ are the client's statistics with the downloaded networks, over the views of the round's first epoch. In the
-first of a client's steps ⟨·⟩_k⁰ = ⟨·⟩_k, as in the paper: with one step per round and models averaged by samples, a
-round is one step on the cohort's union (BatchNorm aside, whose statistics are each client's own). In later steps
-⟨·⟩_T moves with the client's networks. If it stayed at ⟨·⟩_A, the gradient would point the same way for a whole
-round, and embeddings would grow without bound.
+⟨·⟩_k⁰ are the statistics of the same batch by the downloaded networks. In the first of a client's steps ⟨·⟩_k⁰ =
+⟨·⟩_k, as in the paper: with one step per round and models averaged by samples, a round is one step on the cohort's
+union (BatchNorm aside, whose statistics are each client's own). In later steps ⟨·⟩_T moves with the client's
+networks, and with nothing else: a batch is no sample of the cohort, so what distinguishes it must cancel. If ⟨·⟩_T
+stayed at ⟨·⟩_A, the gradient would point the same way for a whole round, and embeddings would grow without bound.
 """
 
 from __future__ import annotations
@@ -44,6 +44,7 @@ from atoll.objectives.cohort_statistics import CohortStatistics
 
 ROUNDING = 1e-6  # of the means of equal embeddings, whose squares are equal
 VIEW_IMAGES = tuple(view.images for view in VIEWS)
+DOWNLOADED = tuple(Forward(images, "dcco") for images in VIEW_IMAGES)  # the views by the downloaded networks
 
 
 @dataclass(frozen=True)
@@ -69,45 +70,35 @@ class DCCO(CohortStatistics):
         return 0.0 if self.lambd >= 0 else -math.inf
 
     def forwards(self) -> Sequence[Forward]:
-        """Pass both views through the local networks."""
-        return VIEWS
+        """Pass both views through the local and the downloaded networks."""
+        return (*VIEWS, *DOWNLOADED)
 
     def start(self, context: ClientContext) -> None:
-        """Compute ⟨·⟩_A − ⟨·⟩_k⁰."""
-        scope = context.of(self)
-        scope.rest = None
-        if scope.message is not None:
-            own, _ = self._statistics(context, context.round)
-            scope.rest = {name: scope.message[name].to(context.device) - mean for name, mean in own.items()}
+        """Freeze the downloaded networks, with BatchNorm as in training."""
+        context.frozen("dcco", train=True)
 
     def loss(self, context: ClientContext, batch: Batch, passes: Passes) -> Tensor:
         """Evaluate the loss on ⟨·⟩_T; without the cohort's statistics, on the batch's."""
-        own = encoding_statistics(*(passes[view].z for view in VIEWS))
-        rest = context.of(self).rest
-        if rest is not None:
-            own = EncodingStatistics(**{name: mean + rest[name] for name, mean in own._asdict().items()})
-        return correlation_loss(own, self.lambd)
+        means = _statistics(passes, VIEWS)
+        cohort = context.of(self).message
+        if cohort is not None:
+            before = _statistics(passes, DOWNLOADED)  # ⟨·⟩_k⁰
+            means = {
+                name: mean + (cohort[name].to(mean.device) - before[name]) for name, mean in means.items()
+            }
+        return correlation_loss(EncodingStatistics(**means), self.lambd)
 
     def finish(self, context: ClientContext) -> Tree:
         """Compute ⟨·⟩_k over the views of the next round's first epoch, with BatchNorm as in training."""
         if not self.sends(context.round):
             return None
-        means, count = self._statistics(context, context.round + 1)
-        return {"count": count, **{name: mean.cpu() for name, mean in means.items()}}
-
-    def _statistics(self, context: ClientContext, round: int) -> tuple[dict[str, Tensor], int]:
-        """Compute ⟨·⟩_k over the views of a round's first epoch, and count the images."""
-        networks = {"local": context.frozen("dcco", train=True)}
+        networks = {"dcco": context.frozen("dcco", train=True)}
         joint = context.setting.train.views_batch == "joint"
-        sums, count = _Sums(), 0
-        for batch in context.data.batches(round, 1, VIEW_IMAGES):
-            with torch.no_grad():
-                passes = run_forwards(VIEWS, networks, batch.images, joint, context.after)
-                sums.add(
-                    encoding_statistics(*(passes[view].z for view in VIEWS))._asdict(), len(batch.indices)
-                )
-            count += len(batch.indices)
-        return sums.means(), count
+        sums = _Sums()
+        for batch in context.data.batches(context.round + 1, 1, VIEW_IMAGES):
+            passes = run_forwards(DOWNLOADED, networks, batch.images, joint, context.after)
+            sums.add(_statistics(passes, DOWNLOADED), len(batch.indices))
+        return {"count": sums.weight, **{name: mean.cpu() for name, mean in sums.means().items()}}
 
     def declares(self, setting: Setting) -> Spec:
         """Declare the five means, and the number of images that they are of; no mean square is negative."""
@@ -141,19 +132,24 @@ class DCCO(CohortStatistics):
         return StatisticsFold(state, setting.sizes) if self.sends(round) else None
 
 
+def _statistics(passes: Passes, views: Sequence[Forward]) -> dict[str, Tensor]:
+    """Compute ⟨·⟩_k of a batch."""
+    return encoding_statistics(*(passes[view].z for view in views))._asdict()
+
+
 class _Sums:
     """Weighted means of statistics, by name."""
 
     def __init__(self) -> None:
         self._sums: dict[str, Tensor] = {}
-        self._weight = 0
+        self.weight = 0
 
     def add(self, means: dict[str, Tensor], weight: int) -> None:
-        self._weight += weight
+        self.weight += weight
         self._sums = {name: self._sums.get(name, 0.0) + weight * mean for name, mean in means.items()}
 
     def means(self) -> dict[str, Tensor]:
-        return {name: total / self._weight for name, total in self._sums.items()}
+        return {name: total / self.weight for name, total in self._sums.items()}
 
 
 class StatisticsFold:
