@@ -4,6 +4,7 @@ from dataclasses import replace
 import pytest
 import torch
 from sklearn.linear_model import LogisticRegression
+from sklearn.preprocessing import StandardScaler
 from torch import nn
 
 from atoll.core.errors import UserError
@@ -143,6 +144,23 @@ def test_standardising_takes_the_training_sets_mean_and_deviation() -> None:
     assert result.accuracy == linear_probe(*by_hand, plain, stream(0, "probe")).accuracy
     own = ((train_h - mean) / std, train_y, (test_h - test_h.mean(0)) / test_h.std(0), test_y)
     assert result.accuracy != linear_probe(*own, plain, stream(0, "probe")).accuracy
+
+
+def test_standardising_leaves_units_that_are_constant_in_training_at_their_scale() -> None:
+    train_h, train_y, test_h, test_y = blobs(300, 8, 4, spread=1.0)
+    train_h[:, 1], train_h[:, 2] = 0.0, 100.0
+    test_h[:, 1], test_h[:, 2] = test_h[:, 1].relu(), 101.0
+    scaler = StandardScaler().fit(train_h.double().numpy())
+    train_s, test_s = (
+        torch.from_numpy(scaler.transform(h.double().numpy())).float() for h in (train_h, test_h)
+    )
+    plain = replace(PROBES["ssd"], epochs=100)
+    ours = linear_probe(
+        train_h, train_y, test_h, test_y, replace(plain, standardise=True), stream(0, "probe")
+    )
+    theirs = linear_probe(train_s, train_y, test_s, test_y, plain, stream(0, "probe"))
+    assert ours.accuracy == pytest.approx(theirs.accuracy, abs=0.01)
+    assert ours.accuracy > 0.5
 
 
 def test_works_where_gradients_are_off_and_on_features_that_have_one() -> None:

@@ -24,6 +24,8 @@ def test_consensus_distance_against_loop(seed, k, d):
 
 def test_equal_models_agree():
     assert float(consensus_distance(torch.ones(3, 4))) == 0.0
+    far = torch.tensor([[300.0, 0.0], [-300.0, 0.0]], dtype=torch.float16)  # whose squares overflow
+    assert float(consensus_distance(far)) == 300.0
 
 
 @pytest.mark.parametrize("clients", [3, 4, 7, 10])

@@ -160,6 +160,18 @@ def test_a_mistake_in_the_users_own_module(text, sentence, tmp_path, monkeypatch
         load_recipe("digits-ssd", [f"method.name={name}:METHOD"])
 
 
+def test_a_method_of_your_own_keeps_what_it_does_not_share(tmp_path, monkeypatch):
+    (tmp_path / "partly.py").write_text(
+        "from atoll.methods.method import Method\nfrom atoll.objectives.simclr import SimCLR\n"
+        "METHOD = Method(objective=SimCLR(), share=('encoder.*',))\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    recipe = load_recipe("digits-ssd", ["method.name=partly:METHOD"])
+    assert recipe.composed.share == recipe.completed().method.share == ("encoder.*",)
+    other = load_recipe("digits-ssd", ["method.name=partly:METHOD", "method.share=['*']"])
+    assert other.composed.share == ("*",)
+
+
 def test_a_run_is_called_after_its_recipe(tmp_path):
     assert load_recipe("cifar10-table").name == "cifar10-table"  # and not after its base
     plain, named = tmp_path / "mine.toml", tmp_path / "other.toml"

@@ -38,7 +38,9 @@ class EvaluationOptions(Options, section="evaluation"):
     Attributes:
         every: Rounds between evaluations during training; 0 evaluates only at the end.
         patience: The run ends after this many evaluations in a row whose kNN accuracy is not above that of all
-            earlier ones since round 1; by default, after ``train.rounds`` alone.
+            earlier ones since round 1; by default, after ``train.rounds`` alone. The images of the evaluation
+            decide: with test images the results are somewhat optimistic, with ``data.validation_fraction`` they
+            are not.
         during: Protocols of an evaluation during training.
         at_end: Protocols of the last evaluation.
         batch_size: Number of images that are embedded at a time.

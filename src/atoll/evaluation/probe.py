@@ -86,7 +86,9 @@ def linear_probe(
     train_h, test_h = train_h.detach().float(), test_h.detach().float()
     train_y, test_y = train_y.to(train_h.device, torch.long), test_y.to(test_h.device, torch.long)
     if protocol.standardise:
-        mean, std = train_h.mean(0), train_h.std(0, correction=0).clamp(min=1e-8)
+        mean, std = train_h.mean(0), train_h.std(0, correction=0)
+        # A unit that is constant here may not be so on the test images: divided by almost 0, it would drown all.
+        std = torch.where(std > 1e-6 * train_h.abs().amax(0), std, 1.0)
         train_h, test_h = (train_h - mean) / std, (test_h - mean) / std
     accuracy, best, best_epoch = 0.0, -1.0, 0
     with one_thread(train_h.device):

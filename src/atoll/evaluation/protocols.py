@@ -190,7 +190,7 @@ class FineTuneProtocol(Options, section="finetune"):
     name: str
     fraction: Share = 1.0
     label_count: Count | None = None
-    optimizer: Optimizer = "sgd"
+    optimizer: Literal["adam", "sgd"] = "sgd"
     encoder_lr: float = 1e-3
     head_lr: float = 0.3
     momentum: float = 0.9

@@ -8,6 +8,7 @@ from torch import Tensor
 from atoll.functional._tensors import check_rows, full_precision, shapes
 
 
+@full_precision
 @torch.no_grad()
 def consensus_distance(models: Tensor) -> Tensor:
     """Root mean square distance of models from their mean: sqrt((1/K) Σ_k ‖w_k − w̄‖²), w̄ = (1/K) Σ_k w_k.

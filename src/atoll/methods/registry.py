@@ -209,7 +209,7 @@ class MethodOptions:
         aggregation: Name of an aggregation or ``module:attribute``; by default the method's aggregation.
         server: Name of a server step or ``module:attribute``; by default the method's server step.
         share: Patterns over the names of weights, such as ``"encoder.*"``, that clients share; each client retains
-            the others, and ends with a personal model. By default all are shared.
+            the others, and ends with a personal model. By default the method's; all, if it has none.
     """
 
     name: str = "ssd"
@@ -291,7 +291,7 @@ def make_method(chosen: MethodOptions, options: Mapping[str, Mapping[str, Any]])
         merge=component(chosen.merge, method.merge, MERGES, "merge"),
         aggregation=component(chosen.aggregation, method.aggregation, AGGREGATIONS, "aggregation"),
         server=component(chosen.server, method.server, SERVER_STEPS, "server step"),
-        share=chosen.share,
+        share=method.share if chosen.share is None else chosen.share,
     )
     composed = dataclasses.replace(composed, title=_title(method, composed, chosen.name))
     check_tables(options, used)
@@ -322,7 +322,7 @@ def complete(chosen: MethodOptions, method: Method) -> tuple[MethodOptions, dict
         merge=chosen.merge or method.merge.name,
         aggregation=chosen.aggregation or method.aggregation.name,
         server=chosen.server or method.server.name,
-        share=chosen.share,
+        share=method.share,
     )
     components = (method.objective, *method.terms, method.merge, method.aggregation, method.server)
     return filled, {component.name: table for component in components if (table := describe(component))}
