@@ -273,6 +273,31 @@ def test_a_site_sends_no_update_without_masks(place):
     )
 
 
+def test_a_site_sends_one_term_under_its_masks(place):
+    """The difference of two would be that of the updates, without masks."""
+    grid = sites(place)
+    west = grid.nodes[13]
+
+    def twice(message):
+        if message.metadata.message_type == "train":
+            west(message)
+        return west(message)
+
+    grid.nodes[13] = twice
+    run = play(grid, place, *SECURE, "train.rounds=1")
+    assert "this site has sent its term of round 1, and does so once" in run.metrics[-1]["lost"]["3"]
+
+
+def test_a_site_shares_its_secrets_once(tmp_path):
+    keys = {"0": secure_site.answer_keys(tmp_path, {"round": 1})["keys"]}
+    for other in (1, 2):
+        keys[str(other)] = secure_site.answer_keys(tmp_path / str(other), {"round": 1})["keys"]
+    request = {"round": 1, "client": 0, "keys": keys, "threshold": 2}
+    assert set(secure_site.answer_shares(tmp_path, request)["shares"]) == {"1", "2"}
+    with pytest.raises(ValueError, match="has shared the secrets of round 1, and does so once"):
+        secure_site.answer_shares(tmp_path, request)
+
+
 def test_a_round_is_opened_for_one_set_of_clients_only(tmp_path, monkeypatch):
     """A second sum of the same round, without one client, would reveal that client's term."""
     monkeypatch.setattr(secure_site, "reveal", lambda *_: {})
@@ -284,6 +309,8 @@ def test_a_round_is_opened_for_one_set_of_clients_only(tmp_path, monkeypatch):
     secure_site.answer_keys(tmp_path, {"round": 7})
     with pytest.raises(ValueError, match="would reveal a single update"):
         secure_site.answer_reveal(tmp_path, {"round": 7, "client": 0, "stayed": [0, 1]})
+    with pytest.raises(ValueError, match=r"has no keys of round 7\.0"):
+        secure_site.answer_reveal(tmp_path, {"round": 7.0, "client": 0, "stayed": [0, 1]})
     with pytest.raises(ValueError, match="has no keys of round 8"):
         secure_site.answer_reveal(tmp_path, {"round": 8, "client": 0, "stayed": [0, 1]})
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import re
+import shutil
 from itertools import pairwise
 from types import SimpleNamespace
 
@@ -196,6 +198,27 @@ def test_a_name_stays_with_its_key(place):
     assert json.loads((run.folder / "sites.json").read_text())["turned_away"][-1]["reason"].endswith(
         "another key"
     )
+
+
+@pytest.mark.parametrize(
+    ("copied", "sentence"),
+    [
+        (
+            "train/0/more.png",
+            r"'west' took part with 40 training and 20 held-out images .*, and has 41 training",
+        ),
+        ("train/new/more.png", r"of the classes 0, 1.*, and has 41 .* 9, new; restore its images"),
+    ],
+)
+def test_a_site_that_returns_with_other_images_is_refused(place, copied, sentence):
+    play(sites(place), place, "train.rounds=1")
+    folder = place / "images" / "west"
+    (folder / copied).parent.mkdir(exist_ok=True)
+    shutil.copy(next(folder.glob("train/*/*.png")), folder / copied)
+    run = play(sites(place), place, "train.rounds=2", "train.min_accepted=0.5", resume=True, wait=1.0)
+    assert run.metrics[-1]["clients"] == 3
+    turned = run.read_json("sites.json")["turned_away"]
+    assert re.search(sentence, turned[-1]["reason"])
 
 
 def test_a_folder_that_vanishes_is_named(place):

@@ -1,7 +1,7 @@
 """Secure aggregation at a site: its keys and secrets of a round, on disk between the requests.
 
-A site opens a round once: a second sum of the same round over other clients would, as a difference, reveal a single
-client's term.
+A site goes through the stages of a round once, with new keys. A second term under the same masks, or a second sum
+of the round over other clients, would, as a difference, reveal a single client's term.
 """
 
 from __future__ import annotations
@@ -28,8 +28,13 @@ def answer_keys(folder: Path, request: Tree) -> Tree:
 
 
 def answer_shares(folder: Path, request: Tree) -> Tree:
-    """Share the secrets of a round among its clients."""
+    """Share the secrets of a round among its clients.
+
+    Raises:
+        UserError: It has shared them before.
+    """
     kept = _round(folder, request["round"])
+    _once(kept, "keys", "shared the secrets")
     state, sent = share_secrets(kept["masks"], request["client"], request["keys"], request["threshold"])
     save(folder / FILE, {**kept, "masks": state})
     return {"shares": sent}
@@ -39,7 +44,8 @@ def masked_update(folder: Path, request: Tree, update: Update, client: Client) -
     """Return the masked term of a trained update, the only form in which it leaves the site.
 
     Raises:
-        UserError: The coordinator asks for an update without masks, or lets too few clients open them.
+        UserError: The coordinator asks for an update without masks, for a second one under the same masks, or lets
+            too few clients open them.
     """
     if "shares" not in request:
         raise UserError(
@@ -48,6 +54,7 @@ def masked_update(folder: Path, request: Tree, update: Update, client: Client) -
     message, aggregation = request["message"], client.method.aggregation
     assert isinstance(aggregation, SecureSum)  # noqa: S101
     kept = _round(folder, message["round"])
+    _once(kept, "received", "sent its term")
     threshold, clients = kept["masks"]["threshold"], len(kept["masks"]["keys"])
     if threshold < aggregation.least(clients):
         raise UserError(
@@ -97,8 +104,17 @@ def _read(folder: Path) -> dict[str, Tree]:
 
 def _round(folder: Path, round: int) -> dict[str, Tree]:
     kept = _read(folder)
-    if kept.get("round") != round:
+    if type(round) is not int or kept.get("round") != round:
         raise UserError(
             f"this site has no keys of round {round} for secure aggregation; the next round begins anew"
         )
     return kept
+
+
+def _once(kept: dict[str, Tree], key: str, done: str) -> None:
+    """Refuse a stage whose result the masks have already."""
+    if key in kept["masks"]:
+        raise UserError(
+            f"this site has {done} of round {kept['round']}, and does so once; to repeat the round, begin with "
+            "new keys"
+        )

@@ -135,6 +135,9 @@ class SiteRegistry:
             elif not self.other_environment and (change := _changed(known.environment, site.environment)):
                 reason = f"{site.name!r} took part with {change}; restart it in the same environment"
                 self._refuse(node, site.name, f"{reason}, or set other-environment = true in the app")
+            elif self.sites and (was := _images(known)) != (now := _images(site)):
+                reason = f"{site.name!r} took part with {was}, and has {now}"
+                self._refuse(node, site.name, f"{reason}; restore its images, or start a new run")
             elif known.node != node:
                 known.node, known.environment, known.version = node, site.environment, site.version
                 self._record_joined(known)
@@ -282,6 +285,11 @@ class SiteRegistry:
             log.warning("node %d%s cannot take part: %s", node, who, reason)
             self.turned_away.append(record)
             self.record("refused", **record)
+
+
+def _images(site: Site) -> str:
+    classes = f" of the classes {', '.join(site.classes)}" if site.classes else ""
+    return f"{site.train:,} training and {site.test:,} held-out images{classes}"
 
 
 def _changed(before: Environment, now: Environment) -> str | None:
