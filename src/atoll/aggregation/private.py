@@ -71,6 +71,10 @@ class PrivateFedAvg(Aggregation):
         draws = uniform_draws(self._key("sample", round), setting.num_clients)
         return torch.nonzero(draws < setting.train.participation).flatten().tolist()
 
+    def fewest_clients(self, setting: Setting) -> int:
+        """Return 0: a Poisson sample may be empty, unless all clients take part."""
+        return setting.num_clients if setting.train.participation == 1 else 0
+
     def spent(self, setting: Setting, round: int) -> dict[str, float]:
         """Return ε of all rounds up to this one."""
         epsilon = gaussian_epsilon(setting.train.participation, self.noise_multiplier, round, self.delta)

@@ -138,6 +138,10 @@ class Aggregation(Component):
         """Return the number of clients in a round, the fewest if rounds differ; goes with `cohort`."""
         return setting.train.cohort_size(setting.num_clients)
 
+    def fewest_clients(self, setting: Setting) -> int:
+        """Return the fewest clients that a round may have: `cohort_size`, unless their number is drawn."""
+        return self.cohort_size(setting)
+
     def turns(self, setting: Setting) -> int:
         """Return the rounds from one turn of a client to its next, if clients take turns; otherwise 1."""
         return 1

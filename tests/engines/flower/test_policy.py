@@ -107,6 +107,12 @@ def test_groups_that_take_turns_are_smaller_than_the_cohort_that_a_site_asks_for
     assert "of 2 updates, and the site's policy asks for 3" in words
 
 
+def test_a_cohort_whose_size_is_drawn_may_be_smaller_than_a_site_asks_for(place):
+    private = ("method.aggregation=private_fedavg", "train.bn_buffers=leave", "train.min_accepted=1.0")
+    words = refusal(place, "min_cohort = 2", *private, "train.participation=0.5")
+    assert "may aggregate only 1 of 2 updates, and the site's policy asks for 2" in words
+
+
 def test_a_slice_of_a_component_is_named(place):
     words = refusal(place, 'egress = ["weights", "losses", "samples"]', "method.name=scaffold")
     assert "contains 'parts.scaffold'" in words

@@ -139,7 +139,8 @@ class Policy(Options, section="policy"):
                 f"the recipe has {recipe.train.rounds} rounds, and the site's policy allows {self.max_rounds}"
             )
         cohort = federation.setting.cohort_size
-        fewest = max(1, math.ceil(recipe.train.min_accepted * cohort))
+        clients = method.aggregation.fewest_clients(federation.setting)
+        fewest = max(1, math.ceil(recipe.train.min_accepted * clients))
         if fewest < self.min_cohort:
             raise PolicyError(
                 f"a round of this recipe may aggregate only {fewest} of {cohort} updates, and the site's policy "
