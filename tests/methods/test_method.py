@@ -11,6 +11,7 @@ from atoll.methods.method import Method
 from atoll.objectives.simclr import SimCLR
 from tests.folds import model, setting
 from tests.harness import tiny
+from tests.steps import federation
 
 pytest.importorskip("dp_accounting", reason="the extra atoll[dp] is not installed")
 
@@ -140,3 +141,20 @@ def test_all_of_our_own_parts_that_send_something_say_what():
         *TERMS.values(),
     ):
         assert kind.finish is Component.finish or kind.egress is not Component.egress, kind
+
+
+@pytest.mark.parametrize("objective", ["dcco", "fedsc"])
+@pytest.mark.parametrize(
+    "part",
+    [
+        "merge=fedema", "merge=fedu", "merge=euc", "terms=['moon']", "aggregation=featarc", "server=fedavgm",
+        "server=fedadam",
+    ],
+)  # fmt: skip
+def test_rounds_without_training_are_kept_from_what_they_would_mislead(objective, part):
+    settings = ("method.name=fed_simclr", f"method.objective={objective}", f"method.{part}")
+    with pytest.raises(
+        UserError, match=f"would take them for training; set options.{objective}.gather = 'updates'"
+    ):
+        federation(*settings)
+    federation(*settings, f"options.{objective}.gather=updates")

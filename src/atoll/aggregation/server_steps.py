@@ -47,6 +47,7 @@ class FedAvgM(ServerStep):
 
     name: ClassVar[str] = "fedavgm"
     source: ClassVar[str] = "Hsu et al. 2019, Section 4.3"
+    needs_steps: ClassVar[bool] = True
     server_lr: Positive = 1.0
     momentum: Decay = 0.9
 
@@ -73,6 +74,7 @@ class FedAdam(ServerStep):
 
     name: ClassVar[str] = "fedadam"
     source: ClassVar[str] = "Reddi et al. 2021, Algorithm 2"
+    needs_steps: ClassVar[bool] = True
     server_lr: Positive = 0.01
     beta1: Decay = 0.9
     beta2: Decay = 0.99

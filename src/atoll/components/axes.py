@@ -29,6 +29,11 @@ class Objective(Component):
         """Lower bound of `loss`, below which updates are refused; −∞ if none holds for all networks and images."""
         return -math.inf
 
+    @property
+    def idle_rounds(self) -> bool:
+        """Whether there are rounds in which no client trains."""
+        return False
+
     def classifier(self) -> tuple[str, ...] | None:
         """Names of the networks from images to class logits, if the objective trains a classifier."""
         return None

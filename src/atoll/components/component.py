@@ -86,6 +86,11 @@ class Component(Options):
         """
         return False
 
+    @property
+    def needs_steps(self) -> bool:
+        """Whether a round without training would mislead it, because it relates each round to the last training."""
+        return False
+
     def refuse(self, setting: Setting) -> str | None:
         """Return a sentence that says why this component cannot work in this setting, or None."""
         return None

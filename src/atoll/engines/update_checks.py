@@ -12,6 +12,7 @@ import torch
 
 from atoll.aggregation.update_geometry import Reference, UpdateGeometry
 from atoll.components.base import Setting
+from atoll.components.component import declares_slice
 from atoll.components.declaration import (
     LARGEST,
     MOST_IMAGES,
@@ -29,7 +30,7 @@ from atoll.data.client_data import num_batches
 from atoll.engines.history import History
 from atoll.engines.slice_norms import slice_norms, tensor_specs
 from atoll.methods.least_loss import least_loss
-from atoll.methods.method import Method, reports_more, sends_undeclared
+from atoll.methods.method import Method, reports_more
 
 REASON_BYTES = 2**16  # size of an answer with the reason why there is no update
 FIRST = (
@@ -222,7 +223,7 @@ class UpdateChecks:
 
     def _slices(self, update: Update) -> str | None:
         try:
-            undeclared = [c.name for c in self.method.components if sends_undeclared(c)]
+            undeclared = [c.name for c in self.method.components if not declares_slice(type(c))]
             return _bad_tensors(update["parts"], undeclared) or self.method.refuse_update(
                 update, self.setting
             )
@@ -318,7 +319,7 @@ def update_spec(method: Method, setting: Setting) -> dict[str, Spec]:
 
 def declares_all(method: Method) -> bool:
     """Whether an update contains nothing but what is declared."""
-    return not reports_more(method) and not any(map(sends_undeclared, method.components))
+    return not reports_more(method) and all(declares_slice(type(c)) for c in method.components)
 
 
 def max_update_size(method: Method, setting: Setting, weights: Weights) -> SizeLimit | None:

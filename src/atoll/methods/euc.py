@@ -46,6 +46,7 @@ class EUC(Merge):
         "its kernels and matrices of the last round, and the round in which it downloaded each",
     )
     consecutive_rounds: ClassVar[bool] = True
+    needs_steps: ClassVar[bool] = True
     interval: Annotated[int, AtLeast(2)] = 2
 
     def init(self, setting: Setting) -> Tree:

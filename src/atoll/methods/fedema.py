@@ -39,6 +39,7 @@ class FedEMA(Merge):
     source: ClassVar[str] = "Zhuang et al. 2022 (FedEMA), Eqs. 1-3"
     keeps: ClassVar[tuple[str, ...]] = ("its networks", "how far its encoder moved, and λ_k")
     consecutive_rounds: ClassVar[bool] = True
+    needs_steps: ClassVar[bool] = True
     tau: float = 0.7
     skip: tuple[str, ...] = ()
 

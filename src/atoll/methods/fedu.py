@@ -62,6 +62,7 @@ class FedU(Merge):
 
     name: ClassVar[str] = "fedu"
     source: ClassVar[str] = "Zhuang et al. 2021 (FedU), Section 4.2"
+    needs_steps: ClassVar[bool] = True
     keeps: ClassVar[tuple[str, ...]] = ("its predictor", "how far its encoder moved")
     threshold: float = 0.4
     skip: tuple[str, ...] = ()

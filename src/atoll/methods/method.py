@@ -169,6 +169,13 @@ class Method:
                         f"{self.aggregation.name!r} a client has one of {turns} rounds; set method.aggregation = "
                         "'fedavg'"
                     )
+        if self.objective.idle_rounds:
+            for component in self.components:
+                if component.needs_steps:
+                    return (
+                        f"{self.objective.name!r} has rounds in which no client trains, and {component.name!r} "
+                        f"would take them for training; set options.{self.objective.name}.gather = 'updates'"
+                    )
         if self.aggregation.only_weights:
             for component in self.components:
                 if self._by_client(component):
@@ -310,11 +317,6 @@ def _undeclared(component: Component, piece: Tree, setting: Setting, weights: We
     if declared is None:
         return f"it holds a slice of {component.name!r}, which sends none" if piece is not None else None
     return mismatch(declared, piece, weights, f"its slice of {component.name!r}")
-
-
-def sends_undeclared(component: Component) -> bool:
-    """Whether a component may send a slice without declaring its form."""
-    return not declares_slice(type(component))
 
 
 def reports_more(method: Method) -> bool:

@@ -35,6 +35,7 @@ class MOON(Term):
 
     name: ClassVar[str] = "moon"
     source: ClassVar[str] = "Li et al. 2021 (MOON), Eqs. 3-4"
+    needs_steps: ClassVar[bool] = True
     least_loss: ClassVar[float] = 0.0
     keeps: ClassVar[tuple[str, ...]] = ("its model as it left the last round",)
     temperature: Positive = 0.5

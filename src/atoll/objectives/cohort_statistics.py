@@ -26,6 +26,11 @@ class CohortStatistics(Objective):
         """Whether the clients of a round train with what those of the round before gathered."""
         return self.gather == "rounds"
 
+    @property
+    def idle_rounds(self) -> bool:
+        """Whether rounds only gather."""
+        return self.gather == "rounds"
+
     def trains(self, round: int) -> bool:
         """Whether the clients train in a round."""
         return self.gather == "updates" or round % 2 == 0
