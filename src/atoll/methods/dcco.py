@@ -74,18 +74,17 @@ class DCCO(CohortStatistics):
         return (*VIEWS, *DOWNLOADED)
 
     def start(self, context: ClientContext) -> None:
-        """Freeze the downloaded networks, with BatchNorm as in training."""
+        """Freeze the downloaded networks, with BatchNorm as in training, and load ⟨·⟩_A."""
         context.frozen("dcco", train=True)
+        scope = context.of(self)
+        scope.cohort = {name: mean.to(context.device) for name, mean in (scope.message or {}).items()}
 
     def loss(self, context: ClientContext, batch: Batch, passes: Passes) -> Tensor:
         """Evaluate the loss on ⟨·⟩_T; without the cohort's statistics, on the batch's."""
         means = _statistics(passes, VIEWS)
-        cohort = context.of(self).message
-        if cohort is not None:
+        if cohort := context.of(self).cohort:
             before = _statistics(passes, DOWNLOADED)  # ⟨·⟩_k⁰
-            means = {
-                name: mean + (cohort[name].to(mean.device) - before[name]) for name, mean in means.items()
-            }
+            means = {name: mean + (cohort[name] - before[name]) for name, mean in means.items()}
         return correlation_loss(EncodingStatistics(**means), self.lambd)
 
     def finish(self, context: ClientContext) -> Tree:
