@@ -2,7 +2,9 @@
 
 import sys
 
-from atoll.cli.main import main
-
 if __name__ == "__main__":
+    if not sys.flags.safe_path:
+        sys.path.pop(0)  # the working folder, from which the `atoll` command takes no modules either
+    from atoll.cli.main import main
+
     sys.exit(main())

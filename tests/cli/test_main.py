@@ -321,3 +321,12 @@ def test_resume_refuses_another_recipe_and_a_folder_without_a_run(finished, caps
     assert "train.lr" in capsys.readouterr().err
     assert run("resume", finished.parent / "nothing") == 2
     assert "holds no run" in capsys.readouterr().err
+
+
+def test_python_m_takes_no_modules_from_the_working_folder(tmp_path):
+    """Python puts the working folder first in its path; the command's own script does not."""
+    for name in ("rich.py", "tomli_w.py"):
+        (tmp_path / name).write_text("raise SystemExit('imported from the working folder')\n")
+    command = [sys.executable, "-m", "atoll", "methods"]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr

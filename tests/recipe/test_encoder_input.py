@@ -2,7 +2,7 @@ import pytest
 from torch import nn
 
 from atoll.core.errors import UserError
-from atoll.recipe.recipe import give, make_recipe, read_recipe
+from atoll.recipe.recipe import give, load_recipe, make_recipe, read_recipe
 
 pytest.importorskip("timm", reason="the extra atoll[timm] is not installed")
 
@@ -47,3 +47,22 @@ def test_an_option_of_another_encoder_is_ignored_with_a_warning():
     with pytest.warns(UserWarning, match="model.width does not apply to 'timm:test_vit' and is ignored"):
         recipe = make_recipe({"model": {**VIT["model"], "width": 8}})
     assert recipe.model.width is None
+
+
+def test_a_recipe_whose_method_is_not_imported_has_the_encoders_configuration_too(tmp_path):
+    path = tmp_path / "mine.toml"
+    path.write_text(
+        'base = "digits-ssd"\n[method]\nname = "mine:METHOD"\n[model]\nencoder = "timm:test_vit"\n'
+    )
+    (tmp_path / "mine.py").write_text("from atoll.methods.ssd import METHOD\n")
+    with pytest.warns(UserWarning, match="does not apply to 'timm:test_vit' and is ignored"):
+        recipe, composed = load_recipe(path, own_code=False), load_recipe(path)
+    assert (recipe.data, recipe.views, recipe.model) == (composed.data, composed.views, composed.model)
+
+
+def test_an_encoder_of_code_that_is_not_imported_loses_the_options_of_others(tmp_path):
+    path = tmp_path / "mine.toml"
+    path.write_text('base = "digits-ssd"\n[model]\nencoder = "nowhere:Net"\n')
+    with pytest.warns(UserWarning, match="does not apply to 'nowhere:Net' and is ignored"):
+        recipe = load_recipe(path, own_code=False)
+    assert recipe.model.stem == "cifar"

@@ -227,12 +227,13 @@ def _refuse_or_warn(opened: Opened, records: Records, options: DataOptions) -> N
     """Refuse corrupt images, or warn that they are skipped."""
     named = [f"{records.describe(row)} ({why})" for row, why in opened.corrupt.items()]
     some = ", ".join(named[:3]) + (f" and {len(named) - 3} more" if len(named) > 3 else "")
-    count = f"{len(named)} of {len(records)} images cannot be decoded: {some}"
+    share = f"{len(named)} of {len(records)} images"
+    count = f"{share} cannot be decoded: {some}"
     if options.on_corrupt == "refuse":
         raise UserError(f"{count}; repair or remove them, or set data.on_corrupt = 'skip'")
     if len(named) == len(records):
         raise UserError(f"{count}; none is left")
-    warnings.warn(f"skipped {count}", stacklevel=4)
+    warnings.warn(f"skipped {share}, which cannot be decoded: {some}", stacklevel=4)
 
 
 DARK = 16  # brightest value of a 12-bit image in a window of 16 bits

@@ -21,6 +21,7 @@ from atoll.models import (
     give_encoder,
     input_config,
     is_external,
+    is_own_code,
     weights_input,
 )
 
@@ -57,11 +58,15 @@ def with_transform(table: Mapping[str, Any], transform: Any) -> dict[str, Any]:
     return over(table, {"views": {"transform": give_transform(transform)}})
 
 
-def with_input(table: Mapping[str, Any]) -> dict[str, Any]:
+def with_input(table: Mapping[str, Any], own_code: bool = True) -> dict[str, Any]:
     """Complete a recipe's table by what the configuration of its encoder says about the encoder's input.
 
     What the recipe itself says has precedence. Atoll's own encoders have no such configuration. Options of Atoll's
     encoders, which a base may have, are dropped with a warning.
+
+    Args:
+        table: The recipe's table.
+        own_code: Whether an encoder of the user's own code is asked, which imports that code.
 
     Raises:
         UserError: Neither the recipe nor the configuration gives the size, or the mean and standard deviation.
@@ -74,7 +79,7 @@ def with_input(table: Mapping[str, Any]) -> dict[str, Any]:
         return dict(table)
     table = {**table, "model": _without_options(table["model"])}
     views, size = table.get("views", {}), _size(table)
-    if size and {"mean", "std"} <= views.keys():
+    if (size and {"mean", "std"} <= views.keys()) or (is_own_code(name) and not own_code):
         return table
     found = input_config(name, _channels(table), size)
     preset = PRESETS.get(views.get("preset", ViewOptions.preset), PRESETS["none"])

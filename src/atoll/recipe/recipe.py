@@ -129,7 +129,7 @@ def load_recipe(recipe: str | Path, settings: Sequence[str] = (), own_code: bool
     _search(table, settings, recipe_folders(recipe))
     if own_code or not names_of_code(table):
         return _made(table)
-    made = build(Recipe, table)
+    made = build(Recipe, with_input(table, own_code=False))
     return replace(made, title=clean(made.title))
 
 
