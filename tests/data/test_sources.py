@@ -124,7 +124,7 @@ def test_corrupt_images_are_refused_by_name(damaged):
 @pytest.mark.parametrize("memory_gib", [1.0, 1e-6])
 def test_corrupt_images_are_skipped_with_a_warning(damaged, digits, memory_gib):
     options = {"test_fraction": 0.0, "on_corrupt": "skip", "memory_gib": memory_gib}
-    with pytest.warns(UserWarning, match=r"skipped 2 of 20 images .*04\.png"):
+    with pytest.warns(UserWarning, match=r"skipped 2 of 20 images, which cannot be decoded: 04\.png"):
         images = load("images", damaged, **options).train
     assert np.array_equal(pixels_of(images), np.delete(digits[0][:20], [4, 11], axis=0))
     with pytest.raises(UserError, match="2 of 20"):  # having been skipped before excuses nothing

@@ -127,8 +127,6 @@ def load_encoder(path: str | os.PathLike[str], encoder: nn.Module | Factory | No
             made.metadata = dict(about["metadata"])
         except MissingEncoderError as error:
             raise MissingEncoderError(f"{path}: {error}") from None
-        except UserError as error:  # such as code that is not installed here
-            raise UserError(f"{path}: {error}") from None
         except (AttributeError, KeyError, TypeError, RuntimeError, ValueError) as error:
             raise UserError(
                 f"{path} is damaged: its description does not fit its weights "
