@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 
 from atoll.aggregation.update_geometry import Reference
 from atoll.components.base import ClientContext, ClientState, Message, Trained, Update
 from atoll.core.tree import Weights, clone
 from atoll.engines.client import train_client
+from atoll.engines.jobs import Job, Result
 from atoll.engines.server import Server
 from tests.steps import federation
 
@@ -75,3 +76,16 @@ class Rounds:
             reference = Reference(self.method.aggregation.reference(sent, update))
             fold.add(client, update, reference.measure(update["weights"]))
         self.server.state = fold.close()
+
+
+class Fixed:
+    """An executor whose clients return what a test lays down."""
+
+    def __init__(self, updates: Mapping[int, Update | str]) -> None:
+        self.updates = updates
+
+    def run(self, jobs: list[Job], progress: object = None) -> Iterator[Result]:
+        """Yield the answers; a text is the reason why a client is lost."""
+        for job in jobs:
+            made = self.updates[job.client]
+            yield Result(job.client, lost=made) if isinstance(made, str) else Result(job.client, made)

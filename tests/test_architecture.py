@@ -57,6 +57,7 @@ ABOUT_MORE = {
     "cli/test_bad_input.py": "every command's bad input",
     "components/test_compat.py": "components and folders of 0.1",
     "engines/test_sharing.py": "what trains, travels and is stored",
+    "engines/test_loss_checks.py": "the losses in updates",
     "engines/test_kills.py": "whole runs that are killed or stopped",
     "engines/test_damage.py": "whole runs on damaged and full disks",
     "engines/flower/test_deployment.py": "a federation of real processes",

@@ -8,25 +8,18 @@ import pytest
 import torch
 
 from atoll.aggregation.fedavg import FedAvg
-from atoll.aggregation.loss_weighted import LossWeighted
 from atoll.aggregation.private import PrivateFedAvg
 from atoll.aggregation.secure_sum import SecureSum
 from atoll.aggregation.update_geometry import UpdateGeometry
 from atoll.core.tree import clone, same
-from atoll.engines.jobs import Result
 from atoll.engines.server import TooFewUpdatesError
-from atoll.engines.update_checks import WEIGHING, UpdateChecks
+from atoll.engines.update_checks import UpdateChecks
 from atoll.methods.euc import EUC
-from atoll.methods.fedprox import FedProx
-from atoll.methods.fedsc import FedSC
-from atoll.methods.ldawa import LDAWA
-from atoll.methods.least_loss import least_loss
 from atoll.methods.method import Method
 from atoll.objectives.simclr import SimCLR
-from atoll.objectives.simsiam import SimSiam
 from tests.folds import model, setting
 from tests.harness import run_tiny
-from tests.rounds import Rounds
+from tests.rounds import Fixed, Rounds
 
 METHOD = Method(objective=SimCLR(), merge=EUC(), aggregation=FedAvg())
 MODEL = model(0)
@@ -202,18 +195,6 @@ def test_a_round_that_came_to_nothing_does_not_count():
     guard.open_round()
     guard.close_round()
     assert guard.history.earlier == {}
-
-
-class Fixed:
-    """An executor whose clients return what a test lays down."""
-
-    def __init__(self, updates):
-        self.updates = updates
-
-    def run(self, jobs, progress):
-        for job in jobs:
-            made = self.updates[job.client]
-            yield Result(job.client, lost=made) if isinstance(made, str) else Result(job.client, made)
 
 
 @pytest.fixture(scope="module")
@@ -500,95 +481,6 @@ def test_running_statistics_are_bounded_by_earlier_ones():
     assert isinstance(moved_by(5 * received), UpdateGeometry)
 
 
-@pytest.mark.parametrize("names", [{"loss": 1.0}, {**LOSSES, "x": 1.0}, {f"l{k}": 1.0 for k in range(100)}])
-def test_losses_have_exactly_the_declared_names(names):
-    verdict = known().examine({**healthy(), "losses": names}, {"global": MODEL}, asked())
-    assert isinstance(verdict, str)
-    assert verdict.startswith("its losses")
-    assert len(verdict) < 200
-
-
-def test_losses_are_bounded_by_those_before():
-    """10 × the larger of 10 and the median; a loss may shrink and come back."""
-    guard = known(objective=FedSC())
-
-    def of(loss):
-        update = {**healthy(), "losses": {"loss": loss, "fedsc": loss}}
-        return guard.examine(update, {"global": MODEL}, {**asked(), "round": 2})
-
-    assert of(-1e30) == f"its loss 'fedsc' is -1e+30, {A_LOSS}"
-    assert isinstance(of(-40.0), UpdateGeometry)
-    guard.close_round()
-    assert isinstance(of(-399.0), UpdateGeometry)
-    assert "not a float from -400 to 400 (train.norm_factor)" in of(-401.0)
-    guard = known(objective=FedSC())
-    assert isinstance(of(0.01), UpdateGeometry)
-    guard.close_round()
-    assert isinstance(of(99.0), UpdateGeometry)
-    assert "not a float from -100 to 100 (train.norm_factor)" in of(101.0)
-
-
-@pytest.mark.parametrize("aggregation", [LossWeighted(), LDAWA(weights="loss")])
-def test_a_loss_that_weighs_gives_no_client_ten_times_the_largest_weight_so_far(aggregation):
-    """exp(−L) of earlier clients is at most exp(−5): the next may be 5 − ln 10 = 2.697 at least."""
-    guard = known(aggregation)
-
-    def of(loss):
-        update = {**healthy(), "losses": {"loss": 5.0, "simclr": 5.0}, "loss": loss}
-        return guard.examine({k: v for k, v in update.items() if k != "samples"}, {"global": MODEL}, asked())
-
-    assert of(-99.0) == "its 'loss' is -99, and it cannot be below 0"
-    assert isinstance(of(7.0), UpdateGeometry)
-    assert isinstance(of(5.0), UpdateGeometry)
-    guard.close_round()
-    for loss, weighs in ((7.0, 7.0), (2.7, 2.7), (0.0, 5 - math.log(10))):
-        assert isinstance(of(loss), UpdateGeometry)
-        assert guard.weighed({**healthy(), "loss": loss})["loss"] == weighs
-    guard.close_round()  # the next bound follows from what weighed, not from what was claimed
-    assert guard.weighed({**healthy(), "loss": 0.0})["loss"] == 5 - 2 * math.log(10)
-
-
-@pytest.mark.parametrize("method", ["fed_loss", "l_dawa_loss"])
-def test_the_fold_weighs_by_the_bounded_loss(method):
-    ours, bounded = (Rounds(f"method.name={method}") for _ in range(2))
-    ours.server.checks.history.earlier[WEIGHING] = [9.0]
-    updates = {
-        client: {**ours.train(client)[0], "loss": loss} for client, loss in enumerate((1.0, 6.0, 8.0, 9.0))
-    }
-    record = ours.server.run_round(Fixed(updates))
-    assert record.clients == 4
-    least = 9 - math.log(10)
-    bounded.fold(
-        1, {client: {**update, "loss": max(update["loss"], least)} for client, update in updates.items()}
-    )
-    assert same(ours.server.state, bounded.server.state)
-
-
-def test_no_factor_admits_a_loss_that_is_not_finite():
-    guard = known(LossWeighted(), norm_factor=math.inf, first_norm=math.inf)
-
-    def of(loss):
-        update = {**healthy(), "losses": {"loss": loss, "simclr": loss}, "loss": loss}
-        return guard.examine({k: v for k, v in update.items() if k != "samples"}, {"global": MODEL}, asked())
-
-    assert isinstance(of(5.0), UpdateGeometry)
-    guard.close_round()
-    assert isinstance(of(1e6), UpdateGeometry)
-    assert of(math.inf) == f"its 'loss' is inf: {DIVERGED}"
-    assert "not a float from -1e+30 to 1e+30" in of(1e31)
-
-
-def test_a_component_that_overrides_its_loss_does_not_inherit_its_lower_bound():
-    class Shifted(SimCLR):
-        def loss(self, context, batch, passes):
-            return super().loss(context, batch, passes) - 100
-
-    assert least_loss(Method(objective=SimCLR(), terms=(FedProx(weight=0.1),)), "loss") == 0
-    assert least_loss(Method(objective=SimSiam(), terms=(FedProx(),)), "loss") == -1
-    assert least_loss(Method(objective=SimCLR(), terms=(FedProx(weight=-1.0),)), "loss") == -math.inf
-    assert least_loss(Method(objective=Shifted()), "simclr") == -math.inf
-
-
 def test_a_clients_control_variate_is_bounded_like_its_weights(trained):
     rounds = Rounds("method.name=scaffold")
     updates = {client: rounds.train(client)[0] for client in range(4)}
@@ -606,16 +498,6 @@ def test_long_and_strange_names_are_shortened_in_the_sentence():
             verdict = checks().examine(bad, {"global": MODEL})
             assert len(verdict) < 150
             assert verdict.isprintable()
-
-
-def test_losses_may_be_kept_at_the_site_but_not_the_one_that_weighs():
-    assert isinstance(
-        known().examine({**healthy(), "losses": {}}, {"global": MODEL}, asked()), UpdateGeometry
-    )
-    assert "its losses contain" in known().examine(healthy(), {"global": MODEL}, asked(epochs=0))
-    kept = {name: value for name, value in healthy().items() if name != "samples"}
-    verdict = known(LossWeighted()).examine({**kept, "losses": {}}, {"global": MODEL}, asked())
-    assert verdict == f"its 'loss' is None, {A_LOSS}"
 
 
 def test_a_reason_in_the_metrics_is_one_clean_line(trained, monkeypatch):

@@ -5,9 +5,8 @@ import torch
 
 from atoll.commands.run import run_recipe
 from atoll.recipe.recipe import load_recipe
-from tests.engines.test_update_checks import Fixed
 from tests.functional import oracles
-from tests.rounds import Rounds
+from tests.rounds import Fixed, Rounds
 
 DCCO = ("method.name=dcco", "model.projector_dim=6", "train.batch_size=40")
 

@@ -8,10 +8,9 @@ from atoll.core.errors import UserError
 from atoll.core.tree import same
 from atoll.methods.fedmar import RowMeans
 from atoll.models.vit import patchify, random_masking
-from tests.engines.test_update_checks import Fixed
 from tests.functional import oracles
 from tests.harness import final_models, run_tiny
-from tests.rounds import Rounds
+from tests.rounds import Fixed, Rounds
 from tests.steps import federation
 
 VIT = (

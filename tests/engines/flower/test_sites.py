@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
-import shutil
-from itertools import pairwise
 from types import SimpleNamespace
 
 import pytest
@@ -14,7 +11,7 @@ pytest.importorskip("flwr", reason="the extra atoll[flower] is not installed")
 
 import safetensors.torch
 import torch
-from flwr.app import Array, ArrayRecord, Error, Message, RecordDict
+from flwr.app import Array, ArrayRecord, RecordDict
 
 from atoll.commands.evaluate import evaluate_run, measure_run
 from atoll.commands.run import run_recipe
@@ -26,21 +23,14 @@ from atoll.engines.flower.engine import FlowerEngine, FlowerOptions
 from atoll.engines.flower.executor import FlowerExecutor, RemoteStates, measure_sites
 from atoll.engines.flower.site import SiteSide
 from atoll.engines.flower.site_options import SiteOptions
-from atoll.engines.flower.site_registry import Site, SiteRegistry
+from atoll.engines.flower.site_registry import Site
 from atoll.engines.jobs import Result
-from tests.engines.flower.deployment import SITES, one_folder, write_digits
+from tests.engines.flower.deployment import SITES, one_folder
 from tests.engines.flower.grid import FakeGrid, node
 from tests.engines.flower.test_engine import FEDCA
 from tests.harness import final_models, run_tiny, tiny
 
 FOLDERS = ("data.source=clients", "data.channels=1", "partition.kind=natural", "evaluation.during=['knn']")
-
-
-@pytest.fixture
-def place(tmp_path, monkeypatch):
-    write_digits(tmp_path / "images")
-    monkeypatch.setenv("ATOLL_STATE", str(tmp_path / "state"))
-    return tmp_path
 
 
 def site(number, name, place, spoil=None, **config):
@@ -90,14 +80,6 @@ def test_each_site_measures_on_its_own_images_and_sends_numbers_only(place):
     assert measured
     for answer in measured:
         assert all(type(value) in (int, float) for value in answer["results"].values())
-
-
-def test_a_site_enrols_with_the_number_of_images_that_it_measures_on(place):
-    """With a validation split, that is the split's."""
-    settings = ("data.validation_fraction=0.1", "train.rounds=1")
-    run = play(sites(place), place, *settings)
-    assert [site["test"] for site in run.read_json("sites.json")["sites"]] == [4] * 4
-    assert run.read_json("evaluation.json")["sites_mean"]["knn/test_images"] == 4 * 4
 
 
 def test_every_model_of_a_run_without_images_here_is_measured_on_others(place):
@@ -178,49 +160,6 @@ def test_no_answer_is_a_loss_and_the_site_goes_on_with_its_last_valid_state(plac
     assert [request["message"]["kept"] for request in asked] == [0, 1, 1]  # not the state of the lost round
 
 
-def test_a_second_node_with_a_taken_name_is_turned_away(place):
-    grid = sites(place)
-    grid.nodes[20] = site(20, "west", place)
-    run = play(grid, place)
-    (turned,) = run.read_json("sites.json")["turned_away"]
-    assert (turned["name"], turned["node"]) == ("west", "20")
-    assert "already takes part" in turned["reason"] or "complete" in turned["reason"]
-
-
-def test_a_name_stays_with_its_key(place):
-    grid = sites(place)
-    grid.keys = {10 + k: bytes([k]) for k in range(4)}
-    play(grid, place, "train.rounds=1")
-    grid = FakeGrid({node + 10: handler for node, handler in sites(place).nodes.items()})
-    grid.keys = {20: b"\0", 21: b"\1", 22: b"\2", 23: b"thief"}
-    run = play(grid, place, "train.rounds=2", resume=True, wait=1.0)
-    assert run.metrics[-1]["lost"] == {"3": "its site is not connected"}
-    assert json.loads((run.folder / "sites.json").read_text())["turned_away"][-1]["reason"].endswith(
-        "another key"
-    )
-
-
-@pytest.mark.parametrize(
-    ("copied", "sentence"),
-    [
-        (
-            "train/0/more.png",
-            r"'west' took part with 40 training and 20 held-out images .*, and has 41 training",
-        ),
-        ("train/new/more.png", r"of the classes 0, 1.*, and has 41 .* 9, new; restore its images"),
-    ],
-)
-def test_a_site_that_returns_with_other_images_is_refused(place, copied, sentence):
-    play(sites(place), place, "train.rounds=1")
-    folder = place / "images" / "west"
-    (folder / copied).parent.mkdir(exist_ok=True)
-    shutil.copy(next(folder.glob("train/*/*.png")), folder / copied)
-    run = play(sites(place), place, "train.rounds=2", "train.min_accepted=0.5", resume=True, wait=1.0)
-    assert run.metrics[-1]["clients"] == 3
-    turned = run.read_json("sites.json")["turned_away"]
-    assert re.search(sentence, turned[-1]["reason"])
-
-
 def test_a_folder_that_vanishes_is_named(place):
     grid = sites(place)
     trained = []
@@ -240,28 +179,6 @@ def test_a_folder_that_vanishes_is_named(place):
     run = play(grid, place, "train.rounds=2", "evaluation.at_end=['geometry']")
     assert "there is no file or folder" in run.metrics[-1]["lost"]["3"]
     assert "west" not in run.read_json("evaluation.json")["sites"]
-
-
-def test_too_few_sites_get_a_sentence(place):
-    grid = sites(place)
-    del grid.nodes[12]
-    with pytest.raises(UserError, match=r"3 of 4 sites connected within 1 s \(east, north, west\)"):
-        play(grid, place, wait=1.0)
-
-
-def test_an_unnamed_node_and_one_without_images_say_what_is_missing(place):
-    grid = FakeGrid(
-        {
-            1: node(1, {}),
-            2: node(2, {"site": "a"}),
-            3: site(3, "../etc", place),
-            4: site(4, "b", place, dta="x"),
-        }
-    )
-    with pytest.raises(UserError) as caught:
-        play(grid, place, wait=1.0)
-    for words in ("lacks a name", "has no images", "cannot be a site's name", "unknown 'dta'"):
-        assert words in str(caught.value)
 
 
 def test_a_site_that_lost_its_state_is_reset_only_if_it_says_so(place):
@@ -298,109 +215,6 @@ def test_a_reset_of_another_run_resets_nothing(place):
     assert [set(line.get("lost", {})) for line in run.metrics[2:]] == [{"3"}, {"3"}]
 
 
-def test_a_node_that_cannot_answer_is_named_once_and_asked_again(place, monkeypatch):
-    monkeypatch.setattr("atoll.engines.flower.site_registry.SECONDS_UNTIL_ASKED_AGAIN", (0.5, 0.5))
-    died = []
-
-    def die_twice(message):
-        if message.metadata.message_type == "query.hello" and len(died) < 2:
-            died.append(1)
-            return Message(Error(0, "its process died"), reply_to=message)
-        return west(message)
-
-    grid = sites(place)
-    west, grid.nodes[13] = grid.nodes[13], die_twice
-    run = play(grid, place)
-    assert len(died) == 2
-    assert run.metrics[-1]["clients"] == 4
-    (turned,) = run.read_json("sites.json")["turned_away"]
-    assert turned["reason"] == "its node failed: its process died"
-
-
-def test_a_site_that_mends_its_folder_takes_part(place, monkeypatch, caplog):
-    monkeypatch.setattr("atoll.engines.flower.site_registry.SECONDS_UNTIL_ASKED_AGAIN", (0.2, 0.2))
-    grid = sites(place)
-    (place / "images" / "west").rename(place / "unmounted")
-    west, asked = grid.nodes[13], []
-
-    def mend_at_the_third(message):
-        asked.append(message.metadata.message_type)
-        if len(asked) == 3:
-            (place / "unmounted").rename(place / "images" / "west")
-        return west(message)
-
-    grid.nodes[13] = mend_at_the_third
-    run = play(grid, place, "train.rounds=1")
-    assert asked.count("query.hello") == 3
-    assert run.metrics[-1]["clients"] == 4
-    said = [record for record in caplog.records if "node 13 cannot take part" in record.getMessage()]
-    assert len(said) == 1
-    assert "there is no file or folder" in said[0].getMessage()
-
-
-@pytest.fixture
-def clock(monkeypatch):
-    """Time that passes only in sleep."""
-    made = SimpleNamespace(now=0.0)
-    made.monotonic = lambda: made.now
-    made.sleep = lambda seconds: setattr(made, "now", made.now + seconds)
-    monkeypatch.setattr("atoll.engines.flower.site_registry.time", made)
-    monkeypatch.setattr("atoll.engines.flower.exchange.time", made)
-    return made
-
-
-def saying(name, heard, clock, silent=0):
-    """A node that says its name and nothing else, after it has been silent so many times."""
-
-    def handle(message):
-        heard.append(clock.now)
-        answer = {"name": name, "train": 9, "test": 0, "classes": [], "version": "1", "environment": {}}
-        return Message(records(answer), reply_to=message) if len(heard) > silent else None
-
-    return handle
-
-
-def test_a_node_that_is_turned_away_is_asked_again_less_and_less_often(clock, caplog):
-    heard = []
-    registry = SiteRegistry(FakeGrid({7: saying("../x", heard, clock)}), "", 1)
-    with pytest.raises(UserError, match="0 of 1 sites"):
-        registry.gather(1, 400.0)
-    gaps = [later - sooner for sooner, later in pairwise(heard)]
-    assert gaps == pytest.approx([5, 10, 20, 40, 60, 60, 60, 60, 60], abs=0.7)
-    assert len(registry.turned_away) == 1
-    assert caplog.text.count("its answer contains no valid name") == 1
-
-
-def test_a_hello_that_is_lost_is_sent_again_and_a_late_node_is_heard_after_weeks(clock):
-    early, late = [], []
-    grid = FakeGrid({7: saying("east", early, clock, silent=1)})
-    registry = SiteRegistry(grid, "", 2)
-    registry.clients = [Site(name, "", 9, 0, []) for name in ("east", "west")]
-    registry.gather(2, 400.0)
-    assert early == pytest.approx([0.0, 305.0], abs=2.0)
-    assert registry.connected() == {0: 7}
-    clock.now = 20 * 24 * 3600.0
-    grid.nodes[8] = saying("west", late, clock)
-    registry.refresh()
-    assert registry.connected() == {0: 7, 1: 8}
-
-
-def test_a_second_node_with_a_name_takes_over_once_the_first_is_gone(clock):
-    first, second = [], []
-    grid = FakeGrid({7: saying("west", first, clock)})
-    registry = SiteRegistry(grid, "", 1)
-    registry.gather(1, 10.0)
-    grid.nodes[8] = saying("west", second, clock)
-    for _ in range(3):
-        registry.refresh()
-        assert registry.connected() == {0: 7}
-        clock.sleep(20.0)
-    del grid.nodes[7]
-    registry.refresh()
-    assert registry.connected() == {0: 8}
-    assert len(registry.turned_away) == 1
-
-
 def test_a_wrong_folder_of_the_coordinator_is_said_before_anybody_is_waited_for(place):
     with pytest.raises(UserError, match="nowhere-at-all"):
         play(FakeGrid({}), place, images=str(place / "nowhere-at-all"), wait=60.0)
@@ -420,18 +234,6 @@ def test_a_run_that_was_killed_in_its_prerequisite_goes_on(place, monkeypatch):
     run = play(sites(place), place, *settings, "train.rounds=1", resume=True)
     assert run.read_json("sites.json")["federation"] == began
     assert run.metrics[-1]["clients"] == 4
-
-
-def test_sites_of_a_run_that_never_began_are_not_held_against_the_next(place):
-    (place / "run").mkdir()
-    grid = sites(place)
-    stale = {
-        "federation": "0" * 32,
-        "sites": [{"name": "gone", "key": "", "train": 9, "test": 0, "classes": []}],
-    }
-    (place / "run" / "sites.json").write_text(json.dumps({**stale, "turned_away": []}))
-    run = play(grid, place, "train.rounds=1")
-    assert [site["name"] for site in run.read_json("sites.json")["sites"]] == list(SITES)
 
 
 def answering(key, **changes):
@@ -489,29 +291,6 @@ def test_a_run_goes_on_without_what_sites_answer_amiss(place):
     assert results["sites"]["west"] == {"knn/accuracy": 0.5}  # finite, and of a requested protocol
     assert results["round"] == 1
     json.dumps(results, allow_nan=False)
-
-
-@pytest.mark.parametrize(
-    ("changes", "sentence"),
-    [
-        ({"name": 7}, "its answer contains no valid name"),
-        ({"name": "../west"}, "its answer contains no valid name"),
-        ({"name": "w" * 101}, "its answer contains no valid name"),
-        ({"train": -40}, "it reports -40 training and 20 held-out images"),
-        ({"train": 10**12}, "it reports 1000000000000 training and 20 held-out images"),
-        ({"train": True}, "it reports True training and 20 held-out images"),
-        ({"test": None}, "it reports 40 training and None held-out images"),
-        ({"classes": {"0": 1}}, "its classes are not a list of names"),
-        ({"classes": ["\ud800"]}, "its classes are not a list of names"),
-        ({"lost": "a\nb" + "x" * 5000}, "a b" + "x" * 997 + " …"),
-    ],
-)
-def test_a_site_that_says_nonsense_of_itself_is_turned_away(changes, sentence):
-    answer = {"name": "west", "train": 40, "test": 20, "classes": ["0"], **changes}
-    grid = FakeGrid({7: lambda message: Message(records(answer), reply_to=message)})
-    with pytest.raises(UserError, match="0 of 1 sites connected") as error:
-        SiteRegistry(grid, "", 1).gather(1, 0.1)
-    assert f"refused: {sentence}); start" in str(error.value)
 
 
 def test_an_update_that_is_larger_than_the_method_declares_is_lost(place):
