@@ -30,9 +30,9 @@ class Objective(Component):
         return -math.inf
 
     @property
-    def idle_rounds(self) -> bool:
-        """Whether there are rounds in which no client trains."""
-        return False
+    def idle_rounds(self) -> str:
+        """The setting that lets every round train, if there are rounds in which no client does; otherwise empty."""
+        return ""
 
     def classifier(self) -> tuple[str, ...] | None:
         """Names of the networks from images to class logits, if the objective trains a classifier."""

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import IO
 
 from atoll.core.errors import UserError
-from atoll.core.files import disk_sentence
+from atoll.core.files import disk_sentence, sync
 from atoll.core.locks import lock
 
 FILE = "audit.jsonl"
@@ -82,8 +82,7 @@ class AuditLog:
                 body = json.dumps({"at": datetime.now(UTC).isoformat(), "event": event, **fields})
                 head = _hash(before, body.encode())
                 file.write(f'{{"hash": "{head}", {body[1:]}\n'.encode())
-                file.flush()
-                os.fsync(file.fileno())
+                sync(file)
         except OSError as error:
             raise UserError(disk_sentence(self.path, error)) from None
         return head

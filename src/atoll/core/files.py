@@ -90,8 +90,7 @@ def whole_file(path: Path, shared: bool = False) -> Iterator[IO[bytes]]:
             if shared:
                 lock(file)  # `clear_parts` leaves it alone
             yield file
-            file.flush()
-            os.fsync(file.fileno())
+            sync(file)
         part.replace(path)
         for folder in dict.fromkeys([path.parent, *(made.parent for made in new)]):
             _sync_names(folder)
@@ -132,9 +131,14 @@ def append(path: Path, data: bytes) -> None:
     """Append to a file; like a whole file, the data are on the disk when this returns."""
     with path.open("ab") as file:
         file.write(data)
-        file.flush()
-        os.fsync(file.fileno())
+        sync(file)
     _sync_names(path.parent)
+
+
+def sync(file: IO[bytes]) -> None:
+    """Wait until what was written is on the disk."""
+    file.flush()
+    os.fsync(file.fileno())
 
 
 def hash_bytes(data: bytes) -> str:

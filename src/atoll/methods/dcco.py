@@ -44,7 +44,7 @@ from atoll.objectives.cohort_statistics import CohortStatistics
 
 ROUNDING = 1e-6  # of the means of equal embeddings, whose squares are equal
 VIEW_IMAGES = tuple(view.images for view in VIEWS)
-DOWNLOADED = tuple(Forward(images, "dcco") for images in VIEW_IMAGES)  # the views by the downloaded networks
+FROZEN = tuple(Forward(images, "dcco") for images in VIEW_IMAGES)  # both views through the frozen networks
 
 
 @dataclass(frozen=True)
@@ -71,7 +71,7 @@ class DCCO(CohortStatistics):
 
     def forwards(self) -> Sequence[Forward]:
         """Pass both views through the local and the downloaded networks."""
-        return (*VIEWS, *DOWNLOADED)
+        return (*VIEWS, *FROZEN)
 
     def start(self, context: ClientContext) -> None:
         """Freeze the downloaded networks, with BatchNorm as in training, and load ⟨·⟩_A."""
@@ -83,7 +83,7 @@ class DCCO(CohortStatistics):
         """Evaluate the loss on ⟨·⟩_T; without the cohort's statistics, on the batch's."""
         means = _statistics(passes, VIEWS)
         if cohort := context.of(self).cohort:
-            before = _statistics(passes, DOWNLOADED)  # ⟨·⟩_k⁰
+            before = _statistics(passes, FROZEN)  # ⟨·⟩_k⁰
             means = {name: mean + (cohort[name] - before[name]) for name, mean in means.items()}
         return correlation_loss(EncodingStatistics(**means), self.lambd)
 
@@ -95,8 +95,8 @@ class DCCO(CohortStatistics):
         joint = context.setting.train.views_batch == "joint"
         sums = _Sums()
         for batch in context.data.batches(context.round + 1, 1, VIEW_IMAGES):
-            passes = run_forwards(DOWNLOADED, networks, batch.images, joint, context.after)
-            sums.add(_statistics(passes, DOWNLOADED), len(batch.indices))
+            passes = run_forwards(FROZEN, networks, batch.images, joint, context.after)
+            sums.add(_statistics(passes, FROZEN), len(batch.indices))
         return {"count": sums.weight, **{name: mean.cpu() for name, mean in sums.means().items()}}
 
     def declares(self, setting: Setting) -> Spec:

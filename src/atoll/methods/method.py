@@ -169,12 +169,12 @@ class Method:
                         f"{self.aggregation.name!r} a client has one of {turns} rounds; set method.aggregation = "
                         "'fedavg'"
                     )
-        if self.objective.idle_rounds:
+        if remedy := self.objective.idle_rounds:
             for component in self.components:
                 if component.needs_steps:
                     return (
                         f"{self.objective.name!r} has rounds in which no client trains, and {component.name!r} "
-                        f"would take them for training; set options.{self.objective.name}.gather = 'updates'"
+                        f"would take them for training; set {remedy}"
                     )
         if self.aggregation.only_weights:
             for component in self.components:

@@ -27,9 +27,9 @@ class CohortStatistics(Objective):
         return self.gather == "rounds"
 
     @property
-    def idle_rounds(self) -> bool:
-        """Whether rounds only gather."""
-        return self.gather == "rounds"
+    def idle_rounds(self) -> str:
+        """Name the setting without rounds that only gather, if there are such rounds."""
+        return f"options.{self.name}.gather = 'updates'" if self.gather == "rounds" else ""
 
     def trains(self, round: int) -> bool:
         """Whether the clients train in a round."""
