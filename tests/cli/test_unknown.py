@@ -1,10 +1,12 @@
 """A recipe that names code: three commands never run it, and a run looks for it in few places."""
 
 import hashlib
+import json
 import os
 import re
 import subprocess
 import sys
+import tomllib
 
 import pytest
 from torch import nn
@@ -24,6 +26,12 @@ CODE = """\
 from pathlib import Path
 from atoll.methods.ssd import METHOD
 Path("it-ran").touch()
+"""
+ENCODER = """\
+from torch import nn
+class Net(nn.Sequential):
+    default_cfg = {"input_size": (3, 48, 48), "mean": (0.5, 0.5, 0.5), "std": (0.5, 0.5, 0.5)}
+encoder = lambda: Net(nn.AdaptiveAvgPool2d(1), nn.Flatten())
 """
 SETTINGS = [f"--set={text}" for text in TINY]
 
@@ -62,6 +70,29 @@ def test_commands_that_look_import_nothing(command, module, tmp_path, capsys):
     assert module not in sys.modules
     if command == "init":
         assert f'name = "{module}:METHOD"' in (tmp_path / "mine" / "app" / "recipe.toml").read_text()
+
+
+def test_a_site_that_has_read_the_code_gets_the_list_and_the_digest(module, tmp_path, capsys):
+    path = tmp_path / "theirs" / "recipe.toml"
+    assert main(["egress", str(path), "--run-code", "--json", *SETTINGS]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert "weights.encoder.conv1.weight" in {item["name"] for item in found["up"]}
+    text = load_recipe(path, TINY).to_toml()
+    assert f"{module}:METHOD" in text
+    assert found["recipe"] == hashlib.sha256(text.encode()).hexdigest()
+
+
+def test_an_app_has_the_size_that_the_recipes_own_encoder_was_made_for(module, tmp_path, capsys):
+    pytest.importorskip("flwr", reason="the extra atoll[flower] is not installed")
+    theirs = tmp_path / "theirs"
+    (theirs / f"{module}.py").write_text(ENCODER)
+    (theirs / "recipe.toml").write_text(f'[model]\nencoder = "{module}:encoder"\n')
+    init = ["federate", "init", "app", "--recipe", str(theirs / "recipe.toml")]
+    assert main(init) == 2
+    assert "so the size of its images is unknown; set data.image_size" in capsys.readouterr().err
+    assert main([*init, "--run-code"]) == 0
+    written = tomllib.loads((tmp_path / "mine" / "app" / "recipe.toml").read_text())
+    assert (written["data"]["image_size"], written["views"]["mean"]) == (48, [0.5] * 3)
 
 
 def test_a_run_imports_from_the_recipes_own_folder(module, tmp_path):

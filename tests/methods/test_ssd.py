@@ -261,6 +261,18 @@ def test_the_mask_does_not_depend_on_the_order_of_the_terms():
     assert same(*(update["weights"] for update in updates))
 
 
+def test_the_mask_holds_before_any_component_starts():
+    """Orchestra's objective stands before the terms, and fills its memory of embeddings at its start."""
+    federation = Federation(tiny("method.name=orchestra", "method.terms=['hsd']", "options.hsd.kind=mask"))
+    server = Server(federation.recipe, federation.setting, federation.initial_weights())
+    side = federation.client_side(server.constants)
+    side.start(server.jobs(1)[1].message, None, federation.client_data(1))
+    memory = side.context.of(side.method.objective).memory
+    outside = own_dimensions(federation, 1) == 0
+    assert memory[:, outside].abs().max() == 0
+    assert memory[:, ~outside].abs().max() > 0
+
+
 @pytest.mark.parametrize(
     ("settings", "sentence"),
     [

@@ -66,3 +66,11 @@ def test_an_encoder_of_code_that_is_not_imported_loses_the_options_of_others(tmp
     with pytest.warns(UserWarning, match="does not apply to 'nowhere:Net' and is ignored"):
         recipe = load_recipe(path, own_code=False)
     assert recipe.model.stem == "cifar"
+
+
+def test_a_size_that_only_code_that_is_not_imported_knows_is_asked_for(tmp_path):
+    path = tmp_path / "mine.toml"
+    path.write_text('[model]\nencoder = "nowhere:Net"\n')
+    with pytest.raises(UserError, match=r"nowhere:Net.*set data.image_size, or .* add --run-code"):
+        load_recipe(path, own_code=False)
+    assert load_recipe(path, ["data.image_size=48"], own_code=False).data.image_size == 48

@@ -7,7 +7,7 @@ import json
 from pathlib import Path
 
 from atoll.cli.arguments import Commands, add_recipe, add_settings
-from atoll.cli.unknown import unknown_recipe
+from atoll.cli.unknown import add_run_code, unknown_recipe
 
 
 def add_commands(commands: Commands) -> None:
@@ -23,6 +23,7 @@ def _add_data(commands: Commands) -> None:
     )
     add_recipe(data)
     data.add_argument("-o", "--output", type=Path, metavar="SVG", help="the picture (default: data-NAME.svg)")
+    add_run_code(data)
     add_settings(data)
 
 
@@ -53,6 +54,7 @@ def _add_egress(commands: Commands) -> None:
         "--images", type=int, default=1000, help="training images at the site (default: 1000)"
     )
     egress.add_argument("--json", action="store_true", help="print JSON")
+    add_run_code(egress)
     add_settings(egress)
 
 
@@ -64,7 +66,7 @@ def _egress(options: argparse.Namespace) -> int:
     from atoll.commands.egress import egress
 
     with unknown_recipe(options) as recipe:
-        if recipe.own_code:
+        if recipe.own_code and not options.run_code:
             return 2
         found = egress(recipe, options.images)
     if options.json:

@@ -6,7 +6,7 @@ import argparse
 from typing import TYPE_CHECKING
 
 from atoll.cli.arguments import Commands, add_log, add_settings, path_of
-from atoll.cli.unknown import unknown_recipe
+from atoll.cli.unknown import add_run_code, unknown_recipe
 
 if TYPE_CHECKING:
     from atoll.recipe.recipe import Recipe
@@ -34,6 +34,7 @@ def add_commands(commands: Commands) -> None:
         metavar="N",
         help="images at a site, for --dry-run (default: 1000)",
     )
+    add_run_code(init)
     add_log(init)
     add_settings(init)
     verify = "Verify the audit log of a coordinator or a site."
@@ -61,7 +62,7 @@ def _estimate(recipe: Recipe, options: argparse.Namespace) -> int:
     from atoll.cli.console import make_console
     from atoll.commands.cost import at_sites, estimate
 
-    if recipe.own_code:
+    if recipe.own_code and not options.run_code:
         return 2
     console = make_console()
     for cost in estimate(at_sites(recipe, options.sites, options.site_images)):

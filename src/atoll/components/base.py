@@ -9,7 +9,7 @@ runs them, and every hook has a default that does nothing. A run calls the hooks
         cohort()                                               the clients that take part
         for each client of the cohort:
             epochs(), sent(), send()                           at the server: the message
-            choose() → join() → start()                        at the client: the initial weights of the training
+            choose() → join() → after_heads() → start()        at the client: the initial weights of the training
             for each batch:
                 inputs() → forwards() → loss()                 images, passes, the loss; then an optimiser step
                 after_step()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields, is_dataclass
 from typing import ClassVar
 
@@ -150,6 +150,10 @@ class Component(Options):
     def forwards(self) -> Sequence[Forward]:
         """List the forward passes that `loss` reads, in order."""
         return ()
+
+    def after_heads(self, context: ClientContext) -> Mapping[str, Callable[[Tensor], Tensor]]:
+        """Return functions that change heads' outputs, by the head's name, before any component reads them."""
+        return {}
 
     def start(self, context: ClientContext) -> None:
         """Prepare the round, before the first step."""

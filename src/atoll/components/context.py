@@ -38,8 +38,8 @@ class ClientContext:
         round: The round, from 1.
         networks: The networks under training: ``networks["encoder"]``, ``["projector"]`` and the components' heads.
         copies: Frozen copies of the networks by name (see `frozen`).
-        after: Functions that are applied to a head's output before any loss reads it, by the head's name; they
-            apply to all networks until the round ends.
+        after: Functions that are applied to a head's output before any loss reads it, by the head's name (see
+            `Component.after_heads`); they apply to all networks until the round ends.
         received: The downloaded weights, before any merge; without the local-only weights, and empty for a client
             that trains alone.
         shared: Names of the weights that leave the client.

@@ -74,6 +74,8 @@ class Client:
         if train.keep_optimizer and retained:
             self._load_optimizer(retained["optimizer"])
         for component in method.components:
+            context.after.update(component.after_heads(context))
+        for component in method.components:
             component.start(context)
         self._losses: dict[str, list[Tensor]] = {"loss": []}
         self._epoch_start = 0

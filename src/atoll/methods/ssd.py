@@ -10,7 +10,7 @@ client, and FedAvg averages them. Hard separation (Fig. 6b) is the limit in whic
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Annotated, ClassVar, Literal
 
@@ -71,10 +71,15 @@ class Separation(Term):
     def start(self, context: ClientContext) -> None:
         """Build the indicator vector of S_k (Eq. 6), and load the basis Q."""
         scope = context.of(self)
-        size = context.setting.embedding_dim // context.setting.num_clients
-        scope.inside = torch.zeros(context.setting.embedding_dim, device=context.device)
-        scope.inside[scope.message * size : (scope.message + 1) * size] = 1
-        scope.basis = None if scope.constants is None else scope.constants.to(context.device)
+        scope.inside, scope.basis = self.subspace(context)
+
+    def subspace(self, context: ClientContext) -> tuple[Tensor, Tensor | None]:
+        """The indicator vector of S_k, (d,), and Q, (d, d); None for the coordinates."""
+        scope, d = context.of(self), context.setting.embedding_dim
+        size = d // context.setting.num_clients
+        inside = torch.zeros(d, device=context.device)
+        inside[scope.message * size : (scope.message + 1) * size] = 1
+        return inside, None if scope.constants is None else scope.constants.to(context.device)
 
 
 @dataclass(frozen=True)
@@ -124,18 +129,14 @@ class HSD(Separation):
     kind: Literal["target", "mask"] = "target"
     reduction: Literal["fro_over_n", "mean_sq"] = "fro_over_n"
 
-    def start(self, context: ClientContext) -> None:
+    def after_heads(self, context: ClientContext) -> dict[str, Callable[[Tensor], Tensor]]:
         """For ``"mask"``, project the outputs of all projectors: the trained one and those of frozen copies."""
-        super().start(context)
-        scope = context.of(self)
-        if self.kind == "mask":
-            q = (
-                scope.basis
-                if scope.basis is not None
-                else torch.eye(len(scope.inside), device=context.device)
-            )
-            projection = (q * scope.inside) @ q.T
-            context.after["projector"] = lambda z: z @ projection.to(z.dtype)
+        if self.kind != "mask":
+            return {}
+        inside, basis = self.subspace(context)
+        q = torch.eye(len(inside), device=context.device) if basis is None else basis
+        projection = (q * inside) @ q.T
+        return {"projector": lambda z: z @ projection.to(z.dtype)}
 
     def loss(self, context: ClientContext, batch: Batch, passes: Passes) -> Tensor:
         """Mean over both views of the distance to their projections (0 for ``"mask"``, which projects exactly)."""

@@ -9,6 +9,7 @@ from typing import Any
 from atoll.core.config import over
 from atoll.core.errors import UserError
 from atoll.core.given import Given
+from atoll.core.imports import code_words
 from atoll.data.objects import give_data
 from atoll.data.options import DataOptions
 from atoll.data.views.options import PRESETS, ViewOptions
@@ -69,7 +70,8 @@ def with_input(table: Mapping[str, Any], own_code: bool = True) -> dict[str, Any
         own_code: Whether an encoder of the user's own code is asked, which imports that code.
 
     Raises:
-        UserError: Neither the recipe nor the configuration gives the size, or the mean and standard deviation.
+        UserError: Neither the recipe nor the configuration gives the size, or the mean and standard deviation; or
+            the encoder is not asked, and the recipe gives no size.
     """
     model = table.get("model", {})
     name = model.get("encoder", "")
@@ -79,8 +81,15 @@ def with_input(table: Mapping[str, Any], own_code: bool = True) -> dict[str, Any
         return dict(table)
     table = {**table, "model": _without_options(table["model"])}
     views, size = table.get("views", {}), _size(table)
-    if (size and {"mean", "std"} <= views.keys()) or (is_own_code(name) and not own_code):
+    if size and {"mean", "std"} <= views.keys():
         return table
+    if is_own_code(name) and not own_code:
+        if size:
+            return table
+        raise UserError(
+            f"the encoder {code_words([name])} is code that was not imported, so the size of its images is "
+            "unknown; set data.image_size, or read that code and add --run-code"
+        )
     found = input_config(name, _channels(table), size)
     preset = PRESETS.get(views.get("preset", ViewOptions.preset), PRESETS["none"])
     normalises = preset.mean != PRESETS["none"].mean
