@@ -238,6 +238,25 @@ def test_embedding_reads_image_files_as_training_did(images, tmp_path, window):
     torch.testing.assert_close(h, expected, rtol=1e-5, atol=1e-6)
 
 
+def test_embedding_refuses_or_skips_what_is_no_image(finished, tmp_path, capsys):
+    folder = tmp_path / "images"
+    folder.mkdir()
+    for name, shade in (("a.png", 0), ("c.png", 255)):
+        Image.new("L", (8, 8), shade).save(folder / name)
+    (folder / "b.png").write_bytes(b"no image")
+    output = tmp_path / "h.npz"
+    assert run("embed", finished, folder, "-o", output) == 2
+    assert f"{folder / 'b.png'} cannot be read" in capsys.readouterr().err
+    with pytest.warns(UserWarning, match=r"b\.png cannot be read .*; it is left out"):
+        assert run("embed", finished, folder, "-o", output, "--on-corrupt", "skip") == 0
+    assert list(np.load(output)["names"]) == ["a.png", "c.png"]
+    (folder / "a.png").unlink()
+    (folder / "c.png").unlink()
+    with pytest.warns(UserWarning, match="left out"):
+        assert run("embed", finished, folder, "-o", output, "--on-corrupt", "skip") == 2
+    assert f"no image of {folder} can be read" in capsys.readouterr().err
+
+
 def test_evaluate_under_a_named_protocol(finished, capsys):
     assert run("evaluate", finished, "--protocol", "probe-fedca") == 0
     results = json.loads((finished / "evaluation-probe-fedca.json").read_text())

@@ -200,8 +200,11 @@ def test_an_encoder_from_elsewhere_imports_from_pythons_path_alone(module, tmp_p
     monkeypatch.chdir(theirs)
     (theirs / f"{module}.py").write_text(CODE + "from torch import nn\nNet = nn.Flatten\n")
     path = encoder_file(theirs / "encoder.safetensors", f"{module}:Net")
-    with pytest.raises(UserError, match=f"no module '{module}' in the environment; .*set PYTHONPATH"):
+    with pytest.raises(
+        UserError, match=f"no module '{module}' in the environment; .*set PYTHONPATH"
+    ) as error:
         load_encoder(path)
+    assert "damaged" not in str(error.value)
     assert load_encoder(path, nn.Flatten).dim == 64
     assert not (theirs / "it-ran").exists()
     sys.path.append(str(theirs))

@@ -194,10 +194,12 @@ def test_what_is_finished_is_not_run_or_measured_again(folder: Path, done: dict)
 
 def test_a_changed_setting_is_said_and_an_engines_is_not(folder: Path) -> None:
     mine = str(folder / "mine.toml")
-    job = find_table(mine, ["plain*"], ["train.lr=0.01", "engine.workers=2", "evaluation.knn_k=5"])
+    settings = ["train.lr=0.01", "engine.workers=2", "evaluation.knn_k=5", "train.keep_optimizer=true"]
+    job = find_table(mine, ["plain*"], settings)
     assert [row.name for row in job.rows] == ["plain", "plain-untrained", "plain-elsewhere"]
     assert job.changed() == {
         "evaluation.knn_k": "5; in the paper's setting 20",
+        "train.keep_optimizer": "true; in the paper's setting false",
         "train.lr": "0.01; in the paper's setting 0.05",
     }
     rounds = find_table(mine, settings=["train.rounds=1"])

@@ -105,14 +105,22 @@ def _add_embed(commands: Commands) -> None:
     _encoder(embed)
     embed.add_argument("images", type=path_of, metavar="IMAGES", help="an image file or a folder of images")
     embed.add_argument("-o", "--output", type=path_of, required=True, help=".npz, .csv or .parquet")
+    embed.add_argument(
+        "--on-corrupt",
+        choices=("refuse", "skip"),
+        default="refuse",
+        help="of images that cannot be read (default: refuse)",
+    )
 
 
 def _embed(options: argparse.Namespace) -> int:
-    from atoll.commands.embed import embed_images, save_embeddings
+    from atoll.commands.embed import check_suffix, embed_images, save_embeddings
     from atoll.commands.evaluate import find_encoder
     from atoll.models import load_encoder
 
-    names, h = embed_images(load_encoder(find_encoder(options.encoder)), options.images)
+    check_suffix(options.output)  # before the images are read
+    encoder = load_encoder(find_encoder(options.encoder))
+    names, h = embed_images(encoder, options.images, options.on_corrupt)
     save_embeddings(options.output, names, h)
     print(f"{len(names)} images, {h.shape[1]} dimensions: {options.output}")  # noqa: T201
     return 0

@@ -118,7 +118,7 @@ class Cost:
         total = self.once + took_part * (self.down + self.up)
         return (
             f"  a site  {size(self.down)} down and {size(self.up)} up a round, {size(self.once)} once; "
-            f"{size(total)} in the {took_part:.3g} rounds of an average site"
+            f"{size(total)} in the {took_part:.3g} {'round' if took_part == 1 else 'rounds'} of an average site"
         )
 
 

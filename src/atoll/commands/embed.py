@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import csv
 import io
+import warnings
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Literal
 
 import numpy as np
 import pyarrow as pa
@@ -22,6 +24,7 @@ from atoll.evaluation.embed import embed, input_views
 from atoll.models import Encoder
 
 BATCH = 256
+OnCorrupt = Literal["refuse", "skip"]
 
 
 def decoding_of(encoder: Encoder) -> Decoding:
@@ -32,8 +35,15 @@ def decoding_of(encoder: Encoder) -> Decoding:
     return Decoding(channels=about["channels"], **how)
 
 
-def embed_images(encoder: Encoder, images: Path) -> tuple[list[str], Tensor]:
+def embed_images(
+    encoder: Encoder, images: Path, on_corrupt: OnCorrupt = "refuse"
+) -> tuple[list[str], Tensor]:
     """Compute the representations of an image file, or of all images below a folder.
+
+    Args:
+        encoder: The encoder.
+        images: The file or folder.
+        on_corrupt: If an image cannot be decoded, ``"refuse"`` all or ``"skip"`` it with a warning.
 
     Shape:
         - Output: names, and (N, d) float32
@@ -45,13 +55,17 @@ def embed_images(encoder: Encoder, images: Path) -> tuple[list[str], Tensor]:
     views = input_views(encoder, how.image_size)
     names: list[str] = []
     rows = []
-    for some, pixels in image_batches(encoder, images):
+    for some, pixels in image_batches(encoder, images, on_corrupt):
         names += some
         rows.append(embed(encoder, views.plain, StoredPixels(pixels)))
+    if not rows:
+        raise UserError(f"no image of {images} can be read as the encoder's training images were")
     return names, torch.cat(rows)
 
 
-def image_batches(encoder: Encoder, images: Path) -> Iterator[tuple[list[str], Tensor]]:
+def image_batches(
+    encoder: Encoder, images: Path, on_corrupt: OnCorrupt = "refuse"
+) -> Iterator[tuple[list[str], Tensor]]:
     """Decode an image file, or all images below a folder, as an encoder's training images were.
 
     Shape:
@@ -70,14 +84,18 @@ def image_batches(encoder: Encoder, images: Path) -> Iterator[tuple[list[str], T
     for start in range(0, len(paths), BATCH):
         some = paths[start : start + BATCH]
         decoded = decode_batch([read_bytes(path) for path in some], how)
-        if decoded.corrupt:
-            row, reason = next(iter(decoded.corrupt.items()))
-            raise UserError(
-                f"{some[row]} cannot be read as the encoder's training images were: {reason}; convert it to a "
-                "common format with 8 or 16 bits, or leave it out"
-            )
-        names = [str(path.relative_to(images)) if images.is_dir() else path.name for path in some]
-        yield names, torch.from_numpy(decoded.pixels)
+        for row, reason in decoded.corrupt.items():
+            what = f"{some[row]} cannot be read as the encoder's training images were: {reason}"
+            if on_corrupt == "refuse":
+                raise UserError(
+                    f"{what}; convert it to a common format with 8 or 16 bits, or skip such images with "
+                    "--on-corrupt skip"
+                )
+            warnings.warn(f"{what}; it is left out", stacklevel=2)
+        kept = [row for row in range(len(some)) if row not in decoded.corrupt]
+        names = [str(some[row].relative_to(images)) if images.is_dir() else some[row].name for row in kept]
+        if kept:
+            yield names, torch.from_numpy(decoded.pixels[kept])
 
 
 def save_embeddings(path: Path, names: list[str], h: Tensor) -> None:
@@ -86,14 +104,18 @@ def save_embeddings(path: Path, names: list[str], h: Tensor) -> None:
     Raises:
         UserError: The suffix is unknown, or the file cannot be written.
     """
-    writers: dict[str, Callable[[list[str], Tensor], bytes]] = {
-        ".npz": _npz,
-        ".csv": _csv,
-        ".parquet": _parquet,
-    }
-    if path.suffix not in writers:
-        raise UserError(f"cannot write embeddings to {path}; its suffix must be one of {', '.join(writers)}")
-    write_whole(path, writers[path.suffix](names, h))
+    check_suffix(path)
+    write_whole(path, _WRITERS[path.suffix](names, h))
+
+
+def check_suffix(path: Path) -> None:
+    """Refuse a file of embeddings with another suffix.
+
+    Raises:
+        UserError: The suffix is unknown.
+    """
+    if path.suffix not in _WRITERS:
+        raise UserError(f"cannot write embeddings to {path}; its suffix must be one of {', '.join(_WRITERS)}")
 
 
 def _npz(names: list[str], h: Tensor) -> bytes:
@@ -117,3 +139,10 @@ def _parquet(names: list[str], h: Tensor) -> bytes:
     file = pa.BufferOutputStream()
     pq.write_table(pa.table({"name": names, "embedding": values}), file)
     return bytes(file.getvalue())
+
+
+_WRITERS: dict[str, Callable[[list[str], Tensor], bytes]] = {
+    ".npz": _npz,
+    ".csv": _csv,
+    ".parquet": _parquet,
+}

@@ -214,7 +214,10 @@ def _own(name: str) -> Any:
             f"the encoder {name!r} was given to its run as an object, which a file does not hold; pass it again as "
             "encoder=…, or name it in the recipe as module:attribute"
         )
-    return import_attribute(name, "model.encoder")
+    try:
+        return import_attribute(name, "model.encoder")
+    except UserError as error:
+        raise MissingEncoderError(str(error)) from error
 
 
 def _own_input(source: Any, name: str, channels: int, size: int | None) -> InputConfig:

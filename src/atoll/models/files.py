@@ -201,7 +201,8 @@ def _read_safetensors(path: Path) -> tuple[dict[str, Tensor], dict[str, Any] | N
                 f"{_REMEDY}"
             ) from error
         raise UserError(
-            f"{path} is damaged or not a safetensors file ({error}); save or fetch it again, or {_REMEDY}"
+            f"{path} is damaged or not a safetensors file ({error}); if a run wrote it, {REMAKE}; otherwise save "
+            f"or fetch it again, or {_REMEDY}"
         ) from error
 
 

@@ -17,7 +17,7 @@ TIMM, HUGGING_FACE = "timm:", "hf:"
 
 
 class MissingEncoderError(UserError):
-    """The library or the object from which an encoder is built is not here."""
+    """The library, the object or the code from which an encoder is built is not here."""
 
 
 @dataclass(frozen=True)

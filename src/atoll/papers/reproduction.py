@@ -238,4 +238,7 @@ def _object_words(detection: Detection) -> str:
 
 
 def _words(values: Sequence[Any]) -> str:
-    return " or ".join("unset" if value is None else str(value) for value in values)
+    return " or ".join(
+        "unset" if value is None else str(value).lower() if isinstance(value, bool) else str(value)
+        for value in values
+    )

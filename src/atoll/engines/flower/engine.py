@@ -144,10 +144,13 @@ class FlowerEngine:
             complete=self._simulated is not None,
         )
         ledger = RoundLedger(context.callback, self._registry.record, context.federation.partition.names)
-        with ledger.failures():
-            server = run_rounds(replace(context, callback=ledger), self._states, lambda: closing(executor))
-        self._write_sites(checkpoints.parent)  # with the nodes refused meanwhile
-        return server
+        try:
+            with ledger.failures():
+                return run_rounds(replace(context, callback=ledger), self._states, lambda: closing(executor))
+        finally:
+            self._write_sites(
+                checkpoints.parent
+            )  # with the nodes refused, and the sites withdrawn, meanwhile
 
     def measure(self, server: Server, final: bool) -> SiteResults:
         """Collect each real site's results on its local held-out images, and their mean weighted by images."""
