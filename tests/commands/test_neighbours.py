@@ -57,6 +57,23 @@ def test_an_image_finds_itself_among_others(run: Run, tmp_path: Path) -> None:
     assert record["clients"] == []
 
 
+def test_training_images_that_have_moved_are_searched_where_they_are(tmp_path: Path) -> None:
+    images = tmp_path / "images"
+    images.mkdir()
+    for i in range(20):
+        Image.new("L", (8, 8), 12 * i).save(images / f"{i:02}.png")
+    settings = ("data.source=images", f"data.path={images}", "partition.clients=2", "train.rounds=1")
+    moved = run_tiny(tmp_path / "run", *settings)
+    expected = find_neighbours(moved)
+    images.rename(tmp_path / "there")
+    with pytest.raises(UserError, match=str(images)):
+        find_neighbours(moved)
+    found = find_neighbours(moved, settings=[f"data.path={tmp_path / 'there'}"])
+    assert (found["names"], found["clients"]) == (expected["names"], expected["clients"])
+    assert found["clients"]
+    assert main(["neighbours", str(moved.folder), "--set", "train.lr=1"]) == 2
+
+
 def test_the_page_and_the_terminal_show_them(run: Run, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["neighbours", str(run.folder), "--queries", "2", "-k", "3"]) == 0
     shown = capsys.readouterr().out

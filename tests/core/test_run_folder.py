@@ -115,6 +115,14 @@ def test_a_run_does_not_go_on_with_other_images(tmp_path):
         run_tiny(tmp_path / "run", *longer, resume=True)
     Image.fromarray((load_digits().images[3] * 15).astype(np.uint8)).save(images / "03.png")
     run_tiny(tmp_path / "run", *longer, resume=True)
+    images.rename(tmp_path / "moved")
+    moved = (*settings, "train.rounds=3", f"data.path={tmp_path / 'moved'}")
+    run = run_tiny(tmp_path / "run", *moved, resume=True)
+    whole = run_tiny(tmp_path / "whole", *moved)
+    assert run.encoder_path.read_bytes() == whole.encoder_path.read_bytes()
+    (tmp_path / "moved" / "03.png").write_bytes((tmp_path / "moved" / "04.png").read_bytes())
+    with pytest.raises(UserError, match="other training images"):
+        run_tiny(tmp_path / "run", *moved, "train.rounds=4", resume=True)
 
 
 def test_a_folder_that_cannot_be_is_a_mistake(tmp_path, monkeypatch):

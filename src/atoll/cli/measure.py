@@ -147,6 +147,9 @@ def _add_neighbours(commands: Commands) -> None:
     )
     neighbours.add_argument("--queries", type=int, default=8, help="number of images (default: 8)")
     neighbours.add_argument("-k", type=int, default=8, help="neighbours of each (default: 8)")
+    add_settings(
+        neighbours, "other training images, or where they have moved: data.path=DIR …", "data.KEY=VALUE"
+    )
 
 
 def _neighbours(options: argparse.Namespace) -> int:
@@ -157,7 +160,7 @@ def _neighbours(options: argparse.Namespace) -> int:
     from atoll.report.neighbours import neighbours_lines
 
     run = Run(options.run).require()
-    record = find_neighbours(run, options.images, options.among, options.queries, options.k)
+    record = find_neighbours(run, options.images, options.among, options.queries, options.k, options.set)
     console = make_console()
     console.print(neighbours_lines(record))
     report = write_report([run.folder], run.folder / "report.html")

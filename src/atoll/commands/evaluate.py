@@ -37,7 +37,7 @@ from atoll.models import Encoder, load_encoder
 from atoll.models.adapters import merged
 from atoll.models.exported import CONFIG
 from atoll.models.layout import memory_layout
-from atoll.recipe.recipe import recipe_of
+from atoll.recipe.recipe import Recipe, recipe_of
 
 
 def partition_of(run: Run) -> Partition | None:
@@ -171,6 +171,20 @@ def find_encoder(run_or_encoder: Path | str) -> Path:
     return run.encoder_path
 
 
+def with_data_settings(run: Run, settings: Sequence[str]) -> Recipe:
+    """Load the recipe of a finished run, overridden with ``data.KEY=value`` settings.
+
+    Raises:
+        UserError: A setting is not in ``data``, or invalid.
+    """
+    other = next((text for text in settings if not text.startswith("data.")), None)
+    if other is not None:
+        raise UserError(
+            f"--set {other} is not possible for a finished run; only settings of data.… can be changed"
+        )
+    return recipe_of(run, settings)
+
+
 def evaluate_run(run: Run, protocol: str, settings: Sequence[str] = ()) -> dict[str, Any]:
     """Evaluate a finished run under a named protocol, and save the result in its folder.
 
@@ -185,12 +199,7 @@ def evaluate_run(run: Run, protocol: str, settings: Sequence[str] = ()) -> dict[
     Raises:
         UserError: See `measure_run`; also if a setting is not in ``data``, or the file cannot be written.
     """
-    other = next((text for text in settings if not text.startswith("data.")), None)
-    if other is not None:
-        raise UserError(
-            f"--set {other} is not possible for a finished run; only settings of data.… can be changed"
-        )
-    data = recipe_of(run, settings).data if settings else None
+    data = with_data_settings(run, settings).data if settings else None
     results = {"protocol": protocol, **measure_run(run, [protocol], data)}
     if data:
         results["data"] = describe(data)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import warnings
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -12,7 +13,7 @@ from torch import Tensor
 
 from atoll import functional
 from atoll.commands.embed import decoding_of, image_batches
-from atoll.commands.evaluate import find_encoder, partition_of
+from atoll.commands.evaluate import find_encoder, partition_of, with_data_settings
 from atoll.core import tree
 from atoll.core.errors import UserError
 from atoll.core.rng import stream
@@ -52,7 +53,12 @@ class Gallery:
 
 
 def find_neighbours(
-    run: Run, images: Path | None = None, among: Path | None = None, queries: int = 8, k: int = 8
+    run: Run,
+    images: Path | None = None,
+    among: Path | None = None,
+    queries: int = 8,
+    k: int = 8,
+    settings: Sequence[str] = (),
 ) -> Tree:
     """Find the nearest images of some images, and save them in the run's folder for its report.
 
@@ -62,6 +68,7 @@ def find_neighbours(
         among: A folder whose images are searched; None for the run's training images.
         queries: Number of queries, at most.
         k: Number of neighbours of each.
+        settings: ``data.KEY=value`` settings, for other images than the recipe's, or where they have moved.
 
     Returns:
         ``queries``: their names; ``query_pictures``: uint8 (q, C, h, w); ``pictures``: uint8 (k, C, h, w) for each;
@@ -70,8 +77,9 @@ def find_neighbours(
     Raises:
         UserError: The run has not finished, or images are missing or cannot be decoded.
     """
-    record, gallery, encoder = search(run, images, among, queries, k)
-    record["measures"] = _measures(recipe_of(run), encoder, gallery)
+    recipe = with_data_settings(run, settings)
+    record, gallery, encoder = search(run, images, among, queries, k, recipe=recipe)
+    record["measures"] = _measures(recipe, encoder, gallery)
     tree.save(run.folder / NEIGHBOURS, record)
     return record
 

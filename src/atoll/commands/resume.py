@@ -21,6 +21,7 @@ MAY_CHANGE = (  # when a run is resumed
     # Another kind of device is another environment, which is not resumed.
     *("engine.device", "engine.devices"),
     *("train.keep_local_models", "train.keep_models_every"),
+    "data.path",  # the images have moved; a run refuses other ones
 )
 
 
@@ -49,7 +50,7 @@ def delete_unless_same(run: Run, recipe: Recipe) -> None:
     Raises:
         UserError: A file of the run is damaged.
     """
-    if run.exists() and run.started() and _recipe_difference(run, recipe):
+    if run.exists() and run.started() and _difference(run, recipe, moved=False):
         shutil.rmtree(run.folder)
 
 
@@ -127,26 +128,31 @@ def check_folder(run: Run, recipe: Recipe, resume: bool, other_environment: bool
             f"{run.folder} already holds a run; add --resume to continue it (in Python: resume=True), or choose "
             "another --out"
         )
-    if reason := _recipe_difference(run, recipe):
+    if reason := _difference(run, recipe):
         raise UserError(reason)
     if not other_environment and not is_done(run, recipe):
         _check_environment(run, environment(recipe.engine.find_device(), recipe.engine.threads))
 
 
-def _recipe_difference(run: Run, recipe: Recipe) -> str | None:
-    """Return a sentence that says why a run in a folder is not one of this recipe, or None."""
+def _difference(run: Run, recipe: Recipe, moved: bool = True) -> str | None:
+    """Return a sentence that says why a run in a folder is not one of this recipe, or None.
+
+    Args:
+        run: The folder.
+        recipe: The recipe.
+        moved: Whether the same images may lie elsewhere now.
+    """
+    free = MAY_CHANGE if moved else set(MAY_CHANGE) - {"data.path"}
     before, now = (
         flatten(describe(recipe_of(run).completed())),
         flatten(describe(recipe.completed())),
     )
-    changed = [
-        key for key in sorted(before | now) if before.get(key) != now.get(key) and key not in MAY_CHANGE
-    ]
+    changed = [key for key in sorted(before | now) if before.get(key) != now.get(key) and key not in free]
     if changed:
         key = changed[0]
         return (
             f"{run.folder} was started with {key} = {before.get(key)!r}, and the recipe now says {now.get(key)!r}; "
-            f"a resumed run may only change {', '.join(MAY_CHANGE)}: choose another --out"
+            f"a resumed run may only change {', '.join(free)}: choose another --out"
         )
     completed_rounds = run.completed_rounds()
     if now["train.rounds"] < completed_rounds:
