@@ -151,6 +151,15 @@ def test_a_missing_or_damaged_file_is_said_and_the_rest_is_shown(tmp_path, file,
     assert f"broken: {file} is " in report(tmp_path, run).text
 
 
+def test_lost_lines_of_a_finished_runs_metrics_are_said(tmp_path):
+    run = make_run(tmp_path / "run")
+    lines = (run / "metrics.jsonl").read_text().splitlines(keepends=True)
+    (run / "metrics.jsonl").write_text("".join(lines[:-2]))
+    page = report(tmp_path, run)
+    assert "run: metrics.jsonl ends at round 1 of 3, so the curves lack the rounds between." in page.text
+    assert "rounds are done" not in page.text
+
+
 def test_a_folder_with_a_recipe_alone_is_a_page(tmp_path):
     run = make_run(tmp_path / "run", rounds=0)
     for file in ("metrics.jsonl", "partition.json"):

@@ -59,7 +59,7 @@ class Folder:
     @property
     def rounds(self) -> int:
         """Number of complete rounds."""
-        return max((line["round"] for line in self.metrics), default=int(self.results.get("round", 0)))
+        return max(int(self.results.get("round", 0)), *(line["round"] for line in self.metrics), 0)
 
     @property
     def planned(self) -> int:
@@ -105,7 +105,7 @@ def read_folder(path: Path) -> Folder:
         name=files.name,
         recipe=recipe,
         recipe_text=text,
-        metrics=files.metrics(),
+        metrics=files.metrics(int(results.get("round", 0))),
         results=results,
         partition=files.table("partition.json", "its clients are unknown"),
         map=files.tensors(MAP_FILE, "there is no map", _checked, needed=mapped),
@@ -149,8 +149,8 @@ class _Files:
             self._note(file, loss)
         return found or {}
 
-    def metrics(self) -> list[dict[str, Any]]:
-        """Metrics by round."""
+    def metrics(self, evaluated: int) -> list[dict[str, Any]]:
+        """Metrics by round; a round that was evaluated must be among them."""
         found: list[dict[str, Any]] = []
         state = "is missing or empty"
         try:
@@ -161,6 +161,9 @@ class _Files:
             self._note("metrics.jsonl", "there are no curves and no untrained encoder", state)
         elif not found[0].get("evaluation") or found[0]["round"] != 0:
             self._note("metrics.jsonl", "the table shows none", "has no results of the untrained encoder")
+        if found and found[-1]["round"] < evaluated:
+            ends = f"ends at round {found[-1]['round']} of {evaluated}"
+            self._note("metrics.jsonl", "the curves lack the rounds between", ends)
         return found
 
     def tensors(
