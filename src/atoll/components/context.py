@@ -17,7 +17,7 @@ from atoll.components.setting import Setting
 from atoll.core.rng import stream
 from atoll.core.tree import Tree, Weights
 from atoll.data.batch import ClientData
-from atoll.models.norms import modes, set_modes
+from atoll.models.norms import evaluating, modes, set_modes
 
 
 class Named(Protocol):
@@ -132,15 +132,12 @@ class ClientContext:
         Returns:
             For each head an (n_k, d) tensor on the training device.
         """
-        before = modes(network)
-        network.eval()
-        passes = [
-            Features(network, network["encoder"](batch.images["image"]), self.after)
-            for batch in self.data.ordered(augment)
-        ]
-        made = [torch.cat([getattr(features, head) for features in passes]) for head in heads]
-        set_modes(network, before)
-        return made
+        with evaluating(network):
+            passes = [
+                Features(network, network["encoder"](batch.images["image"]), self.after)
+                for batch in self.data.ordered(augment)
+            ]
+            return [torch.cat([getattr(features, head) for features in passes]) for head in heads]
 
     @property
     def fresh(self) -> bool:

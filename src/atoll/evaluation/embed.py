@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 
 import torch
 from torch import Tensor, nn
@@ -15,18 +14,7 @@ from atoll.data.images import Pixels
 from atoll.data.views.options import ViewOptions
 from atoll.data.views.views import Views, make_views
 from atoll.models import Encoder
-
-
-@contextmanager
-def evaluating(module: nn.Module) -> Iterator[None]:
-    """Set eval mode inside the block, and restore the mode of every submodule afterwards."""
-    modes = [(submodule, submodule.training) for submodule in module.modules()]
-    module.eval()
-    try:
-        yield
-    finally:
-        for submodule, training in modes:
-            submodule.training = training
+from atoll.models.norms import evaluating
 
 
 def embed(

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from atoll.core.errors import UserError
+from atoll.models.norms import evaluating
 
 
 class Encoder(nn.Module):
@@ -49,15 +50,9 @@ class Encoder(nn.Module):
 @torch.no_grad()
 def represent_black(encoder: nn.Module, shape: tuple[int, int, int]) -> Tensor:
     """Representation of one black image (C, H, W), in eval mode; each module's mode is restored."""
-    modes = [(module, module.training) for module in encoder.modules()]
-    encoder.eval()
-    try:
-        with torch.random.fork_rng(devices=[]):
-            output: Tensor = encoder(torch.zeros(1, *shape))
-            return output
-    finally:
-        for module, training in modes:
-            module.training = training
+    with evaluating(encoder), torch.random.fork_rng(devices=[]):
+        output: Tensor = encoder(torch.zeros(1, *shape))
+    return output
 
 
 def graft(module: nn.Module, state: dict[str, Tensor], source: str) -> str:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+
 from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
@@ -62,3 +65,25 @@ def set_modes(networks: nn.Module, training: list[bool]) -> None:
     """
     for module, mode in zip(networks.modules(), training, strict=True):
         module.training = mode
+
+
+@contextmanager
+def evaluating(networks: nn.Module) -> Iterator[None]:
+    """Set eval mode inside the block, and restore the mode of every module afterwards.
+
+    Example:
+        >>> from torch import nn
+        >>> from atoll.models.norms import evaluating, modes
+        >>> networks = nn.Sequential(nn.ReLU(), nn.ReLU().eval())
+        >>> with evaluating(networks):
+        ...     modes(networks)
+        [False, False, False]
+        >>> modes(networks)
+        [True, True, False]
+    """
+    before = modes(networks)
+    networks.eval()
+    try:
+        yield
+    finally:
+        set_modes(networks, before)

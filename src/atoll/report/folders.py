@@ -59,7 +59,7 @@ class Folder:
     @property
     def rounds(self) -> int:
         """Number of complete rounds."""
-        return max(int(self.results.get("round", 0)), *(line["round"] for line in self.metrics), 0)
+        return max(int(line.get("round", 0)) for line in [self.results, *self.metrics])
 
     @property
     def planned(self) -> int:
