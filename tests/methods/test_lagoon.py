@@ -3,12 +3,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from atoll.core.errors import UserError
-from atoll.core.tree import same
+from atoll.core.tree import clone, same
+from atoll.engines.server import TooFewUpdatesError
 from atoll.methods.fedmar import MAR
 from atoll.methods.lagoon import Relay
 from tests.folds import setting
 from tests.harness import final_models, run_tiny
 from tests.methods.test_fedmar import VIT
+from tests.rounds import Fixed, Rounds
 from tests.steps import federation
 
 LAGOON = "method.name=lagoon"
@@ -67,6 +69,30 @@ def test_fed_mar_expects_a_clients_round_of_each_sweep():
     setting = federation("method.name=fed_mar", *VIT, *TURNS, "train.rounds=10").setting
     assert MAR().gamma(5, setting) == pytest.approx(MAR().last_weight)  # Ω = 10 rounds · 1/2
     assert MAR().gamma(4, setting) > MAR().last_weight
+
+
+def test_a_client_that_is_lost_misses_its_turn_and_a_lost_sweep_stops_the_run():
+    rounds = Rounds(LAGOON)
+    server, clients = rounds.server, range(rounds.federation.setting.num_clients)
+    lost = dict.fromkeys(clients, "its machine is off")
+
+    def turn(answers):
+        before = clone(server.state)
+        record = server.run_round(Fixed(answers))
+        return record, same(server.state, before)
+
+    for number in range(1, len(clients)):
+        record, unchanged = turn(lost)
+        assert (record.round, record.clients, unchanged) == (number, 0, True)
+        assert list(record.lost.values()) == ["its machine is off"]
+    (client,) = server.cohort(server.round + 1)
+    update, _ = rounds.train(client, server.round + 1)
+    record, unchanged = turn({client: update})
+    assert (record.clients, unchanged, server.valid) == (1, False, {client: len(clients)})
+    for _ in clients[1:]:
+        assert turn(lost)[1]
+    with pytest.raises(TooFewUpdatesError, match="0 of 1 updates were usable"):
+        turn(lost)
 
 
 def test_a_share_of_the_clients_is_refused(tmp_path):

@@ -45,7 +45,8 @@ class TrainOptions(Options, section="train"):
         accumulate: Parts into which a batch is cut; the optimiser takes one step with the sum of their gradients,
             weighted by their sizes. Where the loss is a mean over samples, it is the step of the whole batch. A
             contrastive loss has the negatives of its part alone, and BatchNorm and other statistics of a batch are
-            those of a part.
+            those of a part. A loss that grows with the batch (FedCA's alignment, FedU²'s FUR, SIGReg) is weaker by
+            this factor.
         norm_factor: An update is refused if its distance from the model that the client received, the norm of a
             component's slice, a loss, or the distance of BatchNorm's running statistics exceeds this factor times
             the running median of accepted ones (for losses, at least 10; for running statistics, at least the norm

@@ -104,6 +104,7 @@ class Server:
         names = frozenset(start) - setting.local_only
         self.checks = UpdateChecks(recipe.composed, setting, names, setting.running_statistics)
         self._constants_sent: set[int] = set()
+        self._missed = 0  # turns in a row
         self._scratch = scratch
         self._observer = observer
 
@@ -131,7 +132,8 @@ class Server:
         """Run the next round.
 
         Raises:
-            TooFewUpdatesError: Too few updates were usable; the state is unchanged.
+            TooFewUpdatesError: Too few updates were usable; the state is unchanged. Where clients take turns, this
+                must happen in as many turns in a row as a sweep has.
         """
         started = time.perf_counter()
         method = self.recipe.composed
@@ -153,8 +155,14 @@ class Server:
             accepted = self._fold_updates(executor, jobs, fold, record, progress)
         share = self.recipe.train.min_accepted
         if jobs and len(accepted) < max(share * len(jobs), aggregation.least_updates):
-            raise TooFewUpdatesError(_too_few(record, len(accepted), len(jobs), share, aggregation))
-        self.state = fold.close()
+            self._missed += 1
+            if self._missed >= aggregation.turns(self.setting):
+                raise TooFewUpdatesError(_too_few(record, len(accepted), len(jobs), share, aggregation))
+            self.checks.open_round()
+            accepted = []  # clients that miss their turn leave the model as it is
+        else:
+            self._missed = 0
+            self.state = fold.close()
         if self._observer:
             record.measures, record.layers = self._observer.close(self.state)
         self.checks.close_round()
