@@ -21,7 +21,6 @@ MAY_CHANGE = (  # when a run is resumed
     # Another kind of device is another environment, which is not resumed.
     *("engine.device", "engine.devices"),
     *("train.keep_local_models", "train.keep_models_every"),
-    "data.path",  # the images have moved; a run refuses other ones
 )
 
 
@@ -142,7 +141,8 @@ def _difference(run: Run, recipe: Recipe, moved: bool = True) -> str | None:
         recipe: The recipe.
         moved: Whether the same images may lie elsewhere now.
     """
-    free = MAY_CHANGE if moved else set(MAY_CHANGE) - {"data.path"}
+    files = recipe.data.source != "object"  # an object's name has the fingerprint of its images
+    free = (*MAY_CHANGE, "data.path") if moved and files else MAY_CHANGE
     before, now = (
         flatten(describe(recipe_of(run).completed())),
         flatten(describe(recipe.completed())),
