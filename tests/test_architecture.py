@@ -18,7 +18,7 @@ ROOT = Path(__file__).parents[1]
 SOURCE = ROOT / "src"
 TESTS = ROOT / "tests"
 
-# The rooms, each above all that it may import. Rooms on one floor do not import each other.
+# The layers, each above all that it may import. Layers on one level do not import each other.
 FLOORS = """
     atoll                       the public names, and the old name of the components' base
     cli
@@ -148,32 +148,33 @@ def imports(source: Path = SOURCE) -> list[Import]:
 
 
 @cache
-def floors() -> dict[str, int]:
-    """Each room's floor, counted from the ground."""
+def levels() -> dict[str, int]:
+    """Each layer's level, counted from the ground."""
     lines = FLOORS.strip().splitlines()
-    rooms = {}
-    for floor, line in enumerate(reversed(lines)):
+    layers = {}
+    for level, line in enumerate(reversed(lines)):
         names = line.split()
         for name in names[:1] if names[0] == "atoll" else names:
-            rooms[name] = floor
-    return rooms
+            layers[name] = level
+    return layers
 
 
-def room(module: str) -> str:
-    """The room that a module lies in."""
+def layer(module: str) -> str:
+    """The layer that a module lies in."""
     inside = module.split(".")[1:]
-    if ".".join(inside[:2]) in floors():
+    if ".".join(inside[:2]) in levels():
         return ".".join(inside[:2])
-    return inside[0] if inside and inside[0] in floors() else "atoll"
+    return inside[0] if inside and inside[0] in levels() else "atoll"
 
 
 def upward(found: list[Import]) -> list[Import]:
-    """Imports of a room that does not lie below."""
-    level = floors()
+    """Imports of a layer that does not lie below."""
+    level = levels()
     return [
         one
         for one in found
-        if room(one.importer) != room(one.imported) and level[room(one.imported)] >= level[room(one.importer)]
+        if layer(one.importer) != layer(one.imported)
+        and level[layer(one.imported)] >= level[layer(one.importer)]
     ]
 
 
@@ -190,12 +191,12 @@ def circle(found: list[Import]) -> list[str]:
     return []
 
 
-def test_every_room_has_a_floor() -> None:
+def test_every_layer_has_a_level() -> None:
     folders = {
         path.parent.relative_to(SOURCE / "atoll").as_posix()
         for path in (SOURCE / "atoll").glob("*/__init__.py")
     }
-    assert folders == {name for name in floors() if "." not in name} - {"atoll"}
+    assert folders == {name for name in levels() if "." not in name} - {"atoll"}
 
 
 def test_no_import_goes_up() -> None:
@@ -229,7 +230,7 @@ def test_no_file_is_long() -> None:
 
 
 def test_casts_and_ignores_around_the_contract_are_listed() -> None:
-    """In the rooms where messages have named types; each stands in the page's table, with its reason."""
+    """In the layers where messages have named types; each stands in the page's table, with its reason."""
     found = []
     for room_ in ("engines", "components"):
         for path in sorted((SOURCE / "atoll" / room_).rglob("*.py")):

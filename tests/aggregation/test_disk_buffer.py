@@ -3,7 +3,7 @@ import os
 import pytest
 import torch
 
-from atoll.aggregation import disk_buffer as room
+from atoll.aggregation import disk_buffer
 from atoll.aggregation.disk_buffer import DiskBuffer
 from atoll.core.errors import UserError
 from atoll.core.tree import same
@@ -17,7 +17,7 @@ def floats(weights):
 @pytest.fixture(params=[1, 40, 2**25])
 def memory(request, monkeypatch):
     """From one coordinate a block to all in one."""
-    monkeypatch.setattr(room, "MEMORY", request.param)
+    monkeypatch.setattr(disk_buffer, "MEMORY", request.param)
 
 
 def test_blocks_are_the_models_coordinates(memory, tmp_path):

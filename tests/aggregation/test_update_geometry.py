@@ -5,7 +5,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from atoll.aggregation import update_geometry as room
+from atoll.aggregation import update_geometry
 from atoll.aggregation.update_geometry import Reference
 from atoll.functional import angular_divergence
 from tests.folds import model
@@ -35,7 +35,7 @@ def test_all_numbers_agree_with_a_slow_loop(seed, n, step, dtype):
     w = (g + step * torch.randn(n, generator=draw, dtype=torch.float64)).to(dtype)
     g = g.to(dtype)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(room, "BLOCK", 16)  # so that blocks have to be put together
+        patch.setattr(update_geometry, "BLOCK", 16)  # so that blocks have to be put together
         found = Reference({"x": g}).measure({"x": w})
     moved, inner, update, length = close_to(w, g)
     assert found.moved["x"] == pytest.approx(moved, rel=1e-5)

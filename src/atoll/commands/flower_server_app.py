@@ -59,7 +59,7 @@ def main(grid: Grid, context: Context) -> None:
 
 def run_federation(grid: Grid, options: FlowerOptions) -> Path:
     """Run a recipe on the grid's nodes, and return the run's folder."""
-    # Imported here, because an entry point may import from the rooms above.
+    # Imported here, because an entry point may import from the layers above.
     from atoll.commands.resume import Recovery
     from atoll.commands.run import run_recipe
     from atoll.core.run_folder import Run, default_folder

@@ -56,7 +56,8 @@ class TrainOptions(Options, section="train"):
         max_share: Largest share of one client in a weighted mean of models; 1 is no bound. Heavier clients count
             with less weight, and all with the same if fewer than 1 / ``max_share`` updates are accepted. Until the
             round ends, the ⌊1 / ``max_share``⌋ heaviest models are in memory.
-        min_accepted: Minimum share of a cohort's updates that must be accepted for the round to complete.
+        min_accepted: Minimum share of a cohort's updates that must be accepted for the round to complete;
+            otherwise the run stops, or, where clients take turns, the turn is missed.
         keep_local_models: Rounds whose local models, as the clients sent them, and resulting models are kept in the
             run's folder; -1 is the last round.
         keep_models_every: Rounds between the resulting models that are kept, from the initial one on; 0 keeps none.

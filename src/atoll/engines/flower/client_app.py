@@ -29,7 +29,7 @@ app = ClientApp()
 
 def read_recipe(text: str) -> Recipe:
     """Parse the text of a complete recipe."""
-    from atoll.recipe.recipe import read_recipe  # an entry point may import from the rooms above
+    from atoll.recipe.recipe import read_recipe  # an entry point may import from the layers above
 
     return read_recipe(text)
 

@@ -14,7 +14,8 @@
     clip = 1.0
     noise_multiplier = 2.0
 
-A key that is missing does not restrict. The file is read for every request, so a change applies to the next one.
+A key that is missing does not restrict, except `modules`: code that is not listed is refused. The file is read for
+every request, so a change applies to the next one.
 """
 
 from __future__ import annotations

@@ -7,7 +7,7 @@ import warnings
 
 
 def __getattr__(name: str) -> object:
-    """Import on first use, because the new module is in a room above this one."""
+    """Import on first use, because the new module is in a layer above this one."""
     if name.startswith("__"):
         raise AttributeError(name)
     warnings.warn(
