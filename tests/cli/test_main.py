@@ -236,6 +236,8 @@ def test_embedding_reads_image_files_as_training_did(images, tmp_path, window):
     assert len(names) == 40
     expected = embed(encoder, federation.views.plain, federation.splits.train.images)
     torch.testing.assert_close(h, expected, rtol=1e-5, atol=1e-6)
+    os.replace(folder / names[0], os.fsencode(folder) + b"/\xe9.png")
+    assert "\N{REPLACEMENT CHARACTER}.png" in embed_images(encoder, folder)[0]
 
 
 def test_embedding_refuses_or_skips_what_is_no_image(finished, tmp_path, capsys):

@@ -1,4 +1,5 @@
 import json
+from dataclasses import replace
 
 import pytest
 import torch
@@ -8,6 +9,7 @@ from atoll.core.errors import UserError
 from atoll.core.tree import same
 from atoll.evaluation import evaluate, knn_accuracy
 from atoll.models import load_encoder
+from atoll.recipe.recipe import recipe_of
 from tests.harness import run_tiny
 from tests.steps import federation
 
@@ -95,3 +97,14 @@ def test_what_is_measured_at_the_end_is_plain_like_the_finished_file(tmp_path, m
     saved = load_encoder(run.encoder_path).state_dict()
     assert len(measured) == 2  # before the first round, and at the end
     assert same(measured[-1], saved)  # no adapters, which fine-tuning would train beside the weights
+
+
+def test_settings_that_leave_the_images_leave_the_clients_shifts(tmp_path):
+    shift = ('shift.kinds=["rotation"]', "shift.evaluation=clients", "evaluation.knn_k=5")
+    run = run_tiny(tmp_path / "run", *shift)
+    images = recipe_of(run).data
+    there = measure_run(run, ["knn"])
+    assert measure_run(run, ["knn"], replace(images, memory_gib=7.0)) == there
+    # The shifts are the clients', so that other images have none.
+    other = measure_run(run, ["knn"], replace(images, limit=500))
+    assert other["knn/accuracy"] > there["knn/accuracy"]

@@ -200,3 +200,11 @@ def test_an_empty_class_or_client_is_named(tmp_path, place, source, kind):
     (tmp_path / "hollow").mkdir()
     with pytest.raises(UserError, match=rf"the {kind} folder .*hollow holds no images"):
         load(source, tmp_path)
+
+
+@pytest.mark.parametrize("split", ["/etc", "../other", "a/../../b"])
+@pytest.mark.parametrize("name", ["train_split", "test_split"])
+def test_a_split_lies_in_the_folder(tmp_path, name, split):
+    """A coordinator's recipe must not choose other folders of a site."""
+    with pytest.raises(UserError, match=rf"data\.{name} = .* leads out of data\.path"):
+        load("images", tmp_path, **{name: split})

@@ -7,6 +7,7 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
+from atoll.core.errors import UserError
 from atoll.core.rng import stream
 from atoll.data.images import ImageSet, StoredPixels
 from atoll.evaluation.finetune import FineTuneResult, finetune, label_subset
@@ -253,3 +254,20 @@ def test_fedcas_federated_fine_tuning_learns_where_no_client_knows_all_classes(
         FINE_TUNES["finetune-fedca-federated-10"], fraction=1.0, hidden=(32,), epochs=20, local_epochs=1
     )
     assert linear_digits(digits, replace(protocol, head_lr=1e-2), ids).accuracy > 0.6
+
+
+def test_what_diverges_is_refused(digits: tuple[ImageSet, ImageSet]) -> None:
+    with pytest.raises(
+        UserError, match="the fine-tuning diverged: after epoch 12, its outputs are not finite"
+    ):
+        run(net(), digits, replace(SHORT, head_lr=1e20, encoder_lr=1e20))
+
+
+def test_dropout_repeats_and_leaves_the_default_generator_alone(digits: tuple[ImageSet, ImageSet]) -> None:
+    encoder = nn.Sequential(net(), nn.Dropout(0.5)).eval()
+    short = replace(SHORT, epochs=3, every=1)
+    first = run(encoder, digits, short)
+    torch.manual_seed(1)
+    before = torch.get_rng_state()
+    assert run(encoder, digits, short) == first
+    assert torch.equal(torch.get_rng_state(), before)

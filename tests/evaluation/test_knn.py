@@ -110,3 +110,9 @@ def test_what_does_not_fit_is_refused_with_its_shapes() -> None:
         knn_accuracy(train_h, train_y, test_h, test_y, k=3, num_classes=1)
     with pytest.raises(ValueError, match="positive"):
         knn_accuracy(train_h, train_y, test_h, test_y, k=0)
+
+
+def test_labels_may_be_bytes() -> None:
+    h, y, test_h, test_y = blobs(40, 3, 4, spread=1.0)
+    found = knn_accuracy(h, y.to(torch.uint8), test_h, test_y.to(torch.uint8), 5)
+    assert found == knn_accuracy(h, y, test_h, test_y, 5)

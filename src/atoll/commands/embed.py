@@ -17,6 +17,7 @@ from torch import Tensor
 
 from atoll.core.errors import UserError
 from atoll.core.files import read_bytes, write_whole
+from atoll.core.text import clean
 from atoll.data.decode import Decoding, decode_batch
 from atoll.data.folders import is_image
 from atoll.data.images import StoredPixels
@@ -93,7 +94,10 @@ def image_batches(
                 )
             warnings.warn(f"{what}; it is left out", stacklevel=2)
         kept = [row for row in range(len(some)) if row not in decoded.corrupt]
-        names = [str(some[row].relative_to(images)) if images.is_dir() else some[row].name for row in kept]
+        # Names of files may be bytes that are no text, which no output could hold.
+        names = [
+            clean(str(some[row].relative_to(images)) if images.is_dir() else some[row].name) for row in kept
+        ]
         if kept:
             yield names, torch.from_numpy(decoded.pixels[kept])
 

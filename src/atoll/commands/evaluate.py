@@ -232,7 +232,7 @@ def measure_run(run: Run, protocols: Sequence[str], data: DataOptions | None = N
             f"the clients of {run.folder} had other images than its recipe's data contain now; restore those, or "
             "choose images for the evaluation: --set data.source=folder data.path=…"
         )
-    if data is None and partition:
+    if partition and partition.fingerprint == splits.train.fingerprint:
         splits = evaluation_splits(splits, partition, recipe)
     data = data or recipe.data
     split, images = splits.held_out

@@ -11,12 +11,12 @@ from typing import Any
 from flwr.app import Context
 from flwr.serverapp import Grid, ServerApp
 
-from atoll.core.errors import UserError
+from atoll.core.errors import RunError, UserError
 from atoll.core.files import private_files
 from atoll.engines.callbacks import Callback
 from atoll.engines.federation import Federation
 from atoll.engines.flower.engine import FlowerEngine, FlowerOptions
-from atoll.engines.server import Record, Server, TooFewUpdatesError
+from atoll.engines.server import Record, Server
 
 log = logging.getLogger("flwr")
 app = ServerApp()
@@ -52,7 +52,7 @@ def main(grid: Grid, context: Context) -> None:
     """Run a recipe, or continue the run in its folder."""
     try:
         run_federation(grid, FlowerOptions.read(context.run_config))
-    except (UserError, TooFewUpdatesError) as error:
+    except (UserError, RunError) as error:
         log.error("%s", error)
         raise
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from pathlib import PurePath
 from typing import Annotated, Literal
 
 from atoll.core.config import Options
@@ -89,6 +90,10 @@ class DataOptions(Options, section="data"):
         super().__post_init__()
         if self.source not in WITHOUT_PATH and not self.path:
             raise UserError(f"data.source = {self.source!r} needs data.path; set it")
+        for name in ("train_split", "test_split"):
+            split = getattr(self, name)
+            if split and (PurePath(split).is_absolute() or ".." in PurePath(split).parts):
+                raise UserError(f"data.{name} = {split!r} leads out of data.path; set a name in it")
         if not self.window_low < self.window_high:
             raise UserError(
                 f"data.window_low = {self.window_low} must be below data.window_high = {self.window_high}"

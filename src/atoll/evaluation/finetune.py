@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from atoll.core.devices import upload
+from atoll.core.errors import UserError
 from atoll.data.images import ImageSet, Pixels
 from atoll.evaluation.embed import device_of, embed
 from atoll.evaluation.probe import SelectedAccuracy, first_weights
@@ -216,14 +217,22 @@ def finetune(
         else training.epochs(model, clients[0], protocol.epochs)
     )
     accuracy, best, best_epoch = 0.0, -1.0, 0
-    for epoch, _ in enumerate(passes, start=1):
-        last = epoch == protocol.epochs
-        if last or (protocol.select == "best" and epoch % protocol.every == 0):
-            with torch.no_grad():
-                logits = model.classify(features(test.images))
-            accuracy = int((logits.argmax(1) == truth).sum()) / len(truth)
-            if accuracy > best:
-                best, best_epoch = accuracy, epoch
+    with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
+        torch.manual_seed(
+            generator.initial_seed()
+        )  # dropout and stochastic depth draw from the default generator
+        for epoch, _ in enumerate(passes, start=1):
+            last = epoch == protocol.epochs
+            if last or (protocol.select == "best" and epoch % protocol.every == 0):
+                with torch.no_grad():
+                    logits = model.classify(features(test.images))
+                if not logits.isfinite().all():
+                    raise UserError(
+                        f"the fine-tuning diverged: after epoch {epoch}, its outputs are not finite"
+                    )
+                accuracy = int((logits.argmax(1) == truth).sum()) / len(truth)
+                if accuracy > best:
+                    best, best_epoch = accuracy, epoch
     return FineTuneResult(best, best_epoch, accuracy, sum(map(len, clients)), protocol)
 
 

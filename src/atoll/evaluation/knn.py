@@ -96,7 +96,7 @@ def knn_predictions(
             f"kNN needs {k} neighbours and there are {len(train_h)} training samples; all of them vote",
             stacklevel=3,
         )
-    labels = train_y.to(train_h.device)
+    labels = train_y.to(train_h.device, torch.long)
     predictions = []
     for similarity, neighbours in nearest_blocks(train_h, test_h, k):
         # Relative to the nearest neighbour, so that exp never overflows; a common factor does not change the

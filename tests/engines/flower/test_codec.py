@@ -105,6 +105,11 @@ def test_what_only_an_earlier_message_held_is_let_go():
         made_of({"weights": {"→": ["a", "b", "c"]}}),
         made_of({"weights": {"→": None}}),
         made_of({"weights": {"→": [0, 0]}}, "0", [nested(50)]),
+        made_of(
+            {"weights": {"→": [0, [0, 0, 0]]}}, "0", torch.zeros(1, 5)
+        ),  # would be three copies of the row
+        made_of({"weights": {"→": [0, 0]}}, "0", torch.zeros(1, 5)),
+        made_of({"weights": {"→": [0, True]}}, "0", [torch.zeros(1), torch.zeros(1)]),
         made_of({"deep": nested(150)}),
         deeper_than_the_stack(),
     ],

@@ -42,6 +42,17 @@ def test_noise_differs_each_time_and_the_weights_are_unchanged(model):
     assert all(torch.equal(model[name], before[name]) for name in model)
 
 
+@pytest.mark.parametrize("value", [float("nan"), float("inf")])
+def test_a_step_that_diverged_leaves_as_noise_alone(model, value):
+    moved = {name: weight.clone() for name, weight in model.items()}
+    moved["a"][0, 0] = value
+    noisy = LocalPrivacy(clip=1.0, noise_multiplier=0.5).apply(moved, model)
+    step = torch.cat([(noisy[name] - model[name]).double().flatten() for name in model])
+    assert step.isfinite().all()
+    assert step.std() == pytest.approx(0.5, rel=0.02)
+    assert abs(step.mean()) < 5 * 0.5 / math.sqrt(120_000)
+
+
 def test_epsilon_is_that_of_the_gaussian_between_any_two_sets_of_images():
     """Steps of norm C lie up to 2C apart: sensitivity 2C at noise zC. The exact ε of that is below RDP's bound."""
     pytest.importorskip("dp_accounting", reason="the extra atoll[dp] is not installed")

@@ -21,6 +21,7 @@ from atoll.engines.federation import Federation
 from atoll.engines.flower.codec import tree
 from atoll.engines.flower.local_privacy import LocalPrivacy
 from atoll.engines.flower.policy import Policy, PolicyError
+from atoll.engines.flower.site import _cohort
 from atoll.engines.flower.site_registry import SiteRegistry
 from atoll.recipe.recipe import load_recipe, recipe_digest
 from tests.engines.flower.grid import FakeGrid, node
@@ -297,3 +298,9 @@ def test_a_site_without_a_policy_imports_no_module_of_a_recipe(place, marked):
 def test_local_privacy_of_a_policy_is_built_from_its_table(tmp_path):
     policy(tmp_path, "[privacy]\nclip = 2\nnoise_multiplier = 0.5")
     assert Policy.read(tmp_path / "policy.toml").privacy == LocalPrivacy(2.0, 0.5)
+
+
+def test_every_number_of_clients_in_a_request_counts():
+    assert _cohort({"shares": {"2": ()}, "stayed": list(range(9))}) == 2
+    assert _cohort({"keys": {"1": {}, "2": {}, "3": {}}}) == 3
+    assert _cohort({"round": 1}) is None

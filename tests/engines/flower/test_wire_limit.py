@@ -82,3 +82,14 @@ def test_without_the_limit_all_of_it_is_fetched():
     link = SuperLink({"update": {"w": torch.randn(2**23)}})
     assert not isinstance(answer_of(link, None), Lost)
     assert link.fetched > 2**25
+
+
+@pytest.mark.parametrize("kind", ["Array", "ArrayRecord", "Message"])
+def test_an_answer_that_flower_cannot_put_together_is_lost(kind):
+    """Flower raises whatever it stumbles over; other sites' answers count all the same."""
+    link = SuperLink({"update": {"w": torch.zeros(4)}})
+    name = next(name for name, content in link.objects.items() if content.startswith(f"{kind} ".encode()))
+    link.objects[name] = link.objects[name] + b"x"
+    answer = answer_of(link, SizeLimit(2**22, 2**20))
+    assert isinstance(answer, Lost)
+    assert answer.reason.startswith("its answer cannot be read: ")

@@ -156,6 +156,25 @@ def test_masks_are_measured_by_their_own_overlap() -> None:
     assert unsure["segm"]["AP"] == 0.0
 
 
+def test_masks_are_small_by_their_own_area() -> None:
+    # A thin diagonal's box is large, its mask is small: as a false positive it counts among the small masks.
+    square = {"bbox": [100, 100, 15, 15], "segmentation": [[100, 100, 115, 100, 115, 115, 100, 115]]}
+    data = annotated([one([100, 100, 15, 15], segmentation=square["segmentation"])])
+    masks = torch.zeros(2, 1, SIDE, SIDE)
+    masks[0, 0, 100:115, 100:115] = 0.9
+    masks[1, 0, range(10, 90), range(10, 90)] = 0.9
+    boxes = torch.tensor([[100.0, 100, 115, 115], [10, 10, 90, 90]])
+    output = {
+        "boxes": boxes,
+        "labels": torch.tensor([1, 1]),
+        "scores": torch.tensor([0.8, 0.9]),
+        "masks": masks,
+    }
+    found = average_precision(data, as_results(output, data, 0), masks=True)
+    assert found["bbox"]["AP_small"] == pytest.approx(1)
+    assert found["segm"]["AP_small"] == pytest.approx(0.5, abs=0.01)
+
+
 def test_without_pycocotools_a_sentence_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     require_pycocotools()
     monkeypatch.setitem(sys.modules, "pycocotools.cocoeval", None)

@@ -17,6 +17,7 @@ from flwr.app import Array, ArrayRecord, RecordDict
 from torch import Tensor
 
 from atoll.core.tree import Tree, escape, header_bytes, pack, resolve, unpack
+from atoll.engines.flower.wire_limit import TooLargeError
 from atoll.engines.update_checks import SizeLimit
 
 RECORD = "atoll"
@@ -66,18 +67,14 @@ def tree(content: RecordDict, limit: SizeLimit | None = None) -> dict[str, Tree]
     Raises:
         ValueError: The content is not a tree, or is too large.
     """
-    if limit is not None:
-        data = [array.data for array in content.array_records.get(RECORD, {}).values()]
-        size, headers = sum(map(len, data)), sum(map(header_bytes, data))
-        if size > limit.total:
-            raise ValueError(f"it has {size:,} bytes, and answers in this run have at most {limit.total:,}")
-        if headers > limit.headers:
-            raise ValueError(
-                f"its names and shapes have {headers:,} bytes, and in this run at most {limit.headers:,}"
-            )
     try:
-        arrays = {name: unpack(bytes(array.data)) for name, array in content.array_records[RECORD].items()}
+        record = content.array_records[RECORD]
+        if limit is not None:
+            _check_size([array.data for array in record.values()], limit)
+        arrays = {name: unpack(bytes(array.data)) for name, array in record.items()}
         made = resolve(arrays.pop(REST), _REF, lambda place: _tensor(arrays, *place))
+    except TooLargeError as error:
+        raise ValueError(str(error)) from None
     except (AttributeError, LookupError, RuntimeError, TypeError, ValueError) as error:
         raise ValueError(f"the message contains no tree: {error!r}") from None
     if not isinstance(made, dict):
@@ -109,8 +106,22 @@ def _direct_tensors(values: Iterable[Tree]) -> Iterator[Tensor]:
             yield from _direct_tensors(value)
 
 
-def _tensor(arrays: Mapping[str, list[Tensor]], array: int, place: int) -> Tensor:
-    found = arrays[str(array)][place]
+def _check_size(data: list[bytes], limit: SizeLimit) -> None:
+    size, headers = sum(map(len, data)), sum(map(header_bytes, data))
+    if size > limit.total:
+        raise TooLargeError(f"it has {size:,} bytes, and answers in this run have at most {limit.total:,}")
+    if headers > limit.headers:
+        raise TooLargeError(
+            f"its names and shapes have {headers:,} bytes, and in this run at most {limit.headers:,}"
+        )
+
+
+def _tensor(arrays: Mapping[str, Tree], array: object, place: object) -> Tensor:
+    tensors = arrays[str(array)]
+    # Indexing a tensor by a list copies a row for each entry: a small answer could fill the memory.
+    if not isinstance(tensors, list) or type(place) is not int:
+        raise TypeError(f"array {array} is not a list of tensors, or place {place} is no number")
+    found = tensors[place]
     if not isinstance(found, Tensor):  # a tree instead of a tensor could have any depth
         raise TypeError(f"place {place} of array {array} contains no tensor")
     return found

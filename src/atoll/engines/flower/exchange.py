@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 from flwr.app import Message
 from flwr.serverapp import Grid
+from google.protobuf.message import DecodeError
 
 from atoll.core.text import one_line
 from atoll.core.tree import Tree, leaves
@@ -17,6 +18,8 @@ from atoll.engines.update_checks import DTYPES, SizeLimit
 
 QUERY, TRAIN, EVALUATE = "query", "train", "evaluate"
 SMALL_ANSWER = SizeLimit(2**24, 2**24)  # of an answer without tensors: a site's classes, or its results
+# What Flower raises where an answer cannot be put together from its objects, but not where no server answers.
+UNREADABLE = (AttributeError, LookupError, TypeError, ValueError, DecodeError)
 SECONDS_BETWEEN_LOOKS = 0.05, 2.0  # shortest and longest pause between two looks for answers
 
 
@@ -88,6 +91,8 @@ class Exchange:
                 )  # further replies are ignored
         except TooLargeError as error:
             return Lost(f"its answer cannot be read: {error}")
+        except UNREADABLE as error:
+            return Lost(f"its answer cannot be read: {one_line(repr(error))}")
         if reply is not None and not (late and reply.has_error()):
             return _read(reply, self._limit)
         return Lost(f"no answer within {self._seconds:g} s") if late else None

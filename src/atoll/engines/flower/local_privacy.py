@@ -11,6 +11,7 @@ averages to zC/√K per weight; the server's own (`atoll.aggregation.private`) w
 
 from __future__ import annotations
 
+import math
 import secrets
 from dataclasses import dataclass
 from typing import Annotated
@@ -58,7 +59,11 @@ class LocalPrivacy(Options, section="policy.privacy"):
         names = list(weights)
         step = [weights[name].cpu() - received[name].cpu() for name in names]
         norm = joint_norm(step)
-        if not norm <= self.clip:
+        if not math.isfinite(
+            norm
+        ):  # whether training diverged must not be seen either: no step, and the noise
+            step = [torch.zeros_like(part) for part in step]
+        elif norm > self.clip:
             torch._foreach_mul_(step, self.clip / norm)
         scale = self.noise_multiplier * self.clip
         noisy = {}

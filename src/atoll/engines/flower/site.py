@@ -204,11 +204,14 @@ class SiteSide:
 
 def _cohort(request: Tree) -> int | None:
     """Number of clients of a secure sum, as a stage's request shows them; None if it shows none."""
+    seen = []
     if "stayed" in request:
-        return len(set(request["stayed"]))
+        seen.append(len(set(request["stayed"])))
     if "shares" in request:  # of the others
-        return len(request["shares"]) + 1
-    return len(request["keys"]) if "keys" in request else None
+        seen.append(len(request["shares"]) + 1)
+    if "keys" in request:
+        seen.append(len(request["keys"]))
+    return min(seen, default=None)
 
 
 def _held_out(splits: Splits) -> ImageSet | None:

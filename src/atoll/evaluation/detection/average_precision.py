@@ -127,7 +127,8 @@ def _measure(data: DetectionSet, detections: Sequence[Detection], kind: str) -> 
 
     with contextlib.redirect_stdout(io.StringIO()):  # pycocotools prints as it works
         truth = _index(data.coco())
-        given = [dict(one) for one in detections]  # pycocotools writes into them
+        # Copies, because pycocotools writes into them. It takes a mask's area from its box, if there is one.
+        given = [{key: one[key] for key in one if kind == "bbox" or key != "bbox"} for one in detections]
         found = truth.loadRes(given) if given else _index({**data.coco(), "annotations": []})
         evaluation = COCOeval(truth, found, kind)
         evaluation.evaluate()
