@@ -54,7 +54,9 @@ def _recovery(sub: argparse.ArgumentParser, condition: str) -> None:
 
 
 def _add_demo(commands: Commands) -> None:
-    demo = commands.add(_demo, "demo", "Train three methods on the same federated digits; takes about a minute.")
+    demo = commands.add(
+        _demo, "demo", "Train three methods on the same federated digits; takes about a minute."
+    )
     demo.add_argument(
         "--out", type=path_of, default=Path("runs/demo"), help="folder of the runs (default: runs/demo)"
     )
