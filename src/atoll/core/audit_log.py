@@ -13,6 +13,7 @@ import json
 import os
 import re
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -57,6 +58,22 @@ class AuditLog:
 
     def __init__(self, path: Path) -> None:
         self.path = path
+
+    @contextmanager
+    def held(self) -> Iterator[None]:
+        """Let no other process into such a block of the same log, to append what follows from its entries.
+
+        Raises:
+            UserError: The lock's file cannot be written.
+        """
+        try:
+            self.path.parent.mkdir(parents=True, exist_ok=True)
+            file = self.path.with_suffix(".lock").open("w")
+        except OSError as error:
+            raise UserError(disk_sentence(self.path, error)) from None
+        with file:
+            lock(file)
+            yield
 
     def append(self, event: str, **fields: object) -> str:
         """Append a line and return its hash; the line is on the disk when this returns.

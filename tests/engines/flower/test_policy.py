@@ -18,10 +18,12 @@ from atoll.core.audit_log import AuditLog
 from atoll.core.errors import UserError
 from atoll.core.tree import num_bytes
 from atoll.engines.federation import Federation
+from atoll.engines.flower.client_app import logged
 from atoll.engines.flower.codec import tree
 from atoll.engines.flower.local_privacy import LocalPrivacy
 from atoll.engines.flower.policy import Policy, PolicyError
-from atoll.engines.flower.site import _cohort
+from atoll.engines.flower.site import SiteSide, _cohort
+from atoll.engines.flower.site_options import SiteOptions
 from atoll.engines.flower.site_registry import SiteRegistry
 from atoll.recipe.recipe import load_recipe, recipe_digest
 from tests.engines.flower.grid import FakeGrid, node
@@ -304,3 +306,16 @@ def test_every_number_of_clients_in_a_request_counts():
     assert _cohort({"shares": {"2": ()}, "stayed": list(range(9))}) == 2
     assert _cohort({"keys": {"1": {}, "2": {}, "3": {}}}) == 3
     assert _cohort({"round": 1}) is None
+
+
+def test_of_two_updates_at_once_only_the_allowed_one_leaves(place):
+    """Both requests were checked before either had answered."""
+    config = {"site": "west", "data": "x", "source": "folder", "policy": policy(place, "max_rounds = 1")}
+    side = SiteSide(SiteOptions.read({**config, "state": str(place / "state")}), None)
+    update = {"update": {"weights": {"w": torch.zeros(2)}}, "recipe": "a digest"}
+    first, second = (logged(side, "train", {"message": {"round": k}}, update) for k in (1, 2))
+    assert set(first) == {"update", "recipe", "log"}
+    assert set(second) == {"lost", "log"}
+    assert "has sent 1 updates for this recipe" in second["lost"]
+    events = [entry.fields["event"] for entry in side.options.audit_log.entries()]
+    assert events == ["update", "train"]

@@ -16,8 +16,8 @@ from atoll.core.errors import RunError
 from atoll.core.files import private_files
 from atoll.core.tree import Tree
 from atoll.engines.flower import codec as codec
-from atoll.engines.flower.ledger import record_answer
-from atoll.engines.flower.policy import WithdrawnError
+from atoll.engines.flower.ledger import UPDATE, record_answer, updates_sent
+from atoll.engines.flower.policy import PolicyError, WithdrawnError
 from atoll.engines.flower.secure_site import answer_keys, answer_reveal, answer_shares
 from atoll.engines.flower.site import SiteSide
 from atoll.engines.flower.site_options import SiteOptions
@@ -44,9 +44,7 @@ def answer(
             side = SiteSide(SiteOptions.read(context.node_config), read_recipe)
             request = codec.tree(message.content)
             reply = checked(handle, side, request)
-            log_of_site = side.options.audit_log
-            if log_of_site is not None and (head := record_answer(log_of_site, kind, request, reply)):
-                reply["log"] = head
+            reply = logged(side, kind, request, reply)
         except (
             ValueError
         ) as error:  # of the request, the configuration or the log, without which nothing leaves
@@ -68,6 +66,24 @@ def checked(handle: Callable[[SiteSide, Tree], Tree], side: SiteSide, request: T
         log.error("%s", traceback.format_exc())
         return {"lost": f"{type(error).__name__}: {error}"}
     return reply
+
+
+def logged(side: SiteSide, kind: str, request: Tree, reply: Tree) -> Tree:
+    """Write the answer into the site's audit log, and return it with the line's hash.
+
+    Flower may run several requests at once, so whether another update may leave is known only here.
+    """
+    log_of_site = side.options.audit_log
+    if log_of_site is None:
+        return reply
+    with log_of_site.held():
+        if UPDATE in reply and (policy := side.options.read_policy()) is not None:
+            try:
+                policy.check_updates_sent(updates_sent(log_of_site, reply["recipe"]))
+            except PolicyError as error:
+                reply = {"lost": str(error)}
+        head = record_answer(log_of_site, kind, request, reply)
+    return {**reply, "log": head} if head else reply
 
 
 @app.query("hello")
