@@ -181,6 +181,8 @@ def test_a_run_tells_epsilon_each_round_and_can_be_repeated_only_with_its_secret
     assert same(final_models(runs[0]), final_models(runs[1]))
     told = [line["privacy"]["epsilon"] for line in runs[0].metrics[1:]]
     assert 0 < told[0] < told[1]
+    # The cosine of a cohort of one would be one client's.
+    assert {line["angular_divergence"] for line in runs[0].metrics[1:]} == {None}
     shown = Console(file=StringIO(), width=160)
     run_recipe(tiny(*PRIVATE), tmp_path / "other", callback=Bar(shown, "run"))
     other = Run(tmp_path / "other")

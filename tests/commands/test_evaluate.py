@@ -5,6 +5,7 @@ import pytest
 import torch
 
 from atoll.commands.evaluate import measure_run
+from atoll.commands.export import provenance
 from atoll.core.errors import UserError
 from atoll.core.tree import same
 from atoll.evaluation import evaluate, knn_accuracy
@@ -108,3 +109,17 @@ def test_settings_that_leave_the_images_leave_the_clients_shifts(tmp_path):
     # The shifts are the clients', so that other images have none.
     other = measure_run(run, ["knn"], replace(images, limit=500))
     assert other["knn/accuracy"] > there["knn/accuracy"]
+
+
+def test_images_of_other_channels_are_refused(run):
+    images = replace(recipe_of(run).data, source="synthetic", channels=3)
+    with pytest.raises(UserError, match=r"the encoder takes 1 channel\(s\); set data.channels=1"):
+        measure_run(run, ["geometry"], images)
+
+
+def test_an_exported_model_has_its_own_numbers(run):
+    results = run.read_json("evaluation.json")
+    assert len(results["by_model"]) > 1
+    for name, own in results["by_model"].items():
+        assert provenance(run, name)["results"]["knn/accuracy"] == own["knn/accuracy"]
+    assert provenance(run)["results"]["knn/accuracy"] == results["by_model"][results["model"]]["knn/accuracy"]

@@ -109,6 +109,12 @@ def test_what_else_differs_than_the_method_is_said(tmp_path):
     assert rows == [["recipe key", "moon", "ssd"], ["train.lr", "0.05", "0.1"]]
 
 
+def test_seeds_with_other_numbers_of_images_have_one_protocol(tmp_path):
+    a = make_run(tmp_path / "a", "moon", results={**evaluation(0.9), "geometry/client_images": 1438})
+    b = make_run(tmp_path / "b", "ssd", results={**evaluation(0.9), "geometry/client_images": 1430})
+    assert "different protocols" not in report(tmp_path, a, b).text
+
+
 def test_different_protocols_are_not_passed_off_as_one(tmp_path):
     a = make_run(tmp_path / "a", "moon")
     b = make_run(tmp_path / "b", "ssd", results={**evaluation(0.9), "knn/k": 200})
@@ -321,6 +327,17 @@ def test_the_page_shows_no_path_of_the_machine_and_says_what_to_cite(tmp_path):
     assert "someone" not in page
     assert "…/cifar10" in page
     assert "Fang et al., Soft Separation and Distillation, ICCV 2025." in page
+
+
+def test_titles_and_labels_show_no_path_either(tmp_path):
+    for name in "ab":
+        path = {"source": "folder", "path": f"/home/some one/secret {name}/cifar10-{name}/"}
+        make_run(tmp_path / name, recipe={"data": path, "title": ""})
+    for folders in ([tmp_path / "a"], [tmp_path / "a", tmp_path / "b"]):
+        page = write_report(folders, tmp_path / "report.html").read_text()
+        assert "one/" not in page
+        assert "secret" not in page
+        assert "…/cifar10-a" in page
 
 
 def test_the_page_says_whether_sites_took_part(tmp_path):

@@ -89,8 +89,8 @@ def image_batches(
             what = f"{some[row]} cannot be read as the encoder's training images were: {reason}"
             if on_corrupt == "refuse":
                 raise UserError(
-                    f"{what}; convert it to a common format with 8 or 16 bits, or skip such images with "
-                    "--on-corrupt skip"
+                    f"{what}; convert it to a common format with 8 or 16 bits, or remove it; "
+                    "atoll embed can also leave it out (--on-corrupt skip)"
                 )
             warnings.warn(f"{what}; it is left out", stacklevel=2)
         kept = [row for row in range(len(some)) if row not in decoded.corrupt]

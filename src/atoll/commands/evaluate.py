@@ -243,6 +243,8 @@ def measure_run(run: Run, protocols: Sequence[str], data: DataOptions | None = N
 
     def load(path: Path) -> Encoder:
         encoder = load_encoder(path).to(device)
+        if (made_for := encoder.metadata["channels"]) != data.channels:
+            raise UserError(f"the encoder takes {made_for} channel(s); set data.channels={made_for}")
         layout = memory_layout(encoder, recipe.engine.channels_last)
         return encoder.to(memory_format=layout)
 

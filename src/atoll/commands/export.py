@@ -50,7 +50,8 @@ def export_run(
     name = f"encoder-export-{format}" if format in FOLDERS else f"encoder-export.{format}"
     output = output or path.with_name(name)
     run = Run(path.parent)
-    about = provenance(run) if run.exists() and run.finished else {}
+    model = path.stem.removeprefix("encoder").removeprefix("-")
+    about = provenance(run, model) if run.exists() and run.finished else {}
     export(load_encoder(path) if encoder is None else encoder, output, format, about)
     return output
 
@@ -82,12 +83,17 @@ def export(encoder: Encoder, path: Path, format: str, provenance: Provenance | N
         write_whole(path / name, content)
 
 
-def provenance(run: Run) -> dict[str, Any]:
-    """Describe where a run's encoder comes from: data, partition, method, protocols and results, without paths."""
+def provenance(run: Run, model: str = "") -> dict[str, Any]:
+    """Describe where a run's encoder comes from: data, partition, method, protocols and results, without paths.
+
+    Args:
+        run: The run.
+        model: Name of the model, if the run has several; by default the one in ``encoder.safetensors``.
+    """
     folder = read_folder(run.folder)
-    results = {
-        key: value for key, value in folder.results.items() if "/" in key and not isinstance(value, list)
-    }
+    models = folder.results.get("by_model", {})
+    own = models.get(model or folder.results.get("model"), folder.results)
+    results = {key: value for key, value in own.items() if "/" in key and not isinstance(value, list)}
     return {
         "method": str(folder.results.get("method", "")),
         "setting": without_folders(setting_words(folder.recipe)),

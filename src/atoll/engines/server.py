@@ -224,7 +224,8 @@ class Server:
                 _average(record.losses, update["losses"], reported)
                 if verdict.moved:
                     cosines.append(verdict.cosine())
-        record.angular_divergence = fmean(cosines) if cosines else None
+        if cosines and not method.aggregation.hides_updates:
+            record.angular_divergence = fmean(cosines)
         return accepted
 
     def deploy(self) -> Deployment:

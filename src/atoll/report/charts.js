@@ -108,7 +108,7 @@ function curve({ line, x: xs, y: ys, s }, x, y, log) {
 /** Several charts with one legend, whose buttons hide and show lines. */
 function charts(host, panels, height) {
   const every = panels.flatMap((panel) => panel.series.flatMap((series) => series.x));
-  const shared = { hidden: new Set(), charts: [], from: Math.min(...every), to: Math.max(...every) };
+  const shared = { hidden: new Set(), charts: [], from: least(every), to: most(every) };
   const made = panels.map((panel) => lineChart(panel, shared, height));
   const lines = [...new Set(panels.flatMap((panel) => panel.series.map(({ line }) => line)))].sort((a, b) => (a < 0) - (b < 0) || Math.abs(a) - Math.abs(b));
   const legend = lines.map((line) => {

@@ -88,10 +88,14 @@ function ticks(low, high, count) {
   return found;
 }
 
+/** Math.min and Math.max of more values than a function can have arguments. */
+const least = (values) => values.reduce((a, b) => Math.min(a, b), Infinity);
+const most = (values) => values.reduce((a, b) => Math.max(a, b), -Infinity);
+
 /** The value axis of a chart: its range, its ticks, and their format. */
 function valueAxis(panel, values) {
-  let low = Math.min(...values);
-  let high = Math.max(...values);
+  let low = least(values);
+  let high = most(values);
   if (panel.log) {
     low = Math.floor(Math.log10(low));
     high = Math.max(Math.ceil(Math.log10(high)), low + 1);

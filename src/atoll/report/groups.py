@@ -10,7 +10,7 @@ from atoll.core.config import flatten
 from atoll.evaluation.metrics import Metric, measured
 from atoll.report.folders import Folder
 from atoll.report.numbers import Spread, spread
-from atoll.report.wording import show
+from atoll.report.wording import show, without_folder
 
 # Keys that may differ within a group of runs: seed, names, and what does not change results.
 SAME = ("seed", "name", "title", "engine.devices", "engine.workers", "engine.decoders")
@@ -179,7 +179,7 @@ def untrained_rows(groups: Sequence[Group]) -> list[Row]:
 def _start_name(path: str | None, several: bool) -> str:
     if not path:
         return "Untrained encoder"
-    return f"Start encoder ({path})" if several else "Start encoder"
+    return f"Start encoder ({without_folder(path)})" if several else "Start encoder"
 
 
 def _scores(results: Mapping[str, Any]) -> dict[str, Any]:

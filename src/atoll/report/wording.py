@@ -29,7 +29,7 @@ def show(value: Any) -> str:
         return "yes" if value else "no"
     if isinstance(value, float):
         return f"{value:g}"
-    return "not set" if value is None else str(value)
+    return "not set" if value is None else without_folder(str(value))
 
 
 def partition_kind(partition: Mapping[str, Any]) -> str:
@@ -54,7 +54,7 @@ def setting_words(recipe: Mapping[str, Any]) -> str:
 def images_words(recipe: Mapping[str, Any]) -> str:
     """Describe the images of a run and its clients."""
     data, partition = recipe.get("data", {}), recipe.get("partition", {})
-    facts = [source_words(data)]
+    facts = [source_words({**data, "path": without_folder(str(data.get("path") or ""))})]
     if data.get("limit"):
         facts.append(f"at most {plural(data['limit'], 'image')}")
     if "clients" in partition and partition.get("kind") not in ("natural", "centralised"):
@@ -68,6 +68,17 @@ def source_words(data: Mapping[str, Any]) -> str:
     return f"{data['path']} ({source})" if data.get("path") and source != "digits" else source
 
 
+def without_folder(path: str) -> str:
+    """Only the last part of an absolute path, for a page that others may read; any other text as it is.
+
+    Example:
+        >>> from atoll.report.wording import without_folder
+        >>> without_folder("/home/me/my data/cifar10/"), without_folder("cifar10/small")
+        ('…/cifar10', 'cifar10/small')
+    """
+    return re.sub(r"^(?:/|~|[A-Za-z]:[/\\]).*?([^/\\]+)[/\\]?$", r"…/\1", path)
+
+
 def without_folders(text: str) -> str:
     """A text for a page that others may read: only the last part of each absolute path.
 
@@ -76,5 +87,5 @@ def without_folders(text: str) -> str:
         >>> without_folders('path = "/home/me/my data/cifar10" came from /mnt/x/encoder.safetensors; more')
         'path = "…/cifar10" came from …/encoder.safetensors; more'
     """
-    text = re.sub(r'"(?:/|~|[A-Za-z]:\\)[^"]*[/\\]([^"/\\]+)"', r'"…/\1"', text)
+    text = re.sub(r'"(?:/|~|[A-Za-z]:\\)[^"]*?[/\\]([^"/\\]+)[/\\]?"', r'"…/\1"', text)
     return re.sub(r'(?<![\w"/…])(?:/|~/|[A-Za-z]:\\)(?:[^\s"/\\]+[/\\])+', "…/", text)
