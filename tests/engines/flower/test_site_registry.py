@@ -146,12 +146,12 @@ def clock(monkeypatch):
     return made
 
 
-def saying(name, heard, clock, silent=0):
+def saying(name, heard, clock, silent=0, train=9):
     """A node that says its name and nothing else, after it has been silent so many times."""
 
     def handle(message):
         heard.append(clock.now)
-        answer = {"name": name, "train": 9, "test": 0, "classes": [], "version": "1", "environment": {}}
+        answer = {"name": name, "train": train, "test": 0, "classes": [], "version": "1", "environment": {}}
         return Message(records(answer), reply_to=message) if len(heard) > silent else None
 
     return handle
@@ -196,6 +196,26 @@ def test_a_second_node_with_a_name_takes_over_once_the_first_is_gone(clock):
     registry.refresh()
     assert registry.connected() == {0: 8}
     assert len(registry.turned_away) == 1
+
+
+def test_a_node_that_restarts_is_examined_again(clock):
+    """A node with a registered key comes back under its number."""
+    heard = []
+    grid = FakeGrid({7: saying("west", heard, clock)})
+    registry = SiteRegistry(grid, "", 1)
+    registry.gather(1, 10.0)
+    for train, connected in ((9, {0: 7}), (8, {}), (9, {0: 7})):
+        del grid.nodes[7]
+        registry.refresh()
+        assert registry.connected() == {}
+        grid.nodes[7] = saying("west", heard, clock, train=train)
+        registry.refresh()
+        assert registry.connected() == connected
+    assert len(heard) == 4
+    assert [one["reason"] for one in registry.turned_away] == [
+        "'west' took part with 9 training and 0 held-out images, and has 8 training and 0 held-out images; "
+        "restore its images, or start a new run"
+    ]
 
 
 def test_sites_of_a_run_that_never_began_are_not_held_against_the_next(place):

@@ -134,10 +134,10 @@ class SiteRegistry:
                 self._refuse(node, site.name, f"another node already takes part as {site.name!r}")
             elif not self.other_environment and (change := _changed(known.environment, site.environment)):
                 reason = f"{site.name!r} took part with {change}; restart it in the same environment"
-                self._refuse(node, site.name, f"{reason}, or set other-environment = true in the app")
+                self._turn_away(known, node, f"{reason}, or set other-environment = true in the app")
             elif self.sites and (was := _images(known)) != (now := _images(site)):
                 reason = f"{site.name!r} took part with {was}, and has {now}"
-                self._refuse(node, site.name, f"{reason}; restore its images, or start a new run")
+                self._turn_away(known, node, f"{reason}; restore its images, or start a new run")
             elif known.node != node:
                 known.node, known.environment, known.version = node, site.environment, site.version
                 self._record_joined(known)
@@ -257,6 +257,9 @@ class SiteRegistry:
             "sites": self.sites,
         }
         keys = {node.node_id: node.public_key.hex() for node in self.grid.get_nodes()}
+        for node in [node for node in self._ask_at if node not in keys]:  # it may come back with other images
+            del self._ask_at[node]
+            self._pauses.pop(node, None)
         for node in sorted(node for node in keys if self._ask_at.get(node, 0.0) <= time.monotonic()):
             self._ask_at[node] = math.inf
             exchange = Exchange(self.grid, SECONDS_TO_ANSWER)
@@ -272,6 +275,12 @@ class SiteRegistry:
                     yield node, site
                 else:
                     self._refuse(node, "", site)
+
+    def _turn_away(self, known: Site, node: int, reason: str) -> None:
+        """Refuse the node of a known site, which takes no part until its cause is gone."""
+        if known.node == node:  # it was accepted before it restarted
+            known.node = None
+        self._refuse(node, known.name, reason)
 
     def _refuse(self, node: int, name: str, reason: str) -> None:
         """Log a refusal once, and ask again after increasing pauses, because each request starts a process."""
