@@ -9,8 +9,10 @@ import torch
 
 from atoll.core.errors import UserError
 from atoll.core.kept_models import kept_models, kept_rounds
+from atoll.core.run_folder import Run
 from atoll.core.tree import load, same
 from atoll.engines.federation import Federation
+from atoll.engines.observer import Observer
 from atoll.evaluation.metrics import MEASURES
 from atoll.report.figures import figures
 from atoll.report.folders import read_folder
@@ -55,6 +57,32 @@ def test_the_chosen_rounds_models_are_kept_as_they_were(run):
         if tensor.is_floating_point():
             mean = sum(last[f"client-{k}"][name].double() for k in range(4)) / 4
             torch.testing.assert_close(tensor.double(), mean, atol=1e-5, rtol=1e-4)
+
+
+@pytest.mark.parametrize("method", ["aggregation=private_fedavg", "aggregation=fedavg"])
+def test_a_model_is_kept_after_its_rounds_checkpoint_and_on_resuming(tmp_path, monkeypatch, method):
+    """A private round that is repeated has other noise: its first model must not lie about."""
+    settings = (f"method.{method}", "train.bn_buffers=leave", "train.rounds=2", "train.keep_models_every=1")
+    checkpoint, keep = Run.checkpoint, Observer.keep
+
+    def killed(place, name, original):
+        def stop(self, round, *more):
+            if round == 2:
+                raise KeyboardInterrupt
+            original(self, round, *more)
+
+        monkeypatch.setattr(place, name, stop)
+        with pytest.raises(KeyboardInterrupt):
+            run_tiny(tmp_path, *settings, resume=(tmp_path / "recipe.toml").exists())
+        monkeypatch.setattr(place, name, original)
+
+    killed(Run, "checkpoint", checkpoint)
+    assert kept_rounds(tmp_path) == [0, 1]
+    killed(Observer, "keep", keep)
+    assert kept_rounds(tmp_path) == [0, 1]
+    run = run_tiny(tmp_path, *settings, resume=True)
+    assert kept_rounds(tmp_path) == [0, 1, 2]
+    assert same(kept(run, 2)["global"], final_models(run)["global"])
 
 
 def test_observing_changes_no_bit_of_the_training(run, tmp_path):

@@ -62,10 +62,13 @@ class Observer:
         self._geometries: list[UpdateGeometry] = []
         self._local: dict[int, Weights] = {}
 
-    def start(self, state: ServerState) -> None:
-        """Keep the initial models, if the recipe keeps any by interval."""
-        if self._federation.recipe.train.keep_models_every:
-            self._keep_deployed(0, state)
+    def keep(self, round: int, state: ServerState) -> None:
+        """Keep the models of a round, if the recipe says so; 0 is the initial ones."""
+        if not self._federation.recipe.train.keeps_models(round):
+            return
+        models = self._federation.recipe.composed.deploy(state).models
+        for name, weights in models.items():
+            self._keep(round, "global" if len(models) == 1 else f"global-{name}", weights)
 
     def open(self, round: int) -> None:
         """Start a round."""
@@ -92,8 +95,6 @@ class Observer:
             The measures by name, and the mean cosine of each layer by the layer's name, if measured.
         """
         federation, measures = self._federation, self._measures
-        if federation.recipe.train.keeps_models(self._round):
-            self._keep_deployed(self._round, state)
         found: dict[str, float] = {}
         layers = self._layers() if "layers" in measures else {}
         if layers:
@@ -113,11 +114,6 @@ class Observer:
             found |= {f"consensus/{name}": value for name, value in gossip.items()}
         self._geometries, self._local = [], {}
         return found, layers
-
-    def _keep_deployed(self, round: int, state: ServerState) -> None:
-        models = self._federation.recipe.composed.deploy(state).models
-        for name, weights in models.items():
-            self._keep(round, "global" if len(models) == 1 else f"global-{name}", weights)
 
     def _layers(self) -> dict[str, float]:
         """Mean cosine between the local models and the models that the clients received, by weight tensor."""

@@ -205,9 +205,11 @@ class _Rounds:
             if evaluator:
                 warm = {"start": federation.warm_start} if federation.warm_start else {}
                 self._store.log({"round": 0, **warm, "evaluation": evaluator.final(self.server)})
-            self._observer.start(self.server.state)
+            self._observer.keep(0, self.server.state)
             self._store.checkpoint(0, self.server.checkpoint())
-        elif logged < self.server.round and "line" in latest:
+            return
+        self._observer.keep(self.server.round, self.server.state)
+        if logged < self.server.round and "line" in latest:
             self._conclude(self.server.round, latest["line"])
 
     def run(self, executor: Executor, background: Background, overlap: bool) -> None:
@@ -218,10 +220,13 @@ class _Rounds:
         if self._reset:
             line["reset"] = list(self._reset)
             self._reset = ()
-        save = self._snapshot(line)
+        save, state = self._snapshot(line), self.server.state
 
         def complete() -> None:
             save()
+            self._observer.keep(
+                record.round, state
+            )  # after the checkpoint: a repeated private round is another one
             self._conclude(record.round, line)
 
         if overlap and not self._spends and not self._evaluator(record.round):
