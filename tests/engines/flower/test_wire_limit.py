@@ -93,3 +93,13 @@ def test_an_answer_that_flower_cannot_put_together_is_lost(kind):
     answer = answer_of(link, SizeLimit(2**22, 2**20))
     assert isinstance(answer, Lost)
     assert answer.reason.startswith("its answer cannot be read: ")
+
+
+def test_a_piece_that_is_listed_many_times_counts_each_time():
+    """Flower shares equal pieces: 64 MiB of zeros travel as one piece of 5 MiB, and a rest."""
+    link = SuperLink({"update": {"w": torch.zeros(2**24)}})
+    assert sum(map(len, link.objects.values())) < 2**24
+    lost = answer_of(link, SizeLimit(2**24, 2**20))
+    assert isinstance(lost, Lost)
+    assert "more than the 16,777,216 bytes that are allowed" in lost.reason
+    assert same(answer_of(link, SizeLimit(2**26 + 2**20, 2**20)), {"update": {"w": torch.zeros(2**24)}})

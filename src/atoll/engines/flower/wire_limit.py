@@ -2,11 +2,19 @@
 
 from __future__ import annotations
 
+import json
 import threading
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+from flwr.app import Array
+from flwr.proto.message_pb2 import PullObjectRequest, PullObjectResponse
 from flwr.serverapp import Grid
+from flwr.supercore.inflatable.inflatable_object import (
+    get_object_body,
+    get_object_head_values_from_object_content,
+)
 
 OVERHEAD_BYTES = 2**20  # Flower's own objects around the Arrays: message, records, names and hashes of pieces
 
@@ -15,13 +23,45 @@ class TooLargeError(Exception):
     """An answer is larger than allowed; the rest of it was not fetched."""
 
 
+class _Size:
+    """Size of an answer: of what was fetched, and of what Flower will make of it.
+
+    An Array lists its pieces, each as often as it needs it: a few bytes could stand for any number of copies.
+    """
+
+    def __init__(self) -> None:
+        self._fetched = self._made = 0
+        self._pieces: dict[str, int] = {}  # bytes of each piece
+        self._uses: Counter[str] = Counter()  # how often the Arrays need each piece
+
+    @property
+    def largest(self) -> int:
+        return max(self._fetched, self._made)
+
+    def add(self, name: str, content: bytes) -> None:
+        self._fetched += len(content)
+        try:
+            kind, children, _ = get_object_head_values_from_object_content(content)
+            if kind == "ArrayChunk":
+                self._pieces[name] = len(content)
+                self._made += self._uses[name] * len(content)
+            elif kind == "Array":
+                uses = Counter(
+                    children[i] for i in json.loads(get_object_body(content, Array))["arraychunk_ids"]
+                )
+                self._uses.update(uses)
+                self._made += sum(count * self._pieces.get(piece, 0) for piece, count in uses.items())
+        except (LookupError, TypeError, ValueError):
+            return  # Flower cannot put it together either
+
+
 @contextmanager
 def limited(grid: Grid, most_bytes: int | None) -> Iterator[None]:
     """Limit what `Grid.pull_messages` fetches inside the block.
 
     A SuperLink sends an answer in pieces (5 MB by default), and a thread for each core fetches them. As soon as the
-    sum exceeds the limit, no more are fetched. Flower has no public hook for this; a grid in the same process, as
-    in Flower's simulation, fetches nothing, and the codec alone refuses a large answer.
+    sum exceeds the limit, no more are fetched, and nothing is put together. Flower has no public hook for this; a
+    grid in the same process, as in Flower's simulation, fetches nothing, and the codec alone refuses a large answer.
 
     Args:
         grid: Flower's grid.
@@ -35,17 +75,16 @@ def limited(grid: Grid, most_bytes: int | None) -> Iterator[None]:
     if client is None or fetch is None or most_bytes is None:
         yield
         return
-    left, lock = most_bytes + OVERHEAD_BYTES, threading.Lock()
+    most, size, lock = most_bytes + OVERHEAD_BYTES, _Size(), threading.Lock()
 
-    def counted(request: object) -> object:
-        nonlocal left
+    def counted(request: PullObjectRequest) -> PullObjectResponse:
         with lock:
-            if left < 0:
+            if size.largest > most:
                 raise TooLargeError
-        response = fetch(request)
+        response: PullObjectResponse = fetch(request)
         with lock:
-            left -= len(response.object_content)
-            if left < 0:
+            size.add(request.object_id, response.object_content)
+            if size.largest > most:
                 raise TooLargeError
         return response
 
