@@ -119,10 +119,22 @@ def test_a_client_notices_replaced_keys_and_damaged_shares():
     boxes = {}
     for k in range(3):
         states[k], boxes[k] = share_secrets(states[k], k, keys, 2)
-    wrong = {"1": boxes[1]["0"], "2": boxes[1]["0"]}
-    states[0], _ = mask(states[0], 0, wrong, torch.zeros(2, dtype=torch.int64))
-    with pytest.raises(ValueError, match="the share of client 2 is damaged"):
-        reveal(states[0], 0, [0, 1, 2])
+    term = torch.zeros(2, dtype=torch.int64)
+    with pytest.raises(ValueError, match="the share of client 2 is damaged, or of other keys"):
+        mask(states[0], 0, {"1": boxes[1]["0"], "2": boxes[1]["0"]}, term)
+    masked, _ = mask(states[0], 0, {"1": boxes[1]["0"], "2": boxes[2]["0"]}, term)
+    masked["received"]["2"] = boxes[1]["0"]
+    with pytest.raises(ValueError, match="the share of client 2 is damaged, or of other keys"):
+        reveal(masked, 0, [0, 1, 2])
+
+
+def test_a_key_has_one_role():
+    states, keys = {}, {}
+    for k in range(3):
+        states[k], keys[str(k)] = make_keys()
+    for other in (keys["1"]["share"], keys["2"]["share"]):
+        with pytest.raises(ValueError, match="too few"):
+            share_secrets(states[0], 0, {**keys, "2": {"mask": other, "share": keys["2"]["share"]}}, 2)
 
 
 def test_a_public_key_has_one_form():

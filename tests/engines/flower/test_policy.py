@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import hashlib
+import importlib.util
+import py_compile
 import sys
 from datetime import datetime
 
@@ -281,6 +283,21 @@ def test_a_module_that_is_not_allowed_is_named_and_not_imported(marked, modules,
     assert words in str(error.value)
     assert not (marked / "mark").exists()
     assert "marking" not in sys.modules
+
+
+def test_bytecode_beside_an_allowed_module_is_not_imported(marked):
+    file, told = marked / "marking.py", marked / "told.py"
+    told.write_text("hidden = True\n")
+    cached = importlib.util.cache_from_source(str(file))
+    py_compile.compile(str(told), cached, invalidation_mode=py_compile.PycInvalidationMode.UNCHECKED_HASH)
+    Policy(modules={"marking": hashlib.sha256(file.read_bytes()).hexdigest()}).check_text(
+        recipe_with("marking")
+    )
+    try:
+        assert not hasattr(importlib.import_module("marking"), "hidden")
+    finally:
+        sys.modules.pop("marking", None)
+    assert (marked / "mark").exists()
 
 
 def test_an_allowed_module_passes_without_an_import(marked):

@@ -242,6 +242,19 @@ def test_a_key_that_another_site_has_sent_loses_one_of_them(place):
     assert run.metrics[-1]["lost"] == {"3": "its answer is invalid"}
 
 
+def test_a_key_for_both_purposes_loses_its_site(place):
+    def double(reply):
+        answer = tree(reply.content)
+        if "keys" in answer:
+            reply.content = records(
+                {**answer, "keys": dict.fromkeys(("mask", "share"), answer["keys"]["mask"])}
+            )
+        return reply
+
+    run = play(sites(place, west=double), place, *SECURE, "train.rounds=1")
+    assert run.metrics[-1]["lost"] == {"3": "its answer is invalid"}
+
+
 def test_a_site_that_does_not_clip_is_noticed_in_the_sum(place):
     def huge(reply):
         answer = tree(reply.content)

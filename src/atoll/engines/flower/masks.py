@@ -82,7 +82,9 @@ def share_secrets(state: Tree, me: int, keys: PublicKeys, threshold: int) -> tup
     for client, key in keys.items():
         if not all(is_public_key(key[purpose]) for purpose in ("mask", "share")):
             raise ValueError(f"the keys of client {client} for secure aggregation are no public keys")
-    if len({key["mask"] for key in keys.values()}) < len(keys) or not 2 <= threshold <= len(keys):
+    # A key in two roles would open what it must not: of a client that drops out, the key of its masks is opened.
+    roles = {word for key in keys.values() for word in key.values()}
+    if len(roles) < 2 * len(keys) or not 2 <= threshold <= len(keys):
         raise ValueError(
             f"{len(keys)} keys with the threshold {threshold} are too few for secure aggregation"
         )
@@ -122,6 +124,11 @@ def mask(state: Tree, me: int, received: Shares, term: Tensor) -> tuple[Tree, Te
     """
     if len(received) + 1 < state["threshold"] or not received.keys() <= state["keys"].keys() - {str(me)}:
         raise ValueError(f"only {len(received) + 1} clients take part in the sum, fewer than its threshold")
+    for (
+        name,
+        box,
+    ) in received.items():  # a request from before a crash has other keys; it must not use the masks
+        _open(state, me, int(name), box)
     masked = term + _stream(bytes.fromhex(state["own"]), len(term))
     for other in map(int, received):
         pair = _stream(_seed(_agree(state["mask"], state["keys"][str(other)]["mask"])), len(term))
@@ -143,16 +150,23 @@ def reveal(state: Tree, me: int, stayed: Collection[int]) -> Shares:
         if other == me:
             text = bytes.fromhex(state["kept"])
         else:
-            key = _agree(state["share"], state["keys"][str(other)]["share"])
-            try:
-                text = decrypt(key, bytes.fromhex(state["received"][str(other)]))
-            except InvalidToken:
-                raise ValueError(f"the share of client {other} is damaged") from None
-        source, target, of_own, of_key = share_keys_plaintext_separate(text)
-        if (source, target) != (other, me):
-            raise ValueError(f"the share of client {other} is damaged")
+            text = _open(state, me, other, state["received"][str(other)])
+        _, _, of_own, of_key = share_keys_plaintext_separate(text)
         found[str(other)] = (of_own if other in stayed else of_key).hex()
     return found
+
+
+def _open(state: Tree, me: int, other: int, word: str) -> bytes:
+    """Decrypt what another client shared with this one under the keys of this round."""
+    damaged = ValueError(f"the share of client {other} is damaged, or of other keys")
+    try:
+        text = decrypt(_agree(state["share"], state["keys"][str(other)]["share"]), bytes.fromhex(word))
+    except InvalidToken:
+        raise damaged from None
+    source, target, *_ = share_keys_plaintext_separate(text)
+    if (source, target) != (other, me):
+        raise damaged
+    return text
 
 
 def unmask(

@@ -283,6 +283,8 @@ def _check_module(module: str, allowed: str) -> None:
         raise PolicyError(f"{module!r} is in a package, and the site's policy can list it as installed only")
     elif hashlib.sha256(read_bytes(origin)).hexdigest() != allowed:
         raise PolicyError(f"the file of the module {module!r} is not the one that the site's policy lists")
+    else:  # bytecode that came with the file would be imported in its place
+        Path(importlib.util.cache_from_source(str(origin))).unlink(missing_ok=True)
 
 
 def _hours(text: str) -> tuple[time, time]:

@@ -133,9 +133,11 @@ class SecureRound:
         return dict(sorted(found.items()))
 
     def _new_keys(self, value: Tree) -> Tree:
-        """A client's public keys; None if they are invalid, or if one is another client's."""
+        """A client's public keys; None if they are invalid, or if one has two roles."""
         keys = _words(value, {"mask", "share"})
-        if keys is None or not all(map(is_public_key, keys.values())) or self._taken & {*keys.values()}:
+        if keys is None or not all(map(is_public_key, keys.values())):
+            return None
+        if keys["mask"] == keys["share"] or self._taken & {*keys.values()}:
             return None
         self._taken |= {*keys.values()}
         return keys

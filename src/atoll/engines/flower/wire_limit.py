@@ -61,7 +61,7 @@ def limited(grid: Grid, most_bytes: int | None) -> Iterator[None]:
 
     A SuperLink sends an answer in pieces (5 MB by default), and a thread for each core fetches them. As soon as the
     sum exceeds the limit, no more are fetched, and nothing is put together. Flower has no public hook for this; a
-    grid in the same process, as in Flower's simulation, fetches nothing, and the codec alone refuses a large answer.
+    grid in the same process, as in Flower's simulation, fetches nothing: the codec alone refuses a large answer.
 
     Args:
         grid: Flower's grid.
