@@ -177,19 +177,18 @@ class _Subject:
         """Fit a probe, once; return its result and the number of labels that it used."""
         if protocol in self._probes:
             return self._probes[protocol]
-        train_h, test_h = (
-            (self.train_h, self.test_h)
-            if protocol.normalise and not protocol.maps
-            else (
-                self.features(images, partial(self.views.plain, normalise=protocol.normalise), protocol.maps)
-                for images in (self.train, self.test)
-            )
-        )
-        train_y = _labels(self.train)
+        rows = None
         if protocol.fraction < 1 or protocol.label_count:
             draws = stream(self.seed, "probe-labels")
-            rows = label_subset(train_y, protocol.fraction, draws, protocol.label_count)
-            train_h, train_y = train_h[rows.to(train_h.device)], train_y[rows]
+            rows = label_subset(_labels(self.train), protocol.fraction, draws, protocol.label_count)
+        train = self.train if rows is None else self.train.subset(rows)
+        if protocol.normalise and not protocol.maps:
+            train_h, test_h = self.train_h, self.test_h
+            train_h = train_h if rows is None else train_h[rows.to(train_h.device)]
+        else:  # maps are large: only those that are needed
+            plain = partial(self.views.plain, normalise=protocol.normalise)
+            train_h, test_h = (self.features(images, plain, protocol.maps) for images in (train, self.test))
+        train_y = _labels(train)
         generator = stream(self.seed, "probe")
         result = linear_probe(train_h, train_y, test_h, _labels(self.test), protocol, generator)
         self._probes[protocol] = result, len(train_y)
