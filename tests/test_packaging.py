@@ -22,6 +22,7 @@ PROJECT: dict[str, Any] = tomllib.loads((ROOT / "pyproject.toml").read_text())["
 # What a distribution is imported as, where that is not its own name.
 IMPORTED_AS = {
     "pillow": "PIL",
+    "protobuf": "google",
     "scikit-learn": "sklearn",
 }
 STUBS = {"_typeshed"}  # the type checker's own

@@ -227,7 +227,7 @@ def test_a_warm_start_is_not_called_untrained(tmp_path):
     warm = compare([tiny("name=warm", f"train.start={first.folder}", "train.rounds=0")], 1, tmp_path)
     assert [row[0] for row in comparison_cells(warm.runs)[1]] == ["Start encoder", "SSD"]
     both = [row[0] for row in comparison_cells([first, *warm.runs])[1]]
-    assert both[:2] == ["Untrained encoder", f"Start encoder ({first.folder})"]
+    assert both[:2] == ["Untrained encoder", f"Start encoder (…/{first.folder.name})"]
 
 
 def test_a_sweep_is_every_combination_of_its_values():
