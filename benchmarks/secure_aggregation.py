@@ -61,8 +61,8 @@ def measure(size: int, clients: int) -> dict[str, float]:
         sent[k] += len(pack(keys[str(k)]))
     for k in everyone:
         received[k] += len(pack(keys))
-        states[k], boxes[k] = timed(k, share_secrets, states[k], k, keys, threshold)
-        sent[k] += len(pack(boxes[k]))
+        states[k], boxes[k], commitments = timed(k, share_secrets, states[k], k, keys, threshold)
+        sent[k] += len(pack(boxes[k])) + len(pack(commitments))
     total, adding = torch.zeros(size, dtype=torch.int64), 0.0
     for k in stayed:
         incoming = {str(other): box[str(k)] for other, box in boxes.items() if other != k}
@@ -77,7 +77,7 @@ def measure(size: int, clients: int) -> dict[str, float]:
         revealed.append(timed(k, reveal, states[k], k, stayed))
         sent[k] += len(pack(revealed[-1]))
     begun = time.perf_counter()
-    opened = unmask(total, keys, everyone, stayed, revealed)
+    opened = unmask(total, keys, stayed, {k: [shares[str(k)] for shares in revealed] for k in everyone})
     opening = time.perf_counter() - begun
     assert torch.equal(opened, threshold * term % MODULUS)
     return {

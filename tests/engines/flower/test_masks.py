@@ -11,8 +11,10 @@ pytest.importorskip("flwr", reason="the extra atoll[flower] is not installed")
 import torch
 from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric import ec, rsa
+from flwr.common.secure_aggregation.crypto.shamir import create_shares
 
 from atoll.engines.flower.masks import (
+    is_committed,
     is_public_key,
     make_keys,
     mask,
@@ -32,7 +34,7 @@ def play(terms, threshold, silent_shares=(), silent_terms=(), silent_reveals=())
     for k in clients:
         states[k], keys[str(k)] = make_keys()
     for k in set(clients) - set(silent_shares):
-        states[k], boxes[k] = share_secrets(states[k], k, keys, threshold)
+        states[k], boxes[k], _ = share_secrets(states[k], k, keys, threshold)
     masked = {}
     for k in set(boxes) - set(silent_terms):
         received = {str(other): box[str(k)] for other, box in boxes.items() if other != k}
@@ -40,7 +42,8 @@ def play(terms, threshold, silent_shares=(), silent_terms=(), silent_reveals=())
     stayed = sorted(masked)
     revealed = [reveal(states[k], k, stayed) for k in stayed if k not in silent_reveals]
     total = sum((to_numbers(term) for term in masked.values()), torch.zeros_like(terms[0])) % MODULUS
-    return unmask(total, keys, sorted(boxes), stayed, revealed[:threshold]), masked, states
+    opened = {k: [shares[str(k)] for shares in revealed[:threshold]] for k in boxes}
+    return unmask(total, keys, stayed, opened), masked, states
 
 
 def drawn(clients, size=1000, seed=0):
@@ -118,7 +121,7 @@ def test_a_client_notices_replaced_keys_and_damaged_shares():
         share_secrets(states[0], 0, {**keys, "2": {"mask": "00", "share": keys["2"]["share"]}}, 2)
     boxes = {}
     for k in range(3):
-        states[k], boxes[k] = share_secrets(states[k], k, keys, 2)
+        states[k], boxes[k], _ = share_secrets(states[k], k, keys, 2)
     term = torch.zeros(2, dtype=torch.int64)
     with pytest.raises(ValueError, match="the share of client 2 is damaged, or of other keys"):
         mask(states[0], 0, {"1": boxes[1]["0"], "2": boxes[1]["0"]}, term)
@@ -147,6 +150,40 @@ def test_a_public_key_has_one_form():
     for wrong in (b"", b"key", pem + b"\n", other.public_bytes(*form), rsa_key.public_bytes(*form)):
         assert not is_public_key(wrong.hex())
     assert not is_public_key(1)
+
+
+def test_a_client_commits_to_each_of_its_shares():
+    states, keys, sent, committed = {}, {}, {}, {}
+    for k in range(4):
+        states[k], keys[str(k)] = make_keys()
+    for k in range(4):
+        states[k], sent[k], committed[k] = share_secrets(states[k], k, keys, 3)
+    for k in range(3):
+        received = {str(other): sent[other][str(k)] for other in range(4) if other != k}
+        states[k], _ = mask(states[k], k, received, torch.zeros(1, dtype=torch.int64))
+    for k in range(3):
+        for client, share in reveal(states[k], k, [0, 1, 2]).items():
+            stays = client != "3"
+            for other in map(str, range(4)):
+                found = is_committed(share, committed[int(client)][other], stays)
+                assert found == (other == str(k)), (client, other)
+            assert not is_committed(share, committed[int(client)][str(k)], not stays)
+            assert not is_committed(share[:-2], committed[int(client)][str(k)], stays)
+
+
+def test_shares_of_another_key_are_refused():
+    """The shares agree with each other, and give a key that is not the one of the masks."""
+    state, public = make_keys()
+    other, _ = make_keys()
+    keys = {"0": public, "1": make_keys()[1], "2": make_keys()[1]}
+    for private, right in ((state["mask"], True), (other["mask"], False)):
+        shares = [share.hex() for share in create_shares(bytes.fromhex(private), 2, 3)[:2]]
+        total = torch.zeros(3, dtype=torch.int64)
+        if right:
+            unmask(total, keys, [1, 2], {0: shares})
+        else:
+            with pytest.raises(ValueError, match="shares of client 0 do not give its secret: another key"):
+                unmask(total, keys, [1, 2], {0: shares})
 
 
 def test_the_two_secrets_of_a_client_are_never_opened_together():

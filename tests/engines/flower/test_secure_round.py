@@ -210,6 +210,7 @@ def test_a_site_sends_no_term_whose_masks_fewer_could_open_than_the_recipe_says(
         ("keys", {"mask": 1, "share": "00"}),
         ("keys", {"mask": "00", "share": "00"}),
         ("shares", {"0": "zz"}),
+        ("commitments", {"0": "00"}),
         ("update", {"masked": torch.zeros(3, dtype=torch.int32)}),
         ("update", {"masked": torch.zeros(3)}),
         ("update", {"weights": {}}),
@@ -253,6 +254,47 @@ def test_a_key_for_both_purposes_loses_its_site(place):
 
     run = play(sites(place, west=double), place, *SECURE, "train.rounds=1")
     assert run.metrics[-1]["lost"] == {"3": "its answer is invalid"}
+
+
+def opening_wrong(clients):
+    """A site that opens wrong shares of these clients' secrets."""
+
+    def spoil(reply):
+        answer = tree(reply.content)
+        if "shares" in answer and "commitments" not in answer:
+            shares = answer["shares"]
+            wrong = {k: shares[k][:-2] + f"{int(shares[k][-2:], 16) ^ 1:02x}" for k in clients}
+            reply.content = records({**answer, "shares": {**shares, **wrong}})
+        return reply
+
+    return spoil
+
+
+def test_a_wrong_share_is_left_out_of_the_opening(place, terms, totals, caplog):
+    with caplog.at_level("WARNING", logger="flwr"):
+        run = play(sites(place, south=opening_wrong("03")), place, *SECURE, "train.rounds=1")
+    assert "lost" not in run.metrics[-1]
+    assert torch.equal(totals[0], sum(terms) % MODULUS)
+    south = list(SITES).index("south")
+    found = [line for line in caplog.messages if "committed to other shares" in line]
+    assert [line.split("; ")[0] for line in found] == [
+        f"round 1: client {k} committed to other shares than these clients opened: {south}" for k in (0, 3)
+    ]
+
+
+def test_too_few_right_shares_name_the_client_whose_mask_stays_closed(place):
+    def otherwise(reply):
+        answer = tree(reply.content)
+        if "commitments" in answer:
+            wrong = {k: word if k in "01" else "00" for k, word in answer["commitments"].items()}
+            reply.content = records({**answer, "commitments": wrong})
+        return reply
+
+    with pytest.raises(
+        RunError, match="client 3 committed to only 2 of its 4 opened shares, and 3 are needed"
+    ):
+        play(sites(place, west=otherwise), place, *SECURE)
+    assert Run(place / "run").completed_rounds() == 0
 
 
 def test_a_site_that_does_not_clip_is_noticed_in_the_sum(place):

@@ -4,8 +4,9 @@
 
 s_uv is the secret that u and v agree on by their keys, so the pairs' masks cancel in the sum over all. b_u and u's
 key are shared among the clients (Shamir), of whom a threshold can open either: b_u of those who stayed, the key of
-those who dropped out, never both of one client. Key agreement, encryption of the shares and secret sharing are
-Flower's (`flwr.common.secure_aggregation`). The masks are ChaCha20's key stream (`cryptography`); Flower's own
+those who dropped out, never both of one client. Each client commits to its shares by their SHA-256, so that a wrong
+one is known when it is opened. Key agreement, encryption of the shares and secret sharing are Flower's
+(`flwr.common.secure_aggregation`). The masks are ChaCha20's key stream (`cryptography`); Flower's own
 generator seeds NumPy with 32 bits, all values of which can be tried.
 
 The functions are pure: they take and return trees, and bytes in them are hexadecimal.
@@ -16,7 +17,7 @@ from __future__ import annotations
 import base64
 import hashlib
 import secrets
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Mapping, Sequence
 
 import torch
 from cryptography.exceptions import UnsupportedAlgorithm
@@ -68,11 +69,12 @@ def is_public_key(word: str) -> bool:
         return False
 
 
-def share_secrets(state: Tree, me: int, keys: PublicKeys, threshold: int) -> tuple[Tree, Shares]:
+def share_secrets(state: Tree, me: int, keys: PublicKeys, threshold: int) -> tuple[Tree, Shares, Shares]:
     """Stage 1, at a client: draw b_u, and share it and the key among all clients.
 
     Returns:
-        What the client retains, and the encrypted share for each other client.
+        What the client retains, the encrypted share for each other client, and the commitment to each client's
+        share: the SHA-256 of that of b_u, then of that of the key.
 
     Raises:
         ValueError: The keys are not those of a round in which this client can take part.
@@ -90,21 +92,19 @@ def share_secrets(state: Tree, me: int, keys: PublicKeys, threshold: int) -> tup
         )
     own = secrets.token_bytes(32)
     order = sorted(map(int, keys))
-    pairs = zip(
-        create_shares(own, threshold, len(order)),
-        create_shares(bytes.fromhex(state["mask"]), threshold, len(order)),
-        strict=True,
-    )
-    plain = {
-        other: share_keys_plaintext_concat(me, other, of_own, of_key)
-        for other, (of_own, of_key) in zip(order, pairs, strict=True)
-    }
+    own_shares = create_shares(own, threshold, len(order))
+    key_shares = create_shares(bytes.fromhex(state["mask"]), threshold, len(order))
+    plain, commitments = {}, {}
+    for other, of_own, of_key in zip(order, own_shares, key_shares, strict=True):
+        plain[other] = share_keys_plaintext_concat(me, other, of_own, of_key)
+        commitments[str(other)] = "".join(hashlib.sha256(share).hexdigest() for share in (of_own, of_key))
     sent = {
         str(other): encrypt(_agree(state["share"], keys[str(other)]["share"]), text).hex()
         for other, text in plain.items()
         if other != me
     }
-    return {**state, "own": own.hex(), "keys": keys, "kept": plain[me].hex(), "threshold": threshold}, sent
+    state = {**state, "own": own.hex(), "keys": keys, "kept": plain[me].hex(), "threshold": threshold}
+    return state, sent, commitments
 
 
 def mask(state: Tree, me: int, received: Shares, term: Tensor) -> tuple[Tree, Tensor]:
@@ -169,37 +169,48 @@ def _open(state: Tree, me: int, other: int, word: str) -> bytes:
     return text
 
 
+def is_committed(share: str, commitment: str, stays: bool) -> bool:
+    """Whether an opened share is the one that its sender committed to.
+
+    Args:
+        share: The share that was opened.
+        commitment: Of the sender to this share (see `share_secrets`).
+        stays: Whether the share is of b_u, and not of the key.
+    """
+    found = hashlib.sha256(bytes.fromhex(share)).hexdigest()
+    return found == (commitment[: len(found)] if stays else commitment[len(found) :])
+
+
 def unmask(
-    total: Tensor,
-    keys: PublicKeys,
-    members: Iterable[int],
-    stayed: Collection[int],
-    revealed: Iterable[Shares],
+    total: Tensor, keys: PublicKeys, stayed: Collection[int], opened: Mapping[int, Sequence[str]]
 ) -> Tensor:
     """Stage 3, at the server: free the sum of the masked terms from what does not cancel.
 
     Args:
         total: Sum of the masked terms of the clients that stayed, in int64.
         keys: All clients' public keys.
-        members: Clients that shared their secrets.
-        stayed: Those whose masked terms are in the sum.
-        revealed: Shares that clients opened, from at least a threshold of them.
+        stayed: Clients whose masked terms are in the sum.
+        opened: A threshold of opened shares of each client that shared its secrets.
 
     Returns:
         The sum of the terms modulo 2³².
 
     Raises:
-        ValueError: The shares do not give the secrets.
+        ValueError: The shares of a client do not give its secret.
     """
-    opened = list(revealed)
-    for client in members:
-        secret = combine_shares([bytes.fromhex(shares[str(client)]) for shares in opened])
-        if client in stayed:
-            total = total - _stream(secret, len(total))
-            continue
+    for client, shares in opened.items():
+        try:
+            secret = combine_shares([bytes.fromhex(share) for share in shares])
+            if client in stayed:
+                total = total - _stream(secret, len(total))
+                continue
+            key = bytes_to_private_key(secret).public_key()
+            if public_key_to_bytes(key).hex() != keys[str(client)]["mask"]:
+                raise ValueError("another key")
+        except ValueError as error:
+            raise ValueError(f"the shares of client {client} do not give its secret: {error}") from None
         for other in stayed:
-            agreed = _agree(secret.hex(), keys[str(other)]["mask"])
-            pair = _stream(_seed(agreed), len(total))
+            pair = _stream(_seed(_agree(secret.hex(), keys[str(other)]["mask"])), len(total))
             total = total - pair if client < other else total + pair
     return total % MODULUS
 

@@ -6,6 +6,7 @@ that does not answer at a stage is lost for the round, as long as a threshold of
 
 from __future__ import annotations
 
+import logging
 import re
 from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 
@@ -17,11 +18,12 @@ from atoll.core.errors import RunError
 from atoll.core.text import one_line
 from atoll.core.tree import Tree, num_bytes
 from atoll.engines.flower.exchange import QUERY, TRAIN, Lost
-from atoll.engines.flower.masks import PublicKeys, Shares, is_public_key, to_numbers, unmask
+from atoll.engines.flower.masks import PublicKeys, Shares, is_committed, is_public_key, to_numbers, unmask
 from atoll.engines.jobs import Total
 
 KEYS, SHARES, REVEAL = (f"{QUERY}.secure_{stage}" for stage in ("keys", "shares", "reveal"))
 Requests = Mapping[int, dict[str, Tree]]
+log = logging.getLogger("flwr")
 Ask = Callable[[str, Requests], Generator[tuple[int, dict[str, Tree] | Lost], None, None]]
 
 
@@ -47,6 +49,7 @@ class SecureRound:
         self._least = max(self._threshold, least)
         self._result = Total()
         self._keys: PublicKeys = {}
+        self._commitments: dict[int, Shares] = {}
         self._taken: set[str] = set()  # single public keys
         self._sum = torch.zeros(size, dtype=torch.int64)
 
@@ -54,7 +57,7 @@ class SecureRound:
         """Run the stages; the result has no numbers if too few clients stay.
 
         Raises:
-            RunError: Clients revealed shares that do not open the masks.
+            RunError: The shares of a client do not open its masks.
         """
         result, clients = self._result, self._exchange_keys()
         if len(clients) < self._least:
@@ -69,7 +72,7 @@ class SecureRound:
         revealed = self._reveal(boxes, stayed)
         if len(revealed) < self._threshold:
             return result
-        result.numbers = self._open(revealed, list(boxes), stayed)
+        result.numbers = self._open(revealed, stayed)
         result.lost = lost  # the term of a client that fell silent at the last stage is in the sum
         result.clients = stayed
         return result
@@ -82,12 +85,12 @@ class SecureRound:
         return list(keys)
 
     def _exchange_shares(self, clients: list[int]) -> dict[int, Shares]:
-        """Stage 1: the encrypted shares of each client's secrets for the others."""
+        """Stage 1: the encrypted shares of each client's secrets for the others; keep the commitments to them."""
         agreed = {"round": self._round, "keys": self._keys, "threshold": self._threshold}
         requests = {k: {**agreed, "client": k} for k in clients}
-        return self._stage(
-            SHARES, requests, lambda k, answer: _words(answer.get("shares"), self._keys.keys() - {str(k)})
-        )
+        found = self._stage(SHARES, requests, self._new_shares)
+        self._commitments = {k: answer["commitments"] for k, answer in found.items()}
+        return {k: answer["shares"] for k, answer in found.items()}
 
     def _train(self, boxes: dict[int, Shares]) -> list[int]:
         """Stage 2: the clients whose masked terms are in the sum."""
@@ -100,22 +103,46 @@ class SecureRound:
         }
         return list(self._stage(TRAIN, requests, lambda _, answer: self._add(answer.get("update"))))
 
-    def _reveal(self, members: Iterable[int], stayed: list[int]) -> list[Shares]:
-        """Stage 3: the shares that open the masks of the sum."""
+    def _reveal(self, members: Iterable[int], stayed: list[int]) -> dict[int, Shares]:
+        """Stage 3: the shares that open the masks of the sum, by the client that opened them."""
         requests = {k: {"round": self._round, "client": k, "stayed": stayed} for k in stayed}
         names = set(map(str, members))
-        found = self._stage(REVEAL, requests, lambda _, answer: _words(answer.get("shares"), names))
-        return list(found.values())
+        return self._stage(REVEAL, requests, lambda _, answer: _words(answer.get("shares"), names))
 
-    def _open(self, revealed: list[Shares], members: list[int], stayed: list[int]) -> Tensor:
+    def _open(self, revealed: dict[int, Shares], stayed: list[int]) -> Tensor:
         """The sum without masks."""
         try:
-            return unmask(self._sum, self._keys, members, stayed, revealed[: self._threshold])
+            opened = {k: self._right(k, k in stayed, revealed) for k in self._commitments}
+            return unmask(self._sum, self._keys, stayed, opened)
         except ValueError as error:
             raise RunError(
-                f"the masks of round {self._round} could not be opened ({error}), so a site did not follow the "
-                "protocol; run again when the sites' logs have been compared"
+                f"the masks of round {self._round} cannot be opened: {error}; if it happens again, revoke "
+                "that client's site"
             ) from None
+
+    def _right(self, client: int, stays: bool, revealed: dict[int, Shares]) -> list[str]:
+        """A threshold of a client's opened shares, all of them as the client committed to."""
+        right, wrong = [], []
+        for other, shares in revealed.items():
+            share = shares[str(client)]
+            if is_committed(share, self._commitments[client][str(other)], stays):
+                right.append(share)
+            else:
+                wrong.append(other)
+        if wrong:
+            log.warning(
+                "round %d: client %d committed to other shares than these clients opened: %s; it or they do not "
+                "follow secure aggregation's protocol",
+                self._round,
+                client,
+                ", ".join(map(str, wrong)),
+            )
+        if len(right) < self._threshold:
+            raise ValueError(
+                f"client {client} committed to only {len(right)} of its {len(revealed)} opened shares, and "
+                f"{self._threshold} are needed"
+            )
+        return right[: self._threshold]
 
     def _stage(
         self, kind: str, requests: Requests, check: Callable[[int, dict[str, Tree]], Tree]
@@ -141,6 +168,12 @@ class SecureRound:
             return None
         self._taken |= {*keys.values()}
         return keys
+
+    def _new_shares(self, client: int, answer: dict[str, Tree]) -> Tree:
+        """A client's encrypted shares and the commitments to them; None if one of them is invalid."""
+        shares = _words(answer.get("shares"), self._keys.keys() - {str(client)})
+        commitments = _words(answer.get("commitments"), {*self._keys})
+        return shares and commitments and {"shares": shares, "commitments": commitments}
 
     def _add(self, update: Tree) -> Tree:
         """Add a masked term to the sum; None if it is none."""

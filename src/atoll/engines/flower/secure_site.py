@@ -35,9 +35,11 @@ def answer_shares(folder: Path, request: Tree) -> Tree:
     """
     kept = _round(folder, request["round"])
     _once(kept, "keys", "shared the secrets")
-    state, sent = share_secrets(kept["masks"], request["client"], request["keys"], request["threshold"])
+    state, sent, commitments = share_secrets(
+        kept["masks"], request["client"], request["keys"], request["threshold"]
+    )
     save(folder / FILE, {**kept, "masks": state})
-    return {"shares": sent}
+    return {"shares": sent, "commitments": commitments}
 
 
 def masked_update(folder: Path, request: Tree, update: Update, client: Client) -> Tree:
