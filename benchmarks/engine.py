@@ -110,7 +110,7 @@ def optimizer_of(recipe: Recipe, networks: torch.nn.Module) -> torch.optim.Optim
 def contrast(federation: Federation, rows: torch.Tensor, draws: torch.Generator) -> torch.Tensor:
     """SimCLR's loss of a batch."""
     pixels, networks = federation.splits.train.images.gather(rows), federation.networks
-    views = [federation.views(pixels, draws) for _ in range(2)]
+    views = federation.views.make(pixels, [draws, draws])
     views = [view.contiguous(memory_format=federation.layout) for view in views]
     z = F.normalize(torch.cat([networks["projector"](networks["encoder"](view)) for view in views]))
     itself = torch.eye(len(z), dtype=torch.bool)

@@ -1,24 +1,32 @@
 """Views per second of Atoll, of torchvision's per-image transforms, and of kornia's batched ones if installed.
 
-    python benchmarks/views.py --threads 2 --preset simclr
+    python benchmarks/views.py --threads 2 --preset simclr [--json FILE]
 
 All make the same kind of view of the same photographs, in turns in one run, so that other load on the machine
-affects them equally; the best of the repeats counts. One view of one image counts as one image.
+affects them equally; the best of the repeats counts. One view of one image counts as one image. Last comes the
+views' share of the training steps of the board's row of SimCLR, with one thread: of a client's round of eight
+batches, the time in which only its batches are made.
 """
 
 from __future__ import annotations
 
 import argparse
 import importlib.util
+import statistics
 import time
+from collections import deque
 from collections.abc import Callable
+from pathlib import Path
 
 import torch
 from sklearn.datasets import load_sample_images
 from torch import Tensor
 from torchvision.transforms import v2
 
+from atoll.commands.gpu_workloads import one_client_round, synthetic_workload
+from atoll.core.allocator import keep_freed_memory
 from atoll.data.views.views import PRESETS, ViewOptions, ViewSettings, make_views
+from measured import write
 
 
 def photographs(n: int, size: int) -> Tensor:
@@ -72,6 +80,25 @@ def kornia_transform(settings: ViewSettings, size: int, kernel: int) -> Callable
     )
 
 
+def share_of_steps(repeats: int) -> dict[str, float]:
+    """Seconds of a client's round with the board's recipe, and of its batches alone, by turns; medians."""
+    torch.set_num_threads(1)
+    keep_freed_memory()  # as every process that trains
+    work = synthetic_workload("board-short", ["method.name=fed_simclr"], torch.device("cpu"), batches=4)
+    paths = {
+        "round": lambda: one_client_round(work),
+        "batches": lambda: deque(work.batches(work.federation.recipe.train.epochs), maxlen=0),
+    }
+    seconds: dict[str, list[float]] = {name: [] for name in paths}
+    for _ in range(repeats):
+        for name, path in paths.items():
+            start = time.perf_counter()
+            path()
+            seconds[name].append(time.perf_counter() - start)
+    middle = {name: statistics.median(times[1:]) for name, times in seconds.items()}
+    return {**middle, "share": middle["batches"] / middle["round"]}
+
+
 def main() -> None:
     """Measure and print."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
@@ -88,6 +115,7 @@ def main() -> None:
     parser.add_argument(
         "--per-image", type=int, default=256, help="number of images for the timing of per-image paths"
     )
+    parser.add_argument("--json", type=Path)
     options = parser.parse_args()
 
     torch.set_num_threads(options.threads)
@@ -125,6 +153,10 @@ def main() -> None:
     ours = best["atoll, a batch"]
     for name, seconds in best.items():
         print(f"{name:22s} {1 / seconds:9,.0f} images/s   atoll is {seconds / ours:5.1f} × as fast")
+    share = share_of_steps(options.repeats)
+    print(f"share of the steps of the board's SimCLR: {share['share']:.1%}")
+    per_second = {name: round(1 / seconds) for name, seconds in best.items()}
+    write(options.json, {"views_per_second": per_second, "steps": share})
 
 
 if __name__ == "__main__":

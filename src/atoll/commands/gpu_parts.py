@@ -164,7 +164,7 @@ def views(bench: Bench) -> Found:
             images = torch.randint(256, (n, 3, side, side), dtype=torch.uint8).to(bench.device)
             draws = torch.Generator().manual_seed(0)
             both = bench.seconds(partial(made, images, draws))
-            draw = bench.seconds(partial(made.draw, n, draws, images.shape[-2:]))
+            draw = bench.seconds(partial(made.draw, n, draws, source=images.shape[-2:]))
             yield (
                 f"{preset} {n}×{side}px",
                 {"views_a_second": n / both, "ms": 1e3 * both, "draw_ms": 1e3 * draw},

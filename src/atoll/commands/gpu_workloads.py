@@ -11,7 +11,6 @@ from functools import cache, cached_property
 from pathlib import Path
 
 import torch
-from torch import Tensor
 
 from atoll.components.base import Batch, Trained
 from atoll.components.training import make_optimizer
@@ -196,9 +195,8 @@ def bare_round(work: Workload) -> None:
         order = indices[torch.randperm(len(indices), generator=draws)]
         for rows in torch.split(order, train.batch_size):
             images = pixels.gather(rows).to(work.device)
-            views: list[Tensor] = [
-                federation.views(images, draws).contiguous(memory_format=federation.layout) for _ in range(2)
-            ]
+            made = federation.views.make(images, [draws, draws])
+            views = [view.contiguous(memory_format=federation.layout) for view in made]
             with torch.autocast(kind, torch.bfloat16, enabled=train.amp and kind == "cuda"):
                 loss = nt_xent(*(projector(encoder(view)) for view in views))
             optimizer.zero_grad(set_to_none=True)

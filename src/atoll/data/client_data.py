@@ -109,15 +109,20 @@ class FederatedClient:
                 ``"other"``.
         """
         keys = (round, self._client)
-        makers = dict.fromkeys(VIEW_NAMES, self._views)
-        makers |= {name: self._views.local for name in images if is_local(name)}
-        draws = {name: stream(self._seed, "views", *keys, name) for name in (*makers, "other")}
+        kinds = {
+            self._views: [name for name in VIEW_NAMES if name in images],
+            self._views.local: [name for name in images if is_local(name)],
+        }
+        names = [name for each in kinds.values() for name in each]
+        draws = {name: stream(self._seed, "views", *keys, name) for name in (*names, "other")}
         schedule, coming = tee(self._schedule(keys, epochs, "other" in images))
         stored = self._decoders.read(self._indices[torch.cat([rows, others])] for _, rows, others in coming)
         for both, (epoch, rows, _) in zip(stored, schedule, strict=False):
             on_device = upload(both, self._device)
             pixels, other = on_device[: len(rows)], on_device[len(rows) :]
-            made = {name: make(pixels, draws[name]) for name, make in makers.items() if name in images}
+            made: dict[str, Tensor] = {}
+            for views, names in kinds.items():
+                made |= zip(names, views.make(pixels, [draws[name] for name in names]), strict=True)
             if "image" in images:
                 made["image"] = self._views.plain(pixels)
             if "other" in images:

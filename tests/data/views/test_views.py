@@ -105,7 +105,7 @@ class TestApply:
     def test_every_operation_at_once_and_other_sizes(self, stored, size):
         images = photos(16, *stored)
         views = make_views(ViewOptions("none", size=size, **EVERYTHING), stored[0], 3)
-        draw = views.draw(len(images), generator(1), stored)
+        draw = views.draw(len(images), generator(1), source=stored)
         slow = [by_torchvision(images[i], draw[i : i + 1], views.settings, size) for i in range(len(images))]
         torch.testing.assert_close(views.apply(images, draw), torch.stack(slow), atol=2e-5, rtol=0)
 
@@ -132,6 +132,15 @@ class TestApply:
         )
         monkeypatch.setattr(views_module, "CPU_CHUNK", 5 * 32 * 32 * 3)
         torch.testing.assert_close(views.apply(PHOTOS, draw), together, atol=1e-6, rtol=0)
+
+    @pytest.mark.parametrize("preset", ["ssd", "l-dawa", "dino"])
+    def test_several_views_in_one_pass_are_those_made_one_by_one(self, preset):
+        views = make_views(ViewOptions(preset), 32, 3)
+        seeds = (3, 1, 4)
+        together = views.make(PHOTOS, [generator(seed) for seed in seeds])
+        for seed, made in zip(seeds, together, strict=True):
+            torch.testing.assert_close(made, views(PHOTOS, generator(seed)), atol=1e-6, rtol=0)
+        assert views.make(PHOTOS, []) == []
 
     def test_deterministic_and_leaves_the_images_alone(self):
         images = PHOTOS.clone()
@@ -259,7 +268,7 @@ class TestDraw:
     def test_crops_are_distributed_as_torchvisions(self, height, width, scale, ratio):
         n = 3000
         views = make_views(ViewOptions("none", crop_scale=scale, crop_ratio=ratio), height, 3)
-        draw = views.draw(n, generator(), (height, width))
+        draw = views.draw(n, generator(), source=(height, width))
         torch.manual_seed(0)
         transform = v2.RandomResizedCrop(8, scale=scale, ratio=ratio)
         image = torch.empty(3, height, width)
@@ -277,7 +286,7 @@ class TestDraw:
     def test_crop_that_never_fits_is_torchvisions_middle(self, height, width):
         # At scale 1 only a crop of the image's own ratio fits, and a draw rarely has that.
         options = ViewOptions("none", crop_scale=(1.0, 1.0), crop_ratio=(0.8, 1.25))
-        draw = make_views(options, 32, 3).draw(1, generator(), (height, width))
+        draw = make_views(options, 32, 3).draw(1, generator(), source=(height, width))
         tall, wide = min(height, round(width / 0.8)), min(width, round(height * 1.25))
         box = [int(each) for each in (draw.top, draw.left, draw.height, draw.width)]
         assert box == [(height - tall) // 2, (width - wide) // 2, tall, wide]

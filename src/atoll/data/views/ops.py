@@ -66,8 +66,8 @@ def resize_matrix(
     centre = torch.addcmul(start[:, None].float(), positions + 0.5, scale)
     pixel = torch.arange(source, device=start.device)
     distance = (pixel + 0.5 - centre[:, :, None]).abs_().div_(scale.clamp(min=1)[:, :, None])
-    outside = (pixel < start[:, None]) | (pixel >= (start + extent)[:, None])
-    weight = FILTERS[interpolation](distance).masked_fill_(outside[:, None], 0)
+    inside = (pixel >= start[:, None]) & (pixel < (start + extent)[:, None])
+    weight = FILTERS[interpolation](distance).mul_(inside[:, None])  # several times as fast as `masked_fill_`
     return weight.div_(weight.sum(2, keepdim=True))
 
 

@@ -8,7 +8,7 @@ draw.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields, replace
 
 import torch
@@ -111,44 +111,63 @@ class Views:
         Shape:
             images: uint8 (N, C, H, W) on any device; result: float32 (N, C, size, size) on the same device.
         """
+        return self.make(images, [generator])[0]
+
+    def make(self, images: Tensor, generators: Sequence[torch.Generator]) -> list[Tensor]:
+        """Draw and apply several views of every image in one pass.
+
+        For few images, most of the time goes into calling operations.
+
+        Args:
+            images: The images.
+            generators: Source of the random draws of each view, on the CPU.
+
+        Shape:
+            images: uint8 (N, C, H, W) on any device; results: float32 (N, C, size, size) on the same device.
+        """
         if self.transform is not None:
             self._check(images)
-            return self.transform(images, generator, self.size, self._normalise)
-        return self.apply(images, self.draw(len(images), generator, images.shape[-2:]))
+            return [self.transform(images, generator, self.size, self._normalise) for generator in generators]
+        if not generators:
+            return []
+        draw = self.draw(len(images), *generators, source=images.shape[-2:])
+        views = self.apply(images.repeat(len(generators), 1, 1, 1), draw)
+        return list(torch.split(views, len(images)))
 
     def draw(
-        self, n: int, generator: torch.Generator, source: tuple[int, int] | torch.Size | None = None
+        self, n: int, *generators: torch.Generator, source: tuple[int, int] | torch.Size | None = None
     ) -> Draw:
-        """Draw the random parameters of n views.
+        """Draw the random parameters of n views from each generator, one generator's after the other's.
 
         The same numbers are drawn for all settings, in the same order. Runs that differ only in their blur, for
         example, therefore see the same crops.
 
         Args:
             n: Number of views.
-            generator: Source of the random draws, on the CPU.
+            generators: Sources of the random draws, on the CPU.
             source: Size (H, W) of the images; by default that of the stored images.
         """
         chosen = self.settings
         source_height, source_width = source or (self.image_size, self.image_size)
-        tries = torch.rand(2, n, CROP_TRIES, generator=generator, dtype=torch.float64)
-        place = torch.rand(2, n, generator=generator, dtype=torch.float64)
-        shift = torch.rand(n, 2, generator=generator)
-        fires = torch.rand(5, n, generator=generator)
-        strength = torch.rand(n, 4, generator=generator)
-        order = torch.rand(n, 4, generator=generator).argsort(stable=True)
-        spread = torch.rand(n, generator=generator)
+
+        def rand(*shape: int, rows: int = 0, dtype: torch.dtype = torch.float32) -> Tensor:
+            drawn = [torch.rand(shape, generator=generator, dtype=dtype) for generator in generators]
+            return torch.cat(drawn, rows)
+
+        tries = rand(2, n, CROP_TRIES, rows=1, dtype=torch.float64)
+        place = rand(2, n, rows=1, dtype=torch.float64)
+        shift = rand(n, 2)
+        fires = rand(5, n, rows=1)
+        strength = rand(n, 4)
+        order = rand(n, 4).argsort(stable=True)
+        spread = rand(n)
 
         top, left, height, width = _crop_boxes(tries, place, source_height, source_width, chosen)
         half = torch.tensor([chosen.brightness, chosen.contrast, chosen.saturation, chosen.hue])
         middle = torch.tensor([1.0, 1.0, 1.0, 0.0])
         low = torch.cat([(middle - half)[:3].clamp(min=0), -half[3:]])
-        flip, jitter, grayscale, blur, solarize = (
-            fires
-            < torch.tensor([chosen.flip, chosen.jitter, chosen.grayscale, chosen.blur, chosen.solarize])[
-                :, None
-            ]
-        )
+        shares = [chosen.flip, chosen.jitter, chosen.grayscale, chosen.blur, chosen.solarize]
+        flip, jitter, grayscale, blur, solarize = fires < torch.tensor(shares)[:, None]
         sigma_low, sigma_high = chosen.blur_sigma
         return Draw(
             top=top,
@@ -221,11 +240,7 @@ class Views:
             )
 
     def _view(self, images: Tensor, draw: Draw) -> Tensor:
-        views = self._crop(images, draw)
-        for position in range(len(JITTER)):
-            for column, step in self._jitter_steps:
-                rows = draw.jitter & (draw.order[:, position] == column)
-                _on_rows(views, rows, step, draw.factors[:, column])
+        views = self._jitter(self._crop(images, draw), draw)
         _on_rows(views, draw.grayscale, ops.grayscale_)
         _on_rows(views, draw.blur, self._blur, draw.sigma)
         _on_rows(views, draw.solarize, lambda chosen: ops.solarize_(chosen, self.settings.solarize_threshold))
@@ -245,6 +260,31 @@ class Views:
         columns = ops.resize_matrix(left, width, images.shape[3], x, kind)
         views = ops.separable(images.float(), rows.div_(255), columns)
         return views.clamp_(0, 1)  # the cubic filter overshoots, and rounding can exceed the range
+
+    def _jitter(self, views: Tensor, draw: Draw) -> Tensor:
+        """Apply the colour steps, each image's in its own order.
+
+        At each position of that order the images are sorted by their step, which then changes a slice in place.
+        """
+        last = len(JITTER)  # sorts behind every step: an image without one
+        column_of = torch.full((last,), last)
+        for column, _ in self._jitter_steps:
+            column_of[column] = column
+        steps = torch.where(draw.jitter[:, None], column_of[draw.order], last)
+        if bool((steps == last).all()):
+            return views
+        at = torch.arange(len(draw))  # the image in each row
+        for position in range(last):
+            sort = steps[at, position].argsort(stable=True)
+            at = at[sort]
+            views = views.index_select(0, upload(sort, views.device))
+            factors = upload(draw.factors[at], views.device)
+            ends = torch.bincount(steps[at, position], minlength=last).cumsum(0).tolist()
+            for column, step in self._jitter_steps:
+                rows = slice(ends[column - 1] if column else 0, ends[column])
+                if rows.start < rows.stop:
+                    step(views[rows], factors[rows, column])
+        return views.index_select(0, upload(at.argsort(), views.device))
 
     def _blur(self, images: Tensor, sigma: Tensor) -> Tensor:
         matrix = ops.blur_matrix(sigma, self.blur_kernel, self.size)
