@@ -29,8 +29,9 @@ import torch
 
 SETTINGS = (
     "data.source=synthetic", "data.image_size=32", "data.channels=3", "partition.kind=iid", "train.epochs=0",
-    "method.name=fed_simclr", "model.encoder=resnet18", "model.projector_hidden=[]", "model.projector_dim=10", "evaluation.every=0", "evaluation.at_end=[]",
-    "evaluation.map_points=0", "engine.workers=1", "engine.device=cpu", "engine.channels_last=false",
+    "method.name=fed_simclr", "model.encoder=resnet18", "model.projector_hidden=[]", "model.projector_dim=10",
+    "evaluation.every=0", "evaluation.at_end=[]", "evaluation.map_points=0",
+    "engine.workers=1", "engine.device=cpu", "engine.channels_last=false",
 )  # fmt: skip
 
 

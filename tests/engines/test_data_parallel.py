@@ -123,7 +123,7 @@ def test_ranks_that_differ_are_found(tmp_path):
 
 
 @pytest.mark.parametrize("diverged", [(0, 1), (1,)])
-def test_ranks_that_diverged_are_not_blamed_for_dropout(tmp_path, diverged):
+def test_ranks_that_diverged_together_are_equal(tmp_path, diverged):
     def work() -> dict[str, torch.Tensor]:
         encoder = network()
         ranks = Ranks(encoder)
@@ -132,7 +132,11 @@ def test_ranks_that_diverged_are_not_blamed_for_dropout(tmp_path, diverged):
         ranks.check_equal(encoder)
         return {}
 
-    assert all("training diverged" in said for said in on_ranks(2, work, tmp_path))
+    found = on_ranks(2, work, tmp_path)
+    if diverged == (0, 1):  # the update says so itself; a site with local privacy hides it
+        assert found == [{}, {}]
+    else:
+        assert all("ended with different weights" in said for said in found)
 
 
 def trained(settings: tuple[str, ...], together: bool) -> dict[str, Any]:

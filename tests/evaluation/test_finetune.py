@@ -56,7 +56,6 @@ def test_a_subset_has_each_class_in_its_share_and_none_forgotten() -> None:
     [
         ([100, 40, 3], 50, [35, 14, 1]),  # 34.97, 13.99, 1.05
         ([90, 0, 9, 1], 10, [8, 0, 1, 1]),  # 9, 0, 0.9, 0.1: each class that exists has one
-        ([5, 5, 5], 2, [1, 1, 1]),
         ([2, 98], 100, [2, 98]),
     ],
 )
@@ -84,6 +83,13 @@ def test_a_number_of_labels_is_met_and_near_each_classs_part(sizes: list[int], c
 def test_with_fewer_labels_than_asked_for_all_count() -> None:
     with pytest.warns(UserWarning, match="500 labels are asked for and there are 7"):
         assert len(label_subset(torch.arange(7) % 2, 1.0, stream(0, "labels"), 500)) == 7
+
+
+def test_with_more_classes_than_labels_asked_for_one_of_each_counts() -> None:
+    labels = torch.tensor([0, 1, 3]).repeat(5)  # no sample of class 2
+    with pytest.warns(UserWarning, match="2 labels are asked for and there are 3 classes"):
+        rows = label_subset(labels, 1.0, stream(0, "labels"), 2)
+    assert labels[rows].bincount().tolist() == [1, 1, 0, 1]
 
 
 @pytest.mark.parametrize("count", [50, 100, 500])

@@ -201,9 +201,11 @@ def evaluate_run(run: Run, protocol: str, settings: Sequence[str] = ()) -> dict[
     """
     data = with_data_settings(run, settings).data if settings else None
     results = {"protocol": protocol, **measure_run(run, [protocol], data)}
+    name = f"evaluation-{protocol}.json"
     if data:
         results["data"] = describe(data)
-    run.write(f"evaluation-{protocol}.json", json.dumps(results) + "\n")
+        name = f"evaluation-{protocol}-on-{data.short_name}.json"
+    run.write(name, json.dumps(results) + "\n")
     return {key: value for key, value in results.items() if key != "by_model"}
 
 

@@ -213,7 +213,7 @@ def _results(row: Row, run: Run) -> dict[str, Any]:
             return record
         name = f"evaluation-{'-'.join(protocols)}.json"
     else:
-        name = f"evaluation-on-{Path(row.measured_on.path or row.measured_on.source).name}.json"
+        name = f"evaluation-on-{row.measured_on.short_name}.json"
     inputs = {
         "round": record["round"],
         "data": describe(row.measured_on) if row.measured_on else None,

@@ -86,6 +86,11 @@ class DataOptions(Options, section="data"):
     window_high: float = 65535.0
     memory_gib: Annotated[float, Above(0), AtMost(2.0**20)] = 8.0
 
+    @property
+    def short_name(self) -> str:
+        """Last part of the path, or the source: for names of files."""
+        return PurePath(self.path or self.source).name
+
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.source not in WITHOUT_PATH and not self.path:

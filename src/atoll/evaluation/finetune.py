@@ -38,8 +38,8 @@ def label_subset(
 ) -> Tensor:
     """Draw a stratified share, or number, of the labels: of each class at least one.
 
-    Of a share, each class gives the nearest whole number; of a number, its part of it. If there
-    are fewer labels, all are drawn, and the function warns.
+    Of a share, each class gives the nearest whole number; of a number, its part of it. The function warns if that
+    number cannot be met: all labels are drawn if there are fewer, and one of each class if there are more classes.
 
     Args:
         labels: The class of each sample.
@@ -66,6 +66,11 @@ def label_subset(
         if label_count > len(labels):
             warnings.warn(
                 f"{label_count} labels are asked for and there are {len(labels)}; all count", stacklevel=2
+            )
+        if label_count < (classes := len(sizes.nonzero())):
+            warnings.warn(
+                f"{label_count} labels are asked for and there are {classes} classes; one of each counts",
+                stacklevel=2,
             )
         counts = _stratified(sizes, min(label_count, len(labels)))
     chosen = []
