@@ -213,6 +213,7 @@ def play(name: str, settings: list[str], on_device: bool) -> dict:
     from contextlib import ExitStack
 
     from atoll.components.base import Trained
+    from atoll.data.images import DevicePixels
     from atoll.engines.client import Client
     from atoll.engines.client_states import ClientStates
     from atoll.engines.executors import InProcess
@@ -242,7 +243,8 @@ def play(name: str, settings: list[str], on_device: bool) -> dict:
         executor.start(server.constants)
         for _ in range(recipe.train.rounds):
             server.run_round(executor)
-        return {"state": server.state, "notes": Device.notes, "steps": Device.steps}
+        resident = isinstance(federation._placed_images.images, DevicePixels)
+        return {"state": server.state, "notes": Device.notes, "steps": Device.steps, "resident": resident}
 
 
 def evaluate() -> dict:
@@ -321,6 +323,7 @@ def main(names: list[str]) -> None:
             there, here = (play(name, settings_of(name), on) for on in (True, False))
             told["difference"] = difference(there["state"]["models"], here["state"]["models"])
             told["steps"] = there["steps"]
+            told["resident"] = there["resident"]
             told["notes"] = {
                 phase: {what: n for (p, what), n in sorted(there["notes"].items()) if p == phase}
                 for phase in sorted({phase for phase, _ in there["notes"]})

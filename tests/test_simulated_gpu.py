@@ -64,6 +64,11 @@ def test_the_host_never_waits_for_the_device_in_a_step(name, played):
 
 
 @pytest.mark.parametrize("name", sorted(METHODS))
+def test_the_clients_images_are_on_the_device(name, played):
+    assert played[name]["resident"]
+
+
+@pytest.mark.parametrize("name", sorted(METHODS))
 def test_nothing_random_is_drawn_on_the_device(name, played):
     assert not [note for notes in played[name]["notes"].values() for note in notes if "drawn" in note]
 

@@ -10,6 +10,7 @@ from atoll.core.config import describe
 from atoll.core.errors import UserError
 from atoll.engines.federation import Federation
 from atoll.models import load_encoder
+from atoll.recipe.recipe import recipe_of
 from atoll.report import write_report
 from tests.harness import final_models, run_tiny, tiny
 
@@ -148,3 +149,11 @@ def test_a_run_and_its_prerequisite_are_gathered_once(tmp_path, monkeypatch):
     run = run_tiny(tmp_path / "run", "method.name=fedca", "train.rounds=1", *public)
     assert run.finished
     assert sorted(gathered) == ["digits", "digits-alignment"]
+
+
+def test_a_runs_recipe_says_what_auto_stood_for(tmp_path):
+    auto = "engine.channels_last=auto"
+    run = run_tiny(tmp_path / "run", auto, "data.limit=40", "train.rounds=0")
+    assert tiny(auto).engine.channels_last == "auto"
+    assert recipe_of(run).engine.channels_last is False  # this is a CPU
+    assert run_tiny(tmp_path / "run", auto, "data.limit=40", "train.rounds=0", resume=True).finished

@@ -5,6 +5,7 @@ import math
 import pytest
 import torch
 from torch import nn
+from torch._subclasses.fake_tensor import FakeTensorMode
 
 from atoll.components.training import TrainOptions, learning_rate, make_optimizer
 from atoll.core.tree import same
@@ -71,6 +72,16 @@ def test_adams_first_moment_decays_by_the_recipes_momentum(kind):
             scale = math.sqrt(second[i] / (1 - 0.999**step)) + 1e-8
             weight[i] -= 0.1 * first[i] / (1 - 0.5**step) / scale
         assert found == pytest.approx(weight, rel=1e-9)
+
+
+@pytest.mark.parametrize("kind", ["sgd", "adam", "adamw"])
+@pytest.mark.parametrize(("device", "fused"), [("cuda", True), ("cpu", None)])
+def test_all_weights_step_in_one_kernel_on_a_gpu(kind, device, fused):
+    with FakeTensorMode():  # a GPU's tensors without their memory
+        weights = nn.Linear(3, 4, device=device).parameters()
+        optimizer = make_optimizer(TrainOptions(optimizer=kind), weights)
+    assert optimizer.defaults["fused"] is fused
+    assert len(optimizer.param_groups[0]["params"]) == 2
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from atoll.data.images import ImageSet, SelectedPixels, StoredPixels
+from atoll.data.images import DevicePixels, ImageSet, SelectedPixels, StoredPixels
 
 PIXELS = torch.arange(10, dtype=torch.uint8).view(10, 1, 1, 1).expand(10, 3, 2, 2).contiguous()
 
@@ -28,6 +28,16 @@ def test_gather_copies_in_the_order_asked():
     assert batch[:, 0, 0, 0].tolist() == [7, 0, 7]
     batch.zero_()
     assert store.gather(torch.tensor([7]))[0, 0, 0, 0] == 7
+
+
+def test_pixels_on_a_device_are_those_they_were_made_of(monkeypatch):
+    monkeypatch.setattr("atoll.data.images._UPLOADED", 4)  # three copies: the last is smaller
+    chosen = SelectedPixels(StoredPixels(PIXELS), torch.tensor([9, 4, 2, 0, 1, 3, 5, 6, 7]))
+    there = DevicePixels(chosen, torch.device("cpu"))
+    assert (there.shape, len(there)) == (chosen.shape, 9)
+    rows = torch.tensor([8, 0, 3, 3])
+    assert torch.equal(there.gather(rows), chosen.gather(rows))
+    assert there.gather(rows).device.type == "cpu"
 
 
 @pytest.mark.parametrize("index", [-1, 10])

@@ -247,7 +247,7 @@ def measure_run(run: Run, protocols: Sequence[str], data: DataOptions | None = N
         encoder = load_encoder(path).to(device)
         if (made_for := encoder.metadata["channels"]) != data.channels:
             raise UserError(f"the encoder takes {made_for} channel(s); set data.channels={made_for}")
-        layout = memory_layout(encoder, recipe.engine.channels_last)
+        layout = memory_layout(encoder, recipe.engine.uses_channels_last())
         return encoder.to(memory_format=layout)
 
     by_model = {

@@ -31,7 +31,8 @@ ROUND = 2  # because Orchestra does not train in the first round
 PREPARED = 4  # number of batches that timed steps use in turn: more than fit in a cache
 DIGITS = (
     "data.limit=512", "partition.kind=iid", "partition.clients=4", "train.batch_size=64", "train.lr=0.01",
-    "train.epochs=1", "train.drop_last=true", "model.stem=cifar", "engine.workers=1", "engine.channels_last=false",
+    "train.epochs=1", "train.drop_last=true", "train.amp=false", "model.stem=cifar",
+    "engine.workers=1", "engine.channels_last=false",
 )  # fmt: skip
 METHOD_NEEDS = {  # settings that a method requires on the digits
     **dict.fromkeys(

@@ -145,7 +145,7 @@ def _difference(run: Run, recipe: Recipe, moved: bool = True) -> str | None:
     free = (*MAY_CHANGE, "data.path") if moved and files else MAY_CHANGE
     before, now = (
         flatten(describe(recipe_of(run).completed())),
-        flatten(describe(recipe.completed())),
+        flatten(describe(recipe.settled().completed())),
     )
     changed = [key for key in sorted(before | now) if before.get(key) != now.get(key) and key not in free]
     if changed:

@@ -267,7 +267,7 @@ def _start(prepared: PreparedRun) -> None:
             "the encoder that partition.features names, or choose another --out"
         )
     check_weights(run, prepared.recipe.model.weights)
-    run.write("recipe.toml", prepared.recipe.to_toml())
+    run.write("recipe.toml", prepared.recipe.settled().to_toml())
     if not earlier:
         run.write("partition.json", partition.to_json())
     record_environment(run, environment(prepared.federation.device, prepared.recipe.engine.threads))

@@ -15,7 +15,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from atoll.core.devices import upload
+
 Shape = tuple[int, int, int, int]
+_UPLOADED = 4096  # images that are copied to a GPU at a time
 
 
 class Pixels(Protocol):
@@ -108,6 +111,28 @@ class SelectedPixels:
     def gather(self, indices: Tensor) -> Tensor:
         """See `Pixels.gather`."""
         return self.base.gather(self.indices.index_select(0, indices))
+
+
+class DevicePixels:
+    """Pixels in a GPU's memory, where batches are gathered, so that none has to be uploaded.
+
+    Args:
+        pixels: The images, all of which are copied.
+        device: The GPU.
+    """
+
+    def __init__(self, pixels: Pixels, device: torch.device) -> None:
+        self.shape = pixels.shape
+        self._data = torch.empty(pixels.shape, dtype=torch.uint8, device=device)
+        for rows in torch.split(torch.arange(len(pixels)), _UPLOADED):
+            self._data[rows[0] : rows[-1] + 1] = pixels.gather(rows).to(device)
+
+    def __len__(self) -> int:
+        return len(self._data)
+
+    def gather(self, indices: Tensor) -> Tensor:
+        """See `Pixels.gather`; the result is on the GPU."""
+        return self._data.index_select(0, upload(indices, self._data.device))
 
 
 @dataclass

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import math
 import warnings
 from dataclasses import replace
-from functools import partial
+from functools import cached_property, partial
 from pathlib import Path
 
 import torch
@@ -17,7 +18,7 @@ from atoll.core.errors import UserError
 from atoll.core.tree import Weights
 from atoll.data.client_data import FederatedClient
 from atoll.data.decode_workers import DecodeWorkers, is_streamed
-from atoll.data.images import ImageSet
+from atoll.data.images import DevicePixels, ImageSet
 from atoll.data.partition.partition import Partition
 from atoll.data.sources import Splits, load_data, settled
 from atoll.data.views.views import Views, is_local, make_views
@@ -38,6 +39,8 @@ from atoll.models import Encoder, build_encoder, build_projector, load_pretraine
 from atoll.models.adapters import add_adapters, freeze, has_adapters, without_adapters
 from atoll.models.layout import memory_layout
 from atoll.recipe.recipe import Recipe
+
+RESIDENT_BYTES = 2**31  # of images that each process keeps on its GPU: CIFAR-10 has a fourteenth of it
 
 
 class Federation:
@@ -85,8 +88,6 @@ class Federation:
             raise UserError(reason)
         if any(is_local(name) for name in recipe.composed.images):
             refuse_crops(encoder, channels, self.views.local.size)
-        streams = is_streamed(self.images.images)
-        self._decoders = DecodeWorkers(self.images.images, recipe.engine.decoders if streams else 0)
         self.warm_start = ""
         self._base: Weights = {}
         self.device = recipe.engine.find_device()
@@ -106,7 +107,7 @@ class Federation:
         method = recipe.composed  # `refuse` once more, because the setting names the weights now
         if reason := method.refuse(self.setting) or method.refuse_networks(self.networks):
             raise UserError(reason)
-        self.layout = memory_layout(self.networks, recipe.engine.channels_last)
+        self.layout = memory_layout(self.networks, recipe.engine.uses_channels_last())
         self.networks.to(memory_format=self.layout)
 
     @property
@@ -194,9 +195,22 @@ class Federation:
         """Samples of a client."""
         train = self.recipe.train
         return FederatedClient(
-            self.images, self.partition.clients[client], client, self.views, self.recipe.seed,
+            self._placed_images, self.partition.clients[client], client, self.views, self.recipe.seed,
             train.batch_size, train.drop_last, self.device, self.layout, self._decoders,
         )  # fmt: skip
+
+    @cached_property
+    def _placed_images(self) -> ImageSet:
+        """The clients' images, on the GPU that trains if they take little of its memory."""
+        pixels = self.images.images
+        if self.device.type == "cpu" or is_streamed(pixels) or math.prod(pixels.shape) > RESIDENT_BYTES:
+            return self.images
+        return replace(self.images, images=DevicePixels(pixels, self.device))
+
+    @cached_property
+    def _decoders(self) -> DecodeWorkers:
+        pixels = self._placed_images.images
+        return DecodeWorkers(pixels, self.recipe.engine.decoders if is_streamed(pixels) else 0)
 
     def client_ids(self) -> Tensor:
         """Client of each training sample, of shape (N,); −1 for samples that no client holds."""

@@ -29,9 +29,9 @@ class EngineOptions(Options, section="engine"):
         decoders: Number of processes that read and decode the images of a streamed split (``data.memory_gib``)
             ahead of the training, with ``workers = 1``; 0 to decode between the steps. The result does not depend
             on it.
-        channels_last: Use the channels-last memory layout of images and convolutions. The last bits of the result
-            depend on it. It is not used if a strided 1 × 1 convolution has fewer than 16 input channels, whose
-            gradient oneDNN computes wrongly on a CPU.
+        channels_last: Use the channels-last memory layout of images and convolutions; ``"auto"``: on a GPU. The
+            last bits of the result depend on it. It is not used if a strided 1 × 1 convolution has fewer than 16
+            input channels, whose gradient oneDNN computes wrongly on a CPU.
         checkpoint_every: Rounds between checkpoints.
     """
 
@@ -40,7 +40,7 @@ class EngineOptions(Options, section="engine"):
     workers: Annotated[int, AtLeast(0), AtMost(1024)] = 1
     threads: Annotated[int, Above(0), AtMost(1024)] = 1
     decoders: Annotated[int, AtLeast(0), AtMost(1024)] = 0
-    channels_last: bool = False
+    channels_last: bool | Literal["auto"] = "auto"
     checkpoint_every: Count = 1
 
     def __post_init__(self) -> None:
@@ -55,6 +55,20 @@ class EngineOptions(Options, section="engine"):
             raise UserError(
                 f"engine.devices takes the place of engine.device, which is {self.device!r}; add engine.device=auto"
             )
+
+    def settled(self) -> EngineOptions:
+        """These options with what ``"auto"`` stands for on their device.
+
+        Raises:
+            UserError: The recipe requires a GPU that is not there.
+        """
+        return replace(self, channels_last=self.uses_channels_last())
+
+    def uses_channels_last(self) -> bool:
+        """Return whether networks and images have the channels-last layout, where it is possible."""
+        if self.channels_last == "auto":
+            return self.find_device().type == "cuda"
+        return self.channels_last
 
     def on(self, device: str) -> EngineOptions:
         """These options with all computation on one device."""

@@ -101,7 +101,8 @@ def option_table(schema: Schema) -> str:
 def kind_of(schema: Schema) -> str:
     """Describe the type and the range of a value."""
     if "anyOf" in schema:
-        return kind_of(next(one for one in schema["anyOf"] if one != {"type": "null"}))
+        kinds = [kind_of(one) for one in schema["anyOf"] if one != {"type": "null"}]
+        return "text" if "text" in kinds else " or ".join(kinds)  # any text includes the words that are named
     if "enum" in schema and len(schema["enum"]) <= MOST_CHOICES:
         return " or ".join(f"`{literal(one)}`" for one in schema["enum"])
     if schema.get("type") == "array":
