@@ -66,7 +66,8 @@ def kind_of(hint: Any) -> str:
         known = next((rule.limit for rule in inner[1:] if isinstance(rule, OneOf)), ())
         return kind_of(typing.Literal[known]) if 0 < len(known) <= MOST_CHOICES else kind_of(inner[0])
     if origin in (typing.Union, types.UnionType):
-        return kind_of(next(one for one in inner if one is not type(None)))
+        kinds = [kind_of(one) for one in inner if one is not type(None)]
+        return "text" if "text" in kinds else " or ".join(kinds)
     if origin is typing.Literal:
         return " or ".join(f"`{literal(one)}`" for one in inner)
     if origin is tuple:
