@@ -240,8 +240,11 @@ def test_images_that_the_clients_did_not_hold_are_not_taken_for_theirs(one, tmp_
         evaluate_run(copy, "knn")
     found = evaluate_run(copy, "knn", ["data.limit=80"])
     assert (found["knn/train_images"], found["data"]["limit"]) == (80, 80)
-    assert copy.read_json("evaluation-knn-on-digits.json") == found
-    assert copy.read("evaluation-knn.json") is None
+    evaluate_run(copy, "knn", ["data.limit=70"])
+    files = sorted(copy.folder.glob("evaluation-knn*"))
+    assert len(files) == 2
+    assert all(path.name.startswith("evaluation-knn-on-digits-") for path in files)
+    assert found in [copy.read_json(path.name) for path in files]
     with pytest.raises(UserError, match=r"--set evaluation\.knn_k=3 is not possible for a finished run"):
         evaluate_run(copy, "knn", ["evaluation.knn_k=3"])
 

@@ -8,6 +8,7 @@ from safetensors.torch import save_file
 import atoll
 from atoll.core.config import describe
 from atoll.core.errors import UserError
+from atoll.core.tree import same
 from atoll.engines.federation import Federation
 from atoll.models import load_encoder
 from atoll.recipe.recipe import recipe_of
@@ -157,3 +158,14 @@ def test_a_runs_recipe_says_what_auto_stood_for(tmp_path):
     assert tiny(auto).engine.channels_last == "auto"
     assert recipe_of(run).engine.channels_last is False  # this is a CPU
     assert run_tiny(tmp_path / "run", auto, "data.limit=40", "train.rounds=0", resume=True).finished
+
+
+def test_a_resumed_run_keeps_the_layout_that_auto_stood_for_where_it_began(tmp_path):
+    settings = ("data.limit=40", "train.epochs=1")
+    begun = run_tiny(tmp_path / "run", "engine.channels_last=true", *settings, "train.rounds=1")
+    resumed = (*settings, "train.rounds=2", "engine.channels_last=auto")
+    assert recipe_of(run_tiny(begun.folder, *resumed, resume=True)).engine.channels_last is True
+    whole = run_tiny(tmp_path / "whole", *settings, "train.rounds=2", "engine.channels_last=true")
+    assert same(final_models(begun), final_models(whole))
+    with pytest.raises(UserError, match=r"was started with engine.channels_last = True, and .* says False"):
+        run_tiny(begun.folder, *settings, "train.rounds=2", "engine.channels_last=false", resume=True)

@@ -57,12 +57,12 @@ def test_workers_are_spread_over_the_devices_in_turn(gpus):
 
 
 def test_channels_last_is_for_gpus_unless_the_recipe_says_otherwise(gpus):
-    assert EngineOptions().settled().channels_last is True
-    assert EngineOptions(device="cpu").settled().channels_last is False
+    assert EngineOptions().uses_channels_last() is True
+    assert EngineOptions(device="cpu").uses_channels_last() is False
     for chosen in (True, False):
-        assert EngineOptions(channels_last=chosen).settled().channels_last is chosen
+        assert EngineOptions(channels_last=chosen).uses_channels_last() is chosen
     gpus.clear()
-    assert EngineOptions().settled().channels_last is False
+    assert EngineOptions().uses_channels_last() is False
 
 
 def test_the_first_device_is_that_of_the_evaluation_and_a_site_has_one(gpus):

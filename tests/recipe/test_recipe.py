@@ -97,7 +97,7 @@ def test_misspelt_key_names_the_right_one():
         ("engine.device=nonsense", "use auto, cpu or cuda"),
         ("engine.devices=['cpu', 'meta']", "engine.devices is 'meta'; use auto, cpu or cuda"),
         ("engine.devices=['auto']", 'write engine.devices = "auto"'),
-        ("engine.devices=nonsense", "engine.devices is 'nonsense'"),
+        ("engine.devices=nonsense", "engine.devices = 'nonsense' is not a list"),
         ("train", "not of the form key=value"),
         ("seed.deep=1", "seed"),
         ("method.terms=dsr", r"write method\.terms = \[\"dsr\"\] in a recipe"),

@@ -39,6 +39,12 @@ def test_every_preset_is_valid_as_it_stands_and_complete(name: str) -> None:
 
 
 BAD = [
+    (
+        {"engine": {"channels_last": "yes"}},
+        """engine.channels_last = 'yes' is not true or false or "auto\"""",
+    ),
+    ({"engine": {"devices": "cuda:0"}}, """engine.devices = 'cuda:0' is not a list or "auto\""""),
+    ({"engine": {"devices": ["cuda:0", 3]}}, "engine.devices = 3 is not a text"),
     ({"train": {"lrr": 1}}, "unknown recipe key 'train.lrr'; did you mean 'train.lr'"),
     ({"train": {"lr": -1}}, "train.lr is -1; it must be above 0"),
     ({"train": {"rounds": "ten"}}, "train.rounds = 'ten' is not a whole number"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 from collections.abc import Sequence
 from pathlib import Path
@@ -204,7 +205,8 @@ def evaluate_run(run: Run, protocol: str, settings: Sequence[str] = ()) -> dict[
     name = f"evaluation-{protocol}.json"
     if data:
         results["data"] = describe(data)
-        name = f"evaluation-{protocol}-on-{data.short_name}.json"
+        digits = hashlib.sha256(json.dumps(results["data"], sort_keys=True).encode()).hexdigest()[:8]
+        name = f"evaluation-{protocol}-on-{data.short_name}-{digits}.json"
     run.write(name, json.dumps(results) + "\n")
     return {key: value for key, value in results.items() if key != "by_model"}
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import shutil
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from atoll.core.config import describe, flatten
@@ -41,6 +41,23 @@ class Recovery:
 
 NOTHING = Recovery()
 WEIGHTS = "weights.json"
+LAYOUT, AUTO = "engine.channels_last", "auto"
+
+
+def settled(recipe: Recipe, run: Run, restart: bool = False) -> Recipe:
+    """Return the recipe with what ``"auto"`` stands for: on this machine, or where the run in the folder began.
+
+    Args:
+        recipe: The recipe.
+        run: The folder.
+        restart: Whether the run in the folder is to be deleted.
+    """
+    engine = recipe.engine
+    if engine.channels_last != AUTO:
+        return recipe
+    begun = not restart and run.exists() and run.started()
+    here = recipe_of(run).engine.channels_last if begun else engine.uses_channels_last()
+    return replace(recipe, engine=replace(engine, channels_last=here))
 
 
 def delete_unless_same(run: Run, recipe: Recipe) -> None:
@@ -145,8 +162,10 @@ def _difference(run: Run, recipe: Recipe, moved: bool = True) -> str | None:
     free = (*MAY_CHANGE, "data.path") if moved and files else MAY_CHANGE
     before, now = (
         flatten(describe(recipe_of(run).completed())),
-        flatten(describe(recipe.settled().completed())),
+        flatten(describe(recipe.completed())),
     )
+    if now[LAYOUT] == AUTO:
+        now[LAYOUT] = before[LAYOUT]
     changed = [key for key in sorted(before | now) if before.get(key) != now.get(key) and key not in free]
     if changed:
         key = changed[0]

@@ -26,6 +26,7 @@ from atoll.commands.resume import (
     delete_unless_same,
     is_done,
     record_environment,
+    settled,
 )
 from atoll.components.base import Trained
 from atoll.core import run_folder
@@ -157,7 +158,7 @@ def run_recipe(
         check_folder(run, recipe, resume, recovery.other_environment)
     if resume and is_done(run, recipe):
         return run
-    prepared = prepare(recipe, run, engine or Simulation())
+    prepared = prepare(recipe, run, engine or Simulation(), recovery.restart)
     _check_clients(recovery.reset_clients, prepared.federation.setting.num_clients)
     _execute(prepared, resume, Callbacks([callback] if callback else []), recovery, log)
     return run
@@ -184,15 +185,23 @@ class PreparedRun:
     version: str
 
 
-def prepare(recipe: Recipe, run: run_folder.Run, engine: Engine) -> PreparedRun:
+def prepare(recipe: Recipe, run: run_folder.Run, engine: Engine, restart: bool = False) -> PreparedRun:
     """Load the images and build the networks of a run and of its prerequisites, which finds most errors.
+
+    Args:
+        recipe: The recipe.
+        run: The run's folder.
+        engine: Runs the rounds.
+        restart: Whether the run in the folder is to be deleted.
 
     Raises:
         UserError: The recipe or the data is invalid.
     """
     code = version()
+    if isinstance(engine, Simulation):  # over Flower, each site trains as suits its own device
+        recipe = settled(recipe, run, restart)
     prerequisites = {
-        name: prepare(other, run_folder.Run(run.folder / FOLDER / name), Simulation())
+        name: prepare(other, run_folder.Run(run.folder / FOLDER / name), Simulation(), restart)
         for name, other in prerequisite_recipes(recipe).items()
     }
     return PreparedRun(recipe, run, engine, engine.gather(recipe, run.folder), prerequisites, code)
@@ -267,7 +276,7 @@ def _start(prepared: PreparedRun) -> None:
             "the encoder that partition.features names, or choose another --out"
         )
     check_weights(run, prepared.recipe.model.weights)
-    run.write("recipe.toml", prepared.recipe.settled().to_toml())
+    run.write("recipe.toml", prepared.recipe.to_toml())
     if not earlier:
         run.write("partition.json", partition.to_json())
     record_environment(run, environment(prepared.federation.device, prepared.recipe.engine.threads))

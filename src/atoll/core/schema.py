@@ -244,7 +244,23 @@ def _check_any(choices: Sequence[Schema], value: Any, place: str, whole: Sequenc
         with contextlib.suppress(UserError):
             check(choice, value, place, whole)
             return
-    check(last, value, place, whole)
+    try:
+        check(last, value, place, whole)
+    except UserError:
+        lists = [one for one in others if one.get("type") == "array" and isinstance(value, list | tuple)]
+        if lists:
+            check(lists[0], value, place, whole)
+        kinds = [_noun(one) for one in (*others, last)]
+        if len(kinds) == 1 or "a text" in kinds:
+            raise
+        raise UserError(f"{place} = {value!r} is not {' or '.join(kinds)}") from None
+
+
+def _noun(schema: Schema) -> str:
+    """A value of a schema in words."""
+    if "enum" in schema:
+        return " or ".join(f'"{word}"' for word in schema["enum"])
+    return "a list" if schema["type"] == "array" else _KINDS[schema["type"]][1]
 
 
 def _check_choice(known: Sequence[Any], value: Any, place: str, whole: Sequence[Any] | None) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from pathlib import PurePath
+from pathlib import Path, PurePath
 from typing import Annotated, Literal
 
 from atoll.core.config import Options
@@ -89,7 +89,7 @@ class DataOptions(Options, section="data"):
     @property
     def short_name(self) -> str:
         """Last part of the path, or the source: for names of files."""
-        return PurePath(self.path or self.source).name
+        return Path(self.path).absolute().name if self.path else self.source
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -56,16 +56,12 @@ class EngineOptions(Options, section="engine"):
                 f"engine.devices takes the place of engine.device, which is {self.device!r}; add engine.device=auto"
             )
 
-    def settled(self) -> EngineOptions:
-        """These options with what ``"auto"`` stands for on their device.
+    def uses_channels_last(self) -> bool:
+        """Return whether networks and images have the channels-last layout, where it is possible.
 
         Raises:
             UserError: The recipe requires a GPU that is not there.
         """
-        return replace(self, channels_last=self.uses_channels_last())
-
-    def uses_channels_last(self) -> bool:
-        """Return whether networks and images have the channels-last layout, where it is possible."""
         if self.channels_last == "auto":
             return self.find_device().type == "cuda"
         return self.channels_last

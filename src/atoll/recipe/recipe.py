@@ -94,10 +94,6 @@ class Recipe:
         method, options = complete(self.method, self.composed)
         return replace(self, method=method, options=options)
 
-    def settled(self) -> Recipe:
-        """Return the same recipe with what ``"auto"`` stands for on this machine."""
-        return replace(self, engine=self.engine.settled())
-
     def to_toml(self) -> str:
         """Format the complete recipe as TOML."""
         return tomli_w.dumps(describe(self.completed()))
