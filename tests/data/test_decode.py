@@ -24,6 +24,13 @@ def picture(width, height, mode="RGB"):
     return Image.fromarray(pixels, "RGBA").convert(mode)
 
 
+def test_an_array_without_pixels_is_corrupt():
+    file = io.BytesIO()
+    np.save(file, np.zeros((0, 8), np.uint8))
+    with pytest.raises(CorruptImageError, match=r"it is an array of shape \(0, 8\)"):
+        decode(file.getvalue(), Decoding(8, 1))
+
+
 @pytest.mark.filterwarnings("ignore:Palette images")  # Pillow's, in the expected half
 @pytest.mark.parametrize("size", [(32, 32), (40, 33), (33, 57), (20, 90), (16, 16), (7, 30)])
 @pytest.mark.parametrize("mode", ["RGB", "L", "P", "RGBA", "LA", "1", "CMYK"])

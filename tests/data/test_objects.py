@@ -206,6 +206,12 @@ def test_what_is_no_data_is_refused_in_one_sentence(tmp_path: Path) -> None:
         "for some images": {"a": images, "b": (images, [0, 1, 2, 3])},
         "an empty dict": {},
         "no images": images[:0],
+        "no pixels: its shape is .0, 8.": np.zeros((4, 0, 8), np.uint8),
+        "from nan to nan": np.full((4, 8, 8), np.nan, np.float32),
+        "has a Tensor for its label; give one number or text": (images, torch.zeros(4, 14)),
+        "has a list for its label": (images, [[0, 1]] * 4),
+        "has a ndarray for its label": [(image, np.arange(3)) for image in images],
+        "has a dict for its label": [(image, {"a": 1}) for image in images],
     }
     for sentence, source in wrong.items():
         with pytest.raises(UserError, match=sentence):

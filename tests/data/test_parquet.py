@@ -161,6 +161,18 @@ def test_labels_outside_the_named_classes_are_refused(tmp_path, images, write_pa
         load(path, test_fraction=0.0)
 
 
+@pytest.mark.parametrize("label", [[-1, -1, -1], [None, None, None]])
+def test_labels_that_are_not_read_are_not_looked_at(tmp_path, images, write_parquet, label):
+    path = write_parquet(
+        tmp_path / "a.parquet", images[:3], {"label": ["a", "b"]}, label=label, site=[4, 5, 5]
+    )
+    train = load(path, test_fraction=0.0, labels=False).train
+    assert train.labels is None
+    assert {name: column.tolist() for name, column in train.columns.items()} == {"site": [4, 5, 5]}
+    with pytest.raises(UserError, match="'label' is"):
+        load(path, test_fraction=0.0)
+
+
 def test_nothing_to_learn_from_is_refused(tmp_path, images, write_parquet):
     pq.write_table(pa.table({"label": [1, 2]}), tmp_path / "bare.parquet")
     with pytest.raises(UserError, match="no column of images"):

@@ -20,6 +20,7 @@ pytestmark = pytest.mark.filterwarnings("ignore:model.* does not apply")
 
 VIT = ("method.name=fed_simclr", "model.encoder=timm:test_vit", "data.image_size=32")
 LORA = (*VIT, "model.lora_rank=2")
+OWN_VIT = ("model.encoder=vit-tiny", "model.width=64", "model.depth=1", "model.stem=cifar")
 METHODS = {
     "l_dawa": (),
     "scaffold": (),
@@ -147,11 +148,26 @@ def test_every_kind_of_method_works_on_what_is_shared(tmp_path, method):
         (("method.share=['head.*']",), r"method.share names 'head\.\*', which matches no weight"),
         (("model.freeze=['*']",), "model.freeze leaves no weight to train"),
         (("model.lora_rank=2",), r"no layer of the encoder matches model.lora_targets.*layers are conv1"),
+        # PyTorch's attention has layers whose weights it reads without calling them.
+        (
+            (*OWN_VIT, "model.lora_rank=2", "model.lora_targets=['*.out_proj']"),
+            r"no layer of the encoder matches .*layers are embed, blocks\.0\.mlp\.0, blocks\.0\.mlp\.[0-9]$",
+        ),
     ],
 )
 def test_mistakes_get_one_sentence(settings, sentence):
     with pytest.raises(UserError, match=sentence):
         Federation(tiny(*settings))
+
+
+def test_every_adapter_trains():
+    rounds = Rounds("method.name=fed_simclr", *OWN_VIT, "model.lora_rank=2", "model.lora_targets=['*']")
+    networks = rounds.client.networks
+    rounds.train(0)
+    second = [name for name, _ in networks.named_parameters() if ".lora_B." in name]
+    assert len(second) == 3
+    state = networks.state_dict()
+    assert all(bool(state[name].any()) for name in second), "B, which is 0 at first, must have moved"
 
 
 @pytest.mark.slow

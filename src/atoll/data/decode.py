@@ -197,7 +197,7 @@ def _bands(
 ) -> list[tuple[Image.Image | Scan, Literal["RGB", "L"]]]:
     """The images that make up an image, with the modes that they are converted to: itself, or its channels."""
     if isinstance(opened, np.ndarray):
-        if opened.ndim not in (2, 3):
+        if opened.ndim not in (2, 3) or 0 in opened.shape:
             raise CorruptImageError(
                 f"it is an array of shape {opened.shape}, and not (H, W), (H, W, C) or (C, H, W)"
             )

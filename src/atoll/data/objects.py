@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -202,8 +203,10 @@ def to_image(value: Any) -> Encoded:
         )
     if value.ndim == 3 and value.shape[-1] not in _CHANNELS and value.shape[0] in _CHANNELS:
         value = value.transpose(1, 2, 0)
+    if 0 in value.shape:
+        raise UserError(f"an image of data has no pixels: its shape is {value.shape}")
     if np.issubdtype(value.dtype, np.floating):
-        if value.min() < 0 or value.max() > 1:
+        if not (value.min() >= 0 and value.max() <= 1):  # neither holds for what is not a number
             raise UserError(
                 f"an image of data holds numbers from {value.min():.3g} to {value.max():.3g}; give pixels of 0 "
                 "to 255 as uint8 or of 0 to 1 as floats, before normalisation"
@@ -230,8 +233,21 @@ def _is_array(value: Any) -> bool:
 
 
 def _plain(label: Any) -> Any:
-    """A label as Python's own type."""
-    return label.item() if hasattr(label, "item") else label
+    """A label as Python's own type.
+
+    Raises:
+        UserError: It is not one number or text.
+    """
+    plain = label
+    if hasattr(label, "item"):
+        with contextlib.suppress(RuntimeError, ValueError):  # it has several numbers
+            plain = label.item()
+    if plain is not None and not isinstance(plain, int | float | str):
+        raise UserError(
+            f"an item of data has a {type(label).__name__} for its label; give one number or text for each "
+            "image, or leave the labels out"
+        )
+    return plain
 
 
 def _classes(labels: list[Any], parts: list[_Part]) -> tuple[Any, list[str]]:

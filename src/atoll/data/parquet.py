@@ -195,14 +195,19 @@ def choose_columns(schema: pa.Schema, options: DataOptions, where: str) -> tuple
             if image
             else f"{where} has no column of images (bytes of image files) among {', '.join(schema.names)}"
         )
-    label = options.label_column or ("label" if "label" in schema.names else None)
-    wanted = {label, options.natural_column} - {None}
+    label = _label_column(options, schema.names)
+    wanted = {label if options.labels else None, options.natural_column} - {None}
     others = [
         f.name
         for f in schema
-        if f.name in wanted or pa.types.is_integer(f.type) or pa.types.is_boolean(f.type)
+        if f.name in wanted
+        or (f.name != label and (pa.types.is_integer(f.type) or pa.types.is_boolean(f.type)))
     ]
     return image, others
+
+
+def _label_column(options: DataOptions, names: Sequence[str]) -> str | None:
+    return options.label_column or ("label" if "label" in names else None)
 
 
 def _holds_images(kind: pa.DataType) -> bool:
@@ -223,7 +228,7 @@ def table_listing(records: Records, table: pa.Table, options: DataOptions, where
     Raises:
         UserError: Labels are missing, out of range, or neither integers nor text.
     """
-    label = options.label_column or ("label" if "label" in table.column_names else None)
+    label = _label_column(options, table.column_names) if options.labels else None
     required = {label, options.natural_column}
     labels: Rows | None = None
     classes: list[str] = []

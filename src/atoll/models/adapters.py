@@ -60,13 +60,20 @@ def add_adapters(encoder: Encoder, rank: int, alpha: int, targets: Sequence[str]
         encoder: The encoder.
         rank: r, the rank of B A.
         alpha: α.
-        targets: Patterns over the names of its linear and convolutional layers.
+        targets: Patterns over the names of its linear and convolutional layers. Those of PyTorch's own attention do
+            not count: `torch.nn.MultiheadAttention` reads their weights and never calls them.
 
     Raises:
         UserError: peft is not installed, or no layer matches.
     """
     peft = require("peft", "peft", "model.lora_rank", MissingEncoderError)
-    layers = [name for name, layer in encoder.named_modules() if isinstance(layer, nn.Linear | nn.Conv2d)]
+    modules = dict(encoder.named_modules())
+    attention = [name for name, layer in modules.items() if isinstance(layer, nn.MultiheadAttention)]
+    layers = [
+        name
+        for name, layer in modules.items()
+        if isinstance(layer, nn.Linear | nn.Conv2d) and name.rpartition(".")[0] not in attention
+    ]
     chosen = [name for name in layers if any(fnmatchcase(name, pattern) for pattern in targets)]
     if not chosen:
         raise UserError(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from types import SimpleNamespace
 
 import pytest
@@ -59,6 +60,17 @@ def test_the_weights_are_those_of_our_engine_over_the_same_folders(place, method
     assert same(final_models(ours), final_models(theirs))
     sizes = [client["size"] for client in theirs.read_json("partition.json")["clients"]]
     assert sizes == [40, 40, 40, 40]
+
+
+def test_a_class_that_only_held_out_images_have_is_a_class_of_the_run(place):
+    for name in ("x.png", "y.png"):
+        rare = place / "images" / "north" / "test" / "rare" / name
+        rare.parent.mkdir(exist_ok=True)
+        shutil.copy(next((place / "images" / "north" / "test").glob("[0-9]*/*.png")), rare)
+    run = play(sites(place), place)
+    assert run.metrics[-1]["clients"] == 4
+    assert run.read_json("partition.json")["classes"][-1] == "rare"
+    assert run.read_json("evaluation.json")["sites"]["north"]["knn/test_images"] == 22
 
 
 def test_each_site_measures_on_its_own_images_and_sends_numbers_only(place):

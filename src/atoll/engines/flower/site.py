@@ -79,7 +79,7 @@ class SiteSide:
             "name": self.options.name,
             "train": 0 if splits is None else len(splits.train),
             "test": 0 if splits is None or (held := _held_out(splits)) is None else len(held),
-            "classes": [] if splits is None else list(splits.train.classes),
+            "classes": [] if splits is None else _classes(splits),
         }
 
     def farewell(self, request: Tree) -> Tree:
@@ -212,6 +212,12 @@ def _cohort(request: Tree) -> int | None:
     if "keys" in request:
         seen.append(len(request["keys"]))
     return min(seen, default=None)
+
+
+def _classes(splits: Splits) -> list[str]:
+    """Classes of the training images, then those that only held-out images have."""
+    held = (images for images in (splits.train, splits.test, splits.validation) if images is not None)
+    return list(dict.fromkeys(name for images in held for name in images.classes))
 
 
 def _held_out(splits: Splits) -> ImageSet | None:
