@@ -7,6 +7,7 @@ import re
 import shutil
 import subprocess
 import sys
+from argparse import Namespace
 from pathlib import Path
 
 import numpy as np
@@ -15,7 +16,7 @@ import torch
 from PIL import Image
 from sklearn.datasets import load_digits
 
-from atoll.cli.main import main
+from atoll.cli.main import _resumable, main
 from atoll.methods.registry import METHODS
 from tests.harness import TINY, run_tiny
 
@@ -351,3 +352,15 @@ def test_python_m_takes_no_modules_from_the_working_folder(tmp_path):
     command = [sys.executable, "-m", "atoll", "methods"]
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
+
+
+def test_a_runs_folder_in_place_of_a_recipe_is_told_where_its_recipe_is(finished, capsys):
+    assert run("data", finished) == 2
+    said = f"{finished} is a folder; give the recipe in it: {finished / 'recipe.toml'}"
+    assert said in capsys.readouterr().err
+
+
+def test_an_interrupted_dry_run_has_nothing_to_resume():
+    options = {"command": "run", "resume": False}
+    assert "--resume" in _resumable(Namespace(**options, dry_run=False))
+    assert _resumable(Namespace(**options, dry_run=True)) == ""

@@ -1,9 +1,13 @@
 """The command `atoll check`."""
 
+import pytest
+from torch import nn
+
+import atoll
 from atoll.cli.main import main
 from atoll.commands.check import check_run
 from atoll.commands.neighbours import find_neighbours
-from tests.harness import run_tiny
+from tests.harness import run_tiny, tiny
 
 
 def test_the_check_names_what_is_damaged(tmp_path, capsys):
@@ -11,6 +15,9 @@ def test_the_check_names_what_is_damaged(tmp_path, capsys):
     assert main(["check", str(folder)]) == 0
     assert capsys.readouterr().out.endswith("files read, 0 damaged or missing\n")
     (folder / "partition.json").write_text("{}")
+    assert main(["check", str(folder)]) == 2
+    said = "partition.json is damaged (it does not describe a partition: KeyError('clients')); delete it"
+    assert f"{folder}/{said}" in capsys.readouterr().err
     (folder / "encoder.safetensors").unlink()
     assert main(["check", str(folder)]) == 2
     errors = capsys.readouterr().err
@@ -39,3 +46,32 @@ def test_a_flipped_bit_of_any_kind_of_file_is_found(tmp_path):
         assert check_run(run).damaged, path.name
         path.write_bytes(whole)
     assert not check_run(run).damaged
+
+
+def test_what_a_finished_run_lacks_is_missing_and_resuming_writes_it_again(tmp_path):
+    settings = ("data.limit=40", "partition.clients=2", "train.rounds=1")
+    run = run_tiny(tmp_path / "run", *settings)
+    whole = {name: (run.folder / name).read_bytes() for name in ("partition.json", "encoder.safetensors")}
+    for name in (*whole, "evaluation.json"):
+        (run.folder / name).unlink()
+        assert [
+            sentence.partition(" is missing; resume the run")[0] for sentence in check_run(run).damaged
+        ] == [str(run.folder / name)]
+        run_tiny(run.folder, *settings, resume=True)
+        assert not check_run(run).damaged
+    assert {name: (run.folder / name).read_bytes() for name in whole} == whole
+    (run.folder / "metrics.jsonl").unlink()
+    assert "metrics.jsonl is missing; restore it from a copy" in check_run(run).damaged[0]
+
+
+@pytest.mark.filterwarnings("ignore:model.* does not apply")
+def test_an_encoder_whose_code_is_not_here_is_not_damaged(tmp_path):
+    recipe = tiny("data.limit=40", "partition.clients=2", "train.rounds=1")
+    run = atoll.simulate(
+        recipe, tmp_path / "run", encoder=lambda: nn.Sequential(nn.Flatten(), nn.Linear(64, 8))
+    )
+    assert not check_run(run).damaged
+    damaged = bytearray(run.encoder_path.read_bytes())
+    damaged[-3] ^= 1
+    run.encoder_path.write_bytes(damaged)
+    assert "encoder.safetensors" in check_run(run).damaged[0]

@@ -244,6 +244,11 @@ def test_a_sweep_is_every_combination_of_its_values():
     assert (first.model.projector_hidden, second.model.projector_hidden) == ((16,), (32, 32))
 
 
+def test_a_key_that_is_set_and_swept_is_refused():
+    with pytest.raises(UserError, match=r"--set train\.lr=0\.2 and --sweep name the same key"):
+        load_recipes(["digits-ssd"], ["train.lr=0.2"], sweeps=["train.lr=0.1"])
+
+
 def test_a_sweep_of_an_option_repeats_no_method_without_it():
     made = load_recipes(["digits"], methods=["ssd", "fed_simclr"], sweeps=["options.dsr.scale=2,4"])
     assert [one.name for one in made] == [
@@ -260,8 +265,8 @@ def test_a_sweep_without_values_is_a_mistake(text):
 
 
 def test_a_swept_comparison_groups_seeds_by_value(tmp_path):
-    small = [*TINY, "train.rounds=1"]
-    made = load_recipes(["digits-ssd"], small, sweeps=["train.lr=0.01,0.1"])
+    small = [text for text in TINY if not text.startswith("train.lr=")]
+    made = load_recipes(["digits-ssd"], [*small, "train.rounds=1"], sweeps=["train.lr=0.01,0.1"])
     compared = compare(made, 2, tmp_path)
     table, _ = write_comparison(compared, tmp_path)
     rows = [line for line in table.read_text().splitlines() if line.startswith("| SSD")]

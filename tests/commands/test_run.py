@@ -3,6 +3,7 @@ import warnings
 
 import pytest
 import torch
+from PIL import Image
 from safetensors.torch import save_file
 
 import atoll
@@ -135,6 +136,30 @@ def test_simulates_old_keyword_still_works_with_a_warning(tmp_path):
         warnings.simplefilter("error")
         atoll.simulate(tiny("train.rounds=1"), tmp_path / "new", callback=Counter())
     assert rounds == [1, 1]
+
+
+def test_one_callback_and_one_tool_need_no_list(tmp_path):
+    rounds = []
+
+    class Counter(atoll.Callback):
+        def round(self, record, line):
+            rounds.append(record.round)
+
+    atoll.simulate(tiny("train.rounds=1"), tmp_path / "run", callbacks=Counter())
+    assert rounds == [1]
+    with pytest.raises(UserError, match="--log tensorbord: no such tool"):
+        atoll.simulate(tiny("train.rounds=1"), tmp_path / "other", log="tensorbord")
+
+
+def test_clients_that_are_too_small_are_named(tmp_path):
+    for client, size in {"big": 9, "smäll": 1, "one": 1}.items():
+        (tmp_path / "clients" / client).mkdir(parents=True)
+        for i in range(size):
+            Image.new("L", (8, 8), 10 * i).save(tmp_path / "clients" / client / f"{i}.png")
+    natural = ("data.source=clients", f"data.path={tmp_path / 'clients'}", "partition.kind=natural")
+    said = r"2 clients are too small to train: one \(1 image\), smäll \(1 image\), .* use more images, or let"
+    with pytest.raises(UserError, match=said):
+        Federation(tiny(*natural, "data.test_fraction=0"))
 
 
 def test_a_run_and_its_prerequisite_are_gathered_once(tmp_path, monkeypatch):

@@ -1,3 +1,4 @@
+import sys
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -105,16 +106,24 @@ def test_our_own_parts_may_be_named_by_their_place():
     assert tiny(f"method.objective={place}").composed.objective.name == "simclr"
 
 
-def test_a_loss_for_each_image_is_a_mistake(tmp_path, monkeypatch):
+@pytest.mark.parametrize(
+    ("loss", "sentence"),
+    [
+        (
+            "passes[Forward('view1')].z.square().sum(dim=1)",
+            r"has shape \(20,\) and must be a scalar; return its",
+        ),
+        ("3.0", "is a float; return a tensor of torch"),
+    ],
+)
+def test_a_loss_that_is_no_scalar_tensor_is_a_mistake(tmp_path, monkeypatch, loss, sentence):
     (tmp_path / "rows.py").write_text(
         "from dataclasses import dataclass\nfrom atoll.components.base import Forward, Term\n\n\n"
         "@dataclass(frozen=True)\nclass Rows(Term):\n    name = 'rows'\n\n"
         "    def forwards(self):\n        return [Forward('view1')]\n\n"
-        "    def loss(self, local, batch, passes):\n"
-        "        return passes[Forward('view1')].z.square().sum(dim=1)\n"
+        f"    def loss(self, local, batch, passes):\n        return {loss}\n"
     )
     monkeypatch.chdir(tmp_path)
-    with pytest.raises(
-        UserError, match=r"loss of 'rows' has shape \(20,\) and must be a scalar; return its mean"
-    ):
+    monkeypatch.delitem(sys.modules, "rows", raising=False)
+    with pytest.raises(UserError, match=f"loss of 'rows' {sentence}"):
         run_tiny(tmp_path / "run", "method.name=fed_simclr", "method.terms=['rows:Rows']")

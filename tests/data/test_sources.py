@@ -285,6 +285,17 @@ def test_twelve_bit_scans_in_a_window_of_sixteen_are_said_to_be_nearly_black(tmp
     assert pixels_of(images).max() == 255
 
 
+def test_the_values_of_all_splits_are_said_at_once(tmp_path, recwarn):
+    for split, top in (("train", 3000), ("test", 4095)):
+        (tmp_path / split / "a").mkdir(parents=True)
+        for i in range(2):
+            image = np.full((8, 8), top * i, dtype=np.uint16)
+            Image.fromarray(image).save(tmp_path / split / "a" / f"{i}.png")
+    load("folder", tmp_path)
+    (said,) = [str(one.message) for one in recwarn]
+    assert "hold values from 0 to 4095" in said
+
+
 def test_dark_images_of_eight_bits_are_no_mistake(tmp_path):
     Image.fromarray(np.full((8, 8), 3, dtype=np.uint8)).save(tmp_path / "0.png")
     with warnings.catch_warnings():

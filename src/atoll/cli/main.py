@@ -59,6 +59,8 @@ def _check_recipes(options: argparse.Namespace) -> None:
 
 
 def _resumable(options: argparse.Namespace) -> str:
+    if getattr(options, "dry_run", False):
+        return ""
     if "resume" in options:
         return "; repeat the command with --resume to continue from the last complete round"
     resumes = ("resume", "demo", "compare", "reproduce", "detect", "theory")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
@@ -16,10 +17,11 @@ from atoll.core.checkpoints import checkpoint_files, load_checkpoint, round_of
 from atoll.core.digests import JSON, TOML
 from atoll.core.errors import UserError
 from atoll.core.kept_models import FOLDER as MODELS
-from atoll.core.run_folder import DETECTION, NEIGHBOURS, Run, damaged
+from atoll.core.run_folder import DETECTION, NEIGHBOURS, REMEDIES, Run, damaged
 from atoll.core.tree import load, sealed
 from atoll.engines.client_states import label
 from atoll.engines.state_packs import read_place, read_table
+from atoll.models import MissingEncoderError
 from atoll.models.files import has_digest, load_encoder
 from atoll.recipe.prerequisites import FOLDER
 from atoll.recipe.recipe import recipe_of
@@ -67,13 +69,27 @@ def _check(run: Run, found: Checked) -> None:
     try:
         if run.started() and not checkpoint_files(run.checkpoints):
             found.damaged.append(f"{run.checkpoints} holds no checkpoint; restore one from a copy")
-        if run.results.get("model") is not None and not run.encoder_path.is_file():
-            found.damaged.append(f"{run.encoder_path} is missing; resume the run, which writes it again")
+        found.damaged += [
+            f"{path} is missing; {remedy}" for path, remedy in _needed(run).items() if not path.is_file()
+        ]
     except UserError as error:
         if str(error) not in found.damaged:
             found.damaged.append(str(error))
     for other in sorted((run.folder / FOLDER).glob("*/")):
         _check(Run(other), found)
+
+
+def _needed(run: Run) -> dict[Path, str]:
+    """Files that the run must have by now, and what to do where one is missing."""
+    again = "resume the run, which writes it again"
+    needed = {}
+    if run.completed_rounds():
+        needed = {run.partition_path: again, run.folder / "metrics.jsonl": REMEDIES["metrics.jsonl"]}
+        if run.completed_rounds() >= recipe_of(run).train.rounds:
+            needed[run.folder / "evaluation.json"] = again
+    if run.results.get("model") is not None:
+        needed[run.encoder_path] = again
+    return needed
 
 
 def _readers(run: Run) -> Iterator[tuple[Path, Callable[[], object]]]:
@@ -98,7 +114,7 @@ def _readers(run: Run) -> Iterator[tuple[Path, Callable[[], object]]]:
         elif path.name in (MAP_FILE, SAMPLES_FILE, NEIGHBOURS):
             yield path, partial(load, path)
         elif re.fullmatch(r"encoder(-.*)?\.safetensors", path.name):
-            yield path, partial(load_encoder, path)
+            yield path, partial(_encoder, path)
     for path in sorted(run.checkpoints.glob("round-*.safetensors")):
         yield path, partial(_checkpoint, path)
     for path in sorted(run.checkpoints.glob("clients/*/*.safetensors")):
@@ -113,6 +129,11 @@ def _readers(run: Run) -> Iterator[tuple[Path, Callable[[], object]]]:
     )
     for path in sorted(trees):
         yield path, partial(load, path)
+
+
+def _encoder(path: Path) -> None:
+    with contextlib.suppress(MissingEncoderError):  # its digest is right; its code is not here
+        load_encoder(path)
 
 
 def _audit(path: Path) -> None:

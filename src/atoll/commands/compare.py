@@ -46,6 +46,9 @@ def load_recipes(
         UserError: A recipe is invalid.
     """
     if sweeps:
+        keys = {text.partition("=")[0].strip() for text in sweeps}
+        if twice := next((text for text in settings if text.partition("=")[0].strip() in keys), None):
+            raise UserError(f"--set {twice} and --sweep name the same key; leave one of them out")
         swept: dict[str, Recipe] = {}  # a method without the option has one recipe for all values
         for chosen in product(*map(_values, sweeps)):
             words = (key.rpartition(".")[2] + re.sub(r"[^\w.+-]", "", value) for key, value in chosen)

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from atoll.core.config import describe
 from atoll.core.errors import UserError
 from atoll.core.rng import stream
-from atoll.core.run_folder import SITES_OWN, Run
+from atoll.core.run_folder import SITES_OWN, Run, damaged
 from atoll.core.tree import Weights
 from atoll.data.images import ImageSet
 from atoll.data.options import DataOptions
@@ -42,9 +42,16 @@ from atoll.recipe.recipe import Recipe, recipe_of
 
 
 def partition_of(run: Run) -> Partition | None:
-    """Load the partition of a run; None if its file does not exist."""
+    """Load the partition of a run; None if its file does not exist.
+
+    Raises:
+        UserError: The file is damaged.
+    """
     text = run.read("partition.json")
-    return None if text is None else Partition.from_json(text)
+    try:
+        return None if text is None else Partition.from_json(text)
+    except UserError as error:
+        raise damaged(run.partition_path, error) from None
 
 
 class Evaluator:
@@ -166,9 +173,7 @@ def find_encoder(run_or_encoder: Path | str) -> Path:
         return path
     run = Run(path).require()
     if not run.encoder_path.is_file():
-        raise UserError(
-            f"{path} has no finished encoder yet; finish it with: atoll run … --out {path} --resume"
-        )
+        raise UserError(f"{path} has no finished encoder yet; finish it with: atoll resume {path}")
     return run.encoder_path
 
 

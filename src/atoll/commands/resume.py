@@ -74,7 +74,7 @@ def is_done(run: Run, recipe: Recipe) -> bool:
     """Whether the run is complete: the last round is evaluated, and its encoder is saved."""
     record = run.results if run.exists() else {}
     rounds = recipe.train.rounds
-    if not record or recipe_of(run).train.rounds != rounds:
+    if not record or recipe_of(run).train.rounds != rounds or not run.partition_path.is_file():
         return False
     if record["round"] != rounds and not record.get("stopped_early"):
         return False

@@ -60,8 +60,8 @@ def simulate(
     encoder: nn.Module | Callable[..., nn.Module] | None = None,
     data: object = None,
     transform: Callable[..., Any] | None = None,
-    callbacks: Sequence[object] = (),
-    log: Sequence[str] = (),
+    callbacks: Sequence[object] | object = (),
+    log: Sequence[str] | str = (),
     watcher: Callback | None = None,
 ) -> Run:
     """Simulate a federation on this machine: train, evaluate and save its encoder.
@@ -77,8 +77,8 @@ def simulate(
             (images, labels), or a dict from names of clients to any of these; None for the recipe's.
         transform: Makes a view of an image: a transform of torchvision's v2, or a function of an image, uint8
             (C, H, W), that returns a view (C, size, size), uint8 or floats; None for the recipe's views.
-        callbacks: Objects that follow the run; see `atoll.Callback`.
-        log: Tools that follow the run: ``"tensorboard"``, ``"wandb"``, ``"mlflow"``.
+        callbacks: Objects that follow the run, or one; see `atoll.Callback`.
+        log: Tools that follow the run, or one: ``"tensorboard"``, ``"wandb"``, ``"mlflow"``.
         watcher: Deprecated name of ``callback``.
 
     Returns:
@@ -108,11 +108,13 @@ def simulate(
         warnings.warn("watcher is now called callback", DeprecationWarning, stacklevel=2)
     objects = (encoder, data, transform)
     given = give(recipe, *objects) if any(one is not None for one in objects) else _as_recipe(recipe)
-    own = [*([callback] if callback else []), *([watcher] if watcher else []), *callbacks]
+    further = callbacks if isinstance(callbacks, Sequence) else [callbacks]
+    own = [*([callback] if callback else []), *([watcher] if watcher else []), *further]
+    tools = [log] if isinstance(log, str) else log
     bar = Bar(Console(), given.label)
     try:
         followers = [bar, *own] if bar.console.is_jupyter else own
-        return Run(run_recipe(given, out, resume, Callbacks(followers), log=log).folder, given)
+        return Run(run_recipe(given, out, resume, Callbacks(followers), log=tools).folder, given)
     finally:
         bar.stop()
 

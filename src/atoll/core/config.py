@@ -176,6 +176,8 @@ def _read(
         except (OSError, UnicodeDecodeError, DamagedError) as error:
             raise UserError(f"cannot read the {what} {path}: {error}") from None
     else:
+        if (inside := path / f"{what}.toml").is_file():
+            raise UserError(f"{name} is a folder; give the {what} in it: {inside}")
         raise UserError(f"no {what} {name!r}: neither a {kind} nor a .toml file; {did_you_mean(name, known)}")
     if place in above:
         raise UserError(f"{place} is its own base ({' → '.join([*above, place])}); end the circle")

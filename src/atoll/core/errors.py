@@ -21,8 +21,13 @@ class RunError(RuntimeError):
     """
 
 
+MOST_LISTED = 60  # names in an error message
+
+
 def did_you_mean(name: str, known: Iterable[str]) -> str:
-    """Final clause of an error message that suggests the nearest known name, or lists all known names.
+    """Final clause of an error message that suggests the nearest known name, or lists the known names.
+
+    Of more than 60 names it lists ten, those that contain the unknown name first.
 
     Args:
         name: The unknown name.
@@ -37,4 +42,7 @@ def did_you_mean(name: str, known: Iterable[str]) -> str:
     near = difflib.get_close_matches(name, known, n=1)
     if near:
         return f"did you mean {near[0]!r}?"
-    return f"known: {', '.join(known)}"
+    if len(known) <= MOST_LISTED:
+        return f"known: {', '.join(known)}"
+    like = [one for one in known if name.lower() in one.lower()] or known
+    return f"known: {', '.join(like[:10])} and {len(known) - len(like[:10])} others"

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import os
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import reduce
 from pathlib import Path
 
 import numpy as np
@@ -139,8 +140,9 @@ def load_data(options: DataOptions, seed: int, progress: Progress | None = None)
     if options.limit is not None and options.limit < len(train):
         chosen = numpy_stream(_DATA_SEED, "limit").permutation(len(train))[: options.limit]
         train = train.select(np.sort(chosen))
-    images = _load(train, options, progress)
-    splits = Splits(images, None if test is None else _load(test, options, progress))
+    loaded = [_load(one, options, progress) for one in (train, test) if one is not None]
+    _say_values([opened for _, opened in loaded], options)
+    splits = Splits(*(images for images, _ in loaded))
     return _with_validation(splits, options, seed)
 
 
@@ -181,8 +183,8 @@ def _hold_out(size: int, strata: list[Rows], fraction: float, rng: np.random.Gen
     return np.setdiff1d(np.arange(size), held), held
 
 
-def _load(listing: Listing, options: DataOptions, progress: Progress | None) -> ImageSet:
-    """Load the decoded images of a listing, without corrupt ones."""
+def _load(listing: Listing, options: DataOptions, progress: Progress | None) -> tuple[ImageSet, Opened]:
+    """Load the decoded images of a listing, without corrupt ones; and what was found in all of them."""
     opened = open_records(listing.records, options.decoding, options.memory_bytes, progress)
     read = listing if options.labels else replace(listing, labels=None, classes=[])
     images = ImageSet(
@@ -195,17 +197,19 @@ def _load(listing: Listing, options: DataOptions, progress: Progress | None) -> 
         },
         fingerprint=opened.fingerprint,
     )
-    if opened.values is not None:
-        _say_values(opened, opened.values, options)
     if not opened.corrupt:
-        return images
+        return images, opened
     _refuse_or_warn(opened, listing.records, options)
     intact = np.setdiff1d(np.arange(len(images)), list(opened.corrupt))
-    return images.subset(torch.from_numpy(intact))
+    return images.subset(torch.from_numpy(intact)), opened
 
 
-def _say_values(opened: Opened, values: Values, options: DataOptions) -> None:
+def _say_values(splits: Sequence[Opened], options: DataOptions) -> None:
     """Say which values images of more than 8 bits hold, unless the recipe's window contains them."""
+    found_values = [opened.values for opened in splits if opened.values is not None]
+    if not found_values:
+        return
+    values, brightest = reduce(Values.joined, found_values), max(opened.brightest for opened in splits)
     low, high = options.window_low, options.window_high
     says = options.decoding.says_window
     if options.window == "per-image" or (says and low <= values.low and values.high <= high):
@@ -214,12 +218,12 @@ def _say_values(opened: Opened, values: Values, options: DataOptions) -> None:
     if values.scans and not says:
         words = "each DICOM file's own window is used, or its range; to map all alike"
     else:
-        at_most = f", so they become nearly black (at most {opened.brightest} of 255)"
-        dark = at_most if opened.brightest <= DARK else ""
+        at_most = f", so they become nearly black (at most {brightest} of 255)"
+        dark = at_most if brightest <= DARK else ""
         words = f"{low:g} becomes black and {high:g} white{dark}; to use their range"
     warnings.warn(
         f"{found}; {words}, set data.window_low = {values.low:g} and data.window_high = {values.high:g}",
-        stacklevel=4,
+        stacklevel=3,
     )
 
 

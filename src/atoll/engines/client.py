@@ -95,6 +95,10 @@ class Client:
         total = torch.zeros((), device=context.device)
         for weight, component in method.losses:
             loss = component.loss(context, batch, passes)
+            if not isinstance(loss, Tensor):
+                raise UserError(
+                    f"the loss of {component.name!r} is a {type(loss).__name__}; return a tensor of torch's"
+                )
             if loss.dim():
                 raise UserError(
                     f"the loss of {component.name!r} has shape {tuple(loss.shape)} and must be a scalar; "

@@ -19,6 +19,7 @@ from atoll.core.tree import Weights
 from atoll.data.client_data import FederatedClient
 from atoll.data.decode_workers import DecodeWorkers, is_streamed
 from atoll.data.images import DevicePixels, ImageSet
+from atoll.data.partition.make import too_small_words
 from atoll.data.partition.partition import Partition
 from atoll.data.sources import Splits, load_data, settled
 from atoll.data.views.views import Views, is_local, make_views
@@ -219,12 +220,12 @@ class Federation:
 
 def _partition(images: ImageSet, recipe: Recipe) -> Partition:
     partition = partition_clients(images, recipe)
-    small = [k for k, size in enumerate(partition.sizes) if size < 2]
+    small = {name: size for name, size in zip(partition.names, partition.sizes, strict=True) if size < 2}
     if small:
+        fewer = "" if recipe.partition.kind == "natural" else ", fewer clients or a larger partition.min_size"
         raise UserError(
-            f"client {small[0]} has {partition.sizes[small[0]]} sample(s), and training needs at least 2 in a "
-            "batch; use fewer clients, more samples or a larger partition.min_size, or let such clients sit out: "
-            "partition.sit_out_below = 2"
+            f"{too_small_words(small)}, and training needs at least 2 images in a batch; use more images{fewer}, "
+            "or let such clients sit out: partition.sit_out_below = 2"
         )
     return partition
 

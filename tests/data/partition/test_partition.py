@@ -13,7 +13,7 @@ from atoll.core.errors import UserError
 from atoll.data.images import ImageSet, StoredPixels
 from atoll.data.options import KINDS, PartitionOptions
 from atoll.data.partition.dirichlet import VARIANTS
-from atoll.data.partition.make import make_partition, partition_images
+from atoll.data.partition.make import make_partition, partition_images, sit_out_words
 from atoll.data.partition.partition import Partition
 
 LABELS = torch.arange(10).repeat_interleave(500)[
@@ -180,7 +180,7 @@ def test_the_record_reads_back_whole():
 
 @pytest.mark.parametrize("text", ["", "{", "[]", "{}", '{"clients": [{}]}', "null"])
 def test_a_damaged_record_gets_a_sentence(text):
-    with pytest.raises(UserError, match="partition file is damaged"):
+    with pytest.raises(UserError, match="does not describe a partition: "):
         Partition.from_json(text)
 
 
@@ -280,6 +280,8 @@ def test_small_clients_sit_out_named_and_counted(recwarn):
     # By hand, over the nine images that train: |1 − 6/9| + |0 − 3/9| and |0 − 6/9| + |1 − 3/9|.
     assert rest.label_distance == pytest.approx((2 / 3 + 4 / 3) / 2)
     assert str(recwarn.pop().message) == "1 client is too small to train and sits out: 2 (1 image)"
+    said = "2 clients are too small to train and sit out: 1 (3 images), 2 (1 image)"
+    assert sit_out_words({"1": 3, "2": 1}) == said
     again = Partition.from_json(rest.to_json())
     assert (again.sit_out, again.sizes, again.names) == (rest.sit_out, rest.sizes, rest.names)
     with pytest.raises(UserError, match="all 3 clients have fewer than 7 images"):

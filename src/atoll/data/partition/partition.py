@@ -177,9 +177,7 @@ class Partition:
                 shifts=tuple(client["shift"] for client in clients if "shift" in client),
             )
         except (KeyError, TypeError, ValueError) as error:
-            raise UserError(
-                f"the partition file is damaged ({error!r}); remove it, and the run creates it again"
-            ) from error
+            raise UserError(f"it does not describe a partition: {error!r}") from error
 
 
 def join_shares(shares: Sequence[Indices]) -> list[Tensor]:
