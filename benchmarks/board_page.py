@@ -63,11 +63,20 @@ def capabilities(records: Mapping[int, Record]) -> str:
 
 
 def untrained(board: Board, protocol: str) -> list[str]:
-    """Cells of the untrained encoder, which all federated methods of a seed share."""
-    records = next(filter(None, (board.finals(name, protocol) for name in board.rows)), {})
-    initial = {seed: record["rounds"][0] for seed, record in records.items() if record["rounds"]}
+    """Cells of the untrained encoder, which all federated methods of a seed share that begin with one model."""
+    by_row = (board.finals(name, protocol) for name in board.rows)
+    records = next(filter(None, map(_begun_with_one_model, by_row)), {})
+    initial = {seed: record["rounds"][0] for seed, record in records.items()}
     cells = ["Untrained", *measured(initial), "–", "–", str(len(initial))]
     return [*cells, capabilities({seed: records[seed] for seed in initial})]
+
+
+def _begun_with_one_model(records: Mapping[int, Record]) -> dict[int, Record]:
+    return {
+        seed: record
+        for seed, record in records.items()
+        if record["rounds"] and "by_model" not in record["rounds"][0]["evaluation"]
+    }
 
 
 def differences(board: Board, protocol: str) -> Iterator[list[str]]:

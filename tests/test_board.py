@@ -229,6 +229,18 @@ def test_the_best_of_the_papers_is_the_one_with_the_highest_mean(tmp_path):
     assert board_page.best_of_papers(board, "short") == "over"
 
 
+def test_the_untrained_encoder_is_that_of_a_row_that_begins_with_one_model(tmp_path):
+    board = Board(tmp_path, TABLE)
+    while entry := board.missing("short"):
+        put(board, entry, 0.4)
+    for seed in (0, 1):  # the first row's initial models are several, as FeatARC's
+        path = tmp_path / f"short/plain-seed{seed}.json"
+        record = json.loads(path.read_text())
+        record["rounds"][0]["evaluation"] |= {"probe/accuracy": 0.9, "by_model": {"cluster-0": {}}}
+        path.write_text(json.dumps(record))
+    assert board_page.untrained(board, "short")[:3] == ["Untrained", "50.00 ± 0.00", "30.00 ± 0.00"]
+
+
 def test_one_seed_needs_its_tuning_runs_alone(tmp_path):
     board = Board(tmp_path, TABLE)
     names = []

@@ -66,7 +66,8 @@ def test_what_a_finished_run_lacks_is_missing_and_resuming_writes_it_again(tmp_p
 
 @pytest.mark.filterwarnings("ignore:model.* does not apply")
 def test_an_encoder_whose_code_is_not_here_is_not_damaged(tmp_path):
-    recipe = tiny("data.limit=40", "partition.clients=2", "train.rounds=1")
+    known = ("views.mean=[0.5]", "views.std=[0.5]")
+    recipe = tiny("data.limit=40", "partition.clients=2", "train.rounds=1", *known)
     run = atoll.simulate(
         recipe, tmp_path / "run", encoder=lambda: nn.Sequential(nn.Flatten(), nn.Linear(64, 8))
     )
