@@ -251,4 +251,7 @@ def test_images_that_the_clients_did_not_hold_are_not_taken_for_theirs(one, tmp_
 
 def test_the_command_measures_on_other_images(one, capsys):
     assert main(["evaluate", str(one.folder), "--protocol", "knn", "--set", "data.limit=80"]) == 0
-    assert re.search(r"knn/train_images\W+80\b", capsys.readouterr().out)
+    shown = capsys.readouterr().out
+    assert re.search(r"knn/train_images\W+80\b", shown)
+    assert re.search(r"data\.limit\W+80\b", shown)  # and not all settings of the images, in one cell
+    assert "{" not in shown

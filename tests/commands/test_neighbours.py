@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import re
 from pathlib import Path
 
 import pytest
@@ -78,7 +79,13 @@ def test_the_page_and_the_terminal_show_them(run: Run, capsys: pytest.CaptureFix
     assert main(["neighbours", str(run.folder), "--queries", "2", "-k", "3"]) == 0
     shown = capsys.readouterr().out
     assert "Effective rank" in shown
-    assert "(client " in shown
+    lines = re.findall(r"^(#\d+)? +│ (#\d+) +│ (\d) +│ (0\.\d{3})", shown, re.MULTILINE)
+    record = find_neighbours(run, queries=2, k=3)
+    firsts = [record["queries"][0], "", "", record["queries"][1], "", ""]
+    assert [line[0] for line in lines] == firsts
+    assert [line[1] for line in lines] == [name for names in record["names"] for name in names]
+    assert [line[2] for line in lines] == [owner for owners in record["clients"] for owner in owners]
+    assert [line[3] for line in lines] == [f"{one:.3f}" for some in record["similarity"] for one in some]
     page = (run.folder / "report.html").read_text()
     assert "Nearest neighbours" in page
     assert page.count("neighbours of #") == 2

@@ -39,10 +39,14 @@ def _add_evaluate(commands: Commands) -> None:
 def _evaluate(options: argparse.Namespace) -> int:
     from atoll.cli.console import make_console, results_table
     from atoll.commands.evaluate import evaluate_run
+    from atoll.core.config import describe
     from atoll.core.run_folder import Run
+    from atoll.data.options import DataOptions
 
     results = evaluate_run(Run(options.run).require(), options.protocol, options.set)
-    make_console().print(results_table(results))
+    images, usual = results.pop("data", {}), describe(DataOptions())
+    chosen = {f"data.{key}": value for key, value in images.items() if value != usual.get(key)}
+    make_console().print(results_table(results | chosen))
     return 0
 
 

@@ -38,10 +38,20 @@ def measures_words(record: Tree) -> list[str]:
 
 
 def neighbours_lines(record: Tree) -> Lines:
-    """The table for a terminal: the neighbours of each image, nearest first."""
-    ranks = [f"{rank + 1}" for rank in range(len(record["similarity"][0]))]
-    rows = [[str(query), *_cells(record, i)] for i, query in enumerate(record["queries"])]
-    return terminal_table(["image", *ranks], rows, measures_words(record), numbers=False)
+    """The table for a terminal: the neighbours of each image, nearest first, one to a line."""
+    known = bool(record["clients"])
+    rows = []
+    for query, names, owners, similar in zip(
+        record["queries"],
+        record["names"],
+        record["clients"] or record["names"],
+        record["similarity"],
+        strict=True,
+    ):
+        for rank, (name, owner, cosine) in enumerate(zip(names, owners, similar, strict=True)):
+            rows.append([str(query) if rank == 0 else "", str(name), *([owner] * known), f"{cosine:.3f}"])
+    header = ["image", "neighbour", *(["client"] * known), "cosine"]
+    return terminal_table(header, rows, measures_words(record), numbers=False)
 
 
 def neighbours_tables(groups: Sequence[Group]) -> Html:
@@ -79,11 +89,3 @@ def neighbours_table(record: Tree, caption: str) -> Html:
 
 def _picture(pictures: Any, words: str) -> Html:
     return tag("td", tag("img", src=strip(pictures), alt=words, height="48"))
-
-
-def _cells(record: Tree, row: int) -> list[str]:
-    owners = record["clients"][row] if record["clients"] else [""] * len(record["names"][row])
-    return [
-        f"{name}{f' (client {owner})' if owner else ''}: {similar:.3f}"
-        for name, owner, similar in zip(record["names"][row], owners, record["similarity"][row], strict=True)
-    ]
