@@ -287,7 +287,10 @@ def test_a_dry_run_builds_every_row_whose_images_are_here(
     assert main([*command, "sit_out", "elsewhere"]) == 0
     assert "not on this machine: not-here (parquet)" in capsys.readouterr().out
     assert main([*command, "sit_out", "refused"]) == 2
-    assert "1 of 2 rows cannot run, such as refused: client" in capsys.readouterr().err
+    assert (
+        "1 of 2 rows cannot run, such as refused: 1 client is too small to train: 10 (1 image)"
+        in capsys.readouterr().err
+    )
 
 
 def test_the_others_train_when_small_clients_sit_out(folder: Path) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import shutil
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -113,6 +114,13 @@ def check_weights(run: Run, source: str | None) -> None:
             f"{run.folder} was started from other weights than {source!r} holds now (model.weights); restore the "
             "file, or choose another --out"
         )
+
+
+def check_clients(clients: Sequence[int], count: int) -> None:
+    """Check the clients of ``--reset-client``: each is one of `count`."""
+    wrong = next((client for client in clients if not 0 <= client < count), None)
+    if wrong is not None:
+        raise UserError(f"--reset-client {wrong} names no client; the run's are 0 to {count - 1}")
 
 
 def check_folder(run: Run, recipe: Recipe, resume: bool, other_environment: bool = False) -> None:

@@ -21,6 +21,7 @@ from atoll.commands.progress import Bar
 from atoll.commands.resume import (
     NOTHING,
     Recovery,
+    check_clients,
     check_folder,
     check_weights,
     delete_unless_same,
@@ -161,7 +162,7 @@ def run_recipe(
     if resume and is_done(run, recipe):
         return run
     prepared = prepare(recipe, run, engine or Simulation(), recovery.restart)
-    _check_clients(recovery.reset_clients, prepared.federation.setting.num_clients)
+    check_clients(recovery.reset_clients, prepared.federation.setting.num_clients)
     _execute(prepared, resume, Callbacks([callback] if callback else []), recovery, log)
     return run
 
@@ -251,12 +252,6 @@ def _as_recipe(recipe: Recipe | Mapping[str, Any] | str | Path) -> Recipe:
         f"a recipe is a preset's name, a TOML file, a table or an atoll.Recipe, not a {type(recipe).__name__}; "
         "name user-defined components in it as module:attribute"
     )
-
-
-def _check_clients(clients: Sequence[int], count: int) -> None:
-    wrong = next((client for client in clients if not 0 <= client < count), None)
-    if wrong is not None:
-        raise UserError(f"--reset-client {wrong} names no client; the run's are 0 to {count - 1}")
 
 
 def _start(prepared: PreparedRun) -> None:

@@ -244,23 +244,19 @@ def _check_any(choices: Sequence[Schema], value: Any, place: str, whole: Sequenc
         with contextlib.suppress(UserError):
             check(choice, value, place, whole)
             return
-    try:
-        check(last, value, place, whole)
-    except UserError:
-        lists = [one for one in others if one.get("type") == "array" and isinstance(value, list | tuple)]
-        if lists:
-            check(lists[0], value, place, whole)
-        kinds = [_noun(one) for one in (*others, last)]
-        if len(kinds) == 1 or "a text" in kinds:
-            raise
-        raise UserError(f"{place} = {value!r} is not {' or '.join(kinds)}") from None
+    lists = [one for one in others if one.get("type") == "array" and isinstance(value, list | tuple)]
+    names_code = any("pattern" in one for one in others)  # or one of the known words
+    if lists or names_code or not others or "enum" not in last:
+        check((lists or [last])[0], value, place, whole)
+    elif isinstance(value, bool) or value not in last["enum"]:
+        raise UserError(f"{place} = {value!r} is not {' or '.join(map(_noun, (*others, last)))}")
 
 
 def _noun(schema: Schema) -> str:
     """A value of a schema in words."""
     if "enum" in schema:
         return " or ".join(f'"{word}"' for word in schema["enum"])
-    return "a list" if schema["type"] == "array" else _KINDS[schema["type"]][1]
+    return "a list" if schema.get("type") == "array" else _KINDS.get(schema.get("type", ""), ((), ""))[1]
 
 
 def _check_choice(known: Sequence[Any], value: Any, place: str, whole: Sequence[Any] | None) -> None:

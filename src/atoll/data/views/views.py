@@ -7,9 +7,8 @@ draw.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import replace
 
 import torch
 from torch import Tensor
@@ -17,6 +16,7 @@ from torch import Tensor
 from atoll.core.devices import upload
 from atoll.core.errors import UserError
 from atoll.data.views import ops as ops
+from atoll.data.views.draws import Draw, draw_views
 from atoll.data.views.ops import rotate90
 from atoll.data.views.options import PRESETS, ViewOptions, ViewSettings
 from atoll.data.views.transform import Transform
@@ -24,52 +24,10 @@ from atoll.data.views.transform import Transform
 __all__ = ["PRESETS", "Draw", "ViewOptions", "ViewSettings", "Views", "make_views", "rotate90"]
 
 LOCAL = "local"  # local crops are images named local1, local2, …
-CROP_TRIES = 10  # as in torchvision: after ten crops that do not fit, a centre crop
 JITTER = (ops.adjust_brightness_, ops.adjust_contrast_, ops.adjust_saturation_, ops.adjust_hue_)
 # Number of values of a batch that a CPU processes at a time: few enough to stay in a core's cache between
 # operations, and enough to amortise the cost of calling an operation.
 CPU_CHUNK = 1 << 19
-
-
-@dataclass(frozen=True)
-class Draw:
-    """Random parameters of N views. Tensors on the CPU, one row per image.
-
-    Attributes:
-        top: First source row of the crop.
-        left: First source column of the crop.
-        height: Number of source rows of the crop.
-        width: Number of source columns of the crop.
-        shift: (N, 2), rows and columns by which the view is shifted, with reflected borders.
-        flip: Whether the view is flipped horizontally.
-        jitter: Whether its colours are jittered.
-        factors: (N, 4), factors of brightness, contrast, saturation and hue.
-        order: (N, 4), the order in which these four are applied; a permutation in each row.
-        grayscale: Whether the view is converted to grey.
-        blur: Whether it is blurred.
-        sigma: Standard deviation of the blur, in pixels.
-        solarize: Whether it is solarized.
-    """
-
-    top: Tensor
-    left: Tensor
-    height: Tensor
-    width: Tensor
-    shift: Tensor
-    flip: Tensor
-    jitter: Tensor
-    factors: Tensor
-    order: Tensor
-    grayscale: Tensor
-    blur: Tensor
-    sigma: Tensor
-    solarize: Tensor
-
-    def __len__(self) -> int:
-        return len(self.top)
-
-    def __getitem__(self, rows: slice | Tensor) -> Draw:
-        return Draw(**{each.name: getattr(self, each.name)[rows] for each in fields(self)})
 
 
 class Views:
@@ -147,43 +105,7 @@ class Views:
             generators: Sources of the random draws, on the CPU.
             source: Size (H, W) of the images; by default that of the stored images.
         """
-        chosen = self.settings
-        source_height, source_width = source or (self.image_size, self.image_size)
-
-        def rand(*shape: int, rows: int = 0, dtype: torch.dtype = torch.float32) -> Tensor:
-            drawn = [torch.rand(shape, generator=generator, dtype=dtype) for generator in generators]
-            return torch.cat(drawn, rows)
-
-        tries = rand(2, n, CROP_TRIES, rows=1, dtype=torch.float64)
-        place = rand(2, n, rows=1, dtype=torch.float64)
-        shift = rand(n, 2)
-        fires = rand(5, n, rows=1)
-        strength = rand(n, 4)
-        order = rand(n, 4).argsort(stable=True)
-        spread = rand(n)
-
-        top, left, height, width = _crop_boxes(tries, place, source_height, source_width, chosen)
-        half = torch.tensor([chosen.brightness, chosen.contrast, chosen.saturation, chosen.hue])
-        middle = torch.tensor([1.0, 1.0, 1.0, 0.0])
-        low = torch.cat([(middle - half)[:3].clamp(min=0), -half[3:]])
-        shares = [chosen.flip, chosen.jitter, chosen.grayscale, chosen.blur, chosen.solarize]
-        flip, jitter, grayscale, blur, solarize = fires < torch.tensor(shares)[:, None]
-        sigma_low, sigma_high = chosen.blur_sigma
-        return Draw(
-            top=top,
-            left=left,
-            height=height,
-            width=width,
-            shift=(shift * (2 * chosen.pad_crop + 1)).long() - chosen.pad_crop,
-            flip=flip,
-            jitter=jitter,
-            factors=low + (middle + half - low) * strength,
-            order=order,
-            grayscale=grayscale,
-            blur=blur,
-            sigma=sigma_low + (sigma_high - sigma_low) * spread,
-            solarize=solarize,
-        )
+        return draw_views(self.settings, n, source or (self.image_size, self.image_size), generators)
 
     def apply(self, images: Tensor, draw: Draw) -> Tensor:
         """Compute the views that a draw describes.
@@ -347,33 +269,6 @@ def make_views(options: ViewOptions, image_size: int, channels: int) -> Views:
 def is_local(name: str) -> bool:
     """Whether an image's name is that of a local crop."""
     return name.startswith(LOCAL)
-
-
-def _crop_boxes(
-    tries: Tensor, place: Tensor, height: int, width: int, settings: ViewSettings
-) -> list[Tensor]:
-    """Top, left, height and width of torchvision's RandomResizedCrop, for all images at once.
-
-    The function uses the first try that fits the image; if none fits, it uses the largest centre crop that the
-    ratio allows.
-    """
-    if settings.crop_scale is None:
-        whole = torch.zeros(tries.shape[1], dtype=torch.long)
-        return [whole, whole, whole + height, whole + width]
-    small, large = settings.crop_scale
-    narrow, wide = settings.crop_ratio
-    area = height * width * (small + (large - small) * tries[0])
-    ratio = torch.exp(math.log(narrow) + (math.log(wide) - math.log(narrow)) * tries[1])
-    sizes = torch.stack([(area / ratio).sqrt(), (area * ratio).sqrt()]).round()
-    image = torch.tensor([height, width])
-    fits = ((sizes > 0) & (sizes <= image[:, None, None])).all(0)
-    first = fits.int().argmax(1)[None, :, None].expand(2, -1, 1)
-    chosen = sizes.gather(2, first).squeeze(2)
-    corner = (place * (image[:, None] - chosen + 1)).floor()
-    middle = torch.tensor([min(height, round(width / narrow)), min(width, round(height * wide))])
-    box = torch.cat([corner, chosen])
-    centred = torch.cat([(image - middle) // 2, middle])
-    return list(torch.where(fits.any(1), box, centred[:, None]).long())
 
 
 def _on_rows(views: Tensor, chosen: Tensor, step: Callable[..., Tensor], *parameters: Tensor) -> None:
