@@ -147,6 +147,8 @@ def test_one_callback_and_one_tool_need_no_list(tmp_path):
 
     atoll.simulate(tiny("train.rounds=1"), tmp_path / "run", callbacks=Counter())
     assert rounds == [1]
+    atoll.simulate(tiny("train.rounds=1"), tmp_path / "several", callbacks=(one for one in [Counter()] * 2))
+    assert rounds == [1, 1, 1]
     with pytest.raises(UserError, match="--log tensorbord: no such tool"):
         atoll.simulate(tiny("train.rounds=1"), tmp_path / "other", log="tensorbord")
 

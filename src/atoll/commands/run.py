@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import multiprocessing
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -109,7 +109,7 @@ def simulate(
         warnings.warn("watcher is now called callback", DeprecationWarning, stacklevel=2)
     objects = (encoder, data, transform)
     given = give(recipe, *objects) if any(one is not None for one in objects) else _as_recipe(recipe)
-    further = callbacks if isinstance(callbacks, Sequence) else [callbacks]
+    further = callbacks if isinstance(callbacks, Iterable) else [callbacks]
     own = [*([callback] if callback else []), *([watcher] if watcher else []), *further]
     tools = [log] if isinstance(log, str) else log
     bar = Bar(Console(), given.label)

@@ -148,12 +148,11 @@ def sit_out_words(clients: Mapping[str, int]) -> str:
         >>> sit_out_words({"7": 1, "31": 3})
         '2 clients are too small to train and sit out: 7 (1 image), 31 (3 images)'
     """
-    words, _, named = too_small_words(clients).partition(": ")
-    return f"{words} and sit{'s' * (len(clients) == 1)} out: {named}"
+    return too_small_words(clients, f" and sit{'s' * (len(clients) == 1)} out")
 
 
-def too_small_words(clients: Mapping[str, int]) -> str:
-    """Say which clients are too small to train, and how many images each has.
+def too_small_words(clients: Mapping[str, int], further: str = "") -> str:
+    """Say which clients are too small to train, what follows from it, and how many images each has.
 
     Example:
         >>> from atoll.data.partition.make import too_small_words
@@ -161,7 +160,8 @@ def too_small_words(clients: Mapping[str, int]) -> str:
         '1 client is too small to train: 7 (1 image)'
     """
     named = ", ".join(f"{name} ({size} image{'' if size == 1 else 's'})" for name, size in clients.items())
-    return f"{len(clients)} {'client is' if len(clients) == 1 else 'clients are'} too small to train: {named}"
+    is_are = "client is" if len(clients) == 1 else "clients are"
+    return f"{len(clients)} {is_are} too small to train{further}: {named}"
 
 
 def _count(labels: Tensor, clients: Sequence[Tensor], num_classes: int) -> Tensor:
