@@ -245,6 +245,15 @@ def test_a_plan_shows_the_runs_and_runs_none(
     assert "2/2" in text(plan_table(finished, dry_run(finished)))
 
 
+def test_a_plan_says_once_what_all_rows_share(folder: Path) -> None:
+    job = find_table(str(folder / "mine.toml"))
+    table, _, below = text(plan_table(job, dry_run(job))).partition("all rows: ")
+    shared = below.splitlines()[0]
+    assert "encoder" in shared
+    assert "encoder" not in table
+    assert "rounds" in table
+
+
 PARTITIONS = """
 title = "Small clients"
 recipe = "tiny.toml"

@@ -171,3 +171,11 @@ def test_a_run_that_has_played_is_never_begun_anew(folder, left):
         run_tiny(folder)
     with pytest.raises(UserError, match=r"started with train\.lr"):
         run_tiny(folder, "train.lr=0.01", resume=True)
+
+
+def test_a_folder_of_runs_names_some_of_them(tmp_path):
+    for name in ("b", "a", "d", "c"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "recipe.toml").touch()
+    with pytest.raises(UserError, match=f"such as {tmp_path}/a, {tmp_path}/b, {tmp_path}/c$"):
+        Run(tmp_path).require()

@@ -61,38 +61,44 @@ def partition_table(splits: Splits, partition: Partition) -> Group:
 
 
 def plan_table(job: Reproduction, checks: Sequence[RowCheck]) -> Group:
-    """Table of the runs that a paper's table needs, with the clients that a dry run found."""
+    """Table of the runs that a paper's table needs, with the clients that a dry run found.
+
+    What is the same in all rows is said once, below the table.
+    """
+    plans = [_plan(job, check) for check in checks]
+    common = {
+        key: plans[0][key] for key in plans[0] if len(plans) > 1 and len({plan[key] for plan in plans}) == 1
+    }
+    header = [key for key in plans[0] if key not in common]
     below = [
+        *(["all rows: " + ", ".join(f"{key} {value}" for key, value in common.items())] if common else []),
         f"{plural(len(job.rows), 'row')}, {plural(len(job.trainings()) * job.seeds, 'run')} into {job.out}; "
         f"images: {image_names(job.rows)}",
         *dict.fromkeys(f"not on this machine: {check.missing}" for check in checks if check.missing),
         *(f"cannot run: {check.row.name}: {check.fault}" for check in checks if check.fault),
         *remarks({**job.header(), "failures": {}}),
     ]
-    header = [
-        "row", "method", "images", "partition", "encoder", "rounds × epochs", "clients: images", "finished",
-    ]  # fmt: skip
-    rows = [_plan(job, check) for check in checks]
+    rows = [[plan[key] for key in header] for plan in plans]
     return terminal_table(header, rows, below, job.title, numbers=False)
 
 
-def _plan(job: Reproduction, check: RowCheck) -> list[str]:
+def _plan(job: Reproduction, check: RowCheck) -> dict[str, str]:
     row = check.row
     recipe, partition, train = row.recipe, row.recipe.partition, row.recipe.train
     alpha = {"dirichlet": f"({partition.alpha})", "skew": f"(β {partition.beta})"}.get(partition.kind, "")
     clients = "" if partition.kind == "centralised" else f" × {partition.clients}"
     elsewhere = f" → {source_words(describe(row.measured_on))}" if row.measured_on else ""
     finished = sum(Run(folder).finished for folder in job.folders(row))
-    return [
-        row.name,
-        recipe.composed.title,
-        source_words(describe(recipe.data)) + elsewhere,
-        f"{partition.kind}{alpha}{clients}",
-        recipe.model.encoder,
-        f"{train.rounds} × {train.epochs}",
-        check.clients or ("cannot run" if check.fault else "images missing"),
-        f"{finished}/{job.seeds}",
-    ]
+    return {
+        "row": row.name,
+        "method": recipe.composed.title,
+        "images": source_words(describe(recipe.data)) + elsewhere,
+        "partition": f"{partition.kind}{alpha}{clients}",
+        "encoder": recipe.model.encoder,
+        "rounds × epochs": f"{train.rounds} × {train.epochs}",
+        "clients: images": check.clients or ("cannot run" if check.fault else "images missing"),
+        "finished": f"{finished}/{job.seeds}",
+    }
 
 
 def listing() -> Group:

@@ -148,7 +148,8 @@ def _client_words(partitions: Sequence[Partition]) -> str:
     sizes = [size for partition in partitions for size in partition.sizes]
     out = max(len(partition.sit_out) for partition in partitions)
     clients = f"{counts[0]}" if len(counts) == 1 else f"{counts[0]} to {counts[-1]}"
-    return f"{clients}: {min(sizes):,} – {max(sizes):,}{f', {out} sit out' if out else ''}"
+    each = " – ".join(f"{size:,}" for size in sorted({min(sizes), max(sizes)}))
+    return f"{clients}: {each}{f', {out} sit out' if out else ''}"
 
 
 def require_built(checks: Sequence[RowCheck]) -> None:

@@ -124,9 +124,9 @@ class Run:
             UserError: The folder contains no run.
         """
         if not self.exists():
-            raise UserError(
-                f"{self.folder} holds no run (no recipe.toml in it); give the folder of an Atoll run"
-            )
+            inside = sorted(str(recipe.parent) for recipe in self.folder.glob("*/recipe.toml"))[:3]
+            hint = f", such as {', '.join(inside)}" if inside else ""
+            raise UserError(f"{self.folder} holds no run (no recipe.toml in it); give a run's folder{hint}")
         return self
 
     def _holds(self, name: str) -> bool:
