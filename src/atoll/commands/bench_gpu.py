@@ -24,6 +24,7 @@ from atoll.commands.gpu_parts import (
     overhead,
     peak,
     profile,
+    sharing,
     steps,
     tables,
     views,
@@ -50,6 +51,7 @@ PARTS = {
     "steps": Part(steps, 90),
     "profile": Part(profile, 40),
     "overhead": Part(overhead, 40),
+    "sharing": Part(sharing, 60),
     "tables": Part(tables, 135),
 }
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import tempfile
 import time
 import traceback
 from collections.abc import Callable, Iterator
@@ -23,12 +24,13 @@ from atoll.commands.gpu_workloads import (
     synthetic_workload,
     wait_for,
 )
+from atoll.commands.run import run_recipe
 from atoll.core.config import describe
 from atoll.data.views.views import ViewOptions, make_views
 from atoll.methods.registry import METHODS
 from atoll.papers.reproduction import find_table
 from atoll.papers.tables import table_names
-from atoll.recipe.recipe import Recipe, make_recipe
+from atoll.recipe.recipe import Recipe, load_recipe, make_recipe
 
 Found = Iterator[tuple[str, Any]]
 TOLERANCE = 1e-4  # largest relative difference of a first loss from the CPU's, in float32
@@ -50,9 +52,11 @@ class Scale:
         timed: Number of calls in one timing; there are three timings.
         clients: Number of clients in the federated round that is compared with a bare loop.
         batches: Number of batches of each client.
+        processes: Numbers of processes that train small clients on one GPU.
         tables: Tables whose duration is projected.
         patience: Factor of the parts' time limits.
         digits: Settings of the recipe that methods are checked with.
+        small: Settings of the small clients.
         settings: Settings of the tables' recipes.
     """
 
@@ -64,9 +68,11 @@ class Scale:
     timed: int
     clients: int
     batches: int
+    processes: tuple[int, ...]
     tables: tuple[str, ...]
     patience: float = 1.0
     digits: tuple[str, ...] = ()
+    small: tuple[str, ...] = ()
     settings: tuple[str, ...] = ()
 
 
@@ -80,6 +86,7 @@ SCALES = {
         timed=20,
         clients=4,
         batches=25,
+        processes=(1, 2, 4, 8),
         tables=(*FIRST_TABLES, *(name for name in table_names() if name not in FIRST_TABLES)),
     ),
     "test": Scale(
@@ -91,9 +98,11 @@ SCALES = {
         timed=1,
         clients=2,
         batches=2,
+        processes=(1, 2),
         tables=("fedquad-1",),
         patience=100,
         digits=("data.limit=64", "train.batch_size=8", "model.width=4", "model.projector_hidden=[16]"),
+        small=("data.limit=64", "train.epochs=1"),
         settings=("train.batch_size=4",),
     ),
 }
@@ -102,6 +111,10 @@ PRECISIONS = {  # of a step: TF32 in matrix products and convolutions, and the r
     "tf32": (True, ("train.amp=false", "engine.channels_last=false")),
     "fp32": (False, ("train.amp=false", "engine.channels_last=false")),
 }
+SMALL = (  # clients of FedQuad's paper, on the digits, with about as many steps
+    "data.source=digits", "data.image_size=32", "partition.kind=iid",
+    "train.rounds=3", "train.epochs=40", "train.batch_size=32", "evaluation.at_end=[]",
+)  # fmt: skip
 ENCODERS = {
     "resnet18": (),
     "resnet-narrow": ("model.encoder=resnet-narrow", "model.width=4", "model.projector_hidden=[16]"),
@@ -258,6 +271,21 @@ def overhead(bench: Bench) -> Found:
     yield "seconds", {"federated": federated, "bare": bare}
     yield "overhead", federated / bare - 1
     yield "views_a_second", 2 * seen / federated
+
+
+def sharing(bench: Bench) -> Found:
+    """Time a round of small clients that are trained by one process or by several on the same GPU."""
+    for processes in bench.scale.processes:
+        settings = [
+            *SMALL,
+            *bench.scale.small,
+            f"engine.device={bench.device}",
+            f"engine.workers={processes}",
+        ]
+        with tempfile.TemporaryDirectory() as folder:
+            run = run_recipe(load_recipe("fedquad-paper", settings), Path(folder) / "run")
+            seconds = min(line["seconds"] for line in run.metrics[1:])  # in the first round, processes start
+        yield f"processes: {processes}", {"seconds": seconds}
 
 
 def tables(bench: Bench) -> Found:
