@@ -7,7 +7,6 @@ import os
 import re
 import signal
 import sys
-import tomllib
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -18,6 +17,7 @@ from scipy import stats
 
 import atoll
 from atoll.components.base import Setting
+from atoll.core.config import setting
 from atoll.core.errors import RunError
 from atoll.core.provenance import version
 from atoll.methods.lagoon import Relay
@@ -123,10 +123,8 @@ def test_records_follow_the_protocol_and_name_no_place():
         turns = round(groups / recipe["train"]["participation"])
         rounds = turns * (2 if tuning else plain.train.rounds)
         assert (Board().rows[row].line and not tuning) or recipe["train"]["rounds"] == rounds
-        for setting in Board().rows[row].settings:
-            assert contains(recipe, tool.without_places(tomllib.loads(setting))), (
-                f"{name} was made without {setting}"
-            )
+        for text in Board().rows[row].settings:
+            assert contains(recipe, tool.without_places(setting(text))), f"{name} was made without {text}"
 
 
 def contains(table: Any, part: Any) -> bool:
