@@ -22,12 +22,17 @@ mkdir -p "$FLWR_HOME"
 
 # 1. Certificates, keys and images.
 python "$here/make_keys.py" "$trial/keys" "${sites[@]}"
-[[ -d $trial/images ]] || python "$here/export_pacs.py" "$trial/images"
+if [[ ! -d $trial/images ]]; then
+  rm -rf "$trial/images.part" # of an export that was interrupted
+  python "$here/export_pacs.py" "$trial/images.part" && mv "$trial/images.part" "$trial/images"
+fi
 
 # 2. The Flower app, and the address of its SuperLink.
 if [[ ! -d $trial/app ]]; then
   atoll federate init "$trial/app" --recipe pacs-ssd-cpu --sites 4 --out "$trial/run" \
     --set train.rounds=3 train.epochs=1 evaluation.every=0 "$@"
+elif [[ $# -gt 0 ]]; then
+  die "$trial/app has its settings already; choose another FOLDER for --set $*"
 fi
 cat > "$FLWR_HOME/config.toml" <<CONFIG
 [superlink]

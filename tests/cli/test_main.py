@@ -81,6 +81,13 @@ def finished(tmp_path_factory):
         (["run", "digits-ssd", "--set", "name=../x"], "name = '../x' cannot name a run's folder"),
         (["egress", "digits-ssd", "--images", "-5"], "--images is -5; it must be"),
         (["report", "/no/such/run"], "holds no run"),
+        (["run", "digits", "--dry-run", "--ray", "here:1"], "--ray needs --engine flower-sim"),
+        (["bench", "digits", "--device", "cpu"], "--out, --device and --scale belong to atoll bench gpu"),
+        (["bench", "gpu", "--set", "train.lr=1"], "atoll bench gpu takes no --set"),
+        (["bench", "gpu", "--device", "foo"], "--device is 'foo'; use auto, cpu or cuda"),
+        (["new", "method", "mine.py", "--from", "digits"], "a new method has none"),
+        (["theory", "--samples", "nan"], "at least one sample of each frequent class"),
+        (["compare", "digits", "--sweep", "train.lr=0.1", "train.lr=0.2"], "--sweep names train.lr twice"),
         (["evaluate", "/no/such/run", "--protocol", "knn"], "holds no run"),
         (["embed", "/no/such/encoder.safetensors", ".", "-o", "x.npz"], "/no/such/encoder.safetensors"),
     ],
@@ -361,6 +368,13 @@ def test_a_runs_folder_in_place_of_a_recipe_is_told_where_its_recipe_is(finished
 
 
 def test_an_interrupted_dry_run_has_nothing_to_resume():
-    options = {"command": "run", "resume": False}
-    assert "--resume" in _resumable(Namespace(**options, dry_run=False))
+    options = {"command": "run", "resume": False, "restart": False}
+    assert "--resume to continue" in _resumable(Namespace(**options, dry_run=False))
     assert _resumable(Namespace(**options, dry_run=True)) == ""
+
+
+def test_the_advice_after_an_interruption_is_accepted_and_deletes_nothing():
+    restarted = Namespace(command="run", resume=False, restart=True)
+    assert "with --resume in place of --restart" in _resumable(restarted)
+    resumed = Namespace(command="resume", resume=True, restart=False)  # the command has no --resume
+    assert _resumable(resumed) == "; repeat the command to continue"

@@ -258,6 +258,13 @@ def test_a_sweep_of_an_option_repeats_no_method_without_it():
     ]
 
 
+def test_a_sweep_of_the_partition_repeats_no_line_that_has_all_images():
+    made = load_recipes(["digits"], lines=True, sweeps=["partition.alpha=0.1,1"])
+    kinds = [(one.partition.kind, one.partition.alpha) for one in made]
+    assert sum(kind == "centralised" for kind, _ in kinds) == 1
+    assert sum(kind == "dirichlet" for kind, _ in kinds) == 4  # the recipe and its clients alone
+
+
 @pytest.mark.parametrize("text", ["partition.alpha", "partition.alpha=", "=1,2", "partition.alpha=1,,2"])
 def test_a_sweep_without_values_is_a_mistake(text):
     with pytest.raises(UserError, match="is no KEY=VALUE,VALUE"):

@@ -137,6 +137,13 @@ def test_a_federation_costs_what_its_sites_and_images_say(tmp_path, monkeypatch,
     assert list(tmp_path.iterdir()) == []
 
 
+def test_federations_of_many_sites_and_of_no_round_have_a_cost():
+    assert at_sites(tiny(), 5000, 1).partition.clients == 5000
+    (cost,) = estimate(at_sites(tiny("train.rounds=0"), 2, 20), warm=1, timed=2)
+    assert "0 rounds" in next(iter(cost.site_lines(20)))
+    assert "training a round" in "".join(cost.site_lines(20))
+
+
 def test_the_command_writes_nothing_and_counts_the_runs_before(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     settings = [

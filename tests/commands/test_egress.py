@@ -76,6 +76,11 @@ def test_a_site_has_images(images):
     assert egress(tiny(), 1).images == 1
 
 
+@pytest.mark.parametrize("devices", ["'auto'", "['cpu', 'cpu']"])
+def test_devices_of_a_run_do_not_matter(devices):
+    assert egress(tiny(f"engine.devices={devices}")).up == egress(tiny()).up
+
+
 SENDERS = {
     "scaffold": ("method.name=scaffold",),
     "orchestra": ("method.name=orchestra", "options.orchestra.server_steps=2"),

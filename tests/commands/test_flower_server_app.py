@@ -9,7 +9,7 @@ import pytest
 
 pytest.importorskip("flwr", reason="the extra atoll[flower] is not installed")
 
-from atoll.commands.flower_server_app import LogLines, main, run_federation
+from atoll.commands.flower_server_app import LogLines, _settings, main, run_federation
 from atoll.core.run_folder import Run
 from atoll.engines.flower.engine import FlowerOptions
 from atoll.engines.server import Record, TooFewUpdatesError
@@ -41,6 +41,17 @@ def test_settings_may_hold_blanks(written):
     modes = {path: stat.S_IMODE(path.stat().st_mode) for path in folder.rglob("*.safetensors")}
     assert modes
     assert set(modes.values()) == {0o600}
+
+
+def test_settings_may_hold_tables_and_keys_with_hyphens():
+    text = (
+        "options.x.data={source='folder', path='a b=c'}  method.terms=['my-mod:X'] options.my-term.weight=1"
+    )
+    assert _settings(text) == [
+        "options.x.data={source='folder', path='a b=c'}",
+        "method.terms=['my-mod:X']",
+        "options.my-term.weight=1",
+    ]
 
 
 def test_a_round_with_too_few_updates_is_one_sentence_in_the_log(written, caplog):

@@ -237,3 +237,14 @@ def test_the_pages_loaders_run_as_they_stand(tmp_path: Path, monkeypatch: pytest
             torch.testing.assert_close(torch.as_tensor(shared.pop("h")), expected, atol=1e-5, rtol=0)
             found.append(block)
     assert len(found) == 6
+
+
+def test_a_folder_of_other_files_is_not_written_to(tmp_path: Path) -> None:
+    encoder = encoder_of("resnet18", tmp_path)
+    (tmp_path / "README.md").write_text("mine")
+    with pytest.raises(UserError, match=r"has a README\.md that no export wrote"):
+        export(encoder, tmp_path, "timm")
+    assert [path.name for path in tmp_path.iterdir()] == ["README.md"]
+    for _ in range(2):  # an earlier export is replaced
+        export(encoder, tmp_path / "new", "timm")
+    assert "atoll" in json.loads((tmp_path / "new" / "config.json").read_text())

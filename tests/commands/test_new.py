@@ -32,6 +32,29 @@ def test_a_new_recipe_is_its_base_written_out(base: str, tmp_path: Path) -> None
     assert {**mine, "name": ""} == {**theirs, "name": ""}
 
 
+def test_a_new_recipe_keeps_the_options_of_a_component_of_ones_own(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shutil.copy(write_new("method", tmp_path / "own_method.py"), tmp_path / "kept.py")
+    monkeypatch.chdir(tmp_path)
+    plain = load_recipe("digits", ["method.name=own_method:METHOD"]).completed()
+    (name, options) = next((name, table) for name, table in plain.options.items() if table)
+    key, value = next((key, value) for key, value in options.items() if isinstance(value, float))
+    text = plain.to_toml().replace(f"{key} = {value}", f"{key} = {value + 3}")
+    (tmp_path / "base.toml").write_text(text)
+    mine = load_recipe(write_new("recipe", tmp_path / "mine.toml", "base.toml")).completed()
+    assert mine.options[name][key] == value + 3
+
+
+def test_the_hint_for_a_new_method_in_another_folder_works(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "sub").mkdir()
+    assert main(["new", "method", "sub/hinted.py"]) == 0
+    assert "run it: cd sub && atoll run digits-ssd --set method.name=hinted:METHOD" in capsys.readouterr().out
+
+
 def test_the_lines_that_are_commented_out_are_the_defaults() -> None:
     text = recipe_text("digits-ssd")
     sections: dict[str, dict[str, object]] = {}

@@ -16,7 +16,7 @@ from rich.console import Console, Group
 from atoll.cli.main import main
 from atoll.cli.tables import listing, plan_table
 from atoll.commands.data import load_partition
-from atoll.commands.evaluate import measure_run
+from atoll.commands.evaluate import evaluate_run, measure_run
 from atoll.commands.reproduce import dry_run, reproduce
 from atoll.core.config import over, setting
 from atoll.core.errors import UserError
@@ -116,6 +116,36 @@ def test_every_cell_is_its_runs_evaluation_beside_the_published_value(folder: Pa
     assert by_name["ssd"]["values"]["time s"]["published"] == "70.74"
 
 
+def test_a_run_that_was_also_evaluated_by_itself_is_measured_again(folder: Path, tmp_path: Path) -> None:
+    out = tmp_path / "table"
+    reproduce(find_table(str(folder / "mine.toml"), ["plain"], out=out))
+    evaluate_run(Run(out / "plain-seed0"), "probe-easyfl")
+    wider = TABLE.replace('"kNN %", ', '"kNN %", "easy", ').replace(
+        "[measures]",
+        '[measures]\neasy = { of = "probe-easyfl/accuracy", published = { metric = "FT 1% acc %" } }',
+    )
+    (folder / "wider.toml").write_text(wider)
+    record = reproduce(find_table(str(folder / "wider.toml"), ["plain"], out=out))
+    (row,) = record["rows"]
+    assert len(row["values"]["easy"]["ours"]) == 1
+
+
+def test_another_tables_run_that_cannot_be_read_is_passed_over(folder: Path, tmp_path: Path) -> None:
+    broken = tmp_path / "ssd-1" / "bad-seed0"
+    broken.mkdir(parents=True)
+    (broken / "recipe.toml").write_text("[train]\nold_option = 1\n")
+    (broken / "evaluation.json").write_text("{}")
+    (row, *_) = (job := find_table(str(folder / "mine.toml"), out=tmp_path / "mine")).rows
+    assert job.folders(row) == [tmp_path / "mine" / "plain-seed0"]
+
+
+def test_a_table_without_rows_is_a_mistake(folder: Path) -> None:
+    rows = next(line for line in TABLE.splitlines() if line.startswith("rows"))
+    (folder / "empty.toml").write_text(TABLE.replace(rows, "rows = []"))
+    with pytest.raises(UserError, match="rows is empty; give at least one row"):
+        find_table(str(folder / "empty.toml"))
+
+
 def test_no_rounds_leave_the_untrained_encoder(folder: Path, done: dict) -> None:
     first = Run(folder / "out/plain-seed0").metrics[0]["evaluation"]
     untrained = next(row for row in done["rows"] if row["name"] == "plain-untrained")
@@ -125,7 +155,7 @@ def test_no_rounds_leave_the_untrained_encoder(folder: Path, done: dict) -> None
 def test_an_encoder_is_measured_on_other_images(folder: Path, done: dict) -> None:
     row = next(row for row in done["rows"] if row["name"] == "plain-elsewhere")
     assert row["runs"] == ["plain-seed0", "plain-seed1"]  # trained once
-    there = results(folder, "plain-seed0", "evaluation-on-digits.json")
+    there = results(folder, "plain-seed0", "evaluation-table-on-digits.json")
     assert there["results"]["probe/train_images"] == 80
     assert results(folder, "plain-seed0")["knn/train_images"] == 160
     assert row["values"]["LP acc %"]["ours"][0] == 100 * there["results"]["probe/accuracy"]
@@ -336,7 +366,9 @@ def test_the_images_of_a_row_are_those_of_its_prerequisites_too() -> None:
         (["ssd-3", "--rows", "sds"], "has no row 'sds'; did you mean 'ssd'?"),
         (["ssd-3"], "4 of 4 rows of ssd-3 (such as fed_align_uniform) need the images cifar10 (parquet)"),
         (["ssd-3", "--set", "train.ronds=1"], "did you mean 'train.rounds'"),
-        (["ssd-3", "--seeds", "0"], "at least 1 seed"),
+        (["ssd-3", "--seeds", "0"], "--seeds is 0; it must be at least 1"),
+        (["ssd-3", "--seeds", "0", "--dry-run"], "--seeds is 0; it must be at least 1"),
+        (["--set", "train.rounds=1", "ssd-3"], "needs a TABLE, before --set and --rows"),
         (["mine.toml"], "there is no table mine.toml"),
     ],
 )

@@ -11,9 +11,12 @@ from PIL import Image
 from rich.console import Console
 from sklearn.datasets import load_digits
 
+from atoll.commands.neighbours import find_neighbours
+from atoll.commands.resume import Recovery
 from atoll.commands.run import run_recipe
 from atoll.core.errors import UserError
 from atoll.core.run_folder import Run
+from atoll.engines.callbacks import Callback
 from atoll.engines.server import TooFewUpdatesError
 from atoll.report.comparison import comparison_cells, comparison_table
 from tests.harness import run_tiny, tiny
@@ -35,9 +38,91 @@ def test_files_that_no_run_wrote_stay_as_they_are(tmp_path, resume):
     (tmp_path / "checkpoints").mkdir()
     for name in ("checkpoints/mine.bin", "package.json", "metrics.jsonl"):
         (tmp_path / name).write_text("mine")
-    with pytest.raises(UserError, match=r"no recipe\.toml in it.*'metrics\.jsonl'; choose another --out"):
+    with pytest.raises(UserError, match=r"holds no run, and.*its 'metrics\.jsonl'; choose another --out"):
         run_tiny(tmp_path, resume=resume)
     assert {path.read_text() for path in tmp_path.rglob("*") if path.is_file()} == {"mine"}
+
+
+@pytest.mark.parametrize(
+    "name", ["environment.json", "weights.json", "map.safetensors", "encoder-a.safetensors"]
+)
+def test_a_run_takes_the_place_of_no_other_file(tmp_path, name):
+    (tmp_path / name).write_text("mine")
+    with pytest.raises(UserError, match=f"would overwrite its '{name}'"):
+        run_tiny(tmp_path)
+    assert (tmp_path / name).read_text() == "mine"
+
+
+@pytest.mark.parametrize("restart", [False, True])
+def test_a_recipe_that_was_written_by_hand_stays_as_it_is(tmp_path, restart):
+    (tmp_path / "recipe.toml").write_text("# my notes\nbase = 'digits'\n")
+    (tmp_path / "models").mkdir()
+    with pytest.raises(UserError, match=r"would overwrite its 'recipe\.toml'"):
+        run_recipe(tiny(), tmp_path, recovery=Recovery(restart=restart))
+    assert (tmp_path / "recipe.toml").read_text().startswith("# my notes")
+    assert (tmp_path / "models").exists()
+
+
+class Interrupt(Callback):
+    """Interrupts a run after a round."""
+
+    def __init__(self, after):
+        self.after = after
+
+    def round(self, record, line):
+        if record.round == self.after:
+            raise KeyboardInterrupt
+
+
+def test_an_extended_run_that_is_interrupted_has_no_results_of_fewer_rounds(folder):
+    find_neighbours(Run(folder))
+    extended = tiny("train.rounds=9")
+    with pytest.raises(KeyboardInterrupt):
+        run_recipe(extended, folder, resume=True, callback=Interrupt(4))
+    run = Run(folder)
+    assert run.completed_rounds() >= 3
+    assert not run.finished
+    assert not list(folder.glob("*.safetensors"))  # neither an encoder nor its neighbours
+    assert run_recipe(extended, folder, resume=True).results["round"] == 9
+
+
+def test_results_stay_until_the_first_round_of_an_extension_is_complete(folder):
+    with pytest.raises(KeyboardInterrupt):
+        run_recipe(tiny("train.rounds=9"), folder, resume=True, callback=Begun())
+    assert Run(folder).results["round"] == 2
+    assert Run(folder).encoder_path.is_file()
+
+
+class Begun(Callback):
+    """Interrupts a run before its next round."""
+
+    def begin(self, federation, server):
+        raise KeyboardInterrupt
+
+
+def test_a_finished_run_is_evaluated_again_for_a_protocol_that_is_new(folder):
+    before = Run(folder).encoder_path.read_bytes()
+    run = run_tiny(folder, "evaluation.at_end=['knn', 'geometry']", resume=True)
+    assert any(key.startswith("geometry/") for key in run.results)
+    assert run.encoder_path.read_bytes() == before
+    assert [line["round"] for line in run.metrics] == [0, 1, 2]
+
+
+def test_a_restart_is_no_resumption(folder):
+    with pytest.raises(UserError, match="--restart deletes the run that --resume would continue"):
+        run_recipe(tiny(), folder, resume=True, recovery=Recovery(restart=True))
+
+
+def test_a_restart_deletes_a_link_and_not_what_it_leads_to(folder, tmp_path):
+    (folder / "checkpoints").rename(tmp_path / "elsewhere")
+    (folder / "checkpoints").symlink_to(tmp_path / "elsewhere")
+    assert run_recipe(tiny(), folder, recovery=Recovery(restart=True)).finished
+    assert list((tmp_path / "elsewhere").iterdir())
+
+
+def test_a_finished_run_says_what_it_ignores(folder):
+    with pytest.warns(UserWarning, match="had finished: --log, --reset-client change nothing"):
+        run_recipe(tiny(), folder, resume=True, recovery=Recovery(reset_clients=(0,)))
 
 
 def test_a_folder_may_hold_a_users_notes(tmp_path):

@@ -68,6 +68,13 @@ def test_an_encoder_of_code_that_is_not_imported_loses_the_options_of_others(tmp
     assert recipe.model.stem == "cifar"
 
 
+def test_a_recipe_whose_code_is_not_imported_names_no_file_elsewhere(tmp_path):
+    path = tmp_path / "mine.toml"
+    path.write_text('base = "digits-ssd"\nname = "/../../elsewhere"\n[method]\nname = "nowhere:METHOD"\n')
+    with pytest.raises(UserError, match="cannot name a run's folder"):
+        load_recipe(path, own_code=False)
+
+
 def test_a_size_that_only_code_that_is_not_imported_knows_is_asked_for(tmp_path):
     path = tmp_path / "mine.toml"
     path.write_text('[model]\nencoder = "nowhere:Net"\n')

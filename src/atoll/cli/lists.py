@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import argparse
 import json
+from pathlib import Path
 
 from atoll.cli.arguments import Commands, path_of
+from atoll.core.errors import UserError
 
 
 def add_commands(commands: Commands) -> None:
@@ -32,22 +34,27 @@ def _add_new(commands: Commands) -> None:
     new.add_argument(
         "--from",
         dest="base",
-        default="digits-ssd",
         metavar="RECIPE",
-        help="recipe whose values it has (default: digits-ssd)",
+        help="for a recipe: the one whose values it has (default: digits-ssd)",
     )
 
 
 def _new(options: argparse.Namespace) -> int:
     from atoll.commands.new import write_new, write_site
 
+    if options.base and options.what != "recipe":
+        raise UserError(
+            f"--from names the recipe that a new recipe begins with; a new {options.what} has none"
+        )
     if options.what == "site":
         folder = write_site(options.path)
         print(f"{folder}\nwhat to do: {folder / 'README.md'}")  # noqa: T201
         return 0
-    path = write_new(options.what, options.path, options.base)
+    path = write_new(options.what, options.path, options.base or "digits-ssd")
     how = f"{path}" if options.what == "recipe" else f"digits-ssd --set method.name={path.stem}:METHOD"
-    print(f"{path}\nrun it: atoll run {how}")  # noqa: T201
+    # A module is looked for in the working folder.
+    there = f"cd {path.parent} && " if options.what == "method" and path.parent != Path() else ""
+    print(f"{path}\nrun it: {there}atoll run {how}")  # noqa: T201
     return 0
 
 

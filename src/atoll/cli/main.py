@@ -61,8 +61,9 @@ def _check_recipes(options: argparse.Namespace) -> None:
 def _resumable(options: argparse.Namespace) -> str:
     if getattr(options, "dry_run", False):
         return ""
-    if "resume" in options:
-        return "; repeat the command with --resume to continue from the last complete round"
+    if options.command == "run":
+        instead = "in place of --restart " if options.restart else ""
+        return f"; repeat the command with --resume {instead}to continue from the last complete round"
     resumes = ("resume", "demo", "compare", "reproduce", "detect", "theory")
     return "; repeat the command to continue" if options.command in resumes else ""
 

@@ -7,6 +7,7 @@ from pathlib import Path
 
 from atoll.cli.arguments import Commands, add_log, add_recipe, add_run, add_settings, path_of
 from atoll.cli.process import say
+from atoll.core.errors import UserError
 
 
 def add_commands(commands: Commands) -> None:
@@ -99,6 +100,8 @@ def _add_run(commands: Commands) -> None:
 
 
 def _run(options: argparse.Namespace) -> int:
+    if options.ray and options.engine != "flower-sim":
+        raise UserError("--ray needs --engine flower-sim")
     return _estimate(options) if options.dry_run else _train(options)
 
 
@@ -120,7 +123,6 @@ def _train(options: argparse.Namespace) -> int:
     from atoll.commands.progress import Bar
     from atoll.commands.resume import Recovery
     from atoll.commands.run import run_recipe
-    from atoll.core.errors import UserError
     from atoll.recipe.recipe import load_recipe
     from atoll.report import write_report
     from atoll.report.comparison import comparison_cells, comparison_table
@@ -136,8 +138,6 @@ def _train(options: argparse.Namespace) -> int:
             run = run_on_flower(
                 recipe, options.out, options.resume, bar, recovery, options.log, options.ray, say
             )
-        elif options.ray:
-            raise UserError("--ray needs --engine flower-sim")
         else:
             run = run_recipe(recipe, options.out, options.resume, bar, recovery=recovery, log=options.log)
     finally:
@@ -261,6 +261,16 @@ def _reproduce(options: argparse.Namespace) -> int:
     from atoll.report.reproduction import shown
 
     console = make_console()
+    asked = (
+        options.rows,
+        options.set,
+        options.dry_run,
+        options.out,
+        options.seeds > 1,
+        options.scale != "paper",
+    )
+    if options.table is None and not options.list and any(asked):
+        raise UserError("atoll reproduce needs a TABLE, before --set and --rows; --list shows the tables")
     if options.table is None or options.list:
         console.print(listing())
         return 0
@@ -289,13 +299,12 @@ def _add_bench(commands: Commands) -> None:
     )
     bench.add_argument("recipe", metavar="RECIPE", help="a recipe, or gpu: check and measure Atoll on a GPU")
     bench.add_argument(
-        "--out", type=path_of, default=Path("bench-gpu.json"), help="for gpu: the JSON file to write"
+        "--out", type=path_of, help="for gpu: the JSON file to write (default: bench-gpu.json)"
     )
-    bench.add_argument("--device", default="cuda", help="for gpu: the device (default: cuda)")
+    bench.add_argument("--device", help="for gpu: the device (default: cuda)")
     bench.add_argument(
         "--scale",
         choices=("full", "test"),
-        default="full",
         help="for gpu: full (default), or test: tiny sizes, to check the command on a CPU",
     )
     add_settings(bench)
@@ -309,7 +318,14 @@ def _bench(options: argparse.Namespace) -> int:
     if options.recipe == "gpu":
         from atoll.commands.bench_gpu import bench_gpu
 
-        bench_gpu(options.out, options.device, options.scale, print)
+        if options.set:
+            raise UserError("atoll bench gpu takes no --set; its parts are fixed")
+        out = options.out or Path("bench-gpu.json")
+        bench_gpu(out, options.device or "cuda", options.scale or "full", print)
         return 0
+    if options.out or options.device or options.scale:
+        raise UserError(
+            "--out, --device and --scale belong to atoll bench gpu; set engine.device for a recipe"
+        )
     make_console().print(recommend(load_recipe(options.recipe, options.set)))
     return 0

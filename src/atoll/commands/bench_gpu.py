@@ -30,6 +30,7 @@ from atoll.commands.gpu_parts import (
     views,
     where_from,
 )
+from atoll.core.devices import check_device, find_device
 from atoll.core.errors import UserError
 from atoll.core.files import write_whole
 from atoll.core.provenance import version
@@ -70,9 +71,10 @@ def bench_gpu(
     Raises:
         UserError: The device does not exist on this machine.
     """
-    where = torch.device(device)
-    if where.type == "cuda" and not torch.cuda.is_available():
+    check_device(device, "--device")
+    if device != "cpu" and not torch.cuda.is_available():
         raise UserError("PyTorch finds no GPU here; try the parts with --device cpu --scale test")
+    where = find_device(device, "--device")
     bench, about = Bench(where, SCALES[scale]), _about(where, scale)
     record = _earlier(out, about) or {"about": about, "parts": {}}
     for name, part in PARTS.items():

@@ -16,6 +16,7 @@ from atoll.commands.run import prepare, run_recipe
 from atoll.core.config import describe, over, setting
 from atoll.core.errors import RunError, UserError, did_you_mean
 from atoll.core.run_folder import Run
+from atoll.data.options import PartitionOptions
 from atoll.engines.simulation import Simulation
 from atoll.methods.registry import METHODS, MethodOptions
 from atoll.recipe.recipe import Recipe, load_recipe, make_recipe
@@ -46,7 +47,9 @@ def load_recipes(
         UserError: A recipe is invalid.
     """
     if sweeps:
-        keys = {text.partition("=")[0].strip() for text in sweeps}
+        keys = [text.partition("=")[0].strip() for text in sweeps]
+        if repeated := next((key for key in keys if keys.count(key) > 1), None):
+            raise UserError(f"--sweep names {repeated} twice; name it once, with all values")
         if twice := next((text for text in settings if text.partition("=")[0].strip() in keys), None):
             raise UserError(f"--set {twice} and --sweep name the same key; leave one of them out")
         swept: dict[str, Recipe] = {}  # a method without the option has one recipe for all values
@@ -56,7 +59,7 @@ def load_recipes(
             each = [*settings, *(f"{key}={value}" for key, value in chosen)]
             for recipe in load_recipes(names, each, methods, lines):
                 named = replace(recipe, name=f"{recipe.name}-{suffix}")
-                swept.setdefault(repr(recipe.completed()), named)
+                swept.setdefault(repr(_trained(recipe)), named)
         return list(swept.values())
     of_each_method = [text for text in settings if methods and of_methods(text)]
     rest = [text for text in settings if text not in of_each_method]
@@ -64,6 +67,13 @@ def load_recipes(
     if methods:
         recipes = [one for recipe in recipes for one in by_method(recipe, methods, of_each_method)]
     return recipes + (counterparts(recipes) if lines else [])
+
+
+def _trained(recipe: Recipe) -> Recipe:
+    """A recipe without keys that change nothing: a single client holds all images, whatever the partition says."""
+    whole = PartitionOptions(kind="centralised")
+    recipe = recipe.completed()
+    return replace(recipe, partition=whole) if recipe.partition.kind == whole.kind else recipe
 
 
 def _values(sweep: str) -> list[tuple[str, str]]:

@@ -27,6 +27,7 @@ from atoll.data.client_data import num_batches
 from atoll.engines.client import Client, train_client
 from atoll.engines.federation import Federation
 from atoll.engines.server import Server
+from atoll.recipe.engine_options import MOST_WORKERS
 from atoll.recipe.prerequisites import prerequisite_recipes
 from atoll.recipe.recipe import Recipe
 from atoll.report.wording import plural
@@ -101,9 +102,10 @@ class Cost:
             f"{self.name}: {plural(self.rounds, 'round')}, {self.cohort} of {plural(self.clients, 'site')} each, "
             f"{plural(images, 'image')} at each"
         )
+        each = duration(self.seconds / max(1, self.rounds))
         yield (
-            f"  time    {duration(self.seconds / self.rounds)} of training a round, {duration(self.seconds)} in "
-            f"all, where a step takes {1000 * self.step_seconds:.1f} ms, as on this machine; evaluations and the "
+            f"  time    {each} of training a round, {duration(self.seconds)} in all, where a step takes "
+            f"{1000 * self.step_seconds:.1f} ms, as on this machine; evaluations and the "
             "start of a process for each request come on top"
         )
         yield f"  memory  {size(self.memory)} at a site"
@@ -144,7 +146,8 @@ def at_sites(recipe: Recipe, sites: int, images: int) -> Recipe:
         validation_fraction=0.0,
     )
     partition = replace(recipe.partition, kind="iid", clients=sites, features="")
-    return replace(recipe, data=data, partition=partition, engine=replace(recipe.engine, workers=sites))
+    engine = replace(recipe.engine, workers=min(sites, MOST_WORKERS))
+    return replace(recipe, data=data, partition=partition, engine=engine)
 
 
 def estimate(recipe: Recipe, warm: int = WARM, timed: int = TIMED) -> list[Cost]:

@@ -140,7 +140,7 @@ def _run_rounds(recipe: Recipe, count: int) -> tuple[dict[str, list[_Flat]], dic
         first_norm=1e9,
         norm_factor=1e9,
     )
-    recipe = replace(recipe, train=train, engine=replace(recipe.engine, device="cpu"))
+    recipe = replace(recipe, train=train, engine=recipe.engine.on("cpu"))
     federation = Federation(recipe, *_noise(recipe, count))
     prerequisites = stand_ins(federation, count)
     found: dict[str, list[_Flat]] = {"up": [], "down": [], "once": [], "kept": []}

@@ -19,7 +19,7 @@ from atoll.core.files import write_whole
 from atoll.core.provenance import version
 from atoll.core.run_folder import Run
 from atoll.models import Encoder, load_encoder
-from atoll.models.exported import EXTRA, INPUT, KEY, OUTPUT
+from atoll.models.exported import EXTRA, INPUT, KEY, OUTPUT, is_ours
 from atoll.models.files import library_bytes
 from atoll.recipe.recipe import recipe_digest
 from atoll.report.folders import read_folder
@@ -78,6 +78,8 @@ def export(encoder: Encoder, path: Path, format: str, provenance: Provenance | N
     files = FOLDERS[format](encoder)
     if path.is_file():
         raise UserError(f"{path} is a file, and {format} is a folder of files; choose another --output")
+    if (taken := next((name for name in files if (path / name).exists()), None)) and not is_ours(path):
+        raise UserError(f"{path} has a {taken} that no export wrote; choose another --output")
     path.mkdir(parents=True, exist_ok=True)
     for name, content in files.items():
         write_whole(path / name, content)

@@ -62,7 +62,8 @@ def run_federation(grid: Grid, options: FlowerOptions) -> Path:
     # Imported here, because an entry point may import from the layers above.
     from atoll.commands.resume import Recovery
     from atoll.commands.run import run_recipe
-    from atoll.core.run_folder import Run, default_folder
+    from atoll.core.run_folder import Run
+    from atoll.core.run_names import default_folder
     from atoll.recipe.recipe import load_recipe
     from atoll.report import write_report
 
@@ -80,8 +81,20 @@ def run_federation(grid: Grid, options: FlowerOptions) -> Path:
 
 
 def _settings(text: str) -> list[str]:
-    """Split ``key=value`` pairs; a value extends to the next key, so it may contain blanks."""
-    return re.split(r"\s+(?=[\w.]+=)", text.strip()) if text.strip() else []
+    """Split ``key=value`` pairs; a value extends to the next key, so it may contain blanks, and tables."""
+    settings: list[str] = []
+    for part in re.split(r"\s+(?=[\w.-]+=)", text.strip()) if text.strip() else []:
+        if settings and _is_open(settings[-1]):
+            settings[-1] += f" {part}"
+        else:
+            settings.append(part)
+    return settings
+
+
+def _is_open(value: str) -> bool:
+    """Whether a quote, a list or a table in a text is not closed."""
+    rest = re.sub(r"\"[^\"]*\"|'[^']*'", "", value)
+    return bool(set(rest) & set("\"'")) or sum(rest.count(c) for c in "[{") > sum(rest.count(c) for c in "]}")
 
 
 def _find(recipe: str) -> str:

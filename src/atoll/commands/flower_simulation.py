@@ -10,6 +10,7 @@ from pathlib import Path
 from atoll.commands.resume import NOTHING, Recovery
 from atoll.commands.run import run_recipe
 from atoll.core import run_folder
+from atoll.core.run_names import default_folder
 from atoll.engines.callbacks import Callback
 from atoll.engines.flower import require_flower
 from atoll.recipe.recipe import Recipe
@@ -53,7 +54,7 @@ def run_on_flower(
     from atoll.engines.flower.executor import NodeLostError
     from atoll.engines.flower.simulation import FlowerSimulation
 
-    folder = out or run_folder.default_folder(recipe.name, recipe.seed)
+    folder = out or default_folder(recipe.name, recipe.seed)
     rounds = run_folder.Run(folder).completed_rounds
     failures = [rounds()]
     while True:

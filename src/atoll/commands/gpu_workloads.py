@@ -64,7 +64,7 @@ class Workload:
     """A federation on a device, with its first client."""
 
     def __init__(self, recipe: Recipe, splits: Splits, device: torch.device) -> None:
-        recipe = replace(recipe, engine=replace(recipe.engine, device=str(device)))
+        recipe = replace(recipe, engine=recipe.engine.on(str(device)))
         self.federation = Federation(recipe, splits)
         self.device = self.federation.device
         self.method = self.federation.recipe.composed

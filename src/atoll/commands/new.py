@@ -102,10 +102,12 @@ def recipe_text(base: str) -> str:
             continue
         lines += ["", f"[{name}]", *_keys(section["properties"], table.get(name, {}))]
     for name in _components(table):
-        options = schema["options"]["properties"].get(name, {})
-        if options.get("properties"):
-            given = table.get("options", {}).get(name, {})
-            lines += ["", f"[options.{name}]", *_keys(options["properties"], given)]
+        given = table.get("options", {}).get(name, {})
+        known = schema["options"]["properties"].get(name, {}).get("properties")
+        if known:
+            lines += ["", f"[options.{name}]", *_keys(known, given)]
+        elif given:  # a component of one's own, whose options no catalogue describes
+            lines += ["", f"[options.{name}]", *(f"{key} = {_toml(value)}" for key, value in given.items())]
     return "\n".join(lines) + "\n"
 
 

@@ -212,9 +212,9 @@ def _results(row: Row, run: Run) -> dict[str, Any]:
         protocols = [name for name in protocols if name not in measured]  # if another row has trained it
         if not protocols:
             return record
-        name = f"evaluation-{'-'.join(protocols)}.json"
+        name = f"evaluation-table-{'-'.join(protocols)}.json"
     else:
-        name = f"evaluation-on-{row.measured_on.short_name}.json"
+        name = f"evaluation-table-on-{row.measured_on.short_name}.json"
     inputs = {
         "round": record["round"],
         "data": describe(row.measured_on) if row.measured_on else None,
@@ -222,7 +222,7 @@ def _results(row: Row, run: Run) -> dict[str, Any]:
         "protocols": protocols,
     }
     before = run.read_json(name)
-    if before is None or before["asked"] != inputs:
+    if before is None or before.get("asked") != inputs:
         before = {"asked": inputs, "results": measure_run(run, protocols, row.measured_on)}
         run.write(name, json.dumps(before) + "\n")
     results: dict[str, Any] = before["results"]

@@ -74,8 +74,10 @@ def delete_unless_same(run: Run, recipe: Recipe) -> None:
 def is_done(run: Run, recipe: Recipe) -> bool:
     """Whether the run is complete: the last round is evaluated, and its encoder is saved."""
     record = run.results if run.exists() else {}
-    rounds = recipe.train.rounds
-    if not record or recipe_of(run).train.rounds != rounds or not run.partition_path.is_file():
+    if not record or not run.partition_path.is_file():
+        return False
+    before, rounds = recipe_of(run), recipe.train.rounds
+    if before.train.rounds != rounds or set(recipe.evaluation.at_end) - set(before.evaluation.at_end):
         return False
     if record["round"] != rounds and not record.get("stopped_early"):
         return False
@@ -123,6 +125,29 @@ def check_clients(clients: Sequence[int], count: int) -> None:
         raise UserError(f"--reset-client {wrong} names no client; the run's are 0 to {count - 1}")
 
 
+def check_start(run: Run, recipe: Recipe, resume: bool, recovery: Recovery) -> None:
+    """Check that a run can start, start again or continue in a folder, before its images are loaded.
+
+    Raises:
+        UserError: It cannot; see `check_folder`.
+    """
+    if recovery.reset_clients and not resume:
+        raise UserError("--reset-client needs --resume, because a new run has no client states")
+    if recovery.restart and resume:
+        raise UserError("--restart deletes the run that --resume would continue; give one of them")
+    if recovery.restart:
+        _check_not_others(run)
+    else:
+        check_folder(run, recipe, resume, recovery.other_environment)
+
+
+def _check_not_others(run: Run) -> None:
+    if stray := run.stray_files():
+        raise UserError(
+            f"{run.folder} holds no run, and a run would overwrite its {stray[0]!r}; choose another --out"
+        )
+
+
 def check_folder(run: Run, recipe: Recipe, resume: bool, other_environment: bool = False) -> None:
     """Check that a run of this recipe can start or continue in a folder.
 
@@ -136,12 +161,8 @@ def check_folder(run: Run, recipe: Recipe, resume: bool, other_environment: bool
         UserError: The folder contains other files, a run while ``resume`` is false, a run of another recipe, or
             one of another environment.
     """
+    _check_not_others(run)
     if not run.exists():
-        if stray := run.stray_files():
-            raise UserError(
-                f"{run.folder} holds no run (no recipe.toml in it), and a run would overwrite its {stray[0]!r}; "
-                "choose another --out"
-            )
         return
     if (
         not run.started()

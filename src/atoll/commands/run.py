@@ -23,6 +23,7 @@ from atoll.commands.resume import (
     Recovery,
     check_clients,
     check_folder,
+    check_start,
     check_weights,
     delete_unless_same,
     is_done,
@@ -34,7 +35,7 @@ from atoll.core import run_folder
 from atoll.core.environment import environment
 from atoll.core.errors import UserError
 from atoll.core.provenance import version
-from atoll.core.run_folder import default_folder
+from atoll.core.run_names import default_folder
 from atoll.core.threads import threads
 from atoll.core.tree import save
 from atoll.data.partition.partition import Partition
@@ -155,11 +156,10 @@ def run_recipe(
     check_logs(log)
     recipe = _as_recipe(recipe)
     run = run_folder.Run(out or default_folder(recipe.name, recipe.seed))
-    if recovery.reset_clients and not resume:
-        raise UserError("--reset-client needs --resume, because a new run has no client states")
-    if not recovery.restart:  # before the images are loaded, which may take long
-        check_folder(run, recipe, resume, recovery.other_environment)
+    check_start(run, recipe, resume, recovery)
     if resume and is_done(run, recipe):
+        if log or recovery.reset_clients:
+            warnings.warn(f"{run.folder} had finished: --log, --reset-client change nothing", stacklevel=2)
         return run
     prepared = prepare(recipe, run, engine or Simulation(), recovery.restart)
     check_clients(recovery.reset_clients, prepared.federation.setting.num_clients)

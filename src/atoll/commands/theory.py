@@ -71,7 +71,7 @@ def run_theory(
     """
     if seeds < 1 or any(dim < 20 for dim in dims):
         raise UserError("atoll theory needs at least one seed, and dimensions of at least 20")
-    if settings.samples * min(dims) < 1:
+    if not (math.isfinite(settings.samples) and settings.samples * min(dims) >= 1):
         raise UserError("atoll theory needs at least one sample of each frequent class; raise --samples")
     path = out / "theory.json"
     rows = _measured(path, settings)
@@ -190,7 +190,8 @@ def summarise(rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
             "least_own_correlation": min(own),
             "noise_correlation": _mean([sum(row["supervised_noise"]) / row["sources"] * dim for row in some]),
         }
-    fitted = [by_dim[str(dim)] for dim in dims if dim <= FIT] or list(by_dim.values())[:1]
+    fit = [dim for dim in dims if dim <= FIT] or [min(dims)]
+    fitted = [by_dim[str(dim)] for dim in fit]
     c = max(max(one["c_local"], one["c_global"]) for one in fitted)
     c_supervised = max(one["c_supervised"] for one in fitted)
     for one in by_dim.values():
@@ -200,7 +201,7 @@ def summarise(rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
         name: _slope({dim: by_dim[str(dim)][name] for dim in dims})
         for name in ("loss_local", "loss_global", "cross_correlation")
     }
-    return {"c": c, "c_supervised": c_supervised, "fitted_up_to": FIT, "slopes": slopes, "dims": by_dim}
+    return {"c": c, "c_supervised": c_supervised, "fitted_up_to": max(fit), "slopes": slopes, "dims": by_dim}
 
 
 def _others(table: Sequence[Sequence[float]]) -> list[float]:

@@ -23,9 +23,8 @@ All files except the report carry a digest (`atoll.core.digests`), which is veri
 from __future__ import annotations
 
 import json
-import os
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -36,7 +35,6 @@ from atoll.core.errors import UserError
 from atoll.core.files import append, disk_sentence, write_whole
 from atoll.core.locks import lock
 from atoll.core.metrics_lines import Metrics, Results, format_line, parse_lines
-from atoll.core.text import clean
 from atoll.core.tree import Tree
 
 DETECTION = "detection"  # folder of the results of `atoll detect`
@@ -45,20 +43,15 @@ NEIGHBOURS = "neighbours.safetensors"
 SITES = "sites.json"  # in the folder of a run of real sites
 SITES_OWN = "sites' own"  # the split of an evaluation that only sites made, on their local images
 RETAINED_ROUNDS = 2  # complete rounds that a run retains, in case a crash of the machine damages the newest
-MAX_NAME_BYTES = 200  # of a recipe's name: file systems allow 255, and suffixes need some of them
+RESULTS = (  # of the finished encoder: out of date once another round is complete
+    *("evaluation.json", "evaluation-*.json", "encoder.safetensors", "encoder-*.safetensors"),
+    *("map.safetensors", NEIGHBOURS),
+)
 RUN_FILES = (
-    *("metrics.jsonl", "partition.json", "evaluation.json"),
-    *("checkpoints", "models", "prerequisites", "encoder.safetensors", "report.html"),
+    *("metrics.jsonl", "partition.json", "environment.json", "weights.json", LOGS),
+    *("checkpoints", "models", "prerequisites", "clients.safetensors", *RESULTS, "report.html"),
 )
-OTHER_FILES = (
-    *("recipe.toml", "environment.json", "weights.json", SITES),
-    *(LOGS, "tensorboard", "wandb", DETECTION),
-    "clients.safetensors",
-    NEIGHBOURS,
-    "map.safetensors",
-    "evaluation-*.json",
-    "encoder-*.safetensors",
-)
+OTHER_FILES = ("recipe.toml", SITES, "tensorboard", "wandb", DETECTION)
 RESTART = "or start the run again with --restart"
 FORMS = {".json": JSON, ".toml": TOML}
 REMEDIES = {  # for a damaged file; any other one is made again if it is deleted
@@ -229,10 +222,19 @@ class Run:
             path.unlink(missing_ok=True)
 
     def clear(self) -> None:
-        """Delete all files of the run, because the user starts it again."""
-        for pattern in (*RUN_FILES, *OTHER_FILES):
-            for path in self.folder.glob(pattern):
-                shutil.rmtree(path) if path.is_dir() else path.unlink()
+        """Delete all files of the run, because the user starts it again.
+
+        Raises:
+            UserError: A file cannot be deleted.
+        """
+        self._delete((*RUN_FILES, *OTHER_FILES))
+
+    def _delete(self, patterns: Sequence[str]) -> None:
+        for path in [path for pattern in patterns for path in self.folder.glob(pattern)]:
+            try:
+                shutil.rmtree(path) if path.is_dir() and not path.is_symlink() else path.unlink()
+            except OSError as error:
+                raise UserError(f"cannot delete {path}: {error.strerror}") from None
 
     # Metrics.
 
@@ -270,8 +272,13 @@ class Run:
     # Checkpoints.
 
     def checkpoint(self, round: int, tree: Tree) -> None:
-        """Save the state after a complete round, and delete the checkpoints that are no longer needed."""
+        """Save the state after a complete round, and delete the checkpoints that are no longer needed.
+
+        The results of a finished run that is extended are out of date then, and deleted.
+        """
         save_checkpoint(self.checkpoints, round, tree)
+        if self.finished:
+            self._delete(RESULTS)
         for path in list(checkpoint_files(self.checkpoints).values())[RETAINED_ROUNDS:]:
             path.unlink(missing_ok=True)
 
@@ -305,8 +312,11 @@ class Run:
         return max(checkpoint_files(self.checkpoints), default=0)
 
     def stray_files(self) -> list[str]:
-        """Names of the existing files and folders that a run would overwrite."""
-        return [name for name in RUN_FILES if (self.folder / name).exists()]
+        """Names of the files and folders that no run wrote, and that one would overwrite."""
+        if self.exists():  # unless somebody wrote a recipe by hand, and keeps it in this folder
+            sealed = self.recipe_path.read_bytes().startswith(TOML.before)
+            return [] if sealed or self.started() else ["recipe.toml"]
+        return [path.name for pattern in RUN_FILES for path in self.folder.glob(pattern)]
 
 
 def damaged(path: Path, why: object) -> UserError:
@@ -314,36 +324,3 @@ def damaged(path: Path, why: object) -> UserError:
     return UserError(
         f"{path} is damaged ({why}); {REMEDIES.get(path.name, 'delete it, then resume the run')}"
     )
-
-
-def check_name(name: str) -> None:
-    """Check that a recipe's name can be the name of a run's folder.
-
-    Raises:
-        UserError: The name is blank, a path or too long.
-    """
-    is_path = name.strip() in ("", "..") or set(name) & set("/\\\0") or clean(name) != name
-    if is_path or len(os.fsencode(name)) > MAX_NAME_BYTES:
-        raise UserError(
-            f"name = {name!r} cannot name a run's folder; give it a short word, and set the location of the "
-            "folder with --out"
-        )
-
-
-def default_folder(name: str, seed: int) -> Path:
-    """Folder of a run without ``--out``: under ``$ATOLL_RUNS``, or under ``runs`` in the working folder.
-
-    Args:
-        name: The recipe's name.
-        seed: The run's seed.
-
-    Raises:
-        UserError: The name cannot be the name of a folder.
-
-    Example:
-        >>> from atoll.core.run_folder import default_folder
-        >>> default_folder("digits-ssd", seed=0).name
-        'digits-ssd-seed0'
-    """
-    check_name(name)
-    return Path(os.environ.get("ATOLL_RUNS", "runs")) / f"{name}-seed{seed}"

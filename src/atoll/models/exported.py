@@ -100,6 +100,14 @@ def load_folder(folder: Path) -> Encoder:
     return encoder.eval()
 
 
+def is_ours(folder: Path) -> bool:
+    """Whether `atoll export` wrote a model's folder."""
+    try:
+        return KEY in json.loads((folder / CONFIG).read_text())
+    except (OSError, ValueError, TypeError):
+        return False
+
+
 def _read_pt2(path: Path) -> tuple[Callable[[Tensor], Tensor], str]:
     if not zipfile.is_zipfile(path):
         raise UserError(f"{path} is damaged or no program of torch.export; export it again")

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 from atoll.core.config import describe, flatten
+from atoll.core.errors import UserError
 from atoll.core.run_folder import Run
 from atoll.data.detection.load import why_no_objects
 from atoll.data.options import DataOptions
@@ -17,7 +19,7 @@ from atoll.papers.rows import Detection, Row, make_rows
 from atoll.papers.scales import PAPER, about, titled
 from atoll.papers.tables import DETECTION, PaperTable, figure_names, load_table, table_names
 from atoll.recipe.prerequisites import prerequisite_recipes
-from atoll.recipe.recipe import Recipe, load_recipe
+from atoll.recipe.recipe import Recipe, recipe_of
 from atoll.report.numbers import UNMEASURED
 from atoll.report.wording import source_words
 
@@ -73,7 +75,12 @@ class Reproduction:
             if self.out.name != name
             for path in sorted((self.out.parent / name).glob("*/recipe.toml"))
         ]
-        return {repr(training(load_recipe(run.recipe_path))): run.folder for run in runs if run.finished}
+        found = {}
+        for run in runs:
+            with suppress(UserError):  # a run that cannot be read serves no other table
+                if run.finished:
+                    found[repr(training(recipe_of(run)))] = run.folder
+        return found
 
     def trainings(self) -> list[Recipe]:
         """The distinct recipes to run here, named after their folders; each has the protocols of all its rows."""
@@ -183,6 +190,8 @@ def find_table(
     Raises:
         UserError: The table, a row or the scale is unknown, or a recipe is invalid.
     """
+    if seeds < 1:
+        raise UserError(f"--seeds is {seeds}; it must be at least 1")
     table, folder = load_table(name)
     rows = make_rows(table, settings, folder, wanted, scale)
     every = make_rows(table, (), folder, (), scale) if wanted or settings else rows

@@ -131,6 +131,8 @@ class PaperTable:
     figure: dict[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
+        if not self.rows:
+            raise UserError("rows is empty; give at least one row")
         for column in self.columns:
             _known(column, self.measures, "columns names the measure")
         for name in (name for group in self.rows for axis in group for name in axis):

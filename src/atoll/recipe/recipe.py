@@ -17,7 +17,8 @@ from atoll.core.config import build, describe
 from atoll.core.errors import UserError
 from atoll.core.given import names_code
 from atoll.core.imports import search
-from atoll.core.run_folder import Run, check_name, damaged
+from atoll.core.run_folder import Run, damaged
+from atoll.core.run_names import check_name
 from atoll.core.text import clean
 from atoll.data.options import DataOptions, PartitionOptions
 from atoll.data.shifts.options import ShiftOptions
@@ -130,6 +131,7 @@ def load_recipe(recipe: str | Path, settings: Sequence[str] = (), own_code: bool
     if own_code or not names_of_code(table):
         return _made(table)
     made = build(Recipe, with_input(table, own_code=False))
+    check_name(made.name)
     return replace(made, title=clean(made.title))
 
 

@@ -14,7 +14,7 @@ import tomli_w
 from atoll.core.config import describe
 from atoll.core.errors import UserError
 from atoll.core.files import write_whole
-from atoll.core.run_folder import default_folder
+from atoll.core.run_names import default_folder
 from atoll.engines.flower import require_flower
 from atoll.recipe.recipe import Recipe
 
