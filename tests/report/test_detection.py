@@ -5,6 +5,7 @@ import re
 from pathlib import Path
 from typing import Any
 
+from atoll.core.files import hash_bytes
 from atoll.report.detection import HEADINGS, detection_table, precision_cells
 from atoll.report.folders import Folder, read_folder
 from atoll.report.groups import group_runs
@@ -64,3 +65,12 @@ def test_the_page_holds_the_table_and_names_a_damaged_record(tmp_path: Path) -> 
     damaged = read_folder(tmp_path / "run")
     assert damaged.detection == []
     assert any("detection/bccd/0.json is damaged" in sentence for sentence in damaged.missing)
+
+
+def test_detectors_of_an_earlier_encoder_are_left_out_and_named(tmp_path: Path) -> None:
+    (tmp_path / "encoder.safetensors").write_bytes(b"weights")
+    now, before = ({"weights": hash_bytes(weights)} for weights in (b"weights", b"others"))
+    records = [record(0, 0.3, encoder=now), record(1, 0.9, encoder=before), record(2, 0.1, encoder={})]
+    run = folder(tmp_path, records)
+    assert [one["seed"] for one in run.detection] == [0, 2]
+    assert [one for one in run.missing if "bccd/1.json is of an earlier encoder" in one]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import tomllib
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -13,6 +13,7 @@ from typing import Any
 import torch
 
 from atoll.core.errors import UserError
+from atoll.core.files import hash_bytes
 from atoll.core.run_folder import DETECTION, NEIGHBOURS, SITES, SITES_OWN, Run, damaged
 from atoll.core.tree import Tree, load
 from atoll.report.artifacts import FILE as MAP_FILE
@@ -110,9 +111,7 @@ def read_folder(path: Path) -> Folder:
         partition=files.table("partition.json", "its clients are unknown"),
         map=files.tensors(MAP_FILE, "there is no map", _checked, needed=mapped),
         missing=files.missing,
-        detection=[
-            one for name in found if (one := files.table(name, "it is not in the table of detection"))
-        ],
+        detection=list(files.detection(found)),
         samples=files.tensors(SAMPLES_FILE, "its clients' images are not shown"),
         neighbours=files.tensors(NEIGHBOURS, "its neighbours are not shown"),
         of_sites=(path / SITES).is_file(),
@@ -148,6 +147,17 @@ class _Files:
         if found is None:
             self._note(file, loss)
         return found or {}
+
+    def detection(self, names: Sequence[str]) -> Iterator[dict[str, Any]]:
+        """Records of detectors that start from the run's encoder, as it is now, or from new weights."""
+        path, loss = self._run.encoder_path, "it is not in the table of detection"
+        weights = hash_bytes(path.read_bytes()) if names and path.is_file() else None
+        for name in names:
+            record = self.table(name, loss)
+            if weights and record.get("encoder", {}).get("weights", weights) != weights:
+                self._note(name, loss, "is of an earlier encoder")
+            elif record:
+                yield record
 
     def metrics(self, evaluated: int) -> list[dict[str, Any]]:
         """Metrics by round; a round that was evaluated must be among them."""
