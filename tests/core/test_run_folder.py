@@ -108,6 +108,14 @@ def test_a_finished_run_is_evaluated_again_for_a_protocol_that_is_new(folder):
     assert [line["round"] for line in run.metrics] == [0, 1, 2]
 
 
+def test_a_new_evaluation_that_is_interrupted_is_made_later(folder):
+    wanted = tiny("evaluation.at_end=['knn', 'geometry']")
+    with pytest.raises(KeyboardInterrupt):
+        run_recipe(wanted, folder, resume=True, callback=Begun())
+    assert not Run(folder).finished
+    assert any(key.startswith("geometry/") for key in run_recipe(wanted, folder, resume=True).results)
+
+
 def test_a_restart_is_no_resumption(folder):
     with pytest.raises(UserError, match="--restart deletes the run that --resume would continue"):
         run_recipe(tiny(), folder, resume=True, recovery=Recovery(restart=True))

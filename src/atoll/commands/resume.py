@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import shutil
+import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -88,6 +89,23 @@ def is_done(run: Run, recipe: Recipe) -> bool:
         load_encoder(run.encoder_path, name.value if isinstance(name, Given) else None)  # names a damaged one
         return True
     return False
+
+
+def has_finished(run: Run, recipe: Recipe, asked_more: bool) -> bool:
+    """Whether there is nothing left of a run to do; warns if more was asked for, such as a log."""
+    done = is_done(run, recipe)
+    if done and asked_more:
+        warnings.warn(f"{run.folder} had finished: --log, --reset-client change nothing", stacklevel=2)
+    return done
+
+
+def delete_evaluation(run: Run, recipe: Recipe) -> None:
+    """Delete the evaluation of a run whose rounds are complete and that is evaluated again.
+
+    Otherwise, an interruption would leave the old evaluation beside a recipe with other protocols.
+    """
+    if run.finished and run.completed_rounds() >= recipe.train.rounds:
+        (run.folder / "evaluation.json").unlink()
 
 
 def record_environment(run: Run, here: Environment) -> None:

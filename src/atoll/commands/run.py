@@ -25,8 +25,9 @@ from atoll.commands.resume import (
     check_folder,
     check_start,
     check_weights,
+    delete_evaluation,
     delete_unless_same,
-    is_done,
+    has_finished,
     record_environment,
     settled,
 )
@@ -157,9 +158,7 @@ def run_recipe(
     recipe = _as_recipe(recipe)
     run = run_folder.Run(out or default_folder(recipe.name, recipe.seed))
     check_start(run, recipe, resume, recovery)
-    if resume and is_done(run, recipe):
-        if log or recovery.reset_clients:
-            warnings.warn(f"{run.folder} had finished: --log, --reset-client change nothing", stacklevel=2)
+    if resume and has_finished(run, recipe, bool(log or recovery.reset_clients)):
         return run
     prepared = prepare(recipe, run, engine or Simulation(), recovery.restart)
     check_clients(recovery.reset_clients, prepared.federation.setting.num_clients)
@@ -273,6 +272,7 @@ def _start(prepared: PreparedRun) -> None:
             "the encoder that partition.features names, or choose another --out"
         )
     check_weights(run, prepared.recipe.model.weights)
+    delete_evaluation(run, prepared.recipe)
     run.write("recipe.toml", prepared.recipe.to_toml())
     if not earlier:
         run.write("partition.json", partition.to_json())
