@@ -120,6 +120,13 @@ def test_parts_of_encoders_are_refused(partial):
         Rounds("method.name=fed_simclr", "method.aggregation=em_inspector", partial)
 
 
+def test_two_clients_are_too_few_to_tell_one_from_the_others():
+    settings = ("method.name=fed_simclr", "method.aggregation=em_inspector")
+    with pytest.raises(UserError, match="compares at least 3 updates in a round, and there are 2"):
+        Rounds(*settings, "train.participation=0.5")
+    assert EmInspector().least_updates == 3
+
+
 def test_a_frozen_or_personal_head_is_no_part_of_the_encoder():
     head = ("model.freeze=['projector.0.*']", "method.share=['encoder.*']")
     rounds = Rounds("method.name=fed_simclr", "method.aggregation=em_inspector", *head)

@@ -101,6 +101,15 @@ def test_too_few_clients_for_krum_are_a_sentence():
     assert "needs at least 5 updates" in MultiKrum(1).refuse(setting(8, participation=0.5))
 
 
+def test_krums_mean_has_no_more_updates_than_may_be_right():
+    assert MultiKrum(1, 7).refuse(setting(8)) is None
+    assert "chosen is 8, and 1 of 8 updates may be wrong" in MultiKrum(1, 8).refuse(setting(8))
+    rows = [
+        {"x": torch.tensor([value])} for value in (0.0, 0.1, 0.2, 0.3, 1000.0)
+    ]  # of eight, three were lost
+    assert fold(MultiKrum(1, 7), rows[0], copies(rows))["x"].item() == pytest.approx(0.15)
+
+
 def test_bad_options_are_sentences():
     with pytest.raises(UserError, match=r"options\.trimmed_mean\.trim is 0\.5"):
         TrimmedMean(0.5)

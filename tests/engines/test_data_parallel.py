@@ -16,7 +16,7 @@ from torch import nn
 from atoll.core.errors import RunError, UserError
 from atoll.core.tree import leaves, map_tensors, pack, unpack
 from atoll.engines.client import train_client
-from atoll.engines.data_parallel import Ranks, train_together
+from atoll.engines.data_parallel import Ranks, _SharedNorm2d, train_together
 from atoll.engines.federation import Federation
 from atoll.engines.server import Server
 from atoll.functional import nt_xent
@@ -90,6 +90,14 @@ def gradients(ranks_of: Callable[[nn.Module], Ranks] | None) -> dict[str, Any]:
         ranks.average_gradients(both)
     found = {name: weight.grad for name, weight in both.named_parameters()}
     return {"gradients": found, "buffers": {name: value.double() for name, value in both.named_buffers()}}
+
+
+@pytest.mark.parametrize(("tracked", "mean"), [(True, 0.1), (False, 0.0)])
+def test_only_tracked_statistics_change(tracked, mean):
+    layer = _SharedNorm2d(3)
+    layer.track_running_stats = tracked  # FedCA sets it for public images
+    layer._track(torch.ones(3), torch.ones(3))
+    torch.testing.assert_close(layer.running_mean, torch.full((3,), mean))
 
 
 @pytest.mark.parametrize("count", [2, 3])

@@ -1,11 +1,12 @@
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 import torch
 
 from atoll.core.errors import UserError
 from atoll.core.tree import clone, same
-from atoll.methods.featarc import FeatARC
+from atoll.methods.featarc import ClusterFold, FeatARC
 from atoll.methods.fedbn import norm_names
 from tests.functional.oracles import dot, normalised
 from tests.harness import run_tiny
@@ -115,6 +116,21 @@ def similarities(rounds, retained, output):
     found = {name: cosine(features(model), past) for name, model in rounds.server.state["models"].items()}
     networks.train()
     return found
+
+
+def test_a_subclass_of_another_name_folds_its_own_choices():
+    added = []
+    fold = ClusterFold("renamed", {"cluster-0": SimpleNamespace(add=lambda *one: added.append(one))})
+    fold.add(3, {"parts": {"renamed": "cluster-0"}}, None)
+    assert [client for client, *_ in added] == [3]
+
+
+def test_embeddings_are_there_where_the_assignment_compares_them():
+    settings = ("method.name=fed_sl", "method.aggregation=featarc", "options.featarc.features=z")
+    assert any(
+        name.startswith("projector.") for name in Rounds(*settings).server.state["models"]["cluster-0"]
+    )
+    assert not FeatARC(features="z", clusters=1).embeds()
 
 
 def test_a_cluster_is_the_mean_of_its_clients_and_stays_without_any():

@@ -55,8 +55,18 @@ class EmInspector(Aggregation):
     data: dict[str, Any] = field(default_factory=dict)
     size: Count = 10
 
+    @property
+    def least_updates(self) -> int:
+        """Return 3: of two embeddings, both are as close to the mean, and both clients would be suspected."""
+        return 3
+
     def refuse(self, setting: Setting) -> str | None:
-        """Refuse encoders of which clients send a part."""
+        """Refuse cohorts of fewer than three clients, and encoders of which clients send a part."""
+        if (clients := self.cohort_size(setting)) < self.least_updates:
+            return (
+                f"'em_inspector' compares at least {self.least_updates} updates in a round, and there are "
+                f"{clients}; set train.participation higher, or choose another aggregation"
+            )
         if any(name.startswith(PREFIX) for name in setting.base_names):
             return (
                 "'em_inspector' embeds images with the clients' encoders, of which they send a part with "

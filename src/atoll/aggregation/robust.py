@@ -112,7 +112,7 @@ class MultiKrum(Robust):
 
     Attributes:
         byzantine: f, the number of updates that may be wrong; a round needs at least 2f + 3 updates.
-        chosen: m, the number of updates in the mean; 0 for K − f.
+        chosen: m, the number of updates in the mean, at most K − f; 0 for K − f.
     """
 
     name: ClassVar[str] = "multi_krum"
@@ -126,14 +126,20 @@ class MultiKrum(Robust):
         return 2 * self.byzantine + 3
 
     def refuse(self, setting: Setting) -> str | None:
-        """Refuse cohorts of fewer than 2f + 3 clients."""
+        """Refuse cohorts of fewer than 2f + 3 clients, and means of more than K − f."""
         clients = self.cohort_size(setting)
-        if clients >= self.least_updates:
-            return None
-        return (
-            f"'multi_krum' with byzantine = {self.byzantine} needs at least {self.least_updates} updates in a "
-            f"round, and there are {clients}; set options.multi_krum.byzantine lower or train.participation higher"
-        )
+        if clients < self.least_updates:
+            return (
+                f"'multi_krum' with byzantine = {self.byzantine} needs at least {self.least_updates} updates in a "
+                f"round, and there are {clients}; set options.multi_krum.byzantine lower or train.participation "
+                "higher"
+            )
+        if self.chosen > clients - self.byzantine:
+            return (
+                f"options.multi_krum.chosen is {self.chosen}, and {self.byzantine} of {clients} updates may be "
+                "wrong (byzantine); choose fewer, or 0 for all others"
+            )
+        return None
 
     def combine(self, updates: DiskBuffer, current: Weights, buffers: frozenset[str]) -> Weights:
         """Compute the mean of the chosen updates."""
@@ -144,6 +150,7 @@ class MultiKrum(Robust):
         distances = (squares[:, None] + squares[None, :] - 2 * gram).clamp_min(0).fill_diagonal_(torch.inf)
         nearest = distances.sort(dim=1).values[:, : clients - self.byzantine - 2]
         best = nearest.sum(dim=1).sort(stable=True).indices
-        kept = best[: self.chosen or clients - self.byzantine].sort().values
+        honest = clients - self.byzantine  # fewer than chosen, if updates were lost
+        kept = best[: min(self.chosen or honest, honest)].sort().values
 
         return updates.map(lambda rows, block: rows[kept].double().mean(dim=0))

@@ -196,6 +196,8 @@ class _SharedNorm(_BatchNorm):
         return y.to(input.dtype)
 
     def _track(self, mean: Tensor, variance: Tensor) -> None:
+        if not self.track_running_stats:  # as for FedCA's public images with batch_norm = "batch"
+            return
         if self.num_batches_tracked is None or self.running_mean is None or self.running_var is None:
             return
         self.num_batches_tracked.add_(1)

@@ -74,6 +74,10 @@ class FeatARC(FedAvg):
         """Name the retained client state: the encoder, for the assignment; nothing if there is one cluster."""
         return ("its encoder as it left the last round",) if self.clusters > 1 else ()
 
+    def embeds(self) -> bool:
+        """Whether the assignment compares embeddings."""
+        return self.features == "z" and self.clusters > 1
+
     def names(self) -> list[str]:
         """List the names of the clusters."""
         return [f"cluster-{j}" for j in range(self.clusters)]
@@ -97,10 +101,11 @@ class FeatARC(FedAvg):
     def open(self, models: Models, setting: Setting, round: int, scratch: Path | None) -> ClusterFold:
         """Start a mean for each cluster."""
         return ClusterFold(
+            self.name,
             {
                 name: super(FeatARC, self).open({"global": model}, setting, round, scratch)
                 for name, model in models.items()
-            }
+            },
         )
 
     def fold(self, state: Tree, setting: Setting, round: int) -> SliceFold:
@@ -155,12 +160,13 @@ class FeatARC(FedAvg):
 class ClusterFold:
     """One fold for each cluster."""
 
-    def __init__(self, folds: dict[str, Fold]) -> None:
+    def __init__(self, part: str, folds: dict[str, Fold]) -> None:
+        self._part = part  # of an update, which names the cluster
         self._folds = folds
 
     def add(self, client: int, update: Update, geometry: UpdateGeometry) -> None:
         """Fold a client's model into the cluster that it chose."""
-        self._folds[update["parts"][FeatARC.name]].add(client, update, geometry)
+        self._folds[update["parts"][self._part]].add(client, update, geometry)
 
     def close(self) -> Models:
         """Return the next cluster models (Algorithm 1); a model that no client chose is unchanged."""
