@@ -3,7 +3,9 @@ import math
 import pytest
 import torch
 
+from atoll.core.errors import UserError
 from tests.functional.oracles import log_softmax
+from tests.rounds import Rounds
 from tests.steps import Steps
 
 
@@ -67,3 +69,11 @@ def test_beside_another_loss_it_is_the_same():
     losses = beside.client._losses
     assert losses["rotation_term"][0].item() == pytest.approx(loss.item(), rel=1e-6)
     assert losses["loss"][0].item() == pytest.approx(losses["simclr"][0].item() + loss.item(), rel=1e-6)
+
+
+def test_an_objective_and_a_term_share_no_head_of_two_sizes():
+    both = ("method.name=fed_pr", "method.terms=['rotation_term']", "model.projector_dim=24")
+    with pytest.raises(
+        UserError, match="two components of the method have a head 'rotation_head', of different"
+    ):
+        Rounds(*both, "options.rotation_term.on=z")

@@ -221,3 +221,20 @@ def test_a_circle_of_bases_is_a_mistake(tmp_path):
 def test_an_option_that_must_be_above_0(method, option):
     with pytest.raises(UserError, match=rf"options\.{option} is 0.*; it must be above 0"):
         load_recipe("digits", [f"method.name={method}", f"options.{option}=0"])
+
+
+@pytest.mark.parametrize(
+    ("method", "setting"),
+    [
+        ("fed_byol", "byol.momentum=99"),
+        ("fed_moco", "moco.momentum=7"),
+        ("orchestra", "orchestra.momentum=-2"),
+        ("orchestra", "orchestra.server_steps=-4"),
+        ("fedema", "fedema.tau=-5"),
+        ("fedca", "fedca_alignment.size=1"),
+    ],
+)
+def test_an_option_without_meaning_is_refused(method, setting):
+    key = setting.partition("=")[0]
+    with pytest.raises(UserError, match=rf"options\.{key} is -?\d+(\.0)?; it must be"):
+        load_recipe("digits", [f"method.name={method}", f"options.{setting}"])

@@ -117,6 +117,7 @@ Count = Annotated[int, Above(0)]
 Whole = Annotated[int, AtLeast(0)]
 Width = Annotated[int, Above(0), AtMost(65_536)]  # of a layer
 Share = Annotated[float, Above(0), AtMost(1)]
+Momentum = Annotated[float, AtLeast(0), AtMost(1)]  # of a moving average
 
 _TYPES: dict[Any, str] = {int: "integer", float: "number", str: "string", bool: "boolean", type(None): "null"}
 _KINDS: dict[str, tuple[tuple[type, ...], str]] = {

@@ -263,6 +263,10 @@ def _dimensions(recipe: Recipe, encoder: Encoder, projector: nn.Module) -> Setti
     )
 
 
+def _shapes(network: nn.Module) -> list[torch.Size]:
+    return [tensor.shape for tensor in network.parameters()]
+
+
 def _assemble(recipe: Recipe, setting: Setting, encoder: nn.Module, projector: nn.Module) -> nn.ModuleDict:
     networks = nn.ModuleDict({"encoder": encoder})
     if any(component.embeds() for component in recipe.composed.components):
@@ -275,4 +279,8 @@ def _assemble(recipe: Recipe, setting: Setting, encoder: nn.Module, projector: n
         for name, head in heads.items():
             if name not in networks:
                 networks[name] = head
+            elif _shapes(networks[name]) != _shapes(head):
+                raise UserError(
+                    f"two components of the method have a head {name!r}, of different sizes; leave one of them out"
+                )
     return networks

@@ -213,7 +213,7 @@ class Alignment(Term):
     weight: float = 0.01
     data: dict[str, Any] = field(default_factory=dict)
     recipe: str = ""
-    size: int = 3200
+    size: Annotated[int, AtLeast(2)] = 3200
     train_epochs: int = 100
     reduction: Literal["sum", "mean"] = "sum"
     normalise: bool = False

@@ -14,11 +14,12 @@ as with FedAvg.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Annotated, ClassVar
 
 import torch
 
 from atoll.components.base import ClientContext, Merge
+from atoll.core.schema import AtLeast
 from atoll.core.tree import Tree, Weights
 from atoll.methods.fedu import drift
 from atoll.methods.method import Method
@@ -40,7 +41,7 @@ class FedEMA(Merge):
     keeps: ClassVar[tuple[str, ...]] = ("its networks", "how far its encoder moved, and λ_k")
     consecutive_rounds: ClassVar[bool] = True
     needs_steps: ClassVar[bool] = True
-    tau: float = 0.7
+    tau: Annotated[float, AtLeast(0)] = 0.7
     skip: tuple[str, ...] = ()
 
     def join(self, context: ClientContext, downloaded: Weights) -> Weights:

@@ -38,7 +38,7 @@ from atoll.components.base import (
     UpTo,
 )
 from atoll.core.rng import stream
-from atoll.core.schema import Count, Positive
+from atoll.core.schema import Count, Momentum, Positive, Whole
 from atoll.core.tree import Tree, Weights
 from atoll.functional import assignment_loss, sinkhorn_assignments
 from atoll.methods.method import Method
@@ -129,12 +129,12 @@ class Orchestra(Objective):
     least_loss: ClassVar[float] = 0.0
     egress: ClassVar[tuple[str, ...]] = ("centroids of the embeddings of its images",)
     temperature: Positive = 0.1
-    momentum: float = 0.996
+    momentum: Momentum = 0.996
     target: Literal["reset", "kept"] = "reset"
     global_clusters: Count = 128
     local_clusters: Count = 16
     memory: Count = 128
-    server_steps: int = 500
+    server_steps: Whole = 500
 
     @property
     def keeps(self) -> tuple[str, ...]:

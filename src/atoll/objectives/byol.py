@@ -9,6 +9,7 @@ from typing import ClassVar, Literal
 from torch import Tensor, nn
 
 from atoll.components.base import VIEWS, Batch, ClientContext, Forward, Objective, Passes, Setting
+from atoll.core.schema import Momentum
 from atoll.core.tree import Tree
 from atoll.functional import byol
 from atoll.models.heads import build_predictor
@@ -32,7 +33,7 @@ class BYOL(Objective):
     name: ClassVar[str] = "byol"
     source: ClassVar[str] = "Grill et al. 2020, Eqs. 1-2"
     least_loss: ClassVar[float] = 0.0
-    momentum: float = 0.99
+    momentum: Momentum = 0.99
     target: Literal["kept", "reset"] = "kept"
 
     @property

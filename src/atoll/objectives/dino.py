@@ -5,14 +5,14 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Annotated, ClassVar, Literal
+from typing import ClassVar, Literal
 
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import linear, normalize
 
 from atoll.components.base import VIEWS, Batch, ClientContext, Forward, Objective, Passes, Setting
-from atoll.core.schema import AtLeast, AtMost, Count, Positive, Whole
+from atoll.core.schema import Count, Momentum, Positive, Whole
 from atoll.core.tree import Tree
 from atoll.functional import dino, moving_centre
 from atoll.objectives.momentum import encoding_weights, follow, start_target
@@ -20,7 +20,6 @@ from atoll.objectives.momentum import encoding_weights, follow, start_target
 TEACHER = (Forward("view1", "dino_teacher"), Forward("view2", "dino_teacher"))
 LOCAL = Forward("dino_local")
 HEAD = "prototypes"
-Momentum = Annotated[float, AtLeast(0), AtMost(1)]
 
 
 class Prototypes(nn.Linear):

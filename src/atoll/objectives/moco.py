@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.nn.functional import normalize
 
 from atoll.components.base import VIEWS, Batch, ClientContext, Forward, Objective, Passes
-from atoll.core.schema import Count, Positive
+from atoll.core.schema import Count, Momentum, Positive
 from atoll.core.tree import Tree
 from atoll.functional import queue_contrast
 from atoll.objectives.momentum import enqueue, follow, start_target
@@ -41,7 +41,7 @@ class MoCo(Objective):
     least_loss: ClassVar[float] = 0.0
     keeps: ClassVar[tuple[str, ...]] = ("a queue of normalised embeddings",)
     temperature: Positive = 0.2
-    momentum: float = 0.99
+    momentum: Momentum = 0.99
     queue: Count = 4096
     symmetric: bool = True
 
