@@ -10,7 +10,7 @@ import pytest
 from tests.engines.flower.deployment import EXAMPLES
 
 PROGRAMS = {
-    "python": "",
+    "python": '[[ $1 != *export_pacs.py ]] || mkdir "$2"',
     "atoll": "",
     "sleep": "",
     "flower-superlink": "",
@@ -23,7 +23,7 @@ PROGRAMS = {
 def trial(tmp_path):
     """A function that runs the script with some programs replaced."""
 
-    def run(**replaced):
+    def run(*arguments, **replaced):
         (tmp_path / "bin").mkdir()
         for name, body in {**PROGRAMS, **replaced}.items():
             program = tmp_path / "bin" / name
@@ -32,7 +32,7 @@ def trial(tmp_path):
         path = f"{tmp_path / 'bin'}{os.pathsep}{os.environ['PATH']}"
         environment = {**os.environ, "PATH": path, "TRIAL": str(tmp_path / "trial")}
         return subprocess.run(
-            ["bash", EXAMPLES / "run.sh", tmp_path / "trial"],
+            ["bash", EXAMPLES / "run.sh", tmp_path / "trial", *arguments],
             env=environment, capture_output=True, text=True, timeout=60,
         )  # fmt: skip
 
@@ -65,3 +65,17 @@ def test_a_site_that_is_not_registered_is_said(trial):
 def test_a_site_that_was_registered_before_takes_part(trial):
     done = trial(flwr=f"[[ $1 == run ]] || {{ echo key already in use; exit 1; }}\n{PROGRAMS['flwr']}")
     assert done.returncode == 0
+
+
+def test_settings_for_an_app_that_exists_are_refused(trial, tmp_path):
+    (tmp_path / "trial" / "app").mkdir(parents=True)
+    done = trial("--set", "train.rounds=9")
+    assert done.returncode == 1
+    assert "has its settings already; choose another FOLDER for --set train.rounds=9" in done.stderr
+
+
+def test_images_of_an_export_that_was_interrupted_are_exported_again(trial, tmp_path):
+    (tmp_path / "trial" / "images.part" / "photo").mkdir(parents=True)
+    assert trial().returncode == 0
+    assert (tmp_path / "trial" / "images").is_dir()
+    assert not (tmp_path / "trial" / "images" / "photo").exists()
