@@ -403,23 +403,3 @@ def test_a_tuning_run_comes_out_as_recorded(tmp_path):
     if any(record["made"][key] != here[key] for key in ("capability", "torch", "torchvision", "numpy")):
         pytest.skip("the record is of another CPU capability, or of other versions")
     assert same_but_made(tool.run(entry, tmp_path)) == same_but_made(record)
-
-
-def test_the_ablation_on_lagoons_page_is_the_boards():
-    page = (ROOT / "docs" / "methods" / "lagoon.md").read_text("utf-8")
-    rows = re.findall(r"^\| ([^|]*) \| (0\.\d) \| (\d\d\.\d\d) \| (\S*)", page, re.MULTILINE)
-    names = ["lagoon", "lagoon_lower", "lagoon_drawn", "lagoon_five", "lagoon_simclr", "ssd_turns"]
-    without = {"lagoon": "fed_align_uniform", "lagoon_simclr": "fed_simclr", "ssd_turns": "ssd"}
-    assert len(rows) == len(names)
-    for name, (_, rate, shown, plain) in zip(names, rows, strict=True):
-        record = first_seed(name)
-        assert (float(rate), shown) == (record["recipe"]["train"]["lr"], probe_of(record))
-        assert plain == (probe_of(first_seed(without[name])) if name in without else "|")
-
-
-def first_seed(row: str) -> dict[str, Any]:
-    return json.loads((RESULTS / "short" / f"{row}-seed0.json").read_text("utf-8"))
-
-
-def probe_of(record: dict[str, Any]) -> str:
-    return f"{100 * record['evaluation']['probe/accuracy']:.2f}"

@@ -122,7 +122,9 @@ def test_parts_of_encoders_are_refused(partial):
 
 def test_two_clients_are_too_few_to_tell_one_from_the_others():
     settings = ("method.name=fed_simclr", "method.aggregation=em_inspector")
-    with pytest.raises(UserError, match="compares at least 3 updates in a round, and there are 2"):
+    with pytest.raises(
+        UserError, match="'em_inspector' needs at least 3 updates in a round, and there are 2"
+    ):
         Rounds(*settings, "train.participation=0.5")
     assert EmInspector().least_updates == 3
 

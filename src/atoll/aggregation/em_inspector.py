@@ -62,11 +62,8 @@ class EmInspector(Aggregation):
 
     def refuse(self, setting: Setting) -> str | None:
         """Refuse cohorts of fewer than three clients, and encoders of which clients send a part."""
-        if (clients := self.cohort_size(setting)) < self.least_updates:
-            return (
-                f"'em_inspector' compares at least {self.least_updates} updates in a round, and there are "
-                f"{clients}; set train.participation higher, or choose another aggregation"
-            )
+        if too_few := super().refuse(setting):
+            return too_few
         if any(name.startswith(PREFIX) for name in setting.base_names):
             return (
                 "'em_inspector' embeds images with the clients' encoders, of which they send a part with "

@@ -60,12 +60,12 @@ def _init(options: argparse.Namespace) -> int:
 
 def _estimate(recipe: Recipe, options: argparse.Namespace) -> int:
     from atoll.cli.console import make_console
-    from atoll.commands.cost import at_sites, estimate
+    from atoll.commands.cost import estimate_at_sites
 
     if recipe.own_code and not options.run_code:
         return 2
     console = make_console()
-    for cost in estimate(at_sites(recipe, options.sites, options.site_images)):
+    for cost in estimate_at_sites(recipe, options.sites, options.site_images):
         console.print("\n".join(cost.site_lines(options.site_images)), highlight=False)
     return 0
 

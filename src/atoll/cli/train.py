@@ -315,15 +315,15 @@ def _bench(options: argparse.Namespace) -> int:
     from atoll.commands.bench import recommend
     from atoll.recipe.recipe import load_recipe
 
+    asked = {key: getattr(options, key) for key in ("out", "device", "scale") if getattr(options, key)}
     if options.recipe == "gpu":
         from atoll.commands.bench_gpu import bench_gpu
 
         if options.set:
             raise UserError("atoll bench gpu takes no --set; its parts are fixed")
-        out = options.out or Path("bench-gpu.json")
-        bench_gpu(out, options.device or "cuda", options.scale or "full", print)
+        bench_gpu(**{"out": Path("bench-gpu.json"), **asked}, say=print)
         return 0
-    if options.out or options.device or options.scale:
+    if asked:
         raise UserError(
             "--out, --device and --scale belong to atoll bench gpu; set engine.device for a recipe"
         )

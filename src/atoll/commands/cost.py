@@ -27,7 +27,6 @@ from atoll.data.client_data import num_batches
 from atoll.engines.client import Client, train_client
 from atoll.engines.federation import Federation
 from atoll.engines.server import Server
-from atoll.recipe.engine_options import MOST_WORKERS
 from atoll.recipe.prerequisites import prerequisite_recipes
 from atoll.recipe.recipe import Recipe
 from atoll.report.wording import plural
@@ -146,8 +145,15 @@ def at_sites(recipe: Recipe, sites: int, images: int) -> Recipe:
         validation_fraction=0.0,
     )
     partition = replace(recipe.partition, kind="iid", clients=sites, features="")
-    engine = replace(recipe.engine, workers=min(sites, MOST_WORKERS))
-    return replace(recipe, data=data, partition=partition, engine=engine)
+    return replace(recipe, data=data, partition=partition)
+
+
+def estimate_at_sites(
+    recipe: Recipe, sites: int, images: int, warm: int = WARM, timed: int = TIMED
+) -> list[Cost]:
+    """Estimate the costs of a federation of real sites, where each site of a round is a worker; see `at_sites`."""
+    costs = estimate(at_sites(recipe, sites, images), warm, timed)
+    return [replace(cost, workers=cost.workers[:1] * cost.cohort) for cost in costs]
 
 
 def estimate(recipe: Recipe, warm: int = WARM, timed: int = TIMED) -> list[Cost]:

@@ -132,6 +132,15 @@ class Aggregation(Component):
         """Smallest number of updates that can be aggregated; a round with fewer fails."""
         return 1
 
+    def refuse(self, setting: Setting) -> str | None:
+        """Refuse cohorts of fewer clients than `least_updates`."""
+        if (clients := self.cohort_size(setting)) >= self.least_updates:
+            return None
+        return (
+            f"{self.name!r} needs at least {self.least_updates} updates in a round, and there are {clients}; "
+            "set train.participation higher, or choose another aggregation"
+        )
+
     def cohort(self, setting: Setting, round: int) -> list[int] | None:
         """Draw the clients of a round (possibly none), or return None for the default draw.
 

@@ -13,8 +13,6 @@ from atoll.core.devices import check_device, find_device, find_devices
 from atoll.core.errors import UserError
 from atoll.core.schema import Above, AtLeast, AtMost, Count
 
-MOST_WORKERS = 1024
-
 
 @dataclass(frozen=True)
 class EngineOptions(Options, section="engine"):
@@ -39,7 +37,7 @@ class EngineOptions(Options, section="engine"):
 
     device: str = "auto"
     devices: tuple[str, ...] | Literal["auto"] = ()
-    workers: Annotated[int, AtLeast(0), AtMost(MOST_WORKERS)] = 1
+    workers: Annotated[int, AtLeast(0), AtMost(1024)] = 1
     threads: Annotated[int, Above(0), AtMost(1024)] = 1
     decoders: Annotated[int, AtLeast(0), AtMost(1024)] = 0
     channels_last: bool | Literal["auto"] = "auto"

@@ -128,11 +128,7 @@ def load_recipe(recipe: str | Path, settings: Sequence[str] = (), own_code: bool
     """
     table = read_table(recipe, settings)
     _search(table, settings, recipe_folders(recipe))
-    if own_code or not names_of_code(table):
-        return _made(table)
-    made = build(Recipe, with_input(table, own_code=False))
-    check_name(made.name)
-    return replace(made, title=clean(made.title))
+    return _made(table, own_code or not names_of_code(table))
 
 
 def make_recipe(
@@ -185,11 +181,12 @@ def give(
     return _made(table if encoder is None else with_encoder(table, encoder))
 
 
-def _made(table: Mapping[str, Any]) -> Recipe:
-    made = build(Recipe, with_input(table))
+def _made(table: Mapping[str, Any], own_code: bool = True) -> Recipe:
+    made = build(Recipe, with_input(table, own_code=own_code))
     made = replace(made, title=clean(made.title))
     check_name(made.name)
-    _ = made.composed  # report a method that cannot be composed now, not after the data has loaded
+    if own_code:
+        _ = made.composed  # report a method that cannot be composed now, not after the data has loaded
     return made
 
 
