@@ -179,6 +179,17 @@ def test_weights_that_vanish_in_the_rounding_are_refused():
         decoded(1.0, 0.0)
 
 
+def test_a_client_whose_term_is_lost_in_the_rounding_does_not_spoil_the_sum():
+    """Of 2³² / 100 levels and a bound of 99 · 10⁶ images, the small client's weight is below one level."""
+    of = replace(setting(100), sizes=(2,) + (10**6,) * 99)
+    ends = {name: weight + 0.01 for name, weight in BASE.items()}
+    sent = [
+        {"weights": ends, "losses": {"loss": 1.0}, "parts": {}, "samples": of.sizes[k]} for k in range(100)
+    ]
+    moved = summed_fold(SecureSum(), sent, of)
+    torch.testing.assert_close(moved, ends, atol=1e-4, rtol=0)
+
+
 def test_no_term_leaves_the_model_and_counters_are_no_part():
     assert summed_fold(SecureSum(), [], known(2)) is BASE
     weights = {**BASE, "n": torch.tensor(3), "mean": torch.zeros(2)}

@@ -189,6 +189,25 @@ def test_the_bound_is_ten_times_the_running_median_of_earlier_rounds():
     )  # of 1, 2 and 14.9; what was refused does not count
 
 
+def test_clients_without_a_gradient_do_not_make_an_ordinary_step_suspicious():
+    """Weight decay alone moves a client whose loss is 0; a tenth of the weights' norm is ordinary training."""
+    guard = checks(norm_factor=10.0)
+    norm = math.sqrt(sum(float(t.double().square().sum()) for t in MODEL.values() if t.is_floating_point()))
+    for distance in (1e-5, 1e-5, 0.5):
+        guard.history.add({"weights": distance})
+    guard.close_round()
+
+    def at(distance):
+        step = torch.zeros(3)
+        step[1] = distance
+        return guard.examine(
+            update(weights={**MODEL, "conv.bias": MODEL["conv.bias"] + step}), {"global": MODEL}
+        )
+
+    assert isinstance(at(0.0999 * norm), UpdateGeometry)
+    assert "beyond the bound of " + f"{0.1 * norm:.4g}" in at(0.1001 * norm)
+
+
 def test_a_round_that_came_to_nothing_does_not_count():
     guard = checks()
     guard.examine(update(), {"global": MODEL})

@@ -190,9 +190,12 @@ class SumFold:
         self._clients = 0
 
     def add(self, client: int, update: Update, geometry: UpdateGeometry) -> None:
-        """Add one client's term, which this process may see: in a simulation."""
+        """Add one client's term, which this process may see: in a simulation.
+
+        It is not decoded: rounding may hide a small client's term, and the sum is nevertheless right.
+        """
         options, setting = self._options, self._setting
-        self.add_total(options.encode(update, geometry, self._current, setting, self._largest), 1)
+        self._add(options.encode(update, geometry, self._current, setting, self._largest), 1)
 
     def add_total(self, total: Tensor, clients: int) -> float:
         """Add the sum of several clients' terms; return their mean loss.
@@ -200,8 +203,7 @@ class SumFold:
         Raises:
             RunError: See `SecureSum.decode`.
         """
-        self._total = total if self._total is None else (self._total + total) % MODULUS
-        self._clients += clients
+        self._add(total, clients)
         return self._options.decode(total, clients, self._current, self._setting)[1]
 
     def close(self) -> Models:
@@ -209,6 +211,10 @@ class SumFold:
         if self._total is None:
             return {"global": self._current}
         return self._options.decode(self._total, self._clients, self._current, self._setting)[0]
+
+    def _add(self, total: Tensor, clients: int) -> None:
+        self._total = total if self._total is None else (self._total + total) % MODULUS
+        self._clients += clients
 
 
 def summed(weights: Weights, setting: Setting) -> list[str]:

@@ -33,12 +33,11 @@ from atoll.methods.least_loss import least_loss
 from atoll.methods.method import Method, reports_more
 
 REASON_BYTES = 2**16  # size of an answer with the reason why there is no update
-FIRST = (
-    1e6  # bound in the first round of what may differ by thousands between tasks: losses, running statistics
-)
+FIRST = 1e6  # bound in the first round of what differs by thousands between tasks: losses, statistics
 USUAL_LOSS = 10.0  # a loss of this size is not suspicious for any method: it is ln 22,000
 PASSES = 8  # most batches that a network's BatchNorm counts in one step: views, rotations, public images
 ROUNDING = 1e-3  # of a loss that is at its lower bound
+QUIET = 0.01  # of the received weights' norm: a usual distance, even if most losses no longer have a gradient
 WEIGHTS, BUFFERS, WEIGHING = "weights", "running statistics", "weighing loss"  # names in the history
 DTYPES = {
     *(torch.float16, torch.bfloat16, torch.float32, torch.float64),
@@ -257,10 +256,13 @@ class UpdateChecks:
             BUFFERS: geometry.distance(trained),
             **{_SLICE + name: norm for name, norm in slice_norms(update["parts"], self._specs).items()},
         }
-        # A server step may scale the weights, and with them what the next round's statistics are.
-        received = math.sqrt(sum(geometry.model.get(name, 0.0) for name in self.buffers))
+        floors = {
+            WEIGHTS: QUIET * math.sqrt(sum(geometry.model[name] for name in trained)),
+            # A server step may scale the weights, and with them what the next round's statistics are.
+            BUFFERS: math.sqrt(sum(geometry.model.get(name, 0.0) for name in self.buffers)),
+        }
         for name, value in values.items():
-            bound, option = self.bound(name, received if name == BUFFERS else 0.0)
+            bound, option = self.bound(name, floors.get(name, 0.0))
             if not value <= bound:
                 what = {
                     WEIGHTS: "its distance from the model that it received is",

@@ -288,6 +288,24 @@ def test_small_clients_sit_out_named_and_counted(recwarn):
         partition_images(images, PartitionOptions(**options, sit_out_below=7), seed=0)
 
 
+def test_a_natural_client_without_a_training_image_sits_out_where_the_recipe_says_so(recwarn):
+    """Its only image is held out."""
+    images = ImageSet(
+        StoredPixels(torch.zeros(5, 3, 4, 4, dtype=torch.uint8)),
+        torch.tensor([0, 1, 0, 1, 0]),
+        ("a", "b"),
+        columns={"client": torch.tensor([0, 0, 2, 2, 2])},
+        column_values={"client": ("north", "east", "south")},
+    )
+    with pytest.raises(
+        UserError, match=r"'east' with 0 .* let such clients sit out: partition.sit_out_below"
+    ):
+        partition_images(images, PartitionOptions(kind="natural"), seed=0)
+    rest = partition_images(images, PartitionOptions(kind="natural", sit_out_below=2), seed=0)
+    assert (rest.names, rest.sizes, rest.sit_out) == (["north", "south"], [2, 3], {"east": 0})
+    assert str(recwarn.pop().message) == "1 client is too small to train and sits out: east (0 images)"
+
+
 def test_quantity_skew_has_the_sizes_of_a_dirichlet_draw_and_nearly_equal_labels():
     skewed = partition(kind="quantity", clients=5, alpha=0.5)
     assert sum(skewed.sizes) == 5000

@@ -93,10 +93,13 @@ def make_partition(
         task.check_size(options.clients)
     names, shares = _KINDS[options.kind](task)
     for name, share in zip(names, shares, strict=True):
-        if len(share) < options.smallest_client:
+        may_sit_out = options.sit_out_below is not None and options.min_size is None
+        if len(share) < options.smallest_client and not may_sit_out:
+            fewer = "" if options.kind == "natural" else "use fewer clients or more images, or "
             raise UserError(
                 f"the {options.kind} partition leaves client {name!r} with {len(share)} training images, "
-                f"fewer than {options.smallest_client}; use fewer clients or more images"
+                f"fewer than {options.smallest_client}; {fewer}let such clients sit out: "
+                "partition.sit_out_below = 2"
             )
     clients = join_shares(shares)
     counts = None if labels is None else _count(labels, clients, len(classes))
