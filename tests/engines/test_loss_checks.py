@@ -15,8 +15,8 @@ from atoll.methods.least_loss import least_loss
 from atoll.methods.method import Method
 from atoll.objectives.simclr import SimCLR
 from atoll.objectives.simsiam import SimSiam
-from tests.engines.test_update_checks import A_LOSS, DIVERGED, LOSSES, MODEL, asked, healthy, known
 from tests.rounds import Fixed, Rounds
+from tests.updates import A_LOSS, DIVERGED, LOSSES, MODEL, asked, healthy, known
 
 
 @pytest.mark.parametrize("names", [{"loss": 1.0}, {**LOSSES, "x": 1.0}, {f"l{k}": 1.0 for k in range(100)}])

@@ -1,8 +1,6 @@
 """Promise 4: updates are checked at the door."""
 
-import json
 import math
-from dataclasses import replace
 
 import pytest
 import torch
@@ -11,48 +9,24 @@ from atoll.aggregation.fedavg import FedAvg
 from atoll.aggregation.private import PrivateFedAvg
 from atoll.aggregation.secure_sum import SecureSum
 from atoll.aggregation.update_geometry import UpdateGeometry
-from atoll.core.tree import clone, same
-from atoll.engines.server import TooFewUpdatesError
 from atoll.engines.update_checks import UpdateChecks
-from atoll.methods.euc import EUC
-from atoll.methods.method import Method
-from atoll.objectives.simclr import SimCLR
-from tests.folds import model, setting
-from tests.harness import run_tiny
-from tests.rounds import Fixed, Rounds
-
-METHOD = Method(objective=SimCLR(), merge=EUC(), aggregation=FedAvg())
-MODEL = model(0)
-A_LOSS = "not a float from -1e+06 to 1e+06 (of the first round)"
-DIVERGED = "training diverged; lower train.lr"
-LOSSES = {"loss": 1.0, "simclr": 1.0}
-
-
-def update(**changes):
-    """A good update, with changes laid over it."""
-    weights = {n: t + 0.1 if t.is_floating_point() else t + 1 for n, t in MODEL.items()}
-    return {"weights": weights, "samples": 10, "losses": LOSSES, "parts": {}, **changes}
-
-
-def with_weights(**changes):
-    """The same, with tensors replaced."""
-    good = update()
-    return {**good, "weights": {**good["weights"], **changes}}
-
-
-def spoiled(value):
-    tensor = MODEL["conv.weight"].clone()
-    tensor[2, 1, 1, 1] = value
-    return with_weights(**{"conv.weight": tensor})
-
-
-def without(name):
-    good = update()
-    return {**good, "weights": {n: t for n, t in good["weights"].items() if n != name}}
-
-
-def checks(**train):
-    return UpdateChecks(METHOD, setting(**train), frozenset(MODEL), frozenset())
+from tests.folds import setting
+from tests.updates import (
+    A_LOSS,
+    COUNTER,
+    DIVERGED,
+    LOSSES,
+    METHOD,
+    MODEL,
+    asked,
+    checks,
+    healthy,
+    known,
+    spoiled,
+    update,
+    with_weights,
+    without,
+)
 
 
 def test_a_good_update_passes_and_is_measured():
@@ -216,132 +190,6 @@ def test_a_round_that_came_to_nothing_does_not_count():
     assert guard.history.earlier == {}
 
 
-@pytest.fixture(scope="module")
-def trained():
-    """A server after round 1, and good updates of round 2."""
-    rounds = Rounds("method.name=l_dawa")
-    for round in (1, 2):
-        updates = {client: rounds.train(client, round)[0] for client in range(4)}
-        if round == 1:
-            record = rounds.server.run_round(Fixed(updates))
-            assert record.clients == 4
-    return rounds.server.checkpoint(), updates
-
-
-def server_of(trained):
-    server = Rounds("method.name=l_dawa").server
-    server.restore(clone(trained[0]))
-    return server
-
-
-def scaled(update, factor):
-    floats = {n: t * factor if t.is_floating_point() else t for n, t in update["weights"].items()}
-    return {**update, "weights": floats}
-
-
-def test_a_refused_update_is_named_and_the_round_goes_on(trained):
-    """A thousand times too large: it is as if the client had not been there."""
-    _, good = trained
-    with_it, without_it = server_of(trained), server_of(trained)
-    record = with_it.run_round(Fixed({**good, 2: scaled(good[2], 1000.0)}))
-    assert list(record.refused) == ["2"]
-    assert "beyond the bound of" in record.refused["2"]
-    assert record.clients == 3
-    assert json.loads(json.dumps(record.to_dict()))["refused"] == record.refused
-    gone = without_it.run_round(Fixed({**good, 2: "its machine is off"}))
-    assert gone.lost == {"2": "its machine is off"}
-    assert same(with_it.checkpoint()["state"], without_it.checkpoint()["state"])
-    assert with_it.valid == {0: 2, 1: 2, 2: 1, 3: 2}
-    assert len(with_it.checkpoint()["norms"]) == 7
-
-
-def test_too_few_accepted_updates_are_an_error_and_change_nothing(trained):
-    _, good = trained
-    server = server_of(trained)
-    before = clone(server.checkpoint())
-    bad = {**good, 0: scaled(good[0], math.nan), 1: "its machine is off", 3: {**good[3], "weights": {}}}
-    with pytest.raises(TooFewUpdatesError) as error:
-        server.run_round(Fixed(bad))
-    sentence = str(error.value)
-    assert sentence.startswith(
-        "round 2 failed: 1 of 4 updates were usable and train.min_accepted requires 50%; "
-    )
-    assert "client 0: 'encoder." in sentence
-    assert "client 1: its machine is off" in sentence
-    assert sentence.endswith(
-        "; lower train.lr if training diverges, or raise a bound that is too tight, or resume when the lost "
-        "clients are back, or lower train.min_accepted to continue with fewer"
-    )
-    assert "\n" not in sentence
-    assert same(server.checkpoint(), before)
-    # The same server plays the round again, as if nothing had been.
-    fresh = server_of(trained)
-    fresh.run_round(Fixed(good))
-    server.run_round(Fixed(good))
-    assert same(server.checkpoint(), fresh.checkpoint())
-
-
-def test_half_is_not_too_few(trained):
-    _, good = trained
-    server = server_of(trained)
-    assert server.run_round(Fixed({**good, 0: "off", 1: "off"})).clients == 2
-    server = server_of(trained)
-    server.recipe = replace(server.recipe, train=replace(server.recipe.train, min_accepted=0.75))
-    with pytest.raises(TooFewUpdatesError, match="requires 75%"):
-        server.run_round(Fixed({**good, 0: "off", 1: "off"}))
-
-
-def test_a_round_with_too_few_updates_for_its_aggregation_says_why_they_are_too_few():
-    """Krum with f = 1 needs five; it must not answer for a client that was refused or lost."""
-    rounds = Rounds("method.aggregation=multi_krum", "partition.clients=5")
-    server, updates = rounds.server, {client: rounds.train(client)[0] for client in range(5)}
-    with pytest.raises(TooFewUpdatesError) as error:
-        server.run_round(Fixed({**updates, 2: scaled(updates[2], math.nan), 3: updates[3]}))
-    sentence = str(error.value)
-    assert sentence.startswith(
-        "round 1 failed: 4 of 5 updates were usable and 'multi_krum' requires 5; client 2: 'encoder."
-    )
-    assert sentence.endswith("or change options.multi_krum to continue with fewer")
-    assert server.run_round(Fixed(updates)).clients == 5
-
-
-def test_an_unknown_key_is_refused(trained):
-    _, good = trained
-    server = server_of(trained)
-    record = server.run_round(Fixed({**good, 0: {**good[0], "measure": "mine"}}))
-    assert record.refused == {"0": "it contains 'measure', which was not declared (1 such keys)"}
-
-
-def test_the_mean_angular_divergence_is_in_the_metrics(tmp_path):
-    """μ_δ, for every method; that of a run whose clients do not train is 1."""
-    lines = run_tiny(tmp_path / "a", "method.name=fed_simclr").metrics[1:]
-    assert all(0.5 < line["angular_divergence"] < 1 for line in lines)
-    still = run_tiny(tmp_path / "b", "method.name=fed_simclr", "train.epochs=0").metrics[1:]
-    assert all(line["angular_divergence"] == 1 for line in still)
-
-
-def test_the_angular_divergence_is_the_mean_over_the_accepted_clients():
-    """The cosine of all weights as one vector, for each client; those refused or lost do not count."""
-    rounds = Rounds("method.name=fed_simclr")
-    sent = clone(rounds.server.state["models"]["global"])
-    good = {client: rounds.train(client)[0] for client in range(4)}
-    away = {name: -w if name.endswith("weight") else w for name, w in good[0]["weights"].items()}
-    good[0] = {**good[0], "weights": away}  # so that the mean is not the median
-    bad = {**good, 1: "its machine is off", 2: scaled(good[2], math.nan)}
-
-    def cosine(weights):
-        floats = [name for name, weight in sent.items() if weight.is_floating_point()]
-        w, g = (torch.cat([model[name].flatten() for name in floats]).tolist() for model in (weights, sent))
-        inner = math.fsum(a * b for a, b in zip(w, g, strict=True))
-        return inner / math.sqrt(math.fsum(a * a for a in w) * math.fsum(b * b for b in g))
-
-    for updates, count in ((good, (0, 1, 2, 3)), (bad, (0, 3))):
-        record = Rounds("method.name=fed_simclr").server.run_round(Fixed(updates))
-        assert record.clients == len(count)
-        cosines = [cosine(good[client]["weights"]) for client in count]
-        assert record.angular_divergence == pytest.approx(sum(cosines) / len(cosines), rel=1e-5)
-
-
 def test_running_statistics_must_be_finite_but_do_not_count_in_the_distance():
     (name,) = [n for n in MODEL if n.endswith("running_var")][:1]
     strict = checks(first_norm=50.0)
@@ -351,38 +199,6 @@ def test_running_statistics_must_be_finite_but_do_not_count_in_the_distance():
     assert isinstance(lenient.examine(far, {"global": MODEL}), UpdateGeometry)
     broken = with_weights(**{name: MODEL[name] * math.nan})
     assert "not finite" in lenient.examine(broken, {"global": MODEL})
-
-
-def test_a_whole_run_tells_the_door_which_names_are_running_statistics(tmp_path):
-    from atoll.engines.federation import Federation
-    from tests.harness import tiny
-
-    names = Federation(tiny()).buffer_names()
-    assert "encoder.bn1.running_var" in names
-    assert "encoder.bn1.weight" not in names
-    run = run_tiny(tmp_path / "run", "train.first_norm=30", "train.lr=0.001")
-    assert not any("refused" in line for line in run.metrics)
-
-
-def asked(client=0, epochs=2):
-    """What a client was asked; of four clients with 10, 11, 12 and 25 images in batches of 4."""
-    return {"client": client, "epochs": epochs, "round": 1, "kept": 0, "models": {}, "parts": {}}
-
-
-STATISTICS = frozenset({"bn.running_mean", "bn.running_var", "bn.num_batches_tracked"})
-COUNTER = MODEL["bn.num_batches_tracked"]
-
-
-def known(aggregation=METHOD.aggregation, objective=METHOD.objective, **train):
-    """Checks at a server that knows the clients' sizes."""
-    known = replace(setting(batch_size=4, **train), sizes=(10, 11, 12, 25))
-    method = Method(objective=objective, aggregation=aggregation)
-    return UpdateChecks(method, known, frozenset(MODEL), STATISTICS)
-
-
-def healthy(**changes):
-    """A good update with statistics that can be: variances above 0."""
-    return with_weights(**{"bn.running_var": torch.ones(3), "bn.num_batches_tracked": COUNTER + 3, **changes})
 
 
 @pytest.mark.parametrize(("client", "samples", "batches"), [(0, 10, 3), (1, 11, 3), (2, 12, 3), (3, 25, 6)])
@@ -500,30 +316,9 @@ def test_running_statistics_are_bounded_by_earlier_ones():
     assert isinstance(moved_by(5 * received), UpdateGeometry)
 
 
-def test_a_clients_control_variate_is_bounded_like_its_weights(trained):
-    rounds = Rounds("method.name=scaffold")
-    updates = {client: rounds.train(client)[0] for client in range(4)}
-    assert rounds.server.run_round(Fixed(updates)).clients == 4
-    again = {client: rounds.train(client, 2)[0] for client in range(4)}
-    slices = {name: 1e4 * value for name, value in again[1]["parts"]["scaffold"].items()}
-    record = rounds.server.run_round(Fixed({**again, 1: {**again[1], "parts": {"scaffold": slices}}}))
-    assert list(record.refused) == ["1"]
-    assert record.refused["1"].startswith("the norm of its slice of 'scaffold' is")
-
-
 def test_long_and_strange_names_are_shortened_in_the_sentence():
     for name in ("x" * 1_000_000, "<script>alert(1)</script>", "a\nb\x1b[2J"):
         for bad in (update(**{name: 1}), with_weights(**{name: 1}), update(parts={name: 1})):
             verdict = checks().examine(bad, {"global": MODEL})
             assert len(verdict) < 150
             assert verdict.isprintable()
-
-
-def test_a_reason_in_the_metrics_is_one_clean_line(trained, monkeypatch):
-    _, good = trained
-    server = server_of(trained)
-    monkeypatch.setattr(server.checks, "examine", lambda *_: "bad\n\x1b[2J" + "x" * 10**6)
-    with pytest.raises(TooFewUpdatesError) as error:
-        server.run_round(Fixed(good))
-    assert str(error.value).isprintable()
-    assert len(str(error.value)) < 5000

@@ -130,6 +130,10 @@ class UpdateGeometry:
         """Return ‖w − g‖ over all tensors except these."""
         return math.sqrt(sum(moved for name, moved in self.moved.items() if name not in without))
 
+    def norm(self, without: Collection[str] = ()) -> float:
+        """Return ‖g‖ over all tensors except these."""
+        return math.sqrt(sum(square for name, square in self.model.items() if name not in without))
+
     def cosine(self, names: Iterable[str] | None = None) -> float:
         """Return ⟨g, w⟩ / (‖g‖‖w‖) over these tensors (by default all), concatenated to one vector.
 

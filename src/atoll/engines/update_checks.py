@@ -257,9 +257,9 @@ class UpdateChecks:
             **{_SLICE + name: norm for name, norm in slice_norms(update["parts"], self._specs).items()},
         }
         floors = {
-            WEIGHTS: QUIET * math.sqrt(sum(geometry.model[name] for name in trained)),
+            WEIGHTS: QUIET * geometry.norm(self.buffers),
             # A server step may scale the weights, and with them what the next round's statistics are.
-            BUFFERS: math.sqrt(sum(geometry.model.get(name, 0.0) for name in self.buffers)),
+            BUFFERS: geometry.norm(trained),
         }
         for name, value in values.items():
             bound, option = self.bound(name, floors.get(name, 0.0))

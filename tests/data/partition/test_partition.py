@@ -301,6 +301,9 @@ def test_a_natural_client_without_a_training_image_sits_out_where_the_recipe_say
         UserError, match=r"'east' with 0 .* let such clients sit out: partition.sit_out_below"
     ):
         partition_images(images, PartitionOptions(kind="natural"), seed=0)
+    asked = PartitionOptions(kind="natural", sit_out_below=2, min_size=1)
+    with pytest.raises(UserError, match=r"fewer than 1; lower partition\.min_size"):
+        partition_images(images, asked, seed=0)
     rest = partition_images(images, PartitionOptions(kind="natural", sit_out_below=2), seed=0)
     assert (rest.names, rest.sizes, rest.sit_out) == (["north", "south"], [2, 3], {"east": 0})
     assert str(recwarn.pop().message) == "1 client is too small to train and sits out: east (0 images)"

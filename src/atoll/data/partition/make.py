@@ -1,8 +1,8 @@
 """Construction of a partition of the training images among clients.
 
 `make_partition` splits the indices 0..N-1 of a training set. Every kind assigns each index to at most one client,
-leaves no client empty, and is deterministic in (options, labels, seed). The arithmetic of the kinds is in
-`iid_skew_shards` and `dirichlet`.
+leaves no client empty (unless small clients may sit out), and is deterministic in (options, labels, seed). The
+arithmetic of the kinds is in `iid_skew_shards` and `dirichlet`.
 
 Indices are sorted within a client, except if a published split has another order: see `dirichlet.VARIANTS`.
 """
@@ -92,15 +92,8 @@ def make_partition(
     if options.kind not in ("natural", "centralised"):
         task.check_size(options.clients)
     names, shares = _KINDS[options.kind](task)
-    for name, share in zip(names, shares, strict=True):
-        may_sit_out = options.sit_out_below is not None and options.min_size is None
-        if len(share) < options.smallest_client and not may_sit_out:
-            fewer = "" if options.kind == "natural" else "use fewer clients or more images, or "
-            raise UserError(
-                f"the {options.kind} partition leaves client {name!r} with {len(share)} training images, "
-                f"fewer than {options.smallest_client}; {fewer}let such clients sit out: "
-                "partition.sit_out_below = 2"
-            )
+    if options.sit_out_below is None or options.min_size is not None:
+        _refuse_small(names, shares, options)
     clients = join_shares(shares)
     counts = None if labels is None else _count(labels, clients, len(classes))
     return Partition(
@@ -115,6 +108,19 @@ def make_partition(
         classes=tuple(classes),
         cluster_counts=None if clusters is None else _count(clusters, clients, 0),
     )
+
+
+def _refuse_small(names: Sequence[str], shares: Sequence[Indices], options: PartitionOptions) -> None:
+    sit_out = "let such clients sit out: partition.sit_out_below = 2"
+    remedy = sit_out if options.min_size is None else "lower partition.min_size"
+    if options.kind != "natural":
+        remedy = f"use fewer clients or more images, or {remedy}"
+    for name, share in zip(names, shares, strict=True):
+        if len(share) < options.smallest_client:
+            raise UserError(
+                f"the {options.kind} partition leaves client {name!r} with {len(share)} training images, "
+                f"fewer than {options.smallest_client}; {remedy}"
+            )
 
 
 def partition_images(
