@@ -95,6 +95,26 @@ def test_a_client_that_is_lost_misses_its_turn_and_a_lost_sweep_stops_the_run():
         turn(lost)
 
 
+def test_a_resumed_server_goes_on_counting_lost_turns():
+    rounds = Rounds(LAGOON)
+    lost = dict.fromkeys(range(rounds.federation.setting.num_clients), "its machine is off")
+    for _ in list(lost)[1:]:
+        rounds.server.run_round(Fixed(lost))
+    resumed = Rounds(LAGOON).server
+    resumed.restore(rounds.server.checkpoint())
+    with pytest.raises(TooFewUpdatesError, match="0 of 1 updates were usable"):
+        resumed.run_round(Fixed(lost))
+
+
+def test_a_missed_turn_records_nothing_of_the_updates_that_it_drops():
+    rounds = Rounds(LAGOON, "options.relay.groups=2", "train.min_accepted=1")
+    here, *others = rounds.server.cohort(1)
+    update, _ = rounds.train(here, 1)
+    record = rounds.server.run_round(Fixed({here: update, **dict.fromkeys(others, "its machine is off")}))
+    assert (record.clients, record.losses, record.angular_divergence) == (0, {}, None)
+    assert record.bytes_up > 0
+
+
 def test_a_share_of_the_clients_is_refused(tmp_path):
     with pytest.raises(UserError, match="leave train"):
         run_tiny(tmp_path, LAGOON, "train.participation=0.5")

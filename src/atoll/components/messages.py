@@ -96,6 +96,7 @@ class Checkpoint(TypedDict):
         norms: Accepted distances of earlier rounds (see `UpdateChecks`).
         accepted: Other accepted magnitudes of earlier rounds, by name; missing in checkpoints of 0.1.
         constants_sent: Clients that have received the constants.
+        missed: Turns in a row that left the model as it is, if there are any (see `Server.run_round`).
         line: The round's line of metrics; a resumed run completes it if the process was killed before the round's
             evaluation.
     """
@@ -106,6 +107,7 @@ class Checkpoint(TypedDict):
     norms: list[float]
     constants_sent: list[int]
     accepted: NotRequired[dict[str, list[float]]]
+    missed: NotRequired[int]
     line: NotRequired[dict[str, object]]
 
 

@@ -158,8 +158,8 @@ class Server:
             self._missed += 1
             if self._missed >= aggregation.turns(self.setting):
                 raise TooFewUpdatesError(_too_few(record, len(accepted), len(jobs), share, aggregation))
-            self.checks.open_round()
-            accepted = []  # clients that miss their turn leave the model as it is
+            self._drop_turn(record)
+            accepted = []
         else:
             self._missed = 0
             self.state = fold.close()
@@ -172,6 +172,13 @@ class Server:
         record.privacy = method.aggregation.spent(self.setting, self.round)
         record.seconds = time.perf_counter() - started
         return record
+
+    def _drop_turn(self, record: Record) -> None:
+        """Leave the model as it is, and what the turn's few accepted updates have left out of the record."""
+        self.checks.open_round()
+        record.losses, record.angular_divergence = {}, None
+        if self._observer:
+            self._observer.open(record.round)
 
     def _fold_total(
         self,
@@ -236,7 +243,7 @@ class Server:
         """Return all state that a resumed server needs."""
         accepted = dict(self.checks.history.earlier)
         distances = accepted.pop(WEIGHTS, [])
-        return {
+        checkpoint: Checkpoint = {
             "round": self.round,
             "state": self.state,
             "valid": {str(client): round for client, round in self.valid.items()},
@@ -244,6 +251,9 @@ class Server:
             "accepted": accepted,
             "constants_sent": sorted(self._constants_sent),
         }
+        if self._missed:
+            checkpoint["missed"] = self._missed
+        return checkpoint
 
     def restore(self, checkpoint: Checkpoint) -> None:
         """Restore the state from a checkpoint.
@@ -270,6 +280,7 @@ class Server:
         accepted = {WEIGHTS: checkpoint["norms"], **checkpoint.get("accepted", {})}
         self.checks.history = History({name: list(values) for name, values in accepted.items()})
         self._constants_sent = set(checkpoint["constants_sent"])
+        self._missed = checkpoint.get("missed", 0)
 
 
 def _form(model: Weights) -> dict[str, tuple[torch.Size, torch.dtype]]:
