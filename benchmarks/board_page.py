@@ -1,4 +1,4 @@
-"""The board's page from its records: the tables of docs/board.md, paired differences, and a picture."""
+"""What the board's records say: tables, paired differences, a picture, and the ablation on our method's page."""
 
 from __future__ import annotations
 
@@ -6,13 +6,13 @@ import math
 import statistics
 from collections.abc import Iterator, Mapping, Sequence
 from html import escape
-from pathlib import Path
 
 from atoll.report.paired import paired, verdict
 from board_rows import HERE, SELECT, Board, Record
 from pages import filled, markdown, mean_std
 
 PAGE = HERE.parent / "docs" / "board.md"
+OWN_PAGE = PAGE.parent / "methods" / "lagoon.md"
 BEGIN, END = "<!-- made by benchmarks/board.py: begin -->", "<!-- made by benchmarks/board.py: end -->"
 MEASURES = {  # heading → (key of an evaluation, factor, digits)
     "kNN %": ("knn/accuracy", 100, 2),
@@ -172,8 +172,23 @@ def picture(board: Board, protocol: str = "short") -> str:
     return "\n".join([*parts, "</svg>", ""])
 
 
-def write(board: Board, page: Path = PAGE) -> None:
-    """Update the page and the picture."""
-    page.write_text(filled(page.read_text("utf-8"), made(board), BEGIN, END), "utf-8")
+def ablation(board: Board, protocol: str = "short") -> str:
+    """Table of our own row, and of each change of it, beside the row that lacks the change."""
+    rows = []
+    for row in (board.rows[name] for name in board.ablation):
+        final, base = (board.finals(name, protocol) for name in (row.name, row.base))
+        chosen, probe = board.choice(row), values(final, "probe %")
+        if probe and chosen:
+            difference = verdict(*paired(probe, values(base, "probe %")))
+            shown = measured(final)[[*MEASURES].index("probe %")]
+            rate, _ = point_cells(chosen.point)
+            rows.append([row.title, rate, shown, board.rows[row.base].title, difference, str(len(probe))])
+    return "\n".join(markdown(["row", "rate", "probe %", "minus", "difference", "seeds"], rows)).rstrip()
+
+
+def write(board: Board) -> None:
+    """Update the page, the picture, and the ablation on our own method's page."""
+    for page, text in ((PAGE, made(board)), (OWN_PAGE, ablation(board))):
+        page.write_text(filled(page.read_text("utf-8"), text, BEGIN, END), "utf-8")
     if drawn := picture(board):
-        page.with_suffix(".svg").write_text(drawn, "utf-8")
+        PAGE.with_suffix(".svg").write_text(drawn, "utf-8")

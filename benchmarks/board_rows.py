@@ -81,6 +81,7 @@ class Board:
             table["objectives"],
         )
         self.own, self.papers = table.get("own"), table.get("papers", ())
+        self.ablation = table.get("ablation", ())
         self.rows = {row["name"]: Row(**row) for row in table["rows"]}
 
     def record(self, name: str) -> Record | None:

@@ -92,9 +92,10 @@ def turns(recipe: atoll.Recipe) -> int:
 # The page and its records.
 
 
-def test_the_page_says_what_the_records_say():
-    text = board_page.PAGE.read_text("utf-8")
-    assert board_page.filled(text, board_page.made(Board()), board_page.BEGIN, board_page.END) == text
+def test_the_pages_say_what_the_records_say():
+    for page, made in ((board_page.PAGE, board_page.made), (board_page.OWN_PAGE, board_page.ablation)):
+        text = page.read_text("utf-8")
+        assert board_page.filled(text, made(Board()), board_page.BEGIN, board_page.END) == text
     drawn = board_page.PAGE.with_suffix(".svg")
     assert (drawn.read_text("utf-8") if drawn.is_file() else "") == board_page.picture(Board())
 

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import json
-import re
 import sys
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -15,7 +13,7 @@ import atoll
 sys.path.insert(0, str(Path(__file__).parents[1] / "benchmarks"))
 
 import elsewhere as tool
-from board_rows import RESULTS, Board
+from board_rows import Board
 
 TABLE = {
     "seeds": [1],
@@ -79,23 +77,3 @@ def test_every_federation_has_a_turn_for_each_client():
         run = study.runs[f"{place['name']}-lagoon"]
         loaded = atoll.load_recipe(run["recipe"], run["settings"])
         assert place["clients"] == natural.get(place["name"], loaded.partition.clients)
-
-
-def test_the_ablation_on_lagoons_page_is_the_boards():
-    page = tool.PAGE.read_text("utf-8")
-    rows = re.findall(r"^\| ([^|]*) \| (0\.\d) \| (\d\d\.\d\d) \| (\S*)", page, re.MULTILINE)
-    names = ["lagoon", "lagoon_lower", "lagoon_drawn", "lagoon_five", "lagoon_simclr", "ssd_turns"]
-    without = {"lagoon": "fed_align_uniform", "lagoon_simclr": "fed_simclr", "ssd_turns": "ssd"}
-    assert len(rows) == len(names)
-    for name, (_, rate, shown, plain) in zip(names, rows, strict=True):
-        record = first_seed(name)
-        assert (float(rate), shown) == (record["recipe"]["train"]["lr"], probe_of(record))
-        assert plain == (probe_of(first_seed(without[name])) if name in without else "|")
-
-
-def first_seed(row: str) -> dict[str, Any]:
-    return json.loads((RESULTS / "short" / f"{row}-seed0.json").read_text("utf-8"))
-
-
-def probe_of(record: dict[str, Any]) -> str:
-    return f"{100 * record['evaluation']['probe/accuracy']:.2f}"
