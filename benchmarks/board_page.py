@@ -80,11 +80,15 @@ def _begun_with_one_model(records: Mapping[int, Record]) -> dict[int, Record]:
 
 
 def differences(board: Board, protocol: str) -> Iterator[list[str]]:
-    """Difference of each row from its base, and of our own from the best of the papers'."""
+    """Difference of each row from its base, of our own from the best of the papers', and from the best of all."""
     rows = [*filter(None, map(board.resolve, board.rows.values()))]
     compared = [(row.name, row.base, "") for row in rows]
-    if best := best_of_papers(board, protocol):
+    best = best_of(board.papers, board, protocol)
+    if best:
         compared.append((board.own, best, " (the best of the papers')"))
+    others = [row.name for row in rows if not row.line and not board.is_own(row.name)]
+    if (above := best_of(others, board, protocol)) and above != best and board.own:
+        compared.append((board.own, above, " (the best of all others)"))
     for name, other, note in compared:
         final, base = (board.finals(one, protocol) for one in (name, other))
         pairs = [paired(values(final, heading), values(base, heading)) for heading in ("probe %", "kNN %")]
@@ -93,9 +97,9 @@ def differences(board: Board, protocol: str) -> Iterator[list[str]]:
             yield [*titles, *(verdict(*one) for one in pairs), str(pairs[0][0])]
 
 
-def best_of_papers(board: Board, protocol: str) -> str | None:
-    """Name of the papers' row with the highest mean probe accuracy; None without results."""
-    found = {name: [*values(board.finals(name, protocol), "probe %").values()] for name in board.papers}
+def best_of(names: Sequence[str], board: Board, protocol: str) -> str | None:
+    """Name of the row with the highest mean probe accuracy; None without results."""
+    found = {name: [*values(board.finals(name, protocol), "probe %").values()] for name in names}
     means = {name: statistics.fmean(numbers) for name, numbers in found.items() if numbers}
     return max(means, key=lambda name: means[name], default=None)
 
@@ -173,16 +177,17 @@ def picture(board: Board, protocol: str = "short") -> str:
 
 
 def ablation(board: Board, protocol: str = "short") -> str:
-    """Table of our own row, and of each change of it, beside the row that lacks the change."""
+    """Table of the ablation: each row beside the one that lacks its change."""
     rows = []
-    for row in (board.rows[name] for name in board.ablation):
-        final, base = (board.finals(name, protocol) for name in (row.name, row.base))
+    for name, other in board.ablation:
+        row, final = board.rows[name], board.finals(name, protocol)
         chosen, probe = board.choice(row), values(final, "probe %")
         if probe and chosen:
-            difference = verdict(*paired(probe, values(base, "probe %")))
+            difference = paired(probe, values(board.finals(other, protocol), "probe %"))
             shown = measured(final)[[*MEASURES].index("probe %")]
             rate, _ = point_cells(chosen.point)
-            rows.append([row.title, rate, shown, board.rows[row.base].title, difference, str(len(probe))])
+            titles = row.title, board.rows[other].title
+            rows.append([titles[0], rate, shown, titles[1], verdict(*difference), str(difference[0])])
     return "\n".join(markdown(["row", "rate", "probe %", "minus", "difference", "seeds"], rows)).rstrip()
 
 

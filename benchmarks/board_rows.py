@@ -84,6 +84,10 @@ class Board:
         self.ablation = table.get("ablation", ())
         self.rows = {row["name"]: Row(**row) for row in table["rows"]}
 
+    def is_own(self, name: str) -> bool:
+        """Whether a row is our own, or a change of it."""
+        return name == self.own or name in dict(self.ablation)
+
     def record(self, name: str) -> Record | None:
         """Load an entry's record; None if it does not exist."""
         return load_record(self.results, name)

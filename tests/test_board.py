@@ -214,6 +214,19 @@ def test_our_own_row_is_compared_with_the_best_of_the_papers(tmp_path):
     assert row[:3] == ["Plain", "Over (the best of the papers')", "+5.00 [+5.00, +5.00]"]
 
 
+def test_our_own_row_is_compared_with_the_best_of_all_others(tmp_path):
+    """Neither with a change of itself nor with a reference line."""
+    table = {**TABLE, "own": "plain", "papers": ["over"], "ablation": [["over", "plain"]]}
+    board = Board(tmp_path, table)
+    while entry := board.missing("short"):
+        scores = {"short/plain": 0.5, "short/warm": 0.4, "short/over": 0.45, "short/line": 0.6}
+        put(board, entry, scores.get(entry.name.partition("-")[0], 0.3))
+    rows = [row[:3] for row in board_page.differences(board, "short") if row[1].endswith("others)")]
+    assert rows == [["Plain", "Warm (the best of all others)", "+10.00 [+10.00, +10.00]"]]
+    shown = board_page.ablation(board).splitlines()[-1]
+    assert shown == "| Over | 0.1 | 45.00 ± 0.00 | Plain | −5.00 [−5.00, −5.00] | 2 |"
+
+
 def test_the_best_of_the_papers_is_the_one_with_the_highest_mean(tmp_path):
     """Neither the best seed nor the first seed decides, and failed runs do not count."""
     board = Board(tmp_path, {**TABLE, "own": "plain", "papers": ["warm", "over", "line"]})
@@ -222,10 +235,10 @@ def test_the_best_of_the_papers_is_the_one_with_the_highest_mean(tmp_path):
         "short/over-seed0": 0.4, "short/over-seed1": 0.5,
         "short/line-seed0": None, "short/line-seed1": None,
     }  # fmt: skip
-    assert board_page.best_of_papers(board, "short") is None
+    assert board_page.best_of(board.papers, board, "short") is None
     while entry := board.missing("short"):
         put(board, entry, scores.get(entry.name, 0.3))
-    assert board_page.best_of_papers(board, "short") == "over"
+    assert board_page.best_of(board.papers, board, "short") == "over"
 
 
 def test_the_untrained_encoder_is_that_of_a_row_that_begins_with_one_model(tmp_path):
