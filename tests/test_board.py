@@ -16,19 +16,17 @@ import pytest
 from scipy import stats
 
 import atoll
+import board as tool
+import board_page
 from atoll.components.base import Setting
 from atoll.core.config import setting
 from atoll.core.errors import RunError
 from atoll.core.provenance import version
 from atoll.methods.lagoon import Relay
 from atoll.methods.registry import METHODS
+from board_rows import RESULTS, Board, Entry
 
 ROOT = Path(__file__).parents[1]
-sys.path.insert(0, str(ROOT / "benchmarks"))
-
-import board as tool  # noqa: E402
-import board_page  # noqa: E402
-from board_rows import RESULTS, Board, Entry  # noqa: E402
 
 TABLE: dict[str, Any] = {
     "objectives": ["plain", "warm"],

@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 import json
-import sys
 from pathlib import Path
 
 import pytest
 from scipy import stats
-
-sys.path.insert(0, str(Path(__file__).parents[1] / "benchmarks"))
 
 import claims as tool
 from board_rows import Entry

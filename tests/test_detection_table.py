@@ -3,12 +3,8 @@
 from __future__ import annotations
 
 import json
-import sys
-from pathlib import Path
 
 from scipy import stats
-
-sys.path.insert(0, str(Path(__file__).parents[1] / "benchmarks"))
 
 import detection as tool
 

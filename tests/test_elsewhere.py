@@ -3,15 +3,10 @@
 from __future__ import annotations
 
 import json
-import sys
-from pathlib import Path
 
 import pytest
 
 import atoll
-
-sys.path.insert(0, str(Path(__file__).parents[1] / "benchmarks"))
-
 import elsewhere as tool
 from board_rows import Board
 

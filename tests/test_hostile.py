@@ -5,8 +5,8 @@ import math
 
 import pytest
 import torch
-from benchmarks import hostile
 
+import hostile
 from atoll.core.tree import clone
 
 

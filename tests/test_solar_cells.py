@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import importlib.util
 import json
-import sys
 from pathlib import Path
 
 import numpy as np
@@ -12,8 +11,6 @@ import pytest
 import torch
 from PIL import Image
 from safetensors.torch import load_file
-
-sys.path.insert(0, str(Path(__file__).parents[1] / "benchmarks"))
 
 import atoll
 import board
