@@ -69,3 +69,17 @@ def test_the_first_device_is_that_of_the_evaluation_and_a_site_has_one(gpus):
     options = EngineOptions(devices=("cuda:1", "cuda:0"))
     assert options.find_device() == torch.device("cuda:1")
     assert options.on("cpu").find_devices() == [torch.device("cpu")]
+
+
+@pytest.mark.parametrize(
+    ("options", "device"),
+    [
+        ({"devices": ("cuda:1", "cuda:0")}, "cuda"),
+        ({"devices": ("cpu", "cpu:0")}, "cpu"),
+        ({"devices": "auto"}, "auto"),
+        ({"device": "cuda:1"}, "cuda:1"),
+    ],
+)
+def test_a_node_uses_its_own_device_of_the_kind_that_the_recipe_names(options, device):
+    there = EngineOptions(**options).of_a_node()
+    assert (there.device, there.devices) == (device, ())

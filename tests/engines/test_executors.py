@@ -14,6 +14,7 @@ from atoll.core.errors import RunError, UserError
 from atoll.engines.executors import WorkerPool, _Pipe
 from atoll.engines.federation import Federation
 from atoll.engines.job_times import JobTimes
+from atoll.engines.jobs import Job
 from atoll.engines.server import Server
 from atoll.recipe.recipe import give
 from tests.harness import TINY, tiny
@@ -57,8 +58,34 @@ def test_each_worker_trains_on_its_own_device(tmp_path, monkeypatch):
     with closing(WorkerPool([CPU, torch.device("cuda:1")])) as pool:
         pool.assign(federation.recipe, tmp_path, JobTimes(federation.setting.sizes))
         pool.start(server.constants)
-        with pytest.raises(UserError, match="is cuda, and PyTorch finds no GPU"):
+        with pytest.raises(UserError, match="names cuda:1, and PyTorch finds no GPU; name cpu instead"):
             server.run_round(pool)
+
+
+class Answering:
+    """A pipe to a worker that takes as long to start as the test likes, and says how long each job took."""
+
+    def __init__(self, seconds):
+        self.seconds = seconds
+
+    def forget(self):
+        pass
+
+    def send(self, kind, body):
+        self.client = body["client"]
+
+    def receive(self):
+        return "update", {"client": self.client, "update": {}, "seconds": self.seconds[self.client]}
+
+
+def test_the_pace_of_a_client_is_that_of_its_job_alone(monkeypatch):
+    """Not of the import of PyTorch in a process that has just started."""
+    pipe, times, pool = Answering({0: 1.0, 1: 3.0}), JobTimes([10, 10]), WorkerPool([])
+    pool._pipes, pool._times = [pipe], times
+    monkeypatch.setattr(pool, "_ready", lambda: [pipe])
+    jobs = [Job(client, 1, {"client": client, "epochs": 1, "models": {}}) for client in (0, 1)]
+    assert [result.client for result in pool.run(jobs, None)] == [0, 1]
+    assert times.paces == pytest.approx({0: 0.5, 1: 1.5})
 
 
 class Ended:

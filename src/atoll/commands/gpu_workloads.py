@@ -39,6 +39,7 @@ METHOD_NEEDS = {  # settings that a method requires on the digits
         ("fed_mae", "fed_mar", "dec_mar"), ("model.encoder=vit-tiny", "model.width=64", "model.depth=2")
     ),
     "fedca": ("options.fedca_alignment.data={source='digits'}",),
+    "multi_krum": ("partition.clients=5",),
 }
 
 

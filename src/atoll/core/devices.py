@@ -38,7 +38,7 @@ def find_device(name: str, option: str) -> torch.device:
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
     device = torch.device(name)
     if device.type == "cuda" and not torch.cuda.is_available():
-        raise UserError(f"{option} is cuda, and PyTorch finds no GPU; use {option}=cpu")
+        raise UserError(f"{option} names {name}, and PyTorch finds no GPU; name cpu instead")
     if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
         raise UserError(f"{option} is {name}, and PyTorch finds {', '.join(_gpus())}; use one of them")
     return device

@@ -108,12 +108,10 @@ class WorkerPool:
         schedule = Schedule(jobs, self._times, self._most_held(jobs))
         free = list(self._pipes)
         done: dict[int, Update] = {}
-        started: dict[int, float] = {}
         seconds: dict[int, float] = {}
         yielded = 0
         while yielded < len(jobs):
             while free and (job := schedule.next(yielded)):
-                started[job.client] = time.perf_counter()
                 free.pop().send("job", {"client": job.client, "round": job.round, "message": job.message})
             if jobs[yielded].client in done:
                 client = jobs[yielded].client
@@ -127,7 +125,7 @@ class WorkerPool:
                         progress(body)
                     continue
                 client = body["client"]
-                seconds[client] = time.perf_counter() - started[client]
+                seconds[client] = body["seconds"]
                 done[client] = body["update"]
                 free.append(pipe)
         self._times.learn(seconds, jobs)
@@ -243,8 +241,10 @@ def _work(connection: Connection[bytes, bytes], device: str, parent: int) -> Non
             elif request["kind"] == "constants":
                 executor.start(body)
             else:
+                started = time.perf_counter()  # the process is ready by now, which the parent cannot know
                 (result,) = executor.run([Job(body["client"], body["round"], body["message"])], progress)
-                answer("update", {"client": result.client, "update": result.update})
+                seconds = time.perf_counter() - started
+                answer("update", {"client": result.client, "update": result.update, "seconds": seconds})
     except (EOFError, ConnectionResetError, BrokenPipeError):
         return
     except UserError as error:

@@ -70,6 +70,12 @@ class EngineOptions(Options, section="engine"):
         """These options with all computation on one device."""
         return replace(self, device=device, devices=())
 
+    def of_a_node(self) -> EngineOptions:
+        """These options at a node of Flower, which has a device of its own: of the kind that ``devices`` name."""
+        if not self.devices:
+            return self
+        return self.on("auto" if self.devices == "auto" else torch.device(self.devices[0]).type)
+
     def find_devices(self) -> list[torch.device]:
         """Return the PyTorch devices of the workers, over which these are spread in turn.
 

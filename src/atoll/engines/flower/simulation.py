@@ -194,7 +194,7 @@ def _nodes(count: int, options: EngineOptions) -> Iterator[Grid]:
     resources: BackendConfig = {
         "client_resources": {
             "num_cpus": float(options.threads),
-            "num_gpus": float(options.device != "cpu" and has_gpus),
+            "num_gpus": float(options.of_a_node().device != "cpu" and has_gpus),
         }
     }
 

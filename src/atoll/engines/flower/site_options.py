@@ -99,7 +99,7 @@ class SiteOptions:
 
     def recipe(self, recipe: Recipe) -> Recipe:
         """Replace the images and the device of a recipe by the site's."""
-        engine = recipe.engine.on(self.device) if self.device else recipe.engine
+        engine = recipe.engine.on(self.device) if self.device else recipe.engine.of_a_node()
         if not self.site:
             return replace(recipe, engine=engine)
         data = replace(recipe.data, source=self.source, path=self.data, limit=None)
