@@ -23,4 +23,5 @@ done
 export PYTHONPATH="$path${PYTHONPATH:+:$PYTHONPATH}"
 export ATOLL_DATA
 ATOLL_DATA=$(realpath "$2")
+"${PYTHON:-python3}" "$root/benchmarks/gpu/packages.py" "$root/pyproject.toml"
 exec "${PYTHON:-python3}" "$root/benchmarks/gpu/session.py" "$1" ${3:+--previous "$3"}

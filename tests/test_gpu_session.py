@@ -115,6 +115,30 @@ def test_it_says_how_it_is_called():
     assert "benchmarks/gpu.sh OUT DATA [PREVIOUS]" in called.stderr
 
 
+def test_missing_images_are_named_before_the_bench(tmp_path):
+    """By the script's own plan, whose rows all resolve."""
+    called = subprocess.run(
+        ["bash", str(SCRIPT), str(tmp_path / "out"), str(tmp_path)],
+        env={**os.environ, "PYTHON": sys.executable, "ATOLL_GPU_WORK": str(tmp_path / "work")},
+        capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert called.returncode == 2
+    assert f"there is no file or folder 'cifar10' here or under ATOLL_DATA ({tmp_path})" in called.stderr
+    assert not (tmp_path / "out").exists()
+
+
+def test_missing_packages_are_all_named(tmp_path):
+    project = tmp_path / "pyproject.toml"
+    wanted = ["numpy>=1", "no-such-one>=2", "nor-this[extra]>=1; python_version > '3'"]
+    project.write_text(tomli_w.dumps({"project": {"dependencies": wanted}}))
+    program = SCRIPT.parent / "gpu" / "packages.py"
+    called = subprocess.run(
+        [sys.executable, str(program), str(project)], capture_output=True, text=True, check=False
+    )
+    assert called.returncode == 2
+    assert "lacks no-such-one, nor-this;" in called.stderr
+
+
 def test_checkpoints_come_back_in_parts_and_what_finds_no_room_begins_again(tmp_path, monkeypatch):
     program = load_program()
     monkeypatch.setattr(program, "FILES", 6)

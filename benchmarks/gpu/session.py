@@ -25,8 +25,10 @@ from pathlib import Path
 from typing import Any
 
 from atoll.core.checkpoints import checkpoint_files
+from atoll.core.errors import UserError
 from atoll.core.run_folder import Run
-from atoll.papers.reproduction import find_table
+from atoll.data.sources import locate
+from atoll.papers.reproduction import find_table, images_of
 
 FILES, BYTES = 8, int(15.5 * 2**20)  # largest number and size of the returned files
 PACKING = 40.0  # seconds reserved for stopping and packing
@@ -88,6 +90,20 @@ def bench(session: Session) -> None:
     session.atoll("bench", "bench", "gpu", *arguments)
     while session.running and session.left > 0:
         session.look()
+
+
+def check_images(waves: list[dict[str, Any]], folder: Path) -> None:
+    """Check that the images of all rows are there, before the bench takes its minutes.
+
+    Raises:
+        UserError: Images are missing.
+    """
+    for wave in waves:
+        for data in images_of(
+            find_table(wave["table"], wave["rows"], wave.get("settings", []), 1, folder).rows
+        ):
+            if data.path:
+                locate(data.path, f"the images of {wave['table']}")
 
 
 def rows(session: Session, wave: dict[str, Any]) -> None:
@@ -207,6 +223,10 @@ def main() -> int:
     session = Session(work, variable("ATOLL_GPU_DEVICE", "cuda"), variable("ATOLL_GPU_SCALE", "full"), until)
     plan = Path(variable("ATOLL_GPU_PLAN", str(HERE / "plan.toml")))
     waves = tomllib.loads(plan.read_text())["rows"]
+    try:
+        check_images(waves, work)
+    except UserError as error:
+        parser.error(str(error))
     if options.previous:
         unpack(options.previous, work)
     signal.signal(signal.SIGTERM, signal.default_int_handler)
