@@ -62,13 +62,13 @@ def test_the_totals_are_those_by_hand():
         "tens: 10 rounds, 3 of 6 clients each, 1,200 steps",
         "  time    6 min with 2 workers on cpu: 500.0 ms a step, 2000.0 ms a client beside its steps; "
         "evaluations come on top",
-        "  memory  3.0 GB a process, 3 processes",
+        "  memory  3.0 GB a process, 3 processes; evaluations may need more",
         "  disk    50.0 MB of checkpoints, 12.0 MB of client states",
         "  a site  2.0 MB down and 1.5 MB up a round, 4.0 MB once; 21.5 MB in the 5 rounds of an average site",
     ]
     alone = replace(COST, workers=("cpu",))
     assert alone.seconds == 660.0
-    assert "  memory  3.0 GB a process" in alone.lines()
+    assert "  memory  3.0 GB a process; evaluations may need more" in alone.lines()
 
 
 def test_the_totals_of_sites_are_those_by_hand():

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from atoll.cli.arguments import Commands, add_log, add_settings, path_of
 from atoll.cli.unknown import add_run_code, unknown_recipe
+from atoll.core.errors import UserError
 
 if TYPE_CHECKING:
     from atoll.recipe.recipe import Recipe
@@ -30,7 +31,6 @@ def add_commands(commands: Commands) -> None:
     init.add_argument(
         "--site-images",
         type=int,
-        default=1000,
         metavar="N",
         help="images at a site, for --dry-run (default: 1000)",
     )
@@ -48,6 +48,8 @@ def add_commands(commands: Commands) -> None:
 def _init(options: argparse.Namespace) -> int:
     from atoll.engines.flower.app_template import write_app
 
+    if options.site_images is not None and not options.dry_run:
+        raise UserError("--site-images is for --dry-run: a real site says itself how many images it has")
     with unknown_recipe(options) as recipe:
         if options.dry_run:
             return _estimate(recipe, options)
@@ -65,8 +67,9 @@ def _estimate(recipe: Recipe, options: argparse.Namespace) -> int:
     if recipe.own_code and not options.run_code:
         return 2
     console = make_console()
-    for cost in estimate_at_sites(recipe, options.sites, options.site_images):
-        console.print("\n".join(cost.site_lines(options.site_images)), highlight=False)
+    images = 1000 if options.site_images is None else options.site_images
+    for cost in estimate_at_sites(recipe, options.sites, images):
+        console.print("\n".join(cost.site_lines(images)), highlight=False)
     return 0
 
 

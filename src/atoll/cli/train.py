@@ -102,6 +102,8 @@ def _add_run(commands: Commands) -> None:
 def _run(options: argparse.Namespace) -> int:
     if options.ray and options.engine != "flower-sim":
         raise UserError("--ray needs --engine flower-sim")
+    if options.dry_run and (options.resume or options.restart):
+        raise UserError("--dry-run is about a whole run, and changes none; leave out --resume and --restart")
     return _estimate(options) if options.dry_run else _train(options)
 
 

@@ -69,12 +69,14 @@ def bench_gpu(
         say: Receives a line after each part.
 
     Raises:
-        UserError: The device does not exist on this machine.
+        UserError: The device does not exist on this machine, or is a CPU at full scale.
     """
     check_device(device, "--device")
     if device != "cpu" and not torch.cuda.is_available():
         raise UserError("PyTorch finds no GPU here; try the parts with --device cpu --scale test")
     where = find_device(device, "--device")
+    if where.type == "cpu" and scale == "full":
+        raise UserError("the full scale takes a CPU many hours; add --scale test")
     bench, about = Bench(where, SCALES[scale]), _about(where, scale)
     record = _earlier(out, about) or {"about": about, "parts": {}}
     for name, part in PARTS.items():

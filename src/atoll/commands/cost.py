@@ -1,6 +1,6 @@
 """``--dry-run`` of ``atoll run`` and ``atoll federate init``: what a run will cost, from a few timed steps.
 
-Nothing is written.
+Nothing is written but decoded images, to the cache.
 """
 
 from __future__ import annotations
@@ -89,9 +89,8 @@ class Cost:
             "steps; evaluations come on top"
         )
         processes = len(self.workers) + (len(self.workers) > 1)
-        yield f"  memory  {size(self.memory)} a process" + (
-            f", {processes} processes" if processes > 1 else ""
-        )
+        many = f", {processes} processes" if processes > 1 else ""
+        yield f"  memory  {size(self.memory)} a process{many}; evaluations may need more"
         yield f"  disk    {size(self.checkpoints)} of checkpoints, {size(self.states)} of client states"
         yield self._traffic()
 
@@ -270,9 +269,11 @@ def duration(seconds: float) -> str:
 
     Example:
         >>> from atoll.commands.cost import duration
-        >>> duration(12.3), duration(600), duration(90_000)
-        ('12 s', '10 min', '25.0 h')
+        >>> duration(0.034), duration(12.3), duration(600), duration(90_000)
+        ('0.034 s', '12 s', '10 min', '25.0 h')
     """
+    if seconds < 10:
+        return f"{seconds:.2g} s"
     if seconds < 120:
         return f"{seconds:.0f} s"
     return f"{seconds / 60:.0f} min" if seconds < 7200 else f"{seconds / 3600:.1f} h"
