@@ -115,8 +115,11 @@ def main() -> None:
             print(method, clients, found[method][str(clients)], flush=True)
         split[str(clients)] = partitions(clients)
         print("partitions", clients, split[str(clients)], flush=True)
-    from measured import write  # here, because it imports PyTorch
+    import torch
 
+    from measured import write  # both here, because a child measures its own memory
+
+    torch.set_num_threads(1)
     write(options.json, {"runs": found, "partition_cpu_seconds": split})
 
 
