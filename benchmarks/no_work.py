@@ -1,6 +1,6 @@
 """A round's own cost: 11 million weights, clients that do no work, cohorts of 10, 100 and 1,000.
 
-    pip install pfl
+    pip install pfl==0.6.0   # into an environment of its own: it needs an older accountant of privacy
     python benchmarks/no_work.py [--cohorts N …] [--systems bare atoll pfl flower] [--repeats N] [--json FILE]
 
 Each client of a cohort gets the model and returns it without a step. ``bare`` is a mean in place and nothing else:
