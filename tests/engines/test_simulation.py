@@ -11,6 +11,7 @@ from atoll.commands.run import run_recipe
 from atoll.core import tree
 from atoll.core.errors import UserError
 from atoll.core.run_folder import Run
+from atoll.engines.client_states import ClientStates
 from atoll.engines.executors import WorkerPool
 from atoll.engines.federation import Federation
 from atoll.engines.server import Server, TooFewUpdatesError
@@ -86,6 +87,30 @@ def test_kept_workers_serve_one_run_after_another(straight, tmp_path, monkeypatc
         assert encoder_bytes(run("second")) == encoder_bytes(straight)
     assert len(pools) == 2
     assert not any(process.is_alive() for process in pools[1]._processes)
+
+
+def test_what_was_learned_of_clients_serves_the_next_run(tmp_path, monkeypatch):
+    """Also a run with other workers."""
+
+    class Pool:
+        def __init__(self, devices):
+            self.devices = devices
+
+        def assign(self, recipe, states, times):
+            seen.append(dict(times.paces))
+            times.paces[0] = 1.0 + len(seen)
+
+        def close(self):
+            pass
+
+    seen = []
+    monkeypatch.setattr("atoll.engines.simulation.WorkerPool", Pool)
+    with Simulation().keep() as engine:
+        for workers in (2, 2, 3):
+            federation = Federation(tiny(f"engine.workers={workers}"))
+            with engine._executor(federation, ClientStates(tmp_path)):
+                pass
+    assert seen == [{}, {0: 2.0}, {0: 3.0}]
 
 
 def test_an_extended_run_gives_the_same_bytes(straight, tmp_path):
