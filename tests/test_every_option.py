@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Iterator
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +27,7 @@ AXES = {
 }  # fmt: skip
 # What a component or an option needs to act at this size.
 BESIDE: dict[str, tuple[str, ...]] = {
+    "dcco": ("train.lr=1e-6",),  # at 0.001 its first step on so few images makes the networks useless
     "dino": ("options.dino.prototypes=64", "options.dino.local_crops=2"),
     "dino.local_crops": ("data.image_size=16",),
     "dino.warmup_rounds": ("options.dino.warmup_rounds=1",),
@@ -121,7 +123,7 @@ class Runs:
 
     def __init__(self, images: Splits, folder: Path) -> None:
         self.images = images
-        self.folder = folder
+        self.folders = (folder / str(number) for number in count())
         self.states: dict[tuple[str, ...], Tree] = {}
 
     def state(self, component: str, *settings: str) -> Tree:
@@ -130,9 +132,8 @@ class Runs:
         plain = settings_of(*{**PLAIN, axis: component}.values())
         all_settings = (*UNEQUAL, "method.name=fed_simclr", *plain, *BESIDE.get(component, ()), *settings)
         if all_settings not in self.states:
-            folder = self.folder / str(len(self.states))
             prepared = set_up(tiny(*all_settings), self.images)
-            self.states[all_settings] = play(*prepared, folder).state
+            self.states[all_settings] = play(*prepared, next(self.folders)).state
         return self.states[all_settings]
 
 
