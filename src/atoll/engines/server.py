@@ -155,9 +155,9 @@ class Server:
             accepted = self._fold_updates(executor, jobs, fold, record, progress)
         share = self.recipe.train.min_accepted
         if jobs and len(accepted) < max(share * len(jobs), aggregation.least_updates):
-            self._missed += 1
-            if self._missed >= aggregation.turns(self.setting):
+            if self._missed + 1 >= aggregation.turns(self.setting):
                 raise TooFewUpdatesError(_too_few(record, len(accepted), len(jobs), share, aggregation))
+            self._missed += 1
             self._drop_turn(record)
             accepted = []
         else:
