@@ -83,12 +83,11 @@ def differences(board: Board, protocol: str) -> Iterator[list[str]]:
     """Difference of each row from its base, of our own from the best of the papers', and from the best of all."""
     rows = [*filter(None, map(board.resolve, board.rows.values()))]
     compared = [(row.name, row.base, "") for row in rows]
-    best = best_of(board.papers, board, protocol)
-    if best:
-        compared.append((board.own, best, " (the best of the papers')"))
-    others = [row.name for row in rows if not row.line and not board.is_own(row.name)]
-    if (above := best_of(others, board, protocol)) and above != best and board.own:
-        compared.append((board.own, above, " (the best of all others)"))
+    if board.own:
+        others = [row.name for row in rows if not row.line and not board.is_own(row.name)]
+        best, above = (best_of(names, board, protocol) for names in (board.papers, others))
+        compared += [(board.own, best, " (the best of the papers')")] if best else []
+        compared += [(board.own, above, " (the best of all others)")] if above and above != best else []
     for name, other, note in compared:
         final, base = (board.finals(one, protocol) for one in (name, other))
         pairs = [paired(values(final, heading), values(base, heading)) for heading in ("probe %", "kNN %")]
@@ -180,14 +179,13 @@ def ablation(board: Board, protocol: str = "short") -> str:
     """Table of the ablation: each row beside the one that lacks its change."""
     rows = []
     for name, other in board.ablation:
-        row, final = board.rows[name], board.finals(name, protocol)
-        chosen, probe = board.choice(row), values(final, "probe %")
-        if probe and chosen:
-            difference = paired(probe, values(board.finals(other, protocol), "probe %"))
-            shown = measured(final)[[*MEASURES].index("probe %")]
+        row, base = board.rows[name], board.rows[other]
+        probe, without = (values(board.finals(one, protocol), "probe %") for one in (name, other))
+        if probe and (chosen := board.choice(row)):
             rate, _ = point_cells(chosen.point)
-            titles = row.title, board.rows[other].title
-            rows.append([titles[0], rate, shown, titles[1], verdict(*difference), str(difference[0])])
+            difference = paired(probe, without)
+            shown = mean_std([*probe.values()], 2)
+            rows.append([row.title, rate, shown, base.title, verdict(*difference), str(difference[0])])
     return "\n".join(markdown(["row", "rate", "probe %", "minus", "difference", "seeds"], rows)).rstrip()
 
 

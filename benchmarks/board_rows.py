@@ -86,7 +86,7 @@ class Board:
 
     def is_own(self, name: str) -> bool:
         """Whether a row is our own, or a change of it."""
-        return name == self.own or name in dict(self.ablation)
+        return name == self.own or any(name == changed for changed, _ in self.ablation)
 
     def record(self, name: str) -> Record | None:
         """Load an entry's record; None if it does not exist."""

@@ -72,6 +72,7 @@ ABOUT_MORE = {
     "report/test_palette.py": "the page's colours",
     "test_architecture.py": "the layout",
     "test_board.py": "benchmarks/",
+    "test_board_runs.py": "benchmarks/board.py",
     "test_claims.py": "benchmarks/claims.py",
     "test_detection_table.py": "benchmarks/detection.py",
     "test_coming_from.py": "docs/from-*.md",

@@ -13,6 +13,9 @@ if TYPE_CHECKING:
     from atoll.recipe.recipe import Recipe
 
 
+SITE_IMAGES = 1000  # that a dry run assumes
+
+
 def add_commands(commands: Commands) -> None:
     """Add the commands and their arguments."""
     federate = commands.add_group("federate", "Federations of real sites, over Flower.")
@@ -32,7 +35,7 @@ def add_commands(commands: Commands) -> None:
         "--site-images",
         type=int,
         metavar="N",
-        help="images at a site, for --dry-run (default: 1000)",
+        help=f"images at a site, for --dry-run (default: {SITE_IMAGES})",
     )
     add_run_code(init)
     add_log(init)
@@ -67,7 +70,7 @@ def _estimate(recipe: Recipe, options: argparse.Namespace) -> int:
     if recipe.own_code and not options.run_code:
         return 2
     console = make_console()
-    images = 1000 if options.site_images is None else options.site_images
+    images = SITE_IMAGES if options.site_images is None else options.site_images
     for cost in estimate_at_sites(recipe, options.sites, images):
         console.print("\n".join(cost.site_lines(images)), highlight=False)
     return 0
