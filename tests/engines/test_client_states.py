@@ -1,9 +1,13 @@
 """What clients keep lies on disk, a file a client, and only what is still needed."""
 
+import os
 from pathlib import Path
 
+import pytest
 import torch
 
+from atoll.core.errors import UserError
+from atoll.core.run_folder import Run
 from atoll.core.tree import load, same
 from atoll.engines.client_states import ClientStates
 from atoll.engines.server import Server
@@ -63,3 +67,39 @@ def test_a_run_holds_one_state_for_each_client_that_came(tmp_path):
     assert {client: rounds[-1] for client, rounds in folders(states).items()} == newest
     assert all(len(rounds) <= 2 for rounds in folders(states).values())  # and the checkpoint's before it
     assert load(next(states.glob("*/*")))["parts"]["moco"].shape == (40, 32)
+
+
+def test_a_checkpoint_names_only_states_that_are_on_the_disk(tmp_path, monkeypatch):
+    synced, seen, write, fsync = set[int](), [], Run.checkpoint, os.fsync
+
+    def note(descriptor):
+        fsync(descriptor)
+        synced.add(os.fstat(descriptor).st_ino)
+
+    def checked(store, round, state):
+        for client, newest in state["valid"].items():
+            file = store.checkpoints / f"clients/{int(client):06d}/{newest:06d}.safetensors"
+            seen.append(file)
+            for path in (file, file.parent, file.parent.parent):
+                assert path.stat().st_ino in synced, f"{path} in the checkpoint of round {round}"
+        write(store, round, state)
+
+    monkeypatch.setattr(os, "fsync", note)
+    monkeypatch.setattr(Run, "checkpoint", checked)
+    run_tiny(tmp_path / "run", "method.name=fed_moco", "train.participation=0.5", "train.rounds=4")
+    assert len(seen) > 4
+
+
+def test_only_what_says_so_leaves_the_sync_for_later(tmp_path, monkeypatch):
+    count = []
+    monkeypatch.setattr(os, "fsync", count.append)
+    ClientStates(tmp_path / "site").save(0, 1, {"round": 1})
+    assert count
+    del count[:]
+    later = ClientStates(tmp_path / "clients", synced=False)
+    later.save(0, 1, {"round": 1})
+    assert not count
+    later.sync([(0, 1)])
+    assert count
+    with pytest.raises(UserError, match=r"cannot write .*000001/000001"):
+        later.sync([(0, 1), (1, 1)])

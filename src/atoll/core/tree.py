@@ -117,7 +117,7 @@ def header_bytes(data: bytes) -> int:
     return 8 + int.from_bytes(data[:8], "little")
 
 
-def save(path: Path, tree: Tree, label: str = "", shared: bool = False) -> None:
+def save(path: Path, tree: Tree, label: str = "", shared: bool = False, synced: bool = True) -> None:
     """Write a tree to a file atomically, with a digest.
 
     Args:
@@ -125,10 +125,11 @@ def save(path: Path, tree: Tree, label: str = "", shared: bool = False) -> None:
         tree: The tree.
         label: Words that say what the file is, so that a file in the place of another one is found.
         shared: Whether several processes may write the file at the same time.
+        synced: Whether to wait until the file is on the disk.
     """
     structure, tensors = _split(tree)
     value = f"{'0' * DIGITS}{label}{_END}{structure}"
-    write_whole(path, seal_at(serialise(tensors, {FILE_KEY: value}), _MARKER), shared)
+    write_whole(path, seal_at(serialise(tensors, {FILE_KEY: value}), _MARKER), shared, synced)
 
 
 def load(path: Path, label: str | None = None) -> Tree:

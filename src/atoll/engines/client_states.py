@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import contextlib
 import shutil
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Protocol
 
 from atoll.components.messages import ClientState
 from atoll.core.errors import UserError
+from atoll.core.files import sync_all
 from atoll.core.tree import load, read, save
 from atoll.engines.state_packs import Key, StatePacks
 
@@ -25,6 +26,10 @@ class States(Protocol):
 
     def load(self, client: int, round: int) -> ClientState | None:
         """Load the state of a client after ``round``; None for round 0, or if the state is not accessible."""
+        ...
+
+    def sync(self, states: Iterable[Key]) -> None:
+        """Wait until states are on the disk; until then, a power failure may lose them."""
         ...
 
     def prune(self, valid: Mapping[int, int]) -> None:
@@ -45,11 +50,12 @@ class ClientStates:
     Args:
         folder: The folder.
         resettable: Whether the run can be resumed with ``--reset-client``; errors then say so.
+        synced: Whether `save` waits until a state is on the disk; otherwise `sync` does, for many states at once.
     """
 
-    def __init__(self, folder: Path, resettable: bool = False) -> None:
+    def __init__(self, folder: Path, resettable: bool = False, synced: bool = True) -> None:
         self.folder = folder
-        self._resettable = resettable
+        self._resettable, self._synced = resettable, synced
         self._packs = StatePacks(folder)
 
     def load(self, client: int, round: int) -> ClientState | None:
@@ -75,11 +81,20 @@ class ClientStates:
         """Save a state atomically."""
         path = self.path(client, round)
         try:
-            save(path, retained, label(client, round))
+            save(path, retained, label(client, round), synced=self._synced)
         except UserError:
             if path.parent.exists():
                 raise
-            save(path, retained, label(client, round))  # `_pack` removed the empty folder at this moment
+            save(
+                path, retained, label(client, round), synced=self._synced
+            )  # `_pack` removed the empty folder
+
+    def sync(self, states: Iterable[Key]) -> None:
+        """Wait until the files of states are on the disk."""
+        files = [] if self._synced else [self.path(client, round) for client, round in states]
+        if files:
+            folders = [*(file.parent for file in files), self.folder, self.folder.parent]
+            sync_all(files, folders)
 
     def _load(self, client: int, round: int) -> ClientState | None:
         path = self.path(client, round)

@@ -259,4 +259,4 @@ def _executor(pickled: bytes, device: str, states: Path) -> InProcess:
     torch.set_num_threads(recipe.engine.threads)
     recipe = replace(recipe, engine=recipe.engine.on(device))
     use_gpu(recipe.engine.find_device())
-    return InProcess(Federation(recipe), ClientStates(states, resettable=True))
+    return InProcess(Federation(recipe), ClientStates(states, resettable=True, synced=False))

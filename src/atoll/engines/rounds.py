@@ -176,6 +176,7 @@ class _Rounds:
             recipe, federation.setting, start, context.prerequisites, scratch, self._observer
         )
         self._spends = bool(recipe.composed.aggregation.spent(federation.setting, 1))
+        self._stateful = recipe.composed.stateful(recipe.train)
         self._reset = context.reset_clients  # who starts the next round without a state
         self._needed: dict[int, int] = {}  # the client states of the newest checkpoint
 
@@ -251,8 +252,10 @@ class _Rounds:
             return lambda: None
         checkpoint: Checkpoint = {**self.server.checkpoint(), "line": line}
         needed, self._needed = self._needed, dict(self.server.valid)
+        new = self._needed.items() - needed.items() if self._stateful else ()
 
         def save() -> None:
+            states.sync(new)
             store.checkpoint(round, checkpoint)
             states.prune(needed)  # the others serve only rounds before the previous checkpoint
 

@@ -43,7 +43,7 @@ class Simulation:
 
     def states(self, store: RunStore) -> ClientStates:
         """Client states in the run's folder."""
-        return ClientStates(store.checkpoints / "clients", resettable=True)
+        return ClientStates(store.checkpoints / "clients", resettable=True, synced=False)
 
     def run(self, context: RunContext) -> Server:
         """Run all rounds; see `run_rounds`."""

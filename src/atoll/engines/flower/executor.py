@@ -39,6 +39,9 @@ class RemoteStates:
         """Return None, because a client state never leaves its site."""
         return None
 
+    def sync(self, states: Iterable[tuple[int, int]]) -> None:
+        """Do nothing: a site answers when its state is on the disk."""
+
     def prune(self, valid: Mapping[int, int]) -> None:
         """Record which states clients may delete, for their next jobs."""
         self.needed = dict(valid)
