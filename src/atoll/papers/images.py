@@ -44,6 +44,7 @@ PUBLIC_SETS = {  # by the last part of data.path
         jpeg=True,
         copies={"0ce89a6d1cbb927e736636e942d5a7f2": "the first 150 training images of each class"},
     ),
+    "imagenet-100": PublicSet(126_689, 5_000, jpeg=True),  # the classes of Contrastive Multiview Coding
     "mini-imagenet": PublicSet(50_000, 10_000, jpeg=True),  # as FedCA divides it
 }
 JPEG = b"\xff\xd8"
