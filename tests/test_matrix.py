@@ -142,12 +142,12 @@ def test_any_two_parts_work_together_or_are_refused(combination, images, tmp_pat
 
 @pytest.mark.slow
 @pytest.mark.parametrize("objective", AXES["objective"])
-def test_all_combinations(objective, images, tmp_path):
-    """Under the plain server step: what the others do to the mean is the same whatever made it."""
-    rest = [AXES[axis] for axis in ("terms", "merge", "aggregation")]
-    for number, others in enumerate(itertools.product(*rest)):
+def test_any_two_parts_work_with_every_objective(objective, images, tmp_path):
+    """So any three parts of which one is the objective; all combinations would take days."""
+    others = {axis: values for axis, values in AXES.items() if axis != "objective"}
+    for number, rest in enumerate(pairwise(others)):
         folder = tmp_path / str(number)
-        check((objective, *others, "direct"), images, folder)
+        check((objective, *rest), images, folder)
         shutil.rmtree(folder, ignore_errors=True)
 
 
