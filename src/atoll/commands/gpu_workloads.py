@@ -21,7 +21,7 @@ from atoll.data.options import DataOptions
 from atoll.data.sources import Splits, load_data
 from atoll.engines.client import train_client
 from atoll.engines.client_states import ClientStates
-from atoll.engines.executors import InProcess
+from atoll.engines.executors import InProcess, in_this_process
 from atoll.engines.federation import Federation
 from atoll.engines.server import Server
 from atoll.functional import nt_xent
@@ -124,7 +124,7 @@ class Workload:
         """Run a round of all clients: send, train, check and fold."""
         if self._executor is None:
             self._folder = tempfile.TemporaryDirectory()
-            self._executor = InProcess(self.federation, ClientStates(Path(self._folder.name)))
+            self._executor = in_this_process(self.federation, ClientStates(Path(self._folder.name)))
             self._executor.start(self.server.constants)
         self.server.run_round(self._executor)
 

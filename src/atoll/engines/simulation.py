@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from atoll.engines.client_states import ClientStates
-from atoll.engines.executors import InProcess, WorkerPool
+from atoll.engines.executors import WorkerPool, in_this_process
 from atoll.engines.federation import Federation
 from atoll.engines.job_times import JobTimes
 from atoll.engines.jobs import Executor
@@ -59,7 +59,7 @@ class Simulation:
         recipe, setting = federation.recipe, federation.setting
         devices = recipe.engine.worker_devices(setting.cohort_size)
         if len(devices) == 1:
-            yield InProcess(federation, states)
+            yield in_this_process(federation, states)
             return
         try:
             if self._pool is None or self._pool.devices != devices:
