@@ -13,6 +13,7 @@ import warnings
 from collections import deque
 from collections.abc import Callable, Generator, Iterator, Sequence
 from concurrent.futures import CancelledError, Future, ThreadPoolExecutor
+from concurrent.futures import wait as wait_for_all
 from dataclasses import replace
 from multiprocessing import resource_tracker
 from multiprocessing.connection import Connection, wait
@@ -76,9 +77,16 @@ class OneAhead(InProcess):
     For a GPU, which would wait for the CPU meanwhile; at most one update more is in memory.
     """
 
+    def __init__(self, federation: Federation, states: ClientStates) -> None:
+        super().__init__(federation, states)
+        device = federation.recipe.engine.find_device()
+        # One thread for all rounds, because cuDNN's plans are a thread's own.
+        self._thread = ThreadPoolExecutor(1, "training", initializer=use_gpu, initargs=(device,))
+
     def run(self, jobs: Sequence[Job], progress: Progress) -> Generator[Result, None, None]:
         """Train each client in turn; when the caller stops, so does the client that trains, after its step."""
         stopped = threading.Event()
+        begun = deque[tuple[int, Future[Update]]]()
 
         def step(images: int) -> None:
             if stopped.is_set():
@@ -86,26 +94,25 @@ class OneAhead(InProcess):
             if progress is not None:
                 progress(images)
 
-        device = self._federation.recipe.engine.find_device()
-        with ThreadPoolExecutor(1, "training", initializer=use_gpu, initargs=(device,)) as thread:
-            begun = deque[tuple[int, Future[Update]]]()
-            try:
-                for job in jobs:
-                    begun.append((job.client, thread.submit(self._train, job, step)))
-                    if len(begun) == 2:
-                        yield _result(*begun.popleft())
-                for each in begun:
-                    yield _result(*each)
-            finally:
-                stopped.set()
-                thread.shutdown(cancel_futures=True)
+        def first() -> Result:
+            client, update = begun[0]
+            result = Result(client, update.result())
+            begun.popleft()
+            return result
+
+        try:
+            for job in jobs:
+                begun.append((job.client, self._thread.submit(self._train, job, step)))
+                if len(begun) == 2:
+                    yield first()
+            while begun:
+                yield first()
+        finally:
+            stopped.set()
+            wait_for_all([update for _, update in begun if not update.cancel()])
 
     def _sent(self, tensor: torch.Tensor) -> torch.Tensor:
         return tensor.to("cpu", copy=True)  # the next client overwrites the networks
-
-
-def _result(client: int, update: Future[Update]) -> Result:
-    return Result(client, update.result())
 
 
 def in_this_process(federation: Federation, states: ClientStates) -> InProcess:
