@@ -147,21 +147,23 @@ def sync(file: IO[bytes]) -> None:
     os.fsync(file.fileno())
 
 
-def sync_all(files: Collection[Path], folders: Collection[Path]) -> None:
+def sync_all(paths: Collection[Path]) -> None:
     """Wait until files, and the names in folders, are on the disk.
 
-    Threads sync many files at once, since a file system commits what it is given together in one go.
+    Threads sync many at once, since a file system commits what it is given together in one go.
 
     Raises:
         UserError: The disk is full, or a file is missing.
     """
     with ThreadPoolExecutor(_SYNC_THREADS) as pool:
-        list(pool.map(_sync_file, files))
-        list(pool.map(_sync_names, folders))
+        list(pool.map(_sync_path, paths))
 
 
-def _sync_file(path: Path) -> None:
+def _sync_path(path: Path) -> None:
     try:
+        if path.is_dir():
+            _sync_names(path)
+            return
         with path.open("r+b") as file:
             sync(file)
     except OSError as error:

@@ -93,8 +93,7 @@ class ClientStates:
         """Wait until the files of states are on the disk."""
         files = [] if self._synced else [self.path(client, round) for client, round in states]
         if files:
-            folders = [*(file.parent for file in files), self.folder, self.folder.parent]
-            sync_all(files, folders)
+            sync_all([*files, *(file.parent for file in files), self.folder, self.folder.parent])
 
     def _load(self, client: int, round: int) -> ClientState | None:
         path = self.path(client, round)
