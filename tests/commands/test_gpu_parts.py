@@ -33,7 +33,6 @@ def test_every_row_of_every_table_has_a_projected_time(monkeypatch):
     # Dec-SSL pretrains for 200 rounds of an epoch: on ImageNet-100, and on around 80,000 images of packages.
     assert rows["dec-ssl-1-left", "ssl"]["samples"] == 200 * 126_689
     assert rows["dec-ssl-1-right", "ssl-all"]["samples"] == 200 * 80_000
-    assert rows["dec-ssl-1-right", "ssl-tenth"] == {
-        "trained_as": "ssl-all"
-    }  # the labels are the fine-tuning's
+    # Its shares of labels are the fine-tuning's.
+    assert rows["dec-ssl-1-right", "ssl-tenth"] == {"trained_as": "ssl-all"}
     assert rows["dec-ssl-1-left", "ssl"]["hours"] == 200 * 126_689 / 1000 / 3600

@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import shutil
 from collections.abc import Iterable, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Protocol
 
@@ -80,14 +81,13 @@ class ClientStates:
     def save(self, client: int, round: int, retained: ClientState | None) -> None:
         """Save a state atomically."""
         path = self.path(client, round)
+        write = partial(save, path, retained, label(client, round), synced=self._synced)
         try:
-            save(path, retained, label(client, round), synced=self._synced)
+            write()
         except UserError:
             if path.parent.exists():
                 raise
-            save(
-                path, retained, label(client, round), synced=self._synced
-            )  # `_pack` removed the empty folder
+            write()  # `_pack` removed the empty folder at this moment
 
     def sync(self, states: Iterable[Key]) -> None:
         """Wait until the files of states are on the disk."""

@@ -19,6 +19,7 @@ from atoll.engines.flower.ledger import ASKED, LOST, RECEIVED, received
 from atoll.engines.flower.secure_round import SecureRound, train_requests
 from atoll.engines.flower.site_registry import SiteRegistry
 from atoll.engines.jobs import Job, Result, Total
+from atoll.engines.state_packs import Key
 from atoll.engines.update_checks import SizeLimit, is_count, is_number
 
 LONGEST_NAME = 100  # of a number among the results of a protocol
@@ -39,7 +40,7 @@ class RemoteStates:
         """Return None, because a client state never leaves its site."""
         return None
 
-    def sync(self, states: Iterable[tuple[int, int]]) -> None:
+    def sync(self, states: Iterable[Key]) -> None:
         """Do nothing: a site answers when its state is on the disk."""
 
     def prune(self, valid: Mapping[int, int]) -> None:
