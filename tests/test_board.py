@@ -61,11 +61,12 @@ def test_the_page_lists_the_rows_in_their_order():
     assert [name.partition(" (")[0] for name in listed] == titles[: len(listed)]
 
 
-def test_records_follow_the_protocol_and_name_no_place():
+def test_records_follow_the_protocol_and_name_their_commit_and_no_place():
     for path in RESULTS.rglob("*.json"):
         record = json.loads(path.read_text("utf-8"))
         name = path.relative_to(RESULTS).with_suffix("").as_posix()
         assert record["entry"] == name
+        assert re.fullmatch(r"[\d.a-z]+\+g[0-9a-f]{7,40}", record["made"]["version"]), f"{name} has no clean commit"
         assert not re.search(r'"(/|~|[A-Z]:\\)', path.read_text("utf-8")), f"{name} names a place"
         recipe, tuning = record["recipe"], name.startswith("tuning/")
         preset = "board-long" if name.startswith("long/") else "board-short"
