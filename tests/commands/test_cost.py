@@ -50,7 +50,7 @@ def test_the_estimate_is_what_the_run_does(tmp_path, method):
 
 COST = Cost(
     name="tens", rounds=10, cohort=3, clients=6, steps=1200, step_seconds=0.5, switch_seconds=2.0,
-    workers=("cpu", "cpu"), memory=3_000_000_000, checkpoints=50_000_000, states=12_000_000,
+    workers=("cpu", "cpu"), stack=1, memory=3_000_000_000, checkpoints=50_000_000, states=12_000_000,
     down=2_000_000, up=1_500_000, once=4_000_000,
 )  # fmt: skip
 
@@ -167,6 +167,13 @@ def test_the_workers_and_their_devices_are_named():
     said = "\n".join(cost.lines())
     assert "with 2 workers on cpu, cpu:0: " in said
     assert "a process, 3 processes" in said
+
+
+def test_the_estimate_of_stacked_clients_says_what_it_is_of():
+    (cost,) = estimate(tiny(*SETTINGS, "engine.stack=10"), warm=1, timed=1)
+    said = "  stack   3 clients train at once; time and memory above are those of one at a time"
+    assert said in cost.lines()
+    assert not any("stack" in line for line in replace(cost, stack=1).lines())
 
 
 def test_runs_that_are_needed_first_come_first():

@@ -53,7 +53,7 @@ class Scale:
         timed: Number of calls in one timing; there are three timings.
         clients: Number of clients in the federated round that is compared with a bare loop.
         batches: Number of batches of each client.
-        processes: Numbers of processes that train small clients on one GPU.
+        shared: Numbers of small clients that train on one GPU at once, in processes of their own or stacked.
         tables: Tables whose duration is projected.
         patience: Factor of the parts' time limits.
         digits: Settings of the recipe that methods are checked with.
@@ -69,7 +69,7 @@ class Scale:
     timed: int
     clients: int
     batches: int
-    processes: tuple[int, ...]
+    shared: tuple[int, ...]
     tables: tuple[str, ...]
     patience: float = 1.0
     digits: tuple[str, ...] = ()
@@ -87,7 +87,7 @@ SCALES = {
         timed=20,
         clients=4,
         batches=25,
-        processes=(1, 2, 4, 8),
+        shared=(1, 2, 5, 10),
         tables=(*FIRST_TABLES, *(name for name in table_names() if name not in FIRST_TABLES)),
     ),
     "test": Scale(
@@ -99,7 +99,7 @@ SCALES = {
         timed=1,
         clients=2,
         batches=2,
-        processes=(1, 2),
+        shared=(1, 2),
         tables=("fedquad-1",),
         patience=100,
         digits=("data.limit=64", "train.batch_size=8", "model.width=4", "model.projector_hidden=[16]"),
@@ -275,18 +275,16 @@ def overhead(bench: Bench) -> Found:
 
 
 def sharing(bench: Bench) -> Found:
-    """Time a round of small clients that are trained by one process or by several on the same GPU."""
-    for processes in bench.scale.processes:
-        settings = [
-            *SMALL,
-            *bench.scale.small,
-            f"engine.device={bench.device}",
-            f"engine.workers={processes}",
-        ]
+    """Time a round of small clients that share a GPU: trained by several processes, or stacked in one."""
+    counts = bench.scale.shared
+    ways = {f"processes: {count}": f"engine.workers={count}" for count in counts}
+    ways |= {f"stacked: {count}": f"engine.stack={count}" for count in counts if count > 1}
+    for name, way in ways.items():
+        settings = [*SMALL, *bench.scale.small, f"engine.device={bench.device}", way]
         with tempfile.TemporaryDirectory() as folder:
             run = run_recipe(load_recipe("fedquad-paper", settings), Path(folder) / "run")
             seconds = min(line["seconds"] for line in run.metrics[1:])  # in the first round, processes start
-        yield f"processes: {processes}", {"seconds": seconds}
+        yield name, {"seconds": seconds}
 
 
 def tables(bench: Bench) -> Found:

@@ -77,6 +77,50 @@ VIEWS = (Forward("view1"), Forward("view2"))  # both views through the networks 
 Passes = dict[Forward, Features]
 
 
+@dataclass(frozen=True)
+class EncoderCall:
+    """One call of an encoder, for one declared pass or for both views in one batch.
+
+    Attributes:
+        network: The network's name, as that of a `Forward`.
+        passes: The declared passes whose images are in its batch, in order.
+    """
+
+    network: str
+    passes: tuple[Forward, ...]
+
+    def batch(self, images: Mapping[str, Tensor]) -> Tensor:
+        """The encoder's input, from the images of a batch by name."""
+        parts = [images[forward.images] for forward in self.passes]
+        return torch.cat(parts) if len(parts) > 1 else parts[0]
+
+    def grad(self) -> torch.set_grad_enabled:
+        """Context of the call: copies of networks are not trained."""
+        return torch.set_grad_enabled(self.network == "local")
+
+    def features(self, network: nn.ModuleDict, h: Tensor, after: After) -> Passes:
+        """The passes' outputs, given the call's result."""
+        features = Features(network, h, after)
+        if len(self.passes) == 1:
+            return {self.passes[0]: features}
+        rows = len(h) // len(self.passes)
+        return {
+            forward: _Rows(features, slice(i * rows, (i + 1) * rows)) for i, forward in enumerate(self.passes)
+        }
+
+
+def encoder_calls(forwards: Sequence[Forward], joint: bool) -> list[EncoderCall]:
+    """Calls for the declared passes, each pass once, in order; with ``joint``, a network has both views in one."""
+    calls: list[EncoderCall] = []
+    for forward in dict.fromkeys(forwards):
+        if any(forward in call.passes for call in calls):
+            continue
+        pair = tuple(Forward(view.images, forward.network) for view in VIEWS)
+        together = joint and forward in pair and all(one in forwards for one in pair)
+        calls.append(EncoderCall(forward.network, pair if together else (forward,)))
+    return calls
+
+
 def run_forwards(
     forwards: Sequence[Forward],
     networks: Mapping[str, nn.ModuleDict],
@@ -86,18 +130,9 @@ def run_forwards(
 ) -> Passes:
     """Run each declared pass once, in order; with ``joint``, a network processes both views in one batch."""
     passes: Passes = {}
-    for forward in forwards:
-        if forward in passes:
-            continue
-        network = networks[forward.network]
-        pair = [Forward(view.images, forward.network) for view in VIEWS]
-        with torch.set_grad_enabled(forward.network == "local"):
-            if joint and forward in pair and all(one in forwards for one in pair):
-                stacked = torch.cat([images["view1"], images["view2"]])
-                both = Features(network, network["encoder"](stacked), after)
-                rows = len(stacked) // 2
-                passes[pair[0]] = _Rows(both, slice(0, rows))
-                passes[pair[1]] = _Rows(both, slice(rows, None))
-            else:
-                passes[forward] = Features(network, network["encoder"](images[forward.images]), after)
+    for call in encoder_calls(forwards, joint):
+        network = networks[call.network]
+        with call.grad():
+            h = network["encoder"](call.batch(images))
+        passes |= call.features(network, h, after)
     return passes

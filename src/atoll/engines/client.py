@@ -8,7 +8,7 @@ from typing import cast
 import torch
 from torch import Tensor, nn
 
-from atoll.components.base import Batch, ClientContext, ClientData, Setting, run_forwards
+from atoll.components.base import Batch, ClientContext, ClientData, Passes, Setting, run_forwards
 from atoll.components.messages import ClientState, Message, Slices, Update
 from atoll.components.training import TrainOptions, learning_rate, make_optimizer
 from atoll.core.errors import UserError
@@ -38,6 +38,7 @@ class Client:
         self.networks = networks
         self.constants = constants
         self.copies: dict[str, nn.ModuleDict] = {}
+        self.joint = setting.train.views_batch == "joint"
         self.optimizer = make_optimizer(setting.train, networks.parameters())
         self._buffers = buffer_names(networks)
         self._shared = frozenset(update_names(method, setting.train, networks))
@@ -45,6 +46,15 @@ class Client:
         self._places = _places(networks)
         self._base: Weights = constants.get(BASE, {})
         self._load(self._base)
+
+    @property
+    def device(self) -> torch.device:
+        """Device of the networks."""
+        return next(self.networks.parameters()).device
+
+    def network(self, name: str) -> nn.ModuleDict:
+        """Return the networks that a declared pass names: ``"local"``, or a copy."""
+        return self.networks if name == "local" else self.copies[name]
 
     def start(self, message: Message, retained: ClientState | None, data: ClientData) -> None:
         """Load the message and the client state; ``retained`` is None the first time that a client takes part."""
@@ -86,14 +96,25 @@ class Client:
         Raises:
             UserError: The loss of a component is not a scalar.
         """
-        method, context = self.method, self.context
-        for component in method.components:
-            batch.images.update(component.inputs(context, batch))
+        self.prepare(batch)
         networks = {"local": self.networks, **self.copies}
-        joint = self.setting.train.views_batch == "joint"
-        passes = run_forwards(method.forwards, networks, batch.images, joint, context.after)
+        passes = run_forwards(self.method.forwards, networks, batch.images, self.joint, self.context.after)
+        return self.loss(batch, passes)
+
+    def prepare(self, batch: Batch) -> None:
+        """Add the components' images to a batch."""
+        for component in self.method.components:
+            batch.images.update(component.inputs(self.context, batch))
+
+    def loss(self, batch: Batch, passes: Passes) -> Tensor:
+        """Compute the local loss of a batch, given its forward passes.
+
+        Raises:
+            UserError: The loss of a component is not a scalar.
+        """
+        context = self.context
         total = torch.zeros((), device=context.device)
-        for weight, component in method.losses:
+        for weight, component in self.method.losses:
             loss = component.loss(context, batch, passes)
             if not isinstance(loss, Tensor):
                 raise UserError(
@@ -211,11 +232,7 @@ def train_client(
     """
     train = client.setting.train
     with torch.random.fork_rng(devices=[]):
-        seed = derive_seed(client.setting.seed, "networks", message["round"], message["client"])
-        # `torch.manual_seed` also seeds GPUs, and where there is none formats three tracebacks in case one appears.
-        torch.default_generator.manual_seed(seed)
-        if next(client.networks.parameters()).is_cuda:
-            torch.cuda.manual_seed_all(seed)
+        seed_generators(client, message)
         client.start(message, retained, data)
         device = client.context.device.type
         epoch = 0
@@ -239,6 +256,15 @@ def train_client(
                     progress(len(batch.indices))
         client.end_epoch()
         return client.finish()
+
+
+def seed_generators(client: Client, message: Message) -> None:
+    """Seed the generators that a client's random layers draw from."""
+    seed = derive_seed(client.setting.seed, "networks", message["round"], message["client"])
+    # `torch.manual_seed` also seeds GPUs, and where there is none formats three tracebacks in case one appears.
+    torch.default_generator.manual_seed(seed)
+    if client.device.type == "cuda":
+        torch.cuda.manual_seed_all(seed)
 
 
 def update_names(method: Method, train: TrainOptions, networks: nn.ModuleDict) -> set[str]:

@@ -187,10 +187,10 @@ class Federation:
         """Names of BatchNorm's running statistics."""
         return buffer_names(self.networks)
 
-    def client_side(self, constants: Slices) -> Client:
-        """Create the client side of the method, on the networks of this process, which will train."""
+    def client_side(self, constants: Slices, networks: nn.ModuleDict | None = None) -> Client:
+        """Create the client side of the method, by default on the networks of this process, which will train."""
         keep_freed_memory()
-        return Client(self.recipe.composed, self.setting, self.networks, constants)
+        return Client(self.recipe.composed, self.setting, networks or self.networks, constants)
 
     def client_data(self, client: int) -> FederatedClient:
         """Samples of a client."""

@@ -13,6 +13,7 @@ from atoll.engines.job_times import JobTimes
 from atoll.engines.jobs import Executor
 from atoll.engines.rounds import RunContext, RunStore, SiteResults, run_rounds
 from atoll.engines.server import Server
+from atoll.engines.stacked import Stacked
 from atoll.recipe.recipe import Recipe
 
 
@@ -58,6 +59,9 @@ class Simulation:
     def _executor(self, federation: Federation, states: ClientStates) -> Iterator[Executor]:
         recipe, setting = federation.recipe, federation.setting
         devices = recipe.engine.worker_devices(setting.cohort_size)
+        if recipe.engine.stack > 1:
+            yield Stacked(federation, states)
+            return
         if len(devices) == 1:
             yield in_this_process(federation, states)
             return

@@ -25,6 +25,9 @@ class EngineOptions(Options, section="engine"):
             the result is that of a single one. By default, all workers are on `device`.
         workers: Number of processes that train clients in parallel, at least one for each of `devices`; 0 for one
             per core. The result does not depend on it.
+        stack: Clients that one process trains at once, their encoders as one with an axis for the client, for small
+            networks that leave a GPU idle; it takes the memory of as many clients. Weights are those of clients
+            that train one by one up to rounding. Flower's engines do not use it.
         threads: CPU threads of each worker. The last bits of the result depend on it.
         decoders: Number of processes that read and decode the images of a streamed split (``data.memory_gib``)
             ahead of the training, with ``workers = 1``; 0 to decode between the steps. The result does not depend
@@ -38,6 +41,7 @@ class EngineOptions(Options, section="engine"):
     device: str = "auto"
     devices: tuple[str, ...] | Literal["auto"] = ()
     workers: Annotated[int, AtLeast(0), AtMost(1024)] = 1
+    stack: Annotated[int, Above(0), AtMost(1024)] = 1
     threads: Annotated[int, Above(0), AtMost(1024)] = 1
     decoders: Annotated[int, AtLeast(0), AtMost(1024)] = 0
     channels_last: bool | Literal["auto"] = "auto"
@@ -51,6 +55,11 @@ class EngineOptions(Options, section="engine"):
                 check_device(name, "engine.devices")
             if "auto" in self.devices:
                 raise UserError('engine.devices lists devices; write engine.devices = "auto" for all GPUs')
+        if self.stack > 1 and (self.workers != 1 or self.decoders or self.devices):
+            raise UserError(
+                "engine.stack trains clients together in one process, so it needs engine.workers = 1, "
+                "engine.decoders = 0 and a single engine.device"
+            )
         if self.devices and self.device != "auto":
             raise UserError(
                 f"engine.devices takes the place of engine.device, which is {self.device!r}; add engine.device=auto"

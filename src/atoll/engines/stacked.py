@@ -1,0 +1,206 @@
+"""Stacked clients: one process trains several clients at once, their encoders as one with an axis for the client.
+
+A GPU needs as many kernels for a stack of small networks as for one of them. Only encoders are stacked: heads,
+losses, components and optimisers run for one client after the other. So every method works as it is written, and
+its weights are those of clients that train one by one, up to rounding.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Generator, Iterator, Sequence
+from contextlib import contextmanager
+
+import torch
+from torch import Tensor
+
+from atoll.components.base import Batch, Passes
+from atoll.components.forwards import EncoderCall, encoder_calls
+from atoll.components.messages import ClientState, Slices, Update
+from atoll.core.errors import UserError
+from atoll.core.tree import map_tensors
+from atoll.engines.client import Client, seed_generators
+from atoll.engines.client_states import ClientStates
+from atoll.engines.encoder_stack import EncoderStack
+from atoll.engines.executors import InProcess, Progress
+from atoll.engines.federation import Federation
+from atoll.engines.jobs import Job, Result
+
+
+class Stacked(InProcess):
+    """Trains ``engine.stack`` clients at once.
+
+    Raises:
+        UserError: The recipe has an option that a stack does not support.
+    """
+
+    def __init__(self, federation: Federation, states: ClientStates) -> None:
+        super().__init__(federation, states)
+        train = federation.recipe.train
+        unsupported = {"accumulate": train.accumulate > 1, "checkpoint_gradients": train.checkpoint_gradients}
+        for name, used in unsupported.items():
+            if used:
+                raise UserError(
+                    f"train.{name} saves memory and engine.stack needs more; leave out one of them"
+                )
+
+    def start(self, constants: Slices) -> None:
+        """Create the client sides, each with networks of its own."""
+        federation = self._federation
+        size = min(federation.recipe.engine.stack, federation.setting.cohort_size)
+        networks = [copy.deepcopy(federation.networks) for _ in range(size)]
+        self._clients = [federation.client_side(constants, own) for own in networks]
+        self._stacks = {"local": EncoderStack([own["encoder"] for own in networks])}
+
+    def run(self, jobs: Sequence[Job], progress: Progress) -> Generator[Result, None, None]:
+        """Train the jobs group by group; the updates of a group are valid until the next group starts."""
+        size = len(self._clients)
+        for first in range(0, len(jobs), size):
+            group = jobs[first : first + size]
+            updates = self._train_group(group, progress)
+            for job in group:
+                yield Result(job.client, updates[job.client])
+
+    def _train_group(self, jobs: Sequence[Job], progress: Progress) -> dict[int, Update]:
+        # The clients with the most steps are the first rows, so that those which still train remain a slice.
+        longest = sorted(jobs, key=self._num_steps, reverse=True)
+        with torch.random.fork_rng(devices=[]):
+            members = [
+                _Member(row, self._clients[row], job, self._federation, self._states)
+                for row, job in enumerate(longest)
+            ]
+            for network in members[0].client.copies:
+                self._stacks[network] = self._stack_of_copies(network, members)
+            while active := [member for member in members if member.next_batch()]:
+                self._step(active)
+                if progress is not None:
+                    for member in active:
+                        progress(len(member.batch.indices))
+            return {member.job.client: self._finish(member) for member in members}
+
+    def _num_steps(self, job: Job) -> int:
+        return job.message["epochs"] * self._federation.client_data(job.client).num_batches()
+
+    def _stack_of_copies(self, network: str, members: Sequence[_Member]) -> EncoderStack:
+        known = self._stacks.get(network)
+        if known is not None and len(known) >= len(members):
+            return known
+        return EncoderStack([member.client.copies[network]["encoder"] for member in members])
+
+    def _step(self, active: Sequence[_Member]) -> None:
+        """Take one step of each client that has a batch left."""
+        client = self._clients[0]
+        device = client.context.device.type
+        with torch.autocast(device, torch.bfloat16, enabled=client.setting.train.amp and device == "cuda"):
+            passes = self._passes(active)
+            losses = [member.loss(passes[member.row]) for member in active]
+        trained = [member.row for member, loss in zip(active, losses, strict=True) if loss.requires_grad]
+        if trained:
+            torch.autograd.backward([loss for loss in losses if loss.requires_grad])
+            self._stacks["local"].pass_on_gradients(trained)
+        for member in active:
+            member.step()
+
+    def _passes(self, active: Sequence[_Member]) -> dict[int, Passes]:
+        """Run the declared passes of each client, by its row; one call encodes all batches of equal shape."""
+        for member in active:
+            member.prepare()
+        client = self._clients[0]
+        passes: dict[int, Passes] = {member.row: {} for member in active}
+        for call in encoder_calls(client.method.forwards, client.joint):
+            groups: dict[torch.Size, dict[_Member, Tensor]] = {}
+            for member in active:
+                images = call.batch(member.batch.images)
+                groups.setdefault(images.shape, {})[member] = images
+            for images_of in groups.values():
+                for member, h in zip(images_of, self._encode(call, images_of), strict=True):
+                    network, after = member.client.network(call.network), member.client.context.after
+                    passes[member.row] |= call.features(network, h, after)
+        return passes
+
+    def _encode(self, call: EncoderCall, images_of: dict[_Member, Tensor]) -> Sequence[Tensor]:
+        with call.grad():
+            if len(images_of) == 1:
+                ((member, images),) = images_of.items()
+                return [member.client.network(call.network)["encoder"](images)]
+            rows = [member.row for member in images_of]
+            return self._stacks[call.network](rows, torch.stack(list(images_of.values()))).unbind()
+
+    def _finish(self, member: _Member) -> Update:
+        update, state = member.finish()
+        if member.stateful:
+            self._states.save(member.job.client, member.job.round, state)
+        sent: Update = map_tensors(self._sent, update)
+        return sent
+
+
+class _Member:
+    """A client in a group, with its row in the stacks and with random generators of its own."""
+
+    def __init__(
+        self, row: int, client: Client, job: Job, federation: Federation, states: ClientStates
+    ) -> None:
+        self.row = row
+        self.client = client
+        self.job = job
+        self.stateful = client.method.stateful(client.setting.train)
+        retained = states.load(job.client, job.message["kept"]) if self.stateful else None
+        data = federation.client_data(job.client)
+        seed_generators(client, job.message)
+        self._generators = _generator_states(client)
+        with self._drawing():
+            client.start(job.message, retained, data)
+        self._batches = data.batches(job.round, job.message["epochs"], client.method.images)
+        self._epoch = 0
+
+    def next_batch(self) -> bool:
+        """Make the next batch, if there is one."""
+        batch = next(self._batches, None)
+        if batch is None:
+            return False
+        if batch.epoch != self._epoch:
+            self.client.end_epoch()
+            self._epoch = batch.epoch
+        self.batch: Batch = batch
+        return True
+
+    def prepare(self) -> None:
+        """Make the batch's further images."""
+        with self._drawing():
+            self.client.prepare(self.batch)
+
+    def loss(self, passes: Passes) -> Tensor:
+        """Compute the local loss of the batch, given its passes."""
+        with self._drawing():
+            return self.client.loss(self.batch, passes)
+
+    def step(self) -> None:
+        """Take the optimiser's step, and clear its gradients."""
+        self.client.optimizer.step()
+        self.client.optimizer.zero_grad(set_to_none=True)
+        with self._drawing():
+            self.client.after_step()
+
+    def finish(self) -> tuple[Update, ClientState | None]:
+        """Return the update and the client state, as `Client.finish` does."""
+        self.client.end_epoch()
+        with self._drawing():
+            return self.client.finish()
+
+    @contextmanager
+    def _drawing(self) -> Iterator[None]:
+        """Within the context, random layers draw what they would if the client trained alone."""
+        _set_generators(self.client, self._generators)
+        yield
+        self._generators = _generator_states(self.client)
+
+
+def _generator_states(client: Client) -> list[Tensor]:
+    device = client.device
+    return [torch.get_rng_state(), *([torch.cuda.get_rng_state(device)] if device.type == "cuda" else [])]
+
+
+def _set_generators(client: Client, states: Sequence[Tensor]) -> None:
+    torch.set_rng_state(states[0])
+    if len(states) > 1:
+        torch.cuda.set_rng_state(states[1], client.device)
