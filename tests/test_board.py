@@ -66,7 +66,9 @@ def test_records_follow_the_protocol_and_name_their_commit_and_no_place():
         record = json.loads(path.read_text("utf-8"))
         name = path.relative_to(RESULTS).with_suffix("").as_posix()
         assert record["entry"] == name
-        assert re.fullmatch(r"[\d.a-z]+\+g[0-9a-f]{7,40}", record["made"]["version"]), f"{name} has no clean commit"
+        assert re.fullmatch(r"[\d.a-z]+\+g[0-9a-f]{7,40}", record["made"]["version"]), (
+            f"{name} has no clean commit"
+        )
         assert not re.search(r'"(/|~|[A-Z]:\\)', path.read_text("utf-8")), f"{name} names a place"
         recipe, tuning = record["recipe"], name.startswith("tuning/")
         preset = "board-long" if name.startswith("long/") else "board-short"

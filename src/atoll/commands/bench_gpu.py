@@ -24,12 +24,12 @@ from atoll.commands.gpu_parts import (
     overhead,
     peak,
     profile,
-    sharing,
     steps,
     tables,
     views,
     where_from,
 )
+from atoll.commands.gpu_sharing import sharing
 from atoll.core.devices import check_device, find_device
 from atoll.core.errors import UserError
 from atoll.core.files import write_whole
@@ -52,7 +52,7 @@ PARTS = {
     "steps": Part(steps, 90),
     "profile": Part(profile, 40),
     "overhead": Part(overhead, 40),
-    "sharing": Part(sharing, 60),
+    "sharing": Part(sharing, 90),
     "tables": Part(tables, 135),
 }
 

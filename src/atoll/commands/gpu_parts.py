@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import tempfile
 import time
 import traceback
 from collections.abc import Callable, Iterator
@@ -24,14 +23,13 @@ from atoll.commands.gpu_workloads import (
     synthetic_workload,
     wait_for,
 )
-from atoll.commands.run import run_recipe
 from atoll.core.config import describe
 from atoll.data.views.views import ViewOptions, make_views
 from atoll.methods.registry import METHODS
 from atoll.papers.images import PUBLIC_SETS
 from atoll.papers.reproduction import find_table
 from atoll.papers.tables import table_names
-from atoll.recipe.recipe import Recipe, load_recipe, make_recipe
+from atoll.recipe.recipe import Recipe, make_recipe
 
 Found = Iterator[tuple[str, Any]]
 TOLERANCE = 1e-4  # largest relative difference of a first loss from the CPU's, in float32
@@ -53,7 +51,7 @@ class Scale:
         timed: Number of calls in one timing; there are three timings.
         clients: Number of clients in the federated round that is compared with a bare loop.
         batches: Number of batches of each client.
-        shared: Numbers of small clients that train on one GPU at once, in processes of their own or stacked.
+        shared: Numbers of small clients that train on one GPU at once (see `gpu_sharing`).
         tables: Tables whose duration is projected.
         patience: Factor of the parts' time limits.
         digits: Settings of the recipe that methods are checked with.
@@ -87,7 +85,7 @@ SCALES = {
         timed=20,
         clients=4,
         batches=25,
-        shared=(1, 2, 5, 10),
+        shared=(10, 5, 2),
         tables=(*FIRST_TABLES, *(name for name in table_names() if name not in FIRST_TABLES)),
     ),
     "test": Scale(
@@ -99,7 +97,7 @@ SCALES = {
         timed=1,
         clients=2,
         batches=2,
-        shared=(1, 2),
+        shared=(2,),
         tables=("fedquad-1",),
         patience=100,
         digits=("data.limit=64", "train.batch_size=8", "model.width=4", "model.projector_hidden=[16]"),
@@ -112,10 +110,6 @@ PRECISIONS = {  # of a step: TF32 in matrix products and convolutions, and the r
     "tf32": (True, ("train.amp=false", "engine.channels_last=false")),
     "fp32": (False, ("train.amp=false", "engine.channels_last=false")),
 }
-SMALL = (  # clients of FedQuad's paper, on the digits, with about as many steps
-    "data.source=digits", "data.image_size=32", "partition.kind=iid",
-    "train.rounds=3", "train.epochs=40", "train.batch_size=32", "evaluation.at_end=[]",
-)  # fmt: skip
 ENCODERS = {
     "resnet18": (),
     "resnet-narrow": ("model.encoder=resnet-narrow", "model.width=4", "model.projector_hidden=[16]"),
@@ -272,19 +266,6 @@ def overhead(bench: Bench) -> Found:
     yield "seconds", {"federated": federated, "bare": bare}
     yield "overhead", federated / bare - 1
     yield "views_a_second", 2 * seen / federated
-
-
-def sharing(bench: Bench) -> Found:
-    """Time a round of small clients that share a GPU: trained by several processes, or stacked in one."""
-    counts = bench.scale.shared
-    ways = {f"processes: {count}": f"engine.workers={count}" for count in counts}
-    ways |= {f"stacked: {count}": f"engine.stack={count}" for count in counts if count > 1}
-    for name, way in ways.items():
-        settings = [*SMALL, *bench.scale.small, f"engine.device={bench.device}", way]
-        with tempfile.TemporaryDirectory() as folder:
-            run = run_recipe(load_recipe("fedquad-paper", settings), Path(folder) / "run")
-            seconds = min(line["seconds"] for line in run.metrics[1:])  # in the first round, processes start
-        yield name, {"seconds": seconds}
 
 
 def tables(bench: Bench) -> Found:

@@ -1,0 +1,75 @@
+"""The part of ``atoll bench gpu`` that compares ways to train several small clients on one GPU at once."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from atoll.commands.gpu_parts import Bench, Found
+from atoll.commands.run import run_recipe
+from atoll.core.errors import UserError
+from atoll.recipe.recipe import load_recipe
+
+SMALL = (  # clients of FedQuad's paper, on the digits, with about as many steps
+    "data.source=digits", "data.image_size=32", "partition.kind=iid",
+    "train.rounds=3", "train.epochs=40", "train.batch_size=32", "evaluation.at_end=[]",
+)  # fmt: skip
+CONTROL = "nvidia-cuda-mps-control"  # of NVIDIA's Multi-Process Service (MPS)
+
+
+def sharing(bench: Bench) -> Found:
+    """Time a round of ten small clients: in processes, with and without MPS, and stacked in one process."""
+    yield "processes: 1", {"seconds": _seconds(bench, "engine.workers=1")}
+    for count in bench.scale.shared:
+        yield f"stacked: {count}", {"seconds": _seconds(bench, f"engine.stack={count}")}
+        yield f"processes: {count}", {"seconds": _seconds(bench, f"engine.workers={count}")}
+    if bench.device.type != "cuda":
+        return
+    for count in bench.scale.shared:
+        try:
+            with mps():
+                found: dict[str, float | str] = {"seconds": _seconds(bench, f"engine.workers={count}")}
+        except (
+            Exception
+        ) as error:  # where the service is missing or not allowed, the other ways have their times
+            found = {"error": f"{type(error).__name__}: {error}"}
+        yield f"processes with MPS: {count}", found
+
+
+def _seconds(bench: Bench, way: str) -> float:
+    settings = [*SMALL, *bench.scale.small, f"engine.device={bench.device}", way]
+    with tempfile.TemporaryDirectory() as folder:
+        run = run_recipe(load_recipe("fedquad-paper", settings), Path(folder) / "run")
+        return min(float(line["seconds"]) for line in run.metrics[1:])  # in the first round, processes start
+
+
+@contextmanager
+def mps() -> Iterator[None]:
+    """Run NVIDIA's Multi-Process Service for processes that start within the context; it changes no setting.
+
+    Raises:
+        UserError: It is not installed.
+        OSError, subprocess.SubprocessError: It does not start.
+    """
+    control = shutil.which(CONTROL)
+    if control is None:
+        raise UserError(f"{CONTROL} is not installed")
+    with tempfile.TemporaryDirectory() as folder:
+        before = dict(os.environ)
+        for name in ("PIPE", "LOG"):
+            (place := Path(folder, name.lower())).mkdir()
+            os.environ[f"CUDA_MPS_{name}_DIRECTORY"] = str(place)
+        try:
+            subprocess.run([control, "-d"], check=True, timeout=30)  # noqa: S603
+            try:
+                yield
+            finally:
+                subprocess.run([control], input="quit\n", text=True, check=False, timeout=30)  # noqa: S603
+        finally:
+            os.environ.clear()
+            os.environ |= before

@@ -1,0 +1,65 @@
+"""NVIDIA's Multi-Process Service around worker processes, with a stand-in for its control program."""
+
+import os
+import stat
+
+import pytest
+import torch
+
+from atoll.commands import gpu_sharing
+from atoll.commands.gpu_parts import SCALES, Bench
+from atoll.commands.gpu_sharing import CONTROL, mps, sharing
+from atoll.core.errors import UserError
+
+
+@pytest.fixture
+def control(tmp_path, monkeypatch):
+    """A control program that notes its arguments, its pipe's folder and its input; its exit code can be set."""
+
+    def install(code=0):
+        program = tmp_path / CONTROL
+        program.write_text(
+            f'#!/bin/sh\necho "args:$*" >> {tmp_path}/log\necho "pipe:$CUDA_MPS_PIPE_DIRECTORY" >> {tmp_path}/log\n'
+            f'[ "$1" = -d ] || cat >> {tmp_path}/log\nexit {code}\n'
+        )
+        program.chmod(program.stat().st_mode | stat.S_IXUSR)
+        monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
+        return tmp_path / "log"
+
+    return install
+
+
+def test_it_runs_for_the_processes_within_the_context_and_stops(control):
+    log = control()
+    before = dict(os.environ)
+    with mps():
+        folder = os.environ["CUDA_MPS_PIPE_DIRECTORY"]
+        assert log.read_text().splitlines() == ["args:-d", f"pipe:{folder}"]
+    assert log.read_text().splitlines()[2:] == ["args:", f"pipe:{folder}", "quit"]
+    assert dict(os.environ) == before
+
+
+@pytest.fixture
+def gpu(monkeypatch):
+    """A bench of a GPU that is not there, whose rounds take as many seconds as the way has letters."""
+    monkeypatch.setattr(gpu_sharing, "_seconds", lambda bench, way: float(len(way)))
+    return Bench(torch.device("cuda"), SCALES["test"])
+
+
+def test_each_way_has_a_time(gpu, control):
+    control()
+    assert dict(sharing(gpu)) == {
+        "processes: 1": {"seconds": 16.0},
+        "stacked: 2": {"seconds": 14.0},
+        "processes: 2": {"seconds": 16.0},
+        "processes with MPS: 2": {"seconds": 16.0},
+    }
+
+
+def test_a_service_that_does_not_start_is_an_error_of_its_own_line(gpu, control, monkeypatch):
+    control(code=1)
+    assert "exit status 1" in dict(sharing(gpu))["processes with MPS: 2"]["error"]
+    monkeypatch.setenv("PATH", "")
+    assert dict(sharing(gpu))["processes with MPS: 2"] == {"error": f"UserError: {CONTROL} is not installed"}
+    with pytest.raises(UserError, match="is not installed"), mps():
+        pass
