@@ -74,9 +74,9 @@ class EncoderStack:
         for name, stacked in self._stacked_weights.items():
             if stacked.grad is None:
                 continue
+            gradients = stacked.grad.unbind()
             for row in rows:
-                weight = self._weights[row][name]
-                own = stacked.grad[row]
+                weight, own = self._weights[row][name], gradients[row]
                 weight.grad = own if weight.grad is None else weight.grad + own
             stacked.grad = None
 
