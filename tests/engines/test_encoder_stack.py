@@ -78,6 +78,17 @@ def test_two_groups_of_rows_have_one_backward_pass():
             equal(buffer, expected)
 
 
+def test_a_stack_computes_in_the_precision_of_its_weights_whatever_autocast_is():
+    encoders = different(build_encoder(ENCODERS["attention"], channels=1, image_size=8), 2)
+    stack, images = EncoderStack([encoder.float() for encoder in encoders]), torch.randn(2, 5, 1, 8, 8)
+    expected = torch.stack([encoder(batch) for encoder, batch in zip(encoders, images, strict=True)])
+    with torch.autocast("cpu", torch.bfloat16):
+        found = stack([0, 1], images)
+        assert found.dtype == torch.float32
+        assert (found @ torch.randn(encoders[0].dim, 3)).dtype == torch.bfloat16  # as for what follows
+    torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-5)
+
+
 def test_a_row_is_the_encoders_own_memory():
     encoders = different(build_encoder(ENCODERS["attention"], channels=1, image_size=8), 2)
     parameters = [list(encoder.parameters()) for encoder in encoders]

@@ -34,7 +34,7 @@ class EncoderStack:
         return len(self._encoders)
 
     def __call__(self, rows: Sequence[int], images: Tensor) -> Tensor:
-        """Encode one batch for each of the chosen encoders, in the mode of the first encoder.
+        """Encode one batch for each of the chosen encoders, in the mode of the first encoder, without autocast.
 
         Args:
             rows: The encoders.
@@ -56,7 +56,9 @@ class EncoderStack:
             return h
 
         try:
-            h = vmap(encode, randomness="error")(weights, buffers, images)
+            # Autocast misses what `vmap` makes of a convolution, and BatchNorm refuses mixed precision there.
+            with torch.autocast(images.device.type, enabled=False):
+                h = vmap(encode, randomness="error")(weights, buffers, images)
         except RuntimeError as error:
             if "vmap" not in str(error) and "batching rule" not in str(error).lower():
                 raise

@@ -26,8 +26,9 @@ class EngineOptions(Options, section="engine"):
         workers: Number of processes that train clients in parallel, at least one for each of `devices`; 0 for one
             per core. The result does not depend on it.
         stack: Clients that one process trains at once, their encoders as one with an axis for the client, for small
-            networks that leave a GPU idle; it takes the memory of as many clients. Weights are those of clients
-            that train one by one up to rounding. Flower's engines do not use it.
+            networks that leave a GPU idle; it takes the memory of as many clients, and these encoders compute in
+            float32. Weights are those of clients that train one by one up to rounding. Flower's engines do not use
+            it.
         threads: CPU threads of each worker. The last bits of the result depend on it.
         decoders: Number of processes that read and decode the images of a streamed split (``data.memory_gib``)
             ahead of the training, with ``workers = 1``; 0 to decode between the steps. The result does not depend
