@@ -11,7 +11,7 @@ from atoll.commands.run import run_recipe
 from atoll.core.digests import JSON, TOML, open_text
 from atoll.core.errors import UserError
 from atoll.core.run_folder import Run
-from atoll.core.tree import load, pack
+from atoll.core.tree import load, pack, same
 from tests.harness import remains, run_tiny, tiny
 
 # Each client keeps a state: its optimiser's.
@@ -33,6 +33,19 @@ def longer(tmp_path_factory):
 def folder(finished, tmp_path):
     """A copy of a finished run, to be damaged."""
     return shutil.copytree(finished, tmp_path / "run")
+
+
+def test_a_finished_run_can_be_renamed(folder):
+    before = remains(Run(folder))
+    text = Run(folder).read("recipe.toml")
+    run_tiny(folder, *SETTINGS, "title=A better title", "name=better", "engine.workers=2", resume=True)
+    named = text.replace('name = "digits"', 'name = "better"').replace(
+        'title = ""', 'title = "A better title"'
+    )
+    assert Run(folder).read("recipe.toml") == named != text
+    assert same(remains(Run(folder)), before)
+    run_tiny(folder, *SETTINGS, resume=True)
+    assert Run(folder).read("recipe.toml") == text
 
 
 def flip(path, byte=-3):

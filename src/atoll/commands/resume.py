@@ -5,10 +5,13 @@ from __future__ import annotations
 import hashlib
 import json
 import shutil
+import tomllib
 import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+
+import tomli_w
 
 from atoll.core.config import describe, flatten
 from atoll.core.environment import Environment, difference, environment
@@ -92,11 +95,21 @@ def is_done(run: Run, recipe: Recipe) -> bool:
 
 
 def has_finished(run: Run, recipe: Recipe, asked_more: bool) -> bool:
-    """Whether there is nothing left of a run to do; warns if more was asked for, such as a log."""
+    """Whether nothing is left of a run to do; renames it then, and warns if more was asked for, such as a log."""
     done = is_done(run, recipe)
-    if done and asked_more:
-        warnings.warn(f"{run.folder} had finished: --log, --reset-client change nothing", stacklevel=2)
+    if done:
+        _rename(run, recipe)
+        if asked_more:
+            warnings.warn(f"{run.folder} had finished: --log, --reset-client change nothing", stacklevel=2)
     return done
+
+
+def _rename(run: Run, recipe: Recipe) -> None:
+    """Write the recipe's name and title into the run's recipe, and nothing else of it."""
+    before = tomllib.loads(run.read("recipe.toml") or "")
+    named = {**before, "name": recipe.name, "title": recipe.title}
+    if named != before:
+        run.write("recipe.toml", tomli_w.dumps(named))
 
 
 def delete_evaluation(run: Run, recipe: Recipe) -> None:
