@@ -165,8 +165,9 @@ def summarise(rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
     """Summarise measurements by dimension, with the constants of the bounds and whether they hold.
 
     ``c`` is the smallest constant for which all representabilities of common directions (e_j with j ≠ k by source
-    k, all e_j by the global solution) are at least 1 − c·d^(−4/5) at dimensions up to 300. ``c_supervised`` is
-    that of correlations ≤ c·d^(−1/10). ``slopes`` are of the logarithm of the mean over the logarithm of d.
+    k, all e_j by the global solution) are at least 1 − c·d^(−4/5) at dimensions up to 300, or at the smallest if
+    all are larger. ``c_supervised`` is that of correlations ≤ c·d^(−1/10). ``slopes`` are of the logarithm of the
+    mean over the logarithm of d.
     """
     dims = sorted({row["d"] for row in rows})
     by_dim = {}
