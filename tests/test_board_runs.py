@@ -6,6 +6,7 @@ import json
 import os
 import signal
 import sys
+import tomllib
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -13,8 +14,10 @@ from typing import Any
 import pytest
 
 import board as tool
+from atoll.core.config import flatten
 from atoll.core.errors import RunError
 from atoll.core.provenance import version
+from atoll.recipe.recipe import make_recipe
 from board_rows import Board, Entry
 from tests.boards import TABLE
 
@@ -136,4 +139,18 @@ def test_a_tuning_run_comes_out_as_recorded(tmp_path):
     here = tool.hardware_and_versions()
     if any(record["made"][key] != here[key] for key in ("capability", "torch", "torchvision", "numpy")):
         pytest.skip("the record is of another CPU capability, or of other versions")
-    assert same_but_made(tool.run(entry, tmp_path)) == same_but_made(record)
+    assert same_but_made(tool.run(entry, tmp_path)) == same_but_made(with_later_options(record))
+
+
+def with_later_options(record: dict[str, Any]) -> dict[str, Any]:
+    """A record with the defaults of options that its recipe did not have yet."""
+    return {**record, "recipe": tomllib.loads(make_recipe(record["recipe"]).to_toml())}
+
+
+@pytest.mark.parametrize(
+    "path", sorted((tool.RESULTS / "tuning").glob("*-lr0.1.json")), ids=lambda path: path.stem
+)
+def test_a_record_s_recipe_is_today_s_but_for_options_that_came_later(path):
+    before = json.loads(path.read_text("utf-8"))["recipe"]
+    after = with_later_options({"recipe": before})["recipe"]
+    assert flatten(before).items() <= flatten(after).items()
