@@ -9,6 +9,7 @@ import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from unittest.mock import patch
 
 from atoll.commands.gpu_parts import Bench, Found
 from atoll.commands.run import run_recipe
@@ -34,9 +35,7 @@ def sharing(bench: Bench) -> Found:
         try:
             with mps():
                 found: dict[str, float | str] = {"seconds": _seconds(bench, f"engine.workers={count}")}
-        except (
-            Exception
-        ) as error:  # where the service is missing or not allowed, the other ways have their times
+        except Exception as error:  # it may be missing or not allowed; the other ways keep their times
             found = {"error": f"{type(error).__name__}: {error}"}
         yield f"processes with MPS: {count}", found
 
@@ -60,16 +59,12 @@ def mps() -> Iterator[None]:
     if control is None:
         raise UserError(f"{CONTROL} is not installed")
     with tempfile.TemporaryDirectory() as folder:
-        before = dict(os.environ)
-        for name in ("PIPE", "LOG"):
-            (place := Path(folder, name.lower())).mkdir()
-            os.environ[f"CUDA_MPS_{name}_DIRECTORY"] = str(place)
-        try:
+        places = {f"CUDA_MPS_{name}_DIRECTORY": Path(folder, name.lower()) for name in ("PIPE", "LOG")}
+        for place in places.values():
+            place.mkdir()
+        with patch.dict(os.environ, {name: str(place) for name, place in places.items()}):
             subprocess.run([control, "-d"], check=True, timeout=30)  # noqa: S603
             try:
                 yield
             finally:
                 subprocess.run([control], input="quit\n", text=True, check=False, timeout=30)  # noqa: S603
-        finally:
-            os.environ.clear()
-            os.environ |= before

@@ -93,9 +93,8 @@ class Workload:
 
     def train_on(self, batch: Batch) -> None:
         """Perform one training step of a client's round."""
-        client, device = self.client, self.device.type
-        amp = self.federation.recipe.train.amp and device == "cuda"
-        with torch.autocast(device, torch.bfloat16, enabled=amp):
+        client = self.client
+        with client.autocast():
             loss = client.step(batch)
         client.optimizer.zero_grad(set_to_none=True)
         torch.autograd.backward(loss)

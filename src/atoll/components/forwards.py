@@ -112,7 +112,7 @@ class EncoderCall:
 def encoder_calls(forwards: Sequence[Forward], joint: bool) -> list[EncoderCall]:
     """Calls for the declared passes, each pass once, in order; with ``joint``, a network has both views in one."""
     calls: list[EncoderCall] = []
-    for forward in dict.fromkeys(forwards):
+    for forward in forwards:
         if any(forward in call.passes for call in calls):
             continue
         pair = tuple(Forward(view.images, forward.network) for view in VIEWS)

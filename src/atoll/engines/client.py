@@ -52,9 +52,16 @@ class Client:
         """Device of the networks."""
         return next(self.networks.parameters()).device
 
-    def network(self, name: str) -> nn.ModuleDict:
-        """Return the networks that a declared pass names: ``"local"``, or a copy."""
-        return self.networks if name == "local" else self.copies[name]
+    @property
+    def by_name(self) -> dict[str, nn.ModuleDict]:
+        """The networks by the names that declared passes give them: ``"local"``, and those of the copies."""
+        return {"local": self.networks, **self.copies}
+
+    def autocast(self) -> torch.autocast:
+        """Context of a step's forward passes and losses, in the precision that the recipe says."""
+        # bfloat16 has float32's range, so gradients need no scaling, as float16's would
+        kind = self.device.type
+        return torch.autocast(kind, torch.bfloat16, enabled=self.setting.train.amp and kind == "cuda")
 
     def start(self, message: Message, retained: ClientState | None, data: ClientData) -> None:
         """Load the message and the client state; ``retained`` is None the first time that a client takes part."""
@@ -88,7 +95,13 @@ class Client:
         for component in method.components:
             component.start(context)
         self._losses: dict[str, list[Tensor]] = {"loss": []}
-        self._epoch_start = 0
+        self._epoch = self._epoch_start = 0
+
+    def begin_batch(self, batch: Batch) -> None:
+        """End the local epoch before if a batch is the first of the next one."""
+        if batch.epoch != self._epoch:
+            self.end_epoch()
+            self._epoch = batch.epoch
 
     def step(self, batch: Batch) -> Tensor:
         """Compute the local loss of a batch; every declared forward pass runs once.
@@ -97,8 +110,8 @@ class Client:
             UserError: The loss of a component is not a scalar.
         """
         self.prepare(batch)
-        networks = {"local": self.networks, **self.copies}
-        passes = run_forwards(self.method.forwards, networks, batch.images, self.joint, self.context.after)
+        method, after = self.method, self.context.after
+        passes = run_forwards(method.forwards, self.by_name, batch.images, self.joint, after)
         return self.loss(batch, passes)
 
     def prepare(self, batch: Batch) -> None:
@@ -234,17 +247,12 @@ def train_client(
     with torch.random.fork_rng(devices=[]):
         seed_generators(client, message)
         client.start(message, retained, data)
-        device = client.context.device.type
-        epoch = 0
         with checkpointed(client.networks["encoder"], train.checkpoint_gradients):
             for batch in data.batches(message["round"], message["epochs"], client.method.images):
-                if batch.epoch != epoch:
-                    client.end_epoch()
-                    epoch = batch.epoch
+                client.begin_batch(batch)
                 client.optimizer.zero_grad(set_to_none=True)
                 for part, share in batch.parts(train.accumulate):
-                    # bfloat16 has float32's range, so gradients need no scaling, as float16's would
-                    with torch.autocast(device, torch.bfloat16, enabled=train.amp and device == "cuda"):
+                    with client.autocast():
                         loss = client.step(part)
                     if loss.requires_grad:
                         torch.autograd.backward(loss if share == 1 else share * loss)

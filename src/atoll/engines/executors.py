@@ -23,7 +23,7 @@ from pathlib import Path
 import cloudpickle
 import torch
 
-from atoll.components.messages import Slices, Update
+from atoll.components.messages import ClientState, Slices, Update
 from atoll.core.devices import use_gpu
 from atoll.core.errors import RunError, UserError
 from atoll.core.processes import why_ended
@@ -47,6 +47,7 @@ class InProcess:
     def __init__(self, federation: Federation, states: ClientStates) -> None:
         self._federation = federation
         self._states = states
+        self._stateful = federation.recipe.composed.stateful(federation.recipe.train)
 
     def start(self, constants: Slices) -> None:
         """Create the client side of the method."""
@@ -58,11 +59,15 @@ class InProcess:
             yield Result(job.client, self._train(job, progress))
 
     def _train(self, job: Job, progress: Progress) -> Update:
-        stateful = self._client.method.stateful(self._client.setting.train)
-        retained = self._states.load(job.client, job.message["kept"]) if stateful else None
         data = self._federation.client_data(job.client)
-        update, state = train_client(self._client, job.message, retained, data, progress)
-        if stateful:
+        return self._store(job, *train_client(self._client, job.message, self._load(job), data, progress))
+
+    def _load(self, job: Job) -> ClientState | None:
+        return self._states.load(job.client, job.message["kept"]) if self._stateful else None
+
+    def _store(self, job: Job, update: Update, state: ClientState | None) -> Update:
+        """Save the client state, and return the update on the CPU."""
+        if self._stateful:
             self._states.save(job.client, job.round, state)
         sent: Update = map_tensors(self._sent, update)
         return sent

@@ -14,11 +14,10 @@ from contextlib import contextmanager
 import torch
 from torch import Tensor
 
-from atoll.components.base import Batch, Passes
+from atoll.components.base import Batch, ClientData, Passes
 from atoll.components.forwards import EncoderCall, encoder_calls
 from atoll.components.messages import ClientState, Slices, Update
 from atoll.core.errors import UserError
-from atoll.core.tree import map_tensors
 from atoll.engines.client import Client, seed_generators
 from atoll.engines.client_states import ClientStates
 from atoll.engines.encoder_stack import EncoderStack
@@ -63,10 +62,13 @@ class Stacked(InProcess):
 
     def _train_group(self, jobs: Sequence[Job], progress: Progress) -> dict[int, Update]:
         # The clients with the most steps are the first rows, so that those which still train remain a slice.
-        longest = sorted(jobs, key=self._num_steps, reverse=True)
+        data = {job.client: self._federation.client_data(job.client) for job in jobs}
+        longest = sorted(
+            jobs, key=lambda job: job.message["epochs"] * data[job.client].num_batches(), reverse=True
+        )
         with torch.random.fork_rng(devices=[]):
             members = [
-                _Member(row, self._clients[row], job, self._federation, self._states)
+                _Member(row, self._clients[row], job, self._load(job), data[job.client])
                 for row, job in enumerate(longest)
             ]
             for network in members[0].client.copies:
@@ -76,10 +78,7 @@ class Stacked(InProcess):
                 if progress is not None:
                     for member in active:
                         progress(len(member.batch.indices))
-            return {member.job.client: self._finish(member) for member in members}
-
-    def _num_steps(self, job: Job) -> int:
-        return job.message["epochs"] * self._federation.client_data(job.client).num_batches()
+            return {member.job.client: self._store(member.job, *member.finish()) for member in members}
 
     def _stack_of_copies(self, network: str, members: Sequence[_Member]) -> EncoderStack:
         known = self._stacks.get(network)
@@ -89,9 +88,7 @@ class Stacked(InProcess):
 
     def _step(self, active: Sequence[_Member]) -> None:
         """Take one step of each client that has a batch left."""
-        client = self._clients[0]
-        device = client.context.device.type
-        with torch.autocast(device, torch.bfloat16, enabled=client.setting.train.amp and device == "cuda"):
+        with self._clients[0].autocast():
             passes = self._passes(active)
             losses = [member.loss(passes[member.row]) for member in active]
         trained = [member.row for member, loss in zip(active, losses, strict=True) if loss.requires_grad]
@@ -114,7 +111,7 @@ class Stacked(InProcess):
                 groups.setdefault(images.shape, {})[member] = images
             for images_of in groups.values():
                 for member, h in zip(images_of, self._encode(call, images_of), strict=True):
-                    network, after = member.client.network(call.network), member.client.context.after
+                    network, after = member.client.by_name[call.network], member.client.context.after
                     passes[member.row] |= call.features(network, h, after)
         return passes
 
@@ -122,45 +119,32 @@ class Stacked(InProcess):
         with call.grad():
             if len(images_of) == 1:
                 ((member, images),) = images_of.items()
-                return [member.client.network(call.network)["encoder"](images)]
+                return [member.client.by_name[call.network]["encoder"](images)]
             rows = [member.row for member in images_of]
             return self._stacks[call.network](rows, torch.stack(list(images_of.values()))).unbind()
-
-    def _finish(self, member: _Member) -> Update:
-        update, state = member.finish()
-        if member.stateful:
-            self._states.save(member.job.client, member.job.round, state)
-        sent: Update = map_tensors(self._sent, update)
-        return sent
 
 
 class _Member:
     """A client in a group, with its row in the stacks and with random generators of its own."""
 
     def __init__(
-        self, row: int, client: Client, job: Job, federation: Federation, states: ClientStates
+        self, row: int, client: Client, job: Job, retained: ClientState | None, data: ClientData
     ) -> None:
         self.row = row
         self.client = client
         self.job = job
-        self.stateful = client.method.stateful(client.setting.train)
-        retained = states.load(job.client, job.message["kept"]) if self.stateful else None
-        data = federation.client_data(job.client)
         seed_generators(client, job.message)
         self._generators = _generator_states(client)
         with self._drawing():
             client.start(job.message, retained, data)
         self._batches = data.batches(job.round, job.message["epochs"], client.method.images)
-        self._epoch = 0
 
     def next_batch(self) -> bool:
         """Make the next batch, if there is one."""
         batch = next(self._batches, None)
         if batch is None:
             return False
-        if batch.epoch != self._epoch:
-            self.client.end_epoch()
-            self._epoch = batch.epoch
+        self.client.begin_batch(batch)
         self.batch: Batch = batch
         return True
 
