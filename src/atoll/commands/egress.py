@@ -153,7 +153,7 @@ def _run_rounds(recipe: Recipe, count: int) -> tuple[dict[str, list[_Flat]], dic
         executor.start(server.constants)
         for _ in range(ROUNDS):
             server.run_round(executor)
-            if recipe.composed.stateful(train):
+            if recipe.stateful:
                 found["kept"].append(_flat(states.load(1, server.round)))
     return found, _declared(federation)
 

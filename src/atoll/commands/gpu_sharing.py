@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-import os
 import shutil
 import subprocess
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from unittest.mock import patch
 
 from atoll.commands.gpu_parts import Bench, Found
 from atoll.commands.run import run_recipe
 from atoll.core.errors import UserError
+from atoll.core.variables import environment_variables
 from atoll.recipe.recipe import load_recipe
 
 SMALL = (  # clients of FedQuad's paper, on the digits, with about as many steps
@@ -62,7 +61,7 @@ def mps() -> Iterator[None]:
         places = {f"CUDA_MPS_{name}_DIRECTORY": Path(folder, name.lower()) for name in ("PIPE", "LOG")}
         for place in places.values():
             place.mkdir()
-        with patch.dict(os.environ, {name: str(place) for name, place in places.items()}):
+        with environment_variables({name: str(place) for name, place in places.items()}):
             subprocess.run([control, "-d"], check=True, timeout=30)  # noqa: S603
             try:
                 yield

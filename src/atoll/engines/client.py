@@ -53,7 +53,7 @@ class Client:
         return next(self.networks.parameters()).device
 
     @property
-    def by_name(self) -> dict[str, nn.ModuleDict]:
+    def networks_by_name(self) -> dict[str, nn.ModuleDict]:
         """The networks by the names that declared passes give them: ``"local"``, and those of the copies."""
         return {"local": self.networks, **self.copies}
 
@@ -111,7 +111,7 @@ class Client:
         """
         self.prepare(batch)
         method, after = self.method, self.context.after
-        passes = run_forwards(method.forwards, self.by_name, batch.images, self.joint, after)
+        passes = run_forwards(method.forwards, self.networks_by_name, batch.images, self.joint, after)
         return self.loss(batch, passes)
 
     def prepare(self, batch: Batch) -> None:

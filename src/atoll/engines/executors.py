@@ -47,7 +47,7 @@ class InProcess:
     def __init__(self, federation: Federation, states: ClientStates) -> None:
         self._federation = federation
         self._states = states
-        self._stateful = federation.recipe.composed.stateful(federation.recipe.train)
+        self._stateful = federation.recipe.stateful
 
     def start(self, constants: Slices) -> None:
         """Create the client side of the method."""

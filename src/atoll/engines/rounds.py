@@ -176,7 +176,7 @@ class _Rounds:
             recipe, federation.setting, start, context.prerequisites, scratch, self._observer
         )
         self._spends = bool(recipe.composed.aggregation.spent(federation.setting, 1))
-        self._stateful = recipe.composed.stateful(recipe.train)
+        self._stateful = recipe.stateful
         self._reset = context.reset_clients  # who starts the next round without a state
         self._needed: dict[int, int] = {}  # the client states of the newest checkpoint
 

@@ -111,7 +111,7 @@ class Stacked(InProcess):
                 groups.setdefault(images.shape, {})[member] = images
             for images_of in groups.values():
                 for member, h in zip(images_of, self._encode(call, images_of), strict=True):
-                    network, after = member.client.by_name[call.network], member.client.context.after
+                    network, after = member.client.networks_by_name[call.network], member.client.context.after
                     passes[member.row] |= call.features(network, h, after)
         return passes
 
@@ -119,7 +119,7 @@ class Stacked(InProcess):
         with call.grad():
             if len(images_of) == 1:
                 ((member, images),) = images_of.items()
-                return [member.client.by_name[call.network]["encoder"](images)]
+                return [member.client.networks_by_name[call.network]["encoder"](images)]
             rows = [member.row for member in images_of]
             return self._stacks[call.network](rows, torch.stack(list(images_of.values()))).unbind()
 

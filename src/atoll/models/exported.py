@@ -7,10 +7,8 @@ std, the classes, and where the encoder comes from.
 from __future__ import annotations
 
 import json
-import os
 import zipfile
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +19,7 @@ from torch import Tensor
 
 from atoll.core.errors import UserError
 from atoll.core.extras import require
+from atoll.core.variables import environment_variables
 from atoll.models.encoder import Encoder
 from atoll.models.libraries import first_line
 from atoll.models.options import rebuild_encoder
@@ -112,7 +111,8 @@ def _read_pt2(path: Path) -> tuple[Callable[[Tensor], Tensor], str]:
     if not zipfile.is_zipfile(path):
         raise UserError(f"{path} is damaged or no program of torch.export; export it again")
     extra = {EXTRA: ""}
-    with _nothing_pickled():
+    # Tensors alone are read: without the variable, torch's reader of programs falls back to pickle.
+    with environment_variables({"TORCH_FORCE_WEIGHTS_ONLY_LOAD": "1"}):
         module = torch.export.load(path, extra_files=extra).module()
 
     def run(images: Tensor) -> Tensor:
@@ -120,20 +120,6 @@ def _read_pt2(path: Path) -> tuple[Callable[[Tensor], Tensor], str]:
         return output
 
     return run, extra[EXTRA]
-
-
-@contextmanager
-def _nothing_pickled() -> Iterator[None]:
-    """Let torch read plain tensors alone in the block: its reader of programs otherwise falls back to pickle."""
-    name = "TORCH_FORCE_WEIGHTS_ONLY_LOAD"
-    before = os.environ.get(name)
-    os.environ[name] = "1"
-    try:
-        yield
-    finally:
-        os.environ.pop(name)
-        if before is not None:
-            os.environ[name] = before
 
 
 def _read_onnx(path: Path) -> tuple[Callable[[Tensor], Tensor], str]:

@@ -80,6 +80,11 @@ class Recipe:
         return make_method(self.method, self.options)
 
     @property
+    def stateful(self) -> bool:
+        """Whether clients have a state that they retain from one round to the next."""
+        return self.composed.stateful(self.train)
+
+    @property
     def own_code(self) -> tuple[str, ...]:
         """The names ``module:attribute``, in this recipe, of code that is not Atoll's."""
         return names_of_code(describe(self))

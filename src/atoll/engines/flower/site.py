@@ -116,7 +116,7 @@ class SiteSide:
         with threads(federation.recipe.engine.threads):
             states = self._states(request)
             retained = None
-            if stateful := federation.recipe.composed.stateful(federation.recipe.train):
+            if stateful := federation.recipe.stateful:
                 try:
                     retained = states.load(message["client"], message["kept"])
                 except UserError as error:
