@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import pickle
 import re
 from pathlib import Path
 from typing import Any
@@ -212,6 +213,51 @@ def test_what_has_no_such_format_says_so(tmp_path: Path) -> None:
             pytest.importorskip("onnxruntime")
         with pytest.raises(UserError, match="export it again"):
             atoll.load_encoder(tmp_path / name)
+
+
+class Touch:
+    """An object that makes a file when it is unpickled."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Path.touch, (self.path,)
+
+
+@pytest.mark.parametrize("place", ["a weight", "an object"])
+def test_a_program_with_a_pickle_runs_none_of_its_code(place: str, tmp_path: Path) -> None:
+    encoder = build_encoder(ModelOptions(encoder="resnet-narrow", width=4), 3, 32).eval()
+    encoder.metadata = dict(ABOUT)
+    path, touched = tmp_path / "model.pt2", tmp_path / "touched"
+    export(encoder, path, "pt2", {})
+    reader = torch._C.PyTorchFileReader(str(path))
+    records = {name: reader.get_record(name) for name in reader.get_all_records()}
+    weights, constants = (
+        next((name for name in records if name.endswith(f"{kind}_config.json")), "")
+        for kind in ("weights", "constants")
+    )
+    if not weights:
+        pytest.skip("this version of torch writes another form")
+    config = json.loads(records[weights])
+    entry = next(iter(config["config"].values())) | {"use_pickle": True}
+    if place == "a weight":
+        config["config"][next(iter(config["config"]))] = entry
+        records[weights] = json.dumps(config).encode()
+        torch.save(Touch(touched), tmp_path / "pickle")
+        records[f"data/weights/{entry['path_name']}"] = (tmp_path / "pickle").read_bytes()
+    else:
+        entry = {**entry, "path_name": "opaque_obj_0", "tensor_meta": None, "is_param": False}
+        records[constants] = json.dumps({"config": {"object": entry}}).encode()
+        records["data/constants/opaque_obj_0"] = pickle.dumps(Touch(touched))
+    writer = torch._C.PyTorchFileWriter(str(path))
+    for name, record in records.items():
+        if not name.startswith(".data") and name != "byteorder":  # which the writer adds by itself
+            writer.write_record(name, record, len(record))
+    writer.write_end_of_file()
+    with pytest.raises(UserError, match="export it again"):
+        atoll.load_encoder(path)
+    assert not touched.exists()
 
 
 def test_the_pages_loaders_run_as_they_stand(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -7,6 +7,7 @@ std, the classes, and where the encoder comes from.
 from __future__ import annotations
 
 import json
+import re
 import zipfile
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -19,12 +20,15 @@ from torch import Tensor
 
 from atoll.core.errors import UserError
 from atoll.core.extras import require
+from atoll.core.text import short
 from atoll.core.variables import environment_variables
 from atoll.models.encoder import Encoder
 from atoll.models.libraries import first_line
 from atoll.models.options import rebuild_encoder
 
 KEY = "atoll"  # of the metadata in an ONNX program, and in the config.json of a model's folder
+# Constants in a program of torch.export that torch reads by pickle, or that are objects of TorchScript.
+OBJECT = re.compile(r"constants/(opaque|custom)_obj_")
 EXTRA = "atoll.json"  # the file with the metadata in a program of torch.export
 INPUT, OUTPUT = "images", "representations"  # names in a program
 CONFIG, WEIGHTS = "config.json", "model.safetensors"  # of a model's folder
@@ -110,8 +114,14 @@ def is_ours(folder: Path) -> bool:
 def _read_pt2(path: Path) -> tuple[Callable[[Tensor], Tensor], str]:
     if not zipfile.is_zipfile(path):
         raise UserError(f"{path} is damaged or no program of torch.export; export it again")
+    with zipfile.ZipFile(path) as archive:
+        objects = [name for name in archive.namelist() if OBJECT.search(name)]
+    if objects:
+        raise UserError(
+            f"{path} contains {short(objects[0])}, an object whose reading can run code; export it again"
+        )
     extra = {EXTRA: ""}
-    # Tensors alone are read: without the variable, torch's reader of programs falls back to pickle.
+    # Under this variable, torch's reader unpickles nothing but tensors as weights and as constants.
     with environment_variables({"TORCH_FORCE_WEIGHTS_ONLY_LOAD": "1"}):
         module = torch.export.load(path, extra_files=extra).module()
 
