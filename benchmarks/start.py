@@ -1,21 +1,31 @@
-"""What a worker process needs before its first job: CPU seconds, beside those of PyTorch itself.
+"""What worker processes need before their first job, beside the import of PyTorch itself.
 
     python benchmarks/start.py [--turns N] [--json FILE]
 
-Each turn is a process of its own with one thread. PyTorch is imported and takes one optimiser step, which imports
-half of it; torchvision, Atoll, a recipe of 5,000 made-up images and its federation follow.
+Each turn is a process of its own with one thread. First the CPU seconds of each step of a worker: PyTorch is
+imported and takes one optimiser step, which imports half of it; torchvision, Atoll, a recipe of 5,000 made-up
+images and its federation follow. Then, on the clock, the time until N workers have done all that, and their memory:
+as forks, which is what Atoll's workers are, and if each imports for itself.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import multiprocessing
 import os
 import statistics
 import subprocess
 import sys
+import time
+from collections.abc import Callable
+from multiprocessing.connection import Connection
 from pathlib import Path
+from typing import Any
 
+import psutil
+
+from atoll.core.processes import process_context
 from measured import write
 
 STEPS = {
@@ -42,21 +52,82 @@ print(json.dumps(found))
 """
 
 
+COUNTS = 1, 2, 8
+CONTEXTS: dict[str, Callable[[], Any]] = {
+    "forks": process_context,
+    "each imports": lambda: multiprocessing.get_context("spawn"),
+}
+
+
+def work(connection: Connection) -> None:
+    """Do what a worker does before its first job, and then wait."""
+    names: dict[str, Any] = {}
+    for code in STEPS.values():
+        exec(code, names)
+    connection.send(True)
+    connection.recv()  # never comes: the main process ends, and with it this one
+
+
+def start(way: str, count: int) -> dict[str, float]:
+    """Start workers.
+
+    Returns:
+        The seconds until all of them are ready, and their share of the machine's memory in MiB, with that of the
+        process that they are forks of.
+    """
+    before = time.perf_counter()
+    context = CONTEXTS[way]()
+    connections = []
+    for _ in range(count):
+        here, there = multiprocessing.Pipe()
+        context.Process(target=work, args=(there,), daemon=True).start()
+        there.close()
+        connections.append(here)
+    for connection in connections:
+        connection.recv()
+    seconds = time.perf_counter() - before
+    memory = sum(process.memory_full_info().pss for process in psutil.Process().children(recursive=True))
+    return {"seconds": round(seconds, 3), "mib": round(memory / 2**20)}
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--turns", type=int, default=7)
     parser.add_argument("--json", type=Path)
+    parser.add_argument("--child", help=argparse.SUPPRESS)
     options = parser.parse_args()
-    command = [sys.executable, "-c", CHILD, json.dumps(STEPS)]
-    one_thread = {**os.environ, "OMP_NUM_THREADS": "1"}
-    turns = []
+    if options.child:
+        print(json.dumps(start(*json.loads(options.child))))
+        return
+    rows: dict[str, list[float]] = {name: [] for name in STEPS}
+    starts = [(way, count) for count in COUNTS for way in CONTEXTS]
+    found: dict[str, dict[str, list[float]]] = {
+        f"{way}, {count}": {"seconds": [], "mib": []} for way, count in starts
+    }
     for _ in range(options.turns):
-        done = subprocess.run(command, check=True, capture_output=True, text=True, env=one_thread)
-        turns.append(json.loads(done.stdout.splitlines()[-1]))
-    rows = {name: [round(turn[name], 3) for turn in turns] for name in STEPS}
-    for name, seconds in rows.items():
-        print(f"{name:24} {statistics.median(seconds):.2f} s ({min(seconds):.2f} to {max(seconds):.2f})")
-    write(options.json, {"cpu_seconds": rows})
+        for name, seconds in run("-c", CHILD, json.dumps(STEPS)).items():
+            rows[name].append(round(seconds, 3))
+        for way, count in starts:
+            for unit, value in run(__file__, "--child", json.dumps([way, count])).items():
+                found[f"{way}, {count}"][unit].append(value)
+    for name, turns in rows.items():
+        print(f"{name:24} {statistics.median(turns):.2f} s ({min(turns):.2f} to {max(turns):.2f})")
+    for name, values in found.items():
+        seconds, mib = values["seconds"], statistics.median(values["mib"])
+        print(
+            f"{name:24} {statistics.median(seconds):.2f} s ({min(seconds):.2f} to {max(seconds):.2f}), {mib} MiB"
+        )
+    write(options.json, {"cpu_seconds": rows, "processes": found})
+
+
+def run(*arguments: str) -> dict[str, float]:
+    """Run Python with one thread; the object that its last line is."""
+    one_thread = {**os.environ, "OMP_NUM_THREADS": "1"}
+    done = subprocess.run(
+        [sys.executable, *arguments], check=True, capture_output=True, text=True, env=one_thread
+    )
+    found: dict[str, float] = json.loads(done.stdout.splitlines()[-1])
+    return found
 
 
 if __name__ == "__main__":

@@ -1,8 +1,47 @@
-"""Reasons why processes that Atoll started ended."""
+"""Processes that train or decode: how they start, and why they ended."""
 
 from __future__ import annotations
 
+import multiprocessing
 import signal
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from multiprocessing import forkserver, resource_tracker
+from multiprocessing.context import ForkServerContext, SpawnContext
+
+
+def process_context() -> ForkServerContext | SpawnContext:
+    """Return the context in which processes that train or decode start.
+
+    On Linux they are forks of Python's fork server, a process that imports PyTorch and Atoll once for all of them.
+    A fork starts in a fraction of a second and shares the memory of what was imported. The fork server may be
+    forked, because it computes nothing and uses no GPU. It starts in the background with the first call of this
+    function, and ends with this process; a fork has the environment variables of its start.
+
+    Elsewhere every process imports for itself, because a system's own libraries may fail in forks.
+    """
+    if sys.platform != "linux":
+        return multiprocessing.get_context("spawn")
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(["atoll.engines.executors"])
+    with interrupts_blocked():
+        forkserver.ensure_running()
+    return context
+
+
+@contextmanager
+def interrupts_blocked() -> Iterator[None]:
+    """Block Ctrl-C and the signal of a closed terminal for processes that start within the context.
+
+    They inherit the block, so that neither can end them before they decide what to do with it.
+    """
+    resource_tracker.ensure_running()  # otherwise the first process start does so, and unblocks interrupts
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT, signal.SIGHUP})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 def why_ended(exit_code: int | None) -> str:

@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
 from atoll.core.errors import RunError, UserError
-from atoll.core.processes import why_ended
+from atoll.core.processes import process_context, why_ended
 from atoll.data.cache import StreamedPixels
 from atoll.data.images import Pixels
 
@@ -80,7 +80,7 @@ class DecodeWorkers:
                 collate_fn=_unchanged,
                 prefetch_factor=AHEAD,
                 persistent_workers=True,
-                multiprocessing_context="spawn",
+                multiprocessing_context=process_context(),
                 generator=torch.Generator(),  # else it draws from the stream of the networks
             )
         return iter(self._loader)

@@ -11,11 +11,10 @@ import time
 import traceback
 import warnings
 from collections import deque
-from collections.abc import Callable, Generator, Iterator, Sequence
+from collections.abc import Callable, Generator, Sequence
 from concurrent.futures import CancelledError, Future, ThreadPoolExecutor
 from concurrent.futures import wait as wait_for_all
 from dataclasses import replace
-from multiprocessing import resource_tracker
 from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
 from pathlib import Path
@@ -26,7 +25,7 @@ import torch
 from atoll.components.messages import ClientState, Slices, Update
 from atoll.core.devices import use_gpu
 from atoll.core.errors import RunError, UserError
-from atoll.core.processes import why_ended
+from atoll.core.processes import interrupts_blocked, process_context, why_ended
 from atoll.core.tree import Tree, escape, map_tensors, num_bytes, pack, resolve, unpack
 from atoll.engines.client import train_client
 from atoll.engines.client_states import ClientStates
@@ -137,14 +136,16 @@ class WorkerPool:
     """
 
     def __init__(self, devices: Sequence[torch.device]) -> None:
-        context = multiprocessing.get_context("spawn")
+        context = process_context()
         self.devices = list(devices)
         self._pipes: list[_Pipe] = []
         self._processes = []
-        with _interrupts_blocked():
+        with interrupts_blocked():
             for device in devices:
-                here, there = context.Pipe()
-                process = context.Process(target=_work, args=(there, str(device), os.getpid()), daemon=True)
+                here, there = multiprocessing.Pipe()
+                process = context.Process(
+                    target=_work, args=(there, str(device), dict(os.environ)), daemon=True
+                )
                 process.start()
                 there.close()
                 self._pipes.append(_Pipe(here, process))
@@ -258,32 +259,22 @@ class _Pipe:
         return answer["kind"], answer["body"]
 
 
-@contextlib.contextmanager
-def _interrupts_blocked() -> Iterator[None]:
-    """Block Ctrl-C while workers start: they inherit the block, and cannot be killed before they ignore Ctrl-C."""
-    resource_tracker.ensure_running()  # otherwise the first process start does so, and unblocks interrupts
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
-    try:
-        yield
-    finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, before)
-
-
-def _work(connection: Connection[bytes, bytes], device: str, parent: int) -> None:
+def _work(connection: Connection[bytes, bytes], device: str, environment: dict[str, str]) -> None:
     """Run a worker process: train the jobs that the pipe delivers, of one run after another, until it closes.
 
     A recipe is unpickled here, so that the failure of an object that it carries is answered as any other.
     """
     for name in ("SIGINT", "SIGHUP"):  # the main process handles Ctrl-C and a closed terminal
         signal.signal(getattr(signal, name), signal.SIG_IGN)
+    os.environ.clear()
+    os.environ.update(environment)  # the main process's may have changed since the fork server started
     warnings.simplefilter("ignore", UserWarning)  # the main process has shown them
 
     def answer(kind: str, body: Tree) -> None:
         connection.send_bytes(pack({"kind": kind, "body": body}))
 
     def progress(images: int) -> None:
-        if os.getppid() != parent:
-            os._exit(1)  # the run was killed; a state written now would not belong to any run
+        # Fails if the run was killed; a state written now would not belong to any run.
         answer("progress", images)
 
     executor: InProcess | None = None

@@ -6,6 +6,7 @@ import contextlib
 from collections.abc import Iterator
 from pathlib import Path
 
+from atoll.core.processes import process_context
 from atoll.engines.client_states import ClientStates
 from atoll.engines.executors import WorkerPool, in_this_process
 from atoll.engines.federation import Federation
@@ -40,6 +41,8 @@ class Simulation:
 
     def gather(self, recipe: Recipe, folder: Path) -> Federation:
         """Load the images and partition them."""
+        if len(recipe.engine.worker_devices(cohort=2)) > 1 or recipe.engine.decoders:
+            process_context()  # the processes' imports take as long as loading the images
         return Federation(recipe)
 
     def states(self, store: RunStore) -> ClientStates:
