@@ -104,9 +104,8 @@ def test_nothing_survives_a_killed_run(tmp_path):
     script.write_text(TRAINS.format(repository=str(REPOSITORY)))
     main = subprocess.Popen([sys.executable, str(script), str(tmp_path / "run")], start_new_session=True)
     try:
-        while (
-            len(processes_of(main.pid)) < 5 and main.poll() is None
-        ):  # resource tracker, fork server, two workers
+        # The main process, the resource tracker, the fork server and two workers.
+        while len(processes_of(main.pid)) < 5 and main.poll() is None:
             time.sleep(0.1)
         time.sleep(5)  # so that they train
         assert main.poll() is None
