@@ -5,7 +5,8 @@
 Each turn is a process of its own with one thread. First the CPU seconds of each step of a worker: PyTorch is
 imported and takes one optimiser step, which imports half of it; torchvision, Atoll, a recipe of 5,000 made-up
 images and its federation follow. Then, on the clock, the time until N workers have done all that, and their memory:
-as forks, which is what Atoll's workers are, and if each imports for itself.
+as forks, which is what Atoll's workers are, and if each imports for itself. Last, a run's start: the main process
+does all that too, as that of ``atoll run`` does, while what its workers are forks of imports PyTorch.
 """
 
 from __future__ import annotations
@@ -26,7 +27,6 @@ from typing import Any
 import psutil
 
 from atoll.core.processes import process_context
-from measured import write
 
 STEPS = {
     "import torch": "import torch; torch.set_num_threads(1)",
@@ -56,27 +56,35 @@ COUNTS = 1, 2, 8
 CONTEXTS: dict[str, Callable[[], Any]] = {
     "forks": process_context,
     "each imports": lambda: multiprocessing.get_context("spawn"),
+    "run": process_context,
 }
+
+
+def prepare() -> None:
+    """Do what a process does before its first job."""
+    names: dict[str, Any] = {}
+    for code in STEPS.values():
+        exec(code, names)
 
 
 def work(connection: Connection) -> None:
     """Do what a worker does before its first job, and then wait."""
-    names: dict[str, Any] = {}
-    for code in STEPS.values():
-        exec(code, names)
+    prepare()
     connection.send(True)
     connection.recv()  # never comes: the main process ends, and with it this one
 
 
 def start(way: str, count: int) -> dict[str, float]:
-    """Start workers.
+    """Start workers, and prepare this process too for a run.
 
     Returns:
         The seconds until all of them are ready, and their share of the machine's memory in MiB, with that of the
         process that they are forks of.
     """
     before = time.perf_counter()
-    context = CONTEXTS[way]()
+    context = CONTEXTS[way]() if count else None
+    if way == "run":
+        prepare()
     connections = []
     for _ in range(count):
         here, there = multiprocessing.Pipe()
@@ -100,7 +108,7 @@ def main() -> None:
         print(json.dumps(start(*json.loads(options.child))))
         return
     rows: dict[str, list[float]] = {name: [] for name in STEPS}
-    starts = [(way, count) for count in COUNTS for way in CONTEXTS]
+    starts = [(way, count) for count in COUNTS for way in CONTEXTS] + [("run", 0)]
     found: dict[str, dict[str, list[float]]] = {
         f"{way}, {count}": {"seconds": [], "mib": []} for way, count in starts
     }
@@ -117,6 +125,8 @@ def main() -> None:
         print(
             f"{name:24} {statistics.median(seconds):.2f} s ({min(seconds):.2f} to {max(seconds):.2f}), {mib} MiB"
         )
+    from measured import write  # imports PyTorch, which the processes that are timed start without
+
     write(options.json, {"cpu_seconds": rows, "processes": found})
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+from collections.abc import Sequence
 from pathlib import Path
 
 from atoll.cli.arguments import Commands, add_log, add_recipe, add_run, add_settings, path_of
@@ -120,7 +121,21 @@ def _estimate(options: argparse.Namespace) -> int:
     return 0
 
 
+def _start_forking(recipe: str | Path, settings: Sequence[str]) -> None:
+    """Start what workers are forks of if the recipe has workers: it imports PyTorch while this process does."""
+    from atoll.core.config import over
+    from atoll.core.processes import process_context
+    from atoll.recipe.table import read_settings, read_table
+
+    engine = over(read_table(recipe), read_settings(settings)).get("engine", {})
+    if engine.get("workers", 1) != 1 or engine.get("devices") or engine.get("decoders"):
+        process_context()
+
+
 def _train(options: argparse.Namespace) -> int:
+    if options.engine == "simulation":
+        _start_forking(options.recipe, options.set)
+
     from atoll.cli.console import make_console
     from atoll.commands.progress import Bar
     from atoll.commands.resume import Recovery
@@ -205,6 +220,9 @@ def _add_compare(commands: Commands) -> None:
 
 
 def _compare(options: argparse.Namespace) -> int:
+    for recipe in options.recipes:
+        _start_forking(recipe, options.set)
+
     from atoll.cli.console import make_console
     from atoll.commands.compare import compare, load_recipes, write_comparison
     from atoll.commands.progress import Bar
@@ -326,8 +344,6 @@ def _bench(options: argparse.Namespace) -> int:
         bench_gpu(**{"out": Path("bench-gpu.json"), **asked}, say=print)
         return 0
     if asked:
-        raise UserError(
-            "--out, --device and --scale belong to atoll bench gpu; set engine.device for a recipe"
-        )
+        raise UserError("--out, --device and --scale belong to atoll bench gpu; set a recipe's engine.device")
     make_console().print(recommend(load_recipe(options.recipe, options.set)))
     return 0

@@ -1,0 +1,45 @@
+"""How commands that train start."""
+
+import subprocess
+import sys
+
+import pytest
+
+from atoll.cli import train
+
+STARTED = """
+import sys
+from atoll.core import processes
+
+def process_context():
+    sys.exit(f"started, and PyTorch is {'' if 'torch' in sys.modules else 'not '}imported")
+
+processes.process_context = process_context
+from atoll.cli.main import main
+main(sys.argv[1:])
+"""
+
+
+@pytest.mark.parametrize("command", ["run", "compare"])
+def test_what_workers_are_forks_of_starts_before_pytorch_is_imported(command, tmp_path):
+    arguments = [command, "digits-ssd", "--out", str(tmp_path / "run"), "--set", "engine.workers=2"]
+    done = subprocess.run([sys.executable, "-c", STARTED, *arguments], capture_output=True, text=True)
+    assert done.stderr == "started, and PyTorch is not imported\n"
+
+
+@pytest.mark.parametrize(
+    ("settings", "starts"),
+    [
+        ([], False),
+        (["engine.workers=1"], False),
+        (["engine.stack=4"], False),
+        (["engine.workers=0"], True),
+        (["engine.decoders=2"], True),
+        (['engine.devices="auto"'], True),
+    ],
+)
+def test_only_runs_with_more_processes_start_one(settings, starts, monkeypatch):
+    started = []
+    monkeypatch.setattr("atoll.core.processes.process_context", lambda: started.append(True))
+    train._start_forking("board-short", settings)
+    assert bool(started) == starts
