@@ -86,17 +86,6 @@ def test_it_resumes_and_spreads_over_workers_to_the_same_bytes(name, tmp_path):
     assert same(remains(run_tiny(tmp_path / "two", *settings, "engine.workers=2")), whole)
 
 
-@pytest.mark.slow
-@pytest.mark.filterwarnings("ignore:There is a performance drop")  # attention on a CPU has no stacked kernel
-@pytest.mark.parametrize("name", sorted(METHODS))
-def test_stacked_clients_train_as_one_by_one_up_to_rounding(name, tmp_path):
-    settings = [f"method.name={name}", *NEEDS.get(name, ()), "train.rounds=2", "train.lr=0.0001"]
-    alone = list(leaves(remains(run_tiny(tmp_path / "alone", *settings))))
-    stacked = list(leaves(remains(run_tiny(tmp_path / "stacked", *settings, "engine.stack=3"))))
-    for tensor, expected in zip(stacked, alone, strict=True):
-        torch.testing.assert_close(tensor, expected, rtol=1e-3, atol=1e-4)
-
-
 @pytest.mark.parametrize("name", sorted(METHODS))
 def test_its_words_are_complete(name):
     method = METHODS[name]

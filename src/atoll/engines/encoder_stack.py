@@ -3,84 +3,110 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import partial
 
 import torch
 from torch import Tensor, nn
+from torch.autograd.graph import register_multi_grad_hook
 from torch.func import functional_call, vmap
 
+from atoll.core.devices import upload
 from atoll.core.errors import UserError
 
 
 class EncoderStack:
     """Encoders with equal structure, whose weights and buffers become rows of stacked tensors.
 
-    Whatever changes a row (an optimiser, a load) changes the encoder, and the other way round.
+    Whatever changes a row (an optimiser, a load) changes the encoder, and the other way round. Only gradients have
+    to be passed on, because optimisers have the encoders' own parameters.
 
     Args:
         encoders: The encoders, which keep their parameters as objects.
     """
 
-    def __init__(self, encoders: Sequence[nn.Module]) -> None:
-        self._encoders = encoders
+    def __init__(self, encoders: list[nn.Module]) -> None:
+        self.encoders = encoders
         self._weights = [dict(encoder.named_parameters()) for encoder in encoders]
         self._buffers = [dict(encoder.named_buffers()) for encoder in encoders]
-        self._stacked_weights = {
-            name: _share(self._weights, name).requires_grad_(weight.requires_grad)
-            for name, weight in self._weights[0].items()
-        }
+        self._stacked_weights = {name: _share(self._weights, name) for name in self._weights[0]}
         self._stacked_buffers = {name: _share(self._buffers, name) for name in self._buffers[0]}
+        self._reached: set[int] = set()  # the rows that a loss depends on
 
-    def __len__(self) -> int:
-        return len(self._encoders)
-
-    def __call__(self, rows: Sequence[int], images: Tensor) -> Tensor:
+    def __call__(self, rows: Sequence[int], images: Sequence[Tensor]) -> list[Tensor]:
         """Encode one batch for each of the chosen encoders, in the mode of the first encoder, without autocast.
 
         Args:
             rows: The encoders.
-            images: A batch for each of them.
+            images: A batch for each of them, all of one shape.
 
-        Shape:
-            images: (K, N, C, H, W); result: (K, N, d).
+        Returns:
+            The outputs of each batch.
 
         Raises:
             UserError: The encoder draws random numbers, or has an operation that cannot be stacked.
         """
-        chosen = _slice(rows)
+        device = images[0].device
+        first = list(rows) == list(range(len(rows)))
+        # The first rows are a slice, which needs no copy.
+        chosen = slice(len(rows)) if first else upload(torch.tensor(rows), device)
+        for name, stacked in self._stacked_weights.items():  # a component may freeze weights
+            stacked.requires_grad_(any(own[name].requires_grad for own in self._weights))
         weights = {name: stacked[chosen] for name, stacked in self._stacked_weights.items()}
         buffers = {name: stacked[chosen] for name, stacked in self._stacked_buffers.items()}
-        encoder = self._encoders[0]
+        encoder = self.encoders[0]
 
-        def encode(weights: dict[str, Tensor], buffers: dict[str, Tensor], images: Tensor) -> Tensor:
-            h: Tensor = functional_call(encoder, (weights, buffers), (images,))
-            return h
+        def encode(
+            weights: dict[str, Tensor], buffers: dict[str, Tensor], batch: Tensor
+        ) -> tuple[Tensor, dict[str, Tensor]]:
+            state = {**weights, **buffers}
+            h: Tensor = functional_call(encoder, state, (batch,))
+            return h, {name: state[name].detach() for name in buffers if state[name] is not buffers[name]}
 
         try:
             # Autocast misses what `vmap` makes of a convolution, and BatchNorm refuses mixed precision there.
-            with torch.autocast(images.device.type, enabled=False):
-                h = vmap(encode, randomness="error")(weights, buffers, images)
+            with torch.autocast(device.type, enabled=False):
+                h, assigned = vmap(encode, randomness="error")(weights, buffers, torch.stack(list(images)))
         except RuntimeError as error:
-            if "vmap" not in str(error) and "batching rule" not in str(error).lower():
-                raise
-            raise UserError(
-                f"engine.stack cannot be used with this encoder: {str(error).splitlines()[0]}"
-            ) from None
-        if not isinstance(chosen, slice):  # then the buffers are copies
-            for name, buffer in buffers.items():
-                # `.data`: an earlier call's backward pass holds the buffers, and would refuse them if changed.
-                self._stacked_buffers[name].data[chosen] = buffer
-        return h
+            raise _refusal(error) from None
+        # Buffers that the encoder assigned anew are not rows, and neither are copies.
+        for name, buffer in (assigned if first else {**buffers, **assigned}).items():
+            # `.data`: an earlier call's backward pass holds the buffers, and would refuse them if changed.
+            self._stacked_buffers[name].data[chosen] = buffer
+        outputs = list(h.unbind())
+        if h.requires_grad:
+            register_multi_grad_hook(outputs, partial(self._note, rows))
+        return outputs
 
-    def pass_on_gradients(self, rows: Sequence[int]) -> None:
-        """Add the gradients of the stacked weights to those of the chosen encoders' parameters."""
+    def _note(self, rows: Sequence[int], gradients: Sequence[Tensor | None]) -> None:
+        """Note which rows of a call a backward pass has reached."""
+        self._reached.update(
+            row for row, gradient in zip(rows, gradients, strict=True) if gradient is not None
+        )
+
+    def pass_on_gradients(self) -> None:
+        """Add the gradients of the stacked weights to those of the encoders that losses depended on."""
         for name, stacked in self._stacked_weights.items():
             if stacked.grad is None:
                 continue
             gradients = stacked.grad.unbind()
-            for row in rows:
+            for row in self._reached:
                 weight, own = self._weights[row][name], gradients[row]
-                weight.grad = own if weight.grad is None else weight.grad + own
+                if weight.requires_grad:
+                    weight.grad = own if weight.grad is None else weight.grad + own
             stacked.grad = None
+        self._reached.clear()
+
+
+def _refusal(error: RuntimeError) -> Exception:
+    """Say in a sentence why an encoder cannot be stacked, if that is why it failed."""
+    reason = str(error).splitlines()[0]
+    if "randomness error mode" in reason:
+        reason = "it draws random numbers (dropout, stochastic depth)"
+    elif "vmap" not in str(error) and "batching rule" not in str(error).lower():
+        return error
+    return UserError(
+        f"engine.stack cannot be used with this encoder: {reason.rstrip('.')}; leave out engine.stack"
+    )
 
 
 def _share(tensors: Sequence[Mapping[str, Tensor]], name: str) -> Tensor:
@@ -89,8 +115,3 @@ def _share(tensors: Sequence[Mapping[str, Tensor]], name: str) -> Tensor:
     for each, row in zip(tensors, stacked.unbind(), strict=True):
         each[name].data = row
     return stacked
-
-
-def _slice(rows: Sequence[int]) -> slice[int | None, int | None, None] | list[int]:
-    """The first rows as a slice, which needs no copy."""
-    return slice(len(rows)) if list(rows) == list(range(len(rows))) else list(rows)

@@ -15,33 +15,16 @@ import torch
 from torch import Tensor
 
 from atoll.components.base import Batch, ClientData, Passes
-from atoll.components.forwards import EncoderCall, encoder_calls
+from atoll.components.forwards import encoder_calls
 from atoll.components.messages import ClientState, Slices, Update
-from atoll.core.errors import UserError
 from atoll.engines.client import Client, seed_generators
-from atoll.engines.client_states import ClientStates
 from atoll.engines.encoder_stack import EncoderStack
 from atoll.engines.executors import InProcess, Progress
-from atoll.engines.federation import Federation
 from atoll.engines.jobs import Job, Result
 
 
 class Stacked(InProcess):
-    """Trains ``engine.stack`` clients at once.
-
-    Raises:
-        UserError: The recipe has an option that a stack does not support.
-    """
-
-    def __init__(self, federation: Federation, states: ClientStates) -> None:
-        super().__init__(federation, states)
-        train = federation.recipe.train
-        unsupported = {"accumulate": train.accumulate > 1, "checkpoint_gradients": train.checkpoint_gradients}
-        for name, used in unsupported.items():
-            if used:
-                raise UserError(
-                    f"train.{name} saves memory and engine.stack needs more; leave out one of them"
-                )
+    """Trains ``engine.stack`` clients at once."""
 
     def start(self, constants: Slices) -> None:
         """Create the client sides, each with networks of its own."""
@@ -49,7 +32,7 @@ class Stacked(InProcess):
         size = min(federation.recipe.engine.stack, federation.setting.cohort_size)
         networks = [copy.deepcopy(federation.networks) for _ in range(size)]
         self._clients = [federation.client_side(constants, own) for own in networks]
-        self._stacks = {"local": EncoderStack([own["encoder"] for own in networks])}
+        self._stacks: dict[str, EncoderStack] = {}
 
     def run(self, jobs: Sequence[Job], progress: Progress) -> Generator[Result, None, None]:
         """Train the jobs group by group; the updates of a group are valid until the next group starts."""
@@ -63,16 +46,14 @@ class Stacked(InProcess):
     def _train_group(self, jobs: Sequence[Job], progress: Progress) -> dict[int, Update]:
         # The clients with the most steps are the first rows, so that those which still train remain a slice.
         data = {job.client: self._federation.client_data(job.client) for job in jobs}
-        longest = sorted(
+        by_steps = sorted(
             jobs, key=lambda job: job.message["epochs"] * data[job.client].num_batches(), reverse=True
         )
         with torch.random.fork_rng(devices=[]):
             members = [
                 _Member(row, self._clients[row], job, self._load(job), data[job.client])
-                for row, job in enumerate(longest)
+                for row, job in enumerate(by_steps)
             ]
-            for network in members[0].client.copies:
-                self._stacks[network] = self._stack_of_copies(network, members)
             while active := [member for member in members if member.next_batch()]:
                 self._step(active)
                 if progress is not None:
@@ -80,21 +61,17 @@ class Stacked(InProcess):
                         progress(len(member.batch.indices))
             return {member.job.client: self._store(member.job, *member.finish()) for member in members}
 
-    def _stack_of_copies(self, network: str, members: Sequence[_Member]) -> EncoderStack:
-        known = self._stacks.get(network)
-        if known is not None and len(known) >= len(members):
-            return known
-        return EncoderStack([member.client.copies[network]["encoder"] for member in members])
-
     def _step(self, active: Sequence[_Member]) -> None:
         """Take one step of each client that has a batch left."""
+        for member in active:
+            member.client.optimizer.zero_grad(set_to_none=True)
         with self._clients[0].autocast():
             passes = self._passes(active)
             losses = [member.loss(passes[member.row]) for member in active]
-        trained = [member.row for member, loss in zip(active, losses, strict=True) if loss.requires_grad]
-        if trained:
-            torch.autograd.backward([loss for loss in losses if loss.requires_grad])
-            self._stacks["local"].pass_on_gradients(trained)
+        if reached := [loss for loss in losses if loss.requires_grad]:
+            torch.autograd.backward(reached)
+        for stack in self._stacks.values():
+            stack.pass_on_gradients()
         for member in active:
             member.step()
 
@@ -110,18 +87,23 @@ class Stacked(InProcess):
                 images = call.batch(member.batch.images)
                 groups.setdefault(images.shape, {})[member] = images
             for images_of in groups.values():
-                for member, h in zip(images_of, self._encode(call, images_of), strict=True):
+                rows = [member.row for member in images_of]
+                with call.grad():
+                    outputs = self._stack(call.network, active)(rows, list(images_of.values()))
+                for member, h in zip(images_of, outputs, strict=True):
                     network, after = member.client.networks_by_name[call.network], member.client.context.after
                     passes[member.row] |= call.features(network, h, after)
         return passes
 
-    def _encode(self, call: EncoderCall, images_of: dict[_Member, Tensor]) -> Sequence[Tensor]:
-        with call.grad():
-            if len(images_of) == 1:
-                ((member, images),) = images_of.items()
-                return [member.client.networks_by_name[call.network]["encoder"](images)]
-            rows = [member.row for member in images_of]
-            return self._stacks[call.network](rows, torch.stack(list(images_of.values()))).unbind()
+    def _stack(self, network: str, active: Sequence[_Member]) -> EncoderStack:
+        """The clients' encoders of one network; a component may make a copy of its networks in any step."""
+        encoders = [
+            client.networks_by_name[network]["encoder"] for client in self._clients[: active[-1].row + 1]
+        ]
+        known = self._stacks.get(network)
+        if known is None or known.encoders[: len(encoders)] != encoders:
+            known = self._stacks[network] = EncoderStack(encoders)
+        return known
 
 
 class _Member:
@@ -159,9 +141,8 @@ class _Member:
             return self.client.loss(self.batch, passes)
 
     def step(self) -> None:
-        """Take the optimiser's step, and clear its gradients."""
+        """Take the optimiser's step."""
         self.client.optimizer.step()
-        self.client.optimizer.zero_grad(set_to_none=True)
         with self._drawing():
             self.client.after_step()
 
@@ -173,7 +154,10 @@ class _Member:
 
     @contextmanager
     def _drawing(self) -> Iterator[None]:
-        """Within the context, random layers draw what they would if the client trained alone."""
+        """Within the context, random layers draw what they would if the client trained alone.
+
+        Everything of a client that may draw runs in it. Encoders do not, because a stack refuses those that draw.
+        """
         _set_generators(self.client, self._generators)
         yield
         self._generators = _generator_states(self.client)

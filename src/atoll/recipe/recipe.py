@@ -74,6 +74,17 @@ class Recipe:
     evaluation: EvaluationOptions = field(default_factory=EvaluationOptions)
     engine: EngineOptions = field(default_factory=EngineOptions)
 
+    def __post_init__(self) -> None:
+        saves_memory = {
+            "accumulate": self.train.accumulate > 1,
+            "checkpoint_gradients": self.train.checkpoint_gradients,
+        }
+        for name, used in saves_memory.items():
+            if used and self.engine.stack > 1:
+                raise UserError(
+                    f"train.{name} saves memory and engine.stack needs more; leave out one of them"
+                )
+
     @cached_property
     def composed(self) -> Method:
         """The composed method."""
