@@ -114,9 +114,9 @@ def test_the_version_is_stated_once() -> None:
     assert stated == ["version.py"]
 
 
-def test_the_classifiers_name_only_the_python_that_tests_run_on() -> None:
+def test_the_classifiers_name_the_python_that_tests_run_on() -> None:
     versions = [line.rsplit(" ", 1)[1] for line in PROJECT["classifiers"] if "Python :: 3." in line]
-    assert versions == [f"{sys.version_info.major}.{sys.version_info.minor}"]
+    assert f"{sys.version_info.major}.{sys.version_info.minor}" in versions
 
 
 def test_the_links_of_the_readme_work_on_a_package_index() -> None:

@@ -7,6 +7,7 @@ import sys
 
 import pytest
 import torch
+from torch.utils import backend_registration
 
 from atoll.components.base import Trained
 from atoll.engines.server import Server
@@ -20,6 +21,10 @@ SMALL = (
 )  # fmt: skip
 NEEDS_HERE = {**NEEDS, "multi_krum": (*NEEDS["multi_krum"], "partition.clients=4")}
 PROCESSES = 2
+pytestmark = pytest.mark.skipif(
+    not hasattr(backend_registration, "_setup_privateuseone_for_python_backend"),
+    reason="this version of PyTorch has no devices that are written in Python",
+)
 # Once a round, a client loads what was sent and gives back what it made of it. That is not the step.
 BETWEEN_STEPS = {"before", "start", "epoch", "finish", "after"}
 

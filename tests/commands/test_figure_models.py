@@ -23,7 +23,7 @@ def test_the_loss_at_a_models_place_on_the_plane_is_that_models_loss(run):
     """Three models lie in one plane, so the grid through their places has the losses of the models themselves."""
     found = landscape(run, 3)
     federation = Federation(tiny(*SETTINGS))
-    weights = [load(kept_models(run.folder, round)["global"]) for round in range(3)]
+    weights = [load(kept_models(run.folder, number)["global"]) for number in range(3)]
     steps = [
         torch.cat([(w[n] - weights[2][n]).flatten() for n in w if n not in federation.setting.buffers])
         for w in weights

@@ -233,21 +233,23 @@ def test_a_program_with_a_pickle_runs_none_of_its_code(place: str, tmp_path: Pat
     export(encoder, path, "pt2", {})
     reader = torch._C.PyTorchFileReader(str(path))
     records = {name: reader.get_record(name) for name in reader.get_all_records()}
-    weights, constants = (
-        next(name for name in records if name.endswith(f"{kind}_config.json"))
-        for kind in ("weights", "constants")
-    )
-    config = json.loads(records[weights])
-    entry = next(iter(config["config"].values())) | {"use_pickle": True}
-    if place == "a weight":
-        config["config"][next(iter(config["config"]))] = entry
-        records[weights] = json.dumps(config).encode()
-        torch.save(Touch(touched), tmp_path / "pickle")
-        records[f"data/weights/{entry['path_name']}"] = (tmp_path / "pickle").read_bytes()
+    torch.save(Touch(touched), tmp_path / "pickle")
+    kind = "weights" if place == "a weight" else "constants"
+    whole = f"data/{kind}/model.pt"  # of older versions of PyTorch
+    if whole in records:
+        records[whole] = (tmp_path / "pickle").read_bytes()
     else:
-        entry = {**entry, "path_name": "opaque_obj_0", "tensor_meta": None, "is_param": False}
-        records[constants] = json.dumps({"config": {"object": entry}}).encode()
-        records["data/constants/opaque_obj_0"] = pickle.dumps(Touch(touched))
+        weights = json.loads(records["data/weights/model_weights_config.json"])
+        name, entry = next(iter(weights["config"].items()))
+        entry["use_pickle"] = True
+        if place == "a weight":
+            records["data/weights/model_weights_config.json"] = json.dumps(weights).encode()
+            records[f"data/weights/{entry['path_name']}"] = (tmp_path / "pickle").read_bytes()
+        else:
+            entry |= {"path_name": "opaque_obj_0", "tensor_meta": None, "is_param": False}
+            constants = {"config": {name: entry}}
+            records["data/constants/model_constants_config.json"] = json.dumps(constants).encode()
+            records["data/constants/opaque_obj_0"] = pickle.dumps(Touch(touched))
     writer = torch._C.PyTorchFileWriter(str(path))
     for name, record in records.items():
         if not name.startswith(".data") and name != "byteorder":  # which the writer adds by itself

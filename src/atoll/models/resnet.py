@@ -60,7 +60,7 @@ class ResNet(Encoder):
         maps: Tensor = self.maxpool(F.relu(self.bn1(self.conv1(images)), inplace=True))
         found = []
         for name in self.stages:
-            maps = self.get_submodule(name)(maps)
+            maps = getattr(self, name)(maps)
             found.append(maps)
         return found
 
