@@ -1,7 +1,11 @@
+from dataclasses import dataclass
+from typing import ClassVar
+
 import pytest
 import torch
 from torch import nn
 
+from atoll.components.base import Term
 from atoll.core.tree import leaves, pack, unpack
 from tests.rounds import Rounds
 
@@ -100,3 +104,29 @@ def test_a_buffer_that_is_another_tensor_by_now_is_sent_and_loaded():
     (name,) = (name for name in start if name.endswith("seen"))
     images = [2 * rounds.federation.client_data(client).num_samples for client in (0, 1, 0)]  # two views
     assert [float(weights[name] - start[name]) for weights in sent] == images
+
+
+@dataclass(frozen=True)
+class FreezeFirst(Term):
+    """Freezes the encoder of the first client."""
+
+    name: ClassVar[str] = "freeze_first"
+    source: ClassVar[str] = "a test"
+
+    def start(self, context):
+        if context.client == 0:
+            context.networks["encoder"].requires_grad_(False)
+
+    def loss(self, context, batch, passes):
+        return torch.zeros(())
+
+
+def test_what_a_component_freezes_for_one_client_is_trained_for_the_next():
+    """Else the weights would depend on which clients a worker has trained before."""
+    rounds = Rounds("method.name=fed_simclr", f"method.terms=['{__name__}:FreezeFirst']")
+    start = rounds.start(0)
+    weights = [name for name in start if name.startswith("encoder.") and name.endswith("conv1.weight")]
+    assert weights
+    for client in (0, 1, 0):
+        sent = rounds.train(client)[0]["weights"]
+        assert all(torch.equal(sent[name], start[name]) == (client == 0) for name in weights)

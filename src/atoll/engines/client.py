@@ -43,6 +43,7 @@ class Client:
         self._buffers = buffer_names(networks)
         self._shared = frozenset(update_names(method, setting.train, networks))
         self._personal = personal_names(method, networks)
+        self._trained = [(weight, weight.requires_grad) for weight in networks.parameters()]
         self._places = _places(networks)
         self._base: Weights = constants.get(BASE, {})
         self._load(self._base)
@@ -74,6 +75,8 @@ class Client:
         context.lr = learning_rate(train, context.round)
         context.shared = self._shared
         train_mode(self.networks)
+        for weight, trained in self._trained:
+            weight.requires_grad_(trained)  # a component may have frozen it, for another client
         models = message["models"]
         downloaded = method.aggregation.choose(context, models) if models else {}
         # Weights that no client sends have their initial values on the server, which are not a model of the others.
