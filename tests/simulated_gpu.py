@@ -191,17 +191,17 @@ def phases(client_type) -> list:
 
     def told(name, before, method, after):
         def wrapped(*args, **kwargs):
-            Device.phase = before
+            earlier, Device.phase = Device.phase, before
             Device.steps += name == "step"
             try:
                 return method(*args, **kwargs)
             finally:
-                Device.phase = after
+                Device.phase = after or earlier
 
         return wrapped
 
     table = [("start", "start", "data"), ("step", "step", "step"), ("after_step", "step", "data")]
-    table += [("end_epoch", "epoch", "data"), ("finish", "finish", "after")]
+    table += [("_end_epoch", "epoch", None), ("finish", "finish", "after")]
     return [
         patch.object(client_type, name, told(name, before, getattr(client_type, name), after))
         for name, before, after in table

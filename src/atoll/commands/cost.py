@@ -220,7 +220,6 @@ def _timed_steps(
     enough: Message = {**message, "epochs": warm + timed}
     with suppress(Enough):
         train_client(client, enough, None, data, watch)
-    client.end_epoch()
     update, retained = client.finish()
     return median(watch.seconds[warm:]), update, retained
 

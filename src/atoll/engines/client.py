@@ -103,7 +103,7 @@ class Client:
     def begin_batch(self, batch: Batch) -> None:
         """End the local epoch before if a batch is the first of the next one."""
         if batch.epoch != self._epoch:
-            self.end_epoch()
+            self._end_epoch()
             self._epoch = batch.epoch
 
     def step(self, batch: Batch) -> Tensor:
@@ -152,17 +152,18 @@ class Client:
         for component in self.method.components:
             component.after_step(self.context)
 
-    def end_epoch(self) -> None:
+    def _end_epoch(self) -> None:
         """End a local epoch and store its mean loss, which loss-weighted aggregation uploads."""
         steps = self._losses["loss"][self._epoch_start :]
         self.context.last_epoch_loss = float(torch.stack(steps).mean()) if steps else 0.0
         self._epoch_start += len(steps)
 
     def finish(self) -> tuple[Update, ClientState | None]:
-        """Return the update and the client state; the state is None if the method retains nothing.
+        """End the last epoch; return the update and the client state, which is None if the method retains nothing.
 
         Both may contain the networks' tensors themselves: use or copy them before the next `start`.
         """
+        self._end_epoch()
         method, context, train = self.method, self.context, self.setting.train
         weights = self._weights()
         # As a message does, drop the networks' memory layout: the server's sums run in the same order everywhere.
@@ -265,7 +266,6 @@ def train_client(
                 client.after_step()
                 if progress is not None:
                     progress(len(batch.indices))
-        client.end_epoch()
         return client.finish()
 
 

@@ -148,7 +148,6 @@ class _Member:
 
     def finish(self) -> tuple[Update, ClientState | None]:
         """Return the update and the client state, as `Client.finish` does."""
-        self.client.end_epoch()
         with self._drawing():
             return self.client.finish()
 
