@@ -89,6 +89,23 @@ def test_all_weights_step_in_one_kernel_on_a_gpu(kind, device, fused):
     assert len(optimizer.param_groups[0]["params"]) == 2
 
 
+def test_a_weight_may_get_its_first_gradient_later_than_others(monkeypatch):
+    """As DINO's last layer does; PyTorch's fused kernel alone fails there."""
+    train = TrainOptions(optimizer="sgd", momentum=0.9, lr=0.1, weight_decay=0.01)
+    found = []
+    for fused in (True, False):
+        monkeypatch.setattr(nn.Parameter, "is_cuda", fused, raising=False)
+        first, late = weights = [nn.Parameter(torch.tensor([1.0, 2.0])), nn.Parameter(torch.tensor([3.0]))]
+        optimizer = make_optimizer(train, weights)
+        assert bool(optimizer.defaults["fused"]) == fused
+        for step in range(4):
+            optimizer.zero_grad(set_to_none=True)
+            (first.square().sum() + (late.square().sum() if step else 0)).backward()
+            optimizer.step()
+        found.append(torch.cat(weights).detach())
+    torch.testing.assert_close(*found)
+
+
 @pytest.mark.parametrize(
     ("participation", "clients", "size"), [(0.25, 10, 3), (0.24, 10, 2), (0.01, 10, 1), (1.0, 7, 7)]
 )

@@ -6,10 +6,11 @@ import torch
 from torch import nn
 
 from atoll.components.base import Term
-from atoll.core.tree import leaves, pack, unpack
+from atoll.core.tree import leaves, map_tensors, pack, unpack
 from tests.rounds import Rounds
 
 VIT = ("model.encoder=vit-tiny", "model.stem=cifar", "model.width=64", "model.depth=1", "model.patch=4")
+WIDE = ("model.encoder=resnet-narrow", "model.width=16", "model.stem=cifar", "train.momentum=0.9")
 PLAIN = ("model.projector_norm=false", "train.optimizer=sgd", "train.batch_size=16")
 
 
@@ -130,3 +131,13 @@ def test_what_a_component_freezes_for_one_client_is_trained_for_the_next():
     for client in (0, 1, 0):
         sent = rounds.train(client)[0]["weights"]
         assert all(torch.equal(sent[name], start[name]) == (client == 0) for name in weights)
+
+
+def test_kept_optimizer_states_have_the_layout_of_their_weights():
+    """Client states are stored contiguously; a GPU's fused kernels refuse other strides than the weight's."""
+    rounds = Rounds("method.name=fed_simclr", "train.keep_optimizer=true", "engine.channels_last=true", *WIDE)
+    _, kept = rounds.train(0)
+    rounds.start(0, 2, map_tensors(torch.Tensor.contiguous, kept))  # as a client state on disk is
+    state = rounds.client.optimizer.state
+    assert any(not weight.is_contiguous() for weight in state)
+    assert all(own["momentum_buffer"].stride() == weight.stride() for weight, own in state.items())

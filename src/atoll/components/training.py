@@ -120,9 +120,20 @@ def make_optimizer(train: TrainOptions, parameters: Iterable[nn.Parameter]) -> t
     weights = list(parameters)
     fused = all(weight.is_cuda for weight in weights) or None  # None: PyTorch's default
     if train.optimizer == "sgd":
-        return torch.optim.SGD(
+        sgd = torch.optim.SGD(
             weights, lr=train.lr, momentum=train.momentum, weight_decay=train.weight_decay, fused=fused
         )
+        if fused and train.momentum:
+            sgd.register_step_pre_hook(_start_momentum)
+        return sgd
     kind: type[torch.optim.Adam] = {"adam": torch.optim.Adam, "adamw": torch.optim.AdamW}[train.optimizer]
     betas = (train.momentum, 0.999)
     return kind(weights, lr=train.lr, betas=betas, weight_decay=train.weight_decay, fused=fused)
+
+
+def _start_momentum(optimizer: torch.optim.Optimizer, *_: object) -> None:
+    """Start momentum at zero: PyTorch's fused kernel takes that of all weights or of none, and some start late."""
+    for group in optimizer.param_groups:
+        for weight in group["params"]:
+            if weight.grad is not None:
+                optimizer.state[weight].setdefault("momentum_buffer", torch.zeros_like(weight))

@@ -87,4 +87,5 @@ def upload(tensor: Tensor, device: torch.device) -> Tensor:
     """
     if device.type == "cpu" or tensor.device.type != "cpu":
         return tensor.to(device)
-    return tensor.pin_memory().to(device, non_blocking=True)
+    # Pinned memory that is not contiguous would be copied to ordinary memory first.
+    return tensor.contiguous().pin_memory().to(device, non_blocking=True)

@@ -224,6 +224,12 @@ class Client:
         groups = self.optimizer.state_dict()["param_groups"]
         state = {int(key): value for key, value in retained.items()}
         self.optimizer.load_state_dict({"state": state, "param_groups": groups})
+        for weight, own in self.optimizer.state.items():
+            for name, value in own.items():
+                if (
+                    value.shape == weight.shape
+                ):  # in the weight's memory layout, which a GPU's kernels require
+                    own[name] = torch.empty_like(weight, dtype=value.dtype).copy_(value)
 
 
 def train_client(
