@@ -19,7 +19,7 @@ import tempfile
 import time
 import tomllib
 from collections import OrderedDict
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -32,6 +32,7 @@ from atoll.papers.reproduction import find_table, images_of
 
 FILES, BYTES = 8, int(15.5 * 2**20)  # largest number and size of the returned files
 PACKING = 40.0  # seconds reserved for stopping and packing
+STARTS = 5  # most starts of the bench
 WEIGHTS = ("checkpoints", "*.safetensors", "report.html")  # files of a run that the results do not include
 HERE = Path(__file__).parent
 
@@ -51,7 +52,7 @@ class Session:
         """Seconds left."""
         return self.until - time.monotonic()
 
-    def atoll(self, name: str, *arguments: str) -> None:
+    def atoll(self, name: str, *arguments: str) -> subprocess.Popen[bytes]:
         """Start an ``atoll`` command with a separate log file."""
         logs = self.work / "logs"
         logs.mkdir(parents=True, exist_ok=True)
@@ -60,6 +61,7 @@ class Session:
             self.running[name] = subprocess.Popen(
                 command, stdout=log, stderr=subprocess.STDOUT, stdin=subprocess.DEVNULL
             )
+        return self.running[name]
 
     def look(self) -> None:
         """Wait a moment, and report the processes that have ended."""
@@ -79,17 +81,28 @@ class Session:
                 process.wait(max(0.1, patience - time.monotonic()))
             except subprocess.TimeoutExpired:
                 process.kill()
-            say(f"{name}: stopped, exit {process.wait()}")
+                with suppress(subprocess.TimeoutExpired):  # a process that hangs in the driver does not end
+                    process.wait(5)
+            say(f"{name}: stopped, exit {process.poll()}")
         self.running.clear()
 
 
-def bench(session: Session) -> None:
-    """Run the bench, which saves each value and skips the parts that an earlier call finished."""
-    out = session.work / "bench.json"
-    arguments = ["--out", str(out), "--device", session.device, "--scale", session.scale]
-    session.atoll("bench", "bench", "gpu", *arguments)
-    while session.running and session.left > 0:
-        session.look()
+def bench(session: Session, out: Path) -> None:
+    """Run the bench, which saves each value and skips those that it has; start it again if the GPU fails it.
+
+    What it has found is copied as it comes, in case this process is killed.
+    """
+    found = session.work / "bench.json"
+    arguments = ["--out", str(found), "--device", session.device, "--scale", session.scale]
+    for _ in range(STARTS):
+        process = session.atoll("bench", "bench", "gpu", *arguments)
+        while session.running and session.left > 0:
+            session.look()
+            if found.is_file():
+                out.mkdir(parents=True, exist_ok=True)
+                shutil.copy(found, out)
+        if process.poll() in (0, 2) or session.left <= 0:
+            return
 
 
 def check_images(waves: list[dict[str, Any]], folder: Path) -> None:
@@ -147,8 +160,8 @@ def unpack(previous: Path, work: Path) -> None:
 def pack(session: Session, out: Path) -> None:
     """Pack the results, and the checkpoints that fit in addition."""
     out.mkdir(parents=True, exist_ok=True)
-    for old in (*out.glob("results.tar.gz"), *out.glob("checkpoints.tar.*")):
-        old.unlink()
+    for old in (out / "bench.json", *out.glob("results.tar.gz"), *out.glob("checkpoints.tar.*")):
+        old.unlink(missing_ok=True)
     runs = [run for run in map(Run, sorted(session.work.glob("runs/*/*"))) if run.exists()]
     states = [state(run) for run in runs]
     (session.work / "results.json").write_text(json.dumps(states, indent=1, ensure_ascii=False) + "\n")
@@ -229,9 +242,10 @@ def main() -> int:
         parser.error(str(error))
     if options.previous:
         unpack(options.previous, work)
-    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    for interruption in (signal.SIGTERM, signal.SIGINT):  # a background process of a shell ignores SIGINT
+        signal.signal(interruption, signal.default_int_handler)
     try:
-        bench(session)
+        bench(session, options.out)
         for wave in waves:
             rows(session, wave)
     except KeyboardInterrupt:

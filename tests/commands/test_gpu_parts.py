@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
+import time
 from dataclasses import replace
 
 import torch
 
-from atoll.commands import gpu_parts
-from atoll.commands.gpu_parts import SCALES, Bench, correctness
+from atoll.commands.gpu_parts import SCALES, Bench, correctness, overhead, rounds
 from atoll.methods.registry import METHODS
-from atoll.papers.tables import table_names
 
 
 def test_every_method_is_checked_at_full_scale():
@@ -21,18 +20,38 @@ def test_every_method_is_checked_at_full_scale():
     assert {name: value.get("error") for name, value in found.items() if not value["ok"]} == {}
 
 
-def test_every_row_of_every_table_has_a_projected_time(monkeypatch):
-    monkeypatch.setattr(gpu_parts, "_speed", lambda *_: 1000.0)
-    found = dict(gpu_parts.tables(Bench(torch.device("cpu"), SCALES["full"])))
-    assert found.keys() == set(table_names())
-    rows = {(table, name): row for table, part in found.items() for name, row in part["rows"].items()}
-    assert {key: row["error"] for key, row in rows.items() if "error" in row} == {}
-    assert all(
-        row.keys() in ({"trained_as"}, {"samples_a_second", "samples", "hours"}) for row in rows.values()
-    )
-    # Dec-SSL pretrains for 200 rounds of an epoch: on ImageNet-100, and on around 80,000 images of packages.
-    assert rows["dec-ssl-1-left", "ssl"]["samples"] == 200 * 126_689
-    assert rows["dec-ssl-1-right", "ssl-all"]["samples"] == 200 * 80_000
-    # Its shares of labels are the fine-tuning's.
-    assert rows["dec-ssl-1-right", "ssl-tenth"] == {"trained_as": "ssl-all"}
-    assert rows["dec-ssl-1-left", "ssl"]["hours"] == 200 * 126_689 / 1000 / 3600
+def test_every_method_trains_two_rounds_as_on_a_gpu():
+    full = SCALES["full"]
+    scale = replace(full, digits=(*full.digits, "data.limit=160", "train.batch_size=32", "model.width=4"))
+    found = dict(rounds(Bench(torch.device("cpu"), scale)))
+    assert found.keys() == METHODS.keys()
+    assert {name: value for name, value in found.items() if not value["ok"]} == {}
+
+
+def test_a_failure_is_an_error_of_its_own_value_and_known_values_are_not_measured():
+    def fails():
+        raise torch.OutOfMemoryError("no memory")
+
+    def breaks():
+        raise torch.AcceleratorError("an illegal access")
+
+    values = {"known": breaks, "fails": fails, "works": lambda: {"ms": 1.0}, "breaks": breaks}
+    found = dict(Bench(torch.device("cpu"), SCALES["test"], known={"known": {"ms": 2.0}}).new(values))
+    assert list(found) == ["fails", "works", "breaks"]
+    assert found["fails"]["error"] == "OutOfMemoryError: no memory"
+    assert "fatal" not in found["fails"]
+    assert found["breaks"]["fatal"]
+    assert found["works"] == {"ms": 1.0}
+
+
+def test_slow_work_is_called_less_often():
+    calls = []
+    bench = Bench(torch.device("cpu"), SCALES["full"])
+    seconds = bench.seconds(lambda: (calls.append(1), time.sleep(0.3)))
+    assert 0.3 <= seconds < 1
+    assert len(calls) == bench.scale.warm + 1 + 3
+
+
+def test_a_round_has_no_overhead_to_speak_of():
+    (found,) = dict(overhead(Bench(torch.device("cpu"), SCALES["test"]))).values()
+    assert found["overhead"] == found["federated_seconds"] / found["bare_seconds"] - 1

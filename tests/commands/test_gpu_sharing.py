@@ -42,7 +42,7 @@ def test_it_runs_for_the_processes_within_the_context_and_stops(control):
 @pytest.fixture
 def gpu(monkeypatch):
     """A bench of a GPU that is not there, whose rounds take as many seconds as the way has letters."""
-    monkeypatch.setattr(gpu_sharing, "_seconds", lambda bench, way: float(len(way)))
+    monkeypatch.setattr(gpu_sharing, "_seconds", lambda bench, way: {"seconds": float(len(way))})
     return Bench(torch.device("cuda"), SCALES["test"])
 
 
@@ -60,6 +60,6 @@ def test_a_service_that_does_not_start_is_an_error_of_its_own_line(gpu, control,
     control(code=1)
     assert "exit status 1" in dict(sharing(gpu))["processes with MPS: 2"]["error"]
     monkeypatch.setenv("PATH", "")
-    assert dict(sharing(gpu))["processes with MPS: 2"] == {"error": f"UserError: {CONTROL} is not installed"}
+    assert dict(sharing(gpu))["processes with MPS: 2"]["error"] == f"UserError: {CONTROL} is not installed"
     with pytest.raises(UserError, match="is not installed"), mps():
         pass

@@ -6,11 +6,12 @@ its values and does not affect the others. A second call on the same device cont
 
 from __future__ import annotations
 
+import itertools
 import json
 import platform
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -24,14 +25,15 @@ from atoll.commands.gpu_parts import (
     overhead,
     peak,
     profile,
+    rounds,
     steps,
-    tables,
     views,
     where_from,
 )
 from atoll.commands.gpu_sharing import sharing
+from atoll.commands.gpu_tables import tables
 from atoll.core.devices import check_device, find_device
-from atoll.core.errors import UserError
+from atoll.core.errors import RunError, UserError
 from atoll.core.files import write_whole
 from atoll.core.provenance import version
 from atoll.core.threads import threads
@@ -46,14 +48,15 @@ class Part:
 
 
 PARTS = {
-    "correctness": Part(correctness, 150),
-    "views": Part(views, 30),
-    "peak": Part(peak, 15),
-    "steps": Part(steps, 90),
-    "profile": Part(profile, 40),
-    "overhead": Part(overhead, 40),
-    "sharing": Part(sharing, 90),
-    "tables": Part(tables, 135),
+    "correctness": Part(correctness, 60),
+    "rounds": Part(rounds, 60),
+    "steps": Part(steps, 60),
+    "overhead": Part(overhead, 30),
+    "views": Part(views, 20),
+    "profile": Part(profile, 20),
+    "peak": Part(peak, 10),
+    "tables": Part(tables, 90),
+    "sharing": Part(sharing, 60),  # last, because the Multi-Process Service may hang
 }
 
 
@@ -70,6 +73,7 @@ def bench_gpu(
 
     Raises:
         UserError: The device does not exist on this machine, or is a CPU at full scale.
+        RunError: The GPU cannot be used any more by this process; the next call continues with the next value.
     """
     check_device(device, "--device")
     if device != "cpu" and not torch.cuda.is_available():
@@ -83,18 +87,23 @@ def bench_gpu(
         if record["parts"].get(name, {}).get("finished"):
             continue
         started = time.perf_counter()
-        entry: dict[str, Any] = {"finished": False, "found": {}}
+        found = record["parts"].get(name, {}).get("found", {})
+        entry: dict[str, Any] = {"finished": False, "found": found}
         record["parts"][name] = entry
         try:
             with threads(1):  # the default of runs
-                for key, value in part.measure(bench):
-                    entry["found"][key] = value
+                for key, value in part.measure(replace(bench, known=dict(found))):
+                    found[key] = value
                     entry["seconds"] = round(time.perf_counter() - started, 1)
                     _save(out, record)
+                    if value.get("fatal"):
+                        raise RunError(f"{name}, {key}: {value['error']}; call again for what is left")
                     if entry["seconds"] > part.seconds * bench.scale.patience:
                         break
                 else:
                     entry["finished"] = True
+        except RunError:
+            raise
         except Exception as error:
             entry["error"] = f"{type(error).__name__}: {error}"
             entry["where"] = where_from(error)
@@ -119,11 +128,16 @@ def _about(device: torch.device, scale: str) -> dict[str, Any]:
 
 
 def _earlier(out: Path, about: dict[str, Any]) -> dict[str, Any] | None:
+    """What an earlier call has found; the record of another device or version is moved aside."""
     try:
         record: dict[str, Any] = json.loads(out.read_text())
-        return record if record["about"] == about else None
+        if record["about"] == about:
+            return record
     except (OSError, ValueError, KeyError, TypeError):
         return None
+    number = next(n for n in itertools.count(1) if not out.with_stem(f"{out.stem}-{n}").exists())
+    out.replace(out.with_stem(f"{out.stem}-{number}"))
+    return None
 
 
 def _save(out: Path, record: dict[str, Any]) -> None:

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import json
+import math
 import time
 import traceback
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -15,6 +15,7 @@ import torch
 
 from atoll.commands.gpu_workloads import (
     METHOD_NEEDS,
+    ROUND,
     Workload,
     bare_round,
     digits_workload,
@@ -23,17 +24,13 @@ from atoll.commands.gpu_workloads import (
     synthetic_workload,
     wait_for,
 )
-from atoll.core.config import describe
 from atoll.data.views.views import ViewOptions, make_views
 from atoll.methods.registry import METHODS
-from atoll.papers.images import PUBLIC_SETS
-from atoll.papers.reproduction import find_table
 from atoll.papers.tables import table_names
-from atoll.recipe.recipe import Recipe, make_recipe
 
 Found = Iterator[tuple[str, Any]]
+LONGEST_TIMING = 0.5  # seconds
 TOLERANCE = 1e-4  # largest relative difference of a first loss from the CPU's, in float32
-PRIVATE_IMAGES = {"amazon-packages": 80_000}  # "around", Dec-SSL, Section 3.1
 # The tables that are measured first, the most important ones; the others follow by name.
 FIRST_TABLES = ("fedquad-1", "fedquad-2", "ssd-1", "l-dawa-6")
 
@@ -48,7 +45,7 @@ class Scale:
         view_batches: (images, side) of the augmentation's batches.
         steps: (encoder, batch, side) of the training steps.
         warm: Number of calls before the timing starts.
-        timed: Number of calls in one timing; there are three timings.
+        timed: Largest number of calls in one timing; there are three timings.
         clients: Number of clients in the federated round that is compared with a bare loop.
         batches: Number of batches of each client.
         shared: Numbers of small clients that train on one GPU at once (see `gpu_sharing`).
@@ -81,11 +78,11 @@ SCALES = {
         matmul=8192,
         view_batches=((512, 32), (128, 32), (128, 224)),
         steps=(("resnet18", 512, 32), ("resnet18", 128, 32), ("vit-s", 256, 224)),
-        warm=5,
+        warm=3,
         timed=20,
         clients=4,
         batches=25,
-        shared=(10, 5, 2),
+        shared=(10, 5),
         tables=(*FIRST_TABLES, *(name for name in table_names() if name not in FIRST_TABLES)),
     ),
     "test": Scale(
@@ -111,7 +108,7 @@ PRECISIONS = {  # of a step: TF32 in matrix products and convolutions, and the r
     "fp32": (False, ("train.amp=false", "engine.channels_last=false")),
 }
 ENCODERS = {
-    "resnet18": (),
+    "resnet18": ("model.encoder=resnet18", "model.stem=cifar"),
     "resnet-narrow": ("model.encoder=resnet-narrow", "model.width=4", "model.projector_hidden=[16]"),
     "vit-narrow": ("model.encoder=vit-tiny", "model.width=64", "model.patch=16", "model.depth=1"),
     "vit-s": ("model.encoder=vit-tiny", "model.width=384", "model.patch=16", "model.depth=12"),
@@ -120,24 +117,33 @@ ENCODERS = {
 
 @dataclass(frozen=True)
 class Bench:
-    """Device and extent of the measurement."""
+    """Device and extent of the measurement, and the values of the part that an earlier call has measured."""
 
     device: torch.device
     scale: Scale
+    known: dict[str, Any] = field(default_factory=dict)
 
     def seconds(self, work: Callable[[], Any]) -> float:
-        """Measure the median time of one call, including the device's work."""
+        """Measure the median time of one call, including the device's work; slow work is called less often."""
         for _ in range(self.scale.warm):
             work()
-        times = []
-        for _ in range(3):
-            wait_for(self.device)
-            started = time.perf_counter()
-            for _ in range(self.scale.timed):
-                work()
-            wait_for(self.device)
-            times.append((time.perf_counter() - started) / self.scale.timed)
-        return sorted(times)[1]
+        once = self._mean(work, 1)
+        count = max(1, min(self.scale.timed, int(LONGEST_TIMING / once)))
+        return sorted(self._mean(work, count) for _ in range(3))[1]
+
+    def _mean(self, work: Callable[[], Any], count: int) -> float:
+        wait_for(self.device)
+        started = time.perf_counter()
+        for _ in range(count):
+            work()
+        wait_for(self.device)
+        return (time.perf_counter() - started) / count
+
+    def new(self, values: Mapping[str, Callable[[], Any]]) -> Found:
+        """Measure the values that are not known yet; the failure of one does not affect the others."""
+        for name, measure in values.items():
+            if name not in self.known:
+                yield name, attempt(measure)
 
     def workload(self, encoder: str, batch: int, side: int, precision: str) -> Workload:
         """Create a client of SSD's recipe with another encoder, on images of noise."""
@@ -147,107 +153,142 @@ class Bench:
 
 def correctness(bench: Bench) -> Found:
     """Compare each method's first loss with the CPU's, in float32, and the weights of two runs of a round."""
-    for name in bench.scale.methods:
-        settings = [*bench.scale.digits, f"method.name={name}", *METHOD_NEEDS.get(name, ())]
-        try:
-            with full_float32():
-                on_cpu, on_device = (
-                    digits_workload(settings, device) for device in (torch.device("cpu"), bench.device)
-                )
-                expected, loss = on_cpu.first_loss(), on_device.first_loss()
-                difference = abs(loss - expected) / max(1.0, abs(expected))
-                first, second = one_client_round(on_device), one_client_round(on_device)
-            moved = max(float((first[key] - second[key]).abs().max()) for key in first) if first else 0.0
-            found = {"loss": loss, "cpu": expected, "difference": difference, "ok": difference <= TOLERANCE}
-            yield name, {**found, "two_runs_equal": moved == 0.0, "two_runs_differ_by": moved}
-        except Exception as error:  # the check of the other methods continues
-            yield name, {"ok": False, "error": f"{type(error).__name__}: {error}", "where": where_from(error)}
+    yield from bench.new({name: partial(_first_loss, bench, name) for name in bench.scale.methods})
+
+
+def _first_loss(bench: Bench, name: str) -> dict[str, Any]:
+    settings = [*bench.scale.digits, f"method.name={name}", *METHOD_NEEDS.get(name, ())]
+    with full_float32():
+        on_cpu, on_device = (
+            digits_workload(settings, device) for device in (torch.device("cpu"), bench.device)
+        )
+        expected, loss = on_cpu.first_loss(), on_device.first_loss()
+        difference = abs(loss - expected) / max(1.0, abs(expected))
+        first, second = one_client_round(on_device), one_client_round(on_device)
+    moved = max(float((first[key] - second[key]).abs().max()) for key in first) if first else 0.0
+    found = {"loss": loss, "cpu": expected, "difference": difference, "ok": difference <= TOLERANCE}
+    return {**found, "two_runs_equal": moved == 0.0, "two_runs_differ_by": moved}
+
+
+def rounds(bench: Bench) -> Found:
+    """Train two rounds with what a run does on a GPU by default, of two epochs, and with optimisers that are kept.
+
+    The losses must be finite, and all updates accepted.
+    """
+    yield from bench.new({name: partial(_two_rounds, bench, name) for name in bench.scale.methods})
+
+
+def _two_rounds(bench: Bench, name: str) -> dict[str, Any]:
+    usual = ("train.amp=true", "engine.channels_last=auto", "train.epochs=2", "train.keep_optimizer=true")
+    settings = [*usual, *bench.scale.digits, f"method.name={name}", *METHOD_NEEDS.get(name, ())]
+    work = digits_workload(settings, bench.device)
+    records = [work.federated_round() for _ in range(ROUND)]
+    losses = [record.losses.get("loss", 0.0) for record in records]
+    accepted = all(record.clients == work.federation.setting.cohort_size for record in records)
+    return {"losses": losses, "ok": accepted and all(map(math.isfinite, losses))}
 
 
 def views(bench: Bench) -> Found:
     """Measure views per second of images on the device, and the time of the random draw alone, on the CPU."""
-    for preset in ("ssd", "simclr", "l-dawa"):
-        for n, side in bench.scale.view_batches:
-            made = make_views(ViewOptions(preset=preset), side, 3)
-            images = torch.randint(256, (n, 3, side, side), dtype=torch.uint8).to(bench.device)
-            draws = torch.Generator().manual_seed(0)
-            both = bench.seconds(partial(made, images, draws))
-            draw = bench.seconds(partial(made.draw, n, draws, source=images.shape[-2:]))
-            yield (
-                f"{preset} {n}×{side}px",
-                {"views_a_second": n / both, "ms": 1e3 * both, "draw_ms": 1e3 * draw},
-            )
+    yield from bench.new(
+        {
+            f"{preset} {n}×{side}px": partial(_views, bench, preset, n, side)
+            for preset in ("ssd", "simclr", "l-dawa")
+            for n, side in bench.scale.view_batches
+        }
+    )
+
+
+def _views(bench: Bench, preset: str, n: int, side: int) -> dict[str, float]:
+    made = make_views(ViewOptions(preset=preset), side, 3)
+    images = torch.randint(256, (n, 3, side, side), dtype=torch.uint8).to(bench.device)
+    draws = torch.Generator().manual_seed(0)
+    both = bench.seconds(partial(made, images, draws))
+    draw = bench.seconds(partial(made.draw, n, draws, source=images.shape[-2:]))
+    return {"views_a_second": n / both, "ms": 1e3 * both, "draw_ms": 1e3 * draw}
 
 
 def peak(bench: Bench) -> Found:
     """Measure operations per second of a large matrix product in each precision, as the reference of the steps."""
+    yield from bench.new({name: partial(_peak, bench, name) for name in PRECISIONS})
+
+
+def _peak(bench: Bench, precision: str) -> dict[str, float]:
     n = bench.scale.matmul
-    for name, (tf32, _) in PRECISIONS.items():
-        kind = torch.bfloat16 if name == "bf16" else torch.float32
-        a, b = (torch.randn(n, n).to(bench.device, kind) for _ in range(2))
-        with full_float32(not tf32):
-            seconds = bench.seconds(partial(torch.matmul, a, b))
-        yield name, {"tflops": 2 * n**3 / seconds / 1e12}
+    kind = torch.bfloat16 if precision == "bf16" else torch.float32
+    a, b = (torch.randn(n, n, device=bench.device, dtype=kind) for _ in range(2))
+    with full_float32(not PRECISIONS[precision][0]):
+        seconds = bench.seconds(partial(torch.matmul, a, b))
+    return {"tflops": 2 * n**3 / seconds / 1e12}
 
 
 def steps(bench: Bench) -> Found:
-    """Measure samples per second of a training step on prepared batches, and its share of the peak operations."""
-    peaks = {name: value["tflops"] for name, value in peak(bench)}
-    for encoder, batch, side in bench.scale.steps:
-        for precision, (tf32, _) in PRECISIONS.items():
-            with full_float32(not tf32):
-                work = bench.workload(encoder, batch, side, precision)
-                if bench.device.type == "cuda":
-                    torch.cuda.reset_peak_memory_stats(bench.device)
-                seconds = bench.seconds(work.step)
-                tflops = work.operations() / seconds / 1e12
-            yield (
-                f"{encoder} {batch}×{side}px {precision}",
-                {
-                    "samples_a_second": batch / seconds,
-                    "ms": 1e3 * seconds,
-                    "tflops": tflops,
-                    "share_of_peak": tflops / peaks[precision],
-                    "memory_mib": _memory(bench.device),
-                },
-            )
+    """Measure samples per second of a training step on prepared batches, and its operations per second."""
+    yield from bench.new(
+        {
+            f"{encoder} {batch}×{side}px {precision}": partial(_step, bench, encoder, batch, side, precision)
+            for precision in PRECISIONS
+            for encoder, batch, side in bench.scale.steps
+        }
+    )
+
+
+def _step(bench: Bench, encoder: str, batch: int, side: int, precision: str) -> dict[str, Any]:
+    with full_float32(not PRECISIONS[precision][0]):
+        work = bench.workload(encoder, batch, side, precision)
+        if bench.device.type == "cuda":
+            torch.cuda.reset_peak_memory_stats(bench.device)
+        seconds = bench.seconds(work.step)
+        tflops, reference = work.operations() / seconds / 1e12, _peak(bench, precision)["tflops"]
+    return {
+        "samples_a_second": batch / seconds,
+        "ms": 1e3 * seconds,
+        "tflops": tflops,
+        "share_of_peak": tflops / reference,
+        "memory_mib": _memory(bench.device),
+    }
 
 
 def profile(bench: Bench) -> Found:
     """Profile the first step: its kernels by their time on the device, and the device's idle time."""
+    encoder, batch, side = bench.scale.steps[0]
+    yield from bench.new(
+        {
+            kind: partial(_profile, bench, bench.workload(encoder, batch, side, "bf16"), views)
+            for kind, views in (("prepared batches", False), ("with views", True))
+        }
+    )
+
+
+def _profile(bench: Bench, work: Workload, views: bool) -> dict[str, Any]:
     from torch.profiler import ProfilerActivity
     from torch.profiler import profile as record
 
-    encoder, batch, side = bench.scale.steps[0]
-    work = bench.workload(encoder, batch, side, "bf16")
-    gpu = bench.device.type == "cuda"
-    for kind, call in (("prepared batches", work.step), ("with views", work.step_with_views)):
-        for _ in range(bench.scale.warm):
+    call, gpu, calls = work.step_with_views if views else work.step, bench.device.type == "cuda", 10
+    seconds = bench.seconds(call)  # the profiler slows calls down
+    with record(activities=[ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if gpu else [])]) as recorded:
+        for _ in range(calls):
             call()
         wait_for(bench.device)
-        with record(activities=[ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if gpu else [])]) as recorded:
-            started = time.perf_counter()
-            for _ in range(10):
-                call()
-            wait_for(bench.device)
-            wall = time.perf_counter() - started
-        attribute = "self_device_time_total" if gpu else "self_cpu_time_total"
-        kernels = [
-            (event.key, getattr(event, attribute), event.count)
-            for event in recorded.key_averages()
-            if not gpu or event.device_type.name == "CUDA"
-        ]
-        kernels.sort(key=lambda kernel: -kernel[1])
-        busy = sum(time for _, time, _ in kernels) / 1e6
-        table = [{"kernel": key[:120], "us": time / 10, "calls": count / 10} for key, time, count in kernels]
-        yield (
-            kind,
-            {"ms": 1e2 * wall, "busy_ms": 1e2 * busy, "idle_share": 1 - busy / wall, "top": table[:25]},
-        )
+    attribute = "self_device_time_total" if gpu else "self_cpu_time_total"
+    kernels = [
+        (event.key, getattr(event, attribute) / calls, event.count / calls)
+        for event in recorded.key_averages()
+        # The spans of optimisers' steps stand among a GPU's kernels.
+        if not gpu or (event.device_type.name == "CUDA" and not event.is_user_annotation)
+    ]
+    kernels.sort(key=lambda kernel: -kernel[1])
+    busy = sum(time for _, time, _ in kernels) / 1e6
+    table = [{"kernel": key[:120], "us": time, "calls": count} for key, time, count in kernels]
+    return {"ms": 1e3 * seconds, "busy_ms": 1e3 * busy, "idle_share": 1 - busy / seconds, "top": table[:25]}
 
 
 def overhead(bench: Bench) -> Found:
     """Time a federated round and a bare loop over the same batches and views, in turns; the fastest of three."""
+    yield from bench.new({"a round": partial(_overhead, bench)})
+
+
+def _overhead(bench: Bench) -> dict[str, float]:
     encoder, batch, side = bench.scale.steps[0]
     settings = (*ENCODERS[encoder], *PRECISIONS["bf16"][1], f"train.batch_size={batch}")
     settings = (*settings, "method.name=fed_simclr", f"data.image_size={side}", "train.epochs=1")
@@ -263,60 +304,21 @@ def overhead(bench: Bench) -> Found:
             times[name].append(time.perf_counter() - started)
     federated, bare = (min(each[1:]) for each in times.values())  # the first round is a warm-up
     seen = clients * batches * batch
-    yield "seconds", {"federated": federated, "bare": bare}
-    yield "overhead", federated / bare - 1
-    yield "views_a_second", 2 * seen / federated
-
-
-def tables(bench: Bench) -> Found:
-    """Project the duration of each paper's table from the samples of its rows and the speed of their steps.
-
-    Views are included, evaluation is not. Rows with the same training step are timed once, and rows with the same
-    training are counted once.
-    """
-    speeds: dict[str, float] = {}
-    for table in bench.scale.tables:
-        rows: dict[str, dict[str, Any]] = {}
-        job = find_table(table)
-        for row in job.rows:
-            recipe, first = row.recipe, job.trained_as[row.name]
-            if first != row.name:
-                rows[row.name] = {"trained_as": first}
-                continue
-            key = json.dumps(_training_key(recipe), sort_keys=True)
-            try:
-                if key not in speeds:
-                    speeds[key] = _speed(bench, recipe)
-                rows[row.name] = _projected(recipe, speeds[key])
-            except Exception as error:
-                rows[row.name] = {"error": f"{type(error).__name__}: {error}"}
-        hours = [row["hours"] for row in rows.values() if "hours" in row]
-        yield table, {"hours": sum(hours), "rows_counted": len(hours), "rows": rows}
-
-
-def _training_key(recipe: Recipe) -> dict[str, Any]:
-    table = describe(recipe)
-    sections = {key: table[key] for key in ("views", "model", "method", "options")}
     return {
-        **sections,
-        "batch": recipe.train.batch_size,
-        "data": [recipe.data.image_size, recipe.data.channels],
+        "federated_seconds": federated,
+        "bare_seconds": bare,
+        "overhead": federated / bare - 1,
+        "views_a_second": 2 * seen / federated,
     }
 
 
-def _speed(bench: Bench, recipe: Recipe) -> float:
-    settings = (*PRECISIONS["bf16"][1], *bench.scale.settings)
-    work = synthetic_workload(make_recipe(describe(recipe)), settings, bench.device)
-    return work.batch_size / bench.seconds(work.step_with_views)
-
-
-def _projected(recipe: Recipe, speed: float) -> dict[str, Any]:
-    name = Path(recipe.data.path or "").name
-    images = PRIVATE_IMAGES[name] if name in PRIVATE_IMAGES else PUBLIC_SETS[name].train
-    train = recipe.train
-    share = 1.0 if recipe.partition.kind == "centralised" else train.participation
-    seen = images * share * train.rounds * train.epochs
-    return {"samples_a_second": speed, "samples": seen, "hours": seen / speed / 3600}
+def attempt(measure: Callable[[], dict[str, Any]]) -> dict[str, Any]:
+    """Measure, or say why it failed; ``"fatal"`` means that this process can use the GPU no more."""
+    try:
+        return measure()
+    except Exception as error:
+        found = {"ok": False, "error": f"{type(error).__name__}: {error}", "where": where_from(error)}
+        return {**found, "fatal": True} if isinstance(error, torch.AcceleratorError) else found
 
 
 def where_from(error: BaseException) -> str:

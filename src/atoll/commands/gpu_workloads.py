@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import itertools
 import tempfile
 from collections.abc import Iterator, Sequence
@@ -23,7 +24,7 @@ from atoll.engines.client import train_client
 from atoll.engines.client_states import ClientStates
 from atoll.engines.executors import InProcess, in_this_process
 from atoll.engines.federation import Federation
-from atoll.engines.server import Server
+from atoll.engines.server import Record, Server
 from atoll.functional import nt_xent
 from atoll.recipe.recipe import Recipe, load_recipe, make_recipe
 
@@ -40,6 +41,7 @@ METHOD_NEEDS = {  # settings that a method requires on the digits
     ),
     "fedca": ("options.fedca_alignment.data={source='digits'}",),
     "multi_krum": ("partition.clients=5",),
+    "scaffold": ("train.momentum=0",),
 }
 
 
@@ -65,6 +67,9 @@ class Workload:
     """A federation on a device, with its first client."""
 
     def __init__(self, recipe: Recipe, splits: Splits, device: torch.device) -> None:
+        gc.collect()  # earlier workloads, which refer to themselves, would keep their part of the GPU's memory
+        if device.type == "cuda":
+            torch.cuda.empty_cache()
         recipe = replace(recipe, engine=recipe.engine.on(str(device)))
         self.federation = Federation(recipe, splits)
         self.device = self.federation.device
@@ -119,13 +124,13 @@ class Workload:
             self.step()
         return int(counter.get_total_flops())
 
-    def federated_round(self) -> None:
+    def federated_round(self) -> Record:
         """Run a round of all clients: send, train, check and fold."""
         if self._executor is None:
             self._folder = tempfile.TemporaryDirectory()
             self._executor = in_this_process(self.federation, ClientStates(Path(self._folder.name)))
             self._executor.start(self.server.constants)
-        self.server.run_round(self._executor)
+        return self.server.run_round(self._executor)
 
     @cached_property
     def _prepared(self) -> Iterator[Batch]:
