@@ -179,3 +179,28 @@ def test_checkpoints_come_back_in_parts_and_what_finds_no_room_begins_again(tmp_
     (fresh / "runs" / "table" / "far-seed0" / "metrics.jsonl").write_text("newer\n")
     program.unpack(out, fresh)  # what is here already stays as it is
     assert far.folder.joinpath("metrics.jsonl").read_text() == "newer\n"
+
+
+@pytest.mark.parametrize(("codes", "starts"), [((1, -9, 0), 3), ((2,), 1), ((1,) * 9, 5)])
+def test_the_bench_starts_again_after_a_gpu_failed_it(codes, starts, tmp_path):
+    """But not after wrong arguments, and not for ever; what it has found is copied meanwhile."""
+    program = load_program()
+    started = []
+
+    class Session(program.Session):
+        def atoll(self, name, *arguments):
+            started.append(name)
+            (self.work / "bench.json").write_text(str(len(started)))
+            end = f"import os, signal; code = {codes[len(started) - 1]}"
+            command = [
+                sys.executable,
+                "-c",
+                f"{end}; os.kill(os.getpid(), -code) if code < 0 else exit(code)",
+            ]
+            self.running[name] = subprocess.Popen(command)
+            return self.running[name]
+
+    session = Session(tmp_path, "cpu", "test", time.monotonic() + 60)
+    program.bench(session, tmp_path / "out")
+    assert len(started) == starts
+    assert (tmp_path / "out" / "bench.json").read_text() == str(starts)
