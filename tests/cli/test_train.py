@@ -20,9 +20,11 @@ main(sys.argv[1:])
 """
 
 
-@pytest.mark.parametrize("command", ["run", "compare"])
+@pytest.mark.parametrize(
+    "command", [["run", "digits-ssd"], ["compare", "digits-ssd"], ["demo"]], ids=" ".join
+)
 def test_what_workers_are_forks_of_starts_before_pytorch_is_imported(command, tmp_path):
-    arguments = [command, "digits-ssd", "--out", str(tmp_path / "run"), "--set", "engine.workers=2"]
+    arguments = [*command, "--out", str(tmp_path / "run"), "--set", "engine.workers=2"]
     done = subprocess.run([sys.executable, "-c", STARTED, *arguments], capture_output=True, text=True)
     assert done.stderr == "started, and PyTorch is not imported\n"
 

@@ -15,10 +15,10 @@ def test_a_call_goes_on_where_the_last_one_stopped(tmp_path, monkeypatch):
     """It stops at a limit of time, after a failed part, and when the GPU can be used no more."""
     measured = []
 
-    def part(bench, fatal=True):
+    def part(bench):
         values = {name: (lambda name=name: measured.append(name) or {"value": name}) for name in "abc"}
         for name, found in bench.new(values):
-            yield name, {**found, "fatal": True, "error": "broken"} if name == "b" and fatal else found
+            yield name, {**found, "fatal": True, "error": "broken"} if name == "b" else found
 
     monkeypatch.setattr(program, "PARTS", {"one": Part(part, -1)})  # no time: one value in each call
     out = tmp_path / "bench.json"

@@ -52,6 +52,6 @@ def test_slow_work_is_called_less_often():
     assert len(calls) == bench.scale.warm + 1 + 3
 
 
-def test_a_round_has_no_overhead_to_speak_of():
+def test_the_overhead_is_relative_to_the_bare_loop():
     (found,) = dict(overhead(Bench(torch.device("cpu"), SCALES["test"]))).values()
     assert found["overhead"] == found["federated_seconds"] / found["bare_seconds"] - 1

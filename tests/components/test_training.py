@@ -78,12 +78,7 @@ def test_adams_first_moment_decays_by_the_recipes_momentum(kind):
 @pytest.mark.parametrize(("device", "fused"), [("cuda", True), ("cpu", None)])
 def test_all_weights_step_in_one_kernel_on_a_gpu(kind, device, fused):
     with FakeTensorMode():  # a GPU's tensors without their memory
-        try:
-            weights = nn.Linear(3, 4, device=device).parameters()
-        except RuntimeError as error:
-            pytest.skip(
-                f"this version of PyTorch needs a GPU for its fake tensors: {str(error).splitlines()[0]}"
-            )
+        weights = [nn.Parameter(torch.empty(shape, device=device)) for shape in ((4, 3), (4,))]
         optimizer = make_optimizer(TrainOptions(optimizer=kind), weights)
     assert optimizer.defaults["fused"] is fused
     assert len(optimizer.param_groups[0]["params"]) == 2

@@ -10,6 +10,8 @@ from atoll.cli.arguments import Commands, add_log, add_recipe, add_run, add_sett
 from atoll.cli.process import say
 from atoll.core.errors import UserError
 
+DEMO = ("digits-align-uniform", "digits-simclr", "digits-ssd")
+
 
 def add_commands(commands: Commands) -> None:
     """Add the commands and their arguments."""
@@ -66,8 +68,6 @@ def _add_demo(commands: Commands) -> None:
 
 
 def _demo(options: argparse.Namespace) -> int:
-    from atoll.commands.compare import DEMO
-
     options.recipes, options.methods, options.lines, options.seeds = list(DEMO), [], False, 1
     options.sweep, options.log = [], []
     return _compare(options)

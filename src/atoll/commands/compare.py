@@ -24,8 +24,6 @@ from atoll.report import write_report
 from atoll.report.comparison import comparison_cells, comparison_markdown
 from atoll.report.formats import write_table
 
-DEMO = ("digits-align-uniform", "digits-simclr", "digits-ssd")
-
 
 def load_recipes(
     names: Sequence[str],

@@ -7,7 +7,7 @@ import time
 import traceback
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -224,46 +224,52 @@ def _peak(bench: Bench, precision: str) -> dict[str, float]:
 
 def steps(bench: Bench) -> Found:
     """Measure samples per second of a training step on prepared batches, and its operations per second."""
+    peak_of = cache(partial(_peak, bench))
     yield from bench.new(
         {
-            f"{encoder} {batch}×{side}px {precision}": partial(_step, bench, encoder, batch, side, precision)
+            f"{encoder} {batch}×{side}px {precision}": partial(
+                _step, bench, encoder, batch, side, precision, peak_of
+            )
             for precision in PRECISIONS
             for encoder, batch, side in bench.scale.steps
         }
     )
 
 
-def _step(bench: Bench, encoder: str, batch: int, side: int, precision: str) -> dict[str, Any]:
+def _step(
+    bench: Bench,
+    encoder: str,
+    batch: int,
+    side: int,
+    precision: str,
+    peak_of: Callable[[str], dict[str, float]],
+) -> dict[str, Any]:
     with full_float32(not PRECISIONS[precision][0]):
         work = bench.workload(encoder, batch, side, precision)
         if bench.device.type == "cuda":
             torch.cuda.reset_peak_memory_stats(bench.device)
         seconds = bench.seconds(work.step)
-        tflops, reference = work.operations() / seconds / 1e12, _peak(bench, precision)["tflops"]
+        tflops = work.operations() / seconds / 1e12
     return {
         "samples_a_second": batch / seconds,
         "ms": 1e3 * seconds,
         "tflops": tflops,
-        "share_of_peak": tflops / reference,
+        "share_of_peak": tflops / peak_of(precision)["tflops"],
         "memory_mib": _memory(bench.device),
     }
 
 
 def profile(bench: Bench) -> Found:
     """Profile the first step: its kernels by their time on the device, and the device's idle time."""
-    encoder, batch, side = bench.scale.steps[0]
-    yield from bench.new(
-        {
-            kind: partial(_profile, bench, bench.workload(encoder, batch, side, "bf16"), views)
-            for kind, views in (("prepared batches", False), ("with views", True))
-        }
-    )
+    kinds = {"prepared batches": False, "with views": True}
+    yield from bench.new({kind: partial(_profile, bench, views) for kind, views in kinds.items()})
 
 
-def _profile(bench: Bench, work: Workload, views: bool) -> dict[str, Any]:
+def _profile(bench: Bench, views: bool) -> dict[str, Any]:
     from torch.profiler import ProfilerActivity
     from torch.profiler import profile as record
 
+    work = bench.workload(*bench.scale.steps[0], "bf16")
     call, gpu, calls = work.step_with_views if views else work.step, bench.device.type == "cuda", 10
     seconds = bench.seconds(call)  # the profiler slows calls down
     with record(activities=[ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if gpu else [])]) as recorded:

@@ -24,23 +24,26 @@ def tables(bench: Bench) -> Found:
     training are counted once.
     """
     speeds: dict[str, dict[str, Any]] = {}
-    for table in bench.scale.tables:
-        if table in bench.known:
+    yield from bench.new({table: partial(_table, bench, table, speeds) for table in bench.scale.tables})
+
+
+def _table(bench: Bench, table: str, speeds: dict[str, dict[str, Any]]) -> dict[str, Any]:
+    rows: dict[str, dict[str, Any]] = {}
+    job = find_table(table)
+    for row in job.rows:
+        recipe, first = row.recipe, job.trained_as[row.name]
+        if first != row.name:
+            rows[row.name] = {"trained_as": first}
             continue
-        rows: dict[str, dict[str, Any]] = {}
-        job = find_table(table)
-        for row in job.rows:
-            recipe, first = row.recipe, job.trained_as[row.name]
-            if first != row.name:
-                rows[row.name] = {"trained_as": first}
-                continue
-            key = json.dumps(_training_key(recipe), sort_keys=True)
-            if key not in speeds:
-                speeds[key] = attempt(partial(_speed, bench, recipe))
-            rows[row.name] = speeds[key] if "error" in speeds[key] else _projected(recipe, speeds[key])
-        hours = [row["hours"] for row in rows.values() if "hours" in row]
-        fatal = next(({"fatal": True, "error": row["error"]} for row in rows.values() if "fatal" in row), {})
-        yield table, {"hours": sum(hours), "rows_counted": len(hours), "rows": rows, **fatal}
+        key = json.dumps(_training_key(recipe), sort_keys=True)
+        if key not in speeds:
+            speeds[key] = attempt(partial(_speed, bench, recipe))
+        speed = speeds[key]
+        if "fatal" in speed:
+            return speed
+        rows[row.name] = speed if "error" in speed else attempt(partial(_projected, recipe, speed))
+    hours = [row["hours"] for row in rows.values() if "hours" in row]
+    return {"hours": sum(hours), "rows_counted": len(hours), "rows": rows}
 
 
 def _training_key(recipe: Recipe) -> dict[str, Any]:

@@ -226,9 +226,8 @@ class Client:
         self.optimizer.load_state_dict({"state": state, "param_groups": groups})
         for weight, own in self.optimizer.state.items():
             for name, value in own.items():
-                if (
-                    value.shape == weight.shape
-                ):  # in the weight's memory layout, which a GPU's kernels require
+                # A GPU's kernels require the weight's memory layout.
+                if value.shape == weight.shape and value.stride() != weight.stride():
                     own[name] = torch.empty_like(weight, dtype=value.dtype).copy_(value)
 
 
