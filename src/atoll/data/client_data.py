@@ -122,7 +122,9 @@ class FederatedClient:
             pixels, other = on_device[: len(rows)], on_device[len(rows) :]
             made: dict[str, Tensor] = {}
             for views, names in kinds.items():
-                made |= zip(names, views.make(pixels, [draws[name] for name in names]), strict=True)
+                made |= zip(
+                    names, views.make(pixels, [draws[name] for name in names], self._layout), strict=True
+                )
             if "image" in images:
                 made["image"] = self._views.plain(pixels)
             if "other" in images:

@@ -231,8 +231,8 @@ class TestOperations:
         y, x = torch.randint(19, (2,), generator=generator(seed)).sort().values.tolist()
         a, b = torch.randint(33, (2,), generator=generator(seed + 1)).sort().values.tolist()
         positions = torch.arange(size)[None]
-        rows = ops.resize_matrix(torch.tensor([y]), torch.tensor([x - y + 1]), 19, positions, kind)
-        columns = ops.resize_matrix(torch.tensor([a]), torch.tensor([b - a + 1]), 33, positions, kind)
+        rows = ops.resize_taps(torch.tensor([y]), torch.tensor([x - y + 1]), positions, 19, kind)
+        columns = ops.resize_taps(torch.tensor([a]), torch.tensor([b - a + 1]), positions, 33, kind)
         crop = image[:, :, y : x + 1, a : b + 1]
         slow = torch.nn.functional.interpolate(crop, (size, size), mode=kind, antialias=True)
         torch.testing.assert_close(ops.separable(image, rows, columns), slow, atol=1e-5, rtol=1e-4)
@@ -240,23 +240,23 @@ class TestOperations:
     @pytest.mark.parametrize("kernel", [3, 5, 13, 23])
     def test_blur(self, kernel):
         sigma = torch.linspace(0.1, 4.0, len(FLOAT))
-        matrix = ops.blur_matrix(sigma, kernel, 32)
+        taps = ops.blur_taps(sigma, kernel, 32)
         slow = [
             tv.gaussian_blur(x, [kernel, kernel], [s]) for x, s in zip(FLOAT, sigma.tolist(), strict=True)
         ]
-        torch.testing.assert_close(ops.separable(FLOAT, matrix, matrix), torch.stack(slow), atol=1e-5, rtol=0)
+        torch.testing.assert_close(ops.separable(FLOAT, taps, taps), torch.stack(slow), atol=1e-5, rtol=0)
 
     @pytest.mark.parametrize("kernel", [4, 65])
     def test_blur_refuses_a_kernel_that_does_not_fit(self, kernel):
         with pytest.raises(ValueError, match=f"kernel {kernel}, size 32"):
-            ops.blur_matrix(torch.ones(1), kernel, 32)
+            ops.blur_taps(torch.ones(1), kernel, 32)
 
     def test_solarize(self):
         torch.testing.assert_close(ops.solarize_(FLOAT.clone(), 0.3), tv.solarize(FLOAT, 0.3))
 
     def test_unknown_interpolation(self):
         with pytest.raises(UserError, match="did you mean 'bicubic'"):
-            ops.resize_matrix(torch.zeros(1), torch.ones(1), 4, torch.zeros(1, 4), "bicubik")
+            ops.resize_taps(torch.zeros(1), torch.ones(1), torch.zeros(1, 4), 4, "bicubik")
 
 
 class TestOptions:

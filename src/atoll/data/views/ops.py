@@ -5,11 +5,15 @@ same clamping to [0, 1] after every step, so for equal parameters the results ag
 float32, (N, C, H, W), in [0, 1]. A function whose name ends in an underscore changes its images in place, as in
 PyTorch.
 
-Cropping, resizing, flipping, shifting and blurring are linear and separable, so each is one small matrix per image
-and axis, and `separable` applies any of them with two batched matrix products.
+Cropping, resizing, flipping, shifting and blurring are linear and separable: each pixel of a row of the result is a
+weighted sum of few source pixels, its taps, and so is each pixel of a column. `separable` applies any of them with
+one weighted sum of taps for each axis.
 """
 
 from __future__ import annotations
+
+import math
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -31,29 +35,40 @@ def _cubic(x: Tensor) -> Tensor:
     return torch.where(x < 1, near, torch.where(x < 2, far, torch.zeros_like(x)))
 
 
-FILTERS = {"bilinear": _triangle, "bicubic": _cubic}
+FILTERS = {"bilinear": (_triangle, 1), "bicubic": (_cubic, 2)}  # and how many source pixels it extends
 
 
-def resize_matrix(
-    start: Tensor, extent: Tensor, source: int, positions: Tensor, interpolation: str = "bilinear"
-) -> Tensor:
-    """Matrix of the antialiased resampling of one axis of every image's crop.
+class Taps(NamedTuple):
+    """The source pixels whose weighted sum is a pixel of the result, along one axis of every image.
 
-    The crop of image i covers the source pixels [start_i, start_i + extent_i); it is resized to S pixels, and
-    row s of the matrix computes pixel ``positions[i, s]`` of these. Positions in reverse order are therefore a
-    flip, and shifted positions a shift. Output pixel p has its centre at start + (p + 1/2)·extent/S. If the crop is
-    reduced in size, the filter is stretched by extent/S (the antialiasing of Pillow and of
-    ``torch.nn.functional.interpolate``).
+    Attributes:
+        pixels: (N, S, K), positions of the K source pixels of each of S pixels.
+        weights: (N, S, K), their weights, which sum to 1.
+    """
+
+    pixels: Tensor
+    weights: Tensor
+
+
+def resize_taps(
+    start: Tensor, extent: Tensor, positions: Tensor, largest: int, interpolation: str = "bilinear"
+) -> Taps:
+    """Taps of the antialiased resampling of one axis of every image's crop.
+
+    The crop of image i covers the source pixels [start_i, start_i + extent_i); it is resized to S pixels, of which
+    the result has pixels ``positions[i]``. Positions in reverse order are therefore a flip, and shifted positions a
+    shift. Output pixel p has its centre at start + (p + 1/2)·extent/S. Where that reduces the size, the filter is
+    stretched by extent/S (antialiasing, as in Pillow and in ``torch.nn.functional.interpolate``).
 
     Args:
         start: First source pixel of each crop.
         extent: Number of source pixels of each crop.
-        source: Total number of source pixels.
         positions: The output pixels to compute, each in 0 … S−1.
+        largest: A bound on the extents, which is known without asking the device for them.
         interpolation: ``"bilinear"`` or ``"bicubic"``.
 
     Shape:
-        start, extent: (N,); positions: (N, S); result: (N, S, source), rows sum to 1.
+        start, extent: (…, N); positions: (…, N, S); result: (…, N, S, K), of one axis or of several.
 
     Raises:
         UserError: The interpolation is unknown.
@@ -62,17 +77,26 @@ def resize_matrix(
         raise UserError(
             f"views.interpolation {interpolation!r} is unknown; {did_you_mean(interpolation, FILTERS)}"
         )
-    scale = (extent / positions.shape[1])[:, None]
-    centre = torch.addcmul(start[:, None].float(), positions + 0.5, scale)
-    pixel = torch.arange(source, device=start.device)
-    distance = (pixel + 0.5 - centre[:, :, None]).abs_().div_(scale.clamp(min=1)[:, :, None])
-    inside = (pixel >= start[:, None]) & (pixel < (start + extent)[:, None])
-    weight = FILTERS[interpolation](distance).mul_(inside[:, None])  # several times as fast as `masked_fill_`
-    return weight.div_(weight.sum(2, keepdim=True))
+    weigh, radius = FILTERS[interpolation]
+    size = positions.shape[-1]
+    start, extent = start[..., None, None].float(), extent[..., None, None]
+    scale = extent / size
+    stretch = scale.clamp(min=1)
+    # Pixels are named by their centres here, which lie at half-integers.
+    centre = torch.addcmul(start, positions[..., None] + 0.5, scale)
+    first = centre.sub(stretch, alpha=radius).sub_(0.5).ceil_().add_(0.5)
+    # An open interval of length d contains at most ⌈d⌉ centres.
+    taps = math.ceil(2 * radius * max(1.0, largest / size))
+    pixels = first + torch.arange(taps, device=start.device)
+    weights = weigh(pixels.sub(centre).abs_().div_(stretch))
+    # The crop's border ends the image: what is beyond has no weight.
+    weights.mul_((pixels > start) & (pixels < start + extent))
+    pixels = pixels.clamp_(start, start + extent - 1).long()
+    return Taps(pixels, weights.div_(weights.sum(-1, keepdim=True)))
 
 
-def blur_matrix(sigma: Tensor, kernel: int, size: int) -> Tensor:
-    """Matrix of the Gaussian blur of one axis, with reflected borders.
+def blur_taps(sigma: Tensor, kernel: int, size: int) -> Taps:
+    """Taps of the Gaussian blur of one axis, with reflected borders.
 
     Args:
         sigma: Standard deviation of each image's blur, in pixels.
@@ -80,7 +104,7 @@ def blur_matrix(sigma: Tensor, kernel: int, size: int) -> Tensor:
         size: Number of pixels of the axis.
 
     Shape:
-        sigma: (N,); result: (N, size, size), rows sum to 1.
+        sigma: (N,).
 
     Raises:
         ValueError: The kernel is even, or extends beyond the reflected image.
@@ -91,11 +115,11 @@ def blur_matrix(sigma: Tensor, kernel: int, size: int) -> Tensor:
             f"a blur kernel must be odd and less than twice the image: kernel {kernel}, size {size}"
         )
     offset = torch.arange(-radius, radius + 1, device=sigma.device)
-    tap = torch.exp(-0.5 * (offset / sigma[:, None]) ** 2)
-    tap = tap / tap.sum(1, keepdim=True)
-    source = reflect(torch.arange(size, device=sigma.device) + offset[:, None], size)
-    spread = F.one_hot(source, size).float()  # (kernel, size, size): source pixel of each tap for each pixel
-    return (tap @ spread.flatten(1)).view(-1, size, size)
+    weights = torch.exp(-0.5 * (offset / sigma[:, None]) ** 2)
+    weights = weights / weights.sum(1, keepdim=True)
+    pixels = reflect(torch.arange(size, device=sigma.device)[:, None] + offset, size)
+    shape = (len(sigma), size, kernel)
+    return Taps(pixels.expand(shape), weights[:, None].expand(shape))
 
 
 def reflect(positions: Tensor, size: int) -> Tensor:
@@ -103,26 +127,32 @@ def reflect(positions: Tensor, size: int) -> Tensor:
     return (size - 1) - ((size - 1) - positions.abs()).abs()
 
 
-def separable(images: Tensor, rows: Tensor, columns: Tensor) -> Tensor:
-    """Compute (rows) X (columns)ᵀ for each channel X of each image.
+def separable(images: Tensor, rows: Taps, columns: Taps) -> Tensor:
+    """Resample each channel of each image along both axes.
 
     Args:
-        images: The images.
-        rows: Matrices of the vertical axis.
-        columns: Matrices of the horizontal axis.
+        images: The images, uint8 or float32.
+        rows: Taps of the vertical axis.
+        columns: Taps of the horizontal axis.
 
     Shape:
-        images: (N, C, H, W); rows: (N, S, H); columns: (N, T, W); result: (N, C, S, T).
+        images: (N, C, H, W); taps: of S rows and of T columns; result: float32 (N, C, S, T).
     """
+    # Rows are contiguous in memory, so each axis is resampled as one of rows.
+    turned = _resample_rows(images.transpose(2, 3).contiguous().float(), columns)
+    return _resample_rows(turned.transpose(2, 3).contiguous(), rows)
+
+
+def _resample_rows(images: Tensor, taps: Taps) -> Tensor:
     n, channels, height, width = images.shape
-    half = torch.bmm(images.reshape(n, channels * height, width), columns.transpose(1, 2))
-    half = half.view(n, channels, height, columns.shape[1])
-    # The channels share the matrix of their image, so each channel is a separate product; with the channels as
-    # the first dimension of the result, these are batched products without a copy.
-    result = images.new_empty(channels, n, rows.shape[1], columns.shape[1])
-    for channel in range(channels):
-        torch.bmm(rows, half[:, channel], out=result[channel])
-    return result.transpose(0, 1)
+    first = torch.arange(0, n * channels * height, height, device=images.device).view(n, channels, 1, 1)
+    rows = first + taps.pixels[:, None]
+    weights = taps.weights[:, None].expand_as(rows)
+    # The weighted sum of rows of a table, which is what a sparse matrix product of large rows needs.
+    summed = F.embedding_bag(
+        rows.flatten(0, 2), images.view(-1, width), mode="sum", per_sample_weights=weights.flatten(0, 2)
+    )
+    return summed.view(n, channels, -1, width)
 
 
 def luma(images: Tensor) -> Tensor:

@@ -71,7 +71,12 @@ class Views:
         """
         return self.make(images, [generator])[0]
 
-    def make(self, images: Tensor, generators: Sequence[torch.Generator]) -> list[Tensor]:
+    def make(
+        self,
+        images: Tensor,
+        generators: Sequence[torch.Generator],
+        layout: torch.memory_format = torch.contiguous_format,
+    ) -> list[Tensor]:
         """Draw and apply several views of every image in one pass.
 
         For few images, most of the time goes into calling operations.
@@ -79,17 +84,19 @@ class Views:
         Args:
             images: The images.
             generators: Source of the random draws of each view, on the CPU.
+            layout: Memory layout of the views.
 
         Shape:
             images: uint8 (N, C, H, W) on any device; results: float32 (N, C, size, size) on the same device.
         """
         if self.transform is not None:
             self._check(images)
-            return [self.transform(images, generator, self.size, self._normalise) for generator in generators]
+            made = [self.transform(images, generator, self.size, self._normalise) for generator in generators]
+            return [views.contiguous(memory_format=layout) for views in made]
         if not generators:
             return []
         draw = self.draw(len(images), *generators, source=images.shape[-2:])
-        views = self.apply(images.repeat(len(generators), 1, 1, 1), draw)
+        views = self.apply(images.repeat(len(generators), 1, 1, 1), draw, layout)
         return list(torch.split(views, len(images)))
 
     def draw(
@@ -107,12 +114,15 @@ class Views:
         """
         return draw_views(self.settings, n, source or (self.image_size, self.image_size), generators)
 
-    def apply(self, images: Tensor, draw: Draw) -> Tensor:
+    def apply(
+        self, images: Tensor, draw: Draw, layout: torch.memory_format = torch.contiguous_format
+    ) -> Tensor:
         """Compute the views that a draw describes.
 
         Args:
             images: The images.
             draw: Random parameters for images of this number and size.
+            layout: Memory layout of the views.
 
         Shape:
             images: uint8 (N, C, H, W) on any device; result: float32 (N, C, size, size) on the same device.
@@ -125,9 +135,9 @@ class Views:
             raise ValueError(f"a draw of {len(draw)} views cannot be applied to images {tuple(images.shape)}")
         pixels = self.channels * max(self.size**2, images.shape[2] * images.shape[3])
         chunk = max(1, CPU_CHUNK // pixels) if images.device.type == "cpu" else max(1, len(images))
-        views = images.new_empty(len(images), self.channels, self.size, self.size, dtype=torch.float32)
-        # Full precision even inside a caller's autocast block, which would round matrix products to 16 bits.
-        with torch.no_grad(), torch.autocast(images.device.type, enabled=False):
+        shape = (len(images), self.channels, self.size, self.size)
+        views = torch.empty(shape, device=images.device, memory_format=layout)
+        with torch.no_grad():
             for start in range(0, len(images), chunk):
                 rows = slice(start, start + chunk)
                 views[rows] = self._view(images[rows], draw[rows])
@@ -169,18 +179,16 @@ class Views:
         return self._normalise(views)
 
     def _crop(self, images: Tensor, draw: Draw) -> Tensor:
-        """Crop, resize, shift and flip, in two matrix products."""
-        device, kind = images.device, self.settings.interpolation
+        """Crop, resize, shift and flip, in one pass over each axis."""
         shown = torch.arange(self.size).expand(len(draw), -1)
         mirrored = torch.where(draw.flip[:, None], self.size - 1 - shown, shown)
-        y = upload(ops.reflect(shown + draw.shift[:, :1], self.size), device)
-        x = upload(ops.reflect(mirrored + draw.shift[:, 1:], self.size), device)
-        top, left, height, width = (
-            upload(each, device) for each in (draw.top, draw.left, draw.height, draw.width)
-        )
-        rows = ops.resize_matrix(top, height, images.shape[2], y, kind)
-        columns = ops.resize_matrix(left, width, images.shape[3], x, kind)
-        views = ops.separable(images.float(), rows.div_(255), columns)
+        positions = ops.reflect(torch.stack([shown, mirrored]) + draw.shift.T[:, :, None], self.size)
+        start, extent = torch.stack([draw.top, draw.left]), torch.stack([draw.height, draw.width])
+        start, extent, positions = (upload(each, images.device) for each in (start, extent, positions))
+        both = ops.resize_taps(start, extent, positions, max(images.shape[2:]), self.settings.interpolation)
+        rows, columns = map(ops.Taps, both.pixels, both.weights)
+        rows.weights.div_(255)
+        views = ops.separable(images, rows, columns)
         return views.clamp_(0, 1)  # the cubic filter overshoots, and rounding can exceed the range
 
     def _jitter(self, views: Tensor, draw: Draw) -> Tensor:
@@ -195,22 +203,24 @@ class Views:
         steps = torch.where(draw.jitter[:, None], column_of[draw.order], last)
         if bool((steps == last).all()):
             return views
-        at = torch.arange(len(draw))  # the image in each row
+        image_in = steps.argsort(dim=0, stable=True)  # each row, at each position
+        row_of = image_in.argsort(dim=0)  # each image, at each position
+        ends = (
+            (steps <= torch.arange(last)[:, None, None]).sum(1).tolist()
+        )  # of each step's rows, at each position
+        factors = upload(draw.factors[image_in], views.device)
         for position in range(last):
-            sort = steps[at, position].argsort(stable=True)
-            at = at[sort]
-            views = views.index_select(0, upload(sort, views.device))
-            factors = upload(draw.factors[at], views.device)
-            ends = torch.bincount(steps[at, position], minlength=last).cumsum(0).tolist()
+            before = row_of[:, position - 1][image_in[:, position]] if position else image_in[:, 0]
+            views = views.index_select(0, upload(before, views.device))
             for column, step in self._jitter_steps:
-                rows = slice(ends[column - 1] if column else 0, ends[column])
+                rows = slice(ends[column - 1][position] if column else 0, ends[column][position])
                 if rows.start < rows.stop:
-                    step(views[rows], factors[rows, column])
-        return views.index_select(0, upload(at.argsort(), views.device))
+                    step(views[rows], factors[rows, position, column])
+        return views.index_select(0, upload(row_of[:, -1], views.device))
 
     def _blur(self, images: Tensor, sigma: Tensor) -> Tensor:
-        matrix = ops.blur_matrix(sigma, self.blur_kernel, self.size)
-        return ops.separable(images, matrix, matrix)
+        taps = ops.blur_taps(sigma, self.blur_kernel, self.size)
+        return ops.separable(images, taps, taps)
 
     def _normalise(self, views: Tensor) -> Tensor:
         mean, std = self.settings.mean, self.settings.std
