@@ -1,5 +1,7 @@
 """Every method of the catalogue, on real digits: it learns, resumes, and runs in any number of workers."""
 
+from functools import partial
+
 import pytest
 import torch
 
@@ -30,6 +32,7 @@ LEARN = (
     "evaluation.map_points=0",
     "engine.workers=2",
 )
+CALL_LAYERS = {"fed_mae", "fed_mar", "dec_mar"}  # of the encoder, by themselves
 VIT = ("model.encoder=vit-tiny", "model.width=64", "model.depth=2", "model.stem=cifar")
 # What a method cannot do without, over the settings that all share.
 NEEDS = {
@@ -84,6 +87,40 @@ def test_it_resumes_and_spreads_over_workers_to_the_same_bytes(name, tmp_path):
     run_tiny(tmp_path / "parts", *settings, "train.rounds=2")
     assert same(remains(run_tiny(tmp_path / "parts", *settings, resume=True)), whole)
     assert same(remains(run_tiny(tmp_path / "two", *settings, "engine.workers=2")), whole)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", sorted(METHODS))
+def test_its_encoders_can_be_compiled(name, tmp_path, monkeypatch):
+    """Without code generation, so that the operations are those of the encoders, and the bytes too."""
+    graphs = []
+
+    def backend(graph, inputs):
+        graphs.append(graph)
+        return graph
+
+    monkeypatch.setattr(torch, "compile", partial(torch.compile, backend=backend))
+    settings = [f"method.name={name}", "train.rounds=3", "train.lr=0.01", *NEEDS.get(name, ())]
+    compiled = run_tiny(tmp_path / "compiled", *settings, "train.compile=true")
+    assert same(remains(compiled), remains(run_tiny(tmp_path / "plain", *settings)))
+    assert bool(graphs) == (name not in CALL_LAYERS)
+
+
+@pytest.mark.slow
+def test_compiled_code_resumes_and_spreads_over_workers_to_the_same_bytes(tmp_path):
+    settings = ("method.name=fed_byol", "train.rounds=3", "train.lr=0.001")
+    whole = remains(run_tiny(tmp_path / "whole", *settings, "train.compile=true"))
+    run_tiny(tmp_path / "parts", *settings, "train.compile=true", "train.rounds=2")
+    assert same(remains(run_tiny(tmp_path / "parts", *settings, "train.compile=true", resume=True)), whole)
+    assert same(
+        remains(run_tiny(tmp_path / "two", *settings, "train.compile=true", "engine.workers=2")), whole
+    )
+    plain = remains(run_tiny(tmp_path / "plain", *settings))
+    assert not same(plain, whole)
+    pairs = list(zip(leaves(whole["server"]), leaves(plain["server"]), strict=True))
+    assert pairs
+    for ours, theirs in pairs:
+        torch.testing.assert_close(ours, theirs, atol=1e-3, rtol=1e-3)
 
 
 @pytest.mark.parametrize("name", sorted(METHODS))

@@ -1,4 +1,5 @@
 import io
+from functools import partial
 
 import pytest
 import torch
@@ -13,9 +14,28 @@ from tests.test_every_method import NEEDS
 @pytest.mark.parametrize("setting", ["train.participation=0.25", "train.epochs=0", "method.name=fedema"])
 def test_a_recommendation_is_made_for_any_cohort(setting, monkeypatch):
     monkeypatch.setattr("os.cpu_count", lambda: 1)
+    monkeypatch.setattr(torch, "compile", partial(torch.compile, backend="eager"))
     console = Console(width=200, file=io.StringIO())
     console.print(bench.recommend(tiny(setting), warm=1, timed=2))
     assert "fastest here: engine.threads=1 engine.channels_last=" in console.file.getvalue()
+
+
+@pytest.mark.parametrize(("seconds", "recommended"), [(1.8, True), (1.95, False), (3.0, False)])
+def test_compiled_encoders_are_recommended_where_they_are_faster(seconds, recommended, monkeypatch):
+    monkeypatch.setattr("os.cpu_count", lambda: 1)
+
+    def time_step(recipe, warm, timed):
+        return (seconds if recipe.train.compile else 2.0), 20
+
+    monkeypatch.setattr(bench, "time_step", time_step)
+    assert f"train.compile={str(recommended).lower()}" in bench.recommend(tiny()).caption
+
+
+def test_the_recommendation_says_why_nothing_was_compiled(monkeypatch):
+    monkeypatch.setattr("os.cpu_count", lambda: 1)
+    caption = bench.recommend(tiny("train.checkpoint_gradients=true"), warm=1, timed=1).caption
+    assert "train.compile cannot be used with train.checkpoint_gradients" in caption
+    assert "train.compile=false" in caption
 
 
 @pytest.mark.parametrize("name", sorted(METHODS))

@@ -199,9 +199,11 @@ def test_a_stack_is_of_one_process(settings):
         tiny("engine.stack=2", *(f"engine.{setting}" for setting in settings))
 
 
-@pytest.mark.parametrize("setting", ["train.accumulate=2", "train.checkpoint_gradients=true"])
-def test_options_that_save_memory_are_refused(setting):
-    with pytest.raises(UserError, match=r"saves memory and engine.stack needs more"):
+@pytest.mark.parametrize(
+    "setting", ["train.accumulate=2", "train.checkpoint_gradients=true", "train.compile=true"]
+)
+def test_options_that_change_how_an_encoder_is_computed_are_refused(setting):
+    with pytest.raises(UserError, match=r"cannot be used with engine\.stack; leave out one of them"):
         tiny("engine.stack=2", setting)
 
 

@@ -313,7 +313,7 @@ def _add_bench(commands: Commands) -> None:
     bench = commands.add(
         _bench,
         "bench",
-        "Time a recipe's training step; recommend threads and memory layout.",
+        "Time a recipe's training step; recommend threads, memory layout and compilation.",
         "digits-ssd",
         "gpu --out bench-gpu.json",
     )

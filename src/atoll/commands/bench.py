@@ -1,4 +1,4 @@
-"""``atoll bench``: recommends threads and memory layout for a recipe on this machine."""
+"""``atoll bench``: recommends threads, memory layout and compilation for a recipe on this machine."""
 
 from __future__ import annotations
 
@@ -8,9 +8,11 @@ from contextlib import suppress
 from dataclasses import replace
 
 import torch
+from rich.markup import escape
 from rich.table import Table
 
 from atoll.commands.egress import stand_ins
+from atoll.core.errors import UserError
 from atoll.core.threads import threads
 from atoll.engines.client import train_client
 from atoll.engines.federation import Federation
@@ -18,35 +20,52 @@ from atoll.engines.server import Server
 from atoll.recipe.recipe import Recipe
 
 WARM, TIMED = 3, 12  # steps
+MARGIN = 1.05  # how much faster compiled steps have to be, because each run has to compile first
 
 
 def recommend(recipe: Recipe, warm: int = WARM, timed: int = TIMED) -> Table:
-    """Time training steps of one client for each number of threads and each memory layout.
+    """Time a client's training step for each number of threads and each memory layout; the fastest also compiled.
 
     Args:
         recipe: The recipe whose training steps are timed.
         warm: Number of first steps that are not timed.
         timed: Number of timed steps, of which the fastest counts.
     """
-    table = Table("threads", "channels_last", "ms a step", "images/s a worker", "images/s all cores")
+    table = Table(
+        "threads", "channels_last", "compile", "ms a step", "images/s a worker", "images/s all cores"
+    )
     cores = os.cpu_count() or 1
-    best = (0.0, 1, False)
+    best = (0.0, 1, False, False)
+
+    def measure(count: int, channels_last: bool, compile: bool) -> None:
+        nonlocal best
+        engine = replace(recipe.engine, threads=count, channels_last=channels_last)
+        train = replace(recipe.train, compile=compile)
+        seconds, images = time_step(replace(recipe, engine=engine, train=train), warm, timed)
+        together = images / seconds * max(1, cores // count)
+        worth = together / MARGIN if compile else together
+        best = max(best, (worth, count, channels_last, compile))
+        table.add_row(
+            str(count),
+            str(channels_last).lower(),
+            str(compile).lower(),
+            f"{1000 * seconds:.1f}",
+            f"{images / seconds:,.0f}",
+            f"{together:,.0f}",
+        )
+
     for count in sorted({1, max(1, cores // 2), cores}):
         for channels_last in (False, True):
-            engine = replace(recipe.engine, threads=count, channels_last=channels_last)
-            seconds, images = time_step(replace(recipe, engine=engine), warm, timed)
-            together = images / seconds * max(1, cores // count)
-            best = max(best, (together, count, channels_last))
-            table.add_row(
-                str(count),
-                str(channels_last).lower(),
-                f"{1000 * seconds:.1f}",
-                f"{images / seconds:,.0f}",
-                f"{together:,.0f}",
-            )
+            measure(count, channels_last, False)
+    note = ""
+    try:
+        measure(*best[1:3], True)
+    except UserError as error:
+        note = f"{escape(str(error))}\n"
     table.caption = (
-        f"fastest here: engine.threads={best[1]} engine.channels_last={str(best[2]).lower()} "
-        f"engine.workers={max(1, cores // best[1])}; the last column assumes that workers do not slow each other"
+        f"{note}fastest here: engine.threads={best[1]} engine.channels_last={str(best[2]).lower()} "
+        f"train.compile={str(best[3]).lower()} engine.workers={max(1, cores // best[1])}; "
+        "the last column assumes that workers do not slow each other"
     )
     return table
 

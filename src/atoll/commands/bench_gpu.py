@@ -21,6 +21,7 @@ from atoll.commands.gpu_parts import (
     SCALES,
     Bench,
     Found,
+    compiled,
     correctness,
     overhead,
     peak,
@@ -56,6 +57,7 @@ PARTS = {
     "profile": Part(profile, 20),
     "peak": Part(peak, 10),
     "tables": Part(tables, 90),
+    "compiled": Part(compiled, 60),
     "sharing": Part(sharing, 60),  # last, because the Multi-Process Service may hang
 }
 

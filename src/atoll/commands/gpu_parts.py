@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import time
 import traceback
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cache, partial
 from pathlib import Path
@@ -25,6 +25,7 @@ from atoll.commands.gpu_workloads import (
     wait_for,
 )
 from atoll.data.views.views import ViewOptions, make_views
+from atoll.engines.encoding import encoding
 from atoll.methods.registry import METHODS
 from atoll.papers.tables import table_names
 
@@ -107,6 +108,7 @@ PRECISIONS = {  # of a step: TF32 in matrix products and convolutions, and the r
     "tf32": (True, ("train.amp=false", "engine.channels_last=false")),
     "fp32": (False, ("train.amp=false", "engine.channels_last=false")),
 }
+WAYS = {"": (), " compiled": ("train.compile=true",)}  # of computing an encoder
 ENCODERS = {
     "resnet18": ("model.encoder=resnet18", "model.stem=cifar"),
     "resnet-narrow": ("model.encoder=resnet-narrow", "model.width=4", "model.projector_hidden=[16]"),
@@ -145,9 +147,9 @@ class Bench:
             if name not in self.known:
                 yield name, attempt(measure)
 
-    def workload(self, encoder: str, batch: int, side: int, precision: str) -> Workload:
+    def workload(self, encoder: str, batch: int, side: int, precision: str, way: str = "") -> Workload:
         """Create a client of SSD's recipe with another encoder, on images of noise."""
-        settings = (*ENCODERS[encoder], *PRECISIONS[precision][1], f"train.batch_size={batch}")
+        settings = (*ENCODERS[encoder], *PRECISIONS[precision][1], *WAYS[way], f"train.batch_size={batch}")
         return synthetic_workload("ssd-paper", (*settings, f"data.image_size={side}"), self.device)
 
 
@@ -224,37 +226,43 @@ def _peak(bench: Bench, precision: str) -> dict[str, float]:
 
 def steps(bench: Bench) -> Found:
     """Measure samples per second of a training step on prepared batches, and its operations per second."""
+    yield from _steps(bench, PRECISIONS)
+
+
+def compiled(bench: Bench) -> Found:
+    """Measure the steps in bfloat16 with compiled encoders; to compile one takes up to a minute."""
+    yield from _steps(bench, ("bf16",), way=" compiled")
+
+
+def _steps(bench: Bench, precisions: Iterable[str], way: str = "") -> Found:
     peak_of = cache(partial(_peak, bench))
     yield from bench.new(
         {
-            f"{encoder} {batch}×{side}px {precision}": partial(
-                _step, bench, encoder, batch, side, precision, peak_of
+            f"{encoder} {batch}×{side}px {precision}{way}": partial(
+                _step, bench, (encoder, batch, side, precision, way), peak_of
             )
-            for precision in PRECISIONS
+            for precision in precisions
             for encoder, batch, side in bench.scale.steps
         }
     )
 
 
 def _step(
-    bench: Bench,
-    encoder: str,
-    batch: int,
-    side: int,
-    precision: str,
-    peak_of: Callable[[str], dict[str, float]],
+    bench: Bench, kind: tuple[str, int, int, str, str], peak_of: Callable[[str], dict[str, float]]
 ) -> dict[str, Any]:
+    _, batch, _, precision, _ = kind
     with full_float32(not PRECISIONS[precision][0]):
-        work = bench.workload(encoder, batch, side, precision)
+        work = bench.workload(*kind)
+        tflop = work.operations() / 1e12
         if bench.device.type == "cuda":
             torch.cuda.reset_peak_memory_stats(bench.device)
-        seconds = bench.seconds(work.step)
-        tflops = work.operations() / seconds / 1e12
+        with encoding(work.client.networks_by_name, work.federation.recipe.train):
+            seconds = bench.seconds(work.step)
     return {
         "samples_a_second": batch / seconds,
         "ms": 1e3 * seconds,
-        "tflops": tflops,
-        "share_of_peak": tflops / peak_of(precision)["tflops"],
+        "tflops": tflop / seconds,
+        "share_of_peak": tflop / seconds / peak_of(precision)["tflops"],
         "memory_mib": _memory(bench.device),
     }
 

@@ -42,6 +42,9 @@ class TrainOptions(Options, section="train"):
             It has no effect on a CPU, where PyTorch's bfloat16 convolutions gave wrong gradients on small maps.
         checkpoint_gradients: Keep only the inputs of the encoder's blocks for the backward pass, and compute the
             blocks again there: less memory, the same gradients, about a third more time.
+        compile: Compute full batches by code that PyTorch compiles for the encoder (``torch.compile``), which takes
+            a C++ compiler, and minutes when a run starts; on a CPU there is little to gain. The last bits of the
+            result depend on it.
         accumulate: Parts into which a batch is cut; the optimiser takes one step with the sum of their gradients,
             weighted by their sizes. Where the loss is a mean over samples, it is the step of the whole batch. A
             contrastive loss has the negatives of its part alone, and BatchNorm and other statistics of a batch are
@@ -82,6 +85,7 @@ class TrainOptions(Options, section="train"):
     bn_buffers: Literal["average", "local", "leave"] = "average"
     amp: bool = True
     checkpoint_gradients: bool = False
+    compile: bool = False
     accumulate: Count = 1
     norm_factor: Bound = 10.0
     first_norm: Bound = 1000.0

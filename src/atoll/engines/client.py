@@ -14,9 +14,10 @@ from atoll.components.training import TrainOptions, learning_rate, make_optimize
 from atoll.core.errors import UserError
 from atoll.core.rng import derive_seed
 from atoll.core.tree import Weights, map_tensors
+from atoll.engines.encoding import encoding
 from atoll.methods.method import Method
 from atoll.models.adapters import matching
-from atoll.models.gradient_checkpointing import checkpointed
+from atoll.models.compiled import forget_compiled
 from atoll.models.norms import norm_layers, train_mode
 
 BASE = "base"  # the constant of the weights that do not travel each round
@@ -45,6 +46,8 @@ class Client:
         self._personal = personal_names(method, networks)
         self._trained = [(weight, weight.requires_grad) for weight in networks.parameters()]
         self._places = _places(networks)
+        if setting.train.compile:
+            forget_compiled()
         self._base: Weights = constants.get(BASE, {})
         self._load(self._base)
 
@@ -256,7 +259,7 @@ def train_client(
     with torch.random.fork_rng(devices=[]):
         seed_generators(client, message)
         client.start(message, retained, data)
-        with checkpointed(client.networks["encoder"], train.checkpoint_gradients):
+        with encoding(client.networks_by_name, train):
             for batch in data.batches(message["round"], message["epochs"], client.method.images):
                 client.begin_batch(batch)
                 client.optimizer.zero_grad(set_to_none=True)

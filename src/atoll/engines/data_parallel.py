@@ -123,11 +123,13 @@ def train_together(
         What `train_client` returns, on every rank.
 
     Raises:
-        UserError: The recipe checkpoints gradients.
+        UserError: The recipe checkpoints gradients or compiles encoders.
         RunError: The ranks ended with different weights.
     """
-    if client.setting.train.checkpoint_gradients:
-        raise UserError("train.checkpoint_gradients cannot be used where several processes train a client")
+    train = client.setting.train
+    for name, used in {"checkpoint_gradients": train.checkpoint_gradients, "compile": train.compile}.items():
+        if used:
+            raise UserError(f"train.{name} cannot be used where several processes train a client")
     result = train_client(client, message, retained, data, before_step=ranks.average_gradients)
     ranks.check_equal(client.networks)
     return result

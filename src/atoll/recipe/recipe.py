@@ -33,6 +33,13 @@ from atoll.recipe.table import complete_table, presets, read_settings, read_tabl
 
 __all__ = ["Recipe", "give", "load_recipe", "make_recipe", "presets", "read_recipe", "recipe_of"]
 
+_NOT_TOGETHER = (  # options that compute an encoder each in its own way
+    ("engine.stack", "train.accumulate"),
+    ("engine.stack", "train.checkpoint_gradients"),
+    ("engine.stack", "train.compile"),
+    ("train.checkpoint_gradients", "train.compile"),
+)
+
 
 @dataclass(frozen=True)
 class Recipe:
@@ -75,15 +82,15 @@ class Recipe:
     engine: EngineOptions = field(default_factory=EngineOptions)
 
     def __post_init__(self) -> None:
-        saves_memory = {
-            "accumulate": self.train.accumulate > 1,
-            "checkpoint_gradients": self.train.checkpoint_gradients,
+        used = {
+            "engine.stack": self.engine.stack > 1,
+            "train.accumulate": self.train.accumulate > 1,
+            "train.checkpoint_gradients": self.train.checkpoint_gradients,
+            "train.compile": self.train.compile,
         }
-        for name, used in saves_memory.items():
-            if used and self.engine.stack > 1:
-                raise UserError(
-                    f"train.{name} saves memory and engine.stack needs more; leave out one of them"
-                )
+        for first, second in _NOT_TOGETHER:
+            if used[first] and used[second]:
+                raise UserError(f"{second} cannot be used with {first}; leave out one of them")
 
     @cached_property
     def composed(self) -> Method:
