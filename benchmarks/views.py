@@ -83,7 +83,6 @@ def kornia_transform(settings: ViewSettings, size: int, kernel: int) -> Callable
 def share_of_steps(repeats: int) -> dict[str, float]:
     """Seconds of a client's round with the board's recipe, and of its batches alone, by turns; medians."""
     torch.set_num_threads(1)
-    keep_freed_memory()  # as every process that trains
     work = synthetic_workload("board-short", ["method.name=fed_simclr"], torch.device("cpu"), batches=4)
     paths = {
         "round": lambda: one_client_round(work),
@@ -119,6 +118,7 @@ def main() -> None:
     options = parser.parse_args()
 
     torch.set_num_threads(options.threads)
+    keep_freed_memory()  # as every process that trains
     torch.manual_seed(0)
     images = photographs(options.batch, options.size)
     views = make_views(ViewOptions(options.preset), options.size, 3)
