@@ -20,3 +20,21 @@ def _one_thread_and_a_cache_of_its_own(tmp_path_factory):
 def _examples_write_into_a_folder_of_their_own(request, monkeypatch):
     if not isinstance(request.node, pytest.Function):
         monkeypatch.chdir(request.getfixturevalue("tmp_path"))
+
+
+@pytest.fixture
+def graphs(monkeypatch):
+    """What is compiled, as graphs, without generating code, which takes half a minute."""
+    found = []
+
+    def backend(graph, inputs):
+        found.append(graph)
+        return graph
+
+    def compile(function, *, dynamic, options):
+        return real(function, dynamic=dynamic, backend=backend)
+
+    real = torch.compile
+    monkeypatch.setattr(torch, "compile", compile)
+    yield found
+    torch.compiler.reset()

@@ -1,7 +1,5 @@
 """Every method of the catalogue, on real digits: it learns, resumes, and runs in any number of workers."""
 
-from functools import partial
-
 import pytest
 import torch
 
@@ -91,15 +89,8 @@ def test_it_resumes_and_spreads_over_workers_to_the_same_bytes(name, tmp_path):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", sorted(METHODS))
-def test_its_encoders_can_be_compiled(name, tmp_path, monkeypatch):
+def test_its_encoders_can_be_compiled(name, tmp_path, graphs):
     """Without code generation, so that the operations are those of the encoders, and the bytes too."""
-    graphs = []
-
-    def backend(graph, inputs):
-        graphs.append(graph)
-        return graph
-
-    monkeypatch.setattr(torch, "compile", partial(torch.compile, backend=backend))
     settings = [f"method.name={name}", "train.rounds=3", "train.lr=0.01", *NEEDS.get(name, ())]
     compiled = run_tiny(tmp_path / "compiled", *settings, "train.compile=true")
     assert same(remains(compiled), remains(run_tiny(tmp_path / "plain", *settings)))

@@ -1,5 +1,4 @@
 import io
-from functools import partial
 
 import pytest
 import torch
@@ -12,12 +11,12 @@ from tests.test_every_method import NEEDS
 
 
 @pytest.mark.parametrize("setting", ["train.participation=0.25", "train.epochs=0", "method.name=fedema"])
-def test_a_recommendation_is_made_for_any_cohort(setting, monkeypatch):
+def test_a_recommendation_is_made_for_any_cohort(setting, monkeypatch, graphs):
     monkeypatch.setattr("os.cpu_count", lambda: 1)
-    monkeypatch.setattr(torch, "compile", partial(torch.compile, backend="eager"))
     console = Console(width=200, file=io.StringIO())
     console.print(bench.recommend(tiny(setting), warm=1, timed=2))
     assert "fastest here: engine.threads=1 engine.channels_last=" in console.file.getvalue()
+    assert graphs
 
 
 @pytest.mark.parametrize(("seconds", "recommended"), [(1.8, True), (1.95, False), (3.0, False)])
@@ -31,10 +30,17 @@ def test_compiled_encoders_are_recommended_where_they_are_faster(seconds, recomm
     assert f"train.compile={str(recommended).lower()}" in bench.recommend(tiny()).caption
 
 
-def test_the_recommendation_says_why_nothing_was_compiled(monkeypatch):
+@pytest.mark.parametrize(
+    ("setting", "reason"),
+    [
+        ("train.checkpoint_gradients=true", "train.compile cannot be used with train.checkpoint_gradients"),
+        ("train.batch_size=1000", "compiles full batches alone, and no client has that many images"),
+    ],
+)
+def test_the_recommendation_says_why_nothing_was_compiled(setting, reason, monkeypatch):
     monkeypatch.setattr("os.cpu_count", lambda: 1)
-    caption = bench.recommend(tiny("train.checkpoint_gradients=true"), warm=1, timed=1).caption
-    assert "train.compile cannot be used with train.checkpoint_gradients" in caption
+    caption = bench.recommend(tiny(setting), warm=1, timed=1).caption
+    assert reason in caption
     assert "train.compile=false" in caption
 
 

@@ -37,7 +37,7 @@ def recommend(recipe: Recipe, warm: int = WARM, timed: int = TIMED) -> Table:
     cores = os.cpu_count() or 1
     best = (0.0, 1, False, False)
 
-    def measure(count: int, channels_last: bool, compile: bool) -> None:
+    def measure(count: int, channels_last: bool, compile: bool) -> int:
         nonlocal best
         engine = replace(recipe.engine, threads=count, channels_last=channels_last)
         train = replace(recipe.train, compile=compile)
@@ -53,15 +53,19 @@ def recommend(recipe: Recipe, warm: int = WARM, timed: int = TIMED) -> Table:
             f"{images / seconds:,.0f}",
             f"{together:,.0f}",
         )
+        return images
 
     for count in sorted({1, max(1, cores // 2), cores}):
         for channels_last in (False, True):
-            measure(count, channels_last, False)
+            images = measure(count, channels_last, False)
     note = ""
-    try:
-        measure(*best[1:3], True)
-    except UserError as error:
-        note = f"{escape(str(error))}\n"
+    if images < recipe.train.batch_size:
+        note = "train.compile compiles full batches alone, and no client has that many images\n"
+    else:
+        try:
+            measure(*best[1:3], True)
+        except UserError as error:
+            note = f"{escape(str(error))}\n"
     table.caption = (
         f"{note}fastest here: engine.threads={best[1]} engine.channels_last={str(best[2]).lower()} "
         f"train.compile={str(best[3]).lower()} engine.workers={max(1, cores // best[1])}; "

@@ -25,7 +25,6 @@ from atoll.commands.gpu_workloads import (
     wait_for,
 )
 from atoll.data.views.views import ViewOptions, make_views
-from atoll.engines.encoding import encoding
 from atoll.methods.registry import METHODS
 from atoll.papers.tables import table_names
 
@@ -108,7 +107,6 @@ PRECISIONS = {  # of a step: TF32 in matrix products and convolutions, and the r
     "tf32": (True, ("train.amp=false", "engine.channels_last=false")),
     "fp32": (False, ("train.amp=false", "engine.channels_last=false")),
 }
-WAYS = {"": (), " compiled": ("train.compile=true",)}  # of computing an encoder
 ENCODERS = {
     "resnet18": ("model.encoder=resnet18", "model.stem=cifar"),
     "resnet-narrow": ("model.encoder=resnet-narrow", "model.width=4", "model.projector_hidden=[16]"),
@@ -147,9 +145,12 @@ class Bench:
             if name not in self.known:
                 yield name, attempt(measure)
 
-    def workload(self, encoder: str, batch: int, side: int, precision: str, way: str = "") -> Workload:
+    def workload(
+        self, encoder: str, batch: int, side: int, precision: str, compiled: bool = False
+    ) -> Workload:
         """Create a client of SSD's recipe with another encoder, on images of noise."""
-        settings = (*ENCODERS[encoder], *PRECISIONS[precision][1], *WAYS[way], f"train.batch_size={batch}")
+        settings = (*ENCODERS[encoder], *PRECISIONS[precision][1], f"train.batch_size={batch}")
+        settings = (*settings, f"train.compile={str(compiled).lower()}")
         return synthetic_workload("ssd-paper", (*settings, f"data.image_size={side}"), self.device)
 
 
@@ -231,15 +232,15 @@ def steps(bench: Bench) -> Found:
 
 def compiled(bench: Bench) -> Found:
     """Measure the steps in bfloat16 with compiled encoders; to compile one takes up to a minute."""
-    yield from _steps(bench, ("bf16",), way=" compiled")
+    yield from _steps(bench, ("bf16",), compiled=True)
 
 
-def _steps(bench: Bench, precisions: Iterable[str], way: str = "") -> Found:
+def _steps(bench: Bench, precisions: Iterable[str], compiled: bool = False) -> Found:
     peak_of = cache(partial(_peak, bench))
     yield from bench.new(
         {
-            f"{encoder} {batch}×{side}px {precision}{way}": partial(
-                _step, bench, (encoder, batch, side, precision, way), peak_of
+            f"{encoder} {batch}×{side}px {precision}{' compiled' if compiled else ''}": partial(
+                _step, bench, (encoder, batch, side, precision, compiled), peak_of
             )
             for precision in precisions
             for encoder, batch, side in bench.scale.steps
@@ -248,7 +249,7 @@ def _steps(bench: Bench, precisions: Iterable[str], way: str = "") -> Found:
 
 
 def _step(
-    bench: Bench, kind: tuple[str, int, int, str, str], peak_of: Callable[[str], dict[str, float]]
+    bench: Bench, kind: tuple[str, int, int, str, bool], peak_of: Callable[[str], dict[str, float]]
 ) -> dict[str, Any]:
     _, batch, _, precision, _ = kind
     with full_float32(not PRECISIONS[precision][0]):
@@ -256,8 +257,7 @@ def _step(
         tflop = work.operations() / 1e12
         if bench.device.type == "cuda":
             torch.cuda.reset_peak_memory_stats(bench.device)
-        with encoding(work.client.networks_by_name, work.federation.recipe.train):
-            seconds = bench.seconds(work.step)
+        seconds = bench.seconds(work.step)
     return {
         "samples_a_second": batch / seconds,
         "ms": 1e3 * seconds,

@@ -201,8 +201,7 @@ def bare_round(work: Workload) -> None:
         order = indices[torch.randperm(len(indices), generator=draws)]
         for rows in torch.split(order, train.batch_size):
             images = pixels.gather(rows).to(work.device)
-            made = federation.views.make(images, [draws, draws])
-            views = [view.contiguous(memory_format=federation.layout) for view in made]
+            views = federation.views.make(images, [draws, draws], federation.layout)
             with torch.autocast(kind, torch.bfloat16, enabled=train.amp and kind == "cuda"):
                 loss = nt_xent(*(projector(encoder(view)) for view in views))
             optimizer.zero_grad(set_to_none=True)

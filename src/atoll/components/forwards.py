@@ -127,12 +127,16 @@ def run_forwards(
     images: Mapping[str, Tensor],
     joint: bool,
     after: After,
+    encode: Callable[[nn.Module, Tensor], Tensor] = nn.Module.__call__,
 ) -> Passes:
-    """Run each declared pass once, in order; with ``joint``, a network processes both views in one batch."""
+    """Run each declared pass once, in order; with ``joint``, a network processes both views in one batch.
+
+    ``encode`` computes an encoder's output for images.
+    """
     passes: Passes = {}
     for call in encoder_calls(forwards, joint):
         network = networks[call.network]
         with call.grad():
-            h = network["encoder"](call.batch(images))
+            h = encode(network["encoder"], call.batch(images))
         passes |= call.features(network, h, after)
     return passes

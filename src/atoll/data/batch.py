@@ -32,17 +32,30 @@ class Batch:
         Returns:
             At most ``count`` parts, each with its share of the samples; the batch itself if it is the only one.
         """
-        n = len(self.indices)
-        count = min(count, n // 2)
-        if count < 2:
+        sizes = part_sizes(len(self.indices), count)
+        if len(sizes) == 1:
             return [(self, 1.0)]
-        made = []
-        for rows in torch.arange(n).tensor_split(count):
-            one = slice(int(rows[0]), int(rows[-1]) + 1)
+        made, start = [], 0
+        for size in sizes:
+            one = slice(start, start + size)
             images = {name: image[one] for name, image in self.images.items()}
             labels = None if self.labels is None else self.labels[one]
-            made.append((Batch(self.indices[one], images, labels, self.epoch), len(rows) / n))
+            made.append((Batch(self.indices[one], images, labels, self.epoch), size / len(self.indices)))
+            start += size
         return made
+
+
+def part_sizes(n: int, count: int) -> list[int]:
+    """Sizes of at most ``count`` parts of n samples, each at least two samples, which differ by at most one.
+
+    Example:
+        >>> from atoll.data.batch import part_sizes
+        >>> part_sizes(20, 3), part_sizes(5, 4), part_sizes(1, 2)
+        ([7, 7, 6], [3, 2], [1])
+    """
+    count = max(1, min(count, n // 2))
+    smallest, larger = divmod(n, count)
+    return [smallest + 1] * larger + [smallest] * (count - larger)
 
 
 class ClientData(Protocol):

@@ -14,10 +14,11 @@ from atoll.components.training import TrainOptions, learning_rate, make_optimize
 from atoll.core.errors import UserError
 from atoll.core.rng import derive_seed
 from atoll.core.tree import Weights, map_tensors
-from atoll.engines.encoding import encoding
+from atoll.data.batch import part_sizes
 from atoll.methods.method import Method
 from atoll.models.adapters import matching
-from atoll.models.compiled import forget_compiled
+from atoll.models.compiled import CompiledEncoders
+from atoll.models.gradient_checkpointing import checkpointed
 from atoll.models.norms import norm_layers, train_mode
 
 BASE = "base"  # the constant of the weights that do not travel each round
@@ -46,8 +47,10 @@ class Client:
         self._personal = personal_names(method, networks)
         self._trained = [(weight, weight.requires_grad) for weight in networks.parameters()]
         self._places = _places(networks)
+        self._encode: Callable[[nn.Module, Tensor], Tensor] = nn.Module.__call__
         if setting.train.compile:
-            forget_compiled()
+            sizes = part_sizes(setting.train.batch_size, setting.train.accumulate)
+            self._encode = CompiledEncoders(set(sizes), self.device)
         self._base: Weights = constants.get(BASE, {})
         self._load(self._base)
 
@@ -117,7 +120,9 @@ class Client:
         """
         self.prepare(batch)
         method, after = self.method, self.context.after
-        passes = run_forwards(method.forwards, self.networks_by_name, batch.images, self.joint, after)
+        passes = run_forwards(
+            method.forwards, self.networks_by_name, batch.images, self.joint, after, self._encode
+        )
         return self.loss(batch, passes)
 
     def prepare(self, batch: Batch) -> None:
@@ -259,7 +264,7 @@ def train_client(
     with torch.random.fork_rng(devices=[]):
         seed_generators(client, message)
         client.start(message, retained, data)
-        with encoding(client.networks_by_name, train):
+        with checkpointed(client.networks["encoder"], train.checkpoint_gradients):
             for batch in data.batches(message["round"], message["epochs"], client.method.images):
                 client.begin_batch(batch)
                 client.optimizer.zero_grad(set_to_none=True)

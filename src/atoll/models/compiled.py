@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import ExitStack, contextmanager
-from functools import partial
-from typing import Any
+from collections.abc import Collection
 
 import torch
 from torch import Tensor, nn
@@ -15,51 +12,63 @@ from atoll.core.errors import UserError
 MOST = 64  # of versions: shapes of images, with and without gradients, training and not
 
 
-@contextmanager
-def compiled(encoders: Iterable[nn.Module], size: int) -> Iterator[None]:
-    """Within the context, encoders run compiled code on batches of a size or a multiple of it.
+class CompiledEncoders:
+    """Calls encoders, on full batches by compiled code.
 
-    Code is generated for each shape by itself, so that what it computes does not depend on the batches that a
-    process has met before; a client's last, smaller batch is computed as without this context.
+    Code is generated for each shape of images by itself, so that what it computes does not depend on the batches
+    that a process has met before. All other batches are computed as by the encoder alone.
+
+    Compiled code of earlier encoders, also of your own functions, is forgotten: there is a limit to the versions
+    of a function, beyond which PyTorch would go on without compiling, and so with other last bits.
 
     Args:
-        encoders: The encoders; the first batch of each shape takes up to a minute.
-        size: Number of images.
-
-    Raises:
-        UserError: In an encoder's call, if PyTorch cannot compile it.
+        sizes: Numbers of images of a full batch or of its parts; multiples of them are full, too (both views).
+        device: Where the encoders are.
     """
-    chosen = list(encoders)
-    if not chosen:
-        yield
-        return
-    from torch._dynamo import config
 
-    for encoder in chosen:
-        run = partial(_run, encoder.forward, torch.compile(encoder.forward, dynamic=False), size)
-        setattr(encoder, "forward", run)  # noqa: B010  (mypy: a method)
-    with ExitStack() as stack:
-        for encoder in chosen:
-            stack.callback(delattr, encoder, "forward")
-        # Beyond the limit, PyTorch would go on without compiled code, and with it the last bits would change.
-        stack.enter_context(config.patch(recompile_limit=MOST, fail_on_recompile_limit_hit=True))
-        yield
+    def __init__(self, sizes: Collection[int], device: torch.device) -> None:
+        torch.compiler.reset()
+        self._sizes = sizes
+        options = {
+            "fallback_random": True,  # dropout draws what it draws without compiled code
+            # On a CPU, this would compute all convolutions in the channels-last layout, with which oneDNN
+            # damages memory (see `atoll.models.layout`).
+            "layout_optimization": device.type != "cpu",
+            "deterministic": True,  # no choice of code by its time on this device
+        }
+        known = torch._inductor.list_options()
+        self._code = torch.compile(
+            _call, dynamic=False, options={name: value for name, value in options.items() if name in known}
+        )
+
+    def __call__(self, encoder: nn.Module, images: Tensor) -> Tensor:
+        """Compute an encoder's output; the first batch of each shape takes up to a minute.
+
+        Raises:
+            UserError: PyTorch cannot compile the encoder.
+        """
+        if all(len(images) % size for size in self._sizes):
+            return _call(encoder, images)
+        from torch._dynamo import config
+        from torch._dynamo.exc import FailOnRecompileLimitHit, TorchDynamoException
+
+        try:
+            with config.patch(recompile_limit=MOST, fail_on_recompile_limit_hit=True):
+                h: Tensor = self._code(encoder, images)
+                return h
+        except FailOnRecompileLimitHit as error:
+            reason = f"it needs more than {MOST} versions of its code, such as another one at each call"
+            raise _refusal(reason) from error
+        except TorchDynamoException as error:
+            raise _refusal(str(error).strip().partition("\n")[0]) from error
 
 
-def forget_compiled() -> None:
-    """Forget the code of earlier encoders, which counts towards the limit of versions."""
-    torch.compiler.reset()
+def _call(encoder: nn.Module, images: Tensor) -> Tensor:
+    h: Tensor = encoder(images)
+    return h
 
 
-def _run(forward: Callable[..., Tensor], code: Callable[..., Tensor], size: int, images: Tensor) -> Any:
-    if len(images) % size:
-        return forward(images)
-    from torch._dynamo.exc import FailOnRecompileLimitHit, TorchDynamoException
-
-    try:
-        return code(images)
-    except (FailOnRecompileLimitHit, TorchDynamoException) as error:
-        reason = str(error).strip().partition("\n")[0]
-        raise UserError(
-            f"train.compile: PyTorch cannot compile this encoder ({reason}); leave it out"
-        ) from error
+def _refusal(reason: str) -> UserError:
+    return UserError(
+        f"train.compile: PyTorch cannot compile this encoder ({reason}); leave out train.compile"
+    )

@@ -33,7 +33,7 @@ from atoll.recipe.table import complete_table, presets, read_settings, read_tabl
 
 __all__ = ["Recipe", "give", "load_recipe", "make_recipe", "presets", "read_recipe", "recipe_of"]
 
-_NOT_TOGETHER = (  # options that compute an encoder each in its own way
+_NOT_TOGETHER = (
     ("engine.stack", "train.accumulate"),
     ("engine.stack", "train.checkpoint_gradients"),
     ("engine.stack", "train.compile"),

@@ -15,6 +15,7 @@ from torchvision.transforms.v2 import functional as tv
 from atoll.core.errors import UserError
 from atoll.data.views import ops as ops
 from atoll.data.views import views as views_module
+from atoll.data.views.transform import Transform, give_transform
 from atoll.data.views.views import PRESETS, ViewOptions, ViewSettings, make_views, rotate90
 
 
@@ -99,7 +100,8 @@ class TestApply:
         torch.testing.assert_close(views.apply(PHOTOS, draw), torch.stack(slow), atol=2e-5, rtol=0)
 
     @pytest.mark.parametrize(
-        ("stored", "size"), [((32, 32), 32), ((96, 96), 64), ((40, 72), 48), ((20, 20), 32)]
+        ("stored", "size"),
+        [((32, 32), 32), ((96, 96), 64), ((40, 72), 48), ((20, 20), 32), ((24, 160), 32), ((160, 24), 32)],
     )
     def test_every_operation_at_once_and_other_sizes(self, stored, size):
         images = photos(16, *stored)
@@ -159,6 +161,17 @@ class TestApply:
         turned = PHOTOS.contiguous(memory_format=torch.channels_last)
         assert torch.equal(views(turned, generator()), views(PHOTOS, generator()))
 
+    @pytest.mark.parametrize("transform", [None, Transform(give_transform(torch.clone))])
+    def test_views_have_the_layout_that_is_asked_for(self, transform):
+        views = make_views(ViewOptions("ssd"), 32, 3)
+        views.transform = transform
+        (plain,), (turned,) = (
+            views.make(PHOTOS, [generator()], *layout) for layout in ((), (torch.channels_last,))
+        )
+        assert torch.equal(plain, turned)
+        assert plain.is_contiguous()
+        assert turned.is_contiguous(memory_format=torch.channels_last)
+
     def test_full_precision_inside_autocast(self):
         views = make_views(ViewOptions("l-dawa"), 32, 3)
         with torch.autocast("cpu", dtype=torch.bfloat16):
@@ -169,6 +182,8 @@ class TestApply:
     def test_empty_batch(self):
         views = make_views(ViewOptions("ssd"), 32, 3)
         assert views(PHOTOS[:0], generator()).shape == (0, 3, 32, 32)
+        taps = ops.blur_taps(torch.ones(0), 3, 32)
+        assert ops.separable(PHOTOS[:0], taps, taps).shape == (0, 3, 32, 32)
 
     def test_refuses_wrong_images_and_draws(self):
         views = make_views(ViewOptions(), 32, 3)

@@ -43,7 +43,7 @@ class Taps(NamedTuple):
 
     Attributes:
         pixels: (N, S, K), positions of the K source pixels of each of S pixels.
-        weights: (N, S, K), their weights, which sum to 1.
+        weights: (N, S, K), their weights.
     """
 
     pixels: Tensor
@@ -64,11 +64,12 @@ def resize_taps(
         start: First source pixel of each crop.
         extent: Number of source pixels of each crop.
         positions: The output pixels to compute, each in 0 … S−1.
-        largest: A bound on the extents, which is known without asking the device for them.
+        largest: The largest extent, or more.
         interpolation: ``"bilinear"`` or ``"bicubic"``.
 
     Shape:
-        start, extent: (…, N); positions: (…, N, S); result: (…, N, S, K), of one axis or of several.
+        start, extent: (…, N); positions: (…, N, S); result: (…, N, S, K), of one axis or of several. Weights sum
+        to 1.
 
     Raises:
         UserError: The interpolation is unknown.
@@ -152,7 +153,7 @@ def _resample_rows(images: Tensor, taps: Taps) -> Tensor:
     summed = F.embedding_bag(
         rows.flatten(0, 2), images.view(-1, width), mode="sum", per_sample_weights=weights.flatten(0, 2)
     )
-    return summed.view(n, channels, -1, width)
+    return summed.view(n, channels, taps.pixels.shape[1], width)
 
 
 def luma(images: Tensor) -> Tensor:

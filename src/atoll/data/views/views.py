@@ -184,11 +184,11 @@ class Views:
         mirrored = torch.where(draw.flip[:, None], self.size - 1 - shown, shown)
         positions = ops.reflect(torch.stack([shown, mirrored]) + draw.shift.T[:, :, None], self.size)
         start, extent = torch.stack([draw.top, draw.left]), torch.stack([draw.height, draw.width])
+        largest = int(extent.max())
         start, extent, positions = (upload(each, images.device) for each in (start, extent, positions))
-        both = ops.resize_taps(start, extent, positions, max(images.shape[2:]), self.settings.interpolation)
+        both = ops.resize_taps(start, extent, positions, largest, self.settings.interpolation)
         rows, columns = map(ops.Taps, both.pixels, both.weights)
-        rows.weights.div_(255)
-        views = ops.separable(images, rows, columns)
+        views = ops.separable(images, rows._replace(weights=rows.weights / 255), columns)
         return views.clamp_(0, 1)  # the cubic filter overshoots, and rounding can exceed the range
 
     def _jitter(self, views: Tensor, draw: Draw) -> Tensor:
@@ -205,9 +205,8 @@ class Views:
             return views
         image_in = steps.argsort(dim=0, stable=True)  # each row, at each position
         row_of = image_in.argsort(dim=0)  # each image, at each position
-        ends = (
-            (steps <= torch.arange(last)[:, None, None]).sum(1).tolist()
-        )  # of each step's rows, at each position
+        # Where the rows of each step end, at each position.
+        ends = (steps <= torch.arange(last)[:, None, None]).sum(1).tolist()
         factors = upload(draw.factors[image_in], views.device)
         for position in range(last):
             before = row_of[:, position - 1][image_in[:, position]] if position else image_in[:, 0]
