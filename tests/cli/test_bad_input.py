@@ -222,3 +222,24 @@ def test_class_folders_are_never_read_as_markup(tmp_path, monkeypatch, capsys):
     assert "[b]" in shown
     assert "[red]x" in shown
     assert "c�[31m" in shown
+
+
+def test_many_classes_fit_a_terminal(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)  # the picture is written there
+    monkeypatch.setenv("COLUMNS", "100")
+    for k in range(20):
+        (tmp_path / "images" / f"class {k}").mkdir(parents=True)
+        for i in range(1 + (k == 7)):
+            Image.new("L", (8, 8), 10 * k + i).save(tmp_path / "images" / f"class {k}" / f"{i}.png")
+    settings = ["data.source=folder", f"data.path={tmp_path / 'images'}", "data.test_fraction=0"]
+    partition = ["partition={kind='centralised'}"]
+    assert main(["data", "digits", "--set", *TINY, *settings, *partition]) == 0
+    shown = capsys.readouterr().out
+    (row,) = (line for line in shown.splitlines() if "class 7 2" in line)
+    assert [cell.strip() for cell in row.split("│")] == [
+        "all",
+        "21",
+        "0.00",
+        "20",
+        "class 7 2, class 0 1, class 1 1",
+    ]

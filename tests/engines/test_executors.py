@@ -14,9 +14,9 @@ import torch
 from torch import nn
 
 from atoll.core.errors import RunError, UserError
-from atoll.core.tree import same
+from atoll.core.tree import pack, same
 from atoll.engines.client_states import ClientStates
-from atoll.engines.executors import InProcess, OneAhead, WorkerPool, _Pipe, in_this_process
+from atoll.engines.executors import InProcess, OneAhead, WorkerPool, _Pipe, _work, in_this_process
 from atoll.engines.federation import Federation
 from atoll.engines.job_times import JobTimes
 from atoll.engines.jobs import Job
@@ -158,6 +158,15 @@ def test_a_worker_that_fails_says_why(how, kind, words, tmp_path):
         pool.start(server.constants)
         with pytest.raises(kind, match=words):
             server.run_round(pool)
+
+
+def test_a_worker_that_fails_when_the_run_has_ended_is_silent(monkeypatch):
+    """Another worker may have failed first."""
+    monkeypatch.setattr(signal, "signal", lambda *_: None)
+    parent, connection = multiprocessing.Pipe()
+    parent.send_bytes(pack({"forget": False, "new": {}, "kind": "constants", "body": {}}))  # before any run
+    parent.close()
+    _work(connection, "cpu", dict(os.environ))
 
 
 @pytest.mark.slow

@@ -25,18 +25,19 @@ from atoll.report.terminal import terminal_table
 from atoll.report.wording import plural, source_words
 
 MOST_ROWS = 1000  # clients that a table lists; of more, some are listed
+MOST_CLASSES, SHOWN = 12, 3  # classes that have a column each; of more, the largest are shown
 
 
 def partition_table(splits: Splits, partition: Partition) -> Group:
     """Table of the splits' sizes, and each client's shift, label distance and number of images by class."""
-    rows, distances = [], partition.distances()
+    rows, distances, classes = [], partition.distances(), splits.train.classes
     shown = range(len(partition)) if len(partition) <= MOST_ROWS else chosen_clients(partition)
     for k in shown:
         name = partition.names[k]
         counts = [] if partition.counts is None else partition.counts[k].tolist()
         facts = [f"{distances[k]:.2f}"] if distances else []
         facts += [partition.shifts[k]] if partition.shifts else []
-        rows.append([name, str(len(partition.clients[k])), *facts, *(str(n) if n else "·" for n in counts)])
+        rows.append([name, str(len(partition.clients[k])), *facts, *_by_class(counts, classes)])
     sizes = {"train": splits.train, "validation": splits.validation, "test": splits.test}
     facts = [f"{name} {tuple(images.images.shape)}" for name, images in sizes.items() if images is not None]
     if len(shown) < len(partition):
@@ -57,7 +58,17 @@ def partition_table(splits: Splits, partition: Partition) -> Group:
         *(["distance"] if distances else []),
         *(["shift"] if partition.shifts else []),
     ]
-    return terminal_table([*head, *splits.train.classes], rows, [", ".join(facts)])
+    columns = classes if len(classes) <= MOST_CLASSES else ["classes", "the largest"]
+    return terminal_table([*head, *columns], rows, [", ".join(facts)])
+
+
+def _by_class(counts: Sequence[int], classes: Sequence[str]) -> list[str]:
+    """A client's images by class; of many classes, their number and the largest, because a terminal is narrow."""
+    if len(classes) <= MOST_CLASSES or not counts:
+        return [str(n) if n else "·" for n in counts]
+    present = [c for c, n in enumerate(counts) if n]
+    largest = sorted(present, key=lambda c: -counts[c])[:SHOWN]
+    return [str(len(present)), ", ".join(f"{classes[c]} {counts[c]}" for c in largest)]
 
 
 def plan_table(job: Reproduction, checks: Sequence[RowCheck]) -> Group:

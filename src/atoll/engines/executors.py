@@ -301,9 +301,13 @@ def _work(connection: Connection[bytes, bytes], device: str, environment: dict[s
     except (EOFError, ConnectionResetError, BrokenPipeError):
         return
     except UserError as error:
-        answer("user error", str(error))
+        failure: tuple[str, Tree] = ("user error", str(error))
     except Exception as error:
-        answer("failure", [f"{type(error).__name__}: {error}", traceback.format_exc()])
+        failure = ("failure", [f"{type(error).__name__}: {error}", traceback.format_exc()])
+    with contextlib.suppress(
+        ConnectionResetError, BrokenPipeError
+    ):  # another worker failed first, and the parent has left
+        answer(*failure)
 
 
 def _executor(pickled: bytes, device: str, states: Path) -> InProcess:
