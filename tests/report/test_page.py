@@ -65,6 +65,16 @@ def test_runs_that_differ_by_their_seed_are_one_row_of_mean_and_std(tmp_path):
     assert "3 seeds" in cells[0]
 
 
+def test_the_time_of_several_runs_is_a_range(tmp_path):
+    folders = [make_run(tmp_path / f"s{seed}", seed=seed) for seed in range(3)]
+    for folder, seconds in zip(folders, (13.2, 1800.0, 17.0), strict=True):
+        path = folder / "evaluation.json"
+        path.write_text(json.dumps({**json.loads(path.read_text()), "seconds": seconds}))
+    assert "Time of all rounds13 to 1,800 s a run" in report(tmp_path, *folders).text
+    (tmp_path / "report.html").unlink()
+    assert "Time of all rounds13 s" in report(tmp_path, folders[0]).text
+
+
 def test_the_highest_accuracy_is_marked_and_a_shape_never_is(tmp_path):
     a = make_run(tmp_path / "a", "moon", results=evaluation(0.7, 0.6, uniformity=-3.0))
     b = make_run(tmp_path / "b", "ssd", results=evaluation(0.8, 0.5))

@@ -190,7 +190,7 @@ def _facts(groups: Sequence[Group]) -> Html:
             for run in runs
         ],
         "Time of all rounds": [
-            f"{run.results['seconds']:,.0f} s" for run in runs if "seconds" in run.results
+            _seconds([run.results["seconds"] for run in runs if "seconds" in run.results])
         ],
         "Atoll": [str(run.results["version"]) for run in runs if "version" in run.results],
     }
@@ -200,6 +200,13 @@ def _facts(groups: Sequence[Group]) -> Html:
         if (values := [text for text in dict.fromkeys(texts) if text])
     )
     return tag("dl", *entries, class_="facts")
+
+
+def _seconds(times: Sequence[float]) -> str:
+    if not times:
+        return ""
+    least, most = f"{min(times):,.0f}", f"{max(times):,.0f}"
+    return f"{most} s" if least == most else f"{least} to {most} s a run"
 
 
 def _notices(runs: Sequence[Folder], failures: Iterable[str]) -> Html:
