@@ -19,9 +19,9 @@ from tests.rounds import Rounds
 CPU = torch.device("cpu")
 
 
-def encoder_and_twin(width=4):
+def encoder_and_twin():
     torch.manual_seed(0)
-    encoder = build_encoder(ModelOptions(encoder="resnet-narrow", width=width), channels=1, image_size=8)
+    encoder = build_encoder(ModelOptions(encoder="resnet-narrow", width=4), channels=1, image_size=8)
     return encoder.double(), copy.deepcopy(encoder.double())
 
 

@@ -31,13 +31,15 @@ MOST_CLASSES, SHOWN = 12, 3  # classes that have a column each; of more, the lar
 def partition_table(splits: Splits, partition: Partition) -> Group:
     """Table of the splits' sizes, and each client's shift, label distance and number of images by class."""
     rows, distances, classes = [], partition.distances(), splits.train.classes
+    many = len(classes) > MOST_CLASSES
     shown = range(len(partition)) if len(partition) <= MOST_ROWS else chosen_clients(partition)
     for k in shown:
         name = partition.names[k]
         counts = [] if partition.counts is None else partition.counts[k].tolist()
+        by_class = _largest(counts, classes) if many else [str(n) if n else "·" for n in counts]
         facts = [f"{distances[k]:.2f}"] if distances else []
         facts += [partition.shifts[k]] if partition.shifts else []
-        rows.append([name, str(len(partition.clients[k])), *facts, *_by_class(counts, classes)])
+        rows.append([name, str(len(partition.clients[k])), *facts, *by_class])
     sizes = {"train": splits.train, "validation": splits.validation, "test": splits.test}
     facts = [f"{name} {tuple(images.images.shape)}" for name, images in sizes.items() if images is not None]
     if len(shown) < len(partition):
@@ -58,14 +60,13 @@ def partition_table(splits: Splits, partition: Partition) -> Group:
         *(["distance"] if distances else []),
         *(["shift"] if partition.shifts else []),
     ]
-    columns = classes if len(classes) <= MOST_CLASSES else ["classes", "the largest"]
-    return terminal_table([*head, *columns], rows, [", ".join(facts)])
+    return terminal_table(
+        [*head, *(["classes", "the largest"] if many else classes)], rows, [", ".join(facts)]
+    )
 
 
-def _by_class(counts: Sequence[int], classes: Sequence[str]) -> list[str]:
-    """A client's images by class; of many classes, their number and the largest, because a terminal is narrow."""
-    if len(classes) <= MOST_CLASSES or not counts:
-        return [str(n) if n else "·" for n in counts]
+def _largest(counts: Sequence[int], classes: Sequence[str]) -> list[str]:
+    """The number of a client's classes, and its largest: a terminal is too narrow for all."""
     present = [c for c, n in enumerate(counts) if n]
     largest = sorted(present, key=lambda c: -counts[c])[:SHOWN]
     return [str(len(present)), ", ".join(f"{classes[c]} {counts[c]}" for c in largest)]

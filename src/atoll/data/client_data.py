@@ -126,10 +126,9 @@ class FederatedClient:
                     names, views.make(pixels, [draws[name] for name in names], self._layout), strict=True
                 )
             if "image" in images:
-                made["image"] = self._views.plain(pixels)
+                made["image"] = self._views.plain(pixels).contiguous(memory_format=self._layout)
             if "other" in images:
-                made["other"] = self._views(other, draws["other"])
-            made = {name: image.contiguous(memory_format=self._layout) for name, image in made.items()}
+                (made["other"],) = self._views.make(other, [draws["other"]], self._layout)
             yield Batch(rows, made, self._labels(rows), epoch)
 
     def _schedule(

@@ -304,9 +304,8 @@ def _work(connection: Connection[bytes, bytes], device: str, environment: dict[s
         failure: tuple[str, Tree] = ("user error", str(error))
     except Exception as error:
         failure = ("failure", [f"{type(error).__name__}: {error}", traceback.format_exc()])
-    with contextlib.suppress(
-        ConnectionResetError, BrokenPipeError
-    ):  # another worker failed first, and the parent has left
+    # If another worker failed first, the main process has left.
+    with contextlib.suppress(ConnectionResetError, BrokenPipeError):
         answer(*failure)
 
 
