@@ -212,13 +212,21 @@ class TestPlain:
         torch.testing.assert_close(views(PHOTOS, generator()), views.plain(PHOTOS))
 
 
+def blend(name: str):
+    """The blend of one name, applied to all images."""
+    step = ops.BLENDS.index(name)
+    return lambda images, factors: ops.blend_(
+        images, *ops.blend_weights(factors, torch.full((len(factors),), step))
+    )
+
+
 class TestOperations:
     @pytest.mark.parametrize(
         ("ours", "theirs", "low", "high"),
         [
-            (ops.adjust_brightness_, tv.adjust_brightness, 0.0, 2.0),
-            (ops.adjust_contrast_, tv.adjust_contrast, 0.0, 2.0),
-            (ops.adjust_saturation_, tv.adjust_saturation, 0.0, 2.0),
+            (blend("brightness"), tv.adjust_brightness, 0.0, 2.0),
+            (blend("contrast"), tv.adjust_contrast, 0.0, 2.0),
+            (blend("saturation"), tv.adjust_saturation, 0.0, 2.0),
             (ops.adjust_hue_, tv.adjust_hue, -0.5, 0.5),
             (lambda x, p: ops.grayscale_(x), lambda x, p: tv.rgb_to_grayscale(x, x.shape[0]), 0.0, 1.0),
         ],
@@ -318,10 +326,10 @@ class TestLocal:
 def test_of_other_than_three_channels_colour_is_not_changed_and_contrast_has_one_mean(channels):
     images = torch.rand(3, channels, 8, 8, generator=generator())
     factor = torch.tensor([0.5, 1.0, 1.5])
-    for step in (ops.adjust_saturation_, ops.adjust_hue_):
+    for step in (blend("saturation"), ops.adjust_hue_):
         assert torch.equal(step(images.clone(), factor / 3), images)
     assert torch.equal(ops.grayscale_(images.clone()), images)
-    for image, by, made in zip(images, factor, ops.adjust_contrast_(images.clone(), factor), strict=True):
+    for image, by, made in zip(images, factor, blend("contrast")(images.clone(), factor), strict=True):
         torch.testing.assert_close(made, (by * image + (1 - by) * image.mean()).clamp(0, 1))
     views = make_views(ViewOptions("simclr-imagenet"), 8, channels)
     made = views((images * 255).to(torch.uint8), generator())

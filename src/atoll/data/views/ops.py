@@ -21,6 +21,7 @@ from torch.nn import functional as F
 
 from atoll.core.errors import UserError, did_you_mean
 
+BLENDS = ("brightness", "contrast", "saturation")
 LUMA = (0.2989, 0.587, 0.114)  # ITU-R 601 weights of R, G and B, as torchvision and Pillow use them
 
 
@@ -157,14 +158,16 @@ def _resample_rows(images: Tensor, taps: Taps) -> Tensor:
 
 
 def luma(images: Tensor) -> Tensor:
-    """Grey value of every pixel.
+    """Grey value of every pixel: of three channels their luma, of another number their mean.
 
     Args:
-        images: Colour images.
+        images: The images.
 
     Shape:
-        images: (N, 3, H, W); result: (N, 1, H, W).
+        images: (N, C, H, W); result: (N, 1, H, W).
     """
+    if images.shape[1] != 3:
+        return images.mean(1, keepdim=True)
     red, green, blue = images.unbind(1)
     grey = red.mul(LUMA[0]).add_(green, alpha=LUMA[1]).add_(blue, alpha=LUMA[2])
     return grey.unsqueeze(1)
@@ -175,29 +178,42 @@ def grayscale_(images: Tensor) -> Tensor:
     return images.copy_(luma(images)) if images.shape[1] == 3 else images
 
 
-def adjust_brightness_(images: Tensor, factor: Tensor) -> Tensor:
-    """Multiply images by their factors, (N,)."""
-    return images.mul_(factor.view(-1, 1, 1, 1)).clamp_(0, 1)
+def blend_weights(factors: Tensor, steps: Tensor) -> Tensor:
+    """Weights of `blend_` which adjust the brightness, contrast or saturation of images as torchvision does.
+
+    Args:
+        factors: Factors of the steps; 1 does not change an image.
+        steps: The steps, as positions in `BLENDS`.
+
+    Shape:
+        factors, steps: (…); result: (3, …).
+    """
+    greys = [(1 - factors) * (steps == BLENDS.index(name)) for name in ("saturation", "contrast")]
+    return torch.stack([factors, *greys])
 
 
-def adjust_contrast_(images: Tensor, factor: Tensor) -> Tensor:
-    """Blend each image with its mean grey value (the mean of all channels if they are not three)."""
-    mean = images.mean((2, 3))
-    if images.shape[1] == 3:
-        mean = (mean * mean.new_tensor(LUMA)).sum(1, keepdim=True)
-    elif images.shape[1] > 1:
-        mean = mean.mean(1, keepdim=True)
-    rest = mean * (1 - factor)[:, None]
-    return images.mul_(factor.view(-1, 1, 1, 1)).add_(rest[:, :, None, None]).clamp_(0, 1)
+def blend_(images: Tensor, own: Tensor, grey: Tensor, mean: Tensor) -> Tensor:
+    """Replace each value x by own·x + grey·g + mean·ḡ, with the pixel's grey value g and the image's mean ḡ of g.
 
+    Brightness, contrast and saturation are three choices of the weights (see `blend_weights`), so a batch of which
+    each image takes another of these steps needs one pass.
 
-def adjust_saturation_(images: Tensor, factor: Tensor) -> Tensor:
-    """Blend each pixel with its grey value. Images with other than three channels are not changed."""
+    Args:
+        images: The images.
+        own: Weight of each image's own values.
+        grey: Weight of the grey values. It has no effect on images with other than three channels.
+        mean: Weight of their mean.
+
+    Shape:
+        images: (N, C, H, W); own, grey, mean: (N,).
+    """
+    own, grey, mean = (each.view(-1, 1, 1, 1) for each in (own, grey, mean))
+    values = luma(images)
+    average = values.mean((2, 3), keepdim=True)
     if images.shape[1] != 3:
-        return images
-    factor = factor.view(-1, 1, 1, 1)
-    rest = luma(images).mul_(1 - factor)
-    return images.mul_(factor).add_(rest).clamp_(0, 1)
+        own, grey = own + grey, torch.zeros_like(grey)
+    rest = values.mul_(grey).add_(average.mul_(mean))
+    return torch.addcmul(rest, images, own, out=images).clamp_(0, 1)
 
 
 def adjust_hue_(images: Tensor, shift: Tensor) -> Tensor:
@@ -217,18 +233,19 @@ def adjust_hue_(images: Tensor, shift: Tensor) -> Tensor:
     high = torch.maximum(torch.maximum(red, green), blue)
     low = torch.minimum(torch.minimum(red, green), blue)
     chroma = high - low
-    per_chroma = chroma.clamp(min=1e-12).reciprocal_()  # a grey pixel has no hue: its colour term is c·t = 0
-    # Interpolation with weights 0 and 1 selects exactly, and is several times as fast as `where` on a CPU.
+    # The hue times c, in sextants. Interpolation with weights 0 and 1 selects exactly, and is several times as fast
+    # as `where` on a CPU.
     chosen = torch.empty_like(high)
-    hue = red.sub(green).mul_(per_chroma).add_(4)
-    hue.lerp_(blue.sub(red).mul_(per_chroma).add_(2), torch.eq(high, green, out=chosen))
-    hue.lerp_(green.sub(blue).mul_(per_chroma), torch.eq(high, red, out=chosen))
-    turns = hue.div_(6).add_(shift.view(-1, 1, 1))
-    hue = turns.sub_(turns.floor()).mul_(6)
+    hue = red.sub(green).add_(chroma, alpha=4)
+    hue.lerp_(blue.sub(red).add_(chroma, alpha=2), torch.eq(high, green, out=chosen))
+    hue.lerp_(green.sub(blue), torch.eq(high, red, out=chosen))
+    # A grey pixel has no hue: its colour term is c·t = 0. One turn more keeps the sum positive.
+    turns = torch.addcdiv(shift.view(-1, 1, 1) + 1, hue, chroma.clamp(min=1e-12), value=1 / 6, out=hue)
+    hue = turns.frac_().mul_(6)
     torch.sub(hue, 3, out=red).abs_().sub_(1)
     torch.sub(hue, 2, out=green).abs_().neg_().add_(2)
     torch.sub(hue, 4, out=blue).abs_().neg_().add_(2)
-    return images.clamp_(0, 1).mul_(chroma.unsqueeze(1)).add_(low.unsqueeze(1))
+    return torch.addcmul(low.unsqueeze(1), images.clamp_(0, 1), chroma.unsqueeze(1), out=images)
 
 
 def solarize_(images: Tensor, threshold: float) -> Tensor:

@@ -24,7 +24,7 @@ from atoll.data.views.transform import Transform
 __all__ = ["PRESETS", "Draw", "ViewOptions", "ViewSettings", "Views", "make_views", "rotate90"]
 
 LOCAL = "local"  # local crops are images named local1, local2, …
-JITTER = (ops.adjust_brightness_, ops.adjust_contrast_, ops.adjust_saturation_, ops.adjust_hue_)
+HUE = len(ops.BLENDS)  # the column of the hue among a draw's factors, behind the blends'
 # Number of values of a batch that a CPU processes at a time: few enough to stay in a core's cache between
 # operations, and enough to amortise the cost of calling an operation.
 CPU_CHUNK = 1 << 19
@@ -55,9 +55,7 @@ class Views:
         # SimCLR's kernel: about a tenth of the image's side, and at least one neighbour on each side.
         self.blur_kernel = settings.blur_kernel or max(3, 2 * (size // 10 // 2) + 1)
         strengths = (settings.brightness, settings.contrast, settings.saturation, settings.hue)
-        self._jitter_steps: list[tuple[int, Callable[[Tensor, Tensor], Tensor]]] = [
-            (column, step) for column, step in enumerate(JITTER) if strengths[column] > 0
-        ]
+        self._jitters = any(strengths)
 
     def __call__(self, images: Tensor, generator: torch.Generator) -> Tensor:
         """Draw and apply one view of every image.
@@ -194,28 +192,27 @@ class Views:
     def _jitter(self, views: Tensor, draw: Draw) -> Tensor:
         """Apply the colour steps, each image's in its own order.
 
-        At each position of that order the images are sorted by their step, which then changes a slice in place.
+        The images are sorted by the number of their steps before the hue's. A step before the hue then concerns the
+        first images only, and the same step after it the others: slices, which change in place.
         """
-        last = len(JITTER)  # sorts behind every step: an image without one
-        column_of = torch.full((last,), last)
-        for column, _ in self._jitter_steps:
-            column_of[column] = column
-        steps = torch.where(draw.jitter[:, None], column_of[draw.order], last)
-        if bool((steps == last).all()):
+        count = int(draw.jitter.sum())
+        if count == 0 or not self._jitters:
             return views
-        image_in = steps.argsort(dim=0, stable=True)  # each row, at each position
-        row_of = image_in.argsort(dim=0)  # each image, at each position
-        # Where the rows of each step end, at each position.
-        ends = (steps <= torch.arange(last)[:, None, None]).sum(1).tolist()
-        factors = upload(draw.factors[image_in], views.device)
-        for position in range(last):
-            before = row_of[:, position - 1][image_in[:, position]] if position else image_in[:, 0]
-            views = views.index_select(0, upload(before, views.device))
-            for column, step in self._jitter_steps:
-                rows = slice(ends[column - 1][position] if column else 0, ends[column][position])
-                if rows.start < rows.stop:
-                    step(views[rows], factors[rows, position, column])
-        return views.index_select(0, upload(row_of[:, -1], views.device))
+        before = torch.where(draw.jitter, draw.order.argsort(1)[:, HUE], -1)
+        image_in = before.argsort(descending=True, stable=True)
+        ends = (before > torch.arange(len(ops.BLENDS))[:, None]).sum(1).tolist()
+        order, factors = draw.order[image_in[:count]], draw.factors[image_in[:count]]
+        blends = order[order != HUE].view(count, len(ops.BLENDS))
+        weights = upload(ops.blend_weights(factors.gather(1, blends), blends).movedim(2, 0), views.device)
+        hue = upload(factors[:, HUE], views.device)
+
+        views = views.index_select(0, upload(image_in, views.device))
+        for weight, end in zip(weights, ends, strict=True):
+            ops.blend_(views[:end], *weight[:, :end])
+        ops.adjust_hue_(views[:count], hue)
+        for weight, end in zip(weights, ends, strict=True):
+            ops.blend_(views[end:count], *weight[:, end:])
+        return views.index_select(0, upload(image_in.argsort(), views.device))
 
     def _blur(self, images: Tensor, sigma: Tensor) -> Tensor:
         taps = ops.blur_taps(sigma, self.blur_kernel, self.size)
