@@ -2,7 +2,7 @@ import signal
 
 import pytest
 
-from atoll.cli.process import Stopped, signals_as_interrupts
+from atoll.cli.process import Stopped, signals_as_interrupts, start_forking
 
 
 @pytest.mark.parametrize("name", ["SIGTERM", "SIGHUP"])
@@ -27,3 +27,21 @@ def test_an_ignored_signal_stays_ignored():
             assert signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
     finally:
         signal.signal(signal.SIGHUP, before)
+
+
+@pytest.mark.parametrize(
+    ("settings", "starts"),
+    [
+        ([], False),
+        (["engine.workers=1"], False),
+        (["engine.stack=4"], False),
+        (["engine.workers=0"], True),
+        (["engine.decoders=2"], True),
+        (['engine.devices="auto"'], True),
+    ],
+)
+def test_only_runs_with_more_processes_start_one(settings, starts, monkeypatch):
+    started = []
+    monkeypatch.setattr("atoll.core.processes.process_context", lambda: started.append(True))
+    start_forking("board-short", settings)
+    assert bool(started) == starts

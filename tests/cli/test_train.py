@@ -5,8 +5,6 @@ import sys
 
 import pytest
 
-from atoll.cli import train
-
 STARTED = """
 import sys
 from atoll.core import processes
@@ -27,21 +25,3 @@ def test_what_workers_are_forks_of_starts_before_pytorch_is_imported(command, tm
     arguments = [*command, "--out", str(tmp_path / "run"), "--set", "engine.workers=2"]
     done = subprocess.run([sys.executable, "-c", STARTED, *arguments], capture_output=True, text=True)
     assert done.stderr == "started, and PyTorch is not imported\n"
-
-
-@pytest.mark.parametrize(
-    ("settings", "starts"),
-    [
-        ([], False),
-        (["engine.workers=1"], False),
-        (["engine.stack=4"], False),
-        (["engine.workers=0"], True),
-        (["engine.decoders=2"], True),
-        (['engine.devices="auto"'], True),
-    ],
-)
-def test_only_runs_with_more_processes_start_one(settings, starts, monkeypatch):
-    started = []
-    monkeypatch.setattr("atoll.core.processes.process_context", lambda: started.append(True))
-    train._start_forking("board-short", settings)
-    assert bool(started) == starts

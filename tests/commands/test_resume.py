@@ -2,10 +2,12 @@
 
 import json
 import shutil
+import sys
 
 import pytest
 
 from atoll.commands.check import check_run
+from atoll.commands.compare import Comparison, compare, other_runs
 from atoll.commands.resume import Recovery
 from atoll.commands.run import run_recipe
 from atoll.core.digests import JSON, TOML, open_text
@@ -167,3 +169,70 @@ def test_another_environment_is_refused_unless_allowed(folder):
     assert [one["after_round"] for one in found] == [0, 2]
     assert found[0]["environment"]["cpu"] == "Z80"
     assert run.results["seconds"] == pytest.approx(sum(line.get("seconds", 0) for line in run.metrics))
+
+
+OWN = """
+from dataclasses import dataclass
+from atoll.components.base import Forward, Term
+from atoll.methods.method import Method
+from atoll.objectives.simclr import SimCLR
+
+@dataclass(frozen=True)
+class Small(Term):
+    name = "small"
+
+    def forwards(self):
+        return (Forward("view1"),)
+
+    def loss(self, context, batch, passes):
+        return passes[Forward("view1")].z.square().mean() * 0.1
+
+METHOD = Method(objective=SimCLR(), terms=(Small(),))
+"""
+
+
+@pytest.fixture
+def own_method(tmp_path, monkeypatch):
+    """Write the method ``owned:METHOD``, and again as the text says."""
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setattr(sys, "dont_write_bytecode", True)  # edits of one second look alike to Python
+
+    def write(text=OWN):
+        (tmp_path / "owned.py").write_text(text)
+        monkeypatch.delitem(sys.modules, "owned", raising=False)
+
+    write()
+    return write
+
+
+def test_a_method_that_has_changed_does_not_continue_a_run_unless_allowed(own_method, tmp_path):
+    settings = (*SETTINGS, "method.name=owned:METHOD")
+    run_tiny(tmp_path / "run", *settings)
+    own_method(OWN + "# a comment\n")
+    run_tiny(tmp_path / "run", *settings, resume=True)
+    own_method(OWN.replace("0.1", "0.2"))
+    for rounds in (2, 3):  # a finished run's results are not those of the changed method either
+        more = (*settings, f"train.rounds={rounds}")
+        with pytest.raises(UserError, match=r"another version of owned:METHOD .*--other-environment"):
+            run_tiny(tmp_path / "run", *more, resume=True)
+    run = run_recipe(tiny(*more), tmp_path / "run", resume=True, recovery=Recovery(other_environment=True))
+    codes = [one["environment"]["code of owned:METHOD"] for one in run.results["environments"]]
+    assert [one["after_round"] for one in run.results["environments"]] == [0, 2]
+    assert codes[0] != codes[1]
+    run_tiny(tmp_path / "run", *more, resume=True)  # which it was continued with
+
+
+def test_a_comparison_trains_again_what_has_changed_if_asked(own_method, tmp_path):
+    recipes = [tiny(*SETTINGS, "name=mine", "method.name=owned:METHOD"), tiny(*SETTINGS, "name=theirs")]
+    mine, theirs = compare(recipes, 1, tmp_path).runs
+    before = {run.name: remains(run) for run in (mine, theirs)}
+    times = {run.name: (run.folder / "evaluation.json").stat().st_mtime_ns for run in (mine, theirs)}
+    own_method(OWN.replace("0.1", "0.2"))
+    recipes[0] = tiny(*SETTINGS, "name=mine", "method.name=owned:METHOD")
+    with pytest.raises(UserError, match=r"^mine: .* another version of owned:METHOD .*--restart"):
+        compare(recipes, 1, tmp_path)
+    compare(recipes, 1, tmp_path, restart=True)
+    assert not same(remains(mine), before[mine.name])
+    assert (theirs.folder / "evaluation.json").stat().st_mtime_ns == times[theirs.name]
+    assert other_runs(Comparison([mine], {}), tmp_path) == [theirs.name]
+    assert other_runs(Comparison([mine], {theirs.name: "why"}), tmp_path) == []

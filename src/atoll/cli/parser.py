@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from collections.abc import Mapping
 
-from atoll.cli import lists, look, measure, sites, train
+from atoll.cli import compare, lists, look, measure, sites, train
 from atoll.cli.arguments import Commands, OverviewFormatter, Parser
 from atoll.core.version import VERSION
 
@@ -31,7 +31,7 @@ def make_parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--version", action="version", version=f"atoll {VERSION}")
     commands = Commands(parser)
-    for part in (train, measure, look, sites, lists):
+    for part in (train, compare, measure, look, sites, lists):
         part.add_commands(commands)
     parser.description = _overview(commands.helps)
     parser.set_defaults(parser=parser)

@@ -7,7 +7,8 @@ import signal
 import sys
 import threading
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from pathlib import Path
 from types import FrameType
 
 from atoll.core.text import clean
@@ -75,3 +76,14 @@ def warnings_as_sentences() -> Iterator[None]:
 def is_out_of_memory(error: BaseException) -> bool:
     """Whether an exception of Python or PyTorch says that memory could not be allocated."""
     return isinstance(error, MemoryError) or any(words in str(error) for words in OUT_OF_MEMORY)
+
+
+def start_forking(recipe: str | Path, settings: Sequence[str]) -> None:
+    """Start what workers are forks of if the recipe has workers: it imports PyTorch while this process does."""
+    from atoll.core.config import over
+    from atoll.core.processes import process_context
+    from atoll.recipe.table import read_settings, read_table
+
+    engine = over(read_table(recipe), read_settings(settings)).get("engine", {})
+    if engine.get("workers", 1) != 1 or engine.get("devices") or engine.get("decoders"):
+        process_context()

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from atoll.commands.progress import Bar
-from atoll.commands.resume import check_folder
+from atoll.commands.resume import Recovery, cannot_continue, check_folder
 from atoll.commands.run import prepare, run_recipe
 from atoll.core.config import describe, over, setting
 from atoll.core.errors import RunError, UserError, did_you_mean
@@ -190,6 +190,7 @@ def compare(
     out: Path,
     callback: Callable[[str], Bar] | None = None,
     log: Sequence[str] = (),
+    restart: bool = False,
 ) -> Comparison:
     """Run every recipe with each of its seeds. Finished runs are not run again.
 
@@ -202,6 +203,7 @@ def compare(
         out: Folder that contains the runs' folders.
         callback: Makes a progress bar for a title.
         log: Tools that follow each run (`atoll.commands.logs`).
+        restart: Whether to delete runs that cannot be continued, and to start them again.
 
     Returns:
         The finished runs and the failures.
@@ -220,7 +222,7 @@ def compare(
         raise UserError(
             f"two recipes are called {twice!r} and would share a folder; give each a different name"
         )
-    _check(recipes, seeds, out)
+    _check(recipes, seeds, out, restart)
     runs: list[Run] = []
     failures: dict[str, str] = {}
     seeded = [
@@ -233,8 +235,12 @@ def compare(
             counted = f"{number}/{len(seeded)} {title}" if len(seeded) > 1 else title
             bar = callback(counted) if callback else None
             try:
+                again = Recovery(restart=restart and cannot_continue(run, one))
+                resume = run.exists() and not again.restart
                 runs.append(
-                    run_recipe(one, run.folder, resume=run.exists(), callback=bar, engine=engine, log=log)
+                    run_recipe(
+                        one, run.folder, resume=resume, callback=bar, engine=engine, recovery=again, log=log
+                    )
                 )
             except (RunError, UserError) as error:
                 failures[run.name] = f"{title}: {error}"
@@ -247,7 +253,7 @@ def compare(
     return Comparison(runs, failures)
 
 
-def _check(recipes: Sequence[Recipe], seeds: int, out: Path) -> None:
+def _check(recipes: Sequence[Recipe], seeds: int, out: Path, restart: bool) -> None:
     """Find errors before the first run that would otherwise stop the comparison after hours."""
     for recipe in recipes:
         try:
@@ -255,14 +261,24 @@ def _check(recipes: Sequence[Recipe], seeds: int, out: Path) -> None:
                 (replace(recipe, seed=seed), Run(out / f"{recipe.name}-seed{seed}"))
                 for seed in range(recipe.seed, recipe.seed + seeds)
             ]
-            for seeded, run in runs:
-                check_folder(run, seeded, resume=run.exists())
-            if not all(run.finished for _, run in runs):
-                prepared = prepare(*runs[0], Simulation())
+            again = [restart and cannot_continue(run, seeded) for seeded, run in runs]
+            for (seeded, run), anew in zip(runs, again, strict=True):
+                if not anew:
+                    check_folder(run, seeded, resume=run.exists())
+            if any(again) or not all(run.finished for _, run in runs):
+                prepared = prepare(*runs[0], Simulation(), again[0])
                 for one in (*prepared.prerequisites.values(), prepared):
                     one.federation.initial_weights()
         except UserError as error:
             raise UserError(f"{recipe.name}: {error}" if len(recipes) > 1 else str(error)) from None
+
+
+def other_runs(compared: Comparison, out: Path) -> list[str]:
+    """Names of the folders in ``out`` that hold other runs, such as of an earlier comparison."""
+    names = {*(run.name for run in compared.runs), *compared.failures}
+    return sorted(
+        recipe.parent.name for recipe in out.glob("*/recipe.toml") if recipe.parent.name not in names
+    )
 
 
 def write_comparison(compared: Comparison, out: Path) -> tuple[Path, Path]:

@@ -12,12 +12,18 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 import tomli_w
+import torch
 
 from atoll.core.config import describe, flatten
-from atoll.core.environment import Environment, difference, environment
+from atoll.core.environment import (
+    difference,
+    environment,
+    environment_of_code,
+    other_code,
+)
 from atoll.core.errors import UserError
 from atoll.core.given import Given
-from atoll.core.run_folder import Run
+from atoll.core.run_folder import RESTART, Run
 from atoll.models import load_encoder
 from atoll.recipe.recipe import Recipe, recipe_of
 
@@ -36,7 +42,8 @@ class Recovery:
     Attributes:
         restart: Delete the run in the folder and start it again.
         reset_clients: Clients whose damaged or lost state is dropped.
-        other_environment: Continue on another kind of CPU, device or library, so that the weights will differ.
+        other_environment: Continue on another kind of CPU, device or library, or with changed code of the user's,
+            so that the weights will differ.
     """
 
     restart: bool = False
@@ -66,12 +73,12 @@ def settled(recipe: Recipe, run: Run, restart: bool = False) -> Recipe:
 
 
 def delete_unless_same(run: Run, recipe: Recipe) -> None:
-    """Delete a prerequisite run if it was started with another recipe.
+    """Delete a prerequisite run if it was started with another recipe or with other code.
 
     Raises:
         UserError: A file of the run is damaged.
     """
-    if run.exists() and run.started() and _difference(run, recipe, moved=False):
+    if run.exists() and run.started() and (_difference(run, recipe, moved=False) or _other_code(run, recipe)):
         shutil.rmtree(run.folder)
 
 
@@ -121,10 +128,12 @@ def delete_evaluation(run: Run, recipe: Recipe) -> None:
         (run.folder / "evaluation.json").unlink()
 
 
-def record_environment(run: Run, here: Environment) -> None:
+def record_environment(run: Run, recipe: Recipe, device: torch.device) -> None:
     """Write down in which environment the next rounds are computed, if it is not that of the rounds before."""
+    here = environment(device, recipe.engine.threads) | environment_of_code(recipe.own_code)
     environments = run.environments()
-    if not environments or difference(environments[-1]["environment"], here):
+    last = environments[-1]["environment"] if environments else {}
+    if not environments or difference(last, here) or other_code(last, here):
         environments.append({"after_round": run.completed_rounds(), "environment": here})
         run.write("environment.json", json.dumps({"environments": environments}) + "\n")
 
@@ -179,6 +188,15 @@ def _check_not_others(run: Run) -> None:
         )
 
 
+def cannot_continue(run: Run, recipe: Recipe) -> bool:
+    """Whether a folder holds a run that this recipe, this code or this environment cannot continue."""
+    try:
+        check_folder(run, recipe, resume=True)
+    except UserError:
+        return run.exists()
+    return False
+
+
 def check_folder(run: Run, recipe: Recipe, resume: bool, other_environment: bool = False) -> None:
     """Check that a run of this recipe can start or continue in a folder.
 
@@ -189,8 +207,8 @@ def check_folder(run: Run, recipe: Recipe, resume: bool, other_environment: bool
         other_environment: Whether it may be continued in another environment.
 
     Raises:
-        UserError: The folder contains other files, a run while ``resume`` is false, a run of another recipe, or
-            one of another environment.
+        UserError: The folder contains other files, a run while ``resume`` is false, a run of another recipe, one
+            of other code of the user's, or an unfinished one of another environment.
     """
     _check_not_others(run)
     if not run.exists():
@@ -206,8 +224,10 @@ def check_folder(run: Run, recipe: Recipe, resume: bool, other_environment: bool
         )
     if reason := _difference(run, recipe):
         raise UserError(reason)
-    if not other_environment and not is_done(run, recipe):
-        _check_environment(run, environment(recipe.engine.find_device(), recipe.engine.threads))
+    if not other_environment:
+        _check_code(run, recipe)
+        if not is_done(run, recipe):
+            _check_environment(run, recipe)
 
 
 def _difference(run: Run, recipe: Recipe, moved: bool = True) -> str | None:
@@ -231,7 +251,7 @@ def _difference(run: Run, recipe: Recipe, moved: bool = True) -> str | None:
         key = changed[0]
         return (
             f"{run.folder} was started with {key} = {before.get(key)!r}, and the recipe now says {now.get(key)!r}; "
-            f"a resumed run may only change {', '.join(free)}: choose another --out"
+            f"a resumed run may only change {', '.join(free)}: choose another --out, {RESTART}"
         )
     completed_rounds = run.completed_rounds()
     if now["train.rounds"] < completed_rounds:
@@ -251,8 +271,25 @@ def _difference(run: Run, recipe: Recipe, moved: bool = True) -> str | None:
     return None
 
 
-def _check_environment(run: Run, here: Environment) -> None:
+def _other_code(run: Run, recipe: Recipe) -> str | None:
+    """Name of code of the recipe that is not what computed the run's last rounds, or None."""
     environments = run.environments()
+    if not environments:
+        return None
+    return other_code(environments[-1]["environment"], environment_of_code(recipe.own_code))
+
+
+def _check_code(run: Run, recipe: Recipe) -> None:
+    if name := _other_code(run, recipe):
+        raise UserError(
+            f"{run.folder} was computed with another version of {name} than its module holds now; restore that "
+            f"code, choose another --out, {RESTART.removeprefix('or ')}, or mix both with atoll run "
+            "--other-environment"
+        )
+
+
+def _check_environment(run: Run, recipe: Recipe) -> None:
+    here, environments = environment(recipe.engine.find_device(), recipe.engine.threads), run.environments()
     changed = difference(environments[-1]["environment"], here) if environments else None
     if changed:
         raise UserError(

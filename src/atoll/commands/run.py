@@ -33,7 +33,6 @@ from atoll.commands.resume import (
 )
 from atoll.components.base import Trained
 from atoll.core import run_folder
-from atoll.core.environment import environment
 from atoll.core.errors import UserError
 from atoll.core.provenance import version
 from atoll.core.run_names import default_folder
@@ -276,7 +275,7 @@ def _start(prepared: PreparedRun) -> None:
     run.write("recipe.toml", prepared.recipe.to_toml())
     if not earlier:
         run.write("partition.json", partition.to_json())
-    record_environment(run, environment(prepared.federation.device, prepared.recipe.engine.threads))
+    record_environment(run, prepared.recipe, prepared.federation.device)
     images = prepared.federation.images
     if prepared.recipe.evaluation.map_points and partition.fingerprint == images.fingerprint:
         save(run.folder / SAMPLES, client_samples(images, partition))

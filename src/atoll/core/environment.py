@@ -1,16 +1,20 @@
-"""Environment of a computation, on which the last bits of a result depend: the CPU, the libraries, the device."""
+"""Environment of a computation, on which its result depends: CPU, libraries, device, and the user's code."""
 
 from __future__ import annotations
 
 import os
 import platform
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import torch
+from torch import nn
 
 from atoll.core.devices import device_kind
+from atoll.core.fingerprint import fingerprint
+from atoll.core.imports import import_attribute
 
 Environment = dict[str, str | int]
 
@@ -23,6 +27,10 @@ VARIABLES = (
     "MKL_CBWR",
 )
 NOT_COMPARED = ("processor",)  # models of the same capability compute with the same instructions
+CODE = "code of "  # before a name, module:attribute
+_fingerprints: dict[
+    str, tuple[Any, str]
+] = {}  # of code as it was imported; it may change global values as it runs
 
 
 def environment(device: torch.device, threads: int) -> Environment:
@@ -49,10 +57,48 @@ def environment(device: torch.device, threads: int) -> Environment:
     }
 
 
+def environment_of_code(names: Sequence[str]) -> Environment:
+    """Describe the user's code that a recipe names: its fingerprints, and the version of Python they depend on.
+
+    Args:
+        names: Names, ``module:attribute``, which are imported.
+
+    Returns:
+        ``python`` and ``code of NAME`` for each name; nothing without names.
+
+    Raises:
+        UserError: A name cannot be imported.
+    """
+    found: Environment = {"python": ".".join(platform.python_version_tuple()[:2])} if names else {}
+    for name in names:
+        value = import_attribute(name, "the recipe's code")
+        if name not in _fingerprints or _fingerprints[name][0] is not value:
+            # A module's weights may be drawn at its import, and the run has a copy of them.
+            own = type(value) if isinstance(value, nn.Module) else value
+            _fingerprints[name] = (value, fingerprint(own, versions=False))
+        found[CODE + name] = _fingerprints[name][1]
+    return found
+
+
+def other_code(before: Mapping[str, object], now: Mapping[str, object]) -> str | None:
+    """First name of the user's code that is another in two environments, or None.
+
+    What another version of Python compiled cannot be compared, nor what an earlier version of Atoll did not record.
+    """
+    if before.get("python") != now.get("python"):
+        return None
+    changed = (key for key in now if key.startswith(CODE) and now[key] != before.get(key, now[key]))
+    return next((key.removeprefix(CODE) for key in changed), None)
+
+
 def difference(before: Mapping[str, object], now: Mapping[str, object]) -> str | None:
-    """First difference of two environments that may change results, in words; None if there is none."""
+    """First difference of two environments that may change results, in words; None if there is none.
+
+    The user's code is compared by `other_code`.
+    """
     for key in dict.fromkeys([*before, *now]):
-        if key not in NOT_COMPARED and before.get(key) != now.get(key):
+        compared = key not in (*NOT_COMPARED, "python") and not key.startswith(CODE)
+        if compared and before.get(key) != now.get(key):
             return f"{key} = {before.get(key, 'unset')}, and here it is {now.get(key, 'unset')}"
     return None
 
@@ -62,7 +108,8 @@ def in_words(found: Mapping[str, object]) -> str:
     names = {"cpu": "{}", "torch": "PyTorch {}", "onednn": "oneDNN {}", "device": "on {}"}
     words = [form.format(found[key]) for key, form in names.items() if key in found]
     threads = found.get("threads")
-    return ", ".join([*words, f"{threads} thread{'s' * (threads != 1)}"] if threads else words)
+    words += [f"{threads} thread{'s' * (threads != 1)}"] if threads else []
+    return ", ".join([*words, *(f"{key} {value}" for key, value in found.items() if key.startswith(CODE))])
 
 
 def _processor() -> str:

@@ -8,7 +8,7 @@ import re
 import sys
 import sysconfig
 import types
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -19,14 +19,16 @@ _PLAIN = (type(None), bool, int, float, complex, str, bytes)
 _INSTALLED = tuple(sysconfig.get_paths()[name] for name in ("stdlib", "platstdlib", "purelib", "platlib"))
 
 
-def fingerprint(value: Any) -> str:
+def fingerprint(value: Any, versions: bool = True) -> str:
     """Compute a digest of an object's type and content.
 
     Functions and classes of the user's own code count by their compiled code, with the values that a function takes
-    from around it; those of installed libraries by their names and the library's version.
+    from around it; those of Atoll and of installed libraries by their names, and the library's version. Comments do
+    not count. Another version of Python compiles the same code to another digest.
 
     Args:
         value: Any object: a function, a module, an instance of a class.
+        versions: Whether the versions of Atoll and of libraries count.
 
     Example:
         >>> from functools import partial
@@ -36,27 +38,46 @@ def fingerprint(value: Any) -> str:
         >>> fingerprint(partial(round, ndigits=2)) == fingerprint(partial(round, ndigits=3))
         False
     """
-    digest = hashlib.sha256()
-    _add(value, lambda text: digest.update(text if isinstance(text, bytes) else f"{text};".encode()), {})
-    return digest.hexdigest()[:DIGITS]
+    found = _Fingerprint(versions)
+    found.add(value)
+    return found.digest.hexdigest()[:DIGITS]
 
 
-def _add(value: Any, feed: Callable[[str | bytes], None], around: dict[int, Any]) -> None:
-    """Feed a digest with a value; ``around`` holds the values that contain it, so that circles end."""
-    if isinstance(value, _PLAIN):
-        return feed(f"{type(value).__name__} {value!r}")
-    if id(value) in around:
-        return feed("again")
-    around[id(value)] = value
-    feed(_name(type(value)))
-    for part in _parts(value):
-        if isinstance(part, bytes):
-            feed(part)
-        else:
-            _add(part, feed, around)
-    if not isinstance(value, type | types.FunctionType):  # equal tuples may be one object, or several
-        del around[id(value)]
-    return None
+class _Fingerprint:
+    def __init__(self, versions: bool) -> None:
+        self.digest = hashlib.sha256()
+        self._versions = versions
+        self._around: dict[int, Any] = {}  # the values that contain the present one, so that circles end
+
+    def add(self, value: Any) -> None:
+        """Feed the digest with a value and all that it holds."""
+        if isinstance(value, _PLAIN):
+            return self._feed(f"{type(value).__name__} {value!r}")
+        if id(value) in self._around:
+            return self._feed("again")
+        self._around[id(value)] = value
+        self._feed(self._name(type(value)))
+        if isinstance(value, type | types.FunctionType):
+            self._feed(self._name(value))
+        for part in _parts(value):
+            if isinstance(part, bytes):
+                self.digest.update(part)
+            else:
+                self.add(part)
+        if not isinstance(value, type | types.FunctionType | types.ModuleType):
+            del self._around[id(value)]  # equal tuples may be one object, or several
+        return None
+
+    def _feed(self, text: str) -> None:
+        self.digest.update(f"{text};".encode())
+
+    def _name(self, value: Any) -> str:
+        module = str(value.__module__)
+        if not _is_library(module):
+            return str(value.__qualname__)  # a script's module has another name in other processes
+        top = sys.modules.get(module.partition(".")[0])
+        version = getattr(top, "__version__", "") if self._versions else ""
+        return f"{module}.{value.__qualname__} {version}"
 
 
 def _parts(value: Any) -> list[Any]:
@@ -74,7 +95,7 @@ def _parts(value: Any) -> list[Any]:
     if isinstance(value, set | frozenset):
         return sorted(map(fingerprint, value))
     if isinstance(value, types.ModuleType):
-        return [value.__name__]
+        return [value.__name__, *([] if _is_library(value.__name__) else _held(value))]
     if isinstance(value, functools.partial):
         return [value.func, value.args, value.keywords]
     if isinstance(value, types.MethodType):
@@ -86,9 +107,9 @@ def _parts(value: Any) -> list[Any]:
     if isinstance(value, types.CodeType):
         return [value.co_code, *value.co_names, *value.co_consts]
     if isinstance(value, types.FunctionType):
-        return [_name(value), *([] if _is_installed(value.__module__) else _of_function(value))]
+        return [] if _is_library(value.__module__) else _of_function(value)
     if isinstance(value, type):
-        return [_name(value), *([] if _is_installed(value.__module__) else _of_class(value))]
+        return [] if _is_library(value.__module__) else [*value.__bases__, *_held(value)]
     held = getattr(value, "__dict__", None)
     return [type(value), re.sub(r" at 0x[0-9a-f]+", "", repr(value)) if held is None else held]
 
@@ -106,29 +127,21 @@ def _names(code: types.CodeType) -> list[str]:
     return [*code.co_names, *inner]
 
 
-def _of_class(kind: type) -> list[Any]:
-    """Bases, methods and attributes."""
-    own = {
-        name: value
-        for name, value in vars(kind).items()
-        if name != "_abc_impl" and (not name.startswith("__") or isinstance(value, types.FunctionType))
-    }
-    return [*kind.__bases__, own]
+def _held(value: type | types.ModuleType) -> list[Any]:
+    """What a class or a module of the user's defines, by name."""
+    return [
+        part
+        for name, held in vars(value).items()
+        if name != "_abc_impl" and (not name.startswith("__") or isinstance(held, types.FunctionType))
+        for part in (name, held)
+    ]
 
 
-def _name(value: Any) -> str:
-    module = str(value.__module__)
-    if not _is_installed(module):
-        return str(value.__qualname__)  # a script's module has another name in other processes
-    top = sys.modules.get(module.partition(".")[0])
-    return f"{module}.{value.__qualname__} {getattr(top, '__version__', '')}"
-
-
-def _is_installed(module: str) -> bool:
-    """Whether a module is Python's own or an installed library's."""
+def _is_library(module: str) -> bool:
+    """Whether a module is Python's own, Atoll's or an installed library's."""
     if module in ("__main__", "__mp_main__"):  # a notebook's has the file of an installed program
         return False
-    if module.partition(".")[0] in sys.stdlib_module_names:
+    if module.partition(".")[0] in (*sys.stdlib_module_names, __name__.partition(".")[0]):
         return True
     file = getattr(sys.modules.get(module), "__file__", None)
     return file is not None and file.startswith(_INSTALLED)
