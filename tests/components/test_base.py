@@ -43,6 +43,30 @@ def test_other_options_and_class_attributes_are_not():
     assert dataclass(frozen=True)(both)().rate == 4
 
 
+def test_options_of_a_class_that_is_no_dataclass_are_refused():
+    class Plain(Term):
+        rate: float = 0.5
+        known: ClassVar[int] = 3
+
+    with pytest.raises(UserError, match=r"Plain\.rate is no option yet; write @dataclass\(frozen=True\)"):
+        Plain()
+    assert dataclass(frozen=True)(Plain)().rate == 0.5
+
+    @dataclass(frozen=True)
+    class Derived(Plain):
+        pass
+
+    class WithoutOptions(Derived):
+        pass
+
+    assert WithoutOptions(weight=0.25).weight == 0.25
+
+
+def test_a_default_without_annotation_is_refused():
+    with pytest.raises(UserError, match=r"Mine\.weight has no annotation, .*; write weight: TYPE = 0\.1"):
+        type("Mine", (Term,), {"weight": 0.1})
+
+
 def test_a_users_module_with_such_an_option_is_a_sentence(tmp_path, monkeypatch):
     (tmp_path / "shadowing.py").write_text(
         "from dataclasses import dataclass\nfrom atoll.components.base import Term\n\n\n"

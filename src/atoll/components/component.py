@@ -40,19 +40,26 @@ class Component(Options):
     between_neighbours: ClassVar[bool] = False
 
     def __init_subclass__(cls) -> None:
-        """Refuse an option that would silently replace a hook or a class attribute; warn of a missing declaration.
+        """Refuse an option that would replace a hook, or be ignored, silently; warn of a missing declaration.
 
         Raises:
-            UserError: A field has the name of an inherited attribute that is not an option.
+            UserError: A field has the name of an inherited attribute that is not an option, or a default of an
+                inherited option has no annotation.
         """
         super().__init_subclass__()
         inherited = {option.name for base in cls.__bases__ if is_dataclass(base) for option in fields(base)}
-        for name, hint in inspect.get_annotations(cls).items():
-            if "ClassVar" not in str(hint) and name not in inherited and hasattr(super(cls, cls), name):
+        own = _annotated(cls)
+        for name in own:
+            if name not in inherited and hasattr(super(cls, cls), name):
                 raise UserError(
                     f"{cls.__qualname__}.{name} is an option with the name of the inherited attribute {name!r}, "
                     "which it would replace; give it another name"
                 )
+        for name in inherited.intersection(vars(cls)).difference(own):
+            raise UserError(
+                f"{cls.__qualname__}.{name} has no annotation, so the option would keep its inherited default; "
+                f"write {name}: TYPE = {vars(cls)[name]!r}"
+            )
         if "finish" in vars(cls) and not declares_slice(cls):
             warnings.warn(
                 f"{cls.__qualname__} overrides finish and does not declare what it sends; add declares(setting) "
@@ -61,6 +68,22 @@ class Component(Options):
                 DeprecationWarning,
                 stacklevel=2,
             )
+
+    def __post_init__(self) -> None:
+        """Check all options.
+
+        Raises:
+            UserError: A value is of the wrong type or out of range, or the class is no dataclass, so that its
+                options would be ignored.
+        """
+        super().__post_init__()
+        known = {option.name for option in fields(self)}
+        for kind in type(self).__mro__:
+            if lost := next((name for name in _annotated(kind) if name not in known), None):
+                raise UserError(
+                    f"{kind.__qualname__}.{lost} is no option yet; write @dataclass(frozen=True) above the class, "
+                    "or annotate what is no option as ClassVar"
+                )
 
     @classmethod
     def _place(cls) -> str:
@@ -176,6 +199,11 @@ class Component(Options):
     def keep(self, context: ClientContext) -> Tree:
         """Return the client state that is retained for this component until the client's next round."""
         return None
+
+
+def _annotated(kind: type) -> list[str]:
+    """Names that a class itself annotates as options."""
+    return [name for name, hint in inspect.get_annotations(kind).items() if "ClassVar" not in str(hint)]
 
 
 def declares_slice(kind: type[Component]) -> bool:
