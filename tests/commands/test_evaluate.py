@@ -4,9 +4,10 @@ from dataclasses import replace
 import pytest
 import torch
 
-from atoll.commands.evaluate import measure_run
+from atoll.commands.evaluate import evaluate_run, measure_run
 from atoll.commands.export import provenance
 from atoll.core.errors import UserError
+from atoll.core.run_folder import Run
 from atoll.core.tree import same
 from atoll.evaluation import evaluate, knn_accuracy
 from atoll.models import load_encoder
@@ -55,6 +56,21 @@ def test_a_finished_run_is_measured_alike(run):
     again = measure_run(run, ["clients-knn"])
     assert again["clients-knn/accuracies"] == found["clients-knn/accuracies"]
     assert again["clients-knn/worst_accuracy"] == min(found["clients-knn/accuracies"])
+
+
+def test_a_result_that_cannot_be_kept_is_shown(run, monkeypatch):
+    def refuse(self, name, text):
+        raise UserError(f"cannot write {name}: Permission denied")
+
+    monkeypatch.setattr(Run, "write", refuse)
+    with pytest.warns(
+        UserWarning, match=r"shown and not kept: cannot write evaluation-knn\.json: Permission"
+    ):
+        found = evaluate_run(run, "knn")
+    assert found["knn/accuracy"] == measure_run(run, ["knn"])["knn/accuracy"]
+    monkeypatch.undo()
+    evaluate_run(run, "knn")
+    assert run.read_json("evaluation-knn.json")["knn/accuracy"] == found["knn/accuracy"]
 
 
 def test_a_run_that_does_not_say_who_uses_which_model_cannot_test_clients(run):

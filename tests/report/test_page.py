@@ -8,6 +8,7 @@ from urllib.parse import unquote
 import numpy as np
 import pytest
 
+from atoll.commands.report import report_runs
 from atoll.core.errors import UserError
 from atoll.report import write_report
 from tests.harness import run_tiny
@@ -255,6 +256,37 @@ def test_refused_and_lost_updates_are_named(tmp_path):
     assert "ssd, seed 0, round 4: client 2’s update was refused (not finite)" in page.text
     assert "round 4: client 3’s update was lost (a crash)" in page.text
     assert "No update was refused or lost." in report(tmp_path, make_run(tmp_path / "calm")).text
+
+
+def test_of_damaged_metrics_nothing_is_claimed(tmp_path):
+    damaged = make_run(tmp_path / "damaged", results=evaluation(0.8) | {"round": 3})
+    (damaged / "metrics.jsonl").write_text("{")
+    text = report(tmp_path, damaged).text
+    assert "damaged: its metrics cannot be read, so refused and lost updates are unknown" in text
+    assert "No update was refused or lost." not in text
+    with pytest.warns(UserWarning, match=r"damaged: metrics\.jsonl is missing or empty, so there are no"):
+        report_runs([damaged])
+
+
+def test_a_note_names_its_run_among_several(tmp_path):
+    plain = make_run(tmp_path / "plain", seed=1, results=evaluation(0.8))
+    noted = make_run(tmp_path / "noted", results=evaluation(0.8) | {"note": "knn: not measured"})
+    assert "noted: knn: not measured" in report(tmp_path, plain, noted).text
+    assert "noted: knn: not measured" not in report(tmp_path, noted).text
+
+
+def test_what_the_figures_lack_is_said(tmp_path):
+    recipe = {"evaluation": {"map_points": 0}}
+    run = make_run(tmp_path / "run", recipe=recipe)
+    (run / "map.safetensors").unlink()
+    text = report(tmp_path, run).text
+    assert "The recipes ask for no map (evaluation.map_points = 0)." in text
+    assert "Round 0 is the untrained encoder." in text
+    lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    for line in lines[1:]:
+        del line["evaluation"]
+    (run / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines[1:]))
+    assert "Round 0 is the untrained encoder." not in report(tmp_path, run).text
 
 
 def test_a_diverged_run_is_a_page(tmp_path):

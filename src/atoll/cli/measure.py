@@ -38,15 +38,18 @@ def _add_evaluate(commands: Commands) -> None:
 
 def _evaluate(options: argparse.Namespace) -> int:
     from atoll.cli.console import make_console, results_table
-    from atoll.commands.evaluate import evaluate_run
+    from atoll.commands.evaluate import evaluate_run, keep_if_possible
     from atoll.core.config import describe
     from atoll.core.run_folder import Run
     from atoll.data.options import DataOptions
+    from atoll.report import write_report
 
-    results = evaluate_run(Run(options.run).require(), options.protocol, options.set)
+    run = Run(options.run).require()
+    results = evaluate_run(run, options.protocol, options.set)
     images, usual = results.pop("data", {}), describe(DataOptions())
     chosen = {f"data.{key}": value for key, value in images.items() if value != usual.get(key)}
     make_console().print(results_table(results | chosen))
+    keep_if_possible(lambda: write_report([run.folder], run.folder / "report.html"))
     return 0
 
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Sequence
+import warnings
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -203,7 +204,7 @@ def evaluate_run(run: Run, protocol: str, settings: Sequence[str] = ()) -> dict[
         The result of `measure_run` without ``by_model``, which is only in the file.
 
     Raises:
-        UserError: See `measure_run`; also if a setting is not in ``data``, or the file cannot be written.
+        UserError: See `measure_run`; also if a setting is not in ``data``.
     """
     data = with_data_settings(run, settings).data if settings else None
     results = {"protocol": protocol, **measure_run(run, [protocol], data)}
@@ -212,8 +213,16 @@ def evaluate_run(run: Run, protocol: str, settings: Sequence[str] = ()) -> dict[
         results["data"] = describe(data)
         digits = hashlib.sha256(json.dumps(results["data"], sort_keys=True).encode()).hexdigest()[:8]
         name = f"evaluation-{protocol}-on-{data.short_name}-{digits}.json"
-    run.write(name, json.dumps(results) + "\n")
+    keep_if_possible(lambda: run.write(name, json.dumps(results) + "\n"))
     return {key: value for key, value in results.items() if key != "by_model"}
+
+
+def keep_if_possible(write: Callable[[], object]) -> None:
+    """Write a result into a folder, or warn that this is not possible, so that the result can be shown."""
+    try:
+        write()
+    except UserError as error:
+        warnings.warn(f"the result is shown and not kept: {error}", stacklevel=3)
 
 
 def measure_run(run: Run, protocols: Sequence[str], data: DataOptions | None = None) -> dict[str, Any]:

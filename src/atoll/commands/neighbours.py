@@ -13,7 +13,7 @@ from torch import Tensor
 
 from atoll import functional
 from atoll.commands.embed import decoding_of, image_batches
-from atoll.commands.evaluate import find_encoder, partition_of, with_data_settings
+from atoll.commands.evaluate import find_encoder, keep_if_possible, partition_of, with_data_settings
 from atoll.core import tree
 from atoll.core.errors import UserError
 from atoll.core.rng import stream
@@ -80,7 +80,7 @@ def find_neighbours(
     recipe = with_data_settings(run, settings)
     record, gallery, encoder = search(run, images, among, queries, k, recipe=recipe)
     record["measures"] = _measures(recipe, encoder, gallery)
-    tree.save(run.folder / NEIGHBOURS, record)
+    keep_if_possible(lambda: tree.save(run.folder / NEIGHBOURS, record))
     return record
 
 

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Sequence
 from pathlib import Path
 
 from atoll.core.errors import UserError
 from atoll.core.run_folder import Run
 from atoll.report import write_report
+from atoll.report.page import read_folders
 
 
 def report_runs(runs: Sequence[Path], output: Path | None = None) -> Path:
@@ -18,7 +20,7 @@ def report_runs(runs: Sequence[Path], output: Path | None = None) -> Path:
         output: The page; None for ``report.html`` in the run's folder, or, for several runs, in the working folder.
 
     Returns:
-        The page.
+        The page. What it lacks because a file is missing or damaged is a warning.
 
     Raises:
         UserError: A folder contains no run, or the page of several runs would overwrite another page.
@@ -27,4 +29,6 @@ def report_runs(runs: Sequence[Path], output: Path | None = None) -> Path:
     page = output or (folders[0] if len(folders) == 1 else Path()) / "report.html"
     if len(folders) > 1 and not output and page.exists():
         raise UserError(f"{page} already exists and may belong to another run; choose a file with -o FILE")
+    for lack in (sentence for folder in read_folders(folders) for sentence in folder.missing):
+        warnings.warn(lack, stacklevel=2)
     return write_report(folders, page)

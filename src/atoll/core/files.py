@@ -207,6 +207,9 @@ def disk_sentence(path: Path, error: OSError) -> str:
     cached = path.is_relative_to(cache_folder())
     if error.errno in (errno.ENOSPC, errno.EDQUOT):
         remedy = "free some space or point ATOLL_CACHE at another folder" if cached else "free some space"
-        return f"the disk is full: {path} could not be written; {remedy}, then resume the run"
+        return (
+            f"the disk is full: {path} could not be written; {remedy}, then run the command again (of a run, with "
+            "--resume)"
+        )
     remedy = "; point ATOLL_CACHE at another folder" if cached else ""
     return f"cannot write {path}: {error.strerror}{remedy}"

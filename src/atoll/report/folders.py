@@ -19,6 +19,8 @@ from atoll.core.tree import Tree, load
 from atoll.report.artifacts import FILE as MAP_FILE
 from atoll.report.client_pictures import FILE as SAMPLES_FILE
 
+DETECTED, EVALUATED = f"{DETECTION}/*/*.json", "evaluation-*.json"
+
 
 @dataclass(frozen=True)
 class Folder:
@@ -37,6 +39,7 @@ class Folder:
         neighbours: Nearest neighbours of some images; None if there are none.
         of_sites: Whether real sites trained it, and not a simulation.
         detection: Records of `atoll detect`, one for each data, start and seed.
+        evaluations: Records of `atoll evaluate`, one for each protocol and images.
     """
 
     name: str
@@ -48,6 +51,7 @@ class Folder:
     map: Tree
     missing: list[str] = field(default_factory=list)
     detection: list[dict[str, Any]] = field(default_factory=list)
+    evaluations: list[dict[str, Any]] = field(default_factory=list)
     samples: Tree = None
     neighbours: Tree = None
     of_sites: bool = False
@@ -99,9 +103,13 @@ def read_folder(path: Path) -> Folder:
     results = files.table("evaluation.json", "there are no final results of this run")
     # There is no map if the recipe has no points, or if the images are at the sites and must not be shown.
     mapped = recipe.get("evaluation", {}).get("map_points") != 0 and results.get("split") != SITES_OWN
-    found = sorted(
-        path.relative_to(run.folder).as_posix() for path in run.folder.glob(f"{DETECTION}/*/*.json")
-    )
+    found = {
+        pattern: [
+            path.relative_to(run.folder).as_posix()
+            for path in sorted(run.folder.glob(pattern), key=lambda path: path.with_suffix(""))
+        ]
+        for pattern in (DETECTED, EVALUATED)
+    }
     folder = Folder(
         name=files.name,
         recipe=recipe,
@@ -111,7 +119,8 @@ def read_folder(path: Path) -> Folder:
         partition=files.table("partition.json", "its clients are unknown"),
         map=files.tensors(MAP_FILE, "there is no map", _checked, needed=mapped),
         missing=files.missing,
-        detection=list(files.detection(found)),
+        detection=list(files.detection(found[DETECTED])),
+        evaluations=list(files.evaluations(found[EVALUATED])),
         samples=files.tensors(SAMPLES_FILE, "its clients' images are not shown"),
         neighbours=files.tensors(NEIGHBOURS, "its neighbours are not shown"),
         of_sites=(path / SITES).is_file(),
@@ -157,6 +166,13 @@ class _Files:
             if weights and record.get("encoder", {}).get("weights", weights) != weights:
                 self._note(name, loss, "is of an earlier encoder")
             elif record:
+                yield record
+
+    def evaluations(self, names: Sequence[str]) -> Iterator[dict[str, Any]]:
+        """Records of further evaluations; the reproduction of a table has files of its own."""
+        for name in names:
+            record = self.table(name, "it is not in the table of further evaluations")
+            if "protocol" in record:
                 yield record
 
     def metrics(self, evaluated: int) -> list[dict[str, Any]]:

@@ -42,12 +42,20 @@ def write_report(
     Raises:
         UserError: There are no folders, a folder holds no run, or the page cannot be written.
     """
+    write_whole(out, page(read_folders(folders), failures, comparison).encode())
+    return out
+
+
+def read_folders(folders: Sequence[Path]) -> list[Folder]:
+    """Read the folders of runs, each once.
+
+    Raises:
+        UserError: There are no folders, or a folder holds no run.
+    """
     if not folders:
         raise UserError("a report needs the folder of at least one run")
     distinct = {Path(folder).resolve(): Path(folder) for folder in folders}
-    runs = [read_folder(folder) for folder in distinct.values()]
-    write_whole(out, page(runs, failures, comparison).encode())
-    return out
+    return [read_folder(folder) for folder in distinct.values()]
 
 
 def page(runs: Sequence[Folder], failures: Iterable[str] = (), comparison: Html = NOTHING) -> str:
@@ -78,12 +86,13 @@ def page(runs: Sequence[Folder], failures: Iterable[str] = (), comparison: Html 
                 results_tables.clients_table(groups),
             ]
         ),
+        evaluations=results_tables.evaluations_table(groups),
         detection=detection_table(groups),
         protocols=results_tables.protocols(groups),
         differences=run_tables.recipe_differences(groups),
         curves=join(
             [
-                _figure("curves", drawn["curves"], no_round, _curve_words(groups)),
+                _figure("curves", drawn["curves"], no_round, _curve_words(groups, drawn["curves"])),
                 _figure("measures", drawn["measures"], "", MEASURE_WORDS),
             ]
         ),
@@ -91,9 +100,7 @@ def page(runs: Sequence[Folder], failures: Iterable[str] = (), comparison: Html 
         traffic_curves=_figure("traffic", drawn["traffic"], "", ""),
         failed_updates=run_tables.failed_updates(groups),
         partition=_partition(run_tables.distinct_partitions(groups), run_tables.sampled_clients(groups)),
-        map=_figure(
-            "map", drawn["maps"], "No run has a map yet.", _measured(MAP_WORDS, runs) + _largest(groups)
-        ),
+        map=_figure("map", drawn["maps"], _no_map(runs), _measured(MAP_WORDS, runs) + _largest(groups)),
         spectrum=_figure(
             "spectrum",
             drawn["spectrum"]["series"],
@@ -210,7 +217,12 @@ def _seconds(times: Sequence[float]) -> str:
 
 
 def _notices(runs: Sequence[Folder], failures: Iterable[str]) -> Html:
-    notes = dict.fromkeys(str(run.results.get("note") or run.untrained.get("note") or "") for run in runs)
+    found = {run.name: run.results.get("note") or run.untrained.get("note") for run in runs}
+    notes = dict.fromkeys(
+        str(note) if len(set(found.values())) == 1 else f"{name}: {note}"
+        for name, note in found.items()
+        if note
+    )
     notes |= dict.fromkeys(
         without_folders(f"{run.name} starts from the weights {run.metrics[0]['start']}")
         for run in runs
@@ -233,11 +245,16 @@ def _figure(name: str, content: Any, placeholder: str, words: str) -> Html:
     return tag("figure", tag("div", "", data_figure=name), *caption)
 
 
-def _curve_words(groups: Sequence[Group]) -> str:
-    words = (
-        "Round 0 is the untrained encoder. Losses of different objectives cannot be compared, so they have "
-        "separate axes."
-    )
+def _no_map(runs: Sequence[Folder]) -> str:
+    if all(run.recipe.get("evaluation", {}).get("map_points") == 0 for run in runs):
+        return "The recipes ask for no map (evaluation.map_points = 0)."
+    return "No run has a map yet."
+
+
+def _curve_words(groups: Sequence[Group], panels: Sequence[Mapping[str, Any]]) -> str:
+    words = "Losses of different objectives cannot be compared, so they have separate axes."
+    if any(0 in line["x"] for panel in panels for line in panel["series"]):
+        words = f"Round 0 is the untrained encoder. {words}"
     if any(len(group.runs) > 1 for group in groups):
         words += " A line is the mean over seeds; its band is one standard deviation to either side."
     return words

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Mapping, Sequence
+from pathlib import PurePath
 from typing import Any
 from urllib.parse import quote
 
@@ -132,6 +133,43 @@ def geometry_table(rows: Sequence[Row]) -> Html:
     caption = "Alignment of two views (lower is closer), and −uniformity of the clients’ images"
     heads = ["method", *(metric.title for metric in columns)]
     return folded("More geometry", table(caption, heads, body))
+
+
+def evaluations_table(groups: Sequence[Group]) -> Html:
+    """Table of what `atoll evaluate` measured, a row for each measure, and its constants; empty without any."""
+    found: dict[str, tuple[int, list[dict[str, Any]]]] = {}
+    for i, group in enumerate(groups):
+        for run in group.runs:
+            for record in run.evaluations:
+                key = repr((i, record["protocol"], record.get("data")))
+                found.setdefault(key, (i, []))[1].append(record | {"seed": run.seed})
+    if not found:
+        return Html("")
+    body: list[list[str | Html]] = []
+    used: dict[str, dict[str, Any]] = {}
+    for i, records in found.values():
+        first = records[0]
+        seeds = f"{len(records)} seeds" if len(records) > 1 else f"seed {first['seed']}"
+        row = Row(groups[i].label, records, i, len(records))
+        where = _other_images(first.get("data", {}), groups[i].recipe.get("data", {}))
+        about = [method_label(i, row.label, seeds), where, first["split"]]
+        body += [
+            [*about, metric.title, _cell(row.spread(metric), metric)] for metric in result_columns([row])
+        ]
+        used |= constants(next(iter(first.get("by_model", {}).values()), first))
+    words = (tag("p", f"{protocol}: {constants_words(values)}") for protocol, values in used.items())
+    heads = ["method", "images", "split", "measure", "value"]
+    whole = table("Measured after the run, by atoll evaluate", heads, body)
+    return join([whole, folded("Constants of these measures", *words)])
+
+
+def _other_images(found: Mapping[str, Any], own: Mapping[str, Any]) -> str:
+    """Name the images of an evaluation by what is not as in the recipe."""
+    other = {key: value for key, value in found.items() if value != own.get(key)}
+    words = [
+        PurePath(value).name if key == "path" else f"{key} = {show(value)}" for key, value in other.items()
+    ]
+    return ", ".join(words) or "the recipe’s"
 
 
 def models_table(groups: Sequence[Group]) -> Html:

@@ -108,6 +108,12 @@ def failed_updates(groups: Sequence[Group]) -> Html:
         for name in ("refused", "lost")
         for client, reason in line.get(name, {}).items()
     ]
+    sentences += [
+        f"{run.name}: its metrics cannot be read, so refused and lost updates are unknown"
+        for group in groups
+        for run in group.runs
+        if run.rounds and not run.metrics
+    ]
     if not sentences:
         return tag("p", "No update was refused or lost.", class_="muted")
     more = len(sentences) - MAX_LISTED
