@@ -196,6 +196,25 @@ def test_two_workers_and_a_kill_end_with_the_same_bytes(tmp_path: Path) -> None:
     ends_alike_after_kills(KILLED, tmp_path)
 
 
+class Torn(Pairs):
+    """A dataset of which an item cannot be read."""
+
+    def __getitem__(self, row: int) -> tuple[np.ndarray, int]:
+        if row == 2:
+            raise OSError("a torn file")
+        return super().__getitem__(row)
+
+
+def test_whole_floats_are_classes_and_minus_one_is_no_label() -> None:
+    images = pixels(4)
+    whole = give_data((images, np.array([0.0, 2.0, 2.0, 0.0]))).value
+    assert (whole.classes, whole.labels.tolist()) == (["0", "2"], [0, 1, 1, 0])
+    with pytest.warns(UserWarning, match="all labels of data are -1, so the images count as unlabelled"):
+        unlabelled = give_data((images, [-1] * 4)).value
+    assert unlabelled.labels is None
+    assert give_data((images, [-1, 1, 1, -1])).value.classes == ["-1", "1"]
+
+
 def test_what_is_no_data_is_refused_in_one_sentence(tmp_path: Path) -> None:
     images = pixels(4)
     wrong = {
@@ -206,17 +225,22 @@ def test_what_is_no_data_is_refused_in_one_sentence(tmp_path: Path) -> None:
         "for some images": {"a": images, "b": (images, [0, 1, 2, 3])},
         "an empty dict": {},
         "no images": images[:0],
-        "no pixels: its shape is .0, 8.": np.zeros((4, 0, 8), np.uint8),
+        r"^data\[0\]: its image has no pixels: the shape is \(0, 8\)": np.zeros((4, 0, 8), np.uint8),
         "from nan to nan": np.full((4, 8, 8), np.nan, np.float32),
-        "has a Tensor for its label; give one number or text": (images, torch.zeros(4, 14)),
-        "has a list for its label": (images, [[0, 1]] * 4),
-        "has a ndarray for its label": [(image, np.arange(3)) for image in images],
-        "has a dict for its label": [(image, {"a": 1}) for image in images],
+        "its label is a Tensor; give one number or text": (images, torch.zeros(4, 14)),
+        "its label is a list": (images, [[0, 1]] * 4),
+        "its label is a ndarray": [(image, np.arange(3)) for image in images],
+        "its label is a dict": [(image, {"a": 1}) for image in images],
+        r"^data\['b'\]\[1\]: its label is 0.5; a label is a class": {
+            "a": images,
+            "b": (images, [1.0, 0.5, 1, 1]),
+        },
+        r"^data\[2\] cannot be read: OSError: a torn file \(.*line \d+\)": Torn(images, [0] * 4),
     }
     for sentence, source in wrong.items():
         with pytest.raises(UserError, match=sentence):
             give_data(source)
-    with pytest.raises(UserError, match="a str for its image"):
+    with pytest.raises(UserError, match="its image is a str"):
         to_image("file.png")
     recipe = tiny("data.source=digits")
     with pytest.raises(UserError, match="an array of images"):

@@ -131,6 +131,19 @@ def test_corrupt_images_are_skipped_with_a_warning(damaged, digits, memory_gib):
         load("images", damaged, **{**options, "on_corrupt": "refuse"})
 
 
+def test_corrupt_images_of_both_splits_are_named_at_once(damaged):
+    for i in range(12, 16):
+        (damaged / f"{i}.png").write_bytes(b"no image")
+    with pytest.raises(UserError, match=r"^6 of 20 images cannot be decoded: .* and 3 more; repair"):
+        load("images", damaged, test_fraction=0.5)
+    with pytest.warns(UserWarning, match=r"skipped 6 of 20 images"):
+        splits = load("images", damaged, test_fraction=0.5, on_corrupt="skip")
+    assert len(splits.train) + len(splits.test) == 14
+    assert max(len(splits.train), len(splits.test)) < 10, (
+        "each split must have some, or the test shows nothing"
+    )
+
+
 def test_skipping_needs_something_left(damaged):
     for path in damaged.iterdir():
         path.write_bytes(b"")

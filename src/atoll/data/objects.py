@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -15,6 +16,7 @@ from torch import Tensor
 
 from atoll.core.errors import UserError
 from atoll.core.given import Given
+from atoll.core.imports import describe_error
 from atoll.data.decode import Encoded
 from atoll.data.options import DataOptions
 from atoll.data.records import ItemRecords, Listing, encode
@@ -25,6 +27,7 @@ _IMAGE, _LABEL = (
     ("image", "img", "pixel_values"),
     ("label", "labels", "fine_label"),
 )  # columns of Hugging Face
+UNLABELLED = -1  # the label of images without one, as in torchvision's STL-10
 Sample = tuple[Encoded, Any]
 
 
@@ -61,12 +64,15 @@ def give_data(source: Any) -> Given:
     digest, labels, owners = hashlib.blake2b(digest_size=16), [], []
     for owner, part in enumerate(parts):
         for row in range(part.size):
-            image, label = part.sample(row)
+            image, label = part.read(row)
             labels.append(label)
             owners.append(owner)
             digest.update(_bytes(image) + repr((label, owner)).encode())
     if not labels:
         raise UserError("data holds no images")
+    if all(label == UNLABELLED for label in labels):
+        warnings.warn(f"all labels of data are {UNLABELLED}, so the images count as unlabelled", stacklevel=3)
+        labels = [None] * len(labels)
     known = [label is not None for label in labels]
     if any(known) and not all(known):
         raise UserError("data has labels for some images and none for others; give all of them, or none")
@@ -103,11 +109,26 @@ class _Part:
         size: Number of images.
         sample: Returns the image and the label of a row; None for no label.
         classes: Names of the classes by label, if the source has them.
+        whose: What the user calls the source, for messages.
     """
 
     size: int
     sample: Callable[[int], Sample]
     classes: tuple[str, ...] = ()
+    whose: str = "data"
+
+    def read(self, row: int) -> Sample:
+        """Read a sample.
+
+        Raises:
+            UserError: It cannot be read, or it is no image with a label.
+        """
+        try:
+            return self.sample(row)
+        except UserError as error:
+            raise UserError(f"{self.whose}[{row}]: {error}") from None
+        except Exception as error:  # the user's dataset may raise any exception
+            raise UserError(f"{self.whose}[{row}] cannot be read: {describe_error(error)}") from error
 
 
 @dataclass(frozen=True)
@@ -119,7 +140,7 @@ class _Joined:
     def __call__(self, row: int) -> Encoded:
         for part in self.parts:
             if row < part.size:
-                return part.sample(row)[0]
+                return part.read(row)[0]
             row -= part.size
         raise IndexError(row)
 
@@ -158,9 +179,9 @@ def _part(name: str, source: Any) -> _Part:
         images, labels = source
         if len(images) != len(labels):
             raise UserError(f"{whose} has {len(images)} images and {len(labels)} labels; give one for each")
-        return _Part(len(images), _Arrays(images, labels))
+        return _Part(len(images), _Arrays(images, labels), whose=whose)
     if _is_array(source):
-        return _Part(len(source), _Arrays(source, None))
+        return _Part(len(source), _Arrays(source, None), whose=whose)
     if hasattr(source, "column_names") and hasattr(source, "features"):
         return _hugging_face(whose, source)
     if not hasattr(source, "__len__") or not hasattr(source, "__getitem__"):
@@ -169,7 +190,7 @@ def _part(name: str, source: Any) -> _Part:
             "array of images, (images, labels), or a dict of these by client"
         )
     classes = getattr(source, "classes", ())
-    return _Part(len(source), _Items(source), tuple(map(str, classes)))
+    return _Part(len(source), _Items(source), tuple(map(str, classes)), whose)
 
 
 def _hugging_face(whose: str, source: Any) -> _Part:
@@ -181,7 +202,7 @@ def _hugging_face(whose: str, source: Any) -> _Part:
         raise UserError(f"{whose} has the columns {', '.join(columns)}, and none of them is called 'image'")
     label = next((name for name in _LABEL if name in columns), None)
     names = getattr(source.features[label], "names", None) if label else None
-    return _Part(len(source), _Items(source, image, label), tuple(names or ()))
+    return _Part(len(source), _Items(source, image, label), tuple(names or ()), whose)
 
 
 def to_image(value: Any) -> Encoded:
@@ -198,22 +219,20 @@ def to_image(value: Any) -> Encoded:
     if isinstance(value, Tensor):
         value = value.detach().cpu().numpy()
     if not isinstance(value, np.ndarray) or value.ndim not in (2, 3):
-        raise UserError(
-            f"an item of data has a {type(value).__name__} for its image; give Pillow's images, or arrays of pixels"
-        )
+        raise UserError(f"its image is a {type(value).__name__}; give Pillow's images, or arrays of pixels")
     if value.ndim == 3 and value.shape[-1] not in _CHANNELS and value.shape[0] in _CHANNELS:
         value = value.transpose(1, 2, 0)
     if 0 in value.shape:
-        raise UserError(f"an image of data has no pixels: its shape is {value.shape}")
+        raise UserError(f"its image has no pixels: the shape is {value.shape}")
     if np.issubdtype(value.dtype, np.floating):
         if not (value.min() >= 0 and value.max() <= 1):  # neither holds for what is not a number
             raise UserError(
-                f"an image of data holds numbers from {value.min():.3g} to {value.max():.3g}; give pixels of 0 "
+                f"its image holds numbers from {value.min():.3g} to {value.max():.3g}; give pixels of 0 "
                 "to 255 as uint8 or of 0 to 1 as floats, before normalisation"
             )
         value = np.round(value * 255).astype(np.uint8)
     if value.dtype not in (np.uint8, np.uint16):
-        raise UserError(f"an image of data holds {value.dtype}; give uint8, uint16, or floats in 0..1")
+        raise UserError(f"its image holds {value.dtype}; give uint8, uint16, or floats in 0..1")
     many = value.ndim == 3 and value.shape[-1] not in _CHANNELS
     if many or (value.dtype == np.uint16 and value.ndim == 3 and value.shape[-1] != 1):
         return np.ascontiguousarray(value)
@@ -242,9 +261,13 @@ def _plain(label: Any) -> Any:
     if hasattr(label, "item"):
         with contextlib.suppress(RuntimeError, ValueError):  # it has several numbers
             plain = label.item()
+    if isinstance(plain, float):
+        if not plain.is_integer():
+            raise UserError(f"its label is {plain:g}; a label is a class, a whole number or a text")
+        plain = int(plain)
     if plain is not None and not isinstance(plain, int | float | str):
         raise UserError(
-            f"an item of data has a {type(label).__name__} for its label; give one number or text for each "
+            f"its label is a {type(label).__name__}; give one number or text for each "
             "image, or leave the labels out"
         )
     return plain

@@ -23,7 +23,7 @@ from atoll.data.named import read_digits, read_hub, read_torchvision
 from atoll.data.objects import read_given
 from atoll.data.options import DataOptions
 from atoll.data.parquet import read_parquet
-from atoll.data.records import Listing, Records, Rows
+from atoll.data.records import Listing, Rows
 from atoll.data.synthetic import DEFAULT_IMAGES, MOST_TEST_IMAGES, synthetic_images
 from atoll.data.tar import read_tar
 
@@ -140,9 +140,11 @@ def load_data(options: DataOptions, seed: int, progress: Progress | None = None)
     if options.limit is not None and options.limit < len(train):
         chosen = numpy_stream(_DATA_SEED, "limit").permutation(len(train))[: options.limit]
         train = train.select(np.sort(chosen))
-    loaded = [_load(one, options, progress) for one in (train, test) if one is not None]
-    _say_values([opened for _, opened in loaded], options)
-    splits = Splits(*(images for images, _ in loaded))
+    listings = [one for one in (train, test) if one is not None]
+    opened = [open_records(one.records, options.decoding, options.memory_bytes, progress) for one in listings]
+    _refuse_or_warn(opened, listings, options)
+    _say_values(opened, options)
+    splits = Splits(*map(_intact, listings, opened, [options.labels] * len(listings)))
     return _with_validation(splits, options, seed)
 
 
@@ -183,10 +185,9 @@ def _hold_out(size: int, strata: list[Rows], fraction: float, rng: np.random.Gen
     return np.setdiff1d(np.arange(size), held), held
 
 
-def _load(listing: Listing, options: DataOptions, progress: Progress | None) -> tuple[ImageSet, Opened]:
-    """Load the decoded images of a listing, without corrupt ones; and what was found in all of them."""
-    opened = open_records(listing.records, options.decoding, options.memory_bytes, progress)
-    read = listing if options.labels else replace(listing, labels=None, classes=[])
+def _intact(listing: Listing, opened: Opened, labels: bool) -> ImageSet:
+    """The images of a listing without corrupt ones."""
+    read = listing if labels else replace(listing, labels=None, classes=[])
     images = ImageSet(
         images=opened.pixels,
         labels=None if read.labels is None else torch.from_numpy(read.labels),
@@ -198,10 +199,8 @@ def _load(listing: Listing, options: DataOptions, progress: Progress | None) -> 
         fingerprint=opened.fingerprint,
     )
     if not opened.corrupt:
-        return images, opened
-    _refuse_or_warn(opened, listing.records, options)
-    intact = np.setdiff1d(np.arange(len(images)), list(opened.corrupt))
-    return images.subset(torch.from_numpy(intact)), opened
+        return images
+    return images.subset(torch.from_numpy(np.setdiff1d(np.arange(len(images)), list(opened.corrupt))))
 
 
 def _say_values(splits: Sequence[Opened], options: DataOptions) -> None:
@@ -227,17 +226,23 @@ def _say_values(splits: Sequence[Opened], options: DataOptions) -> None:
     )
 
 
-def _refuse_or_warn(opened: Opened, records: Records, options: DataOptions) -> None:
-    """Refuse corrupt images, or warn that they are skipped."""
-    named = [f"{records.describe(row)} ({why})" for row, why in opened.corrupt.items()]
+def _refuse_or_warn(opened: Sequence[Opened], listings: Sequence[Listing], options: DataOptions) -> None:
+    """Refuse the corrupt images of all splits, or warn that they are skipped."""
+    named = [
+        f"{listing.records.describe(row)} ({why})"
+        for split, listing in zip(opened, listings, strict=True)
+        for row, why in split.corrupt.items()
+    ]
+    if not named:
+        return
     some = ", ".join(named[:3]) + (f" and {len(named) - 3} more" if len(named) > 3 else "")
-    share = f"{len(named)} of {len(records)} images"
+    share = f"{len(named)} of {sum(map(len, listings))} images"
     count = f"{share} cannot be decoded: {some}"
     if options.on_corrupt == "refuse":
         raise UserError(f"{count}; repair or remove them, or set data.on_corrupt = 'skip'")
-    if len(named) == len(records):
-        raise UserError(f"{count}; none is left")
-    warnings.warn(f"skipped {share}, which cannot be decoded: {some}", stacklevel=4)
+    if any(len(split.corrupt) == len(listing) for split, listing in zip(opened, listings, strict=True)):
+        raise UserError(f"{count}; none is left{' of a split' if len(listings) > 1 else ''}")
+    warnings.warn(f"skipped {share}, which cannot be decoded: {some}", stacklevel=3)
 
 
 DARK = 16  # brightest value of a 12-bit image in a window of 16 bits
