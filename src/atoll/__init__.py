@@ -7,11 +7,12 @@ from typing import TYPE_CHECKING, Any
 from atoll.core.version import VERSION
 
 __version__ = VERSION
-__all__ = ["Callback", "Recipe", "Run", "load_encoder", "load_recipe", "simulate"]
+__all__ = ["Callback", "Recipe", "Run", "RunError", "UserError", "load_encoder", "load_recipe", "simulate"]
 
 if TYPE_CHECKING:
     from atoll.commands.handle import Run
     from atoll.commands.run import simulate
+    from atoll.core.errors import RunError, UserError
     from atoll.engines.callbacks import Callback
     from atoll.models import load_encoder
     from atoll.recipe.recipe import Recipe, load_recipe
@@ -20,6 +21,8 @@ _MODULES = {
     "Callback": ("atoll.engines.callbacks", "Callback"),
     "Recipe": ("atoll.recipe.recipe", "Recipe"),
     "Run": ("atoll.commands.handle", "Run"),
+    "RunError": ("atoll.core.errors", "RunError"),
+    "UserError": ("atoll.core.errors", "UserError"),
     "load_encoder": ("atoll.models", "load_encoder"),
     "load_recipe": ("atoll.recipe.recipe", "load_recipe"),
     "simulate": ("atoll.commands.run", "simulate"),

@@ -43,6 +43,23 @@ def test_an_unknown_command_or_choice_suggests_the_nearest_one(capsys: pytest.Ca
         )
 
 
+@pytest.mark.parametrize(
+    ("argument", "hint"),
+    [
+        ("--rounds", "; a value of the recipe is set by --set train.rounds=VALUE\n"),
+        ("--batch-size=8", "; a value of the recipe is set by --set train.batch_size=VALUE\n"),
+        ("--seed", "; a value of the recipe is set by --set seed=VALUE\n"),
+        ("--nothing", "--nothing\n"),
+    ],
+)
+def test_a_recipes_value_as_an_option_names_set(
+    argument: str, hint: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit):
+        main(["run", "digits-ssd", argument])
+    assert capsys.readouterr().err.endswith(hint)
+
+
 @pytest.mark.parametrize("name", sorted(commands()))
 def test_the_examples_of_a_command_parse(name: str) -> None:
     examples = re.findall(r"^  \$ atoll (.*)$", commands()[name].format_help(), re.MULTILINE)

@@ -15,6 +15,7 @@ from atoll.commands.compare import (
     of_methods,
     write_comparison,
 )
+from atoll.commands.progress import Bar
 from atoll.commands.run import run_recipe
 from atoll.core.errors import UserError
 from atoll.core.provenance import version
@@ -210,7 +211,7 @@ def test_a_run_out_of_memory_takes_none_of_the_others_with_it(tmp_path, monkeypa
     monkeypatch.setattr("atoll.commands.compare.run_recipe", run_or_fail)
     compared = compare([tiny("name=first"), tiny("name=second")], 1, tmp_path)
     assert [run.name for run in compared.runs] == ["second-seed0"]
-    assert compared.failures == {"first-seed0": "SSD: OutOfMemoryError: 40 GiB asked for"}
+    assert compared.failures == {"first-seed0": "SSD (first): OutOfMemoryError: 40 GiB asked for"}
     assert "run_or_fail" in capsys.readouterr().err, "where it happened is not said"
 
 
@@ -279,3 +280,10 @@ def test_a_swept_comparison_groups_seeds_by_value(tmp_path):
     rows = [line for line in table.read_text().splitlines() if line.startswith("| SSD")]
     assert len(rows) == 2
     assert [next(word for word in ("0.01", "0.1") if f" {word} " in row) for row in rows] == ["0.01", "0.1"]
+
+
+def test_runs_of_one_label_are_announced_by_their_names(tmp_path):
+    recipes = [tiny("name=wide", "data.limit=40"), tiny("name=narrow", "data.limit=40", "train.lr=0.02")]
+    titles = []
+    compare(recipes, 1, tmp_path, lambda title: titles.append(title) or Bar(Console(), title))
+    assert titles == ["1/2 SSD (wide)", "2/2 SSD (narrow)"]

@@ -4,10 +4,11 @@ from dataclasses import dataclass
 from typing import Literal
 
 import pytest
+import torch
 
 from atoll.core.config import build, describe
 from atoll.core.errors import UserError
-from atoll.recipe.recipe import load_recipe, presets
+from atoll.recipe.recipe import give, load_recipe, presets
 
 
 @dataclass(frozen=True)
@@ -238,3 +239,10 @@ def test_an_option_without_meaning_is_refused(method, setting):
     key = setting.partition("=")[0]
     with pytest.raises(UserError, match=rf"options\.{key} is -?\d+(\.0)?; it must be"):
         load_recipe("digits", [f"method.name={method}", f"options.{setting}"])
+
+
+def test_a_given_encoder_without_a_size_is_named_by_its_class():
+    with pytest.raises(
+        UserError, match=r"^the encoder Conv2d does not say .*such as \{\"data\": \{\"image_size\""
+    ):
+        give({"data": {"channels": 3}}, torch.nn.Conv2d(3, 4, 3), None, None)

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import argparse
+import re
 from collections.abc import Callable, Iterable
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 from rich_argparse import RawDescriptionRichHelpFormatter
 
@@ -47,12 +48,29 @@ class Parser(argparse.ArgumentParser):
             vars(action)["complete"] = FILES
         return action
 
+    def error(self, message: str) -> NoReturn:
+        """Say how to set a recipe's value that was given as an option."""
+        super().error(message + _how_to_set(message))
+
     def _check_value(self, action: argparse.Action, value: Any) -> None:
         """Suggest the nearest choice, where argparse lists all of them."""
         if action.choices is not None and value not in action.choices:
             raise argparse.ArgumentError(
                 action, f"{value!r} is unknown; {did_you_mean(str(value), map(str, action.choices))}"
             )
+
+
+def _how_to_set(message: str) -> str:
+    found = re.match(r"unrecognized arguments: --([\w-]+)", message)
+    if not found:
+        return ""
+    from atoll.recipe.table import catalogue  # only after a mistake
+
+    name = found[1].replace("-", "_")
+    sections = catalogue()["schema"]["properties"].items()
+    keys = [f"{section}.{name}" for section, table in sections if name in table.get("properties", {})]
+    keys += [section for section, table in sections if section == name and "properties" not in table]
+    return f"; a value of the recipe is set by --set {keys[0]}=VALUE" if keys else ""
 
 
 class Commands:

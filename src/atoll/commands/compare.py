@@ -228,10 +228,12 @@ def compare(
     seeded = [
         replace(recipe, seed=seed) for recipe in recipes for seed in range(recipe.seed, recipe.seed + seeds)
     ]
+    labels = [recipe.label for recipe in recipes]
     with Simulation().keep() as engine:
         for number, one in enumerate(seeded, start=1):
             run = Run(out / f"{one.name}-seed{one.seed}")
-            title = f"{one.label}" + (f", seed {one.seed}" if seeds > 1 else "")
+            title = one.label if labels.count(one.label) == 1 else f"{one.label} ({one.name})"
+            title += f", seed {one.seed}" if seeds > 1 else ""
             counted = f"{number}/{len(seeded)} {title}" if len(seeded) > 1 else title
             bar = callback(counted) if callback else None
             try:

@@ -19,7 +19,7 @@ from atoll.core.errors import UserError
 from atoll.core.files import read_bytes, write_whole
 from atoll.core.text import clean
 from atoll.data.decode import Decoding, decode_batch
-from atoll.data.folders import is_image
+from atoll.data.folders import IMAGE_SUFFIXES, is_image
 from atoll.data.images import StoredPixels
 from atoll.evaluation.embed import embed, input_views
 from atoll.models import Encoder
@@ -80,7 +80,7 @@ def image_batches(
     found = (path for path in images.rglob("*") if is_image(path.name) and path.is_file())
     paths = [images] if images.is_file() else sorted(found)
     if not paths:
-        raise UserError(f"{images} holds no images")
+        raise UserError(f"{images} holds no image files ({', '.join(sorted(IMAGE_SUFFIXES))})")
     how = decoding_of(encoder)
     for start in range(0, len(paths), BATCH):
         some = paths[start : start + BATCH]

@@ -10,6 +10,14 @@ class UserError(ValueError):
     """Error in the user's input; the message says in one sentence what is wrong, where, and what to do.
 
     The command prints the sentence and exits with code 2; library callers catch it as a `ValueError`.
+
+    Example:
+        >>> import atoll
+        >>> try:
+        ...     atoll.load_recipe("digits-sdd")
+        ... except atoll.UserError as error:
+        ...     print("did you mean 'digits-ssd'?" in str(error))
+        True
     """
 
 
@@ -18,6 +26,11 @@ class RunError(RuntimeError):
 
     The command prints the sentence and exits with code 1. Any other exception is a defect in Atoll, or in a
     component of the user's, and shows its traceback.
+
+    Example:
+        >>> import atoll
+        >>> issubclass(atoll.RunError, RuntimeError)
+        True
     """
 
 

@@ -103,9 +103,15 @@ def with_input(table: Mapping[str, Any], own_code: bool = True) -> dict[str, Any
             filled["views"][key] = getattr(found, key)
             missing += [] if getattr(found, key) or normalises else [f"views.{key}"]
     if missing:
+        given = isinstance(name, Given)
         raise UserError(
-            f"the encoder {name!r} does not say what input it was made for; set {' and '.join(missing)}, "
-            "such as --set data.image_size=64 views.mean=[0.5] views.std=[0.5]"
+            f"the encoder {name.partition(':')[2].partition('#')[0] if given else repr(name)} does not say what "
+            f"input it was made for; set {' and '.join(missing)}, such as "
+            + (
+                '{"data": {"image_size": 64}, "views": {"mean": [0.5], "std": [0.5]}} in the recipe'
+                if given
+                else "--set data.image_size=64 views.mean=[0.5] views.std=[0.5]"
+            )
         )
     kept = {part: {key: list(v) if isinstance(v, tuple) else v for key, v in values.items() if v is not None}
             for part, values in filled.items()}  # fmt: skip
