@@ -72,6 +72,10 @@ def test_training_images_that_have_moved_are_searched_where_they_are(tmp_path: P
     found = find_neighbours(moved, settings=[f"data.path={tmp_path / 'there'}"])
     assert (found["names"], found["clients"]) == (expected["names"], expected["clients"])
     assert found["clients"]
+    (tmp_path / "there" / "03.png").unlink()
+    with pytest.warns(UserWarning, match="not the images that the run's clients had, so whose"):
+        fewer = find_neighbours(moved, settings=[f"data.path={tmp_path / 'there'}"])
+    assert fewer["clients"] == []
     assert main(["neighbours", str(moved.folder), "--set", "train.lr=1"]) == 2
 
 

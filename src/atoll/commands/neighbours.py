@@ -150,6 +150,11 @@ def _training_images(run: Run, recipe: Recipe, encoder: Encoder) -> Gallery:
     h = embed(encoder, views.plain, train.images)
     names = [f"#{i}" for i in range(len(train))]
     if partition is None or partition.fingerprint != train.fingerprint:
+        if partition:
+            warnings.warn(
+                "these are not the images that the run's clients had, so whose the neighbours are is unknown",
+                stacklevel=4,
+            )
         return Gallery(train.images, names, h)
     return Gallery(train.images, names, h, partition.client_ids(train), tuple(partition.names))
 
