@@ -252,6 +252,8 @@ def test_what_is_not_the_papers_setting_says_so_in_the_table_and_on_the_page(fol
         assert "NOT the paper's setting (scale test: seconds a run" in where
         assert "model.width = 4" in where or "evaluation.max_epochs = 2" in where
         assert "80.84" in where  # the paper's number
+    assert page.count("it shows that the run works") == 1
+    assert "<h1>Mine [1], at scale" in page
 
 
 def test_a_row_whose_run_fails_stays_empty_and_says_why(folder: Path) -> None:

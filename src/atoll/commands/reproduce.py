@@ -78,7 +78,8 @@ def reproduce(job: Reproduction, callback: Callable[[str], Bar] | None = None) -
         record["figure"] = _drawn(job, figure_data(figure, Results(job.table, job.rows, runs_of, values)))
     write_table(job.out / "table.md", *cells(record), markdown(record))
     if finished:
-        write_report(list(finished), job.out / "report.html", compared.failures.values(), section(record))
+        failed = compared.failures.values()
+        write_report(list(finished), job.out / "report.html", failed, section(record), job.title)
     return record
 
 

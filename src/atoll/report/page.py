@@ -26,7 +26,11 @@ NOTHING = Html("")
 
 
 def write_report(
-    folders: Sequence[Path], out: Path, failures: Iterable[str] = (), comparison: Html = NOTHING
+    folders: Sequence[Path],
+    out: Path,
+    failures: Iterable[str] = (),
+    comparison: Html = NOTHING,
+    title: str = "",
 ) -> Path:
     """Write a page that compares runs. The page needs no network, and the same runs give the same page.
 
@@ -35,6 +39,7 @@ def write_report(
         out: The page's file, which is written atomically.
         failures: Sentences about failed runs, which the page shows.
         comparison: What the page shows above the results, such as a comparison with a paper.
+        title: The page's title; by default the recipes'.
 
     Returns:
         ``out``.
@@ -42,7 +47,7 @@ def write_report(
     Raises:
         UserError: There are no folders, a folder holds no run, or the page cannot be written.
     """
-    write_whole(out, page(read_folders(folders), failures, comparison).encode())
+    write_whole(out, page(read_folders(folders), failures, comparison, title).encode())
     return out
 
 
@@ -58,14 +63,16 @@ def read_folders(folders: Sequence[Path]) -> list[Folder]:
     return [read_folder(folder) for folder in distinct.values()]
 
 
-def page(runs: Sequence[Folder], failures: Iterable[str] = (), comparison: Html = NOTHING) -> str:
+def page(
+    runs: Sequence[Folder], failures: Iterable[str] = (), comparison: Html = NOTHING, title: str = ""
+) -> str:
     """Make the page's text."""
     groups = group_runs(runs)
     rows = result_rows(groups)
     drawn = figures(groups)
     no_round = "No round has been completed yet."
     return Template(_file("page.html")).substitute(
-        title=join([_title(groups)]),
+        title=join([title or _title(groups)]),
         style=_file("page.css"),
         islands=_islands(runs),
         lead=join([_lead(groups)]),

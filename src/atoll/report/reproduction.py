@@ -77,7 +77,8 @@ def section(record: dict[str, Any]) -> Html:
     header, rows = cells(record)
     alarm = warning(record)
     above = [tag("p", tag("strong", alarm.rstrip(":") + "."), class_="note")] if alarm else []
-    return join([*above, *_figure(record), table(record["title"], header, rows), bullets(remarks(record))])
+    below = bullets(remarks(record)[1 if alarm else 0 :])
+    return join([*above, *_figure(record), table(record["title"], header, rows), below])
 
 
 def _figure(record: dict[str, Any]) -> list[Html]:
