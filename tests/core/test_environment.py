@@ -107,6 +107,15 @@ def test_what_cannot_be_compared_is_not_other_code(described):
     assert in_words(here).startswith("code of coding:Mine ")
 
 
+def test_code_whose_objects_cannot_be_read_is_not_compared(described):
+    shy = "class Shy:\n    __slots__ = ()\n    def __repr__(self): raise RuntimeError\n"
+    one, other = (
+        described(f"{shy}SHY = Shy()\nclass Mine:\n    def loss(self): return SHY, {n}\n") for n in (1, 2)
+    )
+    assert one["code of coding:Mine"] == "unknown"
+    assert other_code(one, other) is None
+
+
 def test_the_weights_that_a_module_draws_at_its_import_are_not_its_code(tmp_path, monkeypatch):
     monkeypatch.syspath_prepend(tmp_path)
     (tmp_path / "drawn.py").write_text("import torch\nNET = torch.nn.Linear(2, 2)\n")

@@ -1,5 +1,6 @@
 """Fingerprints of objects: equal for equal content, whatever the process, and different for other content."""
 
+import logging
 import pickle
 from functools import partial
 
@@ -78,6 +79,14 @@ def test_what_a_function_finds_in_its_module_counts(monkeypatch):
     assert fingerprint(by_globals) == before
     monkeypatch.setitem(globals(), "CROP", v2.RandomCrop(8, padding=2))
     assert fingerprint(by_globals) != before
+
+
+def test_loggers_and_addresses_do_not_count():
+    before = fingerprint(logging.getLogger("mine"))
+    logging.getLogger("another of this process").setLevel(10)
+    assert fingerprint(logging.getLogger("mine")) == before
+    assert fingerprint(np.random.default_rng(0)) == fingerprint(np.random.default_rng(0))
+    assert fingerprint(torch.Generator()) == fingerprint(torch.Generator())
 
 
 def test_the_order_of_sets_and_shared_constants_do_not_count():

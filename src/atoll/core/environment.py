@@ -28,6 +28,7 @@ VARIABLES = (
 )
 NOT_COMPARED = ("processor",)  # models of the same capability compute with the same instructions
 CODE = "code of "  # before a name, module:attribute
+UNKNOWN = "unknown"  # instead of a fingerprint, which cannot be computed
 _fingerprints: dict[
     str, tuple[Any, str]
 ] = {}  # of code as it was imported; it may change global values as it runs
@@ -73,11 +74,18 @@ def environment_of_code(names: Sequence[str]) -> Environment:
     for name in names:
         value = import_attribute(name, "the recipe's code")
         if name not in _fingerprints or _fingerprints[name][0] is not value:
-            # A module's weights may be drawn at its import, and the run has a copy of them.
-            own = type(value) if isinstance(value, nn.Module) else value
-            _fingerprints[name] = (value, fingerprint(own, versions=False))
+            _fingerprints[name] = (value, _fingerprint_of_code(value))
         found[CODE + name] = _fingerprints[name][1]
     return found
+
+
+def _fingerprint_of_code(value: Any) -> str:
+    # A module's weights may be drawn at its import, and the run has a copy of them.
+    own = type(value) if isinstance(value, nn.Module) else value
+    try:
+        return fingerprint(own, versions=False)
+    except Exception:  # the user's objects may refuse to be read, or hold each other endlessly
+        return UNKNOWN
 
 
 def other_code(before: Mapping[str, object], now: Mapping[str, object]) -> str | None:
@@ -87,7 +95,11 @@ def other_code(before: Mapping[str, object], now: Mapping[str, object]) -> str |
     """
     if before.get("python") != now.get("python"):
         return None
-    changed = (key for key in now if key.startswith(CODE) and now[key] != before.get(key, now[key]))
+    changed = (
+        key
+        for key in now
+        if key.startswith(CODE) and len({now[key], before.get(key, now[key])} - {UNKNOWN}) > 1
+    )
     return next((key.removeprefix(CODE) for key in changed), None)
 
 

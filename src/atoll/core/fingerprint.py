@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import hashlib
+import logging
 import re
 import sys
 import sysconfig
@@ -94,6 +95,8 @@ def _parts(value: Any) -> list[Any]:
         return list(value)
     if isinstance(value, set | frozenset):
         return sorted(map(fingerprint, value))
+    if isinstance(value, logging.Logger):
+        return [value.name]  # it knows all other loggers
     if isinstance(value, types.ModuleType):
         return [value.__name__, *([] if _is_library(value.__name__) else _held(value))]
     if isinstance(value, functools.partial):
@@ -111,7 +114,7 @@ def _parts(value: Any) -> list[Any]:
     if isinstance(value, type):
         return [] if _is_library(value.__module__) else [*value.__bases__, *_held(value)]
     held = getattr(value, "__dict__", None)
-    return [type(value), re.sub(r" at 0x[0-9a-f]+", "", repr(value)) if held is None else held]
+    return [type(value), re.sub(r" at 0x[0-9a-fA-F]+", "", repr(value)) if held is None else held]
 
 
 def _of_function(function: types.FunctionType) -> list[Any]:
