@@ -8,12 +8,15 @@ import pytest
 
 from atoll.commands.check import check_run
 from atoll.commands.compare import Comparison, compare, other_runs
+from atoll.commands.evaluate import measure_run
 from atoll.commands.resume import Recovery
 from atoll.commands.run import run_recipe
 from atoll.core.digests import JSON, TOML, open_text
 from atoll.core.errors import UserError
 from atoll.core.run_folder import Run
 from atoll.core.tree import load, pack, same
+from atoll.data.sources import load_data
+from atoll.recipe.recipe import recipe_of
 from tests.harness import remains, run_tiny, tiny
 
 # Each client keeps a state: its optimiser's.
@@ -156,6 +159,19 @@ def test_a_folder_of_0_1_resumes_and_says_that_it_cannot_be_verified(folder, lon
     }
     again, whole = remains(resume(folder)), remains(longer)
     assert again["encoders"] == whole["encoders"]
+
+
+def test_other_held_out_images_are_refused(folder):
+    images = load_data(recipe_of(Run(folder)).data, 0).held_out[1]
+    assert Run(folder).read_json("held_out.json") == {"fingerprint": images.fingerprint}
+    Run(folder).write("held_out.json", json.dumps({"fingerprint": "of others"}))
+    with pytest.raises(UserError, match="was evaluated on other held-out images"):
+        resume(folder)
+    with pytest.raises(UserError, match=r"name images for the evaluation: --set data\.source"):
+        measure_run(Run(folder), ["knn"])
+    measure_run(Run(folder), ["knn"], recipe_of(Run(folder)).data)
+    (folder / "held_out.json").unlink()  # a run of an earlier version
+    resume(folder)
 
 
 def test_another_environment_is_refused_unless_allowed(folder):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from atoll.core.config import describe
 from atoll.core.errors import UserError
 from atoll.core.rng import stream
-from atoll.core.run_folder import SITES_OWN, Run, damaged
+from atoll.core.run_folder import HELD_OUT, SITES_OWN, Run, damaged
 from atoll.core.tree import Weights
 from atoll.data.images import ImageSet
 from atoll.data.options import DataOptions
@@ -217,6 +217,19 @@ def evaluate_run(run: Run, protocol: str, settings: Sequence[str] = ()) -> dict[
     return {key: value for key, value in results.items() if key != "by_model"}
 
 
+def check_held_out(run: Run, record: Mapping[str, Any], images: ImageSet) -> None:
+    """Compare the images of an evaluation with those of the run's evaluations so far.
+
+    Raises:
+        UserError: They are others.
+    """
+    if record.get("fingerprint", images.fingerprint) != images.fingerprint:
+        raise UserError(
+            f"{run.folder} was evaluated on other held-out images than its recipe's data contain now; restore "
+            "those, choose another --out, or name images for the evaluation: --set data.source=folder data.path=…"
+        )
+
+
 def keep_if_possible(write: Callable[[], object]) -> None:
     """Write a result into a folder, or warn that this is not possible, so that the result can be shown."""
     try:
@@ -250,6 +263,8 @@ def measure_run(run: Run, protocols: Sequence[str], data: DataOptions | None = N
             f"the clients of {run.folder} had other images than its recipe's data contain now; restore those, or "
             "choose images for the evaluation: --set data.source=folder data.path=…"
         )
+    if data is None:
+        check_held_out(run, run.read_json(HELD_OUT) or {}, splits.held_out[1])
     if partition and partition.fingerprint == splits.train.fingerprint:
         splits = evaluation_splits(splits, partition, recipe)
     data = data or recipe.data

@@ -10,10 +10,12 @@ import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import tomli_w
 import torch
 
+from atoll.commands.evaluate import check_held_out
 from atoll.core.config import describe, flatten
 from atoll.core.environment import (
     difference,
@@ -23,7 +25,8 @@ from atoll.core.environment import (
 )
 from atoll.core.errors import UserError
 from atoll.core.given import Given
-from atoll.core.run_folder import RESTART, Run
+from atoll.core.run_folder import HELD_OUT, RESTART, Run
+from atoll.data.images import ImageSet
 from atoll.models import load_encoder
 from atoll.recipe.recipe import Recipe, recipe_of
 
@@ -138,24 +141,36 @@ def record_environment(run: Run, recipe: Recipe, device: torch.device) -> None:
         run.write("environment.json", json.dumps({"environments": environments}) + "\n")
 
 
-def check_weights(run: Run, source: str | None) -> None:
-    """Record the digest of the file of ``model.weights``, and compare it with the one that the run started from.
+def check_inputs(run: Run, weights: str | None, held_out: ImageSet) -> None:
+    """Record digests of what a run reads beside its training images, and compare them with what it started from.
+
+    Args:
+        run: The folder.
+        weights: The recipe's ``model.weights``.
+        held_out: The images of its evaluations.
 
     Raises:
-        UserError: The file has changed.
+        UserError: The file of weights or the images have changed.
     """
-    if not source or not Path(source).is_file():  # a name, or what is missing: loading it says so
-        return
-    with Path(source).open("rb") as file:
-        digest = hashlib.file_digest(file, "sha256").hexdigest()
-    record = run.read_json(WEIGHTS)
+    if weights and Path(weights).is_file():  # else it is a name, or what is missing: loading it says so
+        with Path(weights).open("rb") as file:
+            digest = hashlib.file_digest(file, "sha256").hexdigest()
+        record = _recorded(run, WEIGHTS, {"file": weights, "sha256": digest})
+        if record.get("sha256") != digest:
+            raise UserError(
+                f"{run.folder} was started from other weights than {weights!r} holds now (model.weights); restore "
+                "the file, or choose another --out"
+            )
+    if held_out.fingerprint:
+        check_held_out(run, _recorded(run, HELD_OUT, {"fingerprint": held_out.fingerprint}), held_out)
+
+
+def _recorded(run: Run, name: str, now: dict[str, str]) -> dict[str, Any]:
+    """What a run has recorded in a file; the present values, after writing them, if it has none."""
+    record = run.read_json(name)
     if record is None:
-        run.write(WEIGHTS, json.dumps({"file": source, "sha256": digest}) + "\n")
-    elif record.get("sha256") != digest:
-        raise UserError(
-            f"{run.folder} was started from other weights than {source!r} holds now (model.weights); restore the "
-            "file, or choose another --out"
-        )
+        run.write(name, json.dumps(now) + "\n")
+    return now if record is None else record
 
 
 def check_clients(clients: Sequence[int], count: int) -> None:

@@ -23,8 +23,8 @@ from atoll.commands.resume import (
     Recovery,
     check_clients,
     check_folder,
+    check_inputs,
     check_start,
-    check_weights,
     delete_evaluation,
     delete_unless_same,
     has_finished,
@@ -270,7 +270,7 @@ def _start(prepared: PreparedRun) -> None:
             f"{run.folder} was started with another partition of the same images than its recipe gives; restore "
             "the encoder that partition.features names, or choose another --out"
         )
-    check_weights(run, prepared.recipe.model.weights)
+    check_inputs(run, prepared.recipe.model.weights, prepared.federation.splits.held_out[1])
     delete_evaluation(run, prepared.recipe)
     run.write("recipe.toml", prepared.recipe.to_toml())
     if not earlier:

@@ -5,6 +5,7 @@
 ``partition.json``       the samples of each client
 ``environment.json``     the kind of CPU, the libraries and the device that computed the rounds
 ``weights.json``         SHA-256 of the file of pretrained weights from which the run started
+``held_out.json``         fingerprint of the images of the evaluations
 ``clients.safetensors``  sample images of some clients, for the report
 ``neighbours.safetensors``  nearest neighbours of some images, by ``atoll neighbours``
 ``checkpoints/``         the newest complete rounds, and the client states (many of them packed)
@@ -39,6 +40,7 @@ from atoll.core.tree import Tree
 
 DETECTION = "detection"  # folder of the results of `atoll detect`
 LOGS = "logs.json"  # the ids of the run in other tools
+HELD_OUT = "held_out.json"  # the fingerprint of the images of the evaluations
 NEIGHBOURS = "neighbours.safetensors"
 SITES = "sites.json"  # in the folder of a run of real sites
 SITES_OWN = "sites' own"  # the split of an evaluation that only sites made, on their local images
@@ -48,7 +50,7 @@ RESULTS = (  # of the finished encoder: out of date once another round is comple
     *("map.safetensors", NEIGHBOURS),
 )
 RUN_FILES = (
-    *("metrics.jsonl", "partition.json", "environment.json", "weights.json", LOGS),
+    *("metrics.jsonl", "partition.json", "environment.json", "weights.json", HELD_OUT, LOGS),
     *("checkpoints", "models", "prerequisites", "clients.safetensors", *RESULTS, "report.html"),
 )
 OTHER_FILES = ("recipe.toml", SITES, "tensorboard", "wandb", DETECTION)
