@@ -80,13 +80,25 @@ def test_terms_are_whole_numbers_whose_sum_stays_below_the_modulus():
     extreme = {name: weight + 5.0 for name, weight in BASE.items()}  # beyond the largest change
     update = {"weights": extreme, "losses": {"loss": 1e9}, "parts": {}}
     term = options.encode(update, Reference(BASE).measure(extreme), BASE, of, 1)
-    assert term.shape == (1217 + 2,)
+    assert term.shape == (1217 + 3,)
     assert int(term.min()) >= 0
     assert 7 * int(term.max()) < MODULUS
     moved, loss = options.decode(7 * term, 7, BASE, of)
     for name, weight in BASE.items():
         torch.testing.assert_close(moved["global"][name], weight + 1.0, rtol=0, atol=1e-6)
     assert loss == pytest.approx(1000.0)
+
+
+def test_the_mean_loss_is_of_all_clients_or_there_is_none():
+    options, of = SecureSum(weights="uniform"), known(3)
+
+    def total(losses):
+        updates = [{"weights": near(1), "losses": each, "parts": {}} for each in losses]
+        terms = [options.encode(one, Reference(BASE).measure(one["weights"]), BASE, of, 1) for one in updates]
+        return options.decode(sum(terms), len(terms), BASE, of)[1]
+
+    assert total([{"loss": 1.0}, {"loss": 2.0}, {"loss": 6.0}]) == pytest.approx(3.0, abs=1e-4)
+    assert total([{"loss": 1.0}, {}, {"loss": 6.0}]) is None  # half of it was shown as the mean
 
 
 def test_a_step_is_clipped_to_its_norm():
@@ -106,7 +118,7 @@ def test_levels_are_those_of_flowers_quantisation_within_its_rounding():
     )
     levels = (MODULUS - 1) // 4
     (theirs,) = quantization.quantize([step], 0.25, levels)
-    assert np.abs(term[:-2] - theirs).max() <= 1
+    assert np.abs(term[:-3] - theirs).max() <= 1
 
 
 def test_a_sum_that_clipped_terms_cannot_give_is_refused():
@@ -126,7 +138,7 @@ def decoded(norm, weight, clients=4, clip=0.5):
     """The models of a sum whose step has this norm, and whose clients have this weight together."""
     options, of = SecureSum(weights="uniform", clip=clip), known(clients)
     step = torch.linspace(-1, 2, 1217, dtype=torch.float64)
-    values = torch.cat([norm * step / step.norm(), torch.tensor([weight, 0.0]).double()])
+    values = torch.cat([norm * step / step.norm(), torch.tensor([weight, 0.0, 0.0]).double()])
     total = torch.round((values + clients) / 2 * ((MODULUS - 1) // clients)).long()
     return options.decode(total, clients, BASE, of)[0]["global"]
 

@@ -3,6 +3,7 @@ from io import StringIO
 import pytest
 from rich.console import Console
 
+from atoll.cli.main import main
 from atoll.cli.tables import egress_tables
 from atoll.commands.egress import egress
 from atoll.components.base import TensorSpec
@@ -136,3 +137,11 @@ def test_what_is_declared_and_comes_in_later_rounds_is_listed():
     assert listed.keys() == {f"parts.euc.{name}.{k}" for name in layers for k in (0, 1)}
     assert {item.dtype for item in listed.values()} == {"float", "int"}
     assert {item.rounds for item in listed.values()} == {()}
+
+
+def test_secure_aggregation_says_what_goes_with_the_masked_sum(capsys):
+    settings = ["method.aggregation=secure_sum", "train.bn_buffers=leave"]
+    assert main(["egress", "digits-ssd", "--set", *settings]) == 0
+    assert "leaves masked, over Flower" in " ".join(capsys.readouterr().out.split())
+    assert main(["egress", "digits-ssd"]) == 0
+    assert "leaves masked" not in capsys.readouterr().out

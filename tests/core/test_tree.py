@@ -164,3 +164,8 @@ def test_one_metadata_key():
     data = tree.pack({"a": torch.ones(1)})
     header = json.loads(data[8 : 8 + int.from_bytes(data[:8], "little")])
     assert len(header["__metadata__"]) == 1
+
+
+def test_a_text_has_the_bytes_of_its_letters():
+    assert tree.num_bytes({"key": "ε" * 10, "numbers": [1, 2.5, True], "nothing": None}) == 20 + 3 * 8
+    assert tree.named_bytes({"keys": {"mask": "a" * 88}}) == {"keys.mask": 88}

@@ -33,6 +33,7 @@ from atoll.data.client_data import num_batches
 MODULUS = 2**32
 LARGEST_LOSS = 1000.0  # of the mean loss, which is added like a weight
 ROUNDING = 1e-3  # of the bound on the sum, for the rounding of the terms
+NUMBERS = 3  # at the end of a term: the weight, the loss, and whether there is a loss
 LEAST_WEIGHT = 1e3  # of a sum, in units of its rounding; below it the mean step would be noise
 
 
@@ -121,23 +122,28 @@ class SecureSum(Aggregation):
             [(end - model[name].double().cpu()).flatten() for name, end in zip(names, ends, strict=True)]
         )
         norm, loss = float(step.norm()), update["losses"].get("loss", 0.0)
+        told = float("loss" in update["losses"])  # a client may withhold its losses
         if not all(map(math.isfinite, (norm, loss, update.get("loss", 0.0)))):
             raise UserError("training diverged: the update or its loss is not finite; lower train.lr")
         step *= min(1.0, self.clip / max(norm, 1e-30))
         weight = min(1.0, self._weight(update) / largest)
-        numbers = torch.tensor([weight, loss / LARGEST_LOSS], dtype=torch.float64)
+        numbers = torch.tensor([weight, loss / LARGEST_LOSS, told], dtype=torch.float64)
         term = torch.cat([weight * step / self.largest_change, numbers])
         return torch.round((term.clamp(-1, 1) + 1) / 2 * _levels(setting)).long()
 
-    def decode(self, total: Tensor, clients: int, model: Weights, setting: Setting) -> tuple[Models, float]:
+    def decode(
+        self, total: Tensor, clients: int, model: Weights, setting: Setting
+    ) -> tuple[Models, float | None]:
         """Return the next models and the mean loss from the sum of so many terms.
+
+        If a client withheld its loss, the mean is None.
 
         Raises:
             RunError: Clipped terms cannot add up to this sum, or their weights vanish.
         """
         levels = _levels(setting)
         values = total.double() / levels * 2 - clients
-        step, (weight, loss) = values[:-2] * self.largest_change, values[-2:].tolist()
+        step, (weight, loss, told) = values[:-NUMBERS] * self.largest_change, values[-NUMBERS:].tolist()
         norm = float(step.norm())
         if abs(weight) < LEAST_WEIGHT * clients / levels:
             remedy = (
@@ -161,7 +167,9 @@ class SecureSum(Aggregation):
             name: (model[name].double().cpu() + part.reshape(model[name].shape)).to(model[name].dtype)
             for name, part in zip(names, parts, strict=True)
         }
-        return {"global": {**model, **moved}}, loss / clients * LARGEST_LOSS
+        # The mean over fewer clients would be nearer to a single client's loss.
+        mean = loss / clients * LARGEST_LOSS if round(told) == clients else None
+        return {"global": {**model, **moved}}, mean
 
     def _factors(self, geometry: UpdateGeometry, names: list[str]) -> dict[str, float]:
         if self.divergence == "none":
@@ -197,8 +205,8 @@ class SumFold:
         options, setting = self._options, self._setting
         self._add(options.encode(update, geometry, self._current, setting, self._largest), 1)
 
-    def add_total(self, total: Tensor, clients: int) -> float:
-        """Add the sum of several clients' terms; return their mean loss.
+    def add_total(self, total: Tensor, clients: int) -> float | None:
+        """Add the sum of several clients' terms; return their mean loss, or None if a client withheld its own.
 
         Raises:
             RunError: See `SecureSum.decode`.
@@ -228,7 +236,7 @@ def summed(weights: Weights, setting: Setting) -> list[str]:
 
 def vector_size(model: Weights, setting: Setting) -> int:
     """Number of whole numbers in a term."""
-    return sum(model[name].numel() for name in summed(model, setting)) + 2
+    return sum(model[name].numel() for name in summed(model, setting)) + NUMBERS
 
 
 def _levels(setting: Setting) -> int:

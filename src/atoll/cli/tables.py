@@ -9,6 +9,7 @@ from rich.console import Group
 from rich.table import Table
 from rich.text import Text
 
+from atoll.aggregation.secure_sum import SecureSum
 from atoll.commands.egress import Egress, Item
 from atoll.commands.reproduce import RowCheck
 from atoll.core.config import describe
@@ -156,6 +157,11 @@ def egress_tables(egress: Egress, method: Method) -> Iterator[Table | Text | str
     lines = Table(show_edge=False, pad_edge=False, show_header=False)
     for sentence in method.egress:
         lines.add_row(f"leaves: {sentence}")
+    if isinstance(method.aggregation, SecureSum):
+        lines.add_row(
+            "leaves masked, over Flower: the weights and the loss, as one term of the sites' sum; beside it, for "
+            "each other site, some hundred bytes of public keys, encrypted shares of secrets, and commitments"
+        )
     lines.add_row(
         "leaves once: a real site's name, the numbers of its training and held-out images, its class names"
     )
@@ -163,7 +169,7 @@ def egress_tables(egress: Egress, method: Method) -> Iterator[Table | Text | str
         "leaves at evaluations: a real site's accuracies and geometry on its held-out images, as numbers"
     )
     lines.add_row(
-        "leaves on failure: the sentence that the site's log shows, which may name a file or folder"
+        "leaves on failure: a sentence; of images only that they do not fit the recipe or cannot be read"
     )
     for sentence in method.keeps or ("nothing",):
         lines.add_row(f"retained: {sentence}")

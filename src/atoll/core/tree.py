@@ -60,13 +60,15 @@ def map_tensors(function: Callable[[Tensor], Any], tree: Tree) -> Tree:
 
 
 def num_bytes(tree: Tree) -> int:
-    """Size of a tree in transfer: the bytes of its tensors, and 8 bytes for every number or short string."""
+    """Size of a tree in transfer: the bytes of its tensors and of its texts in UTF-8, and 8 for every number."""
     if isinstance(tree, Tensor):
         return tree.numel() * tree.element_size()
     if isinstance(tree, Mapping):
         return sum(map(num_bytes, tree.values()))
     if isinstance(tree, list | tuple):
         return sum(map(num_bytes, tree))
+    if isinstance(tree, str):
+        return len(tree.encode(errors="replace"))
     return 0 if tree is None else 8
 
 

@@ -194,7 +194,8 @@ class Server:
         record.bytes_up = total.bytes_up
         record.lost = {str(client): reason for client, reason in total.lost.items()}
         if total.numbers is not None:
-            record.losses["loss"] = fold.add_total(total.numbers, len(total.clients))
+            loss = fold.add_total(total.numbers, len(total.clients))
+            record.losses |= {} if loss is None else {"loss": loss}
         return total.clients
 
     def _fold_updates(

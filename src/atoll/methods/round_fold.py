@@ -58,7 +58,7 @@ class RoundFold:
         for name, fold in self._slices.items():
             fold.add(client, update["parts"].get(name))
 
-    def add_total(self, total: Tensor, clients: int) -> float:
+    def add_total(self, total: Tensor, clients: int) -> float | None:
         """Fold in the sum of several clients' terms; return their mean loss (see `SecureSum`)."""
         assert isinstance(self._models, SumFold)  # noqa: S101
         return self._models.add_total(total, clients)

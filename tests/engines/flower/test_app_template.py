@@ -51,8 +51,8 @@ def test_a_second_app_does_not_overwrite_the_first(tmp_path, capsys):
     ("settings", "nodes"),
     [
         (("--sites", "2"), ""),
-        ((), ' --federation-config "num-supernodes=10"'),
-        (("--set", "partition.kind=natural"), ' --federation-config "num-supernodes=CLIENTS"'),
+        ((), ' local --federation-config "num-supernodes=10"'),
+        (("--set", "partition.kind=natural"), ' local --federation-config "num-supernodes=CLIENTS"'),
     ],
 )
 def test_the_command_says_how_to_run_the_app(tmp_path, capsys, settings, nodes):

@@ -217,7 +217,7 @@ def test_noise_leaves_the_site_and_nothing_else_does(place):
         heard.append(tree(reply.content))
         return reply
 
-    text = "[privacy]\nclip = 0.5\nnoise_multiplier = 0.1"
+    text = "egress = ['weights', 'samples']\n[privacy]\nclip = 0.5\nnoise_multiplier = 0.1"
     grid = sites(place)
     config = {"site": "west", "data": str(place / "images" / "west"), "source": "folder"}
     grid.nodes[13] = node(13, {**config, "policy": policy(place, text)}, listen)
@@ -237,6 +237,9 @@ def test_noise_leaves_the_site_and_nothing_else_does(place):
         assert 0.04 < step.std() < 0.08  # noise of 0.05, and a step of norm 0.5 over some thousand weights
         assert update["losses"] == {}
         assert update["parts"] == {}
+    lines = [entry.fields for entry in AuditLog(place / "state" / "audit-west.jsonl").entries()]
+    spent = [(line["epsilon"], line["delta"]) for line in lines if line["event"] == "update"]
+    assert spent == [(LocalPrivacy(0.5, 0.1).epsilon(updates), 1e-5) for updates in (1, 2)]
     assert {"results": {}, "images": 0}.items() <= heard[-1].items()
 
 

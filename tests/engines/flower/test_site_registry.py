@@ -130,9 +130,9 @@ def test_a_site_that_mends_its_folder_takes_part(place, monkeypatch, caplog):
     run = play(grid, place, "train.rounds=1")
     assert asked.count("query.hello") == 3
     assert run.metrics[-1]["clients"] == 4
-    said = [record for record in caplog.records if "node 13 cannot take part" in record.getMessage()]
+    said = [record for record in caplog.records if "cannot take part" in record.getMessage()]
     assert len(said) == 1
-    assert "there is no file or folder" in said[0].getMessage()
+    assert "node 13, with the name 'west', cannot take part: the site's images" in said[0].getMessage()
 
 
 @pytest.fixture

@@ -172,7 +172,7 @@ def test_no_answer_is_a_loss_and_the_site_goes_on_with_its_last_valid_state(plac
     assert [request["message"]["kept"] for request in asked] == [0, 1, 1]  # not the state of the lost round
 
 
-def test_a_folder_that_vanishes_is_named(place):
+def test_a_folder_that_vanishes_is_named(place, caplog):
     grid = sites(place)
     trained = []
     handle = grid.nodes[13]
@@ -189,8 +189,37 @@ def test_a_folder_that_vanishes_is_named(place):
 
     grid.nodes[13] = vanish
     run = play(grid, place, "train.rounds=2", "evaluation.at_end=['geometry']")
-    assert "there is no file or folder" in run.metrics[-1]["lost"]["3"]
+    assert run.metrics[-1]["lost"]["3"].startswith(
+        "the site's images do not fit the recipe, or some cannot be"
+    )
+    assert "there is no file or folder" in caplog.text  # in the site's own log
     assert "west" not in run.read_json("evaluation.json")["sites"]
+
+
+@pytest.mark.parametrize("source", ["images", "folder"])
+def test_names_of_files_folders_and_classes_do_not_leave_a_site_in_an_error(place, source, caplog):
+    told = []
+    grid = sites(place)
+    grid.nodes[13] = site(
+        13, "west", place, lambda reply: told.append(tree(reply.content)) or reply, source=source
+    )
+    (place / "images" / "west" / "train" / "0" / "MEIER_Anna_1954.png").write_bytes(b"torn")
+    with pytest.raises(UserError, match="3 of 4 sites connected"):
+        play(grid, place, wait=1.0)
+    assert "MEIER_Anna_1954.png" in caplog.text  # in the site's own log
+    (answer,) = {str(one) for one in told}
+    assert "MEIER" not in answer
+    assert str(place) not in answer
+    assert "own log says which" in answer
+    assert told[0]["name"] == "west"
+
+
+def test_the_site_decides_what_it_trains_on(place):
+    expected = play(sites(place), place, "train.rounds=1")
+    there = play(
+        sites(place), place, "train.rounds=1", "data.train_split=test", "data.test_split=train", out="swapped"
+    )
+    assert same(final_models(expected), final_models(there))
 
 
 def test_a_site_that_lost_its_state_is_reset_only_if_it_says_so(place):

@@ -78,6 +78,11 @@ def _open(file: Agreed, options: SiteOptions, read_recipe: RecipeReader, client:
 def _rename_classes(images: ImageSet, classes: list[str]) -> None:
     """Number the labels as the federation does, which may have classes that this site lacks."""
     if images.labels is not None:
+        if unknown := set(images.classes) - set(classes):
+            raise UserError(
+                f"the site has {len(unknown)} class(es) that the run does not know, so its folder has changed "
+                "since it enrolled; restore it, or start the run again"
+            )
         images.labels = torch.tensor([classes.index(name) for name in images.classes])[images.labels]
         images.classes = list(classes)
 

@@ -96,5 +96,6 @@ def write_app(
     write_whole(folder / RECIPE, text.encode())
     write_whole(folder / APP, tomli_w.dumps(app).encode())
     clients = "CLIENTS" if recipe.partition.kind == "natural" else recipe.partition.clients
-    nodes = "" if sites else f' --federation-config "num-supernodes={clients}"'
+    # Without its name, the run would go to the SuperLink of real sites, once that is Flower's default.
+    nodes = "" if sites else f' local --federation-config "num-supernodes={clients}"'
     return f"flwr run {folder}{nodes} --stream"

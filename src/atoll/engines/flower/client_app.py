@@ -24,6 +24,10 @@ from atoll.engines.flower.site_options import SiteOptions
 from atoll.recipe.recipe import Recipe
 
 log = logging.getLogger("flwr")
+IMAGES = (
+    "the site's images do not fit the recipe, or some cannot be read; the site's own log says which and why (a "
+    "recipe with data.on_corrupt = 'skip' leaves out images that cannot be decoded)"
+)
 app = ClientApp()
 
 
@@ -44,6 +48,8 @@ def answer(
             side = SiteSide(SiteOptions.read(context.node_config), read_recipe)
             request = codec.tree(message.content)
             reply = checked(handle, side, request)
+            if kind == "hello" and "lost" in reply:
+                reply["name"] = side.options.name  # so that the coordinator knows whom to ask
             reply = logged(side, kind, request, reply)
         except (
             ValueError
@@ -59,13 +65,29 @@ def checked(handle: Callable[[SiteSide, Tree], Tree], side: SiteSide, request: T
         reply = handle(side, request)
         if "lost" in reply:
             log.error("%s", reply["lost"])
-    except (ValueError, RunError) as error:  # includes UserError: the coordinator receives the sentence, too
-        log.error("%s", error)
-        return {"lost": str(error), **({"withdrawn": True} if isinstance(error, WithdrawnError) else {})}
     except Exception as error:
-        log.error("%s", traceback.format_exc())
-        return {"lost": f"{type(error).__name__}: {error}"}
+        expected = isinstance(error, ValueError | RunError)  # includes UserError
+        log.error("%s", error if expected else traceback.format_exc())
+        reply = {"lost": sentence_of(error, bool(side.options.site))}
+        return {**reply, **({"withdrawn": True} if isinstance(error, WithdrawnError) else {})}
     return reply
+
+
+def sentence_of(error: Exception, at_site: bool) -> str:
+    """What the coordinator is told of an error: at a site, nothing that may name a file, a folder or a class.
+
+    Args:
+        error: The error.
+        at_site: Whether it happened at a real site, and not where the coordinator's own images are.
+    """
+    expected = isinstance(error, ValueError | RunError)
+    if at_site and not isinstance(error, PolicyError):
+        modules = (frame.f_globals.get("__name__", "") for frame, _ in traceback.walk_tb(error.__traceback__))
+        if any(name.startswith("atoll.data.") for name in modules):
+            return IMAGES
+        if not expected:
+            return f"{type(error).__name__} at the site, whose own log has the traceback"
+    return str(error) if expected else f"{type(error).__name__}: {error}"
 
 
 def logged(side: SiteSide, kind: str, request: Tree, reply: Tree) -> Tree:
@@ -77,12 +99,15 @@ def logged(side: SiteSide, kind: str, request: Tree, reply: Tree) -> Tree:
     if log_of_site is None:
         return reply
     with log_of_site.held():
+        spent = {}
         if UPDATE in reply and (policy := side.options.read_policy()) is not None:
+            sent = updates_sent(log_of_site, reply["recipe"])
             try:
-                policy.check_updates_sent(updates_sent(log_of_site, reply["recipe"]))
+                policy.check_updates_sent(sent)
+                spent = policy.spent(sent + 1)
             except PolicyError as error:
                 reply = {"lost": str(error)}
-        head = record_answer(log_of_site, kind, request, reply)
+        head = record_answer(log_of_site, kind, request, reply, spent)
     return {**reply, "log": head} if head else reply
 
 

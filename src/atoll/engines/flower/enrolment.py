@@ -64,6 +64,12 @@ def read_site(answer: dict[str, Tree] | Lost, key: str, node: int, real: bool) -
     return Site(name, key, train, test, [clean(one) for one in classes], node, atoll, here)
 
 
+def claimed_name(answer: dict[str, Tree] | Lost) -> str:
+    """Name of the site that its answer claims, which nothing has verified; empty if it claims none."""
+    name = "" if isinstance(answer, Lost) else answer.get("name")
+    return name if isinstance(name, str) and is_site_name(name) else ""
+
+
 def is_site_name(name: str) -> bool:
     """Whether a name is valid for a site: it appears in logs, reports and paths."""
     return bool(re.fullmatch(r"\w[\w .-]{0,99}", name))

@@ -15,7 +15,7 @@ from atoll.core.tree import Tree, load, num_bytes, save
 from atoll.engines.flower.agreed import digest_of
 from atoll.engines.flower.enrolment import Site
 from atoll.engines.flower.exchange import EVALUATE, SMALL_ANSWER, TRAIN, Exchange, Lost
-from atoll.engines.flower.ledger import ASKED, LOST, RECEIVED, received
+from atoll.engines.flower.ledger import ASKED, LOST, RECEIVED, received, round_of
 from atoll.engines.flower.secure_round import SecureRound, train_requests
 from atoll.engines.flower.site_registry import SiteRegistry
 from atoll.engines.jobs import Job, Result, Total
@@ -179,11 +179,11 @@ class FlowerExecutor:
 
     def _facts(self, client: int, kind: str, request: dict[str, Tree]) -> dict[str, object]:
         """Who was asked for what, for the audit log."""
-        message = request.get("message")
+        asked_in = round_of(request)
         return {
             "site": self.site(client).name,
             "for": kind,
-            **({"round": message["round"]} if message else {}),
+            **({} if asked_in is None else {"round": asked_in}),
         }
 
     def site(self, client: int) -> Site:

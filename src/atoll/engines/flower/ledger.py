@@ -25,7 +25,11 @@ UPDATE = "update"  # event
 
 
 def record_answer(
-    log: AuditLog, kind: str, request: Mapping[str, Tree], reply: Mapping[str, Tree]
+    log: AuditLog,
+    kind: str,
+    request: Mapping[str, Tree],
+    reply: Mapping[str, Tree],
+    spent: Mapping[str, float] | None = None,
 ) -> str | None:
     """Write a site's answer to a request into its audit log.
 
@@ -34,6 +38,7 @@ def record_answer(
         kind: What was asked: ``"hello"``, ``"train"`` …
         request: The coordinator's request.
         reply: The answer.
+        spent: ε and δ of the site's updates so far, this one included, if it adds noise to them.
 
     Returns:
         The hash of the line; None if there was nothing to write, because the site asked for what it lacks.
@@ -41,9 +46,8 @@ def record_answer(
     if "unprepared" in reply:
         return None
     facts: dict[str, object] = {"run": request.get("federation")}
-    message = request.get("message")
-    if isinstance(message, Mapping):
-        facts["round"] = message.get("round")
+    if (asked_in := round_of(request)) is not None:
+        facts["round"] = asked_in
     if "reason" in request:
         facts["why"] = request["reason"]
     if "lost" in reply:
@@ -53,7 +57,14 @@ def record_answer(
         facts["recipe"] = reply["recipe"]
     else:
         sent = reply
+    facts |= spent or {}
     return log.append(kind, **facts, outcome=SENT, bytes=num_bytes(sent), tensors=named_bytes(sent))
+
+
+def round_of(request: Mapping[str, Tree]) -> Tree:
+    """Round of a request: a training's is in its message; None if the request belongs to none."""
+    message = request.get("message")
+    return message.get("round") if isinstance(message, Mapping) else request.get("round")
 
 
 def updates_sent(log: AuditLog | None, recipe: str) -> int:

@@ -155,7 +155,8 @@ class Policy(Options, section="policy"):
                     f"an update of this recipe has {words} bytes, and the site's policy allows {self.max_bytes:,}"
                 )
         if self.egress is not None:
-            numbers = ("weights", "losses", *method.aggregation.statistics)
+            losses = () if self.privacy else ("losses",)
+            numbers = ("weights", *losses, *method.aggregation.statistics)
             parts = [
                 f"parts.{part.name}"
                 for part in method.components
@@ -202,6 +203,12 @@ class Policy(Options, section="policy"):
                 f"the site has sent {sent} updates for this recipe, as many as its policy allows"
             )
 
+    def spent(self, updates: int) -> dict[str, float]:
+        """ε and δ of so many updates for a recipe, if the site adds noise to them; for the site's audit log."""
+        if self.privacy is None:
+            return {}
+        return {"epsilon": self.privacy.epsilon(updates), "delta": self.privacy.delta}
+
     def outgoing(self, update: dict[str, Tree], received: Weights) -> dict[str, Tree]:
         """Return the update as it may leave the site: with noise, if the policy says so, and checked.
 
@@ -219,7 +226,7 @@ class Policy(Options, section="policy"):
                 )
             weights = self.privacy.apply(update["weights"], received)
             update = {**update, "weights": weights, "losses": {}}
-        names = [name for name in update if name != "parts"]
+        names = [name for name in update if name != "parts" and (name != "losses" or update[name])]
         self._check_names([*names, *(f"parts.{name}" for name in update["parts"])])
         size = num_bytes(update)
         if self.max_bytes is not None and size > self.max_bytes:

@@ -9,6 +9,7 @@ from pathlib import Path
 
 from atoll.core.audit_log import AuditLog
 from atoll.core.errors import UserError, did_you_mean
+from atoll.data.options import DataOptions
 from atoll.engines.flower.enrolment import is_site_name
 from atoll.engines.flower.policy import Policy
 from atoll.recipe.recipe import Recipe
@@ -102,5 +103,13 @@ class SiteOptions:
         engine = recipe.engine.on(self.device) if self.device else recipe.engine.of_a_node()
         if not self.site:
             return replace(recipe, engine=engine)
-        data = replace(recipe.data, source=self.source, path=self.data, limit=None)
+        data = replace(
+            recipe.data,
+            source=self.source,
+            path=self.data,
+            limit=None,
+            # Which images of the folder are held out is the site's decision, too.
+            train_split=DataOptions.train_split,
+            test_split=DataOptions.test_split,
+        )
         return replace(recipe, data=data, engine=engine)

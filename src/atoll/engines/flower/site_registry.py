@@ -24,7 +24,7 @@ from atoll.core.errors import UserError
 from atoll.core.provenance import version
 from atoll.core.tree import Tree
 from atoll.core.version import VERSION
-from atoll.engines.flower.enrolment import FORMAT, Site, read_site
+from atoll.engines.flower.enrolment import FORMAT, Site, claimed_name, read_site
 from atoll.engines.flower.exchange import QUERY, Exchange
 from atoll.engines.flower.known_sites import KnownSites
 
@@ -274,7 +274,7 @@ class SiteRegistry:
                 if isinstance(site, Site):
                     yield node, site
                 else:
-                    self._refuse(node, "", site)
+                    self._refuse(node, claimed_name(answer), site)
 
     def _turn_away(self, known: Site, node: int, reason: str) -> None:
         """Refuse the node of a known site, which takes no part until its cause is gone."""
