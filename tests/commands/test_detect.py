@@ -191,7 +191,7 @@ def test_the_command_writes_beside_the_encoder_and_prints_a_table(
     ("settings", "sentence"),
     [
         (["masks=true"], "has a box and no segmentation"),
-        (["epoch=3"], "unknown recipe key 'epoch'; did you mean 'epochs'"),
+        (["epoch=3"], "unknown key 'epoch'; did you mean 'epochs'"),
         (["epochs=none"], "epochs = 'none' is not a whole number"),
         (["train_split=night"], "no annotated images of the split 'night'"),
     ],

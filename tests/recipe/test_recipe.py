@@ -36,15 +36,15 @@ def test_build_converts_and_describe_goes_back():
 @pytest.mark.parametrize(
     ("table", "sentence"),
     [
-        ({"m": 1}, "unknown recipe key 'm'"),
-        ({"inner": {"y": 1}}, "unknown recipe key 'inner.y'"),
+        ({"m": 1}, "unknown key 'm'"),
+        ({"inner": {"y": 1}}, "unknown key 'inner.y'"),
         ({"n": 1.5}, "n = 1.5 is not a whole number"),
         ({"n": True}, "n = True is not a whole number"),
         ({"on": 1}, "on = 1 is not true or false"),
         ({"pair": [1]}, "needs 2 values"),
         (
             {"names": "a"},
-            """names = 'a' is not a list; write names = ["a"] in a recipe, --set 'names=["a"]' in a shell""",
+            """names = 'a' is not a list; write names = ["a"] in a file, --set 'names=["a"]' in a shell""",
         ),
         ({"names": "[a, b]"}, 'write names = ["a", "b"] in a recipe'),
         ({"pair": 0.5}, "pair = 0.5 is not a list; write pair = [0.5] in"),

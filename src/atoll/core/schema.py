@@ -274,7 +274,7 @@ def _check_table(schema: Schema, value: Any, place: str) -> None:
     for key, one in value.items():
         inner = f"{place}.{key}" if place else str(key)
         if key not in known and others is False:
-            raise UserError(f"unknown recipe key {inner!r}; {_nearest_key(known, str(key), place)}")
+            raise UserError(f"unknown key {inner!r}; {_nearest_key(known, str(key), place)}")
         check(known.get(key, others), one, inner)
     for key in schema.get("required", ()):
         if key not in value:
@@ -346,4 +346,4 @@ def _as_list(schema: Schema, value: Any, place: str) -> str:
     item = schema["prefixItems"][0] if "prefixItems" in schema else schema["items"]
     texts = item.get("type") == "string" or "enum" in item or "anyOf" in item
     items = ", ".join(f'"{word}"' for word in parts) if texts else ", ".join(parts)
-    return f"write {place} = [{items}] in a recipe, --set '{place}=[{items}]' in a shell"
+    return f"write {place} = [{items}] in a file, --set '{place}=[{items}]' in a shell"

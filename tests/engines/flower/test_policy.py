@@ -339,3 +339,8 @@ def test_of_two_updates_at_once_only_the_allowed_one_leaves(place):
     assert "has sent 1 updates for this recipe" in second["lost"]
     events = [entry.fields["event"] for entry in side.options.audit_log.entries()]
     assert events == ["update", "train"]
+
+
+def test_hours_that_end_when_they_begin_are_refused():
+    with pytest.raises(UserError, match=r"policy\.hours = '20:00-20:00' ends when it begins"):
+        Policy(hours="20:00-20:00")

@@ -303,4 +303,6 @@ def _hours(text: str) -> tuple[time, time]:
         raise wrong from None
     if start.tzinfo or end.tzinfo:  # the clock that they are compared with has none
         raise wrong
+    if start == end:
+        raise UserError(f"policy.hours = {text!r} ends when it begins; leave it out to allow all hours")
     return start, end
