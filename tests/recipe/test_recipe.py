@@ -46,7 +46,7 @@ def test_build_converts_and_describe_goes_back():
             {"names": "a"},
             """names = 'a' is not a list; write names = ["a"] in a file, --set 'names=["a"]' in a shell""",
         ),
-        ({"names": "[a, b]"}, 'write names = ["a", "b"] in a recipe'),
+        ({"names": "[a, b]"}, 'write names = ["a", "b"] in a file'),
         ({"pair": 0.5}, "pair = 0.5 is not a list; write pair = [0.5] in"),
         ({"kind": "gren"}, "did you mean 'green'"),
     ],
@@ -101,7 +101,7 @@ def test_misspelt_key_names_the_right_one():
         ("engine.devices=nonsense", "engine.devices = 'nonsense' is not a list"),
         ("train", "not of the form key=value"),
         ("seed.deep=1", "seed"),
-        ("method.terms=dsr", r"write method\.terms = \[\"dsr\"\] in a recipe"),
+        ("method.terms=dsr", r"write method\.terms = \[\"dsr\"\] in a file"),
         *(
             (f"name={name}", r"^name = .* cannot name a run's folder; give it a short word")
             for name in ("x" * 300, "'../x'", "a/b", "'a\\b'", "..", "'  '", "''", '"a\\u0000"')
