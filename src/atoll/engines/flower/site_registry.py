@@ -25,8 +25,9 @@ from atoll.core.provenance import version
 from atoll.core.tree import Tree
 from atoll.core.version import VERSION
 from atoll.engines.flower.enrolment import FORMAT, Site, claimed_name, read_site
-from atoll.engines.flower.exchange import QUERY, Exchange
+from atoll.engines.flower.exchange import QUERY, Exchange, Lost
 from atoll.engines.flower.known_sites import KnownSites
+from atoll.engines.flower.ledger import RECEIVED, received
 
 SECONDS_BETWEEN_LOOKS = 0.3
 SECONDS_UNTIL_ASKED_AGAIN = 5.0, 60.0  # shortest and longest pause before a refused node is asked again
@@ -268,6 +269,9 @@ class SiteRegistry:
         for exchange, key in list(self._hellos.values()):
             for node, answer in exchange.look():
                 del self._hellos[node]
+                if not isinstance(answer, Lost):
+                    about = {"site": claimed_name(answer), "node": str(node), "for": "hello"}
+                    self.record(RECEIVED, **about, **received(answer))
                 site = read_site(answer, key, node, self.sites > 0)
                 if isinstance(site, Site) and self._known is not None:
                     site = self._known.refuse(site.name, key) or site
