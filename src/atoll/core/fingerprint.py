@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
+import dis
 import functools
 import hashlib
+import importlib.util
 import logging
 import re
 import sys
 import sysconfig
 import types
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import numpy as np
@@ -24,8 +27,8 @@ def fingerprint(value: Any, versions: bool = True) -> str:
     """Compute a digest of an object's type and content.
 
     Functions and classes of the user's own code count by their compiled code, with the values that a function takes
-    from around it; those of Atoll and of installed libraries by their names, and the library's version. Comments do
-    not count. Another version of Python compiles the same code to another digest.
+    from around it or imports; those of Atoll and of installed libraries by their names, and the library's version.
+    Comments do not count. Another version of Python compiles the same code to another digest.
 
     Args:
         value: Any object: a function, a module, an instance of a class.
@@ -118,16 +121,39 @@ def _parts(value: Any) -> list[Any]:
 
 
 def _of_function(function: types.FunctionType) -> list[Any]:
-    """Code, defaults, and what the code finds in the enclosing functions and in the module."""
-    names = dict.fromkeys(_names(function.__code__))
+    """Code, defaults, and what the code imports, and finds in the enclosing functions and in the module."""
+    codes = _codes(function.__code__)
+    names = dict.fromkeys(name for code in codes for name in code.co_names)
     used = {name: function.__globals__[name] for name in names if name in function.__globals__}
     cells = [cell.cell_contents for cell in function.__closure__ or ()]
-    return [function.__code__, function.__defaults__, function.__kwdefaults__, cells, used]
+    imported = [module for code in codes for module in _imported(code, function.__globals__)]
+    return [function.__code__, function.__defaults__, function.__kwdefaults__, cells, used, *imported]
 
 
-def _names(code: types.CodeType) -> list[str]:
-    inner = [name for part in code.co_consts if isinstance(part, types.CodeType) for name in _names(part)]
-    return [*code.co_names, *inner]
+def _codes(code: types.CodeType) -> list[types.CodeType]:
+    """A function's code, and that of the functions inside it."""
+    inner = [part for part in code.co_consts if isinstance(part, types.CodeType)]
+    return [code, *(deeper for part in inner for deeper in _codes(part))]
+
+
+def _imported(code: types.CodeType, around: dict[str, Any]) -> Iterator[Any]:
+    """What code imports of the user's modules as it runs; what cannot be imported does not count."""
+    steps = [step for step in dis.get_instructions(code) if step.opname != "EXTENDED_ARG"]
+    for level, names, step in zip(steps, steps[1:], steps[2:], strict=False):
+        if step.opname != "IMPORT_NAME":
+            continue
+        with contextlib.suppress(Exception, SystemExit):  # the user's module may raise any exception
+            top = "." * level.argval + step.argval.partition(".")[0]
+            if _is_own(importlib.util.resolve_name(top, around.get("__package__"))):
+                asked = names.argval or ("__name__",)  # with a name, the innermost module is returned
+                module = __import__(step.argval, around, None, asked, level.argval)
+                yield from [getattr(module, name) for name in names.argval] if names.argval else [module]
+
+
+def _is_own(module: str) -> bool:
+    """Whether there is such a module of the user's, which may not be imported yet."""
+    spec = None if _is_library(module) else importlib.util.find_spec(module)
+    return spec is not None and not (spec.origin or "").startswith(_INSTALLED)
 
 
 def _held(value: type | types.ModuleType) -> list[Any]:
