@@ -1,3 +1,4 @@
+import importlib.metadata
 import json
 import os
 import subprocess
@@ -150,6 +151,37 @@ def test_relative_imports_are_followed_and_installed_modules_are_not_imported(tm
 )
 def test_comments_and_code_beside_it_do_not_make_other_code(described, edited):
     assert other_code(described(), described(**edited)) is None
+
+
+@pytest.mark.parametrize("distribution", [True, False], ids=["metadata", "__version__"])
+def test_another_version_of_an_installed_package_is_other_code(tmp_path, monkeypatch, distribution):
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setattr(sys, "dont_write_bytecode", True)
+    monkeypatch.setattr("atoll.core.fingerprint._INSTALLED", (str(tmp_path),))
+
+    def describe(version, body="pass"):
+        lines = "" if distribution else f"__version__ = {version!r}\n"
+        (tmp_path / "theirs.py").write_text(f"{lines}class Mine:\n    def loss(self, x): {body}\n")
+        if distribution:
+            about = tmp_path / "theirs_of_them.dist-info"
+            about.mkdir(exist_ok=True)
+            (about / "METADATA").write_text(
+                f"Metadata-Version: 2.1\nName: theirs-of-them\nVersion: {version}\n"
+            )
+            (about / "top_level.txt").write_text("theirs\n")
+        monkeypatch.delitem(sys.modules, "theirs", raising=False)
+        return environment_of_code(["theirs:Mine"])
+
+    before = describe("1.0")
+    assert other_code(before, describe("1.1")) == "theirs:Mine"
+    assert other_code(before, describe("1.0", "return x")) is None
+
+
+def test_the_version_of_atoll_is_not_that_of_code(monkeypatch):
+    before = environment_of_code(["atoll.methods.ssd:METHOD"])
+    monkeypatch.setattr("atoll.core.environment._fingerprints", {})
+    monkeypatch.setattr(importlib.metadata, "version", lambda name: "another")
+    assert other_code(before, environment_of_code(["atoll.methods.ssd:METHOD"])) is None
 
 
 def test_what_cannot_be_compared_is_not_other_code(described):

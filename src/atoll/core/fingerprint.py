@@ -6,6 +6,7 @@ import contextlib
 import dis
 import functools
 import hashlib
+import importlib.metadata
 import importlib.util
 import logging
 import re
@@ -21,6 +22,7 @@ import torch
 DIGITS = 12
 _PLAIN = (type(None), bool, int, float, complex, str, bytes)
 _INSTALLED = tuple(sysconfig.get_paths()[name] for name in ("stdlib", "platstdlib", "purelib", "platlib"))
+_OF_PYTHON_OR_ATOLL = {*sys.stdlib_module_names, __name__.partition(".")[0]}
 
 
 def fingerprint(value: Any, versions: bool = True) -> str:
@@ -45,6 +47,20 @@ def fingerprint(value: Any, versions: bool = True) -> str:
     found = _Fingerprint(versions)
     found.add(value)
     return found.digest.hexdigest()[:DIGITS]
+
+
+def installed_version(module: str) -> str:
+    """Version of the installed package that has a module; empty for the user's modules, Python's and Atoll's.
+
+    Args:
+        module: The name of a module that is imported.
+    """
+    top = module.partition(".")[0]
+    if top in _OF_PYTHON_OR_ATOLL or not _is_library(module):
+        return ""
+    names = importlib.metadata.packages_distributions().get(top, ())
+    versions = [importlib.metadata.version(name) for name in sorted({*names})]
+    return " ".join(versions) or str(getattr(sys.modules[top], "__version__", ""))
 
 
 class _Fingerprint:
@@ -170,7 +186,7 @@ def _is_library(module: str) -> bool:
     """Whether a module is Python's own, Atoll's or an installed library's."""
     if module in ("__main__", "__mp_main__"):  # a notebook's has the file of an installed program
         return False
-    if module.partition(".")[0] in (*sys.stdlib_module_names, __name__.partition(".")[0]):
+    if module.partition(".")[0] in _OF_PYTHON_OR_ATOLL:
         return True
     file = getattr(sys.modules.get(module), "__file__", None)
     return file is not None and file.startswith(_INSTALLED)
