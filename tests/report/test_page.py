@@ -123,7 +123,10 @@ def test_what_else_differs_than_the_method_is_said(tmp_path):
 def test_seeds_with_other_numbers_of_images_have_one_protocol(tmp_path):
     a = make_run(tmp_path / "a", "moon", results={**evaluation(0.9), "geometry/client_images": 1438})
     b = make_run(tmp_path / "b", "ssd", results={**evaluation(0.9), "geometry/client_images": 1430})
-    assert "different protocols" not in report(tmp_path, a, b).text
+    text = report(tmp_path, a, b).text
+    assert "different protocols" not in text
+    assert "test images 400" in text
+    assert "client images 1438 or 1430" in text
 
 
 def test_different_protocols_are_not_passed_off_as_one(tmp_path):

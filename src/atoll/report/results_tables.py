@@ -17,7 +17,7 @@ from atoll.report.formats import csv_table, latex_table
 from atoll.report.groups import Group, Row, result_columns, untrained_rows
 from atoll.report.html import Html, folded, join, table, tag
 from atoll.report.numbers import UNMEASURED, Spread, best
-from atoll.report.wording import show
+from atoll.report.wording import either, show
 
 GEOMETRY_NOTE = (
     "−uniformity is the negative logarithm of the mean Gaussian potential between representations on the sphere. "
@@ -232,7 +232,7 @@ def _named(
 
 def protocols(groups: Sequence[Group]) -> Html:
     """Split and constants of the protocols, listed once if all runs share them."""
-    sets: dict[str, tuple[list[str], str, dict[str, dict[str, Any]]]] = {}
+    sets: dict[str, tuple[list[str], str, list[dict[str, dict[str, Any]]]]] = {}
     measured = [(group.label, result) for group in groups for result in group.results]
     measured = measured or [(row.label, result) for row in untrained_rows(groups) for result in row.results]
     for label, result in measured:
@@ -245,11 +245,12 @@ def protocols(groups: Sequence[Group]) -> Html:
             }
             for protocol, values in found.items()
         }
-        labels = sets.setdefault(repr((split, same)), ([], split, found))[0]
+        labels, _, constants_of = sets.setdefault(repr((split, same)), ([], split, []))
+        constants_of.append(found)
         if label not in labels:
             labels.append(label)
     blocks = []
-    for labels, split, found in sets.values():
+    for labels, split, constants_of in sets.values():
         if len(sets) > 1:
             blocks.append(tag("h4", ", ".join(labels)))
         on = f"Measured on the {split} images."
@@ -259,7 +260,7 @@ def protocols(groups: Sequence[Group]) -> Html:
             tag(
                 "div", tag("dt", "kNN, cosine" if name == "knn" else name), tag("dd", constants_words(values))
             )
-            for name, values in found.items()
+            for name, values in _together(constants_of).items()
         ]
         blocks.append(join([tag("p", on), tag("dl", *entries, class_="constants")]))
     if len(sets) > 1:
@@ -273,3 +274,17 @@ def constants_words(values: Mapping[str, Any]) -> str:
     return " · ".join(
         f"{name.replace('_', ' ')} {show(value)}" for name, value in values.items() if value not in ("", None)
     )
+def _together(runs: Sequence[Mapping[str, Mapping[str, Any]]]) -> dict[str, dict[str, Any]]:
+    """Constants of several runs by protocol; one that differs, such as a count, as all its values."""
+    values: dict[str, dict[str, dict[str, None]]] = {}
+    for run in runs:
+        for protocol, found in run.items():
+            for name, value in found.items():
+                if value not in ("", None):
+                    values.setdefault(protocol, {}).setdefault(name, {})[show(value)] = None
+    return {
+        protocol: {name: either(list(shown)) for name, shown in of_protocol.items()}
+        for protocol, of_protocol in values.items()
+    }
+
+
