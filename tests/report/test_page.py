@@ -89,6 +89,35 @@ def test_the_highest_accuracy_is_marked_and_a_shape_never_is(tmp_path):
     )
 
 
+OTHERS = {
+    "data": ({"recipe": {"data": {"source": "digits", "limit": 9}}}, "differ in their images (data.limit)"),
+    "split": ({"results": {**evaluation(0.8), "split": "train"}}, "were not evaluated on the same images"),
+    "count": (
+        {"results": {**evaluation(0.8), "knn/test_images": 50}},
+        "were not evaluated on the same images",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", OTHERS)
+def test_between_runs_with_other_images_nothing_is_the_highest(tmp_path, name):
+    other, sentence = OTHERS[name]
+    page = report(tmp_path, make_run(tmp_path / "a", "moon"), make_run(tmp_path / "b", "ssd", **other))
+    assert not any(cell.endswith("highest") for method in ("moon", "ssd") for cell in row(page, method))
+    assert f"No value is bold, because the runs {sentence}." in page.text
+    assert "Bold:" not in page.text
+
+
+def test_images_of_another_seed_or_memory_are_no_other_images(tmp_path):
+    runs = [
+        make_run(tmp_path / f"a{seed}", "moon", seed, {**evaluation(0.7), "knn/test_images": 400 + seed})
+        for seed in (0, 1)
+    ]
+    settings = {"recipe": {"data": {"source": "digits", "memory_gib": 2.0}}}
+    page = report(tmp_path, *runs, make_run(tmp_path / "b", "ssd", results=evaluation(0.8), **settings))
+    assert row(page, "ssd")[1].endswith("highest")
+
+
 def test_what_cannot_be_told_from_the_highest_is_marked_too(tmp_path):
     runs = [("moon", (0.70, 0.80)), ("ssd", (0.79, 0.81)), ("byol", (0.50, 0.51))]
     folders = [
