@@ -300,6 +300,17 @@ def test_of_damaged_metrics_nothing_is_claimed(tmp_path):
         report_runs([damaged])
 
 
+def test_a_report_is_a_page_and_replaces_no_file_of_a_run(tmp_path):
+    run, other = (make_run(tmp_path / name) for name in ("run", "other"))
+    for name in ("recipe.toml", "metrics.jsonl", "page"):
+        with pytest.raises(UserError, match=r"does not end in \.html"):
+            report_runs([run], other / name)
+    with pytest.raises(UserError, match="belongs to the run"):
+        report_runs([run], other / "checkpoints" / "page.html")
+    assert report_runs([run], other / "report.html").is_file()
+    assert report_runs([run], other / "mine.html").is_file()
+
+
 def test_a_note_names_its_run_among_several(tmp_path):
     plain = make_run(tmp_path / "plain", seed=1, results=evaluation(0.8))
     noted = make_run(tmp_path / "noted", results=evaluation(0.8) | {"note": "knn: not measured"})

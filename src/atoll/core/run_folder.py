@@ -27,9 +27,11 @@ import json
 import shutil
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
 
+from atoll.core.audit_log import FILE as AUDIT
 from atoll.core.checkpoints import checkpoint_files, load_checkpoint, save_checkpoint
 from atoll.core.digests import JSON, TOML, DamagedError, open_text, seal_text
 from atoll.core.errors import UserError
@@ -55,6 +57,7 @@ RUN_FILES = (
 )
 OTHER_FILES = ("recipe.toml", SITES, "tensorboard", "wandb", DETECTION)
 RESTART = "or start the run again with --restart"
+WRITTEN_AGAIN = ("report.html", "encoder-export")  # beginnings of names that nothing else depends on
 FORMS = {".json": JSON, ".toml": TOML}
 REMEDIES = {  # for a damaged file; any other one is made again if it is deleted
     "recipe.toml": f"restore it from a copy, {RESTART}",
@@ -319,6 +322,21 @@ class Run:
             sealed = self.recipe_path.read_bytes().startswith(TOML.before)
             return [] if sealed or self.started() else ["recipe.toml"]
         return [path.name for pattern in RUN_FILES for path in self.folder.glob(pattern)]
+
+
+def check_output(path: Path) -> None:
+    """Refuse to write the result of another command in the place of a run's file; its report may be replaced.
+
+    Raises:
+        UserError: The path is that of a run's file, or lies in one of its folders.
+    """
+    place = path.resolve()
+    for folder in place.parents:
+        name = place.relative_to(folder).parts[0].lower()  # RECIPE.TOML may be the same file
+        taken = any(fnmatchcase(name, pattern) for pattern in (*RUN_FILES, *OTHER_FILES, AUDIT))
+        run = Run(folder)
+        if taken and not name.startswith(WRITTEN_AGAIN) and run.exists() and not run.stray_files():
+            raise UserError(f"{path} belongs to the run {folder}, which needs it; choose another --output")
 
 
 def damaged(path: Path, why: object) -> UserError:
