@@ -16,7 +16,7 @@ from atoll.commands.neighbours import find_neighbours
 from atoll.commands.resume import Recovery
 from atoll.commands.run import run_recipe
 from atoll.core.errors import UserError
-from atoll.core.run_folder import Run, check_output
+from atoll.core.run_folder import HELD_OUT, Run, check_output
 from atoll.engines.callbacks import Callback
 from atoll.engines.server import TooFewUpdatesError
 from atoll.report.comparison import comparison_cells, comparison_table
@@ -301,3 +301,11 @@ def test_what_a_run_does_not_need_may_be_written_into_its_folder(tmp_path):
         check_output(run.folder / name)
     (tmp_path / "recipe.toml").write_text("seed = 0\n")  # a person's, beside their models
     check_output(tmp_path / "models" / "encoder.pt2")
+
+
+def test_a_run_that_never_began_may_have_other_held_out_images(tmp_path):
+    run = Run(tmp_path / "run")
+    run.folder.mkdir()
+    run.write("recipe.toml", "seed = 0\n")
+    run.write(HELD_OUT, '{"fingerprint": "of others"}')
+    run_tiny(run.folder, "data.limit=40", "partition.clients=2", "train.rounds=1")

@@ -218,12 +218,9 @@ class Run:
         return self.finished or self.completed_rounds() > 0 or any(line["round"] > 0 for line in self.metrics)
 
     def reset(self) -> None:
-        """Delete the partition and the checkpoints, because a changed recipe may give other ones."""
-        for path in (
-            self.partition_path,
-            *(self.folder / name for name in ("environment.json", "weights.json")),
-            *checkpoint_files(self.checkpoints).values(),
-        ):
+        """Delete the partition, the checkpoints and so on, because a changed recipe may give other ones."""
+        names = ("partition.json", "environment.json", "weights.json", HELD_OUT)
+        for path in (*(self.folder / name for name in names), *checkpoint_files(self.checkpoints).values()):
             path.unlink(missing_ok=True)
 
     def clear(self) -> None:
