@@ -41,6 +41,7 @@ from atoll.core.metrics_lines import Metrics, Results, format_line, parse_lines
 from atoll.core.tree import Tree
 
 DETECTION = "detection"  # folder of the results of `atoll detect`
+ENVIRONMENT = "environment.json"
 LOGS = "logs.json"  # the ids of the run in other tools
 HELD_OUT = "held_out.json"  # the fingerprint of the images of the evaluations
 NEIGHBOURS = "neighbours.safetensors"
@@ -52,16 +53,17 @@ RESULTS = (  # of the finished encoder: out of date once another round is comple
     *("map.safetensors", NEIGHBOURS),
 )
 RUN_FILES = (
-    *("metrics.jsonl", "partition.json", "environment.json", "weights.json", HELD_OUT, LOGS),
+    *("metrics.jsonl", "partition.json", ENVIRONMENT, "weights.json", HELD_OUT, LOGS),
     *("checkpoints", "models", "prerequisites", "clients.safetensors", *RESULTS, "report.html"),
 )
 OTHER_FILES = ("recipe.toml", SITES, "tensorboard", "wandb", DETECTION)
-RESTART = "or start the run again with --restart"
 WRITTEN_AGAIN = ("report.html", "encoder-export")  # beginnings of names that nothing else depends on
+RESTART = "or start the run again with --restart"
 FORMS = {".json": JSON, ".toml": TOML}
 REMEDIES = {  # for a damaged file; any other one is made again if it is deleted
     "recipe.toml": f"restore it from a copy, {RESTART}",
     "metrics.jsonl": "restore it from a copy, or delete it and resume the run, without the curves so far",
+    ENVIRONMENT: "restore it from a copy, or delete it and resume the run with --other-environment",
 }
 
 
@@ -206,11 +208,11 @@ class Run:
         Raises:
             UserError: The file is damaged.
         """
-        found = (self.read_json("environment.json") or {}).get("environments", [])
+        found = (self.read_json(ENVIRONMENT) or {}).get("environments", [])
         if not isinstance(found, list) or not all(
             isinstance(one, dict) and isinstance(one.get("environment"), dict) for one in found
         ):
-            raise damaged(self.folder / "environment.json", "it lists no environments")
+            raise damaged(self.folder / ENVIRONMENT, "it lists no environments")
         return found
 
     def started(self) -> bool:
@@ -219,7 +221,7 @@ class Run:
 
     def reset(self) -> None:
         """Delete the partition, the checkpoints and so on, because a changed recipe may give other ones."""
-        names = ("partition.json", "environment.json", "weights.json", HELD_OUT)
+        names = ("partition.json", ENVIRONMENT, "weights.json", HELD_OUT)
         for path in (*(self.folder / name for name in names), *checkpoint_files(self.checkpoints).values()):
             path.unlink(missing_ok=True)
 
@@ -338,6 +340,11 @@ def check_output(path: Path) -> None:
 
 def damaged(path: Path, why: object) -> UserError:
     """Make the error for a damaged file of a run, which says what to do."""
-    return UserError(
-        f"{path} is damaged ({why}); {REMEDIES.get(path.name, 'delete it, then resume the run')}"
-    )
+    remedy = REMEDIES.get(path.name, "delete it, then resume the run")
+    return UserError(f"{path} is damaged ({why}); {remedy}")
+
+
+def missing(path: Path) -> str:
+    """Make the sentence for a file of a run that is missing, which says what to do."""
+    remedy = REMEDIES.get(path.name, "resume the run, which writes it again")
+    return f"{path} is missing; {remedy.replace('delete it and ', '')}"
