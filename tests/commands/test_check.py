@@ -61,7 +61,28 @@ def test_what_a_finished_run_lacks_is_missing_and_resuming_writes_it_again(tmp_p
         assert not check_run(run).damaged
     assert {name: (run.folder / name).read_bytes() for name in whole} == whole
     (run.folder / "metrics.jsonl").unlink()
-    assert "metrics.jsonl is missing; restore it from a copy" in check_run(run).damaged[0]
+    (found,) = check_run(run).damaged
+    assert "metrics.jsonl is missing; restore it from a copy, or resume the run, without the curves" in found
+
+
+def test_metrics_without_their_last_lines_are_named(tmp_path):
+    settings = ("data.limit=40", "partition.clients=2")
+    run = run_tiny(tmp_path / "run", *settings, "train.rounds=2")
+    path, lines = run.folder / "metrics.jsonl", (run.folder / "metrics.jsonl").read_bytes().splitlines(True)
+    assert len(lines) == 3
+    for count, sentence in {2: "ends at round 1 of 2", 1: "ends at round 0 of 2"}.items():
+        path.write_bytes(b"".join(lines[:count]))
+        remedy = "restore it from a copy, or go on without its last lines"
+        assert check_run(run).damaged == [f"{path} {sentence}; {remedy}"]
+    path.write_bytes(b"".join(lines[:2]))
+    (run.folder / "evaluation.json").unlink()
+    assert (
+        f"{path} ends at round 1 of 2; resume the run, which writes the last line again"
+        in check_run(run).damaged
+    )
+    run_tiny(run.folder, *settings, "train.rounds=2", resume=True)
+    assert path.read_bytes().splitlines(True)[:2] == lines[:2]
+    assert not check_run(run).damaged
 
 
 @pytest.mark.filterwarnings("ignore:model.* does not apply")

@@ -255,3 +255,17 @@ def test_the_command_measures_on_other_images(one, capsys):
     assert re.search(r"knn/train_images\W+80\b", shown)
     assert re.search(r"data\.limit\W+80\b", shown)  # and not all settings of the images, in one cell
     assert "{" not in shown
+
+
+def test_no_export_or_embedding_replaces_a_file_of_a_run(one, tmp_path, capsys):
+    whole = one.encoder_path.read_bytes()
+    folder = str(one.folder)
+    for output in ("recipe.toml", "encoder.safetensors"):
+        assert main(["export", folder, "--format", "safetensors", "-o", f"{folder}/{output}"]) == 2
+        assert "belongs to the run" in capsys.readouterr().err
+    assert main(["embed", folder, str(tmp_path), "-o", f"{folder}/checkpoints/h.npz"]) == 2
+    assert "belongs to the run" in capsys.readouterr().err
+    assert one.encoder_path.read_bytes() == whole
+    assert (
+        main(["export", folder, "--format", "safetensors", "-o", f"{folder}/encoder-export.safetensors"]) == 0
+    )

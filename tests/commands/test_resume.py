@@ -77,7 +77,7 @@ def test_a_whole_run_passes_the_check(finished):
         ("metrics.jsonl", r"metrics\.jsonl is damaged \(line 1: its digest.*or delete it"),
         ("evaluation.json", r"evaluation\.json is damaged.*delete it, then resume"),
         ("encoder.safetensors", r"encoder\.safetensors is damaged.*delete it and resume"),
-        ("environment.json", r"environment\.json is damaged.*delete it, then resume"),
+        ("environment.json", r"environment\.json is damaged.*delete it and resume.*--other-environment"),
         ("checkpoints/clients/000001/000002.safetensors", r"client 1 .*damaged.*--reset-client 1"),
     ],
 )
@@ -142,7 +142,8 @@ def test_a_checkpoint_of_other_networks_is_named(folder, tmp_path):
 
 def test_a_folder_of_0_1_resumes_and_says_that_it_cannot_be_verified(folder, longer):
     """Its files are those of today without digests, and without the record of the environment."""
-    (folder / "environment.json").unlink()
+    for name in ("environment.json", "held_out.json"):
+        (folder / name).unlink()
     for path in folder.glob("*.json"):
         path.write_bytes(open_text(path.read_bytes(), JSON)[0])
     (folder / "recipe.toml").write_bytes(open_text((folder / "recipe.toml").read_bytes(), TOML)[0])
@@ -185,6 +186,19 @@ def test_another_environment_is_refused_unless_allowed(folder):
     assert [one["after_round"] for one in found] == [0, 2]
     assert found[0]["environment"]["cpu"] == "Z80"
     assert run.results["seconds"] == pytest.approx(sum(line.get("seconds", 0) for line in run.metrics))
+
+
+def test_a_run_that_lost_its_record_of_the_environment_is_refused_unless_allowed(folder):
+    (folder / "environment.json").unlink()
+    sentence = (
+        "environment.json is missing; restore it from a copy, or resume the run with --other-environment"
+    )
+    assert check_run(Run(folder)).damaged == [f"{folder}/{sentence}"]
+    for rounds in (2, 3):
+        with pytest.raises(UserError, match=sentence):
+            resume(folder, f"train.rounds={rounds}")
+    resume(folder, other_environment=True)
+    assert not check_run(Run(folder)).damaged
 
 
 OWN = """

@@ -1,3 +1,4 @@
+import importlib.metadata
 import json
 import os
 import subprocess
@@ -88,12 +89,99 @@ def test_code_that_changed_or_uses_what_changed_is_other_code(described, edited)
     assert other_code(described(), described(**edited)) == "coding:Mine"
 
 
+IMPORTS = {
+    "of a name": "from helping import twice",
+    "of a module": "import helping; twice = helping.twice",
+    "of a module by another name": "import helping as other; twice = other.twice",
+}
+
+
+@pytest.mark.parametrize("words", IMPORTS.values(), ids=IMPORTS.keys())
+def test_what_a_function_imports_as_it_runs_is_its_code(described, words):
+    code = f"def Mine(x):\n    def inner():\n        {words}\n        return twice(x)\n    return inner()\n"
+    before = described(code)
+    assert other_code(before, described(code)) is None
+    assert other_code(before, described(code, HELPING.replace("2 *", "3 *"))) == "coding:Mine"
+
+
+def test_of_a_name_that_is_imported_as_code_runs_what_lies_beside_it_does_not_count(described):
+    code = "def Mine(x):\n    from helping import twice\n    return twice(x)\n"
+    assert other_code(described(code), described(code, HELPING.replace("3", "4"))) is None
+
+
+@pytest.mark.parametrize("helping", ["raise SystemExit(1)", "1 / 0", "import nothing_here", ""])
+def test_an_import_that_fails_does_not_count(described, helping):
+    code = "def Mine(x):\n    from helping import twice\n    import nothing_here\n    return twice(x)\n"
+    assert described(code, helping)["code of coding:Mine"] != "unknown"
+    assert other_code(described(code, helping), described(code, "")) is None
+
+
+def test_relative_imports_are_followed_and_installed_modules_are_not_imported(tmp_path, monkeypatch):
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setattr(sys, "dont_write_bytecode", True)
+    installed = tmp_path / "installed"
+    installed.mkdir()
+    (installed / "heavy_library.py").write_text("")
+    monkeypatch.syspath_prepend(installed)
+    monkeypatch.setattr("atoll.core.fingerprint._INSTALLED", (str(installed),))
+    (tmp_path / "packed").mkdir()
+    (tmp_path / "packed" / "__init__.py").write_text("")
+    (tmp_path / "packed" / "coding.py").write_text(
+        "def Mine(x):\n    import heavy_library\n    from . import helping\n    from .more import add\n"
+        "    return helping.twice(add(x))\n"
+    )
+
+    def describe(helping=HELPING, more="def add(x):\n    return x + 1\n"):
+        for name, text in (("helping", helping), ("more", more)):
+            (tmp_path / "packed" / f"{name}.py").write_text(text)
+        for name in ("packed", "packed.coding", "packed.helping", "packed.more"):
+            monkeypatch.delitem(sys.modules, name, raising=False)
+        return environment_of_code(["packed.coding:Mine"])
+
+    before = describe()
+    assert "heavy_library" not in sys.modules
+    assert other_code(before, describe()) is None
+    assert other_code(before, describe(HELPING.replace("2 *", "3 *"))) == "packed.coding:Mine"
+    assert other_code(before, describe(more="def add(x):\n    return x + 2\n")) == "packed.coding:Mine"
+
+
 @pytest.mark.parametrize(
     "edited",
     [{}, {"code": CODE.replace("a comment", "another")}, {"code": CODE.replace("return x", "return 1")}],
 )
 def test_comments_and_code_beside_it_do_not_make_other_code(described, edited):
     assert other_code(described(), described(**edited)) is None
+
+
+@pytest.mark.parametrize("distribution", [True, False], ids=["metadata", "__version__"])
+def test_another_version_of_an_installed_package_is_other_code(tmp_path, monkeypatch, distribution):
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setattr(sys, "dont_write_bytecode", True)
+    monkeypatch.setattr("atoll.core.fingerprint._INSTALLED", (str(tmp_path),))
+
+    def describe(version, body="pass"):
+        lines = "" if distribution else f"__version__ = {version!r}\n"
+        (tmp_path / "theirs.py").write_text(f"{lines}class Mine:\n    def loss(self, x): {body}\n")
+        if distribution:
+            about = tmp_path / "theirs_of_them.dist-info"
+            about.mkdir(exist_ok=True)
+            (about / "METADATA").write_text(
+                f"Metadata-Version: 2.1\nName: theirs-of-them\nVersion: {version}\n"
+            )
+            (about / "top_level.txt").write_text("theirs\n")
+        monkeypatch.delitem(sys.modules, "theirs", raising=False)
+        return environment_of_code(["theirs:Mine"])
+
+    before = describe("1.0")
+    assert other_code(before, describe("1.1")) == "theirs:Mine"
+    assert other_code(before, describe("1.0", "return x")) is None
+
+
+def test_the_version_of_atoll_is_not_that_of_code(monkeypatch):
+    before = environment_of_code(["atoll.methods.ssd:METHOD"])
+    monkeypatch.setattr("atoll.core.environment._fingerprints", {})
+    monkeypatch.setattr(importlib.metadata, "version", lambda name: "another")
+    assert other_code(before, environment_of_code(["atoll.methods.ssd:METHOD"])) is None
 
 
 def test_what_cannot_be_compared_is_not_other_code(described):

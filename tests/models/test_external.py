@@ -1,6 +1,9 @@
 """Encoders of other libraries against those libraries themselves."""
 
+import importlib
+import inspect
 import json
+import sys
 
 import pytest
 import torch
@@ -171,6 +174,66 @@ def test_a_fingerprint_tells_weights_and_structure_apart_and_nothing_else():
     assert give_encoder(Net, 1, 16) == give_encoder(Net, 1, 16) != first
     assert give_encoder(Net, 1, 16) != give_encoder(Maps, 1, 16)
     assert give_encoder(Net, 1, 16) != give_encoder(Net, 2, 16)
+
+
+NETWORK = """
+from torch import nn
+from blocks import Block
+
+class Network(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.block = Block()
+
+    def forward(self, images):
+        return self.block(images).flatten(1)
+"""
+BLOCKS = """
+from torch import nn
+
+class Block(nn.Module):
+    def forward(self, x):  # a comment
+        return x + 1
+"""
+
+
+def test_edits_of_the_modules_that_a_given_encoder_uses_are_another_encoder(tmp_path, monkeypatch):
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setattr(sys, "dont_write_bytecode", True)  # edits of one second look alike to Python
+
+    def given(blocks, made=False):
+        for name, text in (("network", NETWORK), ("blocks", blocks)):
+            (tmp_path / f"{name}.py").write_text(text)
+            monkeypatch.delitem(sys.modules, name, raising=False)
+        network = importlib.import_module("network").Network
+        return give_encoder(network() if made else network, 1, 16)
+
+    for made in (False, True):
+        assert given(BLOCKS, made) == given(BLOCKS.replace("a comment", "another"), made)
+        assert given(BLOCKS, made) != given(BLOCKS.replace("x + 1", "x - 1"), made)
+
+
+class Shy:
+    __slots__ = ()
+
+    def __repr__(self):
+        raise RuntimeError
+
+
+SHY = Shy()
+
+
+class OfShy(Net):
+    def forward(self, images):
+        return super().forward(images) if SHY else images
+
+
+def test_an_encoder_whose_code_cannot_be_read_is_known_by_its_text(monkeypatch):
+    before = give_encoder(OfShy(seed=3), 1, 16)
+    assert before == give_encoder(OfShy(seed=3), 1, 16) != give_encoder(Net(seed=3), 1, 16)
+    getsource = inspect.getsource
+    monkeypatch.setattr(inspect, "getsource", lambda kind: getsource(kind).replace("else", "or"))
+    assert give_encoder(OfShy(seed=3), 1, 16) != before
 
 
 @pytest.mark.parametrize(

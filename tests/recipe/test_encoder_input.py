@@ -44,9 +44,17 @@ def test_what_cannot_be_found_out_is_asked_for_in_one_sentence():
 
 
 def test_an_option_of_another_encoder_is_ignored_with_a_warning():
-    with pytest.warns(UserWarning, match="model.width does not apply to 'timm:test_vit' and is ignored"):
+    with pytest.warns(
+        UserWarning, match="model.width does not apply to the encoder 'timm:test_vit' and is ignored"
+    ):
         recipe = make_recipe({"model": {**VIT["model"], "width": 8}})
     assert recipe.model.width is None
+
+
+def test_a_warning_calls_a_given_encoder_by_its_authors_name():
+    known = {"views": {"mean": [0.5], "std": [0.5]}, "model": {"stem": "standard"}}
+    with pytest.warns(UserWarning, match="model.stem does not apply to the encoder Flatten and is ignored"):
+        give(with_size(known), nn.Flatten())
 
 
 def test_a_recipe_whose_method_is_not_imported_has_the_encoders_configuration_too(tmp_path):
@@ -55,7 +63,7 @@ def test_a_recipe_whose_method_is_not_imported_has_the_encoders_configuration_to
         'base = "digits-ssd"\n[method]\nname = "mine:METHOD"\n[model]\nencoder = "timm:test_vit"\n'
     )
     (tmp_path / "mine.py").write_text("from atoll.methods.ssd import METHOD\n")
-    with pytest.warns(UserWarning, match="does not apply to 'timm:test_vit' and is ignored"):
+    with pytest.warns(UserWarning, match="does not apply to the encoder 'timm:test_vit' and is ignored"):
         recipe, composed = load_recipe(path, own_code=False), load_recipe(path)
     assert (recipe.data, recipe.views, recipe.model) == (composed.data, composed.views, composed.model)
 
@@ -63,7 +71,7 @@ def test_a_recipe_whose_method_is_not_imported_has_the_encoders_configuration_to
 def test_an_encoder_of_code_that_is_not_imported_loses_the_options_of_others(tmp_path):
     path = tmp_path / "mine.toml"
     path.write_text('base = "digits-ssd"\n[model]\nencoder = "nowhere:Net"\n')
-    with pytest.warns(UserWarning, match="does not apply to 'nowhere:Net' and is ignored"):
+    with pytest.warns(UserWarning, match="does not apply to the encoder 'nowhere:Net' and is ignored"):
         recipe = load_recipe(path, own_code=False)
     assert recipe.model.stem == "cifar"
 

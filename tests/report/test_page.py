@@ -89,6 +89,35 @@ def test_the_highest_accuracy_is_marked_and_a_shape_never_is(tmp_path):
     )
 
 
+OTHERS = {
+    "data": ({"recipe": {"data": {"source": "digits", "limit": 9}}}, "differ in their images (data.limit)"),
+    "split": ({"results": {**evaluation(0.8), "split": "train"}}, "were not evaluated on the same images"),
+    "count": (
+        {"results": {**evaluation(0.8), "knn/test_images": 50}},
+        "were not evaluated on the same images",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", OTHERS)
+def test_between_runs_with_other_images_nothing_is_the_highest(tmp_path, name):
+    other, sentence = OTHERS[name]
+    page = report(tmp_path, make_run(tmp_path / "a", "moon"), make_run(tmp_path / "b", "ssd", **other))
+    assert not any(cell.endswith("highest") for method in ("moon", "ssd") for cell in row(page, method))
+    assert f"No value is bold, because the runs {sentence}." in page.text
+    assert "Bold:" not in page.text
+
+
+def test_images_of_another_seed_or_memory_are_no_other_images(tmp_path):
+    runs = [
+        make_run(tmp_path / f"a{seed}", "moon", seed, {**evaluation(0.7), "knn/test_images": 400 + seed})
+        for seed in (0, 1)
+    ]
+    settings = {"recipe": {"data": {"source": "digits", "memory_gib": 2.0}}}
+    page = report(tmp_path, *runs, make_run(tmp_path / "b", "ssd", results=evaluation(0.8), **settings))
+    assert row(page, "ssd")[1].endswith("highest")
+
+
 def test_what_cannot_be_told_from_the_highest_is_marked_too(tmp_path):
     runs = [("moon", (0.70, 0.80)), ("ssd", (0.79, 0.81)), ("byol", (0.50, 0.51))]
     folders = [
@@ -123,7 +152,10 @@ def test_what_else_differs_than_the_method_is_said(tmp_path):
 def test_seeds_with_other_numbers_of_images_have_one_protocol(tmp_path):
     a = make_run(tmp_path / "a", "moon", results={**evaluation(0.9), "geometry/client_images": 1438})
     b = make_run(tmp_path / "b", "ssd", results={**evaluation(0.9), "geometry/client_images": 1430})
-    assert "different protocols" not in report(tmp_path, a, b).text
+    text = report(tmp_path, a, b).text
+    assert "different protocols" not in text
+    assert "test images 400" in text
+    assert "client images 1438 or 1430" in text
 
 
 def test_different_protocols_are_not_passed_off_as_one(tmp_path):
@@ -266,6 +298,17 @@ def test_of_damaged_metrics_nothing_is_claimed(tmp_path):
     assert "No update was refused or lost." not in text
     with pytest.warns(UserWarning, match=r"damaged: metrics\.jsonl is missing or empty, so there are no"):
         report_runs([damaged])
+
+
+def test_a_report_is_a_page_and_replaces_no_file_of_a_run(tmp_path):
+    run, other = (make_run(tmp_path / name) for name in ("run", "other"))
+    for name in ("recipe.toml", "metrics.jsonl", "page"):
+        with pytest.raises(UserError, match=r"does not end in \.html"):
+            report_runs([run], other / name)
+    with pytest.raises(UserError, match="belongs to the run"):
+        report_runs([run], other / "checkpoints" / "page.html")
+    assert report_runs([run], other / "report.html").is_file()
+    assert report_runs([run], other / "mine.html").is_file()
 
 
 def test_a_note_names_its_run_among_several(tmp_path):

@@ -121,11 +121,11 @@ def _add_embed(commands: Commands) -> None:
 
 
 def _embed(options: argparse.Namespace) -> int:
-    from atoll.commands.embed import check_suffix, embed_images, save_embeddings
+    from atoll.commands.embed import check_embeddings, embed_images, save_embeddings
     from atoll.commands.evaluate import find_encoder
     from atoll.models import load_encoder
 
-    check_suffix(options.output)  # before the images are read
+    check_embeddings(options.output)  # before the images are read
     encoder = load_encoder(find_encoder(options.encoder))
     names, h = embed_images(encoder, options.images, options.on_corrupt)
     save_embeddings(options.output, names, h)
@@ -207,7 +207,7 @@ def _add_report(commands: Commands) -> None:
         "-o",
         "--output",
         type=path_of,
-        help="the page (default: report.html in the run; for several runs, here)",
+        help="the page, .html (default: report.html in the run; for several runs, here)",
     )
 
 

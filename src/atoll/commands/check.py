@@ -17,7 +17,7 @@ from atoll.core.checkpoints import checkpoint_files, load_checkpoint, round_of
 from atoll.core.digests import JSON, TOML
 from atoll.core.errors import UserError
 from atoll.core.kept_models import FOLDER as MODELS
-from atoll.core.run_folder import DETECTION, NEIGHBOURS, REMEDIES, Run, damaged
+from atoll.core.run_folder import DETECTION, ENVIRONMENT, HELD_OUT, NEIGHBOURS, Run, damaged, missing
 from atoll.core.tree import load, sealed
 from atoll.engines.client_states import label
 from atoll.engines.state_packs import read_place, read_table
@@ -69,9 +69,8 @@ def _check(run: Run, found: Checked) -> None:
     try:
         if run.started() and not checkpoint_files(run.checkpoints):
             found.damaged.append(f"{run.checkpoints} holds no checkpoint; restore one from a copy")
-        found.damaged += [
-            f"{path} is missing; {remedy}" for path, remedy in _needed(run).items() if not path.is_file()
-        ]
+        found.damaged += [missing(path) for path in _needed(run) if not path.is_file()]
+        found.damaged += _lost_lines(run)
     except UserError as error:
         if str(error) not in found.damaged:
             found.damaged.append(str(error))
@@ -79,17 +78,29 @@ def _check(run: Run, found: Checked) -> None:
         _check(Run(other), found)
 
 
-def _needed(run: Run) -> dict[Path, str]:
-    """Files that the run must have by now, and what to do where one is missing."""
-    again = "resume the run, which writes it again"
-    needed = {}
+def _needed(run: Run) -> Iterator[Path]:
+    """Files that the run must have by now."""
     if run.completed_rounds():
-        needed = {run.partition_path: again, run.folder / "metrics.jsonl": REMEDIES["metrics.jsonl"]}
+        yield run.partition_path
+        yield run.folder / "metrics.jsonl"
+        if (run.folder / HELD_OUT).is_file():  # which no version wrote without the other
+            yield run.folder / ENVIRONMENT
         if run.completed_rounds() >= recipe_of(run).train.rounds:
-            needed[run.folder / "evaluation.json"] = again
+            yield run.folder / "evaluation.json"
     if run.results.get("model") is not None:
-        needed[run.encoder_path] = again
-    return needed
+        yield run.encoder_path
+
+
+def _lost_lines(run: Run) -> list[str]:
+    """A sentence, if the metrics end before the newest complete round."""
+    path, done = run.folder / "metrics.jsonl", run.completed_rounds()
+    last = max((line["round"] for line in run.metrics), default=-1)
+    if not 0 <= last < done:  # without any line the file is missing, or incomplete
+        return []
+    remedy = "restore it from a copy, or go on without its last lines"
+    if last == done - 1 and not run.finished:  # a kill after the checkpoint, which holds the line
+        remedy = "resume the run, which writes the last line again"
+    return [f"{path} ends at round {last} of {done}; {remedy}"]
 
 
 def _readers(run: Run) -> Iterator[tuple[Path, Callable[[], object]]]:
@@ -103,7 +114,7 @@ def _readers(run: Run) -> Iterator[tuple[Path, Callable[[], object]]]:
             yield path, partial(partition_of, run)
         elif path.name == "evaluation.json":
             yield path, partial(getattr, run, "results")
-        elif path.name == "environment.json":
+        elif path.name == ENVIRONMENT:
             yield path, run.environments
         elif path.name == "metrics.jsonl":
             yield path, partial(_metrics, run, path)

@@ -17,6 +17,7 @@ from torch import Tensor
 
 from atoll.core.errors import UserError
 from atoll.core.files import read_bytes, write_whole
+from atoll.core.run_folder import check_output
 from atoll.core.text import clean
 from atoll.data.decode import Decoding, decode_batch
 from atoll.data.folders import IMAGE_SUFFIXES, is_image
@@ -106,18 +107,19 @@ def save_embeddings(path: Path, names: list[str], h: Tensor) -> None:
     """Write representations as ``.npz``, ``.csv`` or ``.parquet``.
 
     Raises:
-        UserError: The suffix is unknown, or the file cannot be written.
+        UserError: See `check_embeddings`, or the file cannot be written.
     """
-    check_suffix(path)
+    check_embeddings(path)
     write_whole(path, _WRITERS[path.suffix](names, h))
 
 
-def check_suffix(path: Path) -> None:
-    """Refuse a file of embeddings with another suffix.
+def check_embeddings(path: Path) -> None:
+    """Refuse a file of embeddings with another suffix, or in a run's own folders.
 
     Raises:
-        UserError: The suffix is unknown.
+        UserError: The suffix is unknown, or the file belongs to a run.
     """
+    check_output(path)
     if path.suffix not in _WRITERS:
         raise UserError(f"cannot write embeddings to {path}; its suffix must be one of {', '.join(_WRITERS)}")
 

@@ -17,7 +17,7 @@ from atoll.core.errors import UserError, did_you_mean
 from atoll.core.extras import require
 from atoll.core.files import write_whole
 from atoll.core.provenance import version
-from atoll.core.run_folder import Run
+from atoll.core.run_folder import Run, check_output
 from atoll.models import Encoder, load_encoder
 from atoll.models.exported import EXTRA, INPUT, KEY, OUTPUT, is_ours
 from atoll.models.files import library_bytes
@@ -44,10 +44,12 @@ def export_run(
         The file or folder.
 
     Raises:
-        UserError: There is no encoder, or see `export`.
+        UserError: There is no encoder, the output belongs to a run, or see `export`.
     """
     path = find_encoder(run_or_encoder)
     name = f"encoder-export-{format}" if format in FOLDERS else f"encoder-export.{format}"
+    if output:
+        check_output(output)
     output = output or path.with_name(name)
     run = Run(path.parent)
     model = path.stem.removeprefix("encoder").removeprefix("-")

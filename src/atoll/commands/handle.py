@@ -15,6 +15,7 @@ from rich.text import Text
 from atoll.commands.evaluate import find_encoder
 from atoll.commands.export import export_run
 from atoll.commands.neighbours import search
+from atoll.commands.report import check_page
 from atoll.core import run_folder
 from atoll.core.extras import require
 from atoll.core.given import Given
@@ -83,6 +84,8 @@ class Run(run_folder.Run):
         Raises:
             UserError: There is no run in the folder, or the page cannot be written.
         """
+        if out:
+            check_page(Path(out))
         return write_report([self.folder], Path(out) if out else self.folder / "report.html")
 
     def encoder(self) -> Encoder:

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from atoll.core.errors import UserError
-from atoll.core.run_folder import Run
+from atoll.core.run_folder import Run, check_output
 from atoll.report import write_report
 from atoll.report.page import read_folders
 
@@ -17,18 +17,33 @@ def report_runs(runs: Sequence[Path], output: Path | None = None) -> Path:
 
     Args:
         runs: The runs' folders.
-        output: The page; None for ``report.html`` in the run's folder, or, for several runs, in the working folder.
+        output: The page, a name that ends in .html; None for ``report.html`` in the run's folder, or, for several
+            runs, in the working folder.
 
     Returns:
         The page. What it lacks because a file is missing or damaged is a warning.
 
     Raises:
-        UserError: A folder contains no run, or the page of several runs would overwrite another page.
+        UserError: A folder contains no run, the page of several runs would overwrite another page, or see
+            `check_page`.
     """
     folders = [Run(run).require().folder for run in runs]
+    if output:
+        check_page(output)
     page = output or (folders[0] if len(folders) == 1 else Path()) / "report.html"
     if len(folders) > 1 and not output and page.exists():
         raise UserError(f"{page} already exists and may belong to another run; choose a file with -o FILE")
     for lack in (sentence for folder in read_folders(folders) for sentence in folder.missing):
         warnings.warn(lack, stacklevel=2)
     return write_report(folders, page)
+
+
+def check_page(page: Path) -> None:
+    """Refuse a file for a report that is no page, or one of a run's other files.
+
+    Raises:
+        UserError: Its name does not end in .html, or it belongs to a run.
+    """
+    if page.suffix.lower() != ".html":
+        raise UserError(f"a report is a web page, and {page} does not end in .html; choose another --output")
+    check_output(page)

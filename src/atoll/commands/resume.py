@@ -25,7 +25,7 @@ from atoll.core.environment import (
 )
 from atoll.core.errors import UserError
 from atoll.core.given import Given
-from atoll.core.run_folder import HELD_OUT, RESTART, Run
+from atoll.core.run_folder import ENVIRONMENT, HELD_OUT, RESTART, Run, missing
 from atoll.data.images import ImageSet
 from atoll.models import load_encoder
 from atoll.recipe.recipe import Recipe, recipe_of
@@ -138,7 +138,7 @@ def record_environment(run: Run, recipe: Recipe, device: torch.device) -> None:
     last = environments[-1]["environment"] if environments else {}
     if not environments or difference(last, here) or other_code(last, here):
         environments.append({"after_round": run.completed_rounds(), "environment": here})
-        run.write("environment.json", json.dumps({"environments": environments}) + "\n")
+        run.write(ENVIRONMENT, json.dumps({"environments": environments}) + "\n")
 
 
 def check_inputs(run: Run, weights: str | None, held_out: ImageSet) -> None:
@@ -223,7 +223,7 @@ def check_folder(run: Run, recipe: Recipe, resume: bool, other_environment: bool
 
     Raises:
         UserError: The folder contains other files, a run while ``resume`` is false, a run of another recipe, one
-            of other code of the user's, or an unfinished one of another environment.
+            of other code of the user's, an unfinished one of another environment, or one that has lost its record.
     """
     _check_not_others(run)
     if not run.exists():
@@ -240,6 +240,7 @@ def check_folder(run: Run, recipe: Recipe, resume: bool, other_environment: bool
     if reason := _difference(run, recipe):
         raise UserError(reason)
     if not other_environment:
+        _check_recorded(run)
         _check_code(run, recipe)
         if not is_done(run, recipe):
             _check_environment(run, recipe)
@@ -292,6 +293,13 @@ def _other_code(run: Run, recipe: Recipe) -> str | None:
     if not environments:
         return None
     return other_code(environments[-1]["environment"], environment_of_code(recipe.own_code))
+
+
+def _check_recorded(run: Run) -> None:
+    """Refuse a run that has lost the record of its environments; the first versions wrote none, nor HELD_OUT."""
+    path = run.folder / ENVIRONMENT
+    if (run.folder / HELD_OUT).is_file() and not path.is_file():
+        raise UserError(missing(path))
 
 
 def _check_code(run: Run, recipe: Recipe) -> None:

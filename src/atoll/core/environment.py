@@ -13,7 +13,7 @@ import torch
 from torch import nn
 
 from atoll.core.devices import device_kind
-from atoll.core.fingerprint import fingerprint
+from atoll.core.fingerprint import fingerprint, installed_version
 from atoll.core.imports import import_attribute
 
 Environment = dict[str, str | int]
@@ -61,6 +61,8 @@ def environment(device: torch.device, threads: int) -> Environment:
 def environment_of_code(names: Sequence[str]) -> Environment:
     """Describe the user's code that a recipe names: its fingerprints, and the version of Python they depend on.
 
+    Code in an installed package counts by its names and the package's version.
+
     Args:
         names: Names, ``module:attribute``, which are imported.
 
@@ -74,16 +76,18 @@ def environment_of_code(names: Sequence[str]) -> Environment:
     for name in names:
         value = import_attribute(name, "the recipe's code")
         if name not in _fingerprints or _fingerprints[name][0] is not value:
-            _fingerprints[name] = (value, _fingerprint_of_code(value))
+            _fingerprints[name] = (value, _fingerprint_of_code(name, value))
         found[CODE + name] = _fingerprints[name][1]
     return found
 
 
-def _fingerprint_of_code(value: Any) -> str:
+def _fingerprint_of_code(name: str, value: Any) -> str:
     # A module's weights may be drawn at its import, and the run has a copy of them.
     own = type(value) if isinstance(value, nn.Module) else value
     try:
-        return fingerprint(own, versions=False)
+        # The code of an installed package counts by its names, which an upgrade may keep.
+        version = installed_version(name.partition(":")[0])
+        return fingerprint([own, version] if version else own, versions=False)
     except Exception:  # the user's objects may refuse to be read, or hold each other endlessly
         return UNKNOWN
 

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
+import dis
 import functools
 import hashlib
+import importlib.metadata
+import importlib.util
 import logging
 import re
 import sys
 import sysconfig
 import types
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import numpy as np
@@ -18,14 +22,15 @@ import torch
 DIGITS = 12
 _PLAIN = (type(None), bool, int, float, complex, str, bytes)
 _INSTALLED = tuple(sysconfig.get_paths()[name] for name in ("stdlib", "platstdlib", "purelib", "platlib"))
+_OF_PYTHON_OR_ATOLL = {*sys.stdlib_module_names, __name__.partition(".")[0]}
 
 
 def fingerprint(value: Any, versions: bool = True) -> str:
     """Compute a digest of an object's type and content.
 
     Functions and classes of the user's own code count by their compiled code, with the values that a function takes
-    from around it; those of Atoll and of installed libraries by their names, and the library's version. Comments do
-    not count. Another version of Python compiles the same code to another digest.
+    from around it or imports; those of Atoll and of installed libraries by their names, and the library's version.
+    Comments do not count. Another version of Python compiles the same code to another digest.
 
     Args:
         value: Any object: a function, a module, an instance of a class.
@@ -42,6 +47,20 @@ def fingerprint(value: Any, versions: bool = True) -> str:
     found = _Fingerprint(versions)
     found.add(value)
     return found.digest.hexdigest()[:DIGITS]
+
+
+def installed_version(module: str) -> str:
+    """Version of the installed package that has a module; empty for the user's modules, Python's and Atoll's.
+
+    Args:
+        module: The name of a module that is imported.
+    """
+    top = module.partition(".")[0]
+    if top in _OF_PYTHON_OR_ATOLL or not _is_library(module):
+        return ""
+    names = importlib.metadata.packages_distributions().get(top, ())
+    versions = [importlib.metadata.version(name) for name in sorted({*names})]
+    return " ".join(versions) or str(getattr(sys.modules[top], "__version__", ""))
 
 
 class _Fingerprint:
@@ -118,16 +137,39 @@ def _parts(value: Any) -> list[Any]:
 
 
 def _of_function(function: types.FunctionType) -> list[Any]:
-    """Code, defaults, and what the code finds in the enclosing functions and in the module."""
-    names = dict.fromkeys(_names(function.__code__))
+    """Code, defaults, and what the code imports, and finds in the enclosing functions and in the module."""
+    codes = _codes(function.__code__)
+    names = dict.fromkeys(name for code in codes for name in code.co_names)
     used = {name: function.__globals__[name] for name in names if name in function.__globals__}
     cells = [cell.cell_contents for cell in function.__closure__ or ()]
-    return [function.__code__, function.__defaults__, function.__kwdefaults__, cells, used]
+    imported = [module for code in codes for module in _imported(code, function.__globals__)]
+    return [function.__code__, function.__defaults__, function.__kwdefaults__, cells, used, *imported]
 
 
-def _names(code: types.CodeType) -> list[str]:
-    inner = [name for part in code.co_consts if isinstance(part, types.CodeType) for name in _names(part)]
-    return [*code.co_names, *inner]
+def _codes(code: types.CodeType) -> list[types.CodeType]:
+    """A function's code, and that of the functions inside it."""
+    inner = [part for part in code.co_consts if isinstance(part, types.CodeType)]
+    return [code, *(deeper for part in inner for deeper in _codes(part))]
+
+
+def _imported(code: types.CodeType, around: dict[str, Any]) -> Iterator[Any]:
+    """What code imports of the user's modules as it runs; what cannot be imported does not count."""
+    steps = [step for step in dis.get_instructions(code) if step.opname != "EXTENDED_ARG"]
+    for level, names, step in zip(steps, steps[1:], steps[2:], strict=False):
+        if step.opname != "IMPORT_NAME":
+            continue
+        with contextlib.suppress(Exception, SystemExit):  # the user's module may raise any exception
+            top = "." * level.argval + step.argval.partition(".")[0]
+            if _is_own(importlib.util.resolve_name(top, around.get("__package__"))):
+                asked = names.argval or ("__name__",)  # with a name, the innermost module is returned
+                module = __import__(step.argval, around, None, asked, level.argval)
+                yield from [getattr(module, name) for name in names.argval] if names.argval else [module]
+
+
+def _is_own(module: str) -> bool:
+    """Whether there is such a module of the user's, which may not be imported yet."""
+    spec = None if _is_library(module) else importlib.util.find_spec(module)
+    return spec is not None and not (spec.origin or "").startswith(_INSTALLED)
 
 
 def _held(value: type | types.ModuleType) -> list[Any]:
@@ -144,7 +186,7 @@ def _is_library(module: str) -> bool:
     """Whether a module is Python's own, Atoll's or an installed library's."""
     if module in ("__main__", "__mp_main__"):  # a notebook's has the file of an installed program
         return False
-    if module.partition(".")[0] in (*sys.stdlib_module_names, __name__.partition(".")[0]):
+    if module.partition(".")[0] in _OF_PYTHON_OR_ATOLL:
         return True
     file = getattr(sys.modules.get(module), "__file__", None)
     return file is not None and file.startswith(_INSTALLED)

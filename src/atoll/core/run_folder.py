@@ -27,9 +27,11 @@ import json
 import shutil
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
 
+from atoll.core.audit_log import FILE as AUDIT
 from atoll.core.checkpoints import checkpoint_files, load_checkpoint, save_checkpoint
 from atoll.core.digests import JSON, TOML, DamagedError, open_text, seal_text
 from atoll.core.errors import UserError
@@ -39,6 +41,7 @@ from atoll.core.metrics_lines import Metrics, Results, format_line, parse_lines
 from atoll.core.tree import Tree
 
 DETECTION = "detection"  # folder of the results of `atoll detect`
+ENVIRONMENT = "environment.json"
 LOGS = "logs.json"  # the ids of the run in other tools
 HELD_OUT = "held_out.json"  # the fingerprint of the images of the evaluations
 NEIGHBOURS = "neighbours.safetensors"
@@ -50,15 +53,17 @@ RESULTS = (  # of the finished encoder: out of date once another round is comple
     *("map.safetensors", NEIGHBOURS),
 )
 RUN_FILES = (
-    *("metrics.jsonl", "partition.json", "environment.json", "weights.json", HELD_OUT, LOGS),
+    *("metrics.jsonl", "partition.json", ENVIRONMENT, "weights.json", HELD_OUT, LOGS),
     *("checkpoints", "models", "prerequisites", "clients.safetensors", *RESULTS, "report.html"),
 )
 OTHER_FILES = ("recipe.toml", SITES, "tensorboard", "wandb", DETECTION)
+WRITTEN_AGAIN = ("report.html", "encoder-export")  # beginnings of names that nothing else depends on
 RESTART = "or start the run again with --restart"
 FORMS = {".json": JSON, ".toml": TOML}
 REMEDIES = {  # for a damaged file; any other one is made again if it is deleted
     "recipe.toml": f"restore it from a copy, {RESTART}",
     "metrics.jsonl": "restore it from a copy, or delete it and resume the run, without the curves so far",
+    ENVIRONMENT: "restore it from a copy, or delete it and resume the run with --other-environment",
 }
 
 
@@ -203,11 +208,11 @@ class Run:
         Raises:
             UserError: The file is damaged.
         """
-        found = (self.read_json("environment.json") or {}).get("environments", [])
+        found = (self.read_json(ENVIRONMENT) or {}).get("environments", [])
         if not isinstance(found, list) or not all(
             isinstance(one, dict) and isinstance(one.get("environment"), dict) for one in found
         ):
-            raise damaged(self.folder / "environment.json", "it lists no environments")
+            raise damaged(self.folder / ENVIRONMENT, "it lists no environments")
         return found
 
     def started(self) -> bool:
@@ -215,12 +220,9 @@ class Run:
         return self.finished or self.completed_rounds() > 0 or any(line["round"] > 0 for line in self.metrics)
 
     def reset(self) -> None:
-        """Delete the partition and the checkpoints, because a changed recipe may give other ones."""
-        for path in (
-            self.partition_path,
-            *(self.folder / name for name in ("environment.json", "weights.json")),
-            *checkpoint_files(self.checkpoints).values(),
-        ):
+        """Delete the partition, the checkpoints and so on, because a changed recipe may give other ones."""
+        names = ("partition.json", ENVIRONMENT, "weights.json", HELD_OUT)
+        for path in (*(self.folder / name for name in names), *checkpoint_files(self.checkpoints).values()):
             path.unlink(missing_ok=True)
 
     def clear(self) -> None:
@@ -321,8 +323,28 @@ class Run:
         return [path.name for pattern in RUN_FILES for path in self.folder.glob(pattern)]
 
 
+def check_output(path: Path) -> None:
+    """Refuse to write the result of another command in the place of a run's file; its report may be replaced.
+
+    Raises:
+        UserError: The path is that of a run's file, or lies in one of its folders.
+    """
+    place = path.resolve()
+    for folder in place.parents:
+        name = place.relative_to(folder).parts[0].lower()  # RECIPE.TOML may be the same file
+        taken = any(fnmatchcase(name, pattern) for pattern in (*RUN_FILES, *OTHER_FILES, AUDIT))
+        run = Run(folder)
+        if taken and not name.startswith(WRITTEN_AGAIN) and run.exists() and not run.stray_files():
+            raise UserError(f"{path} belongs to the run {folder}, which needs it; choose another --output")
+
+
 def damaged(path: Path, why: object) -> UserError:
     """Make the error for a damaged file of a run, which says what to do."""
-    return UserError(
-        f"{path} is damaged ({why}); {REMEDIES.get(path.name, 'delete it, then resume the run')}"
-    )
+    remedy = REMEDIES.get(path.name, "delete it, then resume the run")
+    return UserError(f"{path} is damaged ({why}); {remedy}")
+
+
+def missing(path: Path) -> str:
+    """Make the sentence for a file of a run that is missing, which says what to do."""
+    remedy = REMEDIES.get(path.name, "resume the run, which writes it again")
+    return f"{path} is missing; {remedy.replace('delete it and ', '')}"

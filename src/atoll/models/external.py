@@ -16,6 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from atoll.core.errors import UserError
+from atoll.core.fingerprint import fingerprint
 from atoll.core.given import PREFIX, Given
 from atoll.core.imports import import_attribute
 from atoll.models.encoder import Encoder, represent_black
@@ -163,7 +164,7 @@ def make_module(source: nn.Module | Factory, name: str, channels: int, size: int
 
 
 def give_encoder(source: Any, channels: int, size: int) -> Given:
-    """Name an encoder that Python code gives, with a fingerprint of its weights, structure and source.
+    """Name an encoder that Python code gives, with a fingerprint of its weights, structure and code.
 
     Args:
         source: A module, or a function or class that returns one. A factory is called under a fixed seed.
@@ -177,17 +178,29 @@ def give_encoder(source: Any, channels: int, size: int) -> Given:
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
         model = make_module(source, name, channels, size)
-    digest = hashlib.sha256(repr(model).encode())
-    for kind in (type(model), source):
-        try:
-            digest.update(inspect.getsource(kind).encode())
-        except (OSError, TypeError):  # built in, or typed where Python keeps no source
-            continue
+    digest = hashlib.sha256(f"{model!r}{_code_of(model, source)}".encode())
     for key, tensor in sorted(model.state_dict().items()):
         plain = tensor.detach().cpu().contiguous()
         digest.update(f"{key} {plain.dtype} {tuple(plain.shape)}".encode())
         digest.update(plain.reshape(-1).view(torch.uint8).numpy().tobytes())
     return Given.named(name, digest.hexdigest()[:_DIGITS], source)
+
+
+def _code_of(model: nn.Module, source: Any) -> str:
+    """A fingerprint of the code of a model's parts and its factory; their text, if they refuse to be read."""
+    kinds = [*dict.fromkeys(type(part) for part in model.modules())]
+    factory = [] if isinstance(source, nn.Module) else [source]
+    try:
+        return fingerprint([*kinds, *factory], versions=False)
+    except Exception:  # the user's objects may raise any exception, or hold each other endlessly
+        return "".join(map(_text_of, (type(model), source)))
+
+
+def _text_of(kind: Any) -> str:
+    try:
+        return inspect.getsource(kind)
+    except (OSError, TypeError):  # built in, or typed where Python keeps no source
+        return ""
 
 
 def call_it(source: Any) -> str:

@@ -103,13 +103,11 @@ def with_input(table: Mapping[str, Any], own_code: bool = True) -> dict[str, Any
             filled["views"][key] = getattr(found, key)
             missing += [] if getattr(found, key) or normalises else [f"views.{key}"]
     if missing:
-        given = isinstance(name, Given)
         raise UserError(
-            f"the encoder {name.partition(':')[2].partition('#')[0] if given else repr(name)} does not say what "
-            f"input it was made for; set {' and '.join(missing)}, such as "
+            f"{_words(name)} does not say what input it was made for; set {' and '.join(missing)}, such as "
             + (
                 '{"data": {"image_size": 64}, "views": {"mean": [0.5], "std": [0.5]}} in the recipe'
-                if given
+                if isinstance(name, Given)
                 else "--set data.image_size=64 views.mean=[0.5] views.std=[0.5]"
             )
         )
@@ -128,8 +126,17 @@ def _with_statistics(table: Mapping[str, Any], found: InputConfig) -> dict[str, 
 def _without_options(model: Mapping[str, Any]) -> dict[str, Any]:
     for key in sorted(ENCODER_OPTIONS & model.keys()):
         if model[key] != getattr(ModelOptions, key):  # a complete recipe holds the defaults
-            warnings.warn(f"model.{key} does not apply to {model['encoder']!r} and is ignored", stacklevel=2)
+            warnings.warn(
+                f"model.{key} does not apply to {_words(model['encoder'])} and is ignored", stacklevel=2
+            )
     return {key: value for key, value in model.items() if key not in ENCODER_OPTIONS}
+
+
+def _words(name: str) -> str:
+    """The encoder as a message calls it: a given one as its author does."""
+    return (
+        f"the encoder {name.partition(':')[2].partition('#')[0] if isinstance(name, Given) else repr(name)}"
+    )
 
 
 def _channels(table: Mapping[str, Any]) -> int:

@@ -14,10 +14,10 @@ from atoll.evaluation.metrics import KNN, Metric, constants
 from atoll.report.comparison import result_cells
 from atoll.report.folders import Folder
 from atoll.report.formats import csv_table, latex_table
-from atoll.report.groups import Group, Row, result_columns, untrained_rows
+from atoll.report.groups import Group, Row, differences, result_columns, untrained_rows
 from atoll.report.html import Html, folded, join, table, tag
 from atoll.report.numbers import UNMEASURED, Spread, best
-from atoll.report.wording import show
+from atoll.report.wording import either, show
 
 GEOMETRY_NOTE = (
     "−uniformity is the negative logarithm of the mean Gaussian potential between representations on the sphere. "
@@ -46,6 +46,9 @@ def results_table(groups: Sequence[Group], rows: Sequence[Row]) -> Html:
         best(column) if metric.better == "higher" else [False] * len(column)
         for metric, column in zip(columns, spreads, strict=True)
     ]
+    other = _other_images(groups) if any(map(any, marks)) else ""
+    if other:
+        marks = [[False] * len(rows) for _ in columns]
     body = [
         [
             method_label(row.line, row.label, _facts(row)),
@@ -60,7 +63,7 @@ def results_table(groups: Sequence[Group], rows: Sequence[Row]) -> Html:
     seeded = any(value is not None and value.count > 1 for column in spreads for value in column)
     accuracies = [value.mean for row in rows if (value := row.spread(KNN))]
     notes = [
-        _meaning_of_bold(seeded) if any(map(any, marks)) else "",
+        other or (_meaning_of_bold(seeded) if any(map(any, marks)) else ""),
         _standard_error(groups, accuracies),
         GEOMETRY_NOTE if any(not metric.better for metric in columns) else "",
     ]
@@ -108,6 +111,22 @@ def _meaning_of_bold(seeded: bool) -> str:
     return "Bold: the highest accuracy of the column. One seed cannot distinguish a better method from a lucky one."
 
 
+def _other_images(groups: Sequence[Group]) -> str:
+    """A sentence that says in which images the runs differ, so that no accuracy is the best one; or nothing."""
+    recipes = differences([group.recipe for group in groups])
+    keys = [key for key in recipes if key.startswith("data.") and key != "data.memory_gib"]
+    if keys:
+        return f"No value is bold, because the runs differ in their images ({', '.join(keys)})."
+    tested: dict[int, set[Any]] = {}  # by seed: each may have test images of its own
+    for run in (run for group in groups for run in group.runs):
+        first = next(iter(run.results.get("by_model", {}).values()), run.results)
+        if "knn/test_images" in first:
+            tested.setdefault(run.seed, set()).add((run.results.get("split"), first["knn/test_images"]))
+    if any(len(sets) > 1 for sets in tested.values()):
+        return "No value is bold, because the runs were not evaluated on the same images."
+    return ""
+
+
 def _standard_error(groups: Sequence[Group], accuracies: Sequence[float]) -> str:
     results = [result for group in groups for result in group.results]
     tested = {(found["knn/test_images"], found["split"]) for found in results if "knn/test_images" in found}
@@ -152,7 +171,7 @@ def evaluations_table(groups: Sequence[Group]) -> Html:
         first = records[0]
         seeds = f"{len(records)} seeds" if len(records) > 1 else f"seed {first['seed']}"
         row = Row(groups[i].label, records, i, len(records))
-        where = _other_images(first.get("data", {}), groups[i].recipe.get("data", {}))
+        where = _images_words(first.get("data", {}), groups[i].recipe.get("data", {}))
         about = [method_label(i, row.label, seeds), where, first["split"]]
         body += [
             [*about, metric.title, _cell(row.spread(metric), metric)] for metric in result_columns([row])
@@ -164,7 +183,7 @@ def evaluations_table(groups: Sequence[Group]) -> Html:
     return join([whole, folded("Constants of these measures", *words)])
 
 
-def _other_images(found: Mapping[str, Any], own: Mapping[str, Any]) -> str:
+def _images_words(found: Mapping[str, Any], own: Mapping[str, Any]) -> str:
     """Name the images of an evaluation by what is not as in the recipe."""
     other = {key: value for key, value in found.items() if value != own.get(key)}
     words = [
@@ -232,7 +251,7 @@ def _named(
 
 def protocols(groups: Sequence[Group]) -> Html:
     """Split and constants of the protocols, listed once if all runs share them."""
-    sets: dict[str, tuple[list[str], str, dict[str, dict[str, Any]]]] = {}
+    sets: dict[str, tuple[list[str], str, list[dict[str, dict[str, Any]]]]] = {}
     measured = [(group.label, result) for group in groups for result in group.results]
     measured = measured or [(row.label, result) for row in untrained_rows(groups) for result in row.results]
     for label, result in measured:
@@ -245,11 +264,12 @@ def protocols(groups: Sequence[Group]) -> Html:
             }
             for protocol, values in found.items()
         }
-        labels = sets.setdefault(repr((split, same)), ([], split, found))[0]
+        labels, _, constants_of = sets.setdefault(repr((split, same)), ([], split, []))
+        constants_of.append(found)
         if label not in labels:
             labels.append(label)
     blocks = []
-    for labels, split, found in sets.values():
+    for labels, split, constants_of in sets.values():
         if len(sets) > 1:
             blocks.append(tag("h4", ", ".join(labels)))
         on = f"Measured on the {split} images."
@@ -259,13 +279,27 @@ def protocols(groups: Sequence[Group]) -> Html:
             tag(
                 "div", tag("dt", "kNN, cosine" if name == "knn" else name), tag("dd", constants_words(values))
             )
-            for name, values in found.items()
+            for name, values in _together(constants_of).items()
         ]
         blocks.append(join([tag("p", on), tag("dl", *entries, class_="constants")]))
     if len(sets) > 1:
         warning = "The runs were evaluated under different protocols. Compare their results with care."
         blocks.insert(0, tag("p", warning, class_="note"))
     return join(blocks) if blocks else tag("p", "Nothing has been measured yet.")
+
+
+def _together(runs: Sequence[Mapping[str, Mapping[str, Any]]]) -> dict[str, dict[str, Any]]:
+    """Constants of several runs by protocol; one that differs, such as a count, as all its values."""
+    values: dict[str, dict[str, dict[str, None]]] = {}
+    for run in runs:
+        for protocol, found in run.items():
+            for name, value in found.items():
+                if value not in ("", None):
+                    values.setdefault(protocol, {}).setdefault(name, {})[show(value)] = None
+    return {
+        protocol: {name: either(list(shown)) for name, shown in of_protocol.items()}
+        for protocol, of_protocol in values.items()
+    }
 
 
 def constants_words(values: Mapping[str, Any]) -> str:

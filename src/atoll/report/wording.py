@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 # The main options of each kind of partition.
@@ -19,6 +19,17 @@ PARTITION_PARAMETERS = {
 def plural(count: int, word: str) -> str:
     """Format a count with its noun."""
     return f"{count:,} {word}{'' if count == 1 else 's'}"
+
+
+def either(words: Sequence[str]) -> str:
+    """Join alternatives.
+
+    Example:
+        >>> from atoll.report.wording import either
+        >>> either(["359", "50"]), either(["1", "2", "3"])
+        ('359 or 50', '1, 2 or 3')
+    """
+    return " or ".join(part for part in (", ".join(words[:-1]), words[-1]) if part)
 
 
 def show(value: Any) -> str:
