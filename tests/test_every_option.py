@@ -41,6 +41,9 @@ BESIDE: dict[str, tuple[str, ...]] = {
     "fedsc.last_share": ("options.fedsc.gather=updates",),
     "fedu": ("method.objective=byol",),
     "fedu.skip": ("options.fedu.threshold=1e-9",),
+    "fedx.temperature": (
+        "train.lr=1e-4",
+    ),  # 0.001 is at the edge of divergence, which last bits of views decide
     "gossip.edge_probability": ("options.gossip.topology=random",),
     "gossip.redraw": ("options.gossip.topology=random",),
     "hsd.draw": ("options.hsd.basis=random",),
@@ -51,6 +54,7 @@ BESIDE: dict[str, tuple[str, ...]] = {
     "prototypes.iterations": ("options.prototypes.clusters=3",),
     "relay": ("options.relay.groups=2",),
     "secure_sum.least_loss": ("options.secure_sum.weights=loss",),
+    "vicreg.variance": ("train.lr=1e-4",),  # as for FedX's temperature
 }
 # Values in TOML that act, where none that acts can be told from the option's type.
 VALUES = {
