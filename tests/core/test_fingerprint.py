@@ -94,3 +94,11 @@ def test_the_order_of_sets_and_shared_constants_do_not_count():
     assert fingerprint(set(names)) == fingerprint({*reversed(names)})
     pair = (1, 2)
     assert fingerprint([pair, pair]) == fingerprint([(1, 2), tuple(range(1, 3))])
+
+
+def test_versions_of_libraries_count_unless_they_are_not_to(monkeypatch):
+    held = [v2.RandomCrop, {v2.RandomGrayscale}]
+    with_versions, without = fingerprint(held), fingerprint(held, versions=False)
+    monkeypatch.setattr("torchvision.__version__", "99")
+    assert fingerprint(held) != with_versions
+    assert fingerprint(held, versions=False) == without

@@ -79,7 +79,7 @@ class _Fingerprint:
         self._feed(self._name(type(value)))
         if isinstance(value, type | types.FunctionType):
             self._feed(self._name(value))
-        for part in _parts(value):
+        for part in _parts(value, self._versions):
             if isinstance(part, bytes):
                 self.digest.update(part)
             else:
@@ -100,7 +100,7 @@ class _Fingerprint:
         return f"{module}.{value.__qualname__} {version}"
 
 
-def _parts(value: Any) -> list[Any]:
+def _parts(value: Any, versions: bool) -> list[Any]:
     """What makes up a value that is not plain."""
     if isinstance(value, torch.Tensor):
         numbers = value.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy()
@@ -113,7 +113,7 @@ def _parts(value: Any) -> list[Any]:
     if isinstance(value, list | tuple):
         return list(value)
     if isinstance(value, set | frozenset):
-        return sorted(map(fingerprint, value))
+        return sorted(fingerprint(one, versions) for one in value)
     if isinstance(value, logging.Logger):
         return [value.name]  # it knows all other loggers
     if isinstance(value, types.ModuleType):
