@@ -222,7 +222,7 @@ def compare(
         raise UserError(
             f"two recipes are called {twice!r} and would share a folder; give each a different name"
         )
-    _check(recipes, seeds, out, restart)
+    anew = _check(recipes, seeds, out, restart)
     runs: list[Run] = []
     failures: dict[str, str] = {}
     seeded = [
@@ -237,7 +237,7 @@ def compare(
             counted = f"{number}/{len(seeded)} {title}" if len(seeded) > 1 else title
             bar = callback(counted) if callback else None
             try:
-                again = Recovery(restart=restart and cannot_continue(run, one))
+                again = Recovery(restart=run.name in anew)
                 resume = run.exists() and not again.restart
                 runs.append(
                     run_recipe(
@@ -255,24 +255,31 @@ def compare(
     return Comparison(runs, failures)
 
 
-def _check(recipes: Sequence[Recipe], seeds: int, out: Path, restart: bool) -> None:
-    """Find errors before the first run that would otherwise stop the comparison after hours."""
+def _check(recipes: Sequence[Recipe], seeds: int, out: Path, restart: bool) -> set[str]:
+    """Find errors before the first run that would otherwise stop the comparison after hours.
+
+    Returns:
+        Names of the runs to start again.
+    """
+    anew: set[str] = set()
     for recipe in recipes:
         try:
             runs = [
                 (replace(recipe, seed=seed), Run(out / f"{recipe.name}-seed{seed}"))
                 for seed in range(recipe.seed, recipe.seed + seeds)
             ]
-            again = [restart and cannot_continue(run, seeded) for seeded, run in runs]
-            for (seeded, run), anew in zip(runs, again, strict=True):
-                if not anew:
+            for seeded, run in runs:
+                if restart and cannot_continue(run, seeded):
+                    anew.add(run.name)
+                else:
                     check_folder(run, seeded, resume=run.exists())
-            if any(again) or not all(run.finished for _, run in runs):
-                prepared = prepare(*runs[0], Simulation(), again[0])
+            if not all(run.finished and run.name not in anew for _, run in runs):
+                prepared = prepare(*runs[0], Simulation(), runs[0][1].name in anew)
                 for one in (*prepared.prerequisites.values(), prepared):
                     one.federation.initial_weights()
         except UserError as error:
             raise UserError(f"{recipe.name}: {error}" if len(recipes) > 1 else str(error)) from None
+    return anew
 
 
 def other_runs(compared: Comparison, out: Path) -> list[str]:

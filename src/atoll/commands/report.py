@@ -7,9 +7,9 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from atoll.core.errors import UserError
+from atoll.core.files import write_whole
 from atoll.core.run_folder import Run, check_output
-from atoll.report import write_report
-from atoll.report.page import read_folders
+from atoll.report.page import page, read_folders
 
 
 def report_runs(runs: Sequence[Path], output: Path | None = None) -> Path:
@@ -30,20 +30,22 @@ def report_runs(runs: Sequence[Path], output: Path | None = None) -> Path:
     folders = [Run(run).require().folder for run in runs]
     if output:
         check_page(output)
-    page = output or (folders[0] if len(folders) == 1 else Path()) / "report.html"
-    if len(folders) > 1 and not output and page.exists():
-        raise UserError(f"{page} already exists and may belong to another run; choose a file with -o FILE")
-    for lack in (sentence for folder in read_folders(folders) for sentence in folder.missing):
+    out = output or (folders[0] if len(folders) == 1 else Path()) / "report.html"
+    if len(folders) > 1 and not output and out.exists():
+        raise UserError(f"{out} already exists and may belong to another run; choose a file with -o FILE")
+    read = read_folders(folders)
+    for lack in (sentence for folder in read for sentence in folder.missing):
         warnings.warn(lack, stacklevel=2)
-    return write_report(folders, page)
+    write_whole(out, page(read).encode())
+    return out
 
 
-def check_page(page: Path) -> None:
+def check_page(path: Path) -> None:
     """Refuse a file for a report that is no page, or one of a run's other files.
 
     Raises:
         UserError: Its name does not end in .html, or it belongs to a run.
     """
-    if page.suffix.lower() != ".html":
-        raise UserError(f"a report is a web page, and {page} does not end in .html; choose another --output")
-    check_output(page)
+    if path.suffix.lower() != ".html":
+        raise UserError(f"a report is a web page, and {path} does not end in .html; choose another --output")
+    check_output(path)

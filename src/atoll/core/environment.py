@@ -26,12 +26,12 @@ VARIABLES = (
     "MKL_ENABLE_INSTRUCTIONS",
     "MKL_CBWR",
 )
-NOT_COMPARED = ("processor",)  # models of the same capability compute with the same instructions
+# Models of a processor of the same capability compute with the same instructions; for Python, see `other_code`.
+NOT_COMPARED = ("processor", "python")
 CODE = "code of "  # before a name, module:attribute
 UNKNOWN = "unknown"  # instead of a fingerprint, which cannot be computed
-_fingerprints: dict[
-    str, tuple[Any, str]
-] = {}  # of code as it was imported; it may change global values as it runs
+# Of code as it was imported; it may change global values as it runs.
+_fingerprints: dict[str, tuple[Any, str]] = {}
 
 
 def environment(device: torch.device, threads: int) -> Environment:
@@ -113,7 +113,7 @@ def difference(before: Mapping[str, object], now: Mapping[str, object]) -> str |
     The user's code is compared by `other_code`.
     """
     for key in dict.fromkeys([*before, *now]):
-        compared = key not in (*NOT_COMPARED, "python") and not key.startswith(CODE)
+        compared = key not in NOT_COMPARED and not key.startswith(CODE)
         if compared and before.get(key) != now.get(key):
             return f"{key} = {before.get(key, 'unset')}, and here it is {now.get(key, 'unset')}"
     return None

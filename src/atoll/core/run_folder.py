@@ -5,7 +5,7 @@
 ``partition.json``       the samples of each client
 ``environment.json``     the kind of CPU, the libraries and the device that computed the rounds
 ``weights.json``         SHA-256 of the file of pretrained weights from which the run started
-``held_out.json``         fingerprint of the images of the evaluations
+``held_out.json``        fingerprint of the images of the evaluations
 ``clients.safetensors``  sample images of some clients, for the report
 ``neighbours.safetensors``  nearest neighbours of some images, by ``atoll neighbours``
 ``checkpoints/``         the newest complete rounds, and the client states (many of them packed)

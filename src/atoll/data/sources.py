@@ -144,7 +144,9 @@ def load_data(options: DataOptions, seed: int, progress: Progress | None = None)
     opened = [open_records(one.records, options.decoding, options.memory_bytes, progress) for one in listings]
     _refuse_or_warn(opened, listings, options)
     _say_values(opened, options)
-    splits = Splits(*map(_intact, listings, opened, [options.labels] * len(listings)))
+    splits = Splits(
+        *(_intact(one, found, options.labels) for one, found in zip(listings, opened, strict=True))
+    )
     return _with_validation(splits, options, seed)
 
 

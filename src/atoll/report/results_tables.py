@@ -119,12 +119,17 @@ def _other_images(groups: Sequence[Group]) -> str:
         return f"No value is bold, because the runs differ in their images ({', '.join(keys)})."
     tested: dict[int, set[Any]] = {}  # by seed: each may have test images of its own
     for run in (run for group in groups for run in group.runs):
-        first = next(iter(run.results.get("by_model", {}).values()), run.results)
+        first = _of_a_model(run.results)
         if "knn/test_images" in first:
             tested.setdefault(run.seed, set()).add((run.results.get("split"), first["knn/test_images"]))
     if any(len(sets) > 1 for sets in tested.values()):
         return "No value is bold, because the runs were not evaluated on the same images."
     return ""
+
+
+def _of_a_model(result: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The result of a model, which has the protocols' constants: the first one if there are several."""
+    return next(iter(result.get("by_model", {}).values()), result)
 
 
 def _standard_error(groups: Sequence[Group], accuracies: Sequence[float]) -> str:
@@ -176,7 +181,7 @@ def evaluations_table(groups: Sequence[Group]) -> Html:
         body += [
             [*about, metric.title, _cell(row.spread(metric), metric)] for metric in result_columns([row])
         ]
-        used |= constants(next(iter(first.get("by_model", {}).values()), first))
+        used |= constants(_of_a_model(first))
     words = (tag("p", f"{protocol}: {constants_words(values)}") for protocol, values in used.items())
     heads = ["method", "images", "split", "measure", "value"]
     whole = table("Measured after the run, by atoll evaluate", heads, body)
@@ -255,7 +260,7 @@ def protocols(groups: Sequence[Group]) -> Html:
     measured = [(group.label, result) for group in groups for result in group.results]
     measured = measured or [(row.label, result) for row in untrained_rows(groups) for result in row.results]
     for label, result in measured:
-        found = constants(next(iter(result.get("by_model", {}).values()), result))
+        found = constants(_of_a_model(result))
         split = str(result.get("split", "unknown"))
         # How many images and labels there were depends on the seed's partition, not on the protocol.
         same = {

@@ -179,12 +179,7 @@ class FlowerExecutor:
 
     def _facts(self, client: int, kind: str, request: dict[str, Tree]) -> dict[str, object]:
         """Who was asked for what, for the audit log."""
-        asked_in = round_of(request)
-        return {
-            "site": self.site(client).name,
-            "for": kind,
-            **({} if asked_in is None else {"round": asked_in}),
-        }
+        return {"site": self.site(client).name, "for": kind, **round_of(request)}
 
     def site(self, client: int) -> Site:
         """Return a client's site."""

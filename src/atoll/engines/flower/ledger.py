@@ -45,9 +45,7 @@ def record_answer(
     """
     if "unprepared" in reply:
         return None
-    facts: dict[str, object] = {"run": request.get("federation")}
-    if (asked_in := round_of(request)) is not None:
-        facts["round"] = asked_in
+    facts: dict[str, object] = {"run": request.get("federation"), **round_of(request)}
     if "reason" in request:
         facts["why"] = request["reason"]
     if "lost" in reply:
@@ -61,10 +59,11 @@ def record_answer(
     return log.append(kind, **facts, outcome=SENT, bytes=num_bytes(sent), tensors=named_bytes(sent))
 
 
-def round_of(request: Mapping[str, Tree]) -> Tree:
-    """Round of a request: a training's is in its message; None if the request belongs to none."""
+def round_of(request: Mapping[str, Tree]) -> dict[str, Tree]:
+    """Round of a request, for a line of the log: a training's is in its message; empty if it belongs to none."""
     message = request.get("message")
-    return message.get("round") if isinstance(message, Mapping) else request.get("round")
+    found = message.get("round") if isinstance(message, Mapping) else request.get("round")
+    return {} if found is None else {"round": found}
 
 
 def updates_sent(log: AuditLog | None, recipe: str) -> int:
