@@ -62,7 +62,7 @@ def test_what_a_finished_run_lacks_is_missing_and_resuming_writes_it_again(tmp_p
     assert {name: (run.folder / name).read_bytes() for name in whole} == whole
     (run.folder / "metrics.jsonl").unlink()
     (found,) = check_run(run).damaged
-    assert "metrics.jsonl is missing; restore it from a copy, or resume the run, without the curves" in found
+    assert "metrics.jsonl is missing; restore it from a copy, or go on without the curves" in found
 
 
 def test_metrics_without_their_last_lines_are_named(tmp_path):

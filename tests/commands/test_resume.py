@@ -73,9 +73,9 @@ def test_a_whole_run_passes_the_check(finished):
     ("name", "sentence"),
     [
         ("recipe.toml", r"recipe\.toml is damaged.*or start the run again with --restart"),
-        ("partition.json", r"partition\.json is damaged.*delete it, then resume"),
+        ("partition.json", r"partition\.json is damaged.*delete it and resume"),
         ("metrics.jsonl", r"metrics\.jsonl is damaged \(line 1: its digest.*or delete it"),
-        ("evaluation.json", r"evaluation\.json is damaged.*delete it, then resume"),
+        ("evaluation.json", r"evaluation\.json is damaged.*delete it and resume"),
         ("encoder.safetensors", r"encoder\.safetensors is damaged.*delete it and resume"),
         ("environment.json", r"environment\.json is damaged.*delete it and resume.*--other-environment"),
         ("checkpoints/clients/000001/000002.safetensors", r"client 1 .*damaged.*--reset-client 1"),
@@ -189,16 +189,27 @@ def test_another_environment_is_refused_unless_allowed(folder):
 
 
 def test_a_run_that_lost_its_record_of_the_environment_is_refused_unless_allowed(folder):
-    (folder / "environment.json").unlink()
+    for name in ("environment.json", "evaluation.json"):
+        (folder / name).unlink()
     sentence = (
         "environment.json is missing; restore it from a copy, or resume the run with --other-environment"
     )
-    assert check_run(Run(folder)).damaged == [f"{folder}/{sentence}"]
+    assert f"{folder}/{sentence}" in check_run(Run(folder)).damaged
     for rounds in (2, 3):
         with pytest.raises(UserError, match=sentence):
             resume(folder, f"train.rounds={rounds}")
     resume(folder, other_environment=True)
     assert not check_run(Run(folder)).damaged
+
+
+def test_the_results_of_a_finished_run_keep_the_record_of_its_environments(folder):
+    record = (folder / "environment.json").read_bytes()
+    (folder / "environment.json").unlink()
+    assert not check_run(Run(folder)).damaged
+    assert resume(folder, "train.rounds=2").environments()
+    assert not (folder / "environment.json").exists()
+    assert resume(folder).environments() == Run(folder).results["environments"]
+    assert (folder / "environment.json").read_bytes() == record
 
 
 OWN = """

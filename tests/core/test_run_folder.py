@@ -154,7 +154,7 @@ def test_a_finished_run_is_left_alone(folder):
 
 def test_a_damaged_evaluation_is_named(folder):
     (folder / "evaluation.json").write_text("{")
-    with pytest.raises(UserError, match=r"evaluation\.json is damaged.*delete it, then resume"):
+    with pytest.raises(UserError, match=r"evaluation\.json is damaged.*delete it and resume"):
         run_tiny(folder, resume=True)
     (folder / "evaluation.json").unlink()
     assert run_tiny(folder, resume=True).read_json("evaluation.json")["round"] == 2

@@ -17,7 +17,8 @@ from atoll.core.checkpoints import checkpoint_files, load_checkpoint, round_of
 from atoll.core.digests import JSON, TOML
 from atoll.core.errors import UserError
 from atoll.core.kept_models import FOLDER as MODELS
-from atoll.core.run_folder import DETECTION, ENVIRONMENT, HELD_OUT, NEIGHBOURS, Run, damaged, missing
+from atoll.core.remedies import damaged, missing, remedy
+from atoll.core.run_folder import DETECTION, ENVIRONMENT, NEIGHBOURS, Run
 from atoll.core.tree import load, sealed
 from atoll.engines.client_states import label
 from atoll.engines.state_packs import read_place, read_table
@@ -83,7 +84,7 @@ def _needed(run: Run) -> Iterator[Path]:
     if run.completed_rounds():
         yield run.partition_path
         yield run.folder / "metrics.jsonl"
-        if (run.folder / HELD_OUT).is_file():  # which no version wrote without the other
+        if run.lost_environments():
             yield run.folder / ENVIRONMENT
         if run.completed_rounds() >= recipe_of(run).train.rounds:
             yield run.folder / "evaluation.json"
@@ -123,7 +124,7 @@ def _readers(run: Run) -> Iterator[tuple[Path, Callable[[], object]]]:
         elif path.suffix == ".json":
             yield path, partial(run.read_json, path.name)
         elif path.name in (MAP_FILE, SAMPLES_FILE, NEIGHBOURS):
-            yield path, partial(load, path)
+            yield path, partial(_tree, path)
         elif re.fullmatch(r"encoder(-.*)?\.safetensors", path.name):
             yield path, partial(_encoder, path)
     for path in sorted(run.checkpoints.glob("round-*.safetensors")):
@@ -139,7 +140,14 @@ def _readers(run: Run) -> Iterator[tuple[Path, Callable[[], object]]]:
         *(run.folder / MODELS).glob("*/*.safetensors"),
     )
     for path in sorted(trees):
-        yield path, partial(load, path)
+        yield path, partial(_tree, path)
+
+
+def _tree(path: Path) -> None:
+    try:
+        load(path)
+    except UserError as error:
+        raise UserError(f"{error}; {remedy(path)}") from None
 
 
 def _encoder(path: Path) -> None:

@@ -15,7 +15,7 @@ from typing import Any
 import tomli_w
 import torch
 
-from atoll.commands.evaluate import check_held_out
+from atoll.commands.evaluate import check_held_out, model_path
 from atoll.core.config import describe, flatten
 from atoll.core.environment import (
     difference,
@@ -25,7 +25,8 @@ from atoll.core.environment import (
 )
 from atoll.core.errors import UserError
 from atoll.core.given import Given
-from atoll.core.run_folder import ENVIRONMENT, HELD_OUT, RESTART, Run, missing
+from atoll.core.remedies import RESTART, missing
+from atoll.core.run_folder import ENVIRONMENT, HELD_OUT, Run
 from atoll.data.images import ImageSet
 from atoll.models import load_encoder
 from atoll.recipe.recipe import Recipe, recipe_of
@@ -97,7 +98,8 @@ def is_done(run: Run, recipe: Recipe) -> bool:
         return False
     if record.get("model") is None:
         return True
-    if run.encoder_path.is_file():
+    models = [model_path(run, name) for name in record.get("clients_by_model", ())]
+    if all(path.is_file() for path in (run.encoder_path, *models)):
         name = recipe.model.encoder
         load_encoder(run.encoder_path, name.value if isinstance(name, Given) else None)  # names a damaged one
         return True
@@ -136,8 +138,10 @@ def record_environment(run: Run, recipe: Recipe, device: torch.device) -> None:
     here = environment(device, recipe.engine.threads) | environment_of_code(recipe.own_code)
     environments = run.environments()
     last = environments[-1]["environment"] if environments else {}
-    if not environments or difference(last, here) or other_code(last, here):
+    same = environments and not difference(last, here) and not other_code(last, here)
+    if not same:
         environments.append({"after_round": run.completed_rounds(), "environment": here})
+    if not same or not (run.folder / ENVIRONMENT).is_file():
         run.write(ENVIRONMENT, json.dumps({"environments": environments}) + "\n")
 
 
@@ -240,7 +244,8 @@ def check_folder(run: Run, recipe: Recipe, resume: bool, other_environment: bool
     if reason := _difference(run, recipe):
         raise UserError(reason)
     if not other_environment:
-        _check_recorded(run)
+        if run.lost_environments():
+            raise UserError(missing(run.folder / ENVIRONMENT))
         _check_code(run, recipe)
         if not is_done(run, recipe):
             _check_environment(run, recipe)
@@ -293,13 +298,6 @@ def _other_code(run: Run, recipe: Recipe) -> str | None:
     if not environments:
         return None
     return other_code(environments[-1]["environment"], environment_of_code(recipe.own_code))
-
-
-def _check_recorded(run: Run) -> None:
-    """Refuse a run that has lost the record of its environments; the first versions wrote none, nor HELD_OUT."""
-    path = run.folder / ENVIRONMENT
-    if (run.folder / HELD_OUT).is_file() and not path.is_file():
-        raise UserError(missing(path))
 
 
 def _check_code(run: Run, recipe: Recipe) -> None:

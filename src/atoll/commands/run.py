@@ -271,11 +271,11 @@ def _start(prepared: PreparedRun) -> None:
             "the encoder that partition.features names, or choose another --out"
         )
     check_inputs(run, prepared.recipe.model.weights, prepared.federation.splits.held_out[1])
+    record_environment(run, prepared.recipe, prepared.federation.device)  # which the evaluation lists, too
     delete_evaluation(run, prepared.recipe)
     run.write("recipe.toml", prepared.recipe.to_toml())
     if not earlier:
         run.write("partition.json", partition.to_json())
-    record_environment(run, prepared.recipe, prepared.federation.device)
     images = prepared.federation.images
     if prepared.recipe.evaluation.map_points and partition.fingerprint == images.fingerprint:
         save(run.folder / SAMPLES, client_samples(images, partition))

@@ -38,6 +38,7 @@ from atoll.core.errors import UserError
 from atoll.core.files import append, disk_sentence, write_whole
 from atoll.core.locks import lock
 from atoll.core.metrics_lines import Metrics, Results, format_line, parse_lines
+from atoll.core.remedies import RESTART, damaged
 from atoll.core.tree import Tree
 
 DETECTION = "detection"  # folder of the results of `atoll detect`
@@ -58,13 +59,7 @@ RUN_FILES = (
 )
 OTHER_FILES = ("recipe.toml", SITES, "tensorboard", "wandb", DETECTION)
 WRITTEN_AGAIN = ("report.html", "encoder-export")  # beginnings of names that nothing else depends on
-RESTART = "or start the run again with --restart"
 FORMS = {".json": JSON, ".toml": TOML}
-REMEDIES = {  # for a damaged file; any other one is made again if it is deleted
-    "recipe.toml": f"restore it from a copy, {RESTART}",
-    "metrics.jsonl": "restore it from a copy, or delete it and resume the run, without the curves so far",
-    ENVIRONMENT: "restore it from a copy, or delete it and resume the run with --other-environment",
-}
 
 
 class Run:
@@ -205,15 +200,22 @@ class Run:
     def environments(self) -> list[dict[str, Any]]:
         """Read the environments in which the rounds were computed, the newest last; empty if unknown.
 
+        The results of a finished run list them, too.
+
         Raises:
             UserError: The file is damaged.
         """
-        found = (self.read_json(ENVIRONMENT) or {}).get("environments", [])
+        record = self.read_json(ENVIRONMENT)
+        found = (self.results if record is None else record).get("environments", [])
         if not isinstance(found, list) or not all(
             isinstance(one, dict) and isinstance(one.get("environment"), dict) for one in found
         ):
             raise damaged(self.folder / ENVIRONMENT, "it lists no environments")
         return found
+
+    def lost_environments(self) -> bool:
+        """Whether the record of the environments is lost; the first versions wrote none, nor held_out.json."""
+        return (self.folder / HELD_OUT).is_file() and not self.environments()
 
     def started(self) -> bool:
         """Whether the run has metrics, checkpoints or results beyond round 0."""
@@ -336,15 +338,3 @@ def check_output(path: Path) -> None:
         run = Run(folder)
         if taken and not name.startswith(WRITTEN_AGAIN) and run.exists() and not run.stray_files():
             raise UserError(f"{path} belongs to the run {folder}, which needs it; choose another --output")
-
-
-def damaged(path: Path, why: object) -> UserError:
-    """Make the error for a damaged file of a run, which says what to do."""
-    remedy = REMEDIES.get(path.name, "delete it, then resume the run")
-    return UserError(f"{path} is damaged ({why}); {remedy}")
-
-
-def missing(path: Path) -> str:
-    """Make the sentence for a file of a run that is missing, which says what to do."""
-    remedy = REMEDIES.get(path.name, "resume the run, which writes it again")
-    return f"{path} is missing; {remedy.replace('delete it and ', '')}"

@@ -17,7 +17,8 @@ from atoll.core.config import build, describe
 from atoll.core.errors import UserError
 from atoll.core.given import names_code
 from atoll.core.imports import search
-from atoll.core.run_folder import Run, damaged
+from atoll.core.remedies import damaged
+from atoll.core.run_folder import Run
 from atoll.core.run_names import check_name
 from atoll.core.text import clean
 from atoll.data.options import DataOptions, PartitionOptions

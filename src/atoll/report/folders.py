@@ -14,7 +14,8 @@ import torch
 
 from atoll.core.errors import UserError
 from atoll.core.files import hash_bytes
-from atoll.core.run_folder import DETECTION, NEIGHBOURS, SITES, SITES_OWN, Run, damaged
+from atoll.core.remedies import damaged
+from atoll.core.run_folder import DETECTION, NEIGHBOURS, SITES, SITES_OWN, Run
 from atoll.core.tree import Tree, load
 from atoll.report.artifacts import FILE as MAP_FILE
 from atoll.report.client_pictures import FILE as SAMPLES_FILE

@@ -8,6 +8,9 @@ import pytest
 
 pytest.importorskip("flwr", reason="the extra atoll[flower] is not installed")
 
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
+
 from atoll.cli.main import main
 from atoll.core.errors import UserError
 from atoll.engines.flower.app_template import write_app
@@ -38,6 +41,31 @@ def test_flower_accepts_the_app(tmp_path):
 def test_the_run_may_not_lie_in_the_app_that_sites_are_sent(tmp_path):
     with pytest.raises(UserError, match="sent to every site"):
         write_app(tmp_path / "app", tiny(), 2, tmp_path / "app" / "run")
+
+
+def test_files_of_the_coordinator_are_checked_where_they_are(tmp_path, capsys):
+    keys = tmp_path / "sites.toml"
+    arguments = ["federate", "init", "--recipe", "digits-ssd", "--sites", "2", "--keys", str(keys)]
+    with pytest.warns(UserWarning, match="does not exist here") as found:
+        assert main([*arguments, str(tmp_path / "app"), "--images", str(tmp_path / "none")]) == 0
+    named = [str(one.message).partition(" does not")[0] for one in found]
+    assert named == [f"--keys {keys}", f"--images {tmp_path / 'none'}"]
+    keys.write_text("[keys\n")
+    assert main([*arguments, str(tmp_path / "broken")]) == 2
+    assert "is not valid TOML" in capsys.readouterr().err
+    east, west, north = (public_key() for _ in range(3))
+    keys.write_text(f'[keys]\neast = "{east}"\nwest = "{west}"\n[revoked]\nwest = "lost"\n')
+    assert main([*arguments, str(tmp_path / "few")]) == 2
+    assert "allows 1 of 2 sites (--sites)" in capsys.readouterr().err
+    assert not (tmp_path / "few").exists()
+    keys.write_text(keys.read_text().replace("[revoked]", f'north = "{north}"\n[revoked]'))
+    assert main([*arguments, str(tmp_path / "enough")]) == 0
+    assert not capsys.readouterr().err
+
+
+def public_key():
+    key = ec.generate_private_key(ec.SECP384R1()).public_key()
+    return key.public_bytes(Encoding.OpenSSH, PublicFormat.OpenSSH).decode()
 
 
 def test_a_second_app_does_not_overwrite_the_first(tmp_path, capsys):

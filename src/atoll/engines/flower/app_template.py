@@ -6,6 +6,7 @@ The ServerApp and the ClientApp that it names are part of Atoll (`atoll.engines.
 from __future__ import annotations
 
 import re
+import warnings
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -46,7 +47,7 @@ def write_app(
         The command that runs the app.
 
     Raises:
-        UserError: Flower is not installed, or the folder already contains an app.
+        UserError: Flower is not installed, the folder already contains an app, or ``keys`` binds fewer sites.
     """
     require_flower()
     for name in (APP, RECIPE):
@@ -56,6 +57,7 @@ def write_app(
         raise UserError(f"--out {out} is in the app's folder, which is sent to every site; choose another")
     if sites < 0:
         raise UserError(f"--sites is {sites}; it must be the number of sites, or 0")
+    _check_coordinators_files(sites, images, keys)
     # A recipe that names code is completed where it runs, so that this command imports none.
     title = "" if recipe.own_code else recipe.composed.title
     text = tomli_w.dumps(describe(recipe)) if recipe.own_code else recipe.to_toml()
@@ -99,3 +101,22 @@ def write_app(
     # Without its name, the run would go to the SuperLink of real sites, once that is Flower's default.
     nodes = "" if sites else f' local --federation-config "num-supernodes={clients}"'
     return f"flwr run {folder}{nodes} --stream"
+
+
+def _check_coordinators_files(sites: int, images: Path | None, keys: Path | None) -> None:
+    """Check the files that the coordinator reads when the run starts, which may be on another machine."""
+    from atoll.engines.flower.known_sites import KnownSites  # it needs a library that comes with Flower
+
+    if keys is not None and keys.is_file():
+        known = KnownSites.read(keys)
+        allowed = len(known.keys) - len(known.revoked)
+        if allowed < sites:
+            raise UserError(
+                f"{keys} allows {allowed} of {sites} sites (--sites); list the key of each site there"
+            )
+    for option, path in (("--keys", keys), ("--images", images)):
+        if path is not None and not path.exists():
+            warnings.warn(
+                f"{option} {path} does not exist here; the coordinator needs it when the run starts",
+                stacklevel=3,
+            )
