@@ -13,8 +13,8 @@ from torch import Tensor, nn
 
 from atoll.core.config import describe
 from atoll.core.errors import UserError
-from atoll.core.rng import stream
 from atoll.core.remedies import damaged
+from atoll.core.rng import stream
 from atoll.core.run_folder import HELD_OUT, SITES_OWN, Run
 from atoll.core.tree import Weights
 from atoll.data.images import ImageSet

@@ -78,9 +78,15 @@ def test_a_silo_of_two_processes_is_killed_and_resumed(tmp_path, monkeypatch):
     assert not list((tmp_path / "state").rglob("launched-*"))
 
 
-def test_a_launcher_that_is_not_there_is_named(tmp_path):
-    options = SiteOptions(site="north", data="images", launcher="no-such-command --fast")
-    with pytest.raises(UserError, match=r"the launcher of 'north' cannot be started: .*no-such-command"):
+@pytest.mark.parametrize(
+    ("launcher", "why"),
+    [("no-such-command --fast", ".*no-such-command"), ("torchrun 'x", "No closing quotation")],
+)
+def test_a_launcher_that_cannot_be_started_is_named(tmp_path, launcher, why):
+    options = SiteOptions(site="north", data="images", launcher=launcher)
+    with pytest.raises(
+        UserError, match=f"the launcher of 'north' cannot be started: {why}.*; correct launcher="
+    ):
         launch(options, tmp_path, {})
 
 

@@ -51,6 +51,9 @@ def test_both_sides_write_what_left_the_site(place):  # noqa: F811
     assert [line["bytes"] for line in sent] == [num_bytes(update) for update in updates]
     federation = run.read_json("sites.json")["federation"]
     assert {line["run"] for line in sent} == {federation}
+    assert [line["round"] for line in lines(there, "evaluate")] == [0, 3]
+    asked = [line for line in lines(here, "asked") if line["site"] == "north"]
+    assert [line["round"] for line in asked if line["for"] == "evaluate"] == [0, 3]
     got = [line for line in lines(here, "received") if line["site"] == "north" and line["for"] == "train"]
     for mine, theirs in zip(got, sent, strict=True):
         assert (mine["bytes"], mine["tensors"]) == (theirs["bytes"], theirs["tensors"])

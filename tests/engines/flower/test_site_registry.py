@@ -133,6 +133,8 @@ def test_a_site_that_mends_its_folder_takes_part(place, monkeypatch, caplog):
     said = [record for record in caplog.records if "cannot take part" in record.getMessage()]
     assert len(said) == 1
     assert "node 13, with the name 'west', cannot take part: the site's images" in said[0].getMessage()
+    assert "no file or folder" in caplog.text  # in the site's own log
+    assert "data.path and data.source are data=… and source=… in --node-config" in caplog.text
 
 
 @pytest.fixture

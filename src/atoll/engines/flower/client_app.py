@@ -59,6 +59,9 @@ def answer(
     return Message(codec.records(reply), reply_to=message)
 
 
+OPTIONS = "at a site, data.path and data.source are data=… and source=… in --node-config"
+
+
 def checked(handle: Callable[[SiteSide, Tree], Tree], side: SiteSide, request: Tree) -> Tree:
     """Answer a request; after an error, with its sentence."""
     try:
@@ -66,9 +69,10 @@ def checked(handle: Callable[[SiteSide, Tree], Tree], side: SiteSide, request: T
         if "lost" in reply:
             log.error("%s", reply["lost"])
     except Exception as error:
-        expected = isinstance(error, ValueError | RunError)  # includes UserError
-        log.error("%s", error if expected else traceback.format_exc())
         reply = {"lost": sentence_of(error, bool(side.options.site))}
+        expected = isinstance(error, ValueError | RunError)  # includes UserError
+        here = f"{error} ({OPTIONS})" if reply["lost"] == IMAGES else str(error)
+        log.error("%s", here if expected else traceback.format_exc())
         return {**reply, **({"withdrawn": True} if isinstance(error, WithdrawnError) else {})}
     return reply
 

@@ -162,6 +162,7 @@ class FlowerEngine:
         requests = {
             client: {
                 "client": client,
+                "round": server.round,  # for the audit logs
                 "kept": server.valid.get(client, 0),
                 "final": final,
                 "model": deployment.models[deployment.choice.get(client, first)] if first is not None else {},

@@ -41,11 +41,11 @@ def launch(options: SiteOptions, folder: Path, request: Tree) -> Tree:
     with tempfile.TemporaryDirectory(dir=folder, prefix="launched-") as name:
         job = Path(name)
         save(job / REQUEST, {"options": asdict(replace(options, launcher="")), "request": request})
-        command = [*shlex.split(options.launcher), "-m", "atoll.engines.flower.rank", name]
         try:
+            command = [*shlex.split(options.launcher), "-m", "atoll.engines.flower.rank", name]
             with subprocess.Popen(command, stdin=subprocess.PIPE) as process:  # noqa: S603 the site owner's command
                 code = process.wait()
-        except OSError as error:
+        except (OSError, ValueError) as error:  # ValueError: a quotation mark is not closed
             raise UserError(
                 f"the launcher of {options.name!r} cannot be started: {error_words(error)}; correct launcher=… "
                 "in --node-config"
