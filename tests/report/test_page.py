@@ -108,6 +108,21 @@ def test_between_runs_with_other_images_nothing_is_the_highest(tmp_path, name):
     assert "Bold:" not in page.text
 
 
+def test_a_test_set_of_other_images_and_equal_size_is_another(tmp_path):
+    def page(name, *fingerprints):
+        runs = [
+            make_run(tmp_path / name / method, method, results=evaluation(0.8)) for method in ("moon", "ssd")
+        ]
+        for run, fingerprint in zip(runs, fingerprints, strict=False):
+            (run / "held_out.json").write_text(json.dumps({"fingerprint": fingerprint}))
+        return report(tmp_path / name, *runs).text
+
+    sentence = "No value is bold, because the runs were not evaluated on the same images."
+    assert sentence in page("other", "a", "b")
+    assert sentence not in page("same", "a", "a")
+    assert sentence not in page("unknown", "a")
+
+
 def test_images_of_another_seed_or_memory_are_no_other_images(tmp_path):
     runs = [
         make_run(tmp_path / f"a{seed}", "moon", seed, {**evaluation(0.7), "knn/test_images": 400 + seed})

@@ -15,7 +15,7 @@ import torch
 from atoll.core.errors import UserError
 from atoll.core.files import hash_bytes
 from atoll.core.remedies import damaged
-from atoll.core.run_folder import DETECTION, NEIGHBOURS, SITES, SITES_OWN, Run
+from atoll.core.run_folder import DETECTION, HELD_OUT, NEIGHBOURS, SITES, SITES_OWN, Run
 from atoll.core.tree import Tree, load
 from atoll.report.artifacts import FILE as MAP_FILE
 from atoll.report.client_pictures import FILE as SAMPLES_FILE
@@ -41,6 +41,7 @@ class Folder:
         of_sites: Whether real sites trained it, and not a simulation.
         detection: Records of `atoll detect`, one for each data, start and seed.
         evaluations: Records of `atoll evaluate`, one for each protocol and images.
+        held_out: Fingerprint of the images of the evaluations; empty if the run has not recorded it.
     """
 
     name: str
@@ -56,6 +57,7 @@ class Folder:
     samples: Tree = None
     neighbours: Tree = None
     of_sites: bool = False
+    held_out: str = ""
 
     @property
     def seed(self) -> int:
@@ -125,6 +127,9 @@ def read_folder(path: Path) -> Folder:
         samples=files.tensors(SAMPLES_FILE, "its clients' images are not shown"),
         neighbours=files.tensors(NEIGHBOURS, "its neighbours are not shown"),
         of_sites=(path / SITES).is_file(),
+        held_out=str(
+            files.table(HELD_OUT, "its test images are unknown", needed=False).get("fingerprint", "")
+        ),
     )
     if folder.rounds < folder.planned:
         folder.missing.insert(
@@ -147,14 +152,14 @@ class _Files:
         self.missing: list[str] = []
         self._run = run
 
-    def table(self, file: str, loss: str) -> dict[str, Any]:
-        """A table in JSON; empty if it cannot be read."""
+    def table(self, file: str, loss: str, needed: bool = True) -> dict[str, Any]:
+        """A table in JSON; empty if it cannot be read. Its absence is noted if it is needed; damage always is."""
         try:
             found = self._run.read_json(file)
         except UserError:
             self._note(file, loss, "is damaged")
             return {}
-        if found is None:
+        if found is None and needed:
             self._note(file, loss)
         return found or {}
 

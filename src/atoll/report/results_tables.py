@@ -117,11 +117,15 @@ def _other_images(groups: Sequence[Group]) -> str:
     keys = [key for key in recipes if key.startswith("data.") and key != "data.memory_gib"]
     if keys:
         return f"No value is bold, because the runs differ in their images ({', '.join(keys)})."
-    tested: dict[int, set[Any]] = {}  # by seed: each may have test images of its own
+    tested: dict[tuple[int, str], set[Any]] = {}  # by seed: each may have test images of its own
     for run in (run for group in groups for run in group.runs):
         first = _of_a_model(run.results)
         if "knn/test_images" in first:
-            tested.setdefault(run.seed, set()).add((run.results.get("split"), first["knn/test_images"]))
+            tested.setdefault((run.seed, "count"), set()).add(
+                (run.results.get("split"), first["knn/test_images"])
+            )
+        if run.held_out:  # which earlier versions did not record
+            tested.setdefault((run.seed, "fingerprint"), set()).add(run.held_out)
     if any(len(sets) > 1 for sets in tested.values()):
         return "No value is bold, because the runs were not evaluated on the same images."
     return ""
