@@ -12,6 +12,7 @@ from atoll.evaluation.metrics import Metric
 from atoll.report.groups import Group, Row, result_columns
 from atoll.report.html import Html, join, table, tag
 from atoll.report.numbers import UNMEASURED
+from atoll.report.results_tables import method_label
 
 WORDS = (
     "Mean over the common seeds of a method's result less the first method's, with its 95 % confidence interval "
@@ -57,18 +58,25 @@ def signed(number: float) -> str:
 
 def differences_table(groups: Sequence[Group], rows: Sequence[Row]) -> Html:
     """Table of the differences from the first method; empty unless two methods have two seeds in common."""
-    base, *others = groups
+    base = groups[0]
     metrics = [metric for metric in result_columns(rows) if metric.better == "higher"]
     body = []
-    for group in others:
+    for line, group in enumerate(groups[1:], start=1):
         found = [paired(_by_seed(group, metric), _by_seed(base, metric)) for metric in metrics]
         if any(half is not None for _, _, half in found):
-            body.append([group.label, *(verdict(*one) for one in found)])
+            body.append([method_label(line, group.label), *(_cell(*one) for one in found)])
     if not body:
         return Html("")
     head = ["method", *(metric.title for metric in metrics)]
     caption = f"Differences from {base.label}, paired by seed"
     return join([table(caption, head, body), tag("p", WORDS, class_="muted")])
+
+
+def _cell(n: int, mean: float, half: float | None) -> Html:
+    """A difference, with its interval below."""
+    words = verdict(n, mean, half)
+    difference, _, rest = words.partition(" ")
+    return tag("td", difference.removesuffix(","), " ", tag("small", rest))
 
 
 def _by_seed(group: Group, metric: Metric) -> dict[int, float]:

@@ -31,8 +31,8 @@ LONG_NAME = 12  # characters
 def method_label(line: int, label: str, *more: str) -> Html:
     """A method's name after its mark in the figures, with smaller lines below."""
     mark = tag("i", class_=f"key k{'u' if line < 0 else line % 8}", aria_hidden="true")
-    # On a phone a long name breaks between its words.
-    parts = re.split(r"(?<=_)|(?<=[a-z])(?=[A-Z])", label) if len(label) > LONG_NAME else [label]
+    # Where it is too wide, a long name breaks between its words.
+    parts = re.split(r"(?<=[_.:])|(?<=[a-z])(?=[A-Z])", label) if len(label) > LONG_NAME else [label]
     words = [part for word in parts for part in (Html("<wbr>"), word)]
     below = (tag("small", text) for text in more if text)
     return join([tag("span", mark, tag("span", *words[1:]), class_="method"), *below])
