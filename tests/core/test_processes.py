@@ -19,6 +19,22 @@ REPOSITORY = Path(__file__).parents[2]
 forks = pytest.mark.skipif(sys.platform != "linux", reason="processes are forks on Linux only")
 
 
+FROM_STDIN = """
+from atoll.core.processes import process_context
+process = process_context().Process(target=print, args=("it ran",), kwargs={"flush": True})
+process.start()
+process.join()
+raise SystemExit(process.exitcode)
+"""
+
+
+def test_a_script_from_the_standard_input_can_start_processes():
+    done = subprocess.run(
+        [sys.executable, "-"], input=FROM_STDIN, capture_output=True, text=True, timeout=100, check=False
+    )
+    assert (done.returncode, done.stdout, done.stderr) == (0, "it ran\n", "")
+
+
 LOOK = """
 import signal, sys
 connection.send((set(sys.modules), signal.pthread_sigmask(signal.SIG_BLOCK, set())))

@@ -21,6 +21,9 @@ def process_context() -> ForkServerContext | SpawnContext:
 
     Elsewhere every process imports for itself, because a system's own libraries may fail in forks.
     """
+    main = sys.modules["__main__"]
+    if getattr(main, "__file__", None) == "<stdin>":  # a process would run the script of that name again
+        del main.__file__
     if sys.platform != "linux":
         return multiprocessing.get_context("spawn")
     context = multiprocessing.get_context("forkserver")
