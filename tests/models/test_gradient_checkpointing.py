@@ -74,3 +74,14 @@ def test_without_gradients_nothing_is_kept_or_changed():
         inside = encoder(images)
     with torch.no_grad():
         assert torch.equal(inside, encoder(images))
+
+
+def test_a_forward_that_a_library_has_replaced_stays():
+    encoder = build_encoder(ModelOptions(encoder="resnet-narrow", width=4), 3, 16)
+    block = next(module for module in encoder.modules() if type(module).__name__ == "BasicBlock")
+    calls, own = [], block.forward
+    block.forward = replaced = lambda x: calls.append(1) or own(x)
+    with checkpointed(encoder):
+        encoder(torch.ones(2, 3, 16, 16)).sum().backward()
+    assert len(calls) == 2  # forward, and again in the backward pass
+    assert block.forward is replaced

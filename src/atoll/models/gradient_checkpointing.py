@@ -40,13 +40,16 @@ def checkpointed(encoder: nn.Module, enabled: bool = True) -> Iterator[None]:
         True
     """
     chosen = (_blocks(encoder) or [encoder]) if enabled else []
+    before = [vars(block).get("forward") for block in chosen]  # a library may have replaced it
     for block in chosen:
         setattr(block, "forward", partial(_run, block.forward, block))  # noqa: B010  (mypy: a method)
     try:
         yield
     finally:
-        for block in chosen:
+        for block, forward in zip(chosen, before, strict=True):
             del block.forward
+            if forward is not None:
+                setattr(block, "forward", forward)  # noqa: B010  (mypy: a method)
 
 
 def _blocks(module: nn.Module) -> list[nn.Module]:
