@@ -105,7 +105,7 @@ def test_a_rows_recipe_is_the_setting_that_its_published_number_names(
             assert partition.kind in ("shards", "single-class", "skew"), where
         assert (partition.kind == "centralised") == ("centralised" in line["setting"] or central), where
         assert recipe.model.encoder == ENCODERS[line["encoder"]], where
-        assert recipe.model.stem == ("strided" if row.detection else "cifar"), where
+        assert recipe.model.stem == ("standard" if row.detection else "cifar"), where
         trained, _, measured = line["dataset"].partition("->")
         assert recipe.data.path == IMAGES[trained], where
         assert (row.measured_on.path if row.measured_on else "") == IMAGES.get(measured, ""), where

@@ -101,6 +101,19 @@ def test_spectra_are_shares_of_the_largest_singular_value(tmp_path):
     assert (untrained["line"], untrained["y"]) == (-1, [1.0, 0.5, 0.25, 0.125])
 
 
+def test_the_spectrum_of_a_run_is_the_mean_of_its_models(tmp_path):
+    """A band would be the deviation over seeds, of which there is one."""
+    models = {"a": [4.0, 1.0], "b": [2.0, 1.0, 0.5]}
+    results = {
+        **evaluation(0.9),
+        "by_model": {name: {"geometry/singular_values": values} for name, values in models.items()},
+        "clients_by_model": {"a": 3, "b": 1},
+    }
+    trained, _ = drawn(make_run(tmp_path / "run", results=results))["spectrum"]["series"]
+    assert trained["y"] == [1.0, (3 * 0.25 + 0.5) / 4]
+    assert trained["s"] is None
+
+
 def test_a_partition_that_runs_share_is_drawn_once(tmp_path):
     runs = [make_run(tmp_path / f"{m}{s}", m, s) for m, s in (("moon", 0), ("ssd", 0), ("ssd", 1))]
     assert [partition["label"] for partition in drawn(*runs)["partitions"]] == [

@@ -7,6 +7,7 @@ import hashlib
 import io
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
+from statistics import fmean
 from typing import Any
 
 import numpy as np
@@ -157,12 +158,27 @@ def _spectrum(groups: Sequence[Group], untrained: Sequence[Row]) -> dict[str, An
 
 
 def _spectra(results: Iterable[Mapping[str, Any]]) -> list[Points]:
-    """Singular values as shares of the largest, because only their decay is of interest, not their scale."""
-    models = [model for result in results for model in result.get("by_model", {"": result}).values()]
-    spectra = [values for model in models if (values := model.get(SINGULAR_VALUES.key)) and values[0] > 0]
-    shares = [[value / values[0] for value in values if value > SMALLEST * values[0]] for values in spectra]
+    """Singular values as shares of the largest, because only their decay is of interest, not their scale.
+
+    Those of a run with several models are the mean over its models, weighted by their clients.
+    """
+    spectra = [spectrum for result in results if len(spectrum := _spectrum_of(result))]
     # Cut to the shortest, because a mean over a decreasing number of seeds would jump.
-    return [dict(zip(range(1, min(map(len, shares)) + 1), values, strict=False)) for values in shares]
+    return [dict(zip(range(1, min(map(len, spectra)) + 1), values, strict=False)) for values in spectra]
+
+
+def _spectrum_of(result: Mapping[str, Any]) -> list[float]:
+    models = result.get("by_model", {"": result})
+    found = {
+        name: model[SINGULAR_VALUES.key] for name, model in models.items() if SINGULAR_VALUES.key in model
+    }
+    shares = {
+        name: [value / values[0] for value in values if value > SMALLEST * values[0]]
+        for name, values in found.items()
+        if values and values[0] > 0
+    }
+    clients = [result.get("clients_by_model", {}).get(name, 1) for name in shares]
+    return [fmean(values, clients) for values in zip(*shares.values(), strict=False)]
 
 
 # The partition.

@@ -134,7 +134,8 @@ MAP_WORDS = (
 MEASURE_WORDS = "The terms of the losses, and what evaluation.measures takes of the models, by round."
 SPECTRUM_WORDS = (
     "Singular values of the {split} images’ representations as shares of the largest, on a logarithmic axis. A "
-    "representation whose curve falls early uses few dimensions."
+    "representation whose curve falls early uses few dimensions. The curve of a run with several models is their "
+    "mean, weighted by their clients."
 )
 
 
