@@ -212,6 +212,83 @@ def test_the_results_of_a_finished_run_keep_the_record_of_its_environments(folde
     assert (folder / "environment.json").read_bytes() == record
 
 
+def test_a_run_that_stopped_early_is_measured_again_after_a_kill(tmp_path, monkeypatch):
+    settings = (*SETTINGS, "train.rounds=8", "train.lr=1e-6", "evaluation.every=1", "evaluation.patience=1")
+    settings = (*settings, "evaluation.max_epochs=1")
+    run = run_tiny(tmp_path, *settings)
+    assert run.results["stopped_early"]
+    more = (*settings, "evaluation.at_end=['knn','probe']")
+    with monkeypatch.context() as patch:
+        patch.setattr("atoll.commands.run.Evaluator.final", lambda *_: killed())
+        with pytest.raises(KeyboardInterrupt):
+            run_tiny(tmp_path, *more, resume=True)
+    assert "probe/accuracy" in run_tiny(tmp_path, *more, resume=True).results
+
+
+def killed():
+    raise KeyboardInterrupt
+
+
+@pytest.mark.parametrize(
+    ("settings", "refused"),
+    [
+        (("method.objective=dino", "options.dino.prototypes=16"), True),
+        (("method.objective=dino", "options.dino.prototypes=16", "options.dino.horizon=9"), False),
+        (("method.name=fedsc",), True),
+        (("method.name=fedsc", "options.fedsc.last_share=1.0"), False),
+    ],
+)
+def test_a_run_whose_loss_follows_the_number_of_rounds_is_not_extended(tmp_path, settings, refused):
+    settings = ("data.limit=40", "partition.clients=2", *settings)
+    run_tiny(tmp_path / "run", *settings)
+    if refused:
+        with pytest.raises(UserError, match=r"over which '(dino|fedsc)' changes its loss, so a longer run"):
+            run_tiny(tmp_path / "run", *settings, "train.rounds=3", resume=True)
+        return
+    longer = run_tiny(tmp_path / "run", *settings, "train.rounds=3", resume=True)
+    straight = run_tiny(tmp_path / "straight", *settings, "train.rounds=3")
+    assert longer.encoder_path.read_bytes() == straight.encoder_path.read_bytes()
+
+
+def test_a_comparison_starts_again_what_cannot_be_continued(tmp_path):
+    recipe = tiny(*SETTINGS, "name=x")
+    (run,) = compare([recipe], 1, tmp_path).runs
+    for path in run.checkpoints.glob("round-*"):
+        flip(path)
+    longer = tiny(*LONGER, "name=x")
+    (failure,) = compare([longer], 1, tmp_path).failures.values()
+    assert failure.endswith("or start the run again with --restart")
+    again = compare([longer], 1, tmp_path, restart=True)
+    assert not again.failures
+    assert again.runs[0].results["round"] == 3
+
+
+def test_a_comparison_starts_again_a_run_whose_prerequisite_changed(tmp_path):
+    alignment = tmp_path / "alignment.toml"
+    settings = ("data.limit=40", "partition.clients=2", "name=x", "method.name=fedca")
+    settings = (*settings, f"options.fedca_alignment.recipe={alignment}", "options.fedca_dictionary.size=16")
+    centralised = (
+        "partition.kind=centralised",
+        "train.keep_optimizer=true",
+        "evaluation.at_end=['geometry']",
+    )
+
+    def trained_at(lr):
+        inner = tiny(
+            "data.limit=40", "method.name=fed_simclr", *centralised, f"train.lr={lr}", "train.rounds=1"
+        )
+        alignment.write_text(inner.to_toml())
+
+    trained_at(0.05)
+    assert not compare([tiny(*settings, "train.rounds=1")], 1, tmp_path).failures
+    trained_at(0.02)
+    longer = tiny(*settings, "train.rounds=2")
+    (failure,) = compare([longer], 1, tmp_path).failures.values()
+    assert "needs the run in" in failure
+    assert "was started with train.lr = 0.05" in failure
+    assert not compare([longer], 1, tmp_path, restart=True).failures
+
+
 OWN = """
 from dataclasses import dataclass
 from atoll.components.base import Forward, Term

@@ -35,6 +35,28 @@ def test_a_script_from_the_standard_input_can_start_processes():
     assert (done.returncode, done.stdout, done.stderr) == (0, "it ran\n", "")
 
 
+FROM_A_FORK = """
+import os
+from atoll.core.processes import process_context
+process_context()
+if child := os.fork():
+    raise SystemExit(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+process = process_context().Process(target=print, args=("it ran",), kwargs={"flush": True})
+process.start()
+process.join()
+os._exit(process.exitcode)
+"""
+
+
+@forks
+def test_a_fork_of_a_process_with_a_fork_server_can_start_processes():
+    """As in a pool of multiprocessing's, which forks by default, after a run with workers."""
+    done = subprocess.run(
+        [sys.executable, "-c", FROM_A_FORK], capture_output=True, text=True, timeout=100, check=False
+    )
+    assert (done.returncode, done.stdout) == (0, "it ran\n"), done.stderr
+
+
 LOOK = """
 import signal, sys
 connection.send((set(sys.modules), signal.pthread_sigmask(signal.SIG_BLOCK, set())))

@@ -54,6 +54,18 @@ def test_a_run_takes_the_place_of_no_other_file(tmp_path, name):
     assert (tmp_path / name).read_text() == "mine"
 
 
+@pytest.mark.parametrize("step", ["check_inputs", "record_environment", "delete_evaluation"])
+def test_a_run_that_is_killed_at_its_start_starts_again(tmp_path, step, monkeypatch):
+    def killed(*_):
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(f"atoll.commands.run.{step}", killed)
+        with pytest.raises(KeyboardInterrupt):
+            run_tiny(tmp_path / "run")
+    assert run_tiny(tmp_path / "run").finished
+
+
 @pytest.mark.parametrize("restart", [False, True])
 def test_a_recipe_that_was_written_by_hand_stays_as_it_is(tmp_path, restart):
     (tmp_path / "recipe.toml").write_text("# my notes\nbase = 'digits'\n")

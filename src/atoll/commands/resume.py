@@ -2,20 +2,17 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 import shutil
 import tomllib
 import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
-from typing import Any
 
 import tomli_w
 import torch
 
-from atoll.commands.evaluate import check_held_out, model_path
+from atoll.commands.evaluate import model_path, partition_of
 from atoll.core.config import describe, flatten
 from atoll.core.environment import (
     difference,
@@ -26,9 +23,10 @@ from atoll.core.environment import (
 from atoll.core.errors import UserError
 from atoll.core.given import Given
 from atoll.core.remedies import RESTART, missing
-from atoll.core.run_folder import ENVIRONMENT, HELD_OUT, Run
-from atoll.data.images import ImageSet
+from atoll.core.run_folder import ENVIRONMENT, Run
+from atoll.data.partition.partition import Partition
 from atoll.models import load_encoder
+from atoll.recipe.prerequisites import FOLDER, prerequisite_recipes
 from atoll.recipe.recipe import Recipe, recipe_of
 
 MAY_CHANGE = (  # when a run is resumed
@@ -56,7 +54,6 @@ class Recovery:
 
 
 NOTHING = Recovery()
-WEIGHTS = "weights.json"
 LAYOUT, AUTO = "engine.channels_last", "auto"
 
 
@@ -76,13 +73,17 @@ def settled(recipe: Recipe, run: Run, restart: bool = False) -> Recipe:
     return replace(recipe, engine=replace(engine, channels_last=here))
 
 
-def delete_unless_same(run: Run, recipe: Recipe) -> None:
-    """Delete a prerequisite run if it was started with another recipe or with other code.
+def delete_unless_same(run: Run, recipe: Recipe, partition: Partition) -> None:
+    """Delete a prerequisite run if it was started with another recipe, with other code or with other images.
 
     Raises:
         UserError: A file of the run is damaged.
     """
-    if run.exists() and run.started() and (_difference(run, recipe, moved=False) or _other_code(run, recipe)):
+    if not run.exists() or not run.started():
+        return
+    earlier = partition_of(run)
+    other_images = earlier is not None and earlier.fingerprint != partition.fingerprint
+    if other_images or _difference(run, recipe, moved=False) or _other_code(run, recipe):
         shutil.rmtree(run.folder)
 
 
@@ -129,7 +130,8 @@ def delete_evaluation(run: Run, recipe: Recipe) -> None:
 
     Otherwise, an interruption would leave the old evaluation beside a recipe with other protocols.
     """
-    if run.finished and run.completed_rounds() >= recipe.train.rounds:
+    complete = run.completed_rounds() >= recipe.train.rounds or run.results.get("stopped_early")
+    if run.finished and complete:
         (run.folder / "evaluation.json").unlink()
 
 
@@ -143,38 +145,6 @@ def record_environment(run: Run, recipe: Recipe, device: torch.device) -> None:
         environments.append({"after_round": run.completed_rounds(), "environment": here})
     if not same or not (run.folder / ENVIRONMENT).is_file():
         run.write(ENVIRONMENT, json.dumps({"environments": environments}) + "\n")
-
-
-def check_inputs(run: Run, weights: str | None, held_out: ImageSet) -> None:
-    """Record digests of what a run reads beside its training images, and compare them with what it started from.
-
-    Args:
-        run: The folder.
-        weights: The recipe's ``model.weights``.
-        held_out: The images of its evaluations.
-
-    Raises:
-        UserError: The file of weights or the images have changed.
-    """
-    if weights and Path(weights).is_file():  # else it is a name, or what is missing: loading it says so
-        with Path(weights).open("rb") as file:
-            digest = hashlib.file_digest(file, "sha256").hexdigest()
-        record = _recorded(run, WEIGHTS, {"file": weights, "sha256": digest})
-        if record.get("sha256") != digest:
-            raise UserError(
-                f"{run.folder} was started from other weights than {weights!r} holds now (model.weights); restore "
-                "the file, or choose another --out"
-            )
-    if held_out.fingerprint:
-        check_held_out(run, _recorded(run, HELD_OUT, {"fingerprint": held_out.fingerprint}), held_out)
-
-
-def _recorded(run: Run, name: str, now: dict[str, str]) -> dict[str, Any]:
-    """What a run has recorded in a file; the present values, after writing them, if it has none."""
-    record = run.read_json(name)
-    if record is None:
-        run.write(name, json.dumps(now) + "\n")
-    return now if record is None else record
 
 
 def check_clients(clients: Sequence[int], count: int) -> None:
@@ -211,6 +181,10 @@ def cannot_continue(run: Run, recipe: Recipe) -> bool:
     """Whether a folder holds a run that this recipe, this code or this environment cannot continue."""
     try:
         check_folder(run, recipe, resume=True)
+        if run.exists() and run.started() and not is_done(run, recipe):
+            run.latest()
+            for name, other in prerequisite_recipes(recipe).items():
+                check_folder(Run(run.folder / FOLDER / name), other, resume=True)
     except UserError:
         return run.exists()
     return False
@@ -279,17 +253,21 @@ def _difference(run: Run, recipe: Recipe, moved: bool = True) -> str | None:
         return (
             f"{run.folder} has completed {completed_rounds} rounds already; train.rounds can only be raised"
         )
-    if (
-        completed_rounds
-        and now["train.rounds"] != before["train.rounds"]
-        and recipe.train.schedule != "constant"
-    ):
+    over = _over_all_rounds(recipe)
+    if completed_rounds and now["train.rounds"] != before["train.rounds"] and over:
         return (
-            f"{run.folder} was started with train.rounds = {before['train.rounds']}, over which its learning rate "
-            f"falls ({recipe.train.schedule}), so a longer run is a different one; choose another --out, with "
-            f"train.start={run.folder} for a warm start"
+            f"{run.folder} was started with train.rounds = {before['train.rounds']}, over which {over}, so a "
+            f"longer run is a different one; choose another --out, with train.start={run.folder} for a warm start"
         )
     return None
+
+
+def _over_all_rounds(recipe: Recipe) -> str:
+    """What changes over all rounds of a run, in words; empty if nothing does."""
+    if recipe.train.schedule != "constant":
+        return f"its learning rate falls ({recipe.train.schedule})"
+    scheduled = next((one.name for one in recipe.composed.components if one.follows_rounds), None)
+    return f"{scheduled!r} changes its loss" if scheduled else ""
 
 
 def _other_code(run: Run, recipe: Recipe) -> str | None:

@@ -10,12 +10,12 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-import torch
 from rich.console import Console
 from torch import nn
 
-from atoll.commands.evaluate import Evaluator, model_path, partition_of
+from atoll.commands.evaluate import Evaluator, model_path
 from atoll.commands.handle import Run
+from atoll.commands.inputs import check_inputs
 from atoll.commands.logs import check_logs, opened_logs
 from atoll.commands.progress import Bar
 from atoll.commands.resume import (
@@ -23,7 +23,6 @@ from atoll.commands.resume import (
     Recovery,
     check_clients,
     check_folder,
-    check_inputs,
     check_start,
     delete_evaluation,
     delete_unless_same,
@@ -38,7 +37,6 @@ from atoll.core.provenance import version
 from atoll.core.run_names import default_folder
 from atoll.core.threads import threads
 from atoll.core.tree import save
-from atoll.data.partition.partition import Partition
 from atoll.engines.callbacks import Callback, Callbacks
 from atoll.engines.federation import Federation
 from atoll.engines.rounds import Engine, RunContext
@@ -258,31 +256,18 @@ def _start(prepared: PreparedRun) -> None:
     if not run.started():
         run.reset()
         for other in prepared.prerequisites.values():
-            delete_unless_same(other.run, other.recipe)
-    earlier = partition_of(run)
-    if earlier and earlier.fingerprint != partition.fingerprint:
-        raise UserError(
-            f"{run.folder} was started with other training images than the recipe's data contain now; restore "
-            "them, or choose another --out"
-        )
-    if earlier and prepared.recipe.partition.features and not _same_clients(earlier, partition):
-        raise UserError(
-            f"{run.folder} was started with another partition of the same images than its recipe gives; restore "
-            "the encoder that partition.features names, or choose another --out"
-        )
-    check_inputs(run, prepared.recipe.model.weights, prepared.federation.splits.held_out[1])
+            delete_unless_same(other.run, other.recipe, other.federation.partition)
+    if not run.exists():  # before any other file, so that the folder holds a run if this process is killed
+        run.write("recipe.toml", prepared.recipe.to_toml())
+    check_inputs(run, prepared.recipe, prepared.federation)
     record_environment(run, prepared.recipe, prepared.federation.device)  # which the evaluation lists, too
     delete_evaluation(run, prepared.recipe)
     run.write("recipe.toml", prepared.recipe.to_toml())
-    if not earlier:
+    if not run.partition_path.is_file():
         run.write("partition.json", partition.to_json())
     images = prepared.federation.images
     if prepared.recipe.evaluation.map_points and partition.fingerprint == images.fingerprint:
         save(run.folder / SAMPLES, client_samples(images, partition))
-
-
-def _same_clients(one: Partition, other: Partition) -> bool:
-    return len(one) == len(other) and all(map(torch.equal, one.clients, other.clients))
 
 
 def _run_prerequisite(
@@ -291,7 +276,11 @@ def _run_prerequisite(
     """Return the result of a prerequisite run; start or continue the run if it has not finished."""
     run = prerequisite.run
     if run.finished:
-        check_folder(run, prerequisite.recipe, True, recovery.other_environment)
+        try:
+            check_folder(run, prerequisite.recipe, True, recovery.other_environment)
+            check_inputs(run, prerequisite.recipe, prerequisite.federation)
+        except UserError as error:
+            raise UserError(f"this method needs the run in {run.folder} first: {error}") from None
     else:
         _execute(prerequisite, run.exists(), callback, recovery, log)
     return outcome(run, prerequisite.federation.splits.train.images)

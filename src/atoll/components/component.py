@@ -114,6 +114,11 @@ class Component(Options):
         """Whether a round without training would mislead it, because it relates each round to the last training."""
         return False
 
+    @property
+    def follows_rounds(self) -> bool:
+        """Whether it computes something else in a run of more rounds, which therefore cannot be extended."""
+        return False
+
     def refuse(self, setting: Setting) -> str | None:
         """Return a sentence that says why this component cannot work in this setting, or None."""
         return None

@@ -29,7 +29,11 @@ def process_context() -> ForkServerContext | SpawnContext:
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(["atoll.engines.executors"])
     with interrupts_blocked():
-        forkserver.ensure_running()
+        try:
+            forkserver.ensure_running()
+        except ChildProcessError:  # this process is itself a fork, and the server is that of its parent
+            vars(forkserver)["_forkserver"]._forkserver_pid = None
+            forkserver.ensure_running()
     return context
 
 

@@ -5,6 +5,7 @@
 ``partition.json``       the samples of each client
 ``environment.json``     the kind of CPU, the libraries and the device that computed the rounds
 ``weights.json``         SHA-256 of the file of pretrained weights from which the run started
+``start.json``           SHA-256 of the encoder of a warm start, if some of its weights do not train
 ``held_out.json``        fingerprint of the images of the evaluations
 ``clients.safetensors``  sample images of some clients, for the report
 ``neighbours.safetensors``  nearest neighbours of some images, by ``atoll neighbours``
@@ -44,6 +45,7 @@ from atoll.core.tree import Tree
 DETECTION = "detection"  # folder of the results of `atoll detect`
 ENVIRONMENT = "environment.json"
 LOGS = "logs.json"  # the ids of the run in other tools
+WEIGHTS, START = "weights.json", "start.json"  # the digests of weights from which the run started
 HELD_OUT = "held_out.json"  # the fingerprint of the images of the evaluations
 NEIGHBOURS = "neighbours.safetensors"
 SITES = "sites.json"  # in the folder of a run of real sites
@@ -54,7 +56,7 @@ RESULTS = (  # of the finished encoder: out of date once another round is comple
     *("map.safetensors", NEIGHBOURS),
 )
 RUN_FILES = (
-    *("metrics.jsonl", "partition.json", ENVIRONMENT, "weights.json", HELD_OUT, LOGS),
+    *("metrics.jsonl", "partition.json", ENVIRONMENT, WEIGHTS, START, HELD_OUT, LOGS),
     *("checkpoints", "models", "prerequisites", "clients.safetensors", *RESULTS, "report.html"),
 )
 OTHER_FILES = ("recipe.toml", SITES, "tensorboard", "wandb", DETECTION)
@@ -223,7 +225,7 @@ class Run:
 
     def reset(self) -> None:
         """Delete the partition, the checkpoints and so on, because a changed recipe may give other ones."""
-        names = ("partition.json", ENVIRONMENT, "weights.json", HELD_OUT)
+        names = ("partition.json", ENVIRONMENT, WEIGHTS, START, HELD_OUT)
         for path in (*(self.folder / name for name in names), *checkpoint_files(self.checkpoints).values()):
             path.unlink(missing_ok=True)
 

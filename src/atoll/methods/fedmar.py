@@ -76,6 +76,11 @@ class MAR(MAE):
         """Return −2 γ_max: no mean of the kernel exceeds 1."""
         return -2.0 * max(self.first_weight, self.last_weight)
 
+    @property
+    def follows_rounds(self) -> bool:
+        """Whether γ_k falls over all rounds of the run."""
+        return not self.horizon and self.first_weight != self.last_weight
+
     def gamma(self, taken: int, setting: Setting) -> float:
         """Return γ_k of a client that took part in ``taken`` rounds before."""
         share = setting.cohort_size / setting.num_clients

@@ -62,6 +62,11 @@ class FedSC(CohortStatistics):
     passes: Count = 10
     noise: Annotated[float, AtLeast(0)] = 0.00104
 
+    @property
+    def follows_rounds(self) -> bool:
+        """Whether a falls over all rounds of the run."""
+        return self.first_share != self.last_share
+
     def share(self, round: int, rounds: int) -> float:
         """Return a in a round that trains."""
         first = 2 if self.gather == "rounds" else 1

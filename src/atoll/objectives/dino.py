@@ -88,6 +88,11 @@ class DINO(Objective):
         centre = "the mean of its teacher's outputs"
         return ("its teacher network", centre) if self.target == "kept" else (centre,)
 
+    @property
+    def follows_rounds(self) -> bool:
+        """Whether the momentum rises over all rounds of the run."""
+        return not self.horizon and self.momentum != self.final_momentum
+
     def heads(self, setting: Setting) -> dict[str, nn.Module]:
         """Build the prototypes."""
         return {HEAD: Prototypes(setting.embedding_dim, self.prototypes)}
