@@ -44,7 +44,7 @@ def point_cells(point: Sequence[str]) -> list[str]:
 
 
 def main_rows(board: Board, protocol: str, line: bool) -> Iterator[list[str]]:
-    """Rows, or reference lines, that have results."""
+    """Rows, or baselines, that have results."""
     for row in filter(None, map(board.resolve, board.rows.values())):
         records = board.finals(row.name, protocol)
         chosen = board.choice(row)
@@ -111,7 +111,7 @@ def protocol_lines(board: Board, protocol: str) -> list[str]:
     page = [f"### Results: {protocol}", ""]
     if protocol == "short":
         page += ["![Probe accuracy of every row and seed](board.svg)", ""]
-    page += [*markdown(HEADER, rows), "Reference lines:", ""]
+    page += [*markdown(HEADER, rows), "Baselines:", ""]
     page += markdown(HEADER, [untrained(board, protocol), *lines])
     if against := list(differences(board, protocol)):
         page += ["Paired differences in points, with their 95 % confidence intervals:", ""]

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Everything that is worth doing with half an hour on a GPU, the most valuable first, a few minutes at a time:
+# The bench and rows of the papers' tables on a GPU, the most valuable first, some ten minutes a call:
 #
 #     benchmarks/gpu.sh OUT DATA [PREVIOUS]
 #

@@ -2,7 +2,7 @@
 
     python benchmarks/many_clients.py [--clients 1000 10000 100000] [--rounds N] [--json FILE]
 
-A million made-up images, and clients that take no step, so that what is measured is all that a round does beside
+A million synthetic images, and clients that take no step, so that what is measured is all that a round does beside
 training: with SimCLR, whose clients keep nothing, and with FedEMA and SCAFFOLD, whose clients keep a state on disk.
 Each run has a process of its own. ``start`` is from the process's first line to the first round, ``partition`` the
 CPU time of a partition of each kind, and ``files`` the number of files in the run's folder.

@@ -53,7 +53,7 @@ class Study(Runs):
         table: Content of solar_cells.toml; None to read the file.
 
     Attributes:
-        rows: The rows by name, each with its settings: encoders, then the supervised lines.
+        rows: The rows by name, each with its settings: encoders, then the supervised baselines.
     """
 
     def __init__(self, results: Path = RESULTS, table: Mapping[str, Any] | None = None) -> None:
@@ -182,7 +182,11 @@ def made(study: Study) -> str:
     if len(encoders) > 1:
         parts += differences(study)
     if lines:
-        parts += ["### Supervised lines", "", *markdown(["labels", "trained", *SUPERVISED, "seeds"], lines)]
+        parts += [
+            "### Supervised baselines",
+            "",
+            *markdown(["labels", "trained", *SUPERVISED, "seeds"], lines),
+        ]
     if costs:
         parts += ["### Cost", "", *markdown(["encoder", "MB up and down", "minutes of training"], costs)]
     return "\n".join(parts).rstrip()

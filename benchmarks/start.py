@@ -3,7 +3,7 @@
     python benchmarks/start.py [--turns N] [--json FILE]
 
 Each turn is a process of its own with one thread. First the CPU seconds of each step of a worker: PyTorch is
-imported and takes one optimiser step, which imports half of it; torchvision, Atoll, a recipe of 5,000 made-up
+imported and takes one optimiser step, which imports half of it; torchvision, Atoll, a recipe of 5,000 synthetic
 images and its federation follow. Then, on the clock, the time until N workers have done all that, and their memory:
 as forks, which is what Atoll's workers are, and if each imports for itself. Last, a run's start: the main process
 does all that too, as that of ``atoll run`` does, while what its workers are forks of imports PyTorch.

@@ -172,7 +172,7 @@ def test_our_own_row_is_compared_with_the_best_of_the_papers(tmp_path):
 
 
 def test_our_own_row_is_compared_with_the_best_of_all_others(tmp_path):
-    """Neither with a change of itself nor with a reference line."""
+    """Neither with a change of itself nor with a baseline."""
     table = {**TABLE, "own": "plain", "papers": ["over"], "ablation": [["over", "plain"]]}
     board = Board(tmp_path, table)
     while entry := board.missing("short"):

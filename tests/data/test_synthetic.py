@@ -1,4 +1,4 @@
-"""Made-up images: each is the same in any batch and set, of its class's pattern, and no two are equal."""
+"""Synthetic images: each is the same in any batch and set, of its class's pattern, and no two are equal."""
 
 import pytest
 import torch

@@ -56,7 +56,9 @@ def _add_compare(commands: Commands) -> None:
         "--methods", nargs="+", default=[], metavar="NAME", help="replace each recipe's method"
     )
     compare.add_argument(
-        "--lines", action="store_true", help="add the centralised and the local-only counterparts"
+        "--lines",
+        action="store_true",
+        help="add the baselines: the centralised and the local-only counterparts",
     )
     compare.add_argument(
         "--sweep",

@@ -127,7 +127,7 @@ class Cost:
 
 
 def at_sites(recipe: Recipe, sites: int, images: int) -> Recipe:
-    """A recipe's training at real sites, over made-up images, so that its cost is known without theirs.
+    """A recipe's training at real sites, over synthetic images, so that its cost is known without theirs.
 
     Args:
         recipe: The recipe of the federation.

@@ -32,8 +32,8 @@ class DataOptions(Options, section="data"):
             convention), ``"folder"`` (a folder for each class), ``"clients"`` (a folder for each client, with
             images or class folders inside), ``"images"`` (any folder of images, no labels), ``"hub"`` (a
             Hugging Face dataset), ``"torchvision"`` (one of its datasets), ``"tar"`` (WebDataset's shards),
-            ``"object"`` (given in Python, as ``data=``) or ``"synthetic"`` (made-up images of ten classes, as many
-            as ``limit`` says: to measure speed, not to learn from).
+            ``"object"`` (given in Python, as ``data=``) or ``"synthetic"`` (synthetic images of ten classes, as
+            many as ``limit`` says: to measure speed, not to learn from).
         path: File, folder, hub name, torchvision class or an object's name; not read by ``"digits"`` and
             ``"synthetic"``. A folder may hold the splits (``train.parquet``,
             ``train-00000-of-00002.parquet``, ``train/``). A relative path that does not exist is searched for under

@@ -1,4 +1,4 @@
-"""Made-up images of ten classes, in any number: to measure speed and memory, and to try commands without data."""
+"""Synthetic images of ten classes, in any number: to measure speed and memory, and to try commands without data."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def _mixed(x: Tensor) -> Tensor:
 
 
 def synthetic_images(first: int, count: int, decoding: Decoding, labels: bool = True) -> ImageSet:
-    """Make a set of made-up images; image n is of class n mod 10.
+    """Make a set of synthetic images; image n is of class n mod 10.
 
     Args:
         first: Number of the first image; sets of other numbers have other images.

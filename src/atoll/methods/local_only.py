@@ -24,7 +24,7 @@ class LocalOnly(Merge):
     """w_k ← w_k: a client continues with its retained networks, and sends no weights."""
 
     name: ClassVar[str] = "local_only"
-    source: ClassVar[str] = "the lower line of a comparison"
+    source: ClassVar[str] = "the lower baseline of a comparison"
     keeps: ClassVar[tuple[str, ...]] = ("its networks",)
     personalises: ClassVar[bool] = True
     alone: ClassVar[bool] = True
@@ -53,6 +53,6 @@ METHOD = Method(
     merge=LocalOnly(),
     aggregation=FedAvg(weights="uniform"),
     title="Local only",
-    paper="Each client alone; the lower line",
+    paper="Each client alone; the lower baseline",
     family="Personalised and clustered methods",
 )
