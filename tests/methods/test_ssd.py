@@ -278,6 +278,7 @@ def test_the_mask_holds_before_any_component_starts():
     [
         (["model.projector_dim=16"], "'pd' compares representations"),
         (["model.projector_dim=3", "method.terms=['dsr']"], "4 clients"),
+        (["method.aggregation=relay", "options.dsr.index_by=slot"], "the same dimensions"),
     ],
 )
 def test_what_cannot_work_is_refused(settings, sentence):

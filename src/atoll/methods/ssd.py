@@ -43,7 +43,12 @@ class Separation(Term):
     index_by: Literal["client", "slot"] = "client"
 
     def refuse(self, setting: Setting) -> str | None:
-        """Refuse more clients than dimensions: some clients would have an empty S_k."""
+        """Refuse more clients than dimensions: some clients would have an empty S_k; and slots for lone clients."""
+        if self.index_by == "slot" and setting.cohort_size == 1 < setting.num_clients:
+            return (
+                f"{self.name!r} with index_by = 'slot' gives all clients the same dimensions if one client is in "
+                f"a round; set options.{self.name}.index_by = 'client'"
+            )
         if setting.num_clients > setting.embedding_dim:
             return (
                 f"{self.name!r} gives each client separate embedding dimensions, and {setting.num_clients} clients "
