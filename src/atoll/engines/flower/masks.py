@@ -41,6 +41,7 @@ from torch import Tensor
 
 from atoll.aggregation.secure_sum import MODULUS
 from atoll.core.tree import Tree
+from atoll.engines.flower.site_errors import SiteError
 
 Shares = dict[str, str]  # one for each client, by its id
 PublicKeys = dict[str, dict[str, str]]
@@ -77,19 +78,17 @@ def share_secrets(state: Tree, me: int, keys: PublicKeys, threshold: int) -> tup
         share: the SHA-256 of that of b_u, then of that of the key.
 
     Raises:
-        ValueError: The keys are not those of a round in which this client can take part.
+        SiteError: The keys are not those of a round in which this client can take part.
     """
     if keys.get(str(me)) != state["public"]:
-        raise ValueError("the coordinator replaced the keys of this site for secure aggregation")
+        raise SiteError("the coordinator replaced the keys of this site for secure aggregation")
     for client, key in keys.items():
         if not all(is_public_key(key[purpose]) for purpose in ("mask", "share")):
-            raise ValueError(f"the keys of client {client} for secure aggregation are no public keys")
+            raise SiteError(f"the keys of client {client} for secure aggregation are no public keys")
     # A key in two roles would open what it must not: of a client that drops out, the key of its masks is opened.
     roles = {word for key in keys.values() for word in key.values()}
     if len(roles) < 2 * len(keys) or not 2 <= threshold <= len(keys):
-        raise ValueError(
-            f"{len(keys)} keys with the threshold {threshold} are too few for secure aggregation"
-        )
+        raise SiteError(f"{len(keys)} keys with the threshold {threshold} are too few for secure aggregation")
     own = secrets.token_bytes(32)
     order = sorted(map(int, keys))
     own_shares = create_shares(own, threshold, len(order))
@@ -120,10 +119,10 @@ def mask(state: Tree, me: int, received: Shares, term: Tensor) -> tuple[Tree, Te
         What the client retains, and the masked term as int32.
 
     Raises:
-        ValueError: Too few clients take part, or unknown ones.
+        SiteError: Too few clients take part, or unknown ones.
     """
     if len(received) + 1 < state["threshold"] or not received.keys() <= state["keys"].keys() - {str(me)}:
-        raise ValueError(f"only {len(received) + 1} clients take part in the sum, fewer than its threshold")
+        raise SiteError(f"only {len(received) + 1} clients take part in the sum, fewer than its threshold")
     for (
         name,
         box,
@@ -140,11 +139,11 @@ def reveal(state: Tree, me: int, stayed: Collection[int]) -> Shares:
     """Stage 3, at a client: open b_u of the clients that stayed, and the key of those that dropped out.
 
     Raises:
-        ValueError: Too few clients stayed, or a share is not what its sender encrypted for this client.
+        SiteError: Too few clients stayed, or a share is not what its sender encrypted for this client.
     """
     members = {me, *map(int, state["received"])}
     if me not in stayed or not set(stayed) <= members or len(set(stayed)) < state["threshold"]:
-        raise ValueError(f"{len(set(stayed))} clients stayed in the sum, and {state['threshold']} must")
+        raise SiteError(f"{len(set(stayed))} clients stayed in the sum, and {state['threshold']} must")
     found = {}
     for other in sorted(members):
         if other == me:
@@ -158,7 +157,7 @@ def reveal(state: Tree, me: int, stayed: Collection[int]) -> Shares:
 
 def _open(state: Tree, me: int, other: int, word: str) -> bytes:
     """Decrypt what another client shared with this one under the keys of this round."""
-    damaged = ValueError(f"the share of client {other} is damaged, or of other keys")
+    damaged = SiteError(f"the share of client {other} is damaged, or of other keys")
     try:
         text = decrypt(_agree(state["share"], state["keys"][str(other)]["share"]), bytes.fromhex(word))
     except InvalidToken:
