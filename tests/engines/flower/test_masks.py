@@ -186,6 +186,18 @@ def test_shares_of_another_key_are_refused():
                 unmask(total, keys, [1, 2], {0: shares})
 
 
+def test_shares_of_a_key_with_a_password_are_refused():
+    other = ec.generate_private_key(ec.SECP384R1()).private_bytes(
+        serialization.Encoding.PEM,
+        serialization.PrivateFormat.PKCS8,
+        serialization.BestAvailableEncryption(b"password"),
+    )
+    shares = [share.hex() for share in create_shares(other, 2, 3)[:2]]
+    keys = {str(k): make_keys()[1] for k in range(3)}
+    with pytest.raises(ValueError, match="shares of client 0 do not give its secret: Password was not given"):
+        unmask(torch.zeros(3, dtype=torch.int64), keys, [1, 2], {0: shares})
+
+
 def test_the_two_secrets_of_a_client_are_never_opened_together():
     _, _, states = play(drawn(4), 3, silent_terms=[3])
     opened = reveal(states[0], 0, [0, 1, 2])

@@ -45,6 +45,7 @@ from atoll.engines.flower.site_errors import SiteError
 
 Shares = dict[str, str]  # one for each client, by its id
 PublicKeys = dict[str, dict[str, str]]
+NO_KEY = (AttributeError, TypeError, UnsupportedAlgorithm, ValueError)  # no key, or one of another kind
 
 
 def make_keys() -> tuple[Tree, dict[str, str]]:
@@ -66,7 +67,7 @@ def is_public_key(word: str) -> bool:
     try:
         key = bytes_to_public_key(bytes.fromhex(word))
         return isinstance(key.curve, SECP384R1) and public_key_to_bytes(key).hex() == word
-    except (AttributeError, TypeError, UnsupportedAlgorithm, ValueError):  # no word, or a key of another kind
+    except NO_KEY:
         return False
 
 
@@ -206,7 +207,7 @@ def unmask(
             key = bytes_to_private_key(secret).public_key()
             if public_key_to_bytes(key).hex() != keys[str(client)]["mask"]:
                 raise ValueError("another key")
-        except ValueError as error:
+        except NO_KEY as error:
             raise ValueError(f"the shares of client {client} do not give its secret: {error}") from None
         for other in stayed:
             pair = _stream(_seed(_agree(secret.hex(), keys[str(other)]["mask"])), len(total))
