@@ -45,6 +45,7 @@ from atoll.engines.flower.site_errors import SiteError
 
 Shares = dict[str, str]  # one for each client, by its id
 PublicKeys = dict[str, dict[str, str]]
+NO_SHARE = "00"
 NO_KEY = (AttributeError, TypeError, UnsupportedAlgorithm, ValueError)  # no key, or one of another kind
 
 
@@ -120,15 +121,15 @@ def mask(state: Tree, me: int, received: Shares, term: Tensor) -> tuple[Tree, Te
         What the client retains, and the masked term as int32.
 
     Raises:
-        SiteError: Too few clients take part, or unknown ones.
+        SiteError: Too few clients take part, or unknown ones, or the shares of too few can be read.
     """
     if len(received) + 1 < state["threshold"] or not received.keys() <= state["keys"].keys() - {str(me)}:
         raise SiteError(f"only {len(received) + 1} clients take part in the sum, fewer than its threshold")
-    for (
-        name,
-        box,
-    ) in received.items():  # a request from before a crash has other keys; it must not use the masks
-        _open(state, me, int(name), box)
+    unread = [name for name, box in received.items() if _open(state, me, int(name), box) is None]
+    # One client's damaged share must not cost this client its round. But a request from before a crash has other
+    # keys throughout, and must not use the masks.
+    if len(received) + 1 - len(unread) < state["threshold"]:
+        raise SiteError(f"the shares of clients {', '.join(unread)} are damaged, or of other keys")
     masked = term + _stream(bytes.fromhex(state["own"]), len(term))
     for other in map(int, received):
         pair = _stream(_seed(_agree(state["mask"], state["keys"][str(other)]["mask"])), len(term))
@@ -139,8 +140,10 @@ def mask(state: Tree, me: int, received: Shares, term: Tensor) -> tuple[Tree, Te
 def reveal(state: Tree, me: int, stayed: Collection[int]) -> Shares:
     """Stage 3, at a client: open b_u of the clients that stayed, and the key of those that dropped out.
 
+    In place of a share that cannot be read stands `NO_SHARE`; the server sees that its sender committed to another.
+
     Raises:
-        SiteError: Too few clients stayed, or a share is not what its sender encrypted for this client.
+        SiteError: Too few clients stayed.
     """
     members = {me, *map(int, state["received"])}
     if me not in stayed or not set(stayed) <= members or len(set(stayed)) < state["threshold"]:
@@ -148,25 +151,22 @@ def reveal(state: Tree, me: int, stayed: Collection[int]) -> Shares:
     found = {}
     for other in sorted(members):
         if other == me:
-            text = bytes.fromhex(state["kept"])
+            text: bytes | None = bytes.fromhex(state["kept"])
         else:
             text = _open(state, me, other, state["received"][str(other)])
-        _, _, of_own, of_key = share_keys_plaintext_separate(text)
-        found[str(other)] = (of_own if other in stayed else of_key).hex()
+        _, _, of_own, of_key = share_keys_plaintext_separate(text or b"")
+        found[str(other)] = (of_own if other in stayed else of_key).hex() or NO_SHARE
     return found
 
 
-def _open(state: Tree, me: int, other: int, word: str) -> bytes:
-    """Decrypt what another client shared with this one under the keys of this round."""
-    damaged = SiteError(f"the share of client {other} is damaged, or of other keys")
+def _open(state: Tree, me: int, other: int, word: str) -> bytes | None:
+    """Decrypt what another client shared with this one under the keys of this round; None if it cannot be read."""
     try:
         text = decrypt(_agree(state["share"], state["keys"][str(other)]["share"]), bytes.fromhex(word))
     except InvalidToken:
-        raise damaged from None
+        return None
     source, target, *_ = share_keys_plaintext_separate(text)
-    if (source, target) != (other, me):
-        raise damaged
-    return text
+    return text if (source, target) == (other, me) else None
 
 
 def is_committed(share: str, commitment: str, stays: bool) -> bool:
