@@ -87,3 +87,18 @@ def test_a_client_that_did_not_move_measures_again(trained):
     assert kept["parts"]["fedema"]["scaler"] == 0
     _, kept = rounds.train(0, 2, kept)
     assert kept["parts"]["fedema"]["scaler"] > 0
+
+
+def test_weights_that_a_client_trains_for_itself_do_not_count_in_the_divergence():
+    shared = "encoder.conv1."
+    rounds = Rounds(*FEDEMA, f"method.share=['{shared}*', 'projector.*']", "train.bn_buffers=local")
+    kept = {}
+    for round in (1, 2):
+        start = rounds.start(0, round, kept.get(0))[f"{shared}weight"].double()
+        updates = {}
+        for client in (0, 1):
+            updates[client], kept[client] = rounds.train(client, round, kept.get(client))
+        end = updates[0]["weights"][f"{shared}weight"].double()
+        distance = float((end - start).square().sum()) ** 0.5
+        assert kept[0]["parts"]["fedema"]["divergence"] == pytest.approx(distance, rel=1e-5)
+        rounds.fold(round, updates)

@@ -10,16 +10,16 @@ from torch import Tensor, nn
 
 from atoll.components.base import Batch, ClientContext, ClientData, Passes, Setting, run_forwards
 from atoll.components.messages import ClientState, Message, Slices, Update
-from atoll.components.training import TrainOptions, learning_rate, make_optimizer
+from atoll.components.training import learning_rate, make_optimizer
 from atoll.core.errors import UserError
 from atoll.core.rng import derive_seed
 from atoll.core.tree import Weights, map_tensors
 from atoll.data.batch import part_sizes
+from atoll.engines.weight_names import buffer_names, personal_names, update_names
 from atoll.methods.method import Method
-from atoll.models.adapters import matching
 from atoll.models.compiled import CompiledEncoders
 from atoll.models.gradient_checkpointing import checkpointed
-from atoll.models.norms import norm_layers, train_mode
+from atoll.models.norms import train_mode
 
 BASE = "base"  # the constant of the weights that do not travel each round
 
@@ -291,42 +291,6 @@ def seed_generators(client: Client, message: Message) -> None:
         torch.cuda.manual_seed_all(seed)
 
 
-def update_names(method: Method, train: TrainOptions, networks: nn.ModuleDict) -> set[str]:
-    """Names of the weights in an update: all that travel and are not local-only by the merge or ``bn_buffers``."""
-    local_only = method.merge.private(networks)
-    if train.bn_buffers != "average":
-        local_only = local_only | buffer_names(networks)
-    return travelling_names(method, networks) - local_only
-
-
-def travelling_names(method: Method, networks: nn.ModuleDict) -> set[str]:
-    """Names of the weights that server and clients exchange: not frozen, and shared by ``method.share``."""
-    names = networks.state_dict().keys() - frozen_names(networks)
-    return (
-        names
-        if method.share is None
-        else names & matching(networks.state_dict(), method.share, "method.share")
-    )
-
-
-def personal_names(method: Method, networks: nn.ModuleDict) -> set[str]:
-    """Names of the weights that each client trains for itself, by ``method.share``."""
-    return networks.state_dict().keys() - frozen_names(networks) - travelling_names(method, networks)
-
-
-def frozen_names(networks: nn.Module) -> set[str]:
-    """Names of the weights that do not train, and of the buffers of modules all of whose weights do not."""
-    frozen = set()
-    for prefix, module in networks.named_modules():
-        own = dict(module.named_parameters(recurse=False))
-        names = [name for name in module.state_dict() if "." not in name]
-        still = {name for name, weight in own.items() if not weight.requires_grad}
-        if own and len(still) == len(own):
-            still = set(names)
-        frozen |= {f"{prefix}.{name}" if prefix else name for name in still}
-    return frozen
-
-
 def _places(networks: nn.Module) -> dict[str, tuple[nn.Module, str]] | None:
     """The module and the attribute of each tensor of the state dict; None if one has other names there."""
     modules = dict(networks.named_modules(remove_duplicate=False))
@@ -339,12 +303,3 @@ def _places(networks: nn.Module) -> dict[str, tuple[nn.Module, str]] | None:
             return None
         places[name] = place
     return places
-
-
-def buffer_names(networks: nn.Module) -> set[str]:
-    """Names of BatchNorm's running statistics, identified by module type."""
-    return {
-        f"{prefix}.{name}"
-        for prefix, norm in norm_layers(networks).items()
-        for name, _ in norm.named_buffers(recurse=False)
-    }

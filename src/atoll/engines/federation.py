@@ -23,7 +23,7 @@ from atoll.data.partition.make import too_small_words
 from atoll.data.partition.partition import Partition
 from atoll.data.sources import Splits, load_data, settled
 from atoll.data.views.views import Views, is_local, make_views
-from atoll.engines.client import Client, buffer_names, travelling_names, update_names
+from atoll.engines.client import Client
 from atoll.engines.observer import refuse_measures
 from atoll.engines.partitioning import (
     client_images,
@@ -36,6 +36,7 @@ from atoll.engines.partitioning import (
     try_transform,
 )
 from atoll.engines.update_checks import SizeLimit, max_update_size
+from atoll.engines.weight_names import buffer_names, travelling_names, update_names
 from atoll.models import Encoder, build_encoder, build_projector, load_pretrained, load_weights
 from atoll.models.adapters import add_adapters, freeze, has_adapters, without_adapters
 from atoll.models.layout import memory_layout

@@ -4,11 +4,11 @@ A client mixes what it downloads with its own networks of the last round,
 
     θ_k ← μ_k θ_k + (1 − μ_k) θ,    μ_k = min(λ_k d_k, 1),    λ_k = τ / d_k at its first measurement,
 
-for encoder, projector and predictor (Eqs. 1-3). d_k is the distance by which its last training moved its encoder
-from the mixture (see `atoll.methods.fedu.drift`), and λ_k, the autoscaler, is constant. Parameters are mixed;
-BatchNorm's statistics are downloaded. The client retains its target network (see `BYOL`). A client that did not
-take part in the previous round resets the online and the target network to the download. Clients send the same data
-as with FedAvg.
+for encoder, projector and predictor (Eqs. 1-3). d_k is the distance by which its last training moved its
+encoder's shared weights from the mixture (see `atoll.methods.fedu.drift`), and λ_k, the autoscaler, is constant.
+Parameters are mixed; BatchNorm's statistics are downloaded. The client retains its target network (see `BYOL`). A
+client that did not take part in the previous round resets the online and the target network to the download.
+Clients send the same data as with FedAvg.
 """
 
 from __future__ import annotations
@@ -46,7 +46,9 @@ class FedEMA(Merge):
 
     def join(self, context: ClientContext, downloaded: Weights) -> Weights:
         """Mix: μ_k θ_k + (1 − μ_k) θ; a client that missed a round is reset to the download."""
-        context.of(self).before = start = self._start(context, downloaded)
+        start = self._start(context, downloaded)
+        # With `method.share`, the client's own weights replace the others before it trains.
+        context.of(self).before = {name: start[name] for name in context.shared}
         return start
 
     def _start(self, context: ClientContext, downloaded: Weights) -> Weights:

@@ -14,7 +14,6 @@ import torch
 
 pytest.importorskip("flwr", reason="the extra atoll[flower] is not installed")
 
-from atoll.core.errors import UserError
 from atoll.core.run_folder import Run
 from atoll.core.tree import leaves, same
 from atoll.engines.flower.client_app import checked
@@ -80,14 +79,16 @@ def test_a_silo_of_two_processes_is_killed_and_resumed(tmp_path, monkeypatch):
 
 @pytest.mark.parametrize(
     ("launcher", "why"),
-    [("no-such-command --fast", ".*no-such-command"), ("torchrun 'x", "No closing quotation")],
+    [("no-such-command --fast", "no-such-command"), ("torchrun 'x", "No closing quotation")],
 )
-def test_a_launcher_that_cannot_be_started_is_named(tmp_path, launcher, why):
+def test_why_a_launcher_cannot_be_started_stays_at_the_site(tmp_path, launcher, why, caplog):
     options = SiteOptions(site="north", data="images", launcher=launcher)
-    with pytest.raises(
-        UserError, match=f"the launcher of 'north' cannot be started: {why}.*; correct launcher="
-    ):
-        launch(options, tmp_path, {})
+    reply = checked(lambda _, request: launch(options, tmp_path, request), SiteSide(options, load_recipe), {})
+    assert reply == {
+        "lost": "the launcher of 'north' cannot be started; the site's own log says why, and its owner corrects "
+        "launcher=… in --node-config"
+    }
+    assert why in caplog.text
 
 
 def test_a_launcher_that_ends_without_an_answer_reaches_the_coordinator_as_a_sentence(tmp_path, caplog):

@@ -53,6 +53,19 @@ def test_a_step_that_diverged_leaves_as_noise_alone(model, value):
     assert abs(step.mean()) < 5 * 0.5 / math.sqrt(120_000)
 
 
+def test_whole_numbers_leave_as_they_came(model):
+    received = {**model, "index": torch.arange(3)}
+    noisy = LocalPrivacy(clip=1.0, noise_multiplier=1.0).apply(
+        {**model, "index": torch.tensor([7, 8, 9])}, received
+    )
+    assert torch.equal(noisy["index"], received["index"])
+    assert not torch.equal(noisy["a"], model["a"])
+
+
+def test_without_weights_nothing_leaves(model):
+    assert LocalPrivacy(clip=1.0, noise_multiplier=1.0).apply({}, model) == {}
+
+
 def test_epsilon_is_that_of_the_gaussian_between_any_two_sets_of_images():
     """Steps of norm C lie up to 2C apart: sensitivity 2C at noise zC. The exact ε of that is below RDP's bound."""
     pytest.importorskip("dp_accounting", reason="the extra atoll[dp] is not installed")

@@ -9,11 +9,16 @@ import pytest
 pytest.importorskip("flwr", reason="the extra atoll[flower] is not installed")
 
 import torch
+from cryptography.fernet import Fernet
 from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric import ec, rsa
 from flwr.common.secure_aggregation.crypto.shamir import create_shares
+from flwr.common.secure_aggregation.crypto.symmetric_encryption import encrypt, generate_shared_key
+from flwr.common.secure_aggregation.secaggplus_utils import share_keys_plaintext_concat
+from flwr.supercore.primitives.asymmetric import bytes_to_private_key, bytes_to_public_key
 
 from atoll.engines.flower.masks import (
+    NO_SHARE,
     is_committed,
     is_public_key,
     make_keys,
@@ -123,12 +128,43 @@ def test_a_client_notices_replaced_keys_and_damaged_shares():
     for k in range(3):
         states[k], boxes[k], _ = share_secrets(states[k], k, keys, 2)
     term = torch.zeros(2, dtype=torch.int64)
-    with pytest.raises(ValueError, match="the share of client 2 is damaged, or of other keys"):
-        mask(states[0], 0, {"1": boxes[1]["0"], "2": boxes[1]["0"]}, term)
-    masked, _ = mask(states[0], 0, {"1": boxes[1]["0"], "2": boxes[2]["0"]}, term)
-    masked["received"]["2"] = boxes[1]["0"]
-    with pytest.raises(ValueError, match="the share of client 2 is damaged, or of other keys"):
-        reveal(masked, 0, [0, 1, 2])
+    with pytest.raises(ValueError, match="the shares of clients 1, 2 are damaged, or of other keys"):
+        mask(states[0], 0, {"1": boxes[2]["0"], "2": boxes[1]["0"]}, term)
+
+
+def damaged(state, keys):
+    """Boxes of client 2 for client 0 without a share: of another key, without a sender, and empty."""
+    agreed = generate_shared_key(
+        bytes_to_private_key(bytes.fromhex(state["share"])),
+        bytes_to_public_key(bytes.fromhex(keys["0"]["share"])),
+    )
+    other = encrypt(Fernet.generate_key(), b"another key")
+    return [other, encrypt(agreed, b"short"), encrypt(agreed, share_keys_plaintext_concat(2, 0, b"", b""))]
+
+
+@pytest.mark.parametrize("which", range(3))
+@pytest.mark.parametrize("stays", [True, False])
+def test_a_client_leaves_out_one_damaged_share_and_takes_part(which, stays):
+    states, keys, boxes = {}, {}, {}
+    for k in range(4):
+        states[k], keys[str(k)] = make_keys()
+    for k in range(4):
+        states[k], boxes[k], _ = share_secrets(states[k], k, keys, 3)
+    boxes[2]["0"] = damaged(states[2], keys)[which].hex()
+    terms, masked = drawn(4), {}
+    stayed = [0, 1, 2, 3] if stays else [0, 1, 3]
+    for k in stayed:
+        received = {str(other): box[str(k)] for other, box in boxes.items() if other != k}
+        states[k], masked[k] = mask(states[k], k, received, terms[k])
+    revealed = [reveal(states[k], k, stayed) for k in stayed]
+    assert revealed[0]["2"] == NO_SHARE
+    total = sum(to_numbers(term) for term in masked.values()) % MODULUS
+    readable = {k: [s[str(k)] for s in revealed if s[str(k)] != NO_SHARE] for k in range(4)}
+    if stays:
+        opened = {k: shares[:3] for k, shares in readable.items()}
+        assert torch.equal(unmask(total, keys, stayed, opened), added(terms))
+    else:
+        assert len(readable[2]) == 2  # of three: the key stays closed
 
 
 def test_a_key_has_one_role():
@@ -184,6 +220,18 @@ def test_shares_of_another_key_are_refused():
         else:
             with pytest.raises(ValueError, match="shares of client 0 do not give its secret: another key"):
                 unmask(total, keys, [1, 2], {0: shares})
+
+
+def test_shares_of_a_key_with_a_password_are_refused():
+    other = ec.generate_private_key(ec.SECP384R1()).private_bytes(
+        serialization.Encoding.PEM,
+        serialization.PrivateFormat.PKCS8,
+        serialization.BestAvailableEncryption(b"password"),
+    )
+    shares = [share.hex() for share in create_shares(other, 2, 3)[:2]]
+    keys = {str(k): make_keys()[1] for k in range(3)}
+    with pytest.raises(ValueError, match="shares of client 0 do not give its secret: Password was not given"):
+        unmask(torch.zeros(3, dtype=torch.int64), keys, [1, 2], {0: shares})
 
 
 def test_the_two_secrets_of_a_client_are_never_opened_together():

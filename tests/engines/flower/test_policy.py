@@ -91,11 +91,6 @@ def test_a_recipe_is_allowed_by_the_hash_that_egress_prints(place):
         ("max_bytes = 1000", "bytes, and the site's policy allows 1,000"),
         ('egress = ["weights", "losses"]', "contains 'samples', which the site's policy does not list"),
         ("withdrawn = true", "the site has withdrawn"),
-        ("max_round = 1", "did you mean 'policy.max_rounds'"),
-        ("max_rounds = 0", "max_rounds"),
-        ('hours = "late"', 'not of the form "20:00-06:00"'),
-        ('hours = "20:00+02:00-06:00"', 'not of the form "20:00-06:00"'),
-        ("max_rounds =", "is not valid TOML"),
         ("[privacy]\nclip = 1.0\nnoise_multiplier = 1.0", "sends BatchNorm's running statistics"),
     ],
 )
@@ -105,6 +100,24 @@ def test_a_recipe_that_asks_for_more_is_refused_at_the_site_and_the_coordinator_
     if "policy" in words or "withdrawn" in words:
         assert {entry["outcome"] for entry in entries} == {"refused"}
         assert words in entries[-1]["why"]
+
+
+@pytest.mark.parametrize(
+    ("text", "why"),
+    [
+        ("max_round = 1", "did you mean 'policy.max_rounds'"),
+        ("max_rounds = 0", "max_rounds"),
+        ('hours = "late"', 'not of the form "20:00-06:00"'),
+        ('hours = "20:00+02:00-06:00"', 'not of the form "20:00-06:00"'),
+        ("max_rounds =", "policy.toml is not valid TOML"),
+    ],
+)
+def test_what_is_wrong_in_a_policy_is_in_the_sites_own_log_alone(place, text, why, caplog):
+    words = refusal(place, text)
+    assert "the site's policy cannot be read; the site's own log says why" in words
+    assert why not in words
+    assert str(place / "policy.toml") not in words
+    assert why in caplog.text
 
 
 def test_groups_that_take_turns_are_smaller_than_the_cohort_that_a_site_asks_for(place):

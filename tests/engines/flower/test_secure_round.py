@@ -282,6 +282,20 @@ def test_a_wrong_share_is_left_out_of_the_opening(place, terms, totals, caplog):
     ]
 
 
+def test_a_share_that_its_receiver_cannot_read_is_left_out_and_its_sender_named(place, terms, totals, caplog):
+    def garble(reply):
+        answer = tree(reply.content)
+        if "commitments" in answer:
+            reply.content = records({**answer, "shares": {**answer["shares"], "0": "00"}})
+        return reply
+
+    with caplog.at_level("WARNING", logger="flwr"):
+        run = play(sites(place, west=garble), place, *SECURE, "train.rounds=1")
+    assert "lost" not in run.metrics[-1]
+    assert torch.equal(totals[0], sum(terms) % MODULUS)
+    assert "client 3 committed to other shares than these clients opened: 0" in caplog.text
+
+
 def test_too_few_right_shares_name_the_client_whose_mask_stays_closed(place):
     def otherwise(reply):
         answer = tree(reply.content)
@@ -373,5 +387,7 @@ def test_a_round_is_opened_for_one_set_of_clients_only(tmp_path, monkeypatch):
 def test_a_site_whose_keys_are_damaged_says_what_can_be_done(tmp_path):
     secure_site.answer_keys(tmp_path, {"round": 1})
     (tmp_path / secure_site.FILE).write_bytes(b"damaged")
-    with pytest.raises(ValueError, match=r"secure\.safetensors is damaged .*; restore it from a copy"):
+    with pytest.raises(ValueError, match="its owner restores it from a copy") as error:
         secure_site.answer_keys(tmp_path, {"round": 2})
+    assert "secure.safetensors" not in str(error.value)  # the coordinator reads it
+    assert "secure.safetensors is damaged" in str(error.value.__cause__)

@@ -214,6 +214,38 @@ def test_names_of_files_folders_and_classes_do_not_leave_a_site_in_an_error(plac
     assert told[0]["name"] == "west"
 
 
+def test_a_policy_that_is_not_there_is_named_at_the_site_alone(place, caplog):
+    grid = sites(place)
+    grid.nodes[13] = site(13, "west", place, policy=str(place / "drsmith" / "policy.toml"))
+    with pytest.raises(UserError, match=r"3 of 4 sites connected.*the site's policy cannot be read") as error:
+        play(grid, place, wait=1.0)
+    assert "drsmith" not in str(error.value)
+    assert f"cannot read {place}/drsmith/policy.toml" in caplog.text
+
+
+@pytest.mark.parametrize("what", ["state", "audit log"])
+def test_a_file_that_cannot_be_written_is_named_at_the_site_alone(place, what, caplog):
+    grid, told = sites(place), []
+    west = site(13, "west", place, lambda reply: told.append(str(tree(reply.content))) or reply)
+
+    def block(message):
+        if message.metadata.message_type == "train" and what == "state":
+            run = place / "state" / tree(message.content)["federation"] / "west"
+            run.mkdir(parents=True, exist_ok=True)
+            (run / "states").write_text("no folder")
+        elif message.metadata.message_type == "train":
+            (place / "state" / "audit-west.jsonl").unlink()
+            (place / "state" / "audit-west.jsonl").mkdir()
+        return west(message)
+
+    grid.nodes[13] = block
+    run = play(grid, place, "train.bn_buffers=local", "train.rounds=1", "train.min_accepted=0.25")
+    reason = run.metrics[-1]["lost"]["3"]
+    assert reason.startswith("the site cannot read or write one of its files; its own log says which and why")
+    assert not any(str(place) in answer for answer in told)
+    assert str(place / "state") in caplog.text
+
+
 def test_the_site_decides_what_it_trains_on(place):
     expected = play(sites(place), place, "train.rounds=1")
     there = play(
@@ -222,7 +254,7 @@ def test_the_site_decides_what_it_trains_on(place):
     assert same(final_models(expected), final_models(there))
 
 
-def test_a_site_that_lost_its_state_is_reset_only_if_it_says_so(place):
+def test_a_site_that_lost_its_state_is_reset_only_if_it_says_so(place, caplog):
     settings = ("train.bn_buffers=local", "train.min_accepted=0.25")
     play(sites(place), place, *settings, "train.rounds=1")
     (states,) = (place / "state").glob("*/west/states")
@@ -233,6 +265,8 @@ def test_a_site_that_lost_its_state_is_reset_only_if_it_says_so(place):
     reason = forbidden.metrics[-1]["lost"]["3"]
     assert "the client state of 'west' after round 1 is lost" in reason
     assert f'reset="{federation}"' in reason
+    assert str(place) not in reason
+    assert f"cannot read {states}" in caplog.text  # in the site's own log
 
     grid = sites(place)
     grid.nodes[13] = site(13, "west", place, reset=federation)

@@ -17,6 +17,7 @@ from atoll.data.partition.partition import Partition
 from atoll.data.sources import load_data
 from atoll.engines.client import Client
 from atoll.engines.federation import Federation
+from atoll.engines.flower.site_errors import SiteError
 from atoll.engines.flower.site_options import RecipeReader, SiteOptions
 from atoll.recipe.recipe import Recipe, recipe_digest
 
@@ -55,7 +56,9 @@ def _open(file: Agreed, options: SiteOptions, read_recipe: RecipeReader, client:
         agreed = load(file.path)
     except UserError as error:
         file.path.unlink(missing_ok=True)
-        raise UserError(f"{error}; the file was deleted, and the next request brings it again") from None
+        raise SiteError(
+            "the site could not read what the run agreed on, and deleted the file; the next request brings it again"
+        ) from error
     policy = options.read_policy()
     if policy is not None:
         policy.check_text(agreed["recipe"])
@@ -79,7 +82,7 @@ def _rename_classes(images: ImageSet, classes: list[str]) -> None:
     """Number the labels as the federation does, which may have classes that this site lacks."""
     if images.labels is not None:
         if unknown := set(images.classes) - set(classes):
-            raise UserError(
+            raise SiteError(
                 f"the site has {len(unknown)} class(es) that the run does not know, so its folder has changed "
                 "since it enrolled; restore it, or start the run again"
             )

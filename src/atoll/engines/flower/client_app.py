@@ -6,13 +6,11 @@ After an error at the site, the answer contains a sentence that the coordinator 
 from __future__ import annotations
 
 import logging
-import traceback
 from collections.abc import Callable
 
 from flwr.app import Context, Message
 from flwr.clientapp import ClientApp
 
-from atoll.core.errors import RunError
 from atoll.core.files import private_files
 from atoll.core.tree import Tree
 from atoll.engines.flower import codec as codec
@@ -20,14 +18,12 @@ from atoll.engines.flower.ledger import UPDATE, record_answer, updates_sent
 from atoll.engines.flower.policy import PolicyError, WithdrawnError
 from atoll.engines.flower.secure_site import answer_keys, answer_reveal, answer_shares
 from atoll.engines.flower.site import SiteSide
+from atoll.engines.flower.site_errors import IMAGES, SiteError, details_of, sentence_of
 from atoll.engines.flower.site_options import SiteOptions
 from atoll.recipe.recipe import Recipe
 
 log = logging.getLogger("flwr")
-IMAGES = (
-    "the site's images do not fit the recipe, or some cannot be read; the site's own log says which and why (a "
-    "recipe with data.on_corrupt = 'skip' leaves out images that cannot be decoded)"
-)
+OPTIONS = "at a site, data.path and data.source are data=… and source=… in --node-config"
 app = ClientApp()
 
 
@@ -43,23 +39,35 @@ def answer(
 ) -> Message:
     """Answer a request, and log it at the site; after an error, the answer contains its sentence."""
     reply: Tree
+    at_site = True  # unless the configuration, which may be unreadable, says otherwise
     with private_files():
         try:
             side = SiteSide(SiteOptions.read(context.node_config), read_recipe)
-            request = codec.tree(message.content)
+            at_site = bool(side.options.site)
+            request = request_of(message)
             reply = checked(handle, side, request)
             if kind == "hello" and "lost" in reply:
                 reply["name"] = side.options.name  # so that the coordinator knows whom to ask
             reply = logged(side, kind, request, reply)
         except (
-            ValueError
+            Exception
         ) as error:  # of the request, the configuration or the log, without which nothing leaves
-            log.error("%s", error)
-            reply = {"lost": str(error)}
+            reply = refusal(error, at_site)
     return Message(codec.records(reply), reply_to=message)
 
 
-OPTIONS = "at a site, data.path and data.source are data=… and source=… in --node-config"
+def request_of(message: Message) -> Tree:
+    """Read a request.
+
+    Raises:
+        SiteError: It is of another form.
+    """
+    try:
+        return codec.tree(message.content)
+    except ValueError as error:  # it says what the coordinator sent
+        raise SiteError(
+            f"the coordinator's request cannot be read: {error}; install the same version of Atoll on both sides"
+        ) from None
 
 
 def checked(handle: Callable[[SiteSide, Tree], Tree], side: SiteSide, request: Tree) -> Tree:
@@ -69,29 +77,15 @@ def checked(handle: Callable[[SiteSide, Tree], Tree], side: SiteSide, request: T
         if "lost" in reply:
             log.error("%s", reply["lost"])
     except Exception as error:
-        reply = {"lost": sentence_of(error, bool(side.options.site))}
-        expected = isinstance(error, ValueError | RunError)  # includes UserError
-        here = f"{error} ({OPTIONS})" if reply["lost"] == IMAGES else str(error)
-        log.error("%s", here if expected else traceback.format_exc())
-        return {**reply, **({"withdrawn": True} if isinstance(error, WithdrawnError) else {})}
+        return refusal(error, bool(side.options.site))
     return reply
 
 
-def sentence_of(error: Exception, at_site: bool) -> str:
-    """What the coordinator is told of an error: at a site, nothing that may name a file, a folder or a class.
-
-    Args:
-        error: The error.
-        at_site: Whether it happened at a real site, and not where the coordinator's own images are.
-    """
-    expected = isinstance(error, ValueError | RunError)
-    if at_site and not isinstance(error, PolicyError):
-        modules = (frame.f_globals.get("__name__", "") for frame, _ in traceback.walk_tb(error.__traceback__))
-        if any(name.startswith("atoll.data.") for name in modules):
-            return IMAGES
-        if not expected:
-            return f"{type(error).__name__} at the site, whose own log has the traceback"
-    return str(error) if expected else f"{type(error).__name__}: {error}"
+def refusal(error: Exception, at_site: bool) -> Tree:
+    """Log an error at the site; return the answer that tells the coordinator of it."""
+    sentence = sentence_of(error, at_site)
+    log.error("%s%s", details_of(error), f" ({OPTIONS})" if sentence == IMAGES else "")
+    return {"lost": sentence, **({"withdrawn": True} if isinstance(error, WithdrawnError) else {})}
 
 
 def logged(side: SiteSide, kind: str, request: Tree, reply: Tree) -> Tree:

@@ -12,10 +12,9 @@ import tempfile
 from dataclasses import asdict, replace
 from pathlib import Path
 
-from atoll.core.errors import RunError, UserError
 from atoll.core.processes import why_ended
-from atoll.core.text import error_words
 from atoll.core.tree import Tree, load, save
+from atoll.engines.flower.site_errors import SiteError
 from atoll.engines.flower.site_options import SiteOptions
 
 REQUEST, ANSWER = "request.safetensors", "answer.safetensors"
@@ -35,8 +34,7 @@ def launch(options: SiteOptions, folder: Path, request: Tree) -> Tree:
         The answer.
 
     Raises:
-        UserError: The launcher cannot be started.
-        RunError: The processes ended without an answer.
+        SiteError: The launcher cannot be started, or its processes ended without an answer.
     """
     with tempfile.TemporaryDirectory(dir=folder, prefix="launched-") as name:
         job = Path(name)
@@ -46,10 +44,10 @@ def launch(options: SiteOptions, folder: Path, request: Tree) -> Tree:
             with subprocess.Popen(command, stdin=subprocess.PIPE) as process:  # noqa: S603 the site owner's command
                 code = process.wait()
         except (OSError, ValueError) as error:  # ValueError: a quotation mark is not closed
-            raise UserError(
-                f"the launcher of {options.name!r} cannot be started: {error_words(error)}; correct launcher=… "
-                "in --node-config"
-            ) from None
+            raise SiteError(
+                f"the launcher of {options.name!r} cannot be started; the site's own log says why, and its owner "
+                "corrects launcher=… in --node-config"
+            ) from error
         if not (job / ANSWER).is_file():
-            raise RunError(f"the launcher of {options.name!r} {why_ended(code)}")
+            raise SiteError(f"the launcher of {options.name!r} {why_ended(code)}")
         return load(job / ANSWER)

@@ -56,9 +56,9 @@ class LocalPrivacy(Options, section="policy.privacy"):
 
     def apply(self, weights: Weights, received: Weights) -> Weights:
         """Return the weights after the clipped and noisy step; the noise comes from the operating system."""
-        names = list(weights)
+        names = [name for name, weight in weights.items() if weight.is_floating_point()]
         step = [weights[name].cpu() - received[name].cpu() for name in names]
-        norm = joint_norm(step)
+        norm = joint_norm(step) if step else 0.0
         if not math.isfinite(
             norm
         ):  # whether training diverged must not be seen either: no step, and the noise
@@ -66,11 +66,12 @@ class LocalPrivacy(Options, section="policy.privacy"):
         elif norm > self.clip:
             torch._foreach_mul_(step, self.clip / norm)
         scale = self.noise_multiplier * self.clip
-        noisy = {}
+        # What takes no noise must say nothing of the images: it leaves as it came.
+        noisy = {name: received[name].cpu() for name in weights}
         for name, part in zip(names, step, strict=True):
             draws = uniform_draws(secrets.token_bytes(32), part.numel()).reshape(part.shape)
             moved = part.double() + scale * torch.special.ndtri(draws)
-            noisy[name] = (received[name].cpu().double() + moved).to(part.dtype)
+            noisy[name] = (noisy[name].double() + moved).to(part.dtype)
         return noisy
 
     def epsilon(self, rounds: int) -> float:

@@ -41,9 +41,12 @@ from torch import Tensor
 
 from atoll.aggregation.secure_sum import MODULUS
 from atoll.core.tree import Tree
+from atoll.engines.flower.site_errors import SiteError
 
 Shares = dict[str, str]  # one for each client, by its id
 PublicKeys = dict[str, dict[str, str]]
+NO_SHARE = "00"
+NO_KEY = (AttributeError, TypeError, UnsupportedAlgorithm, ValueError)  # no key, or one of another kind
 
 
 def make_keys() -> tuple[Tree, dict[str, str]]:
@@ -65,7 +68,7 @@ def is_public_key(word: str) -> bool:
     try:
         key = bytes_to_public_key(bytes.fromhex(word))
         return isinstance(key.curve, SECP384R1) and public_key_to_bytes(key).hex() == word
-    except (AttributeError, TypeError, UnsupportedAlgorithm, ValueError):  # no word, or a key of another kind
+    except NO_KEY:
         return False
 
 
@@ -77,19 +80,17 @@ def share_secrets(state: Tree, me: int, keys: PublicKeys, threshold: int) -> tup
         share: the SHA-256 of that of b_u, then of that of the key.
 
     Raises:
-        ValueError: The keys are not those of a round in which this client can take part.
+        SiteError: The keys are not those of a round in which this client can take part.
     """
     if keys.get(str(me)) != state["public"]:
-        raise ValueError("the coordinator replaced the keys of this site for secure aggregation")
+        raise SiteError("the coordinator replaced the keys of this site for secure aggregation")
     for client, key in keys.items():
         if not all(is_public_key(key[purpose]) for purpose in ("mask", "share")):
-            raise ValueError(f"the keys of client {client} for secure aggregation are no public keys")
+            raise SiteError(f"the keys of client {client} for secure aggregation are no public keys")
     # A key in two roles would open what it must not: of a client that drops out, the key of its masks is opened.
     roles = {word for key in keys.values() for word in key.values()}
     if len(roles) < 2 * len(keys) or not 2 <= threshold <= len(keys):
-        raise ValueError(
-            f"{len(keys)} keys with the threshold {threshold} are too few for secure aggregation"
-        )
+        raise SiteError(f"{len(keys)} keys with the threshold {threshold} are too few for secure aggregation")
     own = secrets.token_bytes(32)
     order = sorted(map(int, keys))
     own_shares = create_shares(own, threshold, len(order))
@@ -120,15 +121,15 @@ def mask(state: Tree, me: int, received: Shares, term: Tensor) -> tuple[Tree, Te
         What the client retains, and the masked term as int32.
 
     Raises:
-        ValueError: Too few clients take part, or unknown ones.
+        SiteError: Too few clients take part, or unknown ones, or the shares of too few can be read.
     """
     if len(received) + 1 < state["threshold"] or not received.keys() <= state["keys"].keys() - {str(me)}:
-        raise ValueError(f"only {len(received) + 1} clients take part in the sum, fewer than its threshold")
-    for (
-        name,
-        box,
-    ) in received.items():  # a request from before a crash has other keys; it must not use the masks
-        _open(state, me, int(name), box)
+        raise SiteError(f"only {len(received) + 1} clients take part in the sum, fewer than its threshold")
+    unread = [name for name, box in received.items() if _open(state, me, int(name), box) is None]
+    # One client's damaged share must not cost this client its round. But a request from before a crash has other
+    # keys throughout, and must not use the masks.
+    if len(received) + 1 - len(unread) < state["threshold"]:
+        raise SiteError(f"the shares of clients {', '.join(unread)} are damaged, or of other keys")
     masked = term + _stream(bytes.fromhex(state["own"]), len(term))
     for other in map(int, received):
         pair = _stream(_seed(_agree(state["mask"], state["keys"][str(other)]["mask"])), len(term))
@@ -139,34 +140,33 @@ def mask(state: Tree, me: int, received: Shares, term: Tensor) -> tuple[Tree, Te
 def reveal(state: Tree, me: int, stayed: Collection[int]) -> Shares:
     """Stage 3, at a client: open b_u of the clients that stayed, and the key of those that dropped out.
 
+    In place of a share that cannot be read stands `NO_SHARE`; the server sees that its sender committed to another.
+
     Raises:
-        ValueError: Too few clients stayed, or a share is not what its sender encrypted for this client.
+        SiteError: Too few clients stayed.
     """
     members = {me, *map(int, state["received"])}
     if me not in stayed or not set(stayed) <= members or len(set(stayed)) < state["threshold"]:
-        raise ValueError(f"{len(set(stayed))} clients stayed in the sum, and {state['threshold']} must")
+        raise SiteError(f"{len(set(stayed))} clients stayed in the sum, and {state['threshold']} must")
     found = {}
     for other in sorted(members):
         if other == me:
-            text = bytes.fromhex(state["kept"])
+            text: bytes | None = bytes.fromhex(state["kept"])
         else:
             text = _open(state, me, other, state["received"][str(other)])
-        _, _, of_own, of_key = share_keys_plaintext_separate(text)
-        found[str(other)] = (of_own if other in stayed else of_key).hex()
+        _, _, of_own, of_key = share_keys_plaintext_separate(text or b"")
+        found[str(other)] = (of_own if other in stayed else of_key).hex() or NO_SHARE
     return found
 
 
-def _open(state: Tree, me: int, other: int, word: str) -> bytes:
-    """Decrypt what another client shared with this one under the keys of this round."""
-    damaged = ValueError(f"the share of client {other} is damaged, or of other keys")
+def _open(state: Tree, me: int, other: int, word: str) -> bytes | None:
+    """Decrypt what another client shared with this one under the keys of this round; None if it cannot be read."""
     try:
         text = decrypt(_agree(state["share"], state["keys"][str(other)]["share"]), bytes.fromhex(word))
     except InvalidToken:
-        raise damaged from None
+        return None
     source, target, *_ = share_keys_plaintext_separate(text)
-    if (source, target) != (other, me):
-        raise damaged
-    return text
+    return text if (source, target) == (other, me) else None
 
 
 def is_committed(share: str, commitment: str, stays: bool) -> bool:
@@ -207,7 +207,7 @@ def unmask(
             key = bytes_to_private_key(secret).public_key()
             if public_key_to_bytes(key).hex() != keys[str(client)]["mask"]:
                 raise ValueError("another key")
-        except ValueError as error:
+        except NO_KEY as error:
             raise ValueError(f"the shares of client {client} do not give its secret: {error}") from None
         for other in stayed:
             pair = _stream(_seed(_agree(secret.hex(), keys[str(other)]["mask"])), len(total))

@@ -40,6 +40,7 @@ from atoll.core.schema import AtLeast, Count
 from atoll.core.tree import Tree, Weights, num_bytes
 from atoll.engines.federation import Federation
 from atoll.engines.flower.local_privacy import LocalPrivacy
+from atoll.engines.flower.site_errors import SiteError
 from atoll.engines.update_checks import declares_all, update_spec
 from atoll.recipe.recipe import names_of_code, recipe_digest
 
@@ -47,8 +48,8 @@ INSTALLED = "installed"  # in place of a module's SHA-256
 RESULTS = "results"  # the entry of `egress` that stands for the results on held-out images
 
 
-class PolicyError(UserError):
-    """A request that the site's policy refuses; the coordinator receives the sentence."""
+class PolicyError(SiteError):
+    """A request that the site's policy refuses."""
 
 
 class WithdrawnError(PolicyError):

@@ -15,6 +15,7 @@ from atoll.core.errors import UserError
 from atoll.core.tree import Tree, load, save
 from atoll.engines.client import Client
 from atoll.engines.flower.masks import make_keys, mask, reveal, share_secrets
+from atoll.engines.flower.site_errors import SiteError
 
 FILE = "secure.safetensors"  # in the run's folder at the site
 
@@ -31,7 +32,7 @@ def answer_shares(folder: Path, request: Tree) -> Tree:
     """Share the secrets of a round among its clients.
 
     Raises:
-        UserError: It has shared them before.
+        SiteError: It has shared them before.
     """
     kept = _round(folder, request["round"])
     _once(kept, "keys", "shared the secrets")
@@ -46,11 +47,11 @@ def masked_update(folder: Path, request: Tree, update: Update, client: Client) -
     """Return the masked term of a trained update, the only form in which it leaves the site.
 
     Raises:
-        UserError: The coordinator asks for an update without masks, for a second one under the same masks, or lets
+        SiteError: The coordinator asks for an update without masks, for a second one under the same masks, or lets
             too few clients open them.
     """
     if "shares" not in request:
-        raise UserError(
+        raise SiteError(
             "the recipe promises secure aggregation, and the coordinator asks for an update without masks"
         )
     message, aggregation = request["message"], client.method.aggregation
@@ -59,7 +60,7 @@ def masked_update(folder: Path, request: Tree, update: Update, client: Client) -
     _once(kept, "received", "sent its term")
     threshold, clients = kept["masks"]["threshold"], len(kept["masks"]["keys"])
     if threshold < aggregation.least(clients):
-        raise UserError(
+        raise SiteError(
             f"the coordinator lets {threshold} of {clients} clients open the masks, and the recipe demands "
             f"{aggregation.least(clients)}"
         )
@@ -76,13 +77,13 @@ def answer_reveal(folder: Path, request: Tree) -> Tree:
     """Open what the sum of a round needs.
 
     Raises:
-        UserError: The round was opened before, for other clients.
+        SiteError: The round was opened before, for other clients.
     """
     kept = _round(folder, request["round"])
     stayed = sorted(request["stayed"])
     before = kept["opened"].setdefault(str(request["round"]), stayed)
     if before != stayed:
-        raise UserError(
+        raise SiteError(
             f"this site has opened the sum of round {request['round']} over other clients; both sums together "
             "would reveal a single update, so the run cannot repeat this round without the same clients"
         )
@@ -97,17 +98,18 @@ def _read(folder: Path) -> dict[str, Tree]:
     try:
         found: dict[str, Tree] = load(folder / FILE)
     except UserError as error:
-        raise UserError(
-            f"{error}; restore it from a copy. Without it this site no longer knows which sums it has opened, so "
-            "delete it only for a run that repeats no round"
-        ) from None
+        raise SiteError(
+            "the site cannot read what it keeps for secure aggregation; its own log names the file, and its owner "
+            "restores it from a copy. Without it the site no longer knows which sums it has opened, so it is "
+            "deleted only for a run that repeats no round"
+        ) from error
     return found
 
 
 def _round(folder: Path, round: int) -> dict[str, Tree]:
     kept = _read(folder)
     if type(round) is not int or kept.get("round") != round:
-        raise UserError(
+        raise SiteError(
             f"this site has no keys of round {round} for secure aggregation; the next round begins anew"
         )
     return kept
@@ -116,7 +118,7 @@ def _round(folder: Path, round: int) -> dict[str, Tree]:
 def _once(kept: dict[str, Tree], key: str, done: str) -> None:
     """Refuse a stage whose result the masks have already."""
     if key in kept["masks"]:
-        raise UserError(
+        raise SiteError(
             f"this site has {done} of round {kept['round']}, and does so once; to repeat the round, begin with "
             "new keys"
         )

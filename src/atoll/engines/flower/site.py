@@ -32,6 +32,7 @@ from atoll.engines.flower.enrolment import FORMAT
 from atoll.engines.flower.launcher import launch
 from atoll.engines.flower.ledger import updates_sent
 from atoll.engines.flower.secure_site import masked_update
+from atoll.engines.flower.site_errors import SiteError
 from atoll.engines.flower.site_options import RecipeReader, SiteOptions
 from atoll.evaluation import evaluate
 
@@ -156,11 +157,12 @@ class SiteSide:
         if held is None:
             return {"results": {}, "images": 0}
         with threads(recipe.engine.threads):
-            retained = (
-                self._states(request).load(client, valid)
-                if recipe.composed.personalises(recipe.train)
-                else None
-            )
+            retained = None
+            if recipe.composed.personalises(recipe.train):
+                try:
+                    retained = self._states(request).load(client, valid)
+                except UserError as error:
+                    return self._lost_state(request["federation"], valid, error)
             weights = recipe.composed.personal(Deployment({"": request["model"]}), client, retained)
             federation.networks.load_state_dict({**federation.networks.state_dict(), **weights})
             protocols = recipe.evaluation.at_end if request["final"] else recipe.evaluation.during
@@ -177,7 +179,7 @@ class SiteSide:
         agreed = Agreed(digest, self.folder_of(request) / f"agreed-{digest}.safetensors")
         if "agreed" in request and not agreed.path.is_file():
             if digest_of(request["agreed"]) != digest:
-                raise UserError(_unfit("an 'agreed' that does not fit its 'digest'"))
+                raise SiteError(_unfit("an 'agreed' that does not fit its 'digest'"))
             save(agreed.path, request["agreed"])
         return agreed if agreed.path.is_file() else None
 
@@ -186,7 +188,11 @@ class SiteSide:
 
         The method may depend on the client state, and the most common cause is a disk that is not mounted.
         """
-        lost = f"the client state of {self.options.name!r} after round {round} is lost ({error})"
+        log.error("%s", error)
+        lost = (
+            f"the client state of {self.options.name!r} after round {round} is lost (the site's own log says which "
+            "file)"
+        )
         if self.options.reset == federation:
             return {
                 "lost": f"{lost}; the client is reset and starts again when it is next selected",
@@ -230,7 +236,7 @@ def _id(request: Tree, field: str) -> str:
     """An id of the coordinator's; it becomes part of a path, so only hexadecimal digits are allowed."""
     value = request.get(field)
     if not isinstance(value, str) or not re.fullmatch("[0-9a-f]{32}", value):
-        raise UserError(_unfit(f"no valid {field!r}"))
+        raise SiteError(_unfit(f"no valid {field!r}"))
     return value
 
 

@@ -12,6 +12,7 @@ from atoll.core.errors import UserError, did_you_mean
 from atoll.data.options import DataOptions
 from atoll.engines.flower.enrolment import is_site_name
 from atoll.engines.flower.policy import Policy
+from atoll.engines.flower.site_errors import SiteError
 from atoll.recipe.recipe import Recipe
 
 RecipeReader = Callable[[str], Recipe]
@@ -56,25 +57,25 @@ class SiteOptions:
         """Read Flower's node configuration.
 
         Raises:
-            UserError: A key is unknown, the site has no name or an invalid one, or it has no folder of images.
+            SiteError: A key is unknown, the site has no name or an invalid one, or it has no folder of images.
         """
         config = {OLD_WORDS.get(key, key): value for key, value in config.items()}
         for key in config:
             if key not in (*WORDS, *NUMBERS):
-                raise UserError(
+                raise SiteError(
                     f"the node's configuration has an unknown {key!r}; {did_you_mean(key, WORDS)}"
                 )
         fields = {name: str(config[name]) for name in WORDS if name in config}
         share = config.get("partition-id")
         options = cls(**fields, share=None if share is None else int(share))
         if not options.site and options.share is None:
-            raise UserError('the node\'s configuration lacks a name: add site="NAME" to --node-config')
+            raise SiteError('the node\'s configuration lacks a name: add site="NAME" to --node-config')
         if not is_site_name(options.name):
-            raise UserError(
+            raise SiteError(
                 f"{options.site!r} cannot be a site's name: use up to 100 letters, digits, '-', '_' and '.'"
             )
         if options.site and not options.data:
-            raise UserError(f'site {options.site!r} has no images: add data="FOLDER" to --node-config')
+            raise SiteError(f'site {options.site!r} has no images: add data="FOLDER" to --node-config')
         return options
 
     @property
@@ -93,10 +94,19 @@ class SiteOptions:
         return AuditLog(self.folder / f"audit-{self.site}.jsonl") if self.site else None
 
     def read_policy(self) -> Policy | None:
-        """Read the site's policy; None for a share."""
+        """Read the site's policy; None for a share.
+
+        Raises:
+            SiteError: The file cannot be read, or is no policy.
+        """
         if not self.site:
             return None
-        return Policy.read(Path(self.policy)) if self.policy else Policy()
+        try:
+            return Policy.read(Path(self.policy)) if self.policy else Policy()
+        except UserError as error:
+            raise SiteError(
+                "the site's policy cannot be read; the site's own log says why, and its owner corrects the file"
+            ) from error
 
     def recipe(self, recipe: Recipe) -> Recipe:
         """Replace the images and the device of a recipe by the site's."""

@@ -1,0 +1,64 @@
+"""Names of the networks' weights: which travel, which are in an update, and which stay at a client."""
+
+from __future__ import annotations
+
+from torch import nn
+
+from atoll.components.training import TrainOptions
+from atoll.methods.method import Method
+from atoll.models.adapters import matching
+from atoll.models.norms import norm_layers
+
+
+def update_names(method: Method, train: TrainOptions, networks: nn.ModuleDict) -> set[str]:
+    """Names of the weights in an update: all that travel and are not local-only by the merge or ``bn_buffers``."""
+    local_only = method.merge.private(networks)
+    if train.bn_buffers != "average":
+        local_only = local_only | buffer_names(networks)
+    return travelling_names(method, networks) - local_only
+
+
+def travelling_names(method: Method, networks: nn.ModuleDict) -> set[str]:
+    """Names of the weights that server and clients exchange: not frozen, and shared by ``method.share``."""
+    names = networks.state_dict().keys() - frozen_names(networks)
+    return (
+        names
+        if method.share is None
+        else names & matching(networks.state_dict(), method.share, "method.share")
+    )
+
+
+def personal_names(method: Method, networks: nn.ModuleDict) -> set[str]:
+    """Names of the weights that each client trains for itself, by ``method.share``."""
+    return networks.state_dict().keys() - frozen_names(networks) - travelling_names(method, networks)
+
+
+def frozen_names(networks: nn.Module) -> set[str]:
+    """Names of the weights that do not train, of the buffers of modules all of whose weights do not, and of others.
+
+    The others are tensors of whole numbers outside BatchNorm. The server can take no mean of an index table or a
+    step counter, and knows no bound for what a client may send.
+    """
+    counters = buffer_names(networks)
+    frozen = {
+        name
+        for name, tensor in networks.state_dict().items()
+        if not (tensor.is_floating_point() or tensor.is_complex() or name in counters)
+    }
+    for prefix, module in networks.named_modules():
+        own = dict(module.named_parameters(recurse=False))
+        names = [name for name in module.state_dict() if "." not in name]
+        still = {name for name, weight in own.items() if not weight.requires_grad}
+        if own and len(still) == len(own):
+            still = set(names)
+        frozen |= {f"{prefix}.{name}" if prefix else name for name in still}
+    return frozen
+
+
+def buffer_names(networks: nn.Module) -> set[str]:
+    """Names of BatchNorm's running statistics, identified by module type."""
+    return {
+        f"{prefix}.{name}"
+        for prefix, norm in norm_layers(networks).items()
+        for name, _ in norm.named_buffers(recurse=False)
+    }

@@ -1,0 +1,75 @@
+"""Which weights travel: tensors of whole numbers outside BatchNorm stay where they are."""
+
+import pytest
+import torch
+from torch import nn
+
+from tests.rounds import Fixed, Rounds
+
+pytestmark = pytest.mark.filterwarnings("ignore:model.* does not apply")
+
+
+class Indexed(nn.Module):
+    """Reads a table by an index, as Swin does, and counts its training steps."""
+
+    def __init__(self, channels: int = 1) -> None:
+        super().__init__()
+        self.conv, self.norm = nn.Conv2d(channels, 8, 3, 2), nn.BatchNorm2d(8)
+        self.table = nn.Embedding(4, 8)
+        self.register_buffer("index", torch.tensor([0, 3, 1, 2]))
+        self.register_buffer("steps", torch.tensor(0))
+
+    def forward(self, images: torch.Tensor) -> torch.Tensor:
+        if self.training:
+            self.steps += 1
+        return self.norm(self.conv(images)).mean((2, 3)) + self.table(self.index).mean(0)
+
+
+def indexed(*settings):
+    named = (f"model.encoder={__name__}:Indexed", "views.mean=[0.5]", "views.std=[0.5]")
+    return Rounds("method.name=fed_simclr", *named, *settings)
+
+
+@pytest.fixture
+def rounds():
+    return indexed()
+
+
+def whole_numbers(weights):
+    return {name.rpartition(".")[2] for name, tensor in weights.items() if not tensor.is_floating_point()}
+
+
+def test_whole_numbers_leave_a_client_only_as_batchnorms_counters(rounds):
+    update, _ = rounds.train(0)
+    assert whole_numbers(update["weights"]) == {"num_batches_tracked"}
+    sent = rounds.message(0, 1)["models"]["global"]
+    assert whole_numbers(sent) == {"num_batches_tracked", "index", "steps"}
+
+
+def test_an_index_that_a_client_sends_all_the_same_is_refused(rounds):
+    updates = {client: rounds.train(client)[0] for client in range(4)}
+    model = rounds.server.state["models"]["global"]
+    (index,) = (name for name in model if name.endswith("index"))
+    before = model[index].clone()
+    updates[2]["weights"][index] = torch.full((4,), 10**9)
+    record = rounds.server.run_round(Fixed(updates))
+    assert record.refused == {"2": f"it contains {index!r}, which was not requested (1 such names)"}
+    assert torch.equal(rounds.server.state["models"]["global"][index], before)
+    rounds.train(0, 2)  # the model still reads its table
+
+
+@pytest.mark.parametrize("settings", [(), ("method.share=['encoder.*']",), ("train.bn_buffers=local",)])
+def test_a_counter_of_an_encoders_own_begins_each_round_with_its_initial_value(settings):
+    rounds = indexed(*settings)
+    kept = None
+    for round in (1, 2):
+        start = rounds.start(0, round, kept)
+        (steps,) = (name for name in start if name.endswith("steps"))
+        assert start[steps] == 0
+        updates, states = {}, {}
+        for client in range(4):
+            updates[client], states[client] = rounds.train(client, round, kept)
+        assert rounds.client.networks.state_dict()[steps] > 0
+        kept = states[0]
+        assert kept is None or steps not in kept.get("personal", {})
+        assert not rounds.server.run_round(Fixed(updates)).refused
