@@ -109,8 +109,14 @@ class RunContext:
 class Engine(Protocol):
     """Gathers the clients of a run and runs its rounds."""
 
-    def gather(self, recipe: Recipe, folder: Path) -> Federation:
-        """Build the federation of a recipe; ``folder`` is the run's, and may contain an interrupted run."""
+    def gather(self, recipe: Recipe, folder: Path, restart: bool = False) -> Federation:
+        """Build the federation of a recipe.
+
+        Args:
+            recipe: The recipe.
+            folder: The run's folder, which may contain an interrupted run.
+            restart: Whether that run is going to be deleted, so that nothing of it counts.
+        """
         ...
 
     def states(self, store: RunStore) -> States:
