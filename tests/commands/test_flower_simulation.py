@@ -12,7 +12,8 @@ from flwr.app import Error, Message
 
 from atoll.cli.main import main
 from atoll.commands.flower_simulation import ATTEMPTS, run_on_flower
-from atoll.core.run_folder import Run
+from atoll.commands.resume import Recovery
+from atoll.core.run_folder import SITES, Run
 from atoll.core.tree import same
 from atoll.engines.federation import Federation
 from atoll.engines.flower import simulation
@@ -29,16 +30,16 @@ class Nodes(simulation.FlowerSimulation):
     asked = 0
     starts = 0
 
-    def gather(self, recipe, folder):
+    def gather(self, recipe, folder, restart=False):
         Nodes.starts += 1
-        grid = shares(4, state=str(folder / "checkpoints/nodes"))
+        federation = Federation(recipe)
+        grid = shares(federation.setting.num_clients, state=str(folder / "checkpoints/nodes"))
         for number, handle in list(grid.nodes.items()):
             grid.nodes[number] = lambda message, handle=handle: self._answer(message, handle)
         grid.keys = {number: secrets.token_bytes(32) for number in grid.nodes}  # as Flower draws them
-        federation = Federation(recipe)
         options = FlowerOptions(wait=2.0, deadline=30.0)
         self._engine = FlowerEngine(grid, options, recipe.to_toml(), federation)
-        return self._engine.gather(recipe, folder)
+        return self._engine.gather(recipe, folder, restart)
 
     def _answer(self, message, handle):
         if message.metadata.message_type != "train":
@@ -90,3 +91,13 @@ def test_the_command_resumes_a_run_on_the_engine_that_is_named(tmp_path, monkeyp
     assert main(resume) == 0
     assert nodes.starts == 2
     assert same(final_models(Run(tmp_path / "run")), final_models(run_tiny(tmp_path / "ours", *SETTINGS)))
+
+
+def test_a_restart_may_have_another_number_of_clients(tmp_path, nodes):
+    two, three = ((*SETTINGS, f"partition.clients={count}") for count in (2, 3))
+    began = run_on_flower(tiny(*two), tmp_path / "run").read_json(SITES)
+    run = run_on_flower(tiny(*three), tmp_path / "run", recovery=Recovery(restart=True))
+    now = run.read_json(SITES)
+    assert [site["name"] for site in now["sites"]] == ["0", "1", "2"]
+    assert now["federation"] != began["federation"]
+    assert same(final_models(run), final_models(run_tiny(tmp_path / "ours", *three)))

@@ -8,6 +8,7 @@ from atoll.commands.run import run_recipe
 from atoll.core.errors import UserError
 from atoll.core.run_folder import Run
 from atoll.engines.background import Background
+from atoll.engines.callbacks import Callbacks
 from tests.harness import run_tiny, tiny
 
 
@@ -103,3 +104,29 @@ def test_a_round_trains_while_the_one_before_is_saved(tmp_path, monkeypatch, ref
         late = run_tiny(tmp_path / "late", *SETTINGS, resume=True)
     assert [line["round"] for line in late.metrics] == [0, 1, 2, 3, 4]
     assert late.encoder_path.read_bytes() == straight.encoder_path.read_bytes()
+
+
+class Meddler:
+    """Changes what it receives of each round, whose checkpoint waits for that."""
+
+    def __init__(self, monkeypatch):
+        self.changed = threading.Event()
+        write = Run.checkpoint
+
+        def checkpoint(run, number, tree):
+            assert number == 0 or self.changed.wait(30)
+            self.changed.clear()
+            write(run, number, tree)
+
+        monkeypatch.setattr(Run, "checkpoint", checkpoint)
+
+    def round(self, record, line):
+        line["mine"] = record.losses["mine"] = line["losses"]["mine"] = 1.0
+        self.changed.set()
+
+
+def test_a_callback_changes_neither_the_metrics_nor_the_checkpoint(tmp_path, monkeypatch):
+    run = run_recipe(tiny(*SETTINGS), tmp_path, callback=Callbacks([Meddler(monkeypatch)]))
+    for line in (*run.metrics[1:], run.latest()["line"]):
+        assert "mine" not in line
+        assert "mine" not in line["losses"]

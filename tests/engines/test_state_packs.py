@@ -5,11 +5,15 @@ import random
 import pytest
 import torch
 
+from atoll.commands.check import check_run
+from atoll.commands.resume import Recovery
+from atoll.commands.run import run_recipe
 from atoll.core.errors import UserError
 from atoll.core.tree import same
 from atoll.engines import client_states
 from atoll.engines.client_states import ClientStates
-from tests.harness import run_tiny
+from atoll.engines.state_packs import read_table
+from tests.harness import final_models, run_tiny, tiny
 
 
 def state(client, round):
@@ -92,6 +96,91 @@ def test_a_flipped_bit_is_found_wherever_it_is(tmp_path, few):
                 assert f"--reset-client {client}" in str(found[client])
             else:
                 assert same(found[client], state(client, 1))
+
+
+def test_a_damaged_table_harms_no_other_states(tmp_path, few):
+    states = ClientStates(tmp_path / "clients", resettable=True)
+    for first in (0, 7):
+        for client in range(first, first + 7):
+            states.save(client, 1, state(client, 1))
+        states.prune(dict.fromkeys(range(first + 7), 1))
+    bad = min(states.folder.glob("pack-*"))
+    flip_in_table(bad)
+    resumed = ClientStates(states.folder, resettable=True)
+    for client in range(7, 14):
+        assert same(resumed.load(client, 1), state(client, 1))
+    for client in range(7):
+        with pytest.raises(UserError, match=f"pack-000001.* damaged.* with --reset-client {client}, which"):
+            resumed.load(client, 1)
+    resumed.prune(dict.fromkeys(range(14), 1))
+    assert bad.is_file()  # its clients need it
+    for client in range(14):
+        resumed.save(client, 2, state(client, 2))
+    resumed.prune(dict.fromkeys(range(6), 2) | dict.fromkeys(range(6, 14), 1))
+    assert bad.is_file()  # client 6 needs it
+    resumed.prune(dict.fromkeys(range(7), 2) | dict.fromkeys(range(7, 14), 1))
+    assert not bad.exists()
+    assert same(ClientStates(states.folder).load(13, 1), state(13, 1))
+
+
+def test_a_new_pack_does_not_replace_a_damaged_one(tmp_path, few):
+    states = ClientStates(tmp_path / "clients")
+    for client in range(7):
+        states.save(client, 1, state(client, 1))
+    states.prune(dict.fromkeys(range(7), 1))
+    (bad,) = states.folder.glob("pack-*")
+    flip_in_table(bad)
+    damaged = bad.read_bytes()
+    resumed = ClientStates(states.folder)
+    for client in range(7, 14):
+        resumed.save(client, 1, state(client, 1))
+    resumed.prune(dict.fromkeys(range(14), 1))
+    assert bad.read_bytes() == damaged
+    assert same(resumed.load(13, 1), state(13, 1))
+
+
+def flip_in_table(pack):
+    data = bytearray(pack.read_bytes())
+    data[-20] ^= 1
+    pack.write_bytes(data)
+
+
+def test_a_run_goes_on_without_the_states_of_a_damaged_table(tmp_path, monkeypatch):
+    monkeypatch.setattr(client_states, "MOST_FILES", 2)
+    settings = (
+        "method.name=fedema", "partition.clients=8", "train.participation=0.5", "evaluation.at_end=[]",
+    )  # fmt: skip
+    run = run_tiny(tmp_path, *settings, "train.rounds=4")
+    valid = run.latest()["valid"]
+    held = {
+        pack: [client for client, round in read_table(pack) if valid[str(client)] == round]
+        for pack in (run.checkpoints / "clients").glob("pack-*")
+    }
+    pack = max(held, key=lambda pack: len(held[pack]))
+    assert held[pack]
+    flip_in_table(pack)
+    assert any(pack.name in sentence for sentence in check_run(run).damaged)
+    with pytest.raises(
+        UserError, match=r"the state of client (\d) cannot be read .*--reset-client \1"
+    ) as refused:
+        run_tiny(tmp_path, *settings, "train.rounds=12", resume=True)
+    assert any(f"client {client} " in str(refused.value) for client in held[pack])
+    recovery = Recovery(reset_clients=tuple(held[pack]))
+    run_recipe(tiny(*settings, "train.rounds=12"), tmp_path, resume=True, recovery=recovery)
+    assert [line["round"] for line in run.metrics] == list(range(13))
+    assert [line["reset"] for line in run.metrics if "reset" in line] == [held[pack]]
+    assert check_run(run).damaged == []
+
+
+def test_a_damaged_table_of_states_that_are_not_needed_stops_nothing(tmp_path, monkeypatch):
+    monkeypatch.setattr(client_states, "MOST_FILES", 2)
+    run = run_tiny(tmp_path / "run", "train.bn_buffers=local", "train.rounds=3")
+    (pack,) = (run.checkpoints / "clients").glob("pack-*")
+    flip_in_table(pack)
+    run_tiny(run.folder, "train.bn_buffers=local", "train.rounds=5", resume=True)
+    straight = run_tiny(tmp_path / "straight", "train.bn_buffers=local", "train.rounds=5")
+    assert same(final_models(run), final_models(straight))
+    assert check_run(run).damaged == []
 
 
 def test_a_run_whose_states_are_packed_ends_with_the_same_bytes(tmp_path, monkeypatch):

@@ -178,7 +178,13 @@ def _client_state(path: Path) -> None:
 
 
 def _client_states(path: Path) -> None:
-    for (client, round), place in read_table(path).items():
+    try:
+        table = read_table(path)
+    except UserError as error:
+        raise UserError(
+            f"{error}; restore it from a copy, or resume the run, which names each client that needs it"
+        ) from None
+    for (client, round), place in table.items():
         tree.read(read_place(place), f"the state of client {client} in {path}", label(client, round))
 
 

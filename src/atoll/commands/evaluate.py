@@ -81,18 +81,19 @@ class Evaluator:
     def models(self, server: Server) -> dict[str, tuple[Weights, list[int]]]:
         """Return the deployed models by name, each with the clients that use it.
 
-        A client that has not taken part has no personal model, and is included only if no client has one.
+        A client that has not taken part has no personal model. Where no client's state is here, because no client
+        has taken part or the states are at the sites, the models are those that clients share.
         """
         recipe, clients = self.federation.recipe, range(self.federation.setting.num_clients)
         deployment = server.deploy()
         if recipe.composed.personalises(recipe.train):
             models = {}
-            for client in [c for c in clients if server.valid.get(c)] or clients:
-                retained = self._states.load(client, server.valid.get(client, 0))
-                if retained is not None or deployment.models:
+            for client, round in sorted(server.valid.items()):
+                if (retained := self._states.load(client, round)) is not None:
                     weights = recipe.composed.personal(deployment, client, retained)
                     models[f"client-{client}"] = (weights, [client])
-            return models
+            if models or not deployment.models:
+                return models
         first = next(iter(deployment.models))
         return {
             name: (weights, [c for c in clients if deployment.choice.get(c, first) == name])

@@ -203,7 +203,7 @@ def prepare(recipe: Recipe, run: run_folder.Run, engine: Engine, restart: bool =
         name: prepare(other, run_folder.Run(run.folder / FOLDER / name), Simulation(), restart)
         for name, other in prerequisite_recipes(recipe).items()
     }
-    return PreparedRun(recipe, run, engine, engine.gather(recipe, run.folder), prerequisites, code)
+    return PreparedRun(recipe, run, engine, engine.gather(recipe, run.folder, restart), prerequisites, code)
 
 
 def _execute(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
+from copy import deepcopy
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -109,8 +110,14 @@ class RunContext:
 class Engine(Protocol):
     """Gathers the clients of a run and runs its rounds."""
 
-    def gather(self, recipe: Recipe, folder: Path) -> Federation:
-        """Build the federation of a recipe; ``folder`` is the run's, and may contain an interrupted run."""
+    def gather(self, recipe: Recipe, folder: Path, restart: bool = False) -> Federation:
+        """Build the federation of a recipe.
+
+        Args:
+            recipe: The recipe.
+            folder: The run's folder, which may contain an interrupted run.
+            restart: Whether that run is going to be deleted, so that nothing of it counts.
+        """
         ...
 
     def states(self, store: RunStore) -> States:
@@ -217,7 +224,7 @@ class _Rounds:
         """Train, save and evaluate a round; with ``overlap``, the background saves it if nothing waits for it."""
         callback = self._context.callback
         record = self.server.run_round(executor, callback.step if callback else None)
-        line = record.to_dict()
+        line = deepcopy(record.to_dict())  # the background may save it while the callback changes the record
         if self._reset:
             line["reset"] = list(self._reset)
             self._reset = ()
@@ -236,7 +243,7 @@ class _Rounds:
             background.wait()
             complete()
         if callback:
-            callback.round(record, line)
+            callback.round(record, deepcopy(line))
 
     def _evaluator(self, round: int) -> Evaluator | None:
         """Return the evaluator of a round; None if the round is not evaluated."""

@@ -39,7 +39,7 @@ class Simulation:
             self._keeps = False
             self._close()
 
-    def gather(self, recipe: Recipe, folder: Path) -> Federation:
+    def gather(self, recipe: Recipe, folder: Path, restart: bool = False) -> Federation:
         """Load the images and partition them."""
         if len(recipe.engine.worker_devices(cohort=2)) > 1 or recipe.engine.decoders:
             process_context()  # the processes' imports take as long as loading the images

@@ -2,7 +2,8 @@
 
 A pack is the files of its states, one after another, and a table of their places. The table has a digest, and each
 state has its own, so one damaged state is one client's. Packs never change: a state that is superseded stays until
-the pack is rewritten with what is left of it.
+the pack is rewritten with what is left of it. A pack with a damaged table harms only the states that are nowhere
+else, and is deleted once none of them is needed.
 """
 
 from __future__ import annotations
@@ -33,26 +34,26 @@ class StatePacks:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self._tables: dict[Path, dict[Key, Place]] = {}
+        self._damaged: dict[Path, UserError] = {}
 
     def tables(self) -> dict[Path, dict[Key, Place]]:
-        """Tables of all packs, from the oldest to the newest; known ones are not read again.
-
-        Raises:
-            UserError: The table of a pack is damaged.
-        """
-        paths = sorted(self.folder.glob("pack-*.states"))
-        self._tables = {path: self._tables[path] for path in paths if path in self._tables}
-        for path in paths:
-            if path not in self._tables:
-                with suppress(FileNotFoundError):  # rewritten meanwhile
-                    self._tables[path] = read_table(path)
-        return {path: self._tables[path] for path in paths if path in self._tables}
+        """Tables of all undamaged packs, from the oldest to the newest; known ones are not read again."""
+        tables, damaged = dict[Path, dict[Key, Place]](), dict[Path, UserError]()
+        for path in sorted(self.folder.glob("pack-*.states")):
+            try:
+                tables[path] = self._tables.get(path) or read_table(path)
+            except FileNotFoundError:  # rewritten meanwhile
+                continue
+            except UserError as error:
+                damaged[path] = error
+        self._tables, self._damaged = tables, damaged
+        return tables
 
     def read(self, client: int, round: int) -> bytes | None:
         """Read the bytes of a state's file; None if no pack has it.
 
         Raises:
-            UserError: A pack is damaged.
+            UserError: No other pack has it than, perhaps, a damaged one.
         """
         for _ in range(3):  # a pack may be rewritten between the look at its table and the look at the state
             for table in reversed(list((self._tables or self.tables()).values())):
@@ -60,6 +61,8 @@ class StatePacks:
                     with suppress(FileNotFoundError):
                         return read_place(table[client, round])
             self.tables()
+        for error in self._damaged.values():
+            raise error
         return None
 
     def write(self, states: Mapping[Key, Path], superseded: Iterable[Key]) -> None:
@@ -79,10 +82,18 @@ class StatePacks:
                 emptied.append(path)
         places |= {key: (path, 0, path.stat().st_size) for key, path in states.items()}
         if places:
-            newest = max((int(path.stem.removeprefix("pack-")) for path in self._tables), default=0)
+            paths = (*self._tables, *self._damaged)
+            newest = max((int(path.stem.removeprefix("pack-")) for path in paths), default=0)
             write_pack(self.folder / f"pack-{newest + 1:06d}.states", places)
         for path in emptied:
             path.unlink(missing_ok=True)
+
+    def delete_damaged(self, needed: Iterable[Key]) -> None:
+        """Delete the packs whose table is damaged, unless one of the needed states may be in them alone."""
+        held = {key for table in self.tables().values() for key in table}
+        if self._damaged and held.issuperset(needed):
+            for path in self._damaged:
+                path.unlink(missing_ok=True)
 
 
 def write_pack(path: Path, places: Mapping[Key, Place]) -> None:

@@ -73,6 +73,14 @@ def test_a_resumed_run_ends_with_the_same_weights(tmp_path, monkeypatch):
     assert [line["round"] for line in cut.metrics] == [0, 1, 2, 3]
 
 
+def test_the_shared_model_is_evaluated_once_where_the_personal_ones_are_not(tmp_path, monkeypatch):
+    monkeypatch.setenv("ATOLL_STATE", str(tmp_path / "state"))
+    run = play(shares(4), tmp_path / "run", "train.bn_buffers=local", "train.rounds=1")
+    assert run.results["model"] == "global"
+    assert "by_model" not in run.results
+    assert [path.name for path in run.folder.glob("encoder*")] == ["encoder.safetensors"]
+
+
 def test_constants_and_recipe_go_to_each_client_once(tmp_path, monkeypatch):
     monkeypatch.setenv("ATOLL_STATE", str(tmp_path / "state"))
     grid = shares(4)

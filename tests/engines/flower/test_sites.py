@@ -17,6 +17,7 @@ from flwr.app import Array, ArrayRecord, RecordDict
 from atoll.commands.evaluate import evaluate_run, measure_run
 from atoll.commands.run import run_recipe
 from atoll.core.errors import UserError
+from atoll.core.run_folder import Run
 from atoll.core.tree import map_tensors, same
 from atoll.data.options import DataOptions
 from atoll.engines.flower.codec import RECORD, REST, records, tree
@@ -26,6 +27,7 @@ from atoll.engines.flower.site import SiteSide
 from atoll.engines.flower.site_options import SiteOptions
 from atoll.engines.flower.site_registry import Site
 from atoll.engines.jobs import Result
+from atoll.engines.server import TooFewUpdatesError
 from tests.engines.flower.deployment import SITES, one_folder
 from tests.engines.flower.grid import FakeGrid, node
 from tests.engines.flower.test_engine import FEDCA
@@ -309,6 +311,26 @@ def test_a_run_that_was_killed_in_its_prerequisite_goes_on(place, monkeypatch):
     run = play(sites(place), place, *settings, "train.rounds=1", resume=True)
     assert run.read_json("sites.json")["federation"] == began
     assert run.metrics[-1]["clients"] == 4
+
+
+def test_a_run_without_a_complete_round_may_go_on_with_other_sites(place):
+    silent = sites(
+        place, **dict.fromkeys(SITES, lambda reply: None if "update" in tree(reply.content) else reply)
+    )
+    with pytest.raises(TooFewUpdatesError, match="round 1 failed"):
+        play(silent, place, deadline=1.0)
+    began = Run(place / "run").read_json("sites.json")
+    folder = place / "images" / "west"
+    shutil.copy(next(folder.glob("train/*/*.png")), folder / "train/0/more.png")
+    three = sites(place)
+    del three.nodes[10]
+    three.nodes[20] = site(20, "abroad", place, data=str(place / "images" / "east"))
+    del three.nodes[11]
+    run = play(three, place, "train.epochs=2", resume=True, sites=3)
+    now = run.read_json("sites.json")
+    assert [one["name"] for one in now["sites"]] == ["abroad", "south", "west"]
+    assert now["federation"] == began["federation"]
+    assert [line["clients"] for line in run.metrics[1:]] == [3, 3]
 
 
 def answering(key, **changes):

@@ -28,7 +28,6 @@ from atoll.engines.server import Server
 from atoll.evaluation import mean_over_sites
 from atoll.recipe.recipe import Recipe
 
-PARTITION = "partition.json"  # also there, once the run has started
 log = logging.getLogger("flwr")
 
 
@@ -111,18 +110,23 @@ class FlowerEngine:
         self._states = RemoteStates()
         self._executor: FlowerExecutor | None = None
 
-    def gather(self, recipe: Recipe, folder: Path) -> Federation:
+    def gather(self, recipe: Recipe, folder: Path, restart: bool = False) -> Federation:
         """Wait for the sites, and build the federation from their answers.
+
+        Only a run with a complete round is bound to its sites; before, it keeps its id alone.
 
         Raises:
             UserError: Too few sites connected, or the recipe does not fit them.
         """
         self._registry.audit = AuditLog(folder / AUDIT)
-        started = (folder / PARTITION).is_file()
-        if started and (folder / SITES).is_file():
-            self._registry.restore(Run(folder).read_json(SITES) or {})
+        run = Run(folder)
+        record = None if restart else run.read_json(SITES)
+        if record is not None:
+            self._registry.restore(record)
+            if not run.started():
+                self._registry.clients = []
         federation = self._gather(recipe)
-        if not started:  # before the partition is written, which contains the run's id
+        if record is None and not restart:  # before the partition is written, which contains the run's id
             self._write_sites(folder)
         return federation
 

@@ -56,7 +56,7 @@ class FlowerSimulation:
     def __exit__(self, *error: object) -> None:
         self._stack.close()
 
-    def gather(self, recipe: Recipe, folder: Path) -> Federation:
+    def gather(self, recipe: Recipe, folder: Path, restart: bool = False) -> Federation:
         """Build the federation, and start a node for each client.
 
         Raises:
@@ -69,7 +69,7 @@ class FlowerSimulation:
         grid = self._stack.enter_context(_nodes(clients, recipe.engine))
         options = FlowerOptions(wait=SECONDS_TO_START, deadline=SECONDS_OF_A_ROUND)
         self._engine = FlowerEngine(grid, options, recipe.to_toml(), federation)
-        return self._engine.gather(recipe, folder)
+        return self._engine.gather(recipe, folder, restart)
 
     def states(self, store: RunStore) -> RemoteStates:
         """Return the record of the valid client states; the states themselves are at the nodes."""
