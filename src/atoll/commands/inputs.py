@@ -38,14 +38,20 @@ def check_inputs(run: Run, recipe: Recipe, federation: Federation) -> None:
         check_held_out(run, _recorded(run, HELD_OUT, {"fingerprint": held_out.fingerprint}), held_out)
 
 
-def _check_partition(run: Run, recipe: Recipe, partition: Partition) -> None:
+def has_other_images(run: Run, partition: Partition) -> bool:
+    """Whether a run was started with other training images than those of a partition."""
     earlier = partition_of(run)
-    if earlier and earlier.fingerprint != partition.fingerprint:
+    return earlier is not None and earlier.fingerprint != partition.fingerprint
+
+
+def _check_partition(run: Run, recipe: Recipe, partition: Partition) -> None:
+    if has_other_images(run, partition):
         raise UserError(
             f"{run.folder} was started with other training images than the recipe's data contain now; restore "
             "them, or choose another --out"
         )
-    if earlier and recipe.partition.features and not _same_clients(earlier, partition):
+    earlier = partition_of(run) if recipe.partition.features else None
+    if earlier and not _same_clients(earlier, partition):
         raise UserError(
             f"{run.folder} was started with another partition of the same images than its recipe gives; restore "
             "the encoder that partition.features names, or choose another --out"

@@ -12,7 +12,8 @@ from dataclasses import dataclass, replace
 import tomli_w
 import torch
 
-from atoll.commands.evaluate import model_path, partition_of
+from atoll.commands.evaluate import model_path
+from atoll.commands.inputs import has_other_images
 from atoll.core.config import describe, flatten
 from atoll.core.environment import (
     difference,
@@ -81,9 +82,7 @@ def delete_unless_same(run: Run, recipe: Recipe, partition: Partition) -> None:
     """
     if not run.exists() or not run.started():
         return
-    earlier = partition_of(run)
-    other_images = earlier is not None and earlier.fingerprint != partition.fingerprint
-    if other_images or _difference(run, recipe, moved=False) or _other_code(run, recipe):
+    if has_other_images(run, partition) or _difference(run, recipe, moved=False) or _other_code(run, recipe):
         shutil.rmtree(run.folder)
 
 

@@ -123,7 +123,7 @@ class ClientStates:
                 kept[int(client), int(round)] = path
         if len(kept) > MOST_FILES:
             self._pack(kept, valid)
-        self._packs.delete_damaged(valid.items() - kept.keys())
+        self._packs.delete_damaged(valid, kept)
 
     def _pack(self, files: Mapping[Key, Path], valid: Mapping[int, int]) -> None:
         packed = (key for table in self._packs.tables().values() for key in table)

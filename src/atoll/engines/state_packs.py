@@ -9,7 +9,7 @@ else, and is deleted once none of them is needed.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from contextlib import suppress
 from pathlib import Path
 
@@ -61,8 +61,8 @@ class StatePacks:
                     with suppress(FileNotFoundError):
                         return read_place(table[client, round])
             self.tables()
-        for error in self._damaged.values():
-            raise error
+        if self._damaged:
+            raise next(iter(self._damaged.values()))
         return None
 
     def write(self, states: Mapping[Key, Path], superseded: Iterable[Key]) -> None:
@@ -88,10 +88,18 @@ class StatePacks:
         for path in emptied:
             path.unlink(missing_ok=True)
 
-    def delete_damaged(self, needed: Iterable[Key]) -> None:
-        """Delete the packs whose table is damaged, unless one of the needed states may be in them alone."""
-        held = {key for table in self.tables().values() for key in table}
-        if self._damaged and held.issuperset(needed):
+    def delete_damaged(self, valid: Mapping[int, int], files: Collection[Key]) -> None:
+        """Delete the packs whose table is damaged, unless a valid state may be in them alone.
+
+        Args:
+            valid: The round of each client's valid state.
+            files: The states that have files of their own.
+        """
+        tables = self.tables()
+        if not self._damaged:  # as nearly always: valid states may be many
+            return
+        held = {*files, *(key for table in tables.values() for key in table)}
+        if held.issuperset(valid.items()):
             for path in self._damaged:
                 path.unlink(missing_ok=True)
 
