@@ -1,5 +1,6 @@
 """What a coordinator reads of an error at a site, and what stays there."""
 
+import sys
 from pathlib import Path
 
 import pytest
@@ -8,9 +9,18 @@ pytest.importorskip("flwr", reason="the extra atoll[flower] is not installed")
 
 from atoll.core.errors import RunError, UserError
 from atoll.core.tree import load
+from atoll.data.dicom import read_dicom
 from atoll.data.options import DataOptions
 from atoll.data.sources import load_data
-from atoll.engines.flower.site_errors import FILES, IMAGES, OTHER, SiteError, details_of, sentence_of
+from atoll.engines.flower.site_errors import (
+    FILES,
+    IMAGES,
+    LIBRARY,
+    OTHER,
+    SiteError,
+    details_of,
+    sentence_of,
+)
 from atoll.engines.flower.site_options import SiteOptions
 
 SECRET = "/home/drsmith/ward7"
@@ -54,6 +64,13 @@ def test_the_coordinator_reads_what_failed_and_the_site_alone_where(action, sent
     assert told.startswith(sentence)
     assert "drsmith" not in told
     assert "drsmith" in details_of(error)
+
+
+def test_a_missing_library_is_named_at_the_site_alone(monkeypatch):
+    monkeypatch.setitem(sys.modules, "pydicom", None)
+    error = raised(lambda: read_dicom(b""))
+    assert sentence_of(error, at_site=True) == LIBRARY
+    assert "pydicom" in details_of(error)
 
 
 def test_sentences_for_the_coordinator_reach_it():

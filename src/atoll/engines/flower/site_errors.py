@@ -26,8 +26,12 @@ FILES = (
     "the site cannot read or write one of its files; its own log says which and why, and it takes part again once "
     "its owner has repaired that"
 )
+LIBRARY = (
+    "the site lacks a library that the recipe needs; its own log says which, and how its owner installs it"
+)
 OTHER = "the site cannot do what it is asked; its own log says why, so ask its owner"
 KINDS = {
+    "atoll.core.extras": LIBRARY,  # before what needs the library
     "atoll.data.": IMAGES,
     "atoll.core.audit_log": FILES,
     "atoll.core.files": FILES,
