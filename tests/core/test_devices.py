@@ -2,8 +2,9 @@
 
 import pytest
 import torch
+from torch.cuda._utils import _get_device_index
 
-from atoll.core.devices import find_device, find_devices
+from atoll.core.devices import find_device, find_devices, use_gpu
 from atoll.core.errors import UserError
 from atoll.recipe.engine_options import EngineOptions
 
@@ -42,6 +43,17 @@ def test_a_gpu_that_is_not_there_is_refused(gpus):
     gpus.clear()
     with pytest.raises(UserError, match="finds no GPU"):
         find_devices(["cuda:0"], "it")
+
+
+def test_a_gpu_without_a_number_stays_the_current_one(monkeypatch):
+    """PyTorch refuses to set it; the recipe's "auto" and "cuda" name no number."""
+    used = []
+    monkeypatch.setattr(torch.cuda, "set_device", lambda device: used.append(_get_device_index(device)))
+    with pytest.raises(ValueError, match="specified index"):
+        torch.cuda.set_device(torch.device("cuda"))
+    for name in ("cpu", "cuda", "cuda:1"):
+        use_gpu(torch.device(name))
+    assert used == [1]
 
 
 def on(workers, devices, cohort=10):

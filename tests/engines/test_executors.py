@@ -15,6 +15,7 @@ from torch import nn
 
 from atoll.core.errors import RunError, UserError
 from atoll.core.tree import pack, same
+from atoll.engines import executors
 from atoll.engines.client_states import ClientStates
 from atoll.engines.executors import InProcess, OneAhead, WorkerPool, _Pipe, _work, in_this_process
 from atoll.engines.federation import Federation
@@ -269,6 +270,16 @@ def test_a_caller_that_stops_stops_the_client_that_trains(ahead):
     results.close()
     assert len(steps) == before  # a step that had begun was the last
     assert [result.client for result in executor.run(jobs, None)] == [0, 1, 2, 3]  # and may run again
+
+
+def test_the_thread_that_trains_is_on_the_gpu_of_the_networks(monkeypatch, tmp_path):
+    """A new thread's current GPU is the first one, and the recipe's "cuda" is the caller's."""
+    federation = Federation(tiny())
+    used = []
+    monkeypatch.setattr(executors, "use_gpu", used.append)
+    monkeypatch.setattr(EngineOptions, "find_device", lambda _: torch.device("cuda"))
+    OneAhead(federation, ClientStates(tmp_path))._thread.submit(len, "").result()
+    assert used == [torch.device("cpu")]
 
 
 def test_only_a_gpu_is_worth_training_ahead(monkeypatch, tmp_path):

@@ -64,8 +64,11 @@ def find_devices(names: Sequence[str], option: str) -> list[torch.device]:
 
 
 def use_gpu(device: torch.device) -> None:
-    """Make a GPU the one of this process: what names none, such as pinned memory, would be on the first."""
-    if device.type == "cuda":
+    """Make a GPU the one of this thread: what names none, such as pinned memory, would be on the first.
+
+    A device without a number is the current one, and `torch.cuda.set_device` refuses it.
+    """
+    if device.type == "cuda" and device.index is not None:
         torch.cuda.set_device(device)
 
 

@@ -83,7 +83,8 @@ class OneAhead(InProcess):
 
     def __init__(self, federation: Federation, states: ClientStates) -> None:
         super().__init__(federation, states)
-        device = federation.recipe.engine.find_device()
+        # With a number: "cuda" alone is the current GPU, which in a new thread is the first one.
+        device = next(federation.networks.parameters()).device
         # One thread for all rounds, because cuDNN's plans are a thread's own.
         self._thread = ThreadPoolExecutor(1, "training", initializer=use_gpu, initargs=(device,))
 
