@@ -139,5 +139,5 @@ def _start_momentum(optimizer: torch.optim.Optimizer, *_: object) -> None:
     """Start momentum at zero: PyTorch's fused kernel takes that of all weights or of none, and some start late."""
     for group in optimizer.param_groups:
         for weight in group["params"]:
-            if weight.grad is not None:
-                optimizer.state[weight].setdefault("momentum_buffer", torch.zeros_like(weight))
+            if weight.grad is not None and "momentum_buffer" not in (state := optimizer.state[weight]):
+                state["momentum_buffer"] = torch.zeros_like(weight)
