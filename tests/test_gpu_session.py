@@ -8,6 +8,7 @@ import subprocess
 import sys
 import tarfile
 import time
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -204,3 +205,32 @@ def test_the_bench_starts_again_after_a_gpu_failed_it(codes, starts, tmp_path):
     program.bench(session, tmp_path / "out")
     assert len(started) == starts
     assert (tmp_path / "out" / "bench.json").read_text() == str(starts)
+
+
+def test_a_bench_that_hangs_is_killed_and_started_again(tmp_path, monkeypatch):
+    program = load_program()
+    monkeypatch.setattr(program, "STALLED", 1.0)
+    started = []
+
+    class Session(program.Session):
+        def atoll(self, name, *arguments):
+            started.append(name)
+            wait = "import time; time.sleep(600)" if len(started) == 1 else ""
+            self.running[name] = subprocess.Popen([sys.executable, "-c", wait])
+            return self.running[name]
+
+    program.bench(Session(tmp_path, "cpu", "test", time.monotonic() + 60), tmp_path / "out")
+    assert len(started) == 2
+
+
+def test_the_bench_is_not_lost_if_the_results_cannot_be_packed(tmp_path, monkeypatch):
+    program = load_program()
+    out = tmp_path / "out"
+    out.mkdir()
+    (out / "bench.json").write_text("{}")
+    session = program.Session(tmp_path / "work", "cpu", "test", time.monotonic() + 60)
+    (session.work / "runs/table/row-seed0").mkdir(parents=True)
+    (session.work / "runs/table/row-seed0/recipe.toml").write_text("damaged")
+    with pytest.raises(tomllib.TOMLDecodeError):
+        program.pack(session, out)
+    assert (out / "bench.json").is_file()

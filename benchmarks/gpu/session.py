@@ -33,6 +33,7 @@ from atoll.papers.reproduction import find_table, images_of
 FILES, BYTES = 8, int(15.5 * 2**20)  # largest number and size of the returned files
 PACKING = 40.0  # seconds reserved for stopping and packing
 STARTS = 5  # most starts of the bench
+STALLED = 150.0  # seconds without a new value after which the bench is killed: most values take seconds
 WEIGHTS = ("checkpoints", "*.safetensors", "report.html")  # files of a run that the results do not include
 HERE = Path(__file__).parent
 
@@ -90,17 +91,22 @@ class Session:
 def bench(session: Session, out: Path) -> None:
     """Run the bench, which saves each value and skips those that it has; start it again if the GPU fails it.
 
-    What it has found is copied as it comes, in case this process is killed.
+    It is killed if it hangs at a value, which the next start skips. What it has found is copied as it comes, in
+    case this process is killed.
     """
     found = session.work / "bench.json"
     arguments = ["--out", str(found), "--device", session.device, "--scale", session.scale]
     for _ in range(STARTS):
         process = session.atoll("bench", "bench", "gpu", *arguments)
+        last = time.time()
         while session.running and session.left > 0:
             session.look()
             if found.is_file():
                 out.mkdir(parents=True, exist_ok=True)
                 shutil.copy(found, out)
+                last = max(last, found.stat().st_mtime)
+            if time.time() - last > STALLED:
+                process.kill()
         if process.poll() in (0, 2) or session.left <= 0:
             return
 
@@ -160,8 +166,8 @@ def unpack(previous: Path, work: Path) -> None:
 def pack(session: Session, out: Path) -> None:
     """Pack the results, and the checkpoints that fit in addition."""
     out.mkdir(parents=True, exist_ok=True)
-    for old in (out / "bench.json", *out.glob("results.tar.gz"), *out.glob("checkpoints.tar.*")):
-        old.unlink(missing_ok=True)
+    for old in out.glob("checkpoints.tar.*"):
+        old.unlink()
     runs = [run for run in map(Run, sorted(session.work.glob("runs/*/*"))) if run.exists()]
     states = [state(run) for run in runs]
     (session.work / "results.json").write_text(json.dumps(states, indent=1, ensure_ascii=False) + "\n")
@@ -172,6 +178,7 @@ def pack(session: Session, out: Path) -> None:
                 part.match(w) for part in (inside, *inside.parents) for w in WEIGHTS
             ):
                 archive.add(path, str(inside))
+    (out / "bench.json").unlink(missing_ok=True)  # the archive has it
     room = (FILES - 1) * BYTES
     unfinished = [(one["share"], run) for one, run in zip(states, runs, strict=True) if not one["finished"]]
     with tempfile.TemporaryFile() as whole:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 
 import pytest
 
@@ -31,6 +33,36 @@ def test_a_call_goes_on_where_the_last_one_stopped(tmp_path, monkeypatch):
     assert list(json.loads(out.read_text())["parts"]["one"]["found"]) == ["a", "b", "c"]
     assert bench_gpu(out, "cpu", "test")["parts"]["one"]["finished"]
     assert measured == ["a", "b", "c"]
+
+
+KILLED = """
+import os, signal, sys
+from pathlib import Path
+from atoll.commands import bench_gpu as program
+
+def part(bench):
+    def measure(name):
+        if name == "b":
+            os.kill(os.getpid(), getattr(signal, sys.argv[2]))
+        return {"value": name}
+    yield from bench.new({name: lambda name=name: measure(name) for name in "abc"})
+
+program.PARTS = {"one": program.Part(part, 60)}
+program.bench_gpu(Path(sys.argv[1]), "cpu", "test")
+"""
+
+
+def test_a_value_that_ends_its_process_is_not_tried_again(tmp_path):
+    """Else a crash would repeat for ever, and no later value would be measured; an interruption is no crash."""
+    out = tmp_path / "bench.json"
+    for name, code, found in (("SIGINT", -2, "a"), ("SIGKILL", -9, "a"), ("SIGKILL", 0, "abc")):
+        program = [sys.executable, "-c", KILLED, str(out), name]
+        assert subprocess.run(program, check=False, stderr=subprocess.DEVNULL).returncode == code
+        part = json.loads(out.read_text())["parts"]["one"]
+        assert "".join(sorted(part["found"])) == found
+        assert ("now measured" in part) == (code == -9)
+    assert part["finished"]
+    assert part["found"]["b"] == {"ok": False, "error": "the process that measured it crashed or was killed"}
 
 
 def test_the_record_of_another_device_is_kept_aside(tmp_path, monkeypatch):

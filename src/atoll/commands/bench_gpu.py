@@ -1,7 +1,8 @@
 """``atoll bench gpu``: checks Atoll's results on a GPU and measures its speed, in a JSON file saved per value.
 
 The most important part runs first, and each part has a time limit: a part that fails or exceeds its limit retains
-its values and does not affect the others. A second call on the same device continues with the unfinished parts.
+its values and does not affect the others. A second call on the same device continues with the unfinished parts. A
+value at which a process crashed, or was killed because it hung, counts as failed, and the next call skips it.
 """
 
 from __future__ import annotations
@@ -38,6 +39,10 @@ from atoll.core.errors import RunError, UserError
 from atoll.core.files import write_whole
 from atoll.core.provenance import version
 from atoll.core.threads import threads
+
+MEASURED = (
+    "now measured"  # the key of a part under which the file names the value that a process is measuring
+)
 
 
 @dataclass(frozen=True)
@@ -89,12 +94,24 @@ def bench_gpu(
         if record["parts"].get(name, {}).get("finished"):
             continue
         started = time.perf_counter()
-        found = record["parts"].get(name, {}).get("found", {})
+        before = record["parts"].get(name, {})
+        found = before.get("found", {})
+        if MEASURED in before:
+            found[before[MEASURED]] = {
+                "ok": False,
+                "error": "the process that measured it crashed or was killed",
+            }
         entry: dict[str, Any] = {"finished": False, "found": found}
         record["parts"][name] = entry
+
+        def begin(key: str, entry: dict[str, Any] = entry) -> None:
+            entry[MEASURED] = key
+            _save(out, record)
+
         try:
             with threads(1):  # the default of runs
-                for key, value in part.measure(replace(bench, known=dict(found))):
+                for key, value in part.measure(replace(bench, known=dict(found), begin=begin)):
+                    entry.pop(MEASURED, None)
                     found[key] = value
                     entry["seconds"] = round(time.perf_counter() - started, 1)
                     _save(out, record)
@@ -109,7 +126,9 @@ def bench_gpu(
         except Exception as error:
             entry["error"] = f"{type(error).__name__}: {error}"
             entry["where"] = where_from(error)
-        _save(out, record)
+        finally:  # also of an interruption: then the next call measures the value
+            entry.pop(MEASURED, None)
+            _save(out, record)
         if where.type == "cuda":
             torch.cuda.empty_cache()
         state = "finished" if entry["finished"] else entry.get("error", "out of time")

@@ -117,11 +117,15 @@ ENCODERS = {
 
 @dataclass(frozen=True)
 class Bench:
-    """Device and extent of the measurement, and the values of the part that an earlier call has measured."""
+    """Device and extent of the measurement, and the values of the part that an earlier call has measured.
+
+    ``begin`` is called with the name of each value before it is measured.
+    """
 
     device: torch.device
     scale: Scale
     known: dict[str, Any] = field(default_factory=dict)
+    begin: Callable[[str], None] = lambda name: None
 
     def seconds(self, work: Callable[[], Any]) -> float:
         """Measure the median time of one call, including the device's work; slow work is called less often."""
@@ -143,6 +147,7 @@ class Bench:
         """Measure the values that are not known yet; the failure of one does not affect the others."""
         for name, measure in values.items():
             if name not in self.known:
+                self.begin(name)
                 yield name, attempt(measure)
 
     def workload(
