@@ -268,6 +268,21 @@ def evaluate() -> dict:
     return {"here": here, "there": there, "notes": [what for _, what in Device.notes]}
 
 
+def cost() -> dict:
+    """The bytes that a dry run expects, here and there."""
+    from atoll.commands.cost import estimate
+    from atoll.recipe.engine_options import EngineOptions
+    from tests.harness import tiny
+
+    def expected() -> list[int]:
+        (found,) = estimate(tiny("method.name=fed_byol"), warm=1, timed=1)
+        return [found.up, found.down, found.states]
+
+    here, device = expected(), torch.device(NAME, 0)
+    with Device(), patch.object(EngineOptions, "find_device", lambda self: device):
+        return {"here": here, "there": expected()}
+
+
 def difference(a: Any, b: Any) -> float:
     """The largest difference of two trees' tensors."""
     from atoll.core.tree import leaves
@@ -308,6 +323,9 @@ def rules() -> None:
         assert noted(lambda: there.uniform_()) == ["uniform_ drawn on the device"]
 
 
+WHOLE = {"evaluation": evaluate, "cost": cost}
+
+
 def main(names: list[str]) -> None:
     """Play each method here and there."""
     from tests.test_simulated_gpu import settings_of
@@ -316,8 +334,8 @@ def main(names: list[str]) -> None:
     install()
     for name in names:
         told = {"method": name}
-        if name == "evaluation":
-            print(json.dumps(told | evaluate()), flush=True)
+        if name in WHOLE:
+            print(json.dumps(told | WHOLE[name]()), flush=True)
             continue
         try:
             there, here = (play(name, settings_of(name), on) for on in (True, False))

@@ -36,7 +36,7 @@ def settings_of(name):
 @pytest.fixture(scope="module")
 def played():
     """What became of each method on the simulated device, by name."""
-    names = ["evaluation", *sorted(METHODS)]
+    names = ["evaluation", "cost", *sorted(METHODS)]
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     programs = [
         subprocess.Popen(
@@ -95,9 +95,13 @@ def test_an_encoder_is_evaluated_on_another_device(played):
         assert any(place in note for note in told["notes"]), told["notes"]
 
 
+def test_a_dry_run_checks_and_folds_an_update_of_the_device(played):
+    assert played["cost"]["there"] == played["cost"]["here"]
+
+
 def test_the_device_is_strict(played):
     """It refuses what CUDA refuses, and notes what CUDA would wait for."""
-    assert set(played) == {*METHODS, "evaluation"}
+    assert set(played) == {*METHODS, "evaluation", "cost"}
     program = "from tests.simulated_gpu import install, rules; install(); rules()"
     checked = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
     assert checked.returncode == 0, checked.stderr

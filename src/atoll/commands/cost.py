@@ -15,6 +15,7 @@ from pathlib import Path
 from statistics import fmean, median
 
 import torch
+from torch import Tensor
 
 from atoll.commands.bench import Enough, Stopwatch, largest_cohort
 from atoll.commands.egress import stand_ins
@@ -22,7 +23,7 @@ from atoll.components.messages import Message, Update
 from atoll.core.errors import UserError
 from atoll.core.run_folder import RETAINED_ROUNDS
 from atoll.core.threads import threads
-from atoll.core.tree import num_bytes
+from atoll.core.tree import map_tensors, num_bytes
 from atoll.data.client_data import num_batches
 from atoll.engines.client import Client, train_client
 from atoll.engines.federation import Federation
@@ -232,7 +233,8 @@ def _switch(federation: Federation, server: Server, client: Client, message: Mes
         fold = server.recipe.composed.open(server.state, server.setting, 1, Path(scratch))
         for _ in range(2):  # the first one allocates memory
             started = time.perf_counter()
-            update, _ = train_client(client, idle, None, federation.client_data(message["client"]))
+            trained, _ = train_client(client, idle, None, federation.client_data(message["client"]))
+            update = map_tensors(Tensor.cpu, trained)  # as executors do
             verdict = server.checks.examine(update, message["models"], idle)
             if not isinstance(verdict, str):
                 fold.add(message["client"], update, verdict)
