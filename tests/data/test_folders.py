@@ -69,6 +69,22 @@ def test_hidden_files_are_passed_over(tmp_path, place):
     assert (len(images), images.classes) == (2, ["cat", "dog"])
 
 
+@pytest.mark.parametrize("source", ["folder", "clients", "images"])
+def test_links_to_folders_are_followed_but_not_back_up(tmp_path, place, source):
+    place(tmp_path, "real/a.png", "real/deep/b.png", "images/x/y/c.png", "images/z/y/d.png")
+    (tmp_path / "images/x/y/linked").symlink_to(tmp_path / "real")
+    (tmp_path / "real/deep/back").symlink_to(tmp_path / "real")
+    (tmp_path / "images/x/y/up").symlink_to(tmp_path / "images")
+    assert len(load(source, tmp_path / "images").train) == 4
+
+
+def test_names_that_are_no_text_are_read(tmp_path, place):
+    folder, name = "caf\udce9", "r\udce9sum\udce9.png"  # Latin-1, as Python keeps it
+    place(tmp_path, f"{folder}/{name}", f"{folder}/other.png", "tea/x.png")
+    images = load("folder", tmp_path).train
+    assert (images.classes, images.labels.tolist()) == (["caf\ufffd", "tea"], [0, 0, 1])
+
+
 def test_splits_agree_on_classes_where_one_lacks_some(tmp_path, place):
     place(
         tmp_path, "train/ant/a.png", "train/cat/b.png", "train/dog/c.png", "test/cat/d.png", "test/eel/e.png"

@@ -20,7 +20,7 @@ from atoll.core.files import read_bytes, write_whole
 from atoll.core.run_folder import check_output
 from atoll.core.text import clean
 from atoll.data.decode import Decoding, decode_batch
-from atoll.data.folders import IMAGE_SUFFIXES, is_image
+from atoll.data.folders import IMAGE_SUFFIXES, files_below, is_image
 from atoll.data.images import StoredPixels
 from atoll.evaluation.embed import embed, input_views
 from atoll.models import Encoder
@@ -78,8 +78,7 @@ def image_batches(
     """
     if not images.exists():
         raise UserError(f"there is no file or folder {images}")
-    found = (path for path in images.rglob("*") if is_image(path.name) and path.is_file())
-    paths = [images] if images.is_file() else sorted(found)
+    paths = [images] if images.is_file() else sorted(p for p in files_below(images) if is_image(p.name))
     if not paths:
         raise UserError(f"{images} holds no image files ({', '.join(sorted(IMAGE_SUFFIXES))})")
     how = decoding_of(encoder)

@@ -45,14 +45,15 @@ def content_digest(files: Sequence[tuple[str, Path]]) -> str:
             f"{name}\0{path.resolve()}\0{stat.st_size}\0{stat.st_mtime_ns}"
             for (name, path), stat in zip(files, stats, strict=True)
         ]
-        memo = cache_folder() / "digests" / hash_bytes("\n".join(keys).encode())
+        # A file's name may hold bytes that are no text, which Python keeps as surrogates.
+        memo = cache_folder() / "digests" / hash_bytes("\n".join(keys).encode(errors="surrogateescape"))
         with contextlib.suppress(OSError, ValueError):
             known = memo.read_bytes()
             if known[32:] == checksum(known[:32]):
                 return known[:32].decode()
         digest = hashlib.blake2b(digest_size=16)
         for (name, path), stat in zip(files, stats, strict=True):
-            digest.update(f"{name}\0{stat.st_size}\0".encode())
+            digest.update(f"{name}\0{stat.st_size}\0".encode(errors="surrogateescape"))
             with path.open("rb") as file:
                 while chunk := file.read(1 << 20):
                     digest.update(chunk)

@@ -1,7 +1,7 @@
 """Folders of image files: by class, by client, or plain.
 
 Files are sorted by name, so the order does not depend on the file system. Hidden files and files whose name has no
-image suffix are ignored.
+image suffix are ignored; links to folders are followed, as torchvision's ``ImageFolder`` does.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import warnings
 from collections import Counter
+from collections.abc import Iterator
 from pathlib import Path
 
 from atoll.core.errors import UserError
@@ -136,26 +137,44 @@ def _images_of(kind: str, folder: Path, root: Path) -> list[str]:
 
 def _images(folder: Path, root: Path) -> list[str]:
     """Image files at any depth, as sorted POSIX paths relative to `root`."""
-    found = []
-    for parent, folders, files in os.walk(folder):
-        folders[:] = [name for name in folders if not name.startswith(".")]
-        found += [(Path(parent) / name).relative_to(root).as_posix() for name in files if is_image(name)]
-    return sorted(found)
+    return sorted(path.relative_to(root).as_posix() for path in files_below(folder) if is_image(path.name))
 
 
 def _tell_skipped(root: Path) -> None:
     """Warn of the files below a folder that are not read, because their names have no image suffix."""
-    suffixes: Counter[str] = Counter()
-    for _, folders, files in os.walk(root):
-        folders[:] = [name for name in folders if not name.startswith(".")]
-        skipped = (name for name in files if not name.startswith(".") and not is_image(name))
-        suffixes.update(Path(name).suffix.lower() or "without a suffix" for name in skipped)
+    skipped = (path for path in files_below(root) if not is_image(path.name))
+    suffixes = Counter(path.suffix.lower() or "without a suffix" for path in skipped)
     if suffixes:
         counts = ", ".join(f"{count} {suffix}" for suffix, count in suffixes.most_common(5))
         warnings.warn(
             f"{root}: skipped files without an image suffix: {counts}",
             stacklevel=5,
         )
+
+
+def files_below(folder: Path, above: frozenset[Path] | None = None) -> Iterator[Path]:
+    """Files at any depth, without hidden files and folders; links to folders are followed, but not back up.
+
+    Args:
+        folder: The folder.
+        above: The folders that led to it, with links resolved; by default those that contain it.
+
+    Raises:
+        UserError: A folder cannot be read.
+    """
+    here = folder.resolve()
+    above = frozenset(here.parents) if above is None else above
+    if here in above:
+        return
+    _, folders, files = next(os.walk(folder, onerror=_unreadable))
+    yield from (folder / name for name in files if not name.startswith("."))
+    for name in folders:
+        if not name.startswith("."):
+            yield from files_below(folder / name, above | {here})
+
+
+def _unreadable(error: OSError) -> None:
+    raise UserError(f"cannot read {error.filename}: {error.strerror or error}") from error
 
 
 def is_image(name: str) -> bool:
