@@ -8,7 +8,7 @@ from typing import ClassVar
 import numpy as np
 import pytest
 import torch
-from PIL import Image
+from PIL import ExifTags, Image, ImageOps
 from torch.utils.data import Dataset, TensorDataset
 from torchvision.datasets import ImageFolder
 
@@ -17,6 +17,7 @@ from atoll.core.config import describe
 from atoll.core.errors import UserError
 from atoll.core.tree import same
 from atoll.data.objects import give_data, to_image
+from atoll.data.sources import DataOptions, load_data
 from tests.harness import final_models, tiny
 from tests.kills import ends_alike_after_kills
 
@@ -105,6 +106,30 @@ def test_every_form_of_the_same_images_is_the_same() -> None:
     changed[59, 0, 0, 0] ^= 1
     assert str(give_data((changed, LABELS))) != str(give_data((images, LABELS)))
     assert str(give_data((images, LABELS[::-1]))) != str(give_data((images, LABELS)))
+
+
+def test_images_that_differ_in_palette_or_orientation_alone_are_other_images() -> None:
+    """They were decoded from the cache as the first of them."""
+    indexed, rng = Image.new("P", (4, 4)), np.random.default_rng(0)
+    indexed.frombytes(bytes(rng.integers(0, 4, 16, dtype=np.uint8)))
+    photo = Image.fromarray(rng.integers(0, 256, (4, 4, 3), dtype=np.uint8))
+    pairs = []
+    for step in (1, 20):
+        coloured = indexed.copy()
+        coloured.putpalette([step * value for value in range(12)])
+        turned = photo.copy()
+        turned.getexif()[ExifTags.Base.Orientation] = 1 if step == 1 else 6
+        pairs.append((coloured, turned))
+    for first, second in zip(*pairs, strict=True):
+        names = [give_data([one] * 3) for one in (first, second)]
+        assert names[0] != names[1]
+        shown = [
+            load_data(DataOptions("object", name, test_fraction=0, image_size=4), seed=0).train.images
+            for name in names
+        ]
+        for one, image in zip(shown, (first, second), strict=True):
+            expected = np.asarray(ImageOps.exif_transpose(image).convert("RGB")).transpose(2, 0, 1)
+            assert np.array_equal(one.gather(torch.tensor([2]))[0].numpy(), expected)
 
 
 def test_a_folder_as_a_dataset_trains_the_same_weights_as_the_folder(tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from PIL import Image
+from PIL import ExifTags, Image
 from torch import Tensor
 
 from atoll.core.errors import UserError
@@ -244,7 +244,10 @@ def _bytes(image: Encoded) -> bytes:
         return image
     if isinstance(image, np.ndarray):
         return f"{image.dtype} {image.shape} ".encode() + image.tobytes()
-    return f"{image.mode} {image.size} ".encode() + image.tobytes()
+    shown = f"{image.mode} {image.size} ".encode() + image.tobytes()
+    # What else makes the pixels that are decoded: two images may differ in it alone.
+    turned = image.getexif().get(ExifTags.Base.Orientation, 1)
+    return shown + bytes(image.getpalette() or ()) + (f" turned {turned}".encode() if turned != 1 else b"")
 
 
 def _is_array(value: Any) -> bool:
