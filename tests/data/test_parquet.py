@@ -88,6 +88,33 @@ def test_text_labels_and_a_text_column_match_across_splits(tmp_path, images, wri
     assert load(tmp_path).train.columns == {}
 
 
+@pytest.mark.parametrize(
+    ("first", "second"),
+    [
+        (pa.int64(), pa.int32()),
+        (pa.string(), pa.large_string()),
+        (pa.string_view(), pa.string_view()),
+        (pa.dictionary(pa.int8(), pa.string()), pa.dictionary(pa.int32(), pa.string())),
+    ],
+)
+def test_labels_are_read_in_any_type_of_numbers_or_text(tmp_path, images, digits, first, second):
+    labels = digits[1] if pa.types.is_integer(first) else [f"digit {label}" for label in digits[1]]
+    for shard, (rows, kind) in enumerate(((slice(0, 25), first), (slice(25, 60), second))):
+        column = pa.array(labels[rows]).cast(kind)
+        table = pa.table({"image": pa.array(images[rows], pa.binary_view()), "label": column})
+        pq.write_table(table, tmp_path / f"train-{shard}.parquet")
+    train = load(tmp_path, test_fraction=0.0).train
+    assert np.array_equal(pixels_of(train), digits[0])
+    assert [train.classes[label] for label in train.labels] == [str(label) for label in labels]
+
+
+def test_shards_whose_labels_differ_in_kind_get_a_sentence(tmp_path, images):
+    for shard, label in enumerate((3, "three")):
+        pq.write_table(pa.table({"image": images[:1], "label": [label]}), tmp_path / f"train-{shard}.parquet")
+    with pytest.raises(UserError, match=r"split of train-0\.parquet have columns of different types .*int64"):
+        load(tmp_path)
+
+
 def test_val_stands_in_for_test_and_other_names_are_options(tmp_path, images, write_parquet):
     for split, rows in (("train", slice(0, 5)), ("val", slice(5, 9)), ("extra", slice(9, 12))):
         write_parquet(tmp_path / f"{split}.parquet", images[rows])

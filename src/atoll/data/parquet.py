@@ -23,6 +23,7 @@ from atoll.data.decode import Encoded
 from atoll.data.options import DataOptions
 from atoll.data.records import Listing, Records, Rows, encode, reason
 
+_TEXT = (pa.types.is_string, pa.types.is_large_string, pa.types.is_string_view)
 _HELD_BYTES = 2**28  # size of the encoded row groups that a process keeps in memory
 
 
@@ -163,7 +164,14 @@ def _listing(files: list[Path], options: DataOptions) -> Listing:
         if schema.names != schemas[0].names:
             raise UserError(f"{path} has other columns than {files[0].name}; the files of a split must match")
     image, others = choose_columns(schemas[0], options, str(files[0]))
-    table = pa.concat_tables([open_parquet(path).read(columns=others, use_threads=False) for path in files])
+    tables = [open_parquet(path).read(columns=others, use_threads=False) for path in files]
+    try:  # shards may differ in the width of a column's numbers, or hold nothing in one
+        table = pa.concat_tables(tables, promote_options="permissive")
+    except pa.ArrowException as error:
+        raise UserError(
+            f"the files of the split of {files[0].name} have columns of different types ({reason(error)}); write "
+            "them with the same types"
+        ) from error
     return table_listing(ParquetRecords(files, image), table, options, str(files[0]))
 
 
@@ -213,7 +221,7 @@ def _label_column(options: DataOptions, names: Sequence[str]) -> str | None:
 def _holds_images(kind: pa.DataType) -> bool:
     if pa.types.is_struct(kind):
         return any(kind.field(i).name == "bytes" for i in range(kind.num_fields))
-    return bool(pa.types.is_binary(kind) or pa.types.is_large_binary(kind))
+    return bool(pa.types.is_binary(kind) or pa.types.is_large_binary(kind) or pa.types.is_binary_view(kind))
 
 
 def table_listing(records: Records, table: pa.Table, options: DataOptions, where: str) -> Listing:
@@ -251,7 +259,9 @@ def _codes(name: str, column: pa.ChunkedArray, names: list[str], where: str) -> 
     if column.null_count:
         row = int(np.flatnonzero(column.is_null().to_numpy())[0])
         raise UserError(f"{where}: column {name!r} is empty in row {row}")
-    if pa.types.is_string(column.type) or pa.types.is_large_string(column.type):
+    if pa.types.is_dictionary(column.type):  # pandas' categories
+        column = column.cast(column.type.value_type)
+    if any(is_text(column.type) for is_text in _TEXT):
         return encode(column.to_pylist())
     if not (pa.types.is_integer(column.type) or pa.types.is_boolean(column.type)):
         raise UserError(f"{where}: column {name!r} holds {column.type}; labels must be integers or text")
