@@ -47,6 +47,42 @@ class Maps(Net):
         return self.conv(images)
 
 
+class Doubles(Net):
+    def forward(self, images):
+        return super().forward(images).double()
+
+
+class Complex(Net):
+    def __init__(self, channels=1):
+        super().__init__(channels)
+        self.turn = nn.Parameter(torch.ones(8, dtype=torch.complex64))
+
+
+class Extra(Net):
+    def get_extra_state(self):
+        return {"steps": 3}
+
+    def set_extra_state(self, state):
+        pass
+
+
+class Auxiliary(Net):
+    """Returns a second output in train mode, as torchvision's Inception does."""
+
+    def forward(self, images):
+        h = super().forward(images)
+        return (h, h) if self.training else h
+
+
+class Lazy(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.conv = nn.LazyConv2d(8, 3)
+
+    def forward(self, images):
+        return self.conv(images).mean((2, 3))
+
+
 def configured(image_size):
     module = Net()
     module.data_config = {"input_size": (1, 48, 48), "mean": [0.25], "std": [0.5]}
@@ -248,7 +284,10 @@ def test_an_encoder_whose_code_cannot_be_read_is_known_by_its_text(monkeypatch):
         ("hf:./nothing-here", "no folder and no name that transformers can read"),
         ("nothing_here:Net", "model.encoder 'nothing_here:Net': no module 'nothing_here'"),
         (f"{HERE}Nett", "has no 'Nett'"),
-        (f"{HERE}Maps", r"returns a tensor of shape \(1, 8, 31, 31\) for one image"),
+        (f"{HERE}Maps", r"returns a float32 tensor of shape \(1, 8, 31, 31\) for 1 image in eval"),
+        (f"{HERE}Doubles", r"returns 1 row\(s\) of float64 for one image.*with \.float\(\)"),
+        (f"{HERE}Complex", "'turn' of its state is complex numbers"),
+        (f"{HERE}Extra", "'_extra_state' of its state is no tensor"),
         (
             f"{HERE}not_a_module",
             "returns a int; it must be a class or function that returns a torch.nn.Module",
@@ -268,6 +307,27 @@ def test_images_that_a_module_cannot_process_get_one_sentence():
         build(f"{HERE}Net", channels=1, size=2)
     with pytest.raises(UserError, match=r"encoder is a int; give a torch\.nn\.Module"):
         give_encoder(3, 1, 16)
+
+
+def test_another_output_in_train_mode_gets_one_sentence():
+    encoder = build(f"{HERE}Auxiliary", channels=1, size=16)
+    with pytest.raises(UserError, match=r"returns a tuple for 2 images in train mode"):
+        encoder.train()(torch.zeros(2, 1, 16, 16))
+
+
+def test_lazy_layers_get_their_weights_from_the_runs_seed_and_a_module_that_cannot_be_copied_a_sentence():
+    torch.manual_seed(5)
+    expected = nn.Conv2d(1, 8, 3).weight
+    torch.manual_seed(5)
+    encoder = build(give_encoder(Lazy, 1, 16), channels=1, size=16)
+    assert torch.equal(encoder.model.conv.weight, expected)
+    computed = Net()
+    computed.weight = computed.conv.weight * 2  # as torch.nn.utils.weight_norm keeps it
+    for module in (nn.Sequential(nn.LazyBatchNorm2d()), computed):
+        with pytest.raises(
+            UserError, match=r"cannot be copied: .*give a function or class that makes the module"
+        ):
+            give_encoder(module, 1, 16)
 
 
 def test_a_missing_library_gets_one_sentence(monkeypatch):

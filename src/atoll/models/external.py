@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.parameter import is_lazy
 
 from atoll.core.errors import UserError
 from atoll.core.fingerprint import fingerprint
@@ -57,12 +58,27 @@ class ExternalEncoder(Encoder):
     def __init__(self, model: nn.Module, name: str, shape: tuple[int, int, int]) -> None:
         super().__init__(dim=0)
         self.model = model
-        self.dim = self._measure(name, shape)
+        self._name = name
+        self.dim = self._measure(shape)
+        _check_state(model, name)
 
     def forward(self, images: Tensor) -> Tensor:
-        """Compute the representations of a batch of images."""
+        """Compute the representations of a batch of images.
+
+        Raises:
+            UserError: The module returns something else, such as a second output in train mode.
+        """
         output: Any = self.model(images)
-        return output if isinstance(output, Tensor) else _pooled(self.model, output)
+        h: Any = output if isinstance(output, Tensor) else _pooled(self.model, output)
+        if isinstance(h, Tensor) and h.ndim == 2 and h.is_floating_point():
+            return h
+        kind = str(h.dtype).removeprefix("torch.") if isinstance(h, Tensor) else ""
+        found = f"a {kind} tensor of shape {tuple(h.shape)}" if kind else f"a {type(h).__name__}"
+        raise UserError(
+            f"model.encoder = {self._name!r} returns {found} for {len(images)} image{'s' * (len(images) != 1)} in "
+            f"{'train' if self.training else 'eval'} mode, and must return a row of floats for each, of shape "
+            "(N, d); pool its output, or wrap it in a module that does"
+        )
 
     def library_state(self) -> dict[str, Tensor]:
         """Return the weights under the names of the network's library."""
@@ -72,23 +88,34 @@ class ExternalEncoder(Encoder):
         """Load weights under the names of the network's library."""
         self.model.load_state_dict(state)
 
-    def _measure(self, name: str, shape: tuple[int, int, int]) -> int:
+    def _measure(self, shape: tuple[int, int, int]) -> int:
         try:
             h = represent_black(self, shape)
+        except UserError:
+            raise
         except Exception as error:  # a foreign network may raise any exception
             raise UserError(
-                f"model.encoder = {name!r} cannot process images of shape {shape} (channels, height, width): "
+                f"model.encoder = {self._name!r} cannot process images of shape {shape} (channels, height, width): "
                 f"{first_line(error)}; change data.channels, data.image_size or the encoder"
             ) from error
-        if not isinstance(h, Tensor) or h.ndim != 2 or len(h) != 1:
-            found = (
-                f"a tensor of shape {tuple(h.shape)}" if isinstance(h, Tensor) else f"a {type(h).__name__}"
-            )
+        if len(h) != 1 or h.dtype != torch.float32:  # autocast is off here, in training it may be on
+            kind = str(h.dtype).removeprefix("torch.")
             raise UserError(
-                f"model.encoder = {name!r} returns {found} for one image, and must return a row of "
-                "representations, of shape (1, d); pool its output, or wrap it in a module that does"
+                f"model.encoder = {self._name!r} returns {len(h)} row(s) of {kind} for one image, and must return one "
+                "row of float32; convert its weights and its output with .float()"
             )
         return h.shape[1]
+
+
+def _check_state(model: nn.Module, name: str) -> None:
+    """Refuse a state that cannot be averaged: what is no tensor, and complex numbers."""
+    for key, value in model.state_dict().items():
+        if not isinstance(value, Tensor) or value.is_complex():
+            kind = "complex numbers" if isinstance(value, Tensor) else "no tensor"
+            raise UserError(
+                f"model.encoder = {name!r}: {key!r} of its state is {kind}, which cannot be averaged nor stored; "
+                "use real tensors (torch.view_as_real), and no get_extra_state"
+            )
 
 
 def is_external(name: str) -> bool:
@@ -146,7 +173,15 @@ def input_config(name: str, channels: int, size: int | None) -> InputConfig:
 def make_module(source: nn.Module | Factory, name: str, channels: int, size: int | None) -> nn.Module:
     """Copy a module, or call a factory; it receives ``channels`` and ``image_size`` if its signature names them."""
     if isinstance(source, nn.Module):
-        return copy.deepcopy(source)
+        try:
+            return copy.deepcopy(source)
+        except (
+            Exception
+        ) as error:  # lazy layers without weights; tensors that hooks computed, as of weight_norm
+            raise UserError(
+                f"model.encoder = {name!r} cannot be copied: {first_line(error)}; give a function or class that "
+                "makes the module"
+            ) from error
     offered = {"channels": channels, "image_size": size}
     names = _parameters(source)
     try:
@@ -180,6 +215,10 @@ def give_encoder(source: Any, channels: int, size: int) -> Given:
         model = make_module(source, name, channels, size)
     digest = hashlib.sha256(f"{model!r}{_code_of(model, source)}".encode())
     for key, tensor in sorted(model.state_dict().items()):
+        if not isinstance(tensor, Tensor) or is_lazy(
+            tensor
+        ):  # refused when it is built; drawn from the run's seed
+            continue
         plain = tensor.detach().cpu().contiguous()
         digest.update(f"{key} {plain.dtype} {tuple(plain.shape)}".encode())
         digest.update(plain.reshape(-1).view(torch.uint8).numpy().tobytes())
