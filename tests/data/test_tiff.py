@@ -43,6 +43,39 @@ def test_16_bits_are_windowed_as_an_arrays() -> None:
     assert (decode(planes, how) == scene(5)).all()
 
 
+@pytest.mark.parametrize("channels", [2, 4])
+@pytest.mark.parametrize("kind", [np.uint8, np.uint16])
+def test_few_channels_that_are_no_transparency_are_read(channels: int, kind: type) -> None:
+    """Red, green, blue and infrared, as satellites' files hold them, are neither RGB nor RGBA."""
+    planes = scene(channels, kind)
+    how = Decoding(6, channels, window_high=255)
+    together = written(planes.transpose(1, 2, 0), planarconfig="contig")
+    assert (decode(together, how) == scene(channels)).all()
+    assert (decode(written(planes, planarconfig="separate"), how) == scene(channels)).all()
+    if channels == 4:
+        file = io.BytesIO()
+        about = {"photometric": "rgb", "extrasamples": ["unspecified"]}
+        tifffile.imwrite(file, planes.transpose(1, 2, 0), **about)
+        assert (decode(file.getvalue(), how) == scene(channels)).all()
+
+
+def test_of_8_bits_with_transparency_pillow_reads_all(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "tifffile", None)
+    file, planes = io.BytesIO(), scene(4)
+    Image.fromarray(planes.transpose(1, 2, 0)).save(file, "TIFF", compression="tiff_lzw")
+    assert (decode(file.getvalue(), Decoding(6, 4)) == planes).all()
+
+
+def test_a_window_for_colour_of_16_bits_is_refused_not_ignored() -> None:
+    file, planes = io.BytesIO(), scene(3, np.uint16) * 16
+    tifffile.imwrite(file, planes.transpose(1, 2, 0), photometric="rgb")
+    assert (decode(file.getvalue(), Decoding(6, 3)) == planes // 256).all()
+    for how in (Decoding(6, 3, window_high=4095), Decoding(6, 3, window="per-image")):
+        with pytest.raises(CorruptImageError, match=r"colour of 16 bits.*data\.window does not apply"):
+            decode(file.getvalue(), how)
+    assert (decode(planes, Decoding(6, 3, window_high=4080)) == scene(3)).all()
+
+
 def test_a_file_of_other_channels_says_so() -> None:
     with pytest.raises(CorruptImageError, match=r"has 6 channels, and data\.channels is 5"):
         decode(written(scene(6).transpose(1, 2, 0), planarconfig="contig"), Decoding(6, 5))

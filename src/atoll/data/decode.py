@@ -9,7 +9,6 @@ windowed, DICOM's by the window that the file says. Arrays may have any number o
 from __future__ import annotations
 
 import io
-import math
 import os
 import struct
 import zlib
@@ -25,8 +24,9 @@ from PIL import Image, ImageOps, UnidentifiedImageError
 
 from atoll.core.errors import UserError
 from atoll.core.text import error_words
+from atoll.data.arrays import ArrayError, is_array, of_pillows_types, read_array
 from atoll.data.dicom import DicomError, Scan, is_dicom, read_dicom
-from atoll.data.tiff import MOST_OF_PILLOW, is_tiff, read_tiff
+from atoll.data.tiff import is_tiff, loses_bits, pillow_reads, read_tiff
 
 Encoded = bytes | Image.Image | NDArray[Any]
 Window = Literal["fixed", "per-image"]
@@ -41,8 +41,9 @@ _DAMAGED: tuple[type[Exception], ...] = (
 # that reads bytes from elsewhere.
 FORMATS = ("PNG", "JPEG", "BMP", "TIFF", "WEBP", "GIF", "PPM", "JPEG2000")
 
-_NPY = b"\x93NUMPY"  # starts an array's file
 _FULL_RANGE = (0.0, 65535.0)
+_THIN = 100  # times as long as wide; such images may become large before the centre is cropped:
+_MOST_RESIZED = 2**26  # pixels
 
 
 @dataclass(frozen=True)
@@ -143,6 +144,15 @@ def _decoded(
             opened = _open(encoded, how.channels)
         else:
             opened = encoded
+        if (
+            (how.says_window or how.window != "fixed")
+            and isinstance(opened, Image.Image)
+            and loses_bits(opened)
+        ):
+            raise CorruptImageError(
+                "it is colour of 16 bits, of which the upper 8 are read, so that data.window does not apply; "
+                "convert it to 8 bits or to an array (.npy)"
+            )
         found: list[Values] = []
         planes = []
         for band, mode in _bands(opened, how.channels):
@@ -153,7 +163,7 @@ def _decoded(
             planes.append(plane.transpose(2, 0, 1) if plane.ndim == 3 else plane[None])
     except UserError:  # a library is not installed
         raise
-    except DicomError as error:
+    except (ArrayError, DicomError) as error:
         raise CorruptImageError(str(error)) from error
     except UnidentifiedImageError as error:  # its message contains the repr of a buffer
         raise CorruptImageError(
@@ -171,25 +181,11 @@ def _open(encoded: bytes, channels: int) -> Image.Image | Scan | NDArray[Any]:
     """Open an image of an allowed format; of several frames, the first is read."""
     if is_dicom(encoded):
         return read_dicom(encoded)
-    if encoded.startswith(_NPY):
-        return _array(encoded)
-    if channels > MOST_OF_PILLOW and is_tiff(encoded):
+    if is_array(encoded):
+        return read_array(encoded)
+    if channels not in (1, 3) and is_tiff(encoded) and not pillow_reads(encoded, channels):
         return read_tiff(encoded)
     return Image.open(io.BytesIO(encoded), formats=FORMATS)
-
-
-def _array(encoded: bytes) -> NDArray[Any]:
-    """Read an array's file; its header must not claim more than the file holds, because NumPy would allocate it."""
-    file = io.BytesIO(encoded)
-    headers = {(1, 0): np.lib.format.read_array_header_1_0, (2, 0): np.lib.format.read_array_header_2_0}
-    version = np.lib.format.read_magic(file)
-    if version not in headers:
-        raise CorruptImageError(f"it is an array's file of version {version}, which is not read")
-    shape, _, dtype = headers[version](file)
-    if math.prod(shape) * dtype.itemsize > len(encoded):
-        raise CorruptImageError(f"it says that it is an array of shape {shape}, and holds less")
-    array: NDArray[Any] = np.load(io.BytesIO(encoded), allow_pickle=False)
-    return array
 
 
 def _bands(
@@ -201,11 +197,12 @@ def _bands(
             raise CorruptImageError(
                 f"it is an array of shape {opened.shape}, and not (H, W), (H, W, C) or (C, H, W)"
             )
+        opened = of_pillows_types(opened)
         if opened.ndim == 3 and opened.shape[-1] != channels and opened.shape[0] == channels:
             opened = opened.transpose(1, 2, 0)
         if opened.ndim == 3 and opened.shape[-1] == channels:
             return [(Image.fromarray(np.ascontiguousarray(opened[..., c])), "L") for c in range(channels)]
-        if opened.ndim == 3 and opened.shape[-1] not in (3, 4):
+        if opened.ndim == 3 and (opened.shape[-1] not in (3, 4) or opened.dtype != np.uint8):
             raise _other_channels(opened.shape[-1], channels)
         opened = Image.fromarray(opened)  # grey, or colour with 8 bits
     if channels == 3:
@@ -319,6 +316,10 @@ def _fit(image: Image.Image, size: int) -> Image.Image:
     width, height = image.size
     short = min(width, height)
     if short != size:
+        if max(width, height) > _THIN * short and size * size * max(width, height) > _MOST_RESIZED * short:
+            raise CorruptImageError(
+                f"it has {width} × {height} pixels and is too thin to resize to side {size}"
+            )
         width, height = int(size * width / short), int(size * height / short)
         image = image.resize((width, height), Image.Resampling.BILINEAR)
     if (width, height) != (size, size):

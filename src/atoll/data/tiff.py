@@ -1,4 +1,4 @@
-"""TIFF images of more than four channels, such as a satellite's or a microscope's, read by tifffile."""
+"""TIFF images that Pillow does not read whole, such as a satellite's or a microscope's: tifffile reads them."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from PIL import Image
+from PIL import Image, UnidentifiedImageError
 
 from atoll.core.extras import require
 from atoll.core.text import error_words
 
-MOST_OF_PILLOW = 4  # channels
+_MOST_OF_PILLOW = 4  # channels
 _MAGIC = (b"II*\0", b"MM\0*", b"II+\0", b"MM\0+")
 
 
@@ -28,6 +28,38 @@ def is_tiff(encoded: bytes) -> bool:
     return encoded[:4] in _MAGIC
 
 
+def pillow_reads(tiff: bytes, channels: int) -> bool:
+    """Whether Pillow reads all of a TIFF file: these channels, of 8 bits. It drops a fourth that is not alpha.
+
+    Example:
+        >>> import io
+        >>> from PIL import Image
+        >>> from atoll.data.tiff import pillow_reads
+        >>> Image.new("RGBA", (2, 2)).save(file := io.BytesIO(), "TIFF")
+        >>> pillow_reads(file.getvalue(), 4), pillow_reads(file.getvalue(), 2)
+        (True, False)
+    """
+    if channels > _MOST_OF_PILLOW:
+        return False
+    try:
+        image = Image.open(io.BytesIO(tiff), formats=["TIFF"])
+    except UnidentifiedImageError:
+        return False
+    return len(image.getbands()) == channels and not loses_bits(image)
+
+
+def loses_bits(image: Image.Image) -> bool:
+    """Whether a file holds colour of 16 bits, of which Pillow reads the upper 8: it has no such mode.
+
+    Example:
+        >>> from PIL import Image
+        >>> from atoll.data.tiff import loses_bits
+        >>> loses_bits(Image.new("RGB", (2, 2)))
+        False
+    """
+    return image.mode[0] != "I" and any(";16" in str(tile[3]) for tile in getattr(image, "tile", ()))
+
+
 def read_tiff(encoded: bytes) -> NDArray[Any]:
     """Read the first image of a TIFF file.
 
@@ -38,11 +70,11 @@ def read_tiff(encoded: bytes) -> NDArray[Any]:
         UserError: tifffile is not installed.
         ValueError: The file is damaged, or compressed in a way that needs other libraries.
     """
-    tifffile = require("tifffile", "tiff", "a TIFF file of more than four channels")
+    tifffile = require("tifffile", "tiff", "a TIFF file of many channels")
     try:
         with tifffile.TiffFile(io.BytesIO(encoded)) as file:
             page = file.pages.first
-            most = 2 * MOST_OF_PILLOW * (Image.MAX_IMAGE_PIXELS or sys.maxsize)  # as many as Pillow's
+            most = 2 * _MOST_OF_PILLOW * (Image.MAX_IMAGE_PIXELS or sys.maxsize)  # as many as Pillow's
             if page.size > most:
                 raise ValueError("it has more pixels than are safe to decode")
             array: NDArray[Any] = np.asarray(page.asarray())

@@ -99,10 +99,10 @@ class ExternalEncoder(Encoder):
                 f"{first_line(error)}; change data.channels, data.image_size or the encoder"
             ) from error
         if len(h) != 1 or h.dtype != torch.float32:  # autocast is off here, in training it may be on
-            kind = str(h.dtype).removeprefix("torch.")
+            found = f"{len(h)} row(s) of {str(h.dtype).removeprefix('torch.')}"
             raise UserError(
-                f"model.encoder = {self._name!r} returns {len(h)} row(s) of {kind} for one image, and must return one "
-                "row of float32; convert its weights and its output with .float()"
+                f"model.encoder = {self._name!r} returns {found} for one image, and must return one row of "
+                "float32; convert its weights and its output with .float()"
             )
         return h.shape[1]
 

@@ -1,0 +1,69 @@
+"""Arrays of pixels: ``.npy`` files, and the types of numbers that Pillow reads right."""
+
+from __future__ import annotations
+
+import io
+import math
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+_MAGIC = b"\x93NUMPY"
+
+
+class ArrayError(Exception):
+    """Error for an array that cannot be read; the message is a clause that begins with "it"."""
+
+
+def is_array(encoded: bytes) -> bool:
+    """Whether bytes are an array's file, by its first six.
+
+    Example:
+        >>> from atoll.data.arrays import is_array
+        >>> is_array(bytes([0x93]) + b"NUMPY"), is_array(b"GIF89a")
+        (True, False)
+    """
+    return encoded.startswith(_MAGIC)
+
+
+def read_array(encoded: bytes) -> NDArray[Any]:
+    """Read an array's file; its header must not claim more than the file holds, because NumPy would allocate it.
+
+    Raises:
+        ArrayError: It is of another version, or cut off.
+        ValueError: It is damaged, or holds objects.
+    """
+    file = io.BytesIO(encoded)
+    headers = {(1, 0): np.lib.format.read_array_header_1_0, (2, 0): np.lib.format.read_array_header_2_0}
+    version = np.lib.format.read_magic(file)
+    if version not in headers:
+        raise ArrayError(f"it is an array's file of version {version}, which is not read")
+    shape, _, dtype = headers[version](file)
+    if math.prod(shape) * dtype.itemsize > len(encoded):
+        raise ArrayError(f"it says that it is an array of shape {shape}, and holds less")
+    array: NDArray[Any] = np.load(io.BytesIO(encoded), allow_pickle=False)
+    return array
+
+
+def of_pillows_types(array: NDArray[Any]) -> NDArray[Any]:
+    """The same values in a type that Pillow reads right: it takes int8 for uint8, and wraps uint32.
+
+    Raises:
+        ArrayError: They are no whole numbers of 32 bits, and no floats.
+
+    Example:
+        >>> import numpy as np
+        >>> from atoll.data.arrays import of_pillows_types
+        >>> of_pillows_types(np.array([[-1, 70000]], dtype=np.int64)).dtype
+        dtype('int32')
+    """
+    if array.dtype.kind == "b" or array.dtype in (np.uint8, np.uint16):
+        return array
+    if array.dtype.kind == "f":
+        with np.errstate(over="ignore"):  # infinity is refused later
+            return array.astype(np.float32)
+    if array.dtype.kind not in "iu" or array.min() < -(2**31) or array.max() >= 2**31:
+        what = "numbers of more than 32 bits" if array.dtype.kind in "iu" else str(array.dtype)
+        raise ArrayError(f"it is an array of {what}, which are not read; store uint8, uint16 or floats")
+    return array.astype(np.int32)
