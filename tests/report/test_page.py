@@ -123,6 +123,16 @@ def test_a_test_set_of_other_images_and_equal_size_is_another(tmp_path):
     assert sentence not in page("unknown", "a")
 
 
+def test_under_another_protocol_nothing_is_the_highest_of_its_column(tmp_path):
+    other = {**evaluation(0.7, 0.6), "probe/name": "l-dawa", "probe/lr": 0.01, "knn/train_images": 7}
+    page = report(tmp_path, make_run(tmp_path / "a", "moon", results=other), make_run(tmp_path / "b", "ssd"))
+    assert [cell.endswith("highest") for cell in row(page, "moon")[1:3]] == [False, False]
+    assert [cell.endswith("highest") for cell in row(page, "ssd")[1:3]] == [True, False]
+    sentence = "No value of probe % is bold, because the runs were evaluated under different protocols."
+    assert sentence in page.text
+    assert "Bold:" in page.text  # kNN's
+
+
 def test_images_of_another_seed_or_memory_are_no_other_images(tmp_path):
     runs = [
         make_run(tmp_path / f"a{seed}", "moon", seed, {**evaluation(0.7), "knn/test_images": 400 + seed})

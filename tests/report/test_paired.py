@@ -49,3 +49,25 @@ def test_the_page_shows_differences_if_seeds_are_common(tmp_path):
     ]
     alone = Page(write_report(folders[:4:3], tmp_path / "one.html"))
     assert not any(caption.startswith("Differences") for caption in alone.tables)
+
+
+def test_another_protocol_or_other_images_have_no_difference(tmp_path):
+    probe = {"probe/name": "l-dawa", "probe/lr": 0.01}
+    kinds = {
+        "ssd": ({}, {}),
+        "moon": (probe, {}),
+        "fed_simclr": ({}, {"data": {"source": "digits", "limit": 9}}),
+    }
+    folders = [
+        make_run(
+            tmp_path / f"{method}{seed}", method, seed, evaluation(0.5 + 0.1 * seed) | more, recipe=recipe
+        )
+        for method, (more, recipe) in kinds.items()
+        for seed in (0, 1)
+    ]
+    page = Page(write_report(folders, tmp_path / "report.html"))
+    assert page.tables["Differences from ssd, paired by seed"] == [
+        ["method", "kNN %", "probe %"],
+        ["moon", "+0.00 [+0.00, +0.00], cannot tell", "–"],
+    ]
+    assert "A dash stands for another protocol" in page.text

@@ -12,12 +12,13 @@ from atoll.evaluation.metrics import Metric
 from atoll.report.groups import Group, Row, result_columns
 from atoll.report.html import Html, join, table, tag
 from atoll.report.numbers import UNMEASURED
-from atoll.report.results_tables import method_label
+from atoll.report.results_tables import method_label, other_images, same_protocol
 
 WORDS = (
     "Mean over the common seeds of a method's result less the first method's, with its 95 % confidence interval "
     "(Student's t). An interval that contains 0 cannot tell the two apart. Of twenty intervals between equal "
-    "methods, one misses 0 by chance."
+    "methods, one misses 0 by chance. A dash stands for another protocol or no common seed; methods that were "
+    "evaluated on other images are left out."
 )
 
 
@@ -62,7 +63,7 @@ def differences_table(groups: Sequence[Group], rows: Sequence[Row]) -> Html:
     metrics = [metric for metric in result_columns(rows) if metric.better == "higher"]
     body = []
     for line, group in enumerate(groups[1:], start=1):
-        found = [paired(_by_seed(group, metric), _by_seed(base, metric)) for metric in metrics]
+        found = [] if other_images([base, group]) else [_paired(group, base, metric) for metric in metrics]
         if any(half is not None for _, _, half in found):
             body.append([method_label(line, group.label), *(_cell(*one) for one in found)])
     if not body:
@@ -76,7 +77,15 @@ def _cell(n: int, mean: float, half: float | None) -> Html:
     """A difference, with its interval below."""
     words = verdict(n, mean, half)
     difference, _, rest = words.partition(" ")
-    return tag("td", difference.removesuffix(","), " ", tag("small", rest))
+    below = [" ", tag("small", rest)] if rest else []
+    return tag("td", difference.removesuffix(","), *below)
+
+
+def _paired(group: Group, base: Group, metric: Metric) -> tuple[int, float, float | None]:
+    """The paired difference of a metric; of no seeds if the two were measured under different protocols."""
+    if not same_protocol([*group.results, *base.results], metric):
+        return paired({}, {})
+    return paired(_by_seed(group, metric), _by_seed(base, metric))
 
 
 def _by_seed(group: Group, metric: Metric) -> dict[int, float]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import PurePath
 from typing import Any
 from urllib.parse import quote
@@ -42,13 +42,16 @@ def results_table(groups: Sequence[Group], rows: Sequence[Row]) -> Html:
     """Table that compares the results of the encoders."""
     columns = result_columns(rows)
     spreads = [[row.spread(metric) for row in rows] for metric in columns]
+    results = [result for row in rows for result in row.results]
+    alike = [same_protocol(results, metric) for metric in columns]
     marks = [
         best(column) if metric.better == "higher" else [False] * len(column)
         for metric, column in zip(columns, spreads, strict=True)
     ]
-    other = _other_images(groups) if any(map(any, marks)) else ""
-    if other:
-        marks = [[False] * len(rows) for _ in columns]
+    other = other_images(groups) if any(map(any, marks)) else ""
+    marks = [
+        mark if same and not other else [False] * len(rows) for mark, same in zip(marks, alike, strict=True)
+    ]
     body = [
         [
             method_label(row.line, row.label, _facts(row)),
@@ -64,6 +67,7 @@ def results_table(groups: Sequence[Group], rows: Sequence[Row]) -> Html:
     accuracies = [value.mean for row in rows if (value := row.spread(KNN))]
     notes = [
         other or (_meaning_of_bold(seeded) if any(map(any, marks)) else ""),
+        "" if other else _other_protocols(columns, alike),
         _standard_error(groups, accuracies),
         GEOMETRY_NOTE if any(not metric.better for metric in columns) else "",
     ]
@@ -111,7 +115,39 @@ def _meaning_of_bold(seeded: bool) -> str:
     return "Bold: the highest accuracy of the column. One seed cannot distinguish a better method from a lucky one."
 
 
-def _other_images(groups: Sequence[Group]) -> str:
+def same_protocol(results: Iterable[Mapping[str, Any]], metric: Metric) -> bool:
+    """Whether all results that have a metric have it under the same constants, so that they can be compared."""
+    protocol = metric.key.partition("/")[0]
+    found = {repr(_settings(result).get(protocol)) for result in results if metric.key in result}
+    return len(found) <= 1
+
+
+def _settings(result: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
+    """Constants of a result's protocols, without the numbers of images and labels.
+
+    How many there were depends on the seed's partition, not on the protocol.
+    """
+    return {
+        protocol: {name: value for name, value in values.items() if not name.endswith(("images", "labels"))}
+        for protocol, values in constants(_of_a_model(result)).items()
+    }
+
+
+def _other_protocols(columns: Sequence[Metric], alike: Sequence[bool]) -> str:
+    """A sentence that names the columns in which no value is bold because of their protocols; or nothing."""
+    found = [
+        metric.title
+        for metric, same in zip(columns, alike, strict=True)
+        if metric.better == "higher" and not same
+    ]
+    if not found:
+        return ""
+    return (
+        f"No value of {', '.join(found)} is bold, because the runs were evaluated under different protocols."
+    )
+
+
+def other_images(groups: Sequence[Group]) -> str:
     """A sentence that says in which images the runs differ, so that no accuracy is the best one; or nothing."""
     recipes = differences([group.recipe for group in groups])
     keys = [key for key in recipes if key.startswith("data.") and key != "data.memory_gib"]
@@ -264,17 +300,9 @@ def protocols(groups: Sequence[Group]) -> Html:
     measured = [(group.label, result) for group in groups for result in group.results]
     measured = measured or [(row.label, result) for row in untrained_rows(groups) for result in row.results]
     for label, result in measured:
-        found = constants(_of_a_model(result))
         split = str(result.get("split", "unknown"))
-        # How many images and labels there were depends on the seed's partition, not on the protocol.
-        same = {
-            protocol: {
-                name: value for name, value in values.items() if not name.endswith(("images", "labels"))
-            }
-            for protocol, values in found.items()
-        }
-        labels, _, constants_of = sets.setdefault(repr((split, same)), ([], split, []))
-        constants_of.append(found)
+        labels, _, constants_of = sets.setdefault(repr((split, _settings(result))), ([], split, []))
+        constants_of.append(constants(_of_a_model(result)))
         if label not in labels:
             labels.append(label)
     blocks = []
