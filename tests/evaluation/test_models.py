@@ -39,3 +39,26 @@ def test_sites_count_by_their_images_and_their_counts_add_up() -> None:
         "knn/test_images": 40,
         "probe/accuracy": 0.75,
     }
+
+
+def test_a_constant_that_differs_between_sites_has_no_mean_and_labels_add_up() -> None:
+    east = {
+        "knn/accuracy": 0.25,
+        "knn/k": 13,
+        "knn/temperature": 0.1,
+        "finetune-1/labels": 3,
+        "finetune-1/epoch": 50,
+    }
+    west = {
+        "knn/accuracy": 0.5,
+        "knn/k": 200,
+        "knn/temperature": 0.1,
+        "finetune-1/labels": 9,
+        "finetune-1/epoch": 100,
+    }
+    assert mean_over_sites([east, west], [10, 30]) == {
+        "knn/accuracy": 0.4375,
+        "knn/temperature": 0.1,
+        "finetune-1/labels": 12,
+        "finetune-1/epoch": 87.5,  # measured, not a constant
+    }

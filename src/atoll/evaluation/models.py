@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from atoll.evaluation.client_tests import join_models
+from atoll.evaluation.metrics import constants
 from atoll.evaluation.suite import Results
 
 
@@ -57,7 +58,9 @@ def mean_over_clients(by_model: Mapping[str, Results], clients: Mapping[str, int
 
 
 def mean_over_sites(results: Sequence[Mapping[str, float]], images: Sequence[int]) -> dict[str, float]:
-    """Average the results of sites, weighted by their held-out images; numbers of images are summed.
+    """Average the results of sites, weighted by their held-out images; numbers of images and labels are summed.
+
+    A protocol's constant has no mean: one that differs, such as k where a site has fewer images, is left out.
 
     Args:
         results: The results of each site.
@@ -67,6 +70,14 @@ def mean_over_sites(results: Sequence[Mapping[str, float]], images: Sequence[int
         key: sum(result.get(key, 0) for result in results)
         for result in results
         for key in result
-        if key.endswith("images")
+        if key.endswith(("images", "/labels"))
     }
-    return mean_results(results, images) | counts
+    fixed = {
+        f"{protocol}/{name}"
+        for one in results
+        for protocol, found in constants(one).items()
+        for name in found
+    }
+    differing = {key for key in fixed if len({one[key] for one in results if key in one}) > 1}
+    mean = {key: value for key, value in mean_results(results, images).items() if key not in differing}
+    return mean | counts
