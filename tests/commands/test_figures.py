@@ -6,8 +6,10 @@ from itertools import accumulate
 
 import pytest
 
+from atoll.commands.figures import Results, figure_data
 from atoll.commands.reproduce import reproduce
 from atoll.core.run_folder import Run
+from atoll.papers.figures import Figure, Panel
 from atoll.papers.reproduction import find_table
 from tests.commands.test_reproduce import tiny_recipe
 
@@ -202,3 +204,11 @@ def test_partitions_alone_are_drawn_without_a_run(folder):
         *("figure.json", "figure.svg", "table.csv", "table.json", "table.md", "table.tex")
     ]
     assert len(record["figure"]["panels"]) == 5
+
+
+def test_a_run_that_measured_no_angles_has_no_boxes(folder, tmp_path):
+    (tmp_path / "recipe.toml").write_text("")
+    (tmp_path / "metrics.jsonl").write_text('{"round": 0}\n')
+    job = find_table(str(folder / "mine.toml"), ["plain-few"])
+    results = Results(job.table, job.rows, {"plain-few": [Run(tmp_path)]}, {})
+    assert figure_data(Figure("", (Panel("boxes"),)), results)["panels"] == []

@@ -169,9 +169,8 @@ def _boxes(panel: Panel, rows: Sequence[Row], results: Results) -> list[Drawn]:
                 for line in run.metrics
                 if f"angles/{BOX[0]}" in line.get("measures", {})
             ]
-            made.append(
-                _frame(panel, "boxes", label, at=[at for at, _ in boxes], boxes=[box for _, box in boxes])
-            )
+            at, shown = [at for at, _ in boxes], [box for _, box in boxes]
+            made += [_frame(panel, "boxes", label, at=at, boxes=shown)] if boxes else []
     return made
 
 
