@@ -66,10 +66,10 @@ def embedding_map(h: Tensor, seed: int, max_points: int = 1000) -> NDArray[np.fl
     from sklearn.decomposition import PCA  # the import takes a second, and clients do not need it
     from sklearn.manifold import TSNE
 
+    if np.allclose(rows - rows.mean(0), 0):  # a collapsed representation: all images at one point
+        return np.zeros((n, 2), np.float32)
     with threadpool_limits(1):
         flat = PCA(min(COMPONENTS, *rows.shape), svd_solver="full").fit_transform(rows)
-        if np.allclose(flat, 0):  # a collapsed representation: all images at one point
-            return np.zeros((n, 2), np.float32)
         if flat.shape[1] == 1:  # the initialisation of t-SNE needs two components
             flat = np.pad(flat, ((0, 0), (0, 1)))
         tsne = TSNE(
