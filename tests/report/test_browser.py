@@ -153,3 +153,35 @@ def test_unlabelled_and_unfinished_runs_are_drawn_too(tmp_path):
         assert seen.data["fits"] == "true"
     assert seen.figure("partition").count('class="bubble') == 0
     assert seen.figure("partition").count('class="size"') == 4
+
+
+def test_a_class_that_another_methods_map_lacks_is_no_longer_chosen(tmp_path):
+    runs = [make_run(tmp_path / "a", "moon"), make_run(tmp_path / "b", "ssd", labels=False)]
+    then = """
+      [...document.querySelectorAll('.classes button')].at(-1).click();
+      const before = document.querySelectorAll('.mark.dim').length;
+      document.querySelectorAll('[data-figure="map"] .switch button')[1].click();
+      document.body.dataset.dim = `${before} ${document.querySelectorAll('.mark.dim').length}`;
+    """
+    assert 'data-dim="34 0"' in look(write_report(runs, tmp_path / "report.html"), tmp_path, then=then).dom
+
+
+def test_what_rounds_to_zero_has_no_sign(page, tmp_path):
+    then = "document.body.dataset.said = [-0, -0.0004, -0.0006, 1234.5].map((value) => number(value, 3)).join(' ')"
+    assert 'data-said="0.000 0.000 −0.001 1,234.500"' in look(page, tmp_path, then=then).dom
+
+
+def test_a_very_long_name_moves_no_number_out_of_its_table(tmp_path):
+    name = "package.module:" + 12 * "VeryLongName"
+    runs = [
+        make_run(tmp_path / f"{method[:3]}{seed}", method, seed)
+        for method in (name, "ssd")
+        for seed in (0, 1)
+    ]
+    then = """
+      const tables = [...document.querySelectorAll('#results > .scroll')];
+      document.body.dataset.within = tables.map((box) => box.scrollWidth <= box.clientWidth).join(' ');
+    """
+    seen = look(write_report(runs, tmp_path / "report.html"), tmp_path, then=then)
+    assert seen.data["fits"] == "true"
+    assert 'data-within="true true"' in seen.dom

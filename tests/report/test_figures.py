@@ -117,8 +117,25 @@ def test_the_spectrum_of_a_run_is_the_mean_of_its_models(tmp_path):
 def test_a_partition_that_runs_share_is_drawn_once(tmp_path):
     runs = [make_run(tmp_path / f"{m}{s}", m, s) for m, s in (("moon", 0), ("ssd", 0), ("ssd", 1))]
     assert [partition["label"] for partition in drawn(*runs)["partitions"]] == [
-        "2 methods, seed 0",
+        "moon and 1 more, seed 0",
         "ssd, seed 1",
+    ]
+
+
+def test_partitions_of_one_seed_are_told_apart(tmp_path):
+    runs = [
+        make_run(
+            tmp_path / f"{method}{clients}",
+            method,
+            clients=clients,
+            recipe={"partition": {"clients": clients}},
+        )
+        for clients in (3, 5)
+        for method in ("moon", "ssd")
+    ]
+    assert [partition["label"] for partition in drawn(*runs)["partitions"]] == [
+        "moon · partition.clients = 3 and 1 more, seed 0",
+        "moon · partition.clients = 5 and 1 more, seed 0",
     ]
 
 

@@ -4,7 +4,7 @@ import statistics
 
 import pytest
 
-from atoll.report.numbers import Spread, best, mean_std, spread
+from atoll.report.numbers import Spread, best, mean_std, number, spread
 
 
 def of(*values):
@@ -42,3 +42,8 @@ def test_a_spread_is_of_the_values():
         "2.0",
         "−0.5 ± 2.1",
     ]
+
+
+def test_what_rounds_to_zero_has_no_sign():
+    # -uniformity of a collapsed encoder is -0.0, or a rounding error below 0.
+    assert [number(value, 3) for value in (-0.0, -4e-4, -6e-4)] == ["0.000", "0.000", "−0.001"]

@@ -31,7 +31,7 @@ const lineName = (index) => (index < 0 ? data.untrained[-1 - index] : data.lines
 const sample = (line, width) =>
   svg("svg", { class: "sample", width, height: 8, "aria-hidden": "true" }, svg("path", { class: `curve ${colour(line)}`, d: `M2,4H${width - 2}`, "stroke-dasharray": dash(line) }));
 const number = (value, digits) =>
-  value === null ? "not finite" : value.toLocaleString("en", { minimumFractionDigits: digits, maximumFractionDigits: digits }).replace("-", "−");
+  value === null ? "not finite" : (Number(value.toFixed(digits)) || 0).toLocaleString("en", { minimumFractionDigits: digits, maximumFractionDigits: digits }).replace("-", "−");
 
 /** Draws into a host, and redraws whenever its width changes. */
 function responsive(host, draw) {

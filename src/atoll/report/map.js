@@ -20,6 +20,7 @@ function mapFigure(host, maps, sprites) {
   let redraw = () => {};
   const pick = choice(maps.map(({ line, seed }) => ({ label: lineName(line), line, seed })), "Method", (index) => {
     map = maps[index];
+    if (!map.labels?.includes(only)) only = null; // a class that this map does not have
     legend();
     redraw();
   });

@@ -59,8 +59,8 @@ def best(column: Sequence[Spread | None]) -> list[bool]:
 
 
 def number(value: float, digits: int) -> str:
-    """Format a number with a typographic minus sign."""
-    return f"{value:.{digits}f}".replace("-", "−")
+    """Format a number with a typographic minus sign; what rounds to zero has no sign."""
+    return f"{value:z.{digits}f}".replace("-", "−")
 
 
 def megabytes(count: float) -> str:

@@ -156,7 +156,8 @@ def distinct_partitions(groups: Sequence[Group]) -> list[tuple[str, dict[str, An
 def _users(runs: Sequence[tuple[str, int]]) -> str:
     labels = list(dict.fromkeys(label for label, _ in runs))
     seeds = ", ".join(map(str, sorted({seed for _, seed in runs})))
-    return f"{labels[0] if len(labels) == 1 else f'{len(labels)} methods'}, seed {seeds}"
+    others = f" and {len(labels) - 1} more" if len(labels) > 1 else ""
+    return f"{labels[0]}{others}, seed {seeds}"
 
 
 def sampled_clients(groups: Sequence[Group]) -> Html:
