@@ -23,6 +23,19 @@ def test_the_csv_holds_numbers() -> None:
     assert float(rest[0][3]) == -3.1
 
 
+def test_equal_headings_follow_the_column_that_they_are_of() -> None:
+    table = csv_table(["", "LP %", "paper", "FT %", "paper"], [["SSD", "1.0 ± 0.5", "2.0", "3.0", "4.0"]])
+    (found,) = csv.DictReader(io.StringIO(table))
+    assert found == {
+        "": "SSD",
+        "LP %": "1.0",
+        "LP % std": "0.5",
+        "LP % paper": "2.0",
+        "FT %": "3.0",
+        "FT % paper": "4.0",
+    }
+
+
 @given(
     st.lists(st.text(st.characters(codec="utf-8", exclude_categories=["Cc", "Cs"])), min_size=3, max_size=3)
 )

@@ -55,6 +55,8 @@ def markdown_table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> list
 def csv_table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     """Format a table as CSV; a column with "mean ± std" becomes two, and a missing value an empty cell.
 
+    A heading that several columns have, such as "paper", follows the heading of the column before.
+
     Example:
         >>> from atoll.report.formats import csv_table
         >>> print(csv_table(["method", "kNN %"], [["SSD", "41.2 ± 0.3"], ["FedBYOL", "–"]]))
@@ -73,7 +75,9 @@ def csv_table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
         return found
 
     headings = [header[0]]
-    for name, double in list(zip(header, split, strict=True))[1:]:
+    for i, double in list(enumerate(split))[1:]:
+        # Readers by name would lose all but the last of equal headings.
+        name = f"{header[i - 1]} {header[i]}" if header.count(header[i]) > 1 else header[i]
         headings += [name, f"{name} std"] if double else [name]
     file = io.StringIO()
     csv.writer(file, lineterminator="\n").writerows([headings, *map(line, rows)])
