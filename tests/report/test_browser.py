@@ -6,6 +6,8 @@ from html import escape, unescape
 import pytest
 
 from atoll.report import write_report
+from atoll.report.plots import figure_svg
+from atoll.report.reproduction import section
 from tests.report.run_folders import make_run
 
 BROWSER = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
@@ -185,3 +187,16 @@ def test_a_very_long_name_moves_no_number_out_of_its_table(tmp_path):
     seen = look(write_report(runs, tmp_path / "report.html"), tmp_path, then=then)
     assert seen.data["fits"] == "true"
     assert 'data-within="true true"' in seen.dom
+
+
+def test_the_text_of_a_drawing_is_black_on_its_white(tmp_path):
+    panel = {"kind": "bars", "groups": ["one"], "series": [{"label": "", "y": [1.0], "s": [None]}]}
+    figure = {"says": "It is so.", "panels": [], "svg": figure_svg([{**panel, "title": ""}], "a title")}
+    record = {"title": "Mine", "rows": [{"label": "row", "values": {}}], "changed": {}, "published": False}
+    drawn = section({**record, "figure": figure, "failures": {}, "notes": []})
+    page = write_report([make_run(tmp_path / "run")], tmp_path / "report.html", comparison=drawn)
+    then = """
+      const texts = [...document.querySelectorAll('.plot text')];
+      document.body.dataset.fills = [...new Set(texts.map((text) => getComputedStyle(text).fill))].join(' ');
+    """
+    assert 'data-fills="rgb(0, 0, 0)"' in look(page, tmp_path, then=then).dom

@@ -33,7 +33,7 @@ SHOWN = {
     "bars": ["g1", "g2", "bar"],
     "scatter": ["dot (81.3)"],
     "heat": ["layer", "7", "8"],
-    "stacked": ["client 0", "client 1"],
+    "stacked": ["client 0", "client 1", "cat", "dog"],
     "map": ["cat", "dog", "other"],
 }
 
@@ -47,6 +47,27 @@ def test_a_panel_is_valid_svg_and_the_same_each_time(kind):
     root = ElementTree.fromstring(svg)
     texts = {"".join(element.itertext()).strip() for element in root.iter("{http://www.w3.org/2000/svg}text")}
     assert {"above", "a title", "along", "up", *SHOWN.get(kind, [])} <= texts
+
+
+def texts_of(svg):
+    """Each text of a drawing, a line with the next ones of one title."""
+    root = ElementTree.fromstring(svg)
+    return ["".join(element.itertext()).strip() for element in root.iter("{http://www.w3.org/2000/svg}text")]
+
+
+def test_a_short_logarithmic_axis_has_its_own_places_as_ticks():
+    series = [{"label": "", "x": [2, 5, 0.01, 50], "y": [1.0, 2.0, 3.0, 4.0], "s": [None] * 4}]
+    panel = {**FRAME, "kind": "lines", "series": series, "levels": [], "log": True, "title": "", "x": ""}
+    assert texts_of(figure_svg([panel]))[:5] == ["0.01", "2", "5", "50", "1.0"]
+
+
+def test_long_titles_are_broken():
+    words = " ".join(f"word{k}" for k in range(30))
+    panel = {**FRAME, "kind": "bars", **PANELS["bars"], "title": words}
+    texts = texts_of(figure_svg([panel], words))
+    assert words not in texts
+    assert sum("word0 " in text for text in texts) == 2
+    assert max(map(len, texts)) < 80
 
 
 def test_the_place_of_a_point_is_its_value():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import textwrap
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -15,6 +16,7 @@ if TYPE_CHECKING:
 COLUMNS = 3  # panels in a row
 SIZE = (4.6, 3.6)  # inches of a panel
 MOST_TICKS = 12
+TITLE_WIDTH = 55  # characters of a line that fit above a panel
 
 
 def require_plots() -> None:
@@ -45,10 +47,10 @@ def figure_svg(panels: Sequence[Mapping[str, Any]], title: str = "") -> str:
     # Glyphs as text: smaller, searchable, and independent of the installed fonts.
     with matplotlib.rc_context({"svg.hashsalt": "atoll", "svg.fonttype": "none", "font.size": 9.0}):
         figure = Figure(figsize=(SIZE[0] * columns, SIZE[1] * rows + 0.4), layout="constrained")
-        figure.suptitle(title)
+        figure.suptitle(title, wrap=True)
         for k, panel in enumerate(panels):
             axes = figure.add_subplot(rows, columns, k + 1)
-            axes.set_title(panel["title"])
+            axes.set_title(textwrap.fill(panel["title"], TITLE_WIDTH))
             axes.set_xlabel(panel.get("x", ""))
             axes.set_ylabel(panel.get("y", ""))
             DRAW[panel["kind"]](axes, panel)
@@ -70,6 +72,10 @@ def _lines(axes: Axes, panel: Mapping[str, Any]) -> None:
         axes.axhline(one["y"][0], linestyle="--", color=colour, label=one["label"])
     if panel["log"]:
         axes.set_xscale("log")
+        places = sorted({x for one in panel["series"] for x in one["x"]})
+        if len(places) <= MOST_TICKS:  # matplotlib's own labels of a short logarithmic axis overlap
+            axes.set_xticks(places, [f"{x:g}" for x in places])
+            axes.set_xticks([], minor=True)
     if any(one["label"] for one in [*panel["series"], *panel["levels"]]):
         axes.legend(fontsize="small")
 
@@ -119,6 +125,8 @@ def _stacked(axes: Axes, panel: Mapping[str, Any]) -> None:
         widths = [counts[k] for counts in panel["values"]]
         axes.barh(panel["rows"], widths, left=left, color=f"C{k % 10}", label=name)
         left = [a + b for a, b in zip(left, widths, strict=True)]
+    if len(panel["columns"]) <= MOST_TICKS:
+        axes.legend(fontsize="x-small", loc="upper left", bbox_to_anchor=(1, 1))
 
 
 def _map(axes: Axes, panel: Mapping[str, Any]) -> None:

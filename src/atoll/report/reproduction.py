@@ -86,7 +86,7 @@ def _figure(record: dict[str, Any]) -> list[Html]:
     if "figure" not in record:
         return []
     figure = record["figure"]
-    drawing = [Html(tag("div", Html(figure["svg"]), class_="scroll"))] if figure["svg"] else []
+    drawing = [Html(tag("div", Html(figure["svg"]), class_="scroll plot"))] if figure["svg"] else []
     says = tag("p", tag("strong", "The paper: "), figure["says"])
     ours = tag("p", tag("strong", "Ours:"))
     return [says, ours, *drawing, bullets(figure_remarks(figure))]
