@@ -16,11 +16,16 @@ BLOCKED = """
 import sys
 for name in ("fcntl", "resource", "pwd", "grp", "termios"):
     sys.modules[name] = None  # importing it fails, as on Windows
+import multiprocessing.context, signal
+del multiprocessing.context.ForkServerContext, signal.pthread_sigmask, signal.SIGHUP, signal.SIGKILL
 import tests.harness
 from atoll.cli.main import main
 from pathlib import Path
 run = tests.harness.run_tiny(Path(sys.argv[1]), "train.rounds=1")
 assert run.finished
+from atoll.core.processes import interrupts_blocked, why_ended
+with interrupts_blocked():
+    assert why_ended(-15).endswith("(SIGTERM)")
 assert main(["methods"]) == 0
 """
 
@@ -47,7 +52,7 @@ def test_a_system_without_locks_is_warned_of_once(tmp_path: Path, monkeypatch: p
 
 
 @pytest.mark.slow
-def test_a_run_needs_no_module_that_windows_lacks(tmp_path: Path) -> None:
+def test_a_run_needs_no_module_and_no_name_that_windows_lacks(tmp_path: Path) -> None:
     done = subprocess.run(
         [sys.executable, "-c", BLOCKED, tmp_path / "run"], capture_output=True, text=True, timeout=300
     )

@@ -8,7 +8,10 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from multiprocessing import forkserver, resource_tracker
-from multiprocessing.context import ForkServerContext, SpawnContext
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:  # on Windows there is no ForkServerContext
+    from multiprocessing.context import ForkServerContext, SpawnContext
 
 
 def process_context() -> ForkServerContext | SpawnContext:
@@ -41,8 +44,12 @@ def process_context() -> ForkServerContext | SpawnContext:
 def interrupts_blocked() -> Iterator[None]:
     """Block Ctrl-C and the signal of a closed terminal for processes that start within the context.
 
-    They inherit the block, so that neither can end them before they decide what to do with it.
+    They inherit the block, so that neither can end them before they decide what to do with it. Windows has no such
+    blocks.
     """
+    if not hasattr(signal, "pthread_sigmask"):
+        yield
+        return
     resource_tracker.ensure_running()  # otherwise the first process start does so, and unblocks interrupts
     before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT, signal.SIGHUP})
     try:
@@ -70,5 +77,6 @@ def why_ended(exit_code: int | None) -> str:
     if exit_code >= 0:
         return f"ended with exit code {exit_code}; what it wrote to the terminal may say why"
     names = {one.value: f" ({one.name})" for one in signal.Signals}
-    likely = ", likely because memory ran out" if -exit_code == signal.SIGKILL else ""
-    return f"was killed by signal {-exit_code}{names.get(-exit_code, '')}{likely}"
+    name = names.get(-exit_code, "")
+    likely = ", likely because memory ran out" if "SIGKILL" in name else ""
+    return f"was killed by signal {-exit_code}{name}{likely}"

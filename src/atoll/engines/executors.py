@@ -266,7 +266,8 @@ def _work(connection: Connection[bytes, bytes], device: str, environment: dict[s
     A recipe is unpickled here, so that the failure of an object that it carries is answered as any other.
     """
     for name in ("SIGINT", "SIGHUP"):  # the main process handles Ctrl-C and a closed terminal
-        signal.signal(getattr(signal, name), signal.SIG_IGN)
+        if hasattr(signal, name):  # Windows has no SIGHUP
+            signal.signal(getattr(signal, name), signal.SIG_IGN)
     os.environ.clear()
     os.environ.update(environment)  # the main process's may have changed since the fork server started
     warnings.simplefilter("ignore", UserWarning)  # the main process has shown them
