@@ -43,6 +43,14 @@ def test_digits_are_scikit_learns_split_in_a_stratified_way():
     assert sorted(map(bytes, both)) == sorted(map(bytes, original))
 
 
+def test_a_path_without_a_source_that_reads_it_is_said_to_be_unread():
+    with pytest.warns(
+        UserWarning, match=r"data\.path = 'my-images' is not read, because data\.source is 'digits'"
+    ):
+        load("digits", "my-images")
+    load("synthetic", "cifar10", limit=20)  # a choice, and many a recipe's base has a path
+
+
 def test_digits_test_set_is_the_same_for_every_seed():
     assert load("digits", seed=1).test.fingerprint == load("digits", seed=2).test.fingerprint
 

@@ -123,6 +123,12 @@ def load_data(options: DataOptions, seed: int, progress: Progress | None = None)
     """
     if options.source == "synthetic":
         return _with_validation(_synthetic(options), options, seed)
+    if options.source == "digits" and options.path:  # the default source, so maybe nobody chose it
+        warnings.warn(
+            f"data.path = {options.path!r} is not read, because data.source is 'digits'; set data.source to what "
+            "the path holds, such as 'folder'",
+            stacklevel=2,
+        )
     train, test = read_listings(options)
     for listing in (train, test):
         if listing is not None and len(listing) == 0:
