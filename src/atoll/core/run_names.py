@@ -41,4 +41,4 @@ def default_folder(name: str, seed: int) -> Path:
         'digits-ssd-seed0'
     """
     check_name(name)
-    return Path(os.environ.get("ATOLL_RUNS", "runs")) / f"{name}-seed{seed}"
+    return Path(os.environ.get("ATOLL_RUNS") or "runs").expanduser() / f"{name}-seed{seed}"
