@@ -47,7 +47,8 @@ def test_an_unknown_command_or_choice_suggests_the_nearest_one(capsys: pytest.Ca
     ("argument", "hint"),
     [
         ("--rounds", "; a value of the recipe is set by --set train.rounds=VALUE\n"),
-        ("--batch-size=8", "; a value of the recipe is set by --set train.batch_size=VALUE\n"),
+        ("--batch-size=8", "--set train.batch_size=VALUE or --set evaluation.batch_size=VALUE\n"),
+        ("--name=mine", "; a value of the recipe is set by --set name=VALUE or --set method.name=VALUE\n"),
         ("--seed", "; a value of the recipe is set by --set seed=VALUE\n"),
         ("--nothing", "--nothing\n"),
     ],

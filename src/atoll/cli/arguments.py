@@ -64,13 +64,12 @@ def _how_to_set(message: str) -> str:
     found = re.match(r"unrecognized arguments: --([\w-]+)", message)
     if not found:
         return ""
-    from atoll.recipe.table import catalogue  # only after a mistake
+    from atoll.core.schema import places_of  # only after a mistake
+    from atoll.recipe.table import catalogue
 
-    name = found[1].replace("-", "_")
-    sections = catalogue()["schema"]["properties"].items()
-    keys = [f"{section}.{name}" for section, table in sections if name in table.get("properties", {})]
-    keys += [section for section, table in sections if section == name and "properties" not in table]
-    return f"; a value of the recipe is set by --set {keys[0]}=VALUE" if keys else ""
+    places = places_of(found[1].replace("-", "_"), catalogue()["schema"]["properties"])
+    ways = " or ".join(f"--set {place}=VALUE" for place in places)
+    return f"; a value of the recipe is set by {ways}" if ways else ""
 
 
 class Commands:

@@ -3,12 +3,20 @@
 from __future__ import annotations
 
 import argparse
-import os
 import sys
 from collections.abc import Sequence
 
 from atoll.cli.parser import make_parser
-from atoll.cli.process import Stopped, is_out_of_memory, say, signals_as_interrupts, warnings_as_sentences
+from atoll.cli.process import (
+    Stopped,
+    accept_any_text,
+    drop_output,
+    is_full_disk,
+    is_out_of_memory,
+    say,
+    signals_as_interrupts,
+    warnings_as_sentences,
+)
 from atoll.core.errors import RunError, UserError
 
 
@@ -19,6 +27,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         0 for success, 1 for a failed run, 2 for a user's error, 130 for an interruption, 128 and its number for
         another signal.
     """
+    accept_any_text()
     options = make_parser().parse_args(arguments)
     with signals_as_interrupts(), warnings_as_sentences():
         try:
@@ -36,8 +45,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
             say(str(error))
             return 1
         except BrokenPipeError:  # whoever read the output has ended, as `head` does
-            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # for what is still to be flushed
+            drop_output()
             return 141  # as a command that SIGPIPE ends
+        except OSError as error:
+            if not is_full_disk(error):
+                raise
+            drop_output()
+            say("the disk is full; free some space, then run the command again (of a run, with --resume)")
+            return 2
         except (MemoryError, RuntimeError) as error:
             if not is_out_of_memory(error):
                 raise

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import errno
+import io
+import os
 import signal
 import sys
 import threading
@@ -15,6 +18,19 @@ from atoll.core.text import clean
 
 SIGNALS = ("SIGTERM", "SIGHUP")  # a stop by the system, a closed terminal
 OUT_OF_MEMORY = ("can't allocate memory", "not enough memory", "out of memory")
+
+
+def accept_any_text() -> None:
+    """Let the standard output take any text: "?" for what its encoding lacks, and nothing if it is closed."""
+    if sys.stdout is None:
+        sys.stdout = io.TextIOWrapper(io.BytesIO())
+    elif isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="replace")
+
+
+def drop_output() -> None:
+    """Send what is still to be flushed nowhere, because the standard output cannot take it."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 class Stopped(KeyboardInterrupt):
@@ -76,6 +92,11 @@ def warnings_as_sentences() -> Iterator[None]:
 def is_out_of_memory(error: BaseException) -> bool:
     """Whether an exception of Python or PyTorch says that memory could not be allocated."""
     return isinstance(error, MemoryError) or any(words in str(error) for words in OUT_OF_MEMORY)
+
+
+def is_full_disk(error: OSError) -> bool:
+    """Whether a disk is full, such as that of the file to which the output goes."""
+    return error.errno in (errno.ENOSPC, errno.EDQUOT)
 
 
 def start_forking(recipe: str | Path, settings: Sequence[str]) -> None:

@@ -166,19 +166,23 @@ def _read(
     name: str, known: Mapping[str, str], what: str, kind: str, folder: Path, above: tuple[str, ...]
 ) -> dict[str, Any]:
     path = folder / name  # a file's base is looked for beside it
+    based = f", the base of {above[-1]}" if above else ""
     if name in known:
         text, place, folder = known[name], f"{kind} {name}", Path()
     elif path.suffix == ".toml" or path.is_file():
+        path = path.resolve() if ".." in path.parts else path  # a circle over several folders meets itself
         try:
             text, place, folder = _text(path), str(path), path.parent
         except FileNotFoundError:
-            raise UserError(f"there is no {what} {path}") from None
+            raise UserError(f"there is no {what} {path}{based}") from None
         except (OSError, UnicodeDecodeError, DamagedError) as error:
             raise UserError(f"cannot read the {what} {path}: {error}") from None
     else:
         if (inside := path / f"{what}.toml").is_file():
             raise UserError(f"{name} is a folder; give the {what} in it: {inside}")
-        raise UserError(f"no {what} {name!r}: neither a {kind} nor a .toml file; {did_you_mean(name, known)}")
+        raise UserError(
+            f"no {what} {name!r}{based}: neither a {kind} nor a .toml file; {did_you_mean(name, known)}"
+        )
     if place in above:
         raise UserError(f"{place} is its own base ({' → '.join([*above, place])}); end the circle")
     try:

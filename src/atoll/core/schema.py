@@ -84,13 +84,11 @@ class OneOf(Rule):
 
 
 class OneOfOr(Rule):
-    """One of these words, or a text that contains a mark, such as ``module:attribute``."""
+    """One of these words, which errors name, or a text with a mark, such as ``module:attribute``."""
 
     keyword = "anyOf"
 
-    def __init__(
-        self, words: Iterable[str], mark: str
-    ) -> None:  # the words are last, because errors name them
+    def __init__(self, words: Iterable[str], mark: str) -> None:
         super().__init__(({"type": "string", "pattern": mark}, {"enum": tuple(words)}))
 
 
@@ -164,9 +162,7 @@ schema_of: Callable[[Any], Schema] = cache(_schema_of)
 
 def default_of(field: dataclasses.Field[Any]) -> Any:
     """A field's default, or `dataclasses.MISSING`."""
-    if field.default_factory is not dataclasses.MISSING:
-        return field.default_factory()
-    return field.default
+    return field.default if field.default_factory is dataclasses.MISSING else field.default_factory()
 
 
 def schema_of_hint(hint: Any) -> Schema:
@@ -281,11 +277,16 @@ def _check_table(schema: Schema, value: Any, place: str) -> None:
             raise UserError(f"{f'{place}.{key}' if place else key} is missing; give it a value")
 
 
+def places_of(key: str, known: Mapping[str, Schema]) -> list[str]:
+    """Dotted places of the values that a key names: in a table with these keys, and in the tables within it."""
+    within = [f"{table}.{key}" for table, schema in known.items() if key in schema.get("properties", {})]
+    return [key, *within] if key in known and "properties" not in known[key] else within
+
+
 def _nearest_key(known: Mapping[str, Schema], key: str, place: str) -> str:
     """Suggest a key of the table itself, or one of that name in a table within it."""
-    within = [f"{table}.{key}" for table, schema in known.items() if key in schema.get("properties", {})]
     before = f"{place}." if place else ""
-    if within:
+    if within := places_of(key, known):
         return f"did you mean {' or '.join(repr(before + one) for one in within)}?"
     return did_you_mean(before + key, [before + one for one in known])
 
@@ -320,8 +321,7 @@ def _check_scalar(schema: Schema, value: Any, place: str, whole: Sequence[Any] |
     finite = not isinstance(value, float) or math.isfinite(value)
     if not holds or not (finite or (schema.get("x-infinite") and value == math.inf)):
         shown, each = (value, "it") if whole is None else (list(whole), "each")
-        limits = words(schema)
-        must = limits if finite else f"a finite number {limits}".rstrip()
+        must = words(schema) if finite else f"a finite number {words(schema)}".rstrip()
         raise UserError(f"{place} is {shown}; {each} must be {must}")
 
 

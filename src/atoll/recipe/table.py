@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from atoll.core.config import over, packaged, read, read_text_table, setting
+from atoll.core.errors import UserError
 from atoll.core.schema import check
 from atoll.methods.names import check_known, check_tables, check_terms
 
@@ -84,7 +85,12 @@ def complete_table(table: Mapping[str, Any], settings: Sequence[str] = ()) -> di
     """
     if "base" in table:
         table = over(read(str(table["base"]), presets()), {k: v for k, v in table.items() if k != "base"})
-    table = over(table, read_settings(settings))
+    changes = read_settings(settings)
+    if "base" in changes:
+        raise UserError(
+            "base stands in a recipe's file alone; give the recipe that --set base names in its place"
+        )
+    table = over(table, changes)
     check(catalogue()["schema"], table, "")
     _check_method(table.get("method", {}), table.get("options", {}))
     return dict(table)
