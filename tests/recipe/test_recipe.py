@@ -8,7 +8,8 @@ import torch
 
 from atoll.core.config import build, describe
 from atoll.core.errors import UserError
-from atoll.recipe.recipe import give, load_recipe, presets
+from atoll.data.options import DataOptions
+from atoll.recipe.recipe import Recipe, give, load_recipe, presets
 
 
 @dataclass(frozen=True)
@@ -196,6 +197,41 @@ def test_a_circle_of_bases_is_a_mistake(tmp_path):
     (tmp_path / "b.toml").write_text("base = 'a.toml'\n")
     with pytest.raises(UserError, match="is its own base"):
         load_recipe(tmp_path / "a.toml")
+
+
+def test_a_circle_of_bases_over_folders_is_a_mistake(tmp_path):
+    (tmp_path / "deep").mkdir()
+    (tmp_path / "a.toml").write_text("base = 'deep/b.toml'\n")
+    (tmp_path / "deep/b.toml").write_text("base = '../a.toml'\n")
+    with pytest.raises(UserError, match="is its own base"):
+        load_recipe(tmp_path / "a.toml")
+
+
+def test_a_base_that_does_not_exist_names_the_file_that_wants_it(tmp_path):
+    for base in ("other.toml", "digits-sdd"):
+        (tmp_path / "a.toml").write_text(f"base = {base!r}\n")
+        with pytest.raises(UserError, match=rf"{base}'?, the base of {tmp_path / 'a.toml'}"):
+            load_recipe(tmp_path / "a.toml")
+
+
+def test_base_is_no_setting():
+    with pytest.raises(UserError, match="base stands in a recipe's file alone"):
+        load_recipe("digits", ["base=digits-ssd"])
+
+
+@pytest.mark.parametrize(
+    ("wrong", "sentence"),
+    [
+        ({"seed": "x"}, "seed = 'x' is not a whole number"),
+        ({"train": None}, "train = None is not a table"),
+        ({"data": {"limt": 5}}, "unknown key 'data.limt'; did you mean 'data.limit'"),
+        ({"options": {"dsr": 5}}, "options.dsr = 5 is not a table"),
+    ],
+)
+def test_a_recipe_that_code_makes_is_checked_like_a_file(wrong, sentence):
+    with pytest.raises(UserError, match=re.escape(sentence)):
+        Recipe(**wrong)
+    assert Recipe(data={"limit": 5}).data == DataOptions(limit=5)
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,7 @@ from typing import Any
 import tomli_w
 
 from atoll.components.training import TrainOptions
-from atoll.core.config import build, describe
+from atoll.core.config import Options, build, describe
 from atoll.core.errors import UserError
 from atoll.core.given import names_code
 from atoll.core.imports import search
@@ -43,7 +43,7 @@ _NOT_TOGETHER = (
 
 
 @dataclass(frozen=True)
-class Recipe:
+class Recipe(Options):
     """Everything that determines a run's result, section by section.
 
     Attributes:
@@ -83,6 +83,7 @@ class Recipe:
     engine: EngineOptions = field(default_factory=EngineOptions)
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         used = {
             "engine.stack": self.engine.stack > 1,
             "train.accumulate": self.train.accumulate > 1,
