@@ -62,6 +62,33 @@ def test_tensorboard_reads_each_round_and_the_results(tmp_path: Path) -> None:
     assert tomllib.loads(text.removeprefix("```toml\n").removesuffix("```"))["train"]["rounds"] == 2
 
 
+class Broken(logs.Log):
+    tool = "broken"
+    when = "open"
+
+    def open(self, rounds: int) -> None:
+        self.fail_at("open")
+
+    def write(self, values: Any, round: int) -> None:
+        self.fail_at("write")
+
+    def fail_at(self, place: str) -> None:
+        if place == self.when:
+            raise ConnectionError("no server\nanswers")
+
+
+@pytest.mark.parametrize(("when", "kind"), [("open", UserError), ("write", atoll.RunError)])
+def test_a_tool_that_fails_is_named(
+    when: str, kind: type[Exception], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(logs.TOOLS, "broken", Broken)
+    monkeypatch.setattr(logs, "missing", lambda *names: None)
+    monkeypatch.setattr(Broken, "when", when)
+    with pytest.raises(kind, match="--log broken failed: no server answers; "):
+        atoll.simulate(tiny(), tmp_path / "run", log="broken")
+    assert atoll.simulate(tiny(), tmp_path / "run", resume=True).finished  # without the log
+
+
 def test_a_federation_logs_at_its_coordinator(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     reader = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
     pytest.importorskip("flwr")

@@ -15,16 +15,18 @@ from contextlib import contextmanager
 from typing import Any
 
 from atoll.core.config import describe, flatten
-from atoll.core.errors import UserError, did_you_mean
+from atoll.core.errors import RunError, UserError, did_you_mean
 from atoll.core.extras import missing, require
 from atoll.core.metrics_lines import numbers
 from atoll.core.run_folder import LOGS, Run
+from atoll.core.text import error_words
 from atoll.engines.callbacks import Callback
 from atoll.engines.federation import Federation
 from atoll.engines.server import Record, Server
 from atoll.recipe.recipe import Recipe
 
 FINAL = "final/"  # before the names of the finished encoder's results
+GO_ON = "resume the run, which also continues this log, or goes on without it if you leave out --log"
 
 
 class Log(Callback):
@@ -67,7 +69,8 @@ class Log(Callback):
         """Open the log."""
         saved = self._saved().get(self.tool, {"id": "", "round": -1})
         self.identity, self._written = saved["id"], min(saved["round"], server.round)
-        self.open(self._written + 1)
+        with self._named(UserError, "check its settings"):
+            self.open(self._written + 1)
         self.opened = True
         self._save()
 
@@ -82,16 +85,28 @@ class Log(Callback):
         last = self._recipe.train.rounds
         self._write_rounds(last, self._run.metrics)
         final = {f"{FINAL}{name}": value for name, value in numbers(run.results).items() if name != "round"}
-        self.write(final, last)
+        with self._named(RunError, GO_ON):
+            self.write(final, last)
 
     def _write_rounds(self, last: int, lines: Sequence[Mapping[str, Any]]) -> None:
         """Write the lines up to a round that are not written yet."""
         for line in lines:
             if self._written < line["round"] <= last:
                 values = {name: value for name, value in numbers(line).items() if name != "round"}
-                self.write(values, line["round"])
+                with self._named(RunError, GO_ON):
+                    self.write(values, line["round"])
                 self._written = line["round"]
         self._save()
+
+    @contextmanager
+    def _named(self, kind: type[Exception], remedy: str) -> Iterator[None]:
+        """Give what the tool raises, which may be any exception, the tool's name and a remedy."""
+        try:
+            yield
+        except UserError:
+            raise
+        except Exception as error:
+            raise kind(f"--log {self.tool} failed: {error_words(error)}; {remedy}") from error
 
     def _saved(self) -> dict[str, Any]:
         return self._run.read_json(LOGS) or {}
