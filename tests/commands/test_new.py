@@ -53,6 +53,8 @@ def test_the_hint_for_a_new_method_in_another_folder_works(
     (tmp_path / "sub").mkdir()
     assert main(["new", "method", "sub/hinted.py"]) == 0
     assert "run it: cd sub && atoll run digits-ssd --set method.name=hinted:METHOD" in capsys.readouterr().out
+    assert main(["new", "recipe", "my run.toml"]) == 0
+    assert "run it: atoll run 'my run.toml'" in capsys.readouterr().out
 
 
 def test_the_lines_that_are_commented_out_are_the_defaults() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import shlex
 from pathlib import Path
 
 from atoll.cli.arguments import Commands, path_of
@@ -51,9 +52,17 @@ def _new(options: argparse.Namespace) -> int:
         print(f"{folder}\nwhat to do: {folder / 'README.md'}")  # noqa: T201
         return 0
     path = write_new(options.what, options.path, options.base or "digits-ssd")
-    how = f"{path}" if options.what == "recipe" else f"digits-ssd --set method.name={path.stem}:METHOD"
+    how = (
+        shlex.quote(str(path))
+        if options.what == "recipe"
+        else f"digits-ssd --set method.name={path.stem}:METHOD"
+    )
     # A module is looked for in the working folder.
-    there = f"cd {path.parent} && " if options.what == "method" and path.parent != Path() else ""
+    there = (
+        f"cd {shlex.quote(str(path.parent))} && "
+        if options.what == "method" and path.parent != Path()
+        else ""
+    )
     print(f"{path}\nrun it: {there}atoll run {how}")  # noqa: T201
     return 0
 

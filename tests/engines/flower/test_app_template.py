@@ -81,12 +81,13 @@ def test_a_second_app_does_not_overwrite_the_first(tmp_path, capsys):
         (("--sites", "2"), ""),
         ((), ' local --federation-config "num-supernodes=10"'),
         (("--set", "partition.kind=natural"), ' local --federation-config "num-supernodes=CLIENTS"'),
+        (("--set", "partition.kind=centralised"), ' local --federation-config "num-supernodes=1"'),
     ],
 )
 def test_the_command_says_how_to_run_the_app(tmp_path, capsys, settings, nodes):
-    app = tmp_path / "app"
+    app = tmp_path / "my app"
     assert main(["federate", "init", str(app), "--recipe", "digits-ssd", *settings]) == 0
-    assert f"flwr run {app}{nodes} --stream" in capsys.readouterr().out
+    assert f"flwr run '{app}'{nodes} --stream" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(

@@ -6,6 +6,7 @@ The ServerApp and the ClientApp that it names are part of Atoll (`atoll.engines.
 from __future__ import annotations
 
 import re
+import shlex
 import warnings
 from collections.abc import Sequence
 from pathlib import Path
@@ -97,10 +98,11 @@ def write_app(
     }
     write_whole(folder / RECIPE, text.encode())
     write_whole(folder / APP, tomli_w.dumps(app).encode())
-    clients = "CLIENTS" if recipe.partition.kind == "natural" else recipe.partition.clients
+    known = {"natural": "CLIENTS", "centralised": 1}
+    clients = known.get(recipe.partition.kind, recipe.partition.clients)
     # Without its name, the run would go to the SuperLink of real sites, once that is Flower's default.
     nodes = "" if sites else f' local --federation-config "num-supernodes={clients}"'
-    return f"flwr run {folder}{nodes} --stream"
+    return f"flwr run {shlex.quote(str(folder))}{nodes} --stream"
 
 
 def _check_coordinators_files(sites: int, images: Path | None, keys: Path | None) -> None:
