@@ -28,10 +28,11 @@ class Everything(atoll.Callback):
 
 class OnlyTheEnd:  # of no class of Atoll's, with one hook
     def __init__(self) -> None:
-        self.accuracy = None
+        self.accuracy = self.width = None
 
     def end(self, run):
         self.accuracy = run.results["knn/accuracy"]
+        self.width = run.encoder().dim  # the run that `simulate` returns
 
 
 def test_hooks_are_called_in_order_and_none_is_mandatory(tmp_path: Path) -> None:
@@ -44,7 +45,7 @@ def test_hooks_are_called_in_order_and_none_is_mandatory(tmp_path: Path) -> None
         ("round", 2, losses[1]),
         ("end", True),
     ]
-    assert last.accuracy == run.results["knn/accuracy"]
+    assert (last.accuracy, last.width) == (run.results["knn/accuracy"], run.encoder().dim)
 
 
 def test_a_resumed_run_calls_the_hooks_of_its_remaining_rounds(tmp_path: Path) -> None:

@@ -86,7 +86,7 @@ def delete_unless_same(run: Run, recipe: Recipe, partition: Partition) -> None:
         shutil.rmtree(run.folder)
 
 
-def is_done(run: Run, recipe: Recipe) -> bool:
+def _is_done(run: Run, recipe: Recipe) -> bool:
     """Whether the run is complete: the last round is evaluated, and its encoder is saved."""
     record = run.results if run.exists() else {}
     if not record or not run.partition_path.is_file():
@@ -106,14 +106,11 @@ def is_done(run: Run, recipe: Recipe) -> bool:
     return False
 
 
-def has_finished(run: Run, recipe: Recipe, asked_more: bool) -> bool:
-    """Whether nothing is left of a run to do; renames it then, and warns if more was asked for, such as a log."""
-    done = is_done(run, recipe)
-    if done:
-        _rename(run, recipe)
-        if asked_more:
-            warnings.warn(f"{run.folder} had finished: --log, --reset-client change nothing", stacklevel=2)
-    return done
+def rename_finished(run: Run, recipe: Recipe, asked_more: bool) -> None:
+    """Rename a run of which nothing is left to do, and warn if more was asked for, such as a log."""
+    _rename(run, recipe)
+    if asked_more:
+        warnings.warn(f"{run.folder} had finished: --log, --reset-client change nothing", stacklevel=2)
 
 
 def _rename(run: Run, recipe: Recipe) -> None:
@@ -153,8 +150,11 @@ def check_clients(clients: Sequence[int], count: int) -> None:
         raise UserError(f"--reset-client {wrong} names no client; the run's are 0 to {count - 1}")
 
 
-def check_start(run: Run, recipe: Recipe, resume: bool, recovery: Recovery) -> None:
+def check_start(run: Run, recipe: Recipe, resume: bool, recovery: Recovery) -> bool:
     """Check that a run can start, start again or continue in a folder, before its images are loaded.
+
+    Returns:
+        Whether nothing is left to do, because the run in the folder is complete.
 
     Raises:
         UserError: It cannot; see `check_folder`.
@@ -165,8 +165,8 @@ def check_start(run: Run, recipe: Recipe, resume: bool, recovery: Recovery) -> N
         raise UserError("--restart deletes the run that --resume would continue; give one of them")
     if recovery.restart:
         _check_not_others(run)
-    else:
-        check_folder(run, recipe, resume, recovery.other_environment)
+        return False
+    return check_folder(run, recipe, resume, recovery.other_environment)
 
 
 def _check_not_others(run: Run) -> None:
@@ -179,8 +179,7 @@ def _check_not_others(run: Run) -> None:
 def cannot_continue(run: Run, recipe: Recipe) -> bool:
     """Whether a folder holds a run that this recipe, this code or this environment cannot continue."""
     try:
-        check_folder(run, recipe, resume=True)
-        if run.exists() and run.started() and not is_done(run, recipe):
+        if not check_folder(run, recipe, resume=True) and run.exists() and run.started():
             run.latest()
             for name, other in prerequisite_recipes(recipe).items():
                 check_folder(Run(run.folder / FOLDER / name), other, resume=True)
@@ -189,7 +188,7 @@ def cannot_continue(run: Run, recipe: Recipe) -> bool:
     return False
 
 
-def check_folder(run: Run, recipe: Recipe, resume: bool, other_environment: bool = False) -> None:
+def check_folder(run: Run, recipe: Recipe, resume: bool, other_environment: bool = False) -> bool:
     """Check that a run of this recipe can start or continue in a folder.
 
     Args:
@@ -198,17 +197,18 @@ def check_folder(run: Run, recipe: Recipe, resume: bool, other_environment: bool
         resume: Whether a run in the folder may be continued.
         other_environment: Whether it may be continued in another environment.
 
+    Returns:
+        Whether the run in the folder is complete: the last round is evaluated, and its encoder is saved.
+
     Raises:
         UserError: The folder contains other files, a run while ``resume`` is false, a run of another recipe, one
             of other code of the user's, an unfinished one of another environment, or one that has lost its record.
     """
     _check_not_others(run)
     if not run.exists():
-        return
-    if (
-        not run.started()
-    ):  # it failed before its first round, maybe because of the recipe: there is nothing to lose
-        return
+        return False
+    if not run.started():  # it failed before its first round, maybe because of the recipe: nothing is lost
+        return False
     if not resume:
         raise UserError(
             f"{run.folder} already holds a run; add --resume to continue it (in Python: resume=True), or choose "
@@ -220,8 +220,10 @@ def check_folder(run: Run, recipe: Recipe, resume: bool, other_environment: bool
         if run.lost_environments():
             raise UserError(missing(run.folder / ENVIRONMENT))
         _check_code(run, recipe)
-        if not is_done(run, recipe):
-            _check_environment(run, recipe)
+    done = _is_done(run, recipe)
+    if not done and not other_environment:
+        _check_environment(run, recipe)
+    return done
 
 
 def _difference(run: Run, recipe: Recipe, moved: bool = True) -> str | None:

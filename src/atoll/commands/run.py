@@ -26,15 +26,15 @@ from atoll.commands.resume import (
     check_start,
     delete_evaluation,
     delete_unless_same,
-    has_finished,
     record_environment,
+    rename_finished,
     settled,
 )
 from atoll.components.base import Trained
 from atoll.core import run_folder
 from atoll.core.errors import UserError
 from atoll.core.provenance import version
-from atoll.core.run_names import default_folder
+from atoll.core.run_names import check_name, default_folder
 from atoll.core.threads import threads
 from atoll.core.tree import save
 from atoll.engines.callbacks import Callback, Callbacks
@@ -154,8 +154,8 @@ def run_recipe(
     check_logs(log)
     recipe = _as_recipe(recipe)
     run = run_folder.Run(out or default_folder(recipe.name, recipe.seed))
-    check_start(run, recipe, resume, recovery)
-    if resume and has_finished(run, recipe, bool(log or recovery.reset_clients)):
+    if check_start(run, recipe, resume, recovery):
+        rename_finished(run, recipe, bool(log or recovery.reset_clients))
         return run
     prepared = prepare(recipe, run, engine or Simulation(), recovery.restart)
     check_clients(recovery.reset_clients, prepared.federation.setting.num_clients)
@@ -234,11 +234,12 @@ def _execute(
                 RunContext(federation, run, evaluator, trained, followers, recovery.reset_clients)
             )
             _finish(prepared, evaluator, server)
-            followers.end(run)
+            followers.end(Run(run.folder, recipe))
 
 
 def _as_recipe(recipe: Recipe | Mapping[str, Any] | str | Path) -> Recipe:
     if isinstance(recipe, Recipe):
+        check_name(recipe.name)
         return recipe
     if isinstance(recipe, Mapping):
         return make_recipe(recipe)
@@ -253,16 +254,18 @@ def _as_recipe(recipe: Recipe | Mapping[str, Any] | str | Path) -> Recipe:
 def _start(prepared: PreparedRun) -> None:
     """Write the complete recipe and the partition, before the first round."""
     run, partition = prepared.run, prepared.federation.partition
-    if not run.started():
+    begins = not run.started()
+    if begins:
         run.reset()
         for other in prepared.prerequisites.values():
             delete_unless_same(other.run, other.recipe, other.federation.partition)
-    if not run.exists():  # before any other file, so that the folder holds a run if this process is killed
+        # Before any other file, so that the folder holds a run if this process is killed.
         run.write("recipe.toml", prepared.recipe.to_toml())
     check_inputs(run, prepared.recipe, prepared.federation)
     record_environment(run, prepared.recipe, prepared.federation.device)  # which the evaluation lists, too
     delete_evaluation(run, prepared.recipe)
-    run.write("recipe.toml", prepared.recipe.to_toml())
+    if not begins:
+        run.write("recipe.toml", prepared.recipe.to_toml())
     if not run.partition_path.is_file():
         run.write("partition.json", partition.to_json())
     images = prepared.federation.images
