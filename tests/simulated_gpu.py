@@ -35,6 +35,7 @@ DRAWS = {
     "rand", "randn", "randint", "randperm", "bernoulli", "bernoulli_", "normal", "normal_", "uniform_",
     "multinomial", "native_dropout", "rand_like", "randn_like", "randint_like", "random_",
 }  # fmt: skip
+BESIDE = {"scalar_tensor", "ones", "zeros"}  # which C++ code makes beside tensors
 MOVES = {"_to_copy", "copy_", "_foreach_copy_"}
 
 
@@ -85,7 +86,9 @@ def run(func, args, kwargs):
     _mapped(tensors.append, (args, kwargs))
     there = [tensor for tensor in tensors if isinstance(tensor, OnDevice)]
     asked = kwargs.get("device")
-    inside = bool(there) if asked is None else torch.device(asked).type == NAME
+    inside = (
+        bool(there) if asked is None else torch.device(asked).type == NAME or _takes_after(name, asked, there)
+    )
     if there or inside:  # not for what is asked for on PyTorch's "meta" device
         kwargs = {**kwargs, **({} if asked is None else {"device": torch.device("cpu")})}
     if name == "copy_":
@@ -104,6 +107,11 @@ def run(func, args, kwargs):
         id(tensor.held): tensor for tensor in there
     }  # an operation in place gives back what it was given
     return _mapped(lambda tensor: known[id(tensor)] if id(tensor) in known else OnDevice(tensor), made)
+
+
+def _takes_after(name: str, asked: Any, there: list[Tensor]) -> bool:
+    """Whether C++ code makes a tensor beside those of `tests.simulated_cuda`, which it takes for meta tensors."""
+    return NAME == "cuda" and torch.device(asked).type == "meta" and (bool(there) or name in BESIDE)
 
 
 def _mapped(change: Callable[[Tensor], Any], values: Any) -> Any:

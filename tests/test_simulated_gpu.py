@@ -1,4 +1,7 @@
-"""Every method on a device that is not the CPU: same numbers, nothing on the wrong device, no waiting in a step."""
+"""Every method on a device that is not the CPU: same numbers, nothing on the wrong device, no waiting in a step.
+
+Whole runs, on a device that is CUDA's by name.
+"""
 
 import json
 import os
@@ -105,6 +108,23 @@ def test_the_device_is_strict(played):
     program = "from tests.simulated_gpu import install, rules; install(); rules()"
     checked = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
     assert checked.returncode == 0, checked.stderr
+
+
+def test_whole_runs_work_on_a_device_that_is_cudas():
+    """With the branches of the code that are for CUDA alone: fused optimisers, a thread that trains, stacks."""
+    program = subprocess.run(
+        [sys.executable, "-m", "tests.simulated_cuda"],
+        env={**os.environ, "OMP_NUM_THREADS": "1"}, capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert program.returncode == 0, program.stderr
+    told = json.loads(program.stdout.splitlines()[-1])
+    for name, (here, there) in told["runs"].items():
+        assert here.keys() == there.keys(), name
+        assert there["losses"] == pytest.approx(here["losses"], rel=1e-4), name
+        assert there["knn/accuracy"] == pytest.approx(here["knn/accuracy"], abs=0.03), name
+    assert told["workers"] == ["cuda"]
+    assert told["worker"] == "cuda"
+    assert told["timed"] == 5
 
 
 @pytest.mark.parametrize("name", sorted(METHODS))

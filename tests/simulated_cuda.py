@@ -1,0 +1,159 @@
+"""The simulated GPU under the name ``cuda:0``, for what a program does if its device is CUDA's.
+
+Python code sees a CUDA device, and PyTorch's Python code for it runs (names of devices, current device, generators,
+fused optimisers); below it nothing is asked of a driver. PyTorch's C++ code takes the tensors for "meta" ones, so
+autocast does not reach them.
+
+    python -m tests.simulated_cuda     # one line of JSON
+"""
+
+from __future__ import annotations
+
+import json
+import tempfile
+import threading
+from pathlib import Path
+from unittest.mock import patch
+
+import torch
+from torch import Tensor
+
+from tests import simulated_gpu
+from tests.simulated_gpu import run
+
+CUDA = torch.device("cuda", 0)
+
+
+class OnCuda(Tensor):
+    """A tensor on the simulated device."""
+
+    device = property(lambda self: CUDA)
+    is_cuda = property(lambda self: True)
+    is_meta = property(lambda self: False)
+    data = property(lambda self: self.detach(), lambda self, other: setattr(self, "held", other.held))
+    __torch_function__ = torch._C._disabled_torch_function_impl
+
+    @staticmethod
+    def __new__(cls, held: Tensor) -> OnCuda:
+        made = Tensor._make_wrapper_subclass(
+            cls,
+            held.size(),
+            strides=held.stride(),
+            storage_offset=held.storage_offset(),
+            dtype=held.dtype,
+            device="meta",
+            requires_grad=held.requires_grad,
+        )
+        made.held = held
+        return made
+
+    @classmethod
+    def __torch_dispatch__(cls, func, types, args=(), kwargs=None):
+        return run(func, args, kwargs or {})
+
+    def __deepcopy__(self, memo):
+        made = OnCuda(self.held.detach().clone())
+        return torch.nn.Parameter(made, self.requires_grad) if hasattr(self, "_is_param") else made
+
+    def data_ptr(self):
+        return self.held.data_ptr()
+
+    def get_device(self):
+        return 0
+
+    def tolist(self):
+        return self.held.tolist()
+
+    def numpy(self, *, force=False):
+        raise TypeError("can't convert a tensor of the device to numpy; use Tensor.cpu() first")
+
+
+def install() -> None:
+    """Give this process a GPU, for good."""
+    simulated_gpu.OnDevice, simulated_gpu.NAME = OnCuda, "cuda"
+    below = {
+        "_cuda_getDeviceCount": lambda: 1,
+        "_cuda_getDevice": lambda: 0,
+        "_cuda_setDevice": [0].index,
+        "_cuda_synchronize": lambda: None,
+        "_cuda_memoryStats": lambda device: {"allocated_bytes": {"all": {"peak": 1}}},
+    }
+    for name, function in below.items():
+        setattr(torch._C, name, function)
+    torch.cuda.is_available = lambda: True
+    torch.cuda.is_bf16_supported = lambda *args: True
+    torch.cuda.get_device_name = lambda device: f"GPU {torch.cuda._utils._get_device_index(device, True)}"
+    torch.cuda._exchange_device = torch.cuda._maybe_exchange_device = lambda index: 0
+    torch.cuda._check_stray_context = lambda index: None
+    torch.cuda._initialized, torch.cuda.default_generators = True, (torch.Generator(),)
+    for name in ("_accelerator_graph_capture_health_check", "_cuda_graph_capture_health_check"):
+        setattr(torch.optim.Optimizer, name, lambda self: None)
+    torch.__future__.set_swap_module_params_on_conversion(True)
+    Tensor.to, Tensor.cpu = _to, lambda self: self.to(torch.device("cpu"))
+    begin = threading.Thread.run
+
+    def begun(thread):
+        with simulated_gpu.Device():
+            begin(thread)
+
+    threading.Thread.run = begun
+
+
+def _to(self, *args, _to=Tensor.to, **kwargs):
+    """`Tensor.to`, whose C++ code asks the driver for the number of a device without one."""
+    if args and isinstance(args[0], Tensor):
+        args = (args[0].device, args[0].dtype, *args[1:])
+    if args and isinstance(args[0], str | torch.device):
+        args = (CUDA if torch.device(args[0]).type == "cuda" else torch.device(args[0]), *args[1:])
+    return _to(self, *args, **kwargs)
+
+
+RUNS = {
+    "momentum": ("method.name=fed_byol", "train.keep_optimizer=true"),
+    "adam": ("train.optimizer=adam", "train.lr=0.001", "train.keep_optimizer=true"),
+    "late gradients": ("method.name=fed_dino", "options.dino.horizon=2"),
+    "stack": ("method.name=fed_simclr", "engine.stack=2"),
+    "less memory": ("train.checkpoint_gradients=true", "train.accumulate=2"),
+    "evaluation": ("evaluation.at_end=['knn', 'probe', 'finetune-10', 'geometry']", "evaluation.every=1"),
+}
+
+
+def results(settings: tuple[str, ...], device: str) -> dict:
+    """The losses of a run that is extended by a round, and its last evaluation."""
+    from atoll.commands.run import run_recipe
+    from tests.harness import tiny
+
+    settings = (*settings, "data.limit=80", "partition.clients=2", f"engine.device={device}")
+    with tempfile.TemporaryDirectory() as folder:
+        run_recipe(tiny(*settings, "train.rounds=1"), Path(folder) / "run")
+        found = run_recipe(tiny(*settings, "train.rounds=2"), Path(folder) / "run", resume=True)
+        accuracy = {k: v for k, v in found.read_json("evaluation.json").items() if k.endswith("accuracy")}
+        return {
+            "losses": [line["loss"] for line in found.metrics[1:]],
+            **accuracy,
+        }
+
+
+def main() -> None:
+    """Run here and there."""
+    from atoll.commands.bench import recommend
+    from atoll.commands.cost import estimate
+    from atoll.engines.executors import _executor
+    from tests.harness import tiny
+
+    torch.set_num_threads(1)
+    told = {name: [results(settings, "cpu")] for name, settings in RUNS.items()}
+    install()
+    with simulated_gpu.Device(), tempfile.TemporaryDirectory() as folder:
+        for name, settings in RUNS.items():
+            told[name].append(results(settings, "auto"))
+        (cost,) = estimate(tiny(), warm=1, timed=1)
+        timed = recommend(tiny(), warm=1, timed=1).row_count
+        with patch("cloudpickle.loads", lambda recipe: recipe):
+            worker = _executor(tiny(), "cuda", Path(folder))
+        more = {"workers": cost.workers, "timed": timed, "worker": str(worker._federation.device)}
+    print(json.dumps({"runs": told, **more}))
+
+
+if __name__ == "__main__":
+    main()
