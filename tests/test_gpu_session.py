@@ -234,3 +234,12 @@ def test_the_bench_is_not_lost_if_the_results_cannot_be_packed(tmp_path, monkeyp
     with pytest.raises(tomllib.TOMLDecodeError):
         program.pack(session, out)
     assert (out / "bench.json").is_file()
+
+
+def test_the_seconds_count_from_the_start_of_the_script(tmp_path):
+    """Imports from a cold disk are a good part of the minute that is left after the work."""
+    program = load_program()
+    early, late = (program.end(time.time() - before, 560) - time.monotonic() for before in (30, 0))
+    assert early == pytest.approx(560 - program.PACKING - 30, abs=1)
+    assert late == pytest.approx(560 - program.PACKING, abs=1)
+    assert '--started "$started"' in SCRIPT.read_text().splitlines()[-1]
