@@ -15,7 +15,7 @@ from atoll.commands.evaluate import evaluate_run, measure_run
 from atoll.core.errors import UserError
 from atoll.core.run_folder import Run
 from atoll.data.options import DataOptions
-from atoll.models import load_encoder
+from atoll.models import ModelOptions, build_encoder, load_encoder, save_encoder
 from tests.harness import run_tiny
 
 BOTH = "evaluation.at_end=['knn','geometry']"
@@ -228,6 +228,19 @@ def test_a_file_that_is_no_encoder_says_what_it_is_and_where_one_lies(one, tmp_p
     assert "encoder.safetensors in a finished run's folder" in sentence
     assert "upgrade" not in sentence
     assert sentence.count("\n") == 1
+
+
+@pytest.mark.parametrize("format", ["pt2", "onnx", "timm"])
+def test_an_encoder_whose_images_are_unknown_gets_a_sentence(tmp_path, capsys, format):
+    """`save_encoder` takes any metadata."""
+    encoder = build_encoder(ModelOptions(encoder="resnet18", stem="standard"), channels=1, image_size=8)
+    save_encoder(tmp_path / "encoder.safetensors", encoder, {"mean": [0.5]})
+    Image.new("L", (8, 8)).save(tmp_path / "image.png")
+    for command in (["export", "--format", format], ["embed", str(tmp_path / "image.png")]):
+        command.insert(1, str(tmp_path / "encoder.safetensors"))
+        assert main([*command, "-o", str(tmp_path / "out.npz")]) == 2
+        assert "does not say the image_size, channels, std of its images" in capsys.readouterr().err
+    assert not (tmp_path / "out.npz").exists()
 
 
 def test_images_that_the_clients_did_not_hold_are_not_taken_for_theirs(one, tmp_path):

@@ -24,6 +24,7 @@ from atoll.data.folders import IMAGE_SUFFIXES, files_below, is_image
 from atoll.data.images import StoredPixels
 from atoll.evaluation.embed import embed, input_views
 from atoll.models import Encoder
+from atoll.models.encoder import input_metadata
 
 BATCH = 256
 OnCorrupt = Literal["refuse", "skip"]
@@ -31,7 +32,7 @@ OnCorrupt = Literal["refuse", "skip"]
 
 def decoding_of(encoder: Encoder) -> Decoding:
     """Decoding of image files for an encoder, from its metadata."""
-    about = encoder.metadata
+    about = input_metadata(encoder)
     # The files of older versions contain only the size.
     how = about.get("decoding", {"image_size": about["image_size"]})
     return Decoding(channels=about["channels"], **how)

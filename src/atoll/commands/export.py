@@ -19,6 +19,7 @@ from atoll.core.files import write_whole
 from atoll.core.provenance import version
 from atoll.core.run_folder import Run, check_output
 from atoll.models import Encoder, load_encoder
+from atoll.models.encoder import input_metadata
 from atoll.models.exported import EXTRA, INPUT, KEY, OUTPUT, is_ours
 from atoll.models.files import library_bytes
 from atoll.recipe.recipe import recipe_digest
@@ -113,7 +114,7 @@ def provenance(run: Run, model: str = "") -> dict[str, Any]:
 
 
 def _example(encoder: Encoder) -> tuple[Tensor, ...]:
-    about = encoder.metadata
+    about = input_metadata(encoder)
     return (torch.zeros(2, about["channels"], about["image_size"], about["image_size"]),)
 
 

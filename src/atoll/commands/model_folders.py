@@ -9,6 +9,7 @@ from typing import Any
 from atoll.core.errors import UserError
 from atoll.core.tensor_file import serialise
 from atoll.models import Encoder
+from atoll.models.encoder import input_metadata
 from atoll.models.exported import CONFIG, KEY, WEIGHTS
 from atoll.models.libraries import HUGGING_FACE, TIMM
 from atoll.report.formats import markdown_table
@@ -25,7 +26,7 @@ def timm_folder(encoder: Encoder) -> Files:
         UserError: The encoder is neither timm's nor a ResNet that timm has.
     """
     name = encoder.spec["encoder"]
-    about = encoder.metadata
+    about = input_metadata(encoder)
     arguments: dict[str, Any] = {"in_chans": about["channels"]}
     if name.startswith(TIMM):
         if _fixed_size(encoder):
@@ -62,7 +63,7 @@ def hugging_face_folder(encoder: Encoder) -> Files:
     Raises:
         UserError: The encoder is not one of Hugging Face's.
     """
-    name, about = encoder.spec["encoder"], encoder.metadata
+    name, about = encoder.spec["encoder"], input_metadata(encoder)
     if not name.startswith(HUGGING_FACE):
         raise UserError(
             f"the encoder {name!r} is no model of Hugging Face's transformers (hf:…); choose the format timm, "

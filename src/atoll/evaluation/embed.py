@@ -14,6 +14,7 @@ from atoll.data.images import Pixels
 from atoll.data.views.options import ViewOptions
 from atoll.data.views.views import Views, make_views
 from atoll.models import Encoder
+from atoll.models.encoder import input_metadata
 from atoll.models.norms import evaluating
 
 
@@ -78,7 +79,7 @@ def input_views(encoder: Encoder, image_size: int) -> Views:
         encoder: The encoder that `atoll.models.load_encoder` read.
         image_size: Side of the images in pixels.
     """
-    about = encoder.metadata
+    about = input_metadata(encoder)
     size, mean, std = about["image_size"], tuple(about["mean"]), tuple(about["std"])
     return make_views(
         ViewOptions(preset="none", size=size, mean=mean, std=std), image_size, about["channels"]

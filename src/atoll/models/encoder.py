@@ -47,6 +47,28 @@ class Encoder(nn.Module):
         self.load_state_dict(state)
 
 
+def input_metadata(encoder: Encoder) -> dict[str, Any]:
+    """Metadata of an encoder that says what images it takes.
+
+    Raises:
+        UserError: It does not say all of ``image_size``, ``channels``, ``mean`` and ``std``.
+
+    Example:
+        >>> from atoll.models import ModelOptions, build_encoder
+        >>> from atoll.models.encoder import input_metadata
+        >>> encoder = build_encoder(ModelOptions(encoder="resnet-narrow"), channels=1, image_size=8)
+        >>> encoder.metadata = {"image_size": 8, "channels": 1, "mean": [0.5], "std": [0.5]}
+        >>> input_metadata(encoder)["mean"]
+        [0.5]
+    """
+    if missing := [key for key in ("image_size", "channels", "mean", "std") if key not in encoder.metadata]:
+        raise UserError(
+            f"the encoder's file does not say the {', '.join(missing)} of its images; save it with them: "
+            "save_encoder(path, encoder, {'image_size': …, 'channels': …, 'mean': […], 'std': […]})"
+        )
+    return encoder.metadata
+
+
 @torch.no_grad()
 def represent_black(encoder: nn.Module, shape: tuple[int, int, int]) -> Tensor:
     """Representation of one black image (C, H, W), in eval mode; each module's mode is restored."""
