@@ -52,6 +52,13 @@ class Doubles(Net):
         return super().forward(images).double()
 
 
+class Random(Net):
+    """Forgets that dropout is for training, a mistake that nothing else shows."""
+
+    def forward(self, images):
+        return nn.functional.dropout(super().forward(images))
+
+
 class Complex(Net):
     def __init__(self, channels=1):
         super().__init__(channels)
@@ -165,6 +172,17 @@ def test_a_hugging_face_convolutional_network_is_pooled_as_it_pools_itself():
         expected = theirs(images).pooler_output
         assert torch.equal(ExternalEncoder(theirs, "convnext", (3, 32, 32))(images), expected)
     assert expected.shape == (2, 32)
+
+
+def test_a_hugging_face_model_with_a_size_for_each_axis_is_built(tmp_path):
+    config = transformers.HieraConfig(
+        embed_dim=8, depths=[1, 1], num_heads=[1, 2], query_stride=[2, 2], num_query_pool=1
+    )
+    config.save_pretrained(tmp_path)
+    encoder = build(f"hf:{tmp_path}", channels=1, size=32)
+    assert encoder(torch.zeros(2, 1, 32, 32)).shape == (2, encoder.dim)
+    assert rebuild_encoder(encoder.spec).dim == encoder.dim
+    assert input_config(f"hf:{tmp_path}", 1, None).size == 224
 
 
 def test_a_module_of_ones_own_is_called_with_what_its_signature_names():
@@ -286,6 +304,8 @@ def test_an_encoder_whose_code_cannot_be_read_is_known_by_its_text(monkeypatch):
         (f"{HERE}Nett", "has no 'Nett'"),
         (f"{HERE}Maps", r"returns a float32 tensor of shape \(1, 8, 31, 31\) for 1 image in eval"),
         (f"{HERE}Doubles", r"returns 1 row\(s\) of float64 for one image.*with \.float\(\)"),
+        (f"{HERE}Random", r"draws random numbers in eval mode.*only while self\.training"),
+        ("hf:vit_mae", "draws random numbers in eval mode.*hf:vit and model.weights"),
         (f"{HERE}Complex", "'turn' of its state is complex numbers"),
         (f"{HERE}Extra", "'_extra_state' of its state is no tensor"),
         (

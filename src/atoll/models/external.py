@@ -9,6 +9,7 @@ from __future__ import annotations
 import copy
 import hashlib
 import inspect
+import math
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -33,6 +34,7 @@ from atoll.models.libraries import (
     timm_input,
     timm_model,
 )
+from atoll.models.norms import evaluating
 
 Factory = Callable[..., nn.Module]
 _CONFIGURATIONS = (
@@ -91,6 +93,7 @@ class ExternalEncoder(Encoder):
     def _measure(self, shape: tuple[int, int, int]) -> int:
         try:
             h = represent_black(self, shape)
+            fixed = self._is_fixed(shape)
         except UserError:
             raise
         except Exception as error:  # a foreign network may raise any exception
@@ -104,7 +107,21 @@ class ExternalEncoder(Encoder):
                 f"model.encoder = {self._name!r} returns {found} for one image, and must return one row of "
                 "float32; convert its weights and its output with .float()"
             )
+        if not fixed:
+            raise UserError(
+                f"model.encoder = {self._name!r} draws random numbers in eval mode, so that an image has no fixed "
+                "representation; let it drop or mask only while self.training (for hf:vit_mae, which always masks, "
+                "set model.encoder to hf:vit and model.weights to its weights)"
+            )
         return h.shape[1]
+
+    @torch.no_grad()
+    def _is_fixed(self, shape: tuple[int, int, int]) -> bool:
+        """Whether an image has the same representation twice, in eval mode."""
+        image = torch.linspace(0, 1, math.prod(shape)).view(1, *shape)
+        with evaluating(self), torch.random.fork_rng(devices=[]):
+            first, second = self(image), self(image)
+        return torch.allclose(first, second, equal_nan=True)
 
 
 def _check_state(model: nn.Module, name: str) -> None:

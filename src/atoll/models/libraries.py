@@ -135,10 +135,11 @@ def hugging_face_model(
         made = transformers.AutoConfig.for_model(config["model_type"], **given)
     else:
         made = _hugging_face_config(name)
-    made.num_channels = channels
-    if hasattr(made, "image_size"):
-        made.image_size = size
     try:
+        made.num_channels = channels
+        if hasattr(made, "image_size"):  # some have one for each axis
+            axes = made.image_size if isinstance(made.image_size, list | tuple) else None
+            made.image_size = size if axes is None else [size] * len(axes)
         model: nn.Module = transformers.AutoModel.from_config(made)
     except Exception as error:  # transformers' models raise what their layers raise
         raise UserError(
@@ -151,6 +152,7 @@ def hugging_face_model(
 def hugging_face_input(name: str) -> InputConfig:
     """Read the configuration of the input of ``hf:NAME``; a kind of model has no mean and std."""
     size = getattr(_hugging_face_config(name), "image_size", None)
+    size = size[-1] if isinstance(size, list | tuple) and size else size
     try:
         from transformers.image_processing_base import ImageProcessingMixin
 
