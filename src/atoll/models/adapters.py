@@ -64,7 +64,7 @@ def add_adapters(encoder: Encoder, rank: int, alpha: int, targets: Sequence[str]
             not count: `torch.nn.MultiheadAttention` reads their weights and never calls them.
 
     Raises:
-        UserError: peft is not installed, or no layer matches.
+        UserError: peft is not installed, no layer matches, or one that does cannot have an adapter.
     """
     peft = require("peft", "peft", "model.lora_rank", MissingEncoderError)
     modules = dict(encoder.named_modules())
@@ -80,10 +80,27 @@ def add_adapters(encoder: Encoder, rank: int, alpha: int, targets: Sequence[str]
             f"no layer of the encoder matches model.lora_targets = {list(targets)}; its linear and convolutional "
             f"layers are {', '.join(layers[:6])}{', …' if len(layers) > 6 else ''}"
         )
+    if unfit := [name for name in chosen if not _takes_adapter(encoder, modules[name])]:
+        some = f"{', '.join(unfit[:6])}{', …' if len(unfit) > 6 else ''}"
+        raise UserError(
+            f"model.lora_targets matches {some}, which cannot have an adapter: the weights are another layer's "
+            "too, or computed (weight_norm and other parametrizations), or the convolution has groups, dilation or "
+            "another padding than zeros; name other layers"
+        )
     config = peft.LoraConfig(r=rank, lora_alpha=alpha, target_modules=chosen, lora_dropout=0.0)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", UserWarning)  # about types of models that are not transformers'
         peft.inject_adapter_in_model(config, encoder)
+
+
+def _takes_adapter(encoder: Encoder, layer: nn.Module) -> bool:
+    """Whether W + (α / r) B A can be computed beside a layer, as peft does, and then stored in its weight alone."""
+    weight = dict(layer.named_parameters(recurse=False)).get("weight")
+    owners = sum(one is weight for _, one in encoder.named_parameters(remove_duplicate=False))
+    plain = not isinstance(layer, nn.Conv2d) or (
+        layer.groups == 1 and set(layer.dilation) == {1} and layer.padding_mode == "zeros"
+    )
+    return weight is not None and owners == 1 and plain
 
 
 def is_adapter(name: str) -> bool:
