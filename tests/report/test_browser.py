@@ -200,3 +200,14 @@ def test_the_text_of_a_drawing_is_black_on_its_white(tmp_path):
       document.body.dataset.fills = [...new Set(texts.map((text) => getComputedStyle(text).fill))].join(' ');
     """
     assert 'data-fills="rgb(0, 0, 0)"' in look(page, tmp_path, then=then).dom
+
+
+def test_a_round_that_one_seed_reached_is_read_without_a_deviation(tmp_path):
+    runs = [make_run(tmp_path / f"s{seed}", seed=seed, rounds=rounds) for seed, rounds in ((0, 3), (1, 2))]
+    then = """
+      const chart = document.querySelector('[data-figure="curves"] .panel');
+      document.body.dataset.said = chart.querySelector('.readout').textContent;
+      document.body.dataset.drawn = chart.querySelector('svg').innerHTML.includes('NaN');
+    """
+    dom = look(write_report(runs, tmp_path / "report.html"), tmp_path, then=then).dom
+    assert re.search(r'data-said="round 3 ssd 0.667" data-drawn="false"', dom)

@@ -114,6 +114,12 @@ def test_the_spectrum_of_a_run_is_the_mean_of_its_models(tmp_path):
     assert trained["s"] is None
 
 
+def test_a_round_that_one_seed_reached_has_no_deviation(tmp_path):
+    runs = [make_run(tmp_path / f"s{seed}", seed=seed, rounds=rounds) for seed, rounds in ((0, 3), (1, 2))]
+    loss = drawn(*runs)["curves"][0]["series"][0]
+    assert (loss["x"], loss["s"]) == ([1, 2, 3], [0.0, 0.0, None])
+
+
 def test_a_partition_that_runs_share_is_drawn_once(tmp_path):
     runs = [make_run(tmp_path / f"{m}{s}", m, s) for m, s in (("moon", 0), ("ssd", 0), ("ssd", 1))]
     assert [partition["label"] for partition in drawn(*runs)["partitions"]] == [

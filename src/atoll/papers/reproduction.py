@@ -161,9 +161,9 @@ class Reproduction:
             ),
             *(
                 f"{column}: {UNMEASURED}, because {why}."
-                for column, why in {
+                for column, why in dict.fromkeys(
                     (column, one.missing) for row in self.rows for column, one in row.measures.items()
-                }
+                )
                 if why
             ),
         ]

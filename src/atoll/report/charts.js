@@ -57,7 +57,7 @@ function lineChart(panel, shared, height) {
           dots[i].setAttribute("cy", y(heights[k]));
         }
         if (k < 0) return null;
-        const text = number(heights[k], panel.digits) + (s ? ` ± ${number(s[k], panel.digits)}` : "");
+        const text = number(heights[k], panel.digits) + (s && s[k] !== null ? ` ± ${number(s[k], panel.digits)}` : "");
         return html("span", { title: lineName(line) }, sample(line, 20), html("span", { class: "name" }, ` ${lineName(line)}`), html("b", {}, ` ${text}`));
       });
       readout.replaceChildren(html("span", {}, `${unit} ${at}`), ...said.filter(Boolean));

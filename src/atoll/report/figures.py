@@ -69,7 +69,7 @@ def _panel(title: str, lines: Iterable[tuple[int, Sequence[Points]]], **more: An
                 "line": line,
                 "x": xs,
                 "y": [compact(found.mean) if found else None for found in spreads],
-                "s": [compact(found.std or 0.0) if found else 0 for found in spreads]
+                "s": [None if found is None or found.std is None else compact(found.std) for found in spreads]
                 if len(runs) > 1
                 else None,
             }
