@@ -211,3 +211,15 @@ def test_a_round_that_one_seed_reached_is_read_without_a_deviation(tmp_path):
     """
     dom = look(write_report(runs, tmp_path / "report.html"), tmp_path, then=then).dom
     assert re.search(r'data-said="round 3 ssd 0.667" data-drawn="false"', dom)
+
+
+@pytest.mark.parametrize(("dark", "ground"), [("false", ""), ("true", "#fffdf9")])
+def test_a_figure_that_is_saved_from_a_dark_page_has_its_ground(page, tmp_path, dark, ground):
+    then = f"""
+      window.matchMedia = () => ({{ matches: {dark} }});
+      const text = standAlone(document.querySelector('[data-figure="curves"] svg[role]'));
+      const made = new DOMParser().parseFromString(text, 'image/svg+xml').documentElement;
+      const grounds = [...made.querySelectorAll('rect')].map((rect) => rect.getAttribute('fill'));
+      document.body.dataset.said = `${{made.tagName}} ${{made.querySelectorAll('path').length}} ${{grounds}}`;
+    """
+    assert f'data-said="svg 3 {ground}"' in look(page, tmp_path, then=then).dom

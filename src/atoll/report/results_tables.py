@@ -118,8 +118,8 @@ def _meaning_of_bold(seeded: bool) -> str:
 def same_protocol(results: Iterable[Mapping[str, Any]], metric: Metric) -> bool:
     """Whether all results that have a metric have it under the same constants, so that they can be compared."""
     protocol = metric.key.partition("/")[0]
-    found = {repr(_settings(result).get(protocol)) for result in results if metric.key in result}
-    return len(found) <= 1
+    found = [_settings(result).get(protocol) for result in results if metric.key in result]
+    return all(one == found[0] for one in found)
 
 
 def _settings(result: Mapping[str, Any]) -> dict[str, dict[str, Any]]:

@@ -10,6 +10,11 @@ function standAlone(picture) {
     for (const key of STYLES) made.setAttribute(key, style.getPropertyValue(key));
     made.removeAttribute("class");
   });
+  // Light colours of a dark page need its dark ground.
+  if (matchMedia("(prefers-color-scheme: dark)").matches) {
+    const ground = getComputedStyle(document.documentElement).getPropertyValue("--card");
+    copy.prepend(svg("rect", { width: "100%", height: "100%", fill: ground }));
+  }
   copy.setAttribute("xmlns", "http://www.w3.org/2000/svg");
   return new XMLSerializer().serializeToString(copy);
 }
