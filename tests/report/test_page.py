@@ -11,6 +11,7 @@ import pytest
 from atoll.commands.report import report_runs
 from atoll.core.errors import UserError
 from atoll.report import write_report
+from atoll.report.reproduction import section
 from tests.harness import run_tiny
 from tests.report.pages import Page
 from tests.report.run_folders import CLASSES, evaluation, make_run
@@ -455,3 +456,12 @@ def test_the_page_says_whether_sites_took_part(tmp_path):
     assert "<dt>Federation</dt><dd>simulation</dd>" in write_report([folder], tmp_path / "r.html").read_text()
     (folder / "sites.json").write_text("{}")
     assert "<dt>Federation</dt><dd>real sites</dd>" in write_report([folder], tmp_path / "r.html").read_text()
+
+
+def test_what_failed_is_said_without_the_folders_of_this_machine(tmp_path):
+    why = {"ssd-seed1": "SSD, seed 1: cannot write /home/me/runs/metrics.jsonl: no space left"}
+    record = {"title": "Mine", "rows": [{"label": "row", "values": {}}], "changed": {}, "published": False}
+    table = section({**record, "failures": why, "notes": []})
+    path = write_report([make_run(tmp_path / "run")], tmp_path / "report.html", why.values(), table)
+    assert path.read_text().count("SSD, seed 1: cannot write …/metrics.jsonl: no space left") == 2
+    assert "/home/me" not in path.read_text()

@@ -237,7 +237,7 @@ def _notices(runs: Sequence[Folder], failures: Iterable[str]) -> Html:
         if run.metrics and "start" in run.metrics[0]
     )
     notices = [Html(tag("p", note, class_="note")) for note in notes if note]
-    missing = [*failures, *(sentence for run in runs for sentence in run.missing)]
+    missing = [*map(without_folders, failures), *(sentence for run in runs for sentence in run.missing)]
     if missing:
         notices.append(
             tag("div", tag("p", "Parts of this page are missing."), bullets(missing), class_="note")

@@ -10,6 +10,7 @@ from atoll.report.formats import markdown_table
 from atoll.report.html import Html, bullets, join, table, tag
 from atoll.report.numbers import UNMEASURED, mean_std
 from atoll.report.terminal import terminal_table
+from atoll.report.wording import without_folders
 
 
 def cells(record: dict[str, Any]) -> tuple[list[str], list[list[str]]]:
@@ -77,7 +78,7 @@ def section(record: dict[str, Any]) -> Html:
     header, rows = cells(record)
     alarm = warning(record)
     above = [tag("p", tag("strong", alarm.rstrip(":") + "."), class_="note")] if alarm else []
-    below = bullets(remarks(record)[1 if alarm else 0 :])
+    below = bullets([without_folders(line) for line in remarks(record)[1 if alarm else 0 :]])
     return join([*above, *_figure(record), table(record["title"], header, rows), below])
 
 
