@@ -212,3 +212,14 @@ def test_a_run_that_measured_no_angles_has_no_boxes(folder, tmp_path):
     job = find_table(str(folder / "mine.toml"), ["plain-few"])
     results = Results(job.table, job.rows, {"plain-few": [Run(tmp_path)]}, {})
     assert figure_data(Figure("", (Panel("boxes"),)), results)["panels"] == []
+
+
+def test_much_traffic_is_said_without_an_exponent(folder, tmp_path):
+    (tmp_path / "recipe.toml").write_text("")
+    lines = [{"round": 1, "bytes_up": 9e9, "bytes_down": 3.3456e9, "evaluation": {"knn/accuracy": 0.5}}]
+    (tmp_path / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    job = find_table(str(folder / "mine.toml"), ["plain-few"])
+    panel = Panel("curves", x="MB", y="evaluation:knn/accuracy", targets=(0.5,))
+    results = Results(job.table, job.rows, {"plain-few": [Run(tmp_path)]}, {})
+    (drawn,) = figure_data(Figure("", (panel,)), results)["panels"]
+    assert drawn["remarks"] == ["FedAlignUniform, 2 clients reaches 0.5: 12,350 MB"]

@@ -150,10 +150,15 @@ def _curves(panel: Panel, rows: Sequence[Row], results: Results) -> list[Drawn]:
         for target in panel.targets:
             places = [_first(curve, target / panel.times) for curve in curves]
             known = [place for place in places if place is not None]
-            words = ", ".join(f"{place:,.4g}" for place in known) + f" {panel.x}" if known else "not reached"
+            words = ", ".join(map(_four_digits, known)) + f" {panel.x}" if known else "not reached"
             missed = f" ({len(places) - len(known)} of {len(places)} runs do not reach it)" if known else ""
             reached.append(f"{label} reaches {target:g}: {words}{missed if len(known) < len(places) else ''}")
     return [_frame(panel, "lines", series=series, levels=[], remarks=reached)] if series else []
+
+
+def _four_digits(place: float) -> str:
+    """Round to four digits, without an exponent."""
+    return f"{float(f'{place:.4g}'):,.15g}"
 
 
 def _first(curve: Mapping[float, float], target: float) -> float | None:
