@@ -7,6 +7,7 @@ import re
 import shlex
 import subprocess
 from collections import Counter
+from pathlib import Path
 
 import pytest
 
@@ -59,6 +60,16 @@ def test_a_recipes_value_as_an_option_names_set(
     with pytest.raises(SystemExit):
         main(["run", "digits-ssd", argument])
     assert capsys.readouterr().err.endswith(hint)
+
+
+@pytest.mark.parametrize("command", ["compare", "reproduce"])
+def test_a_seed_is_no_number_of_seeds(
+    command: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)  # where three seeds would train
+    with pytest.raises(SystemExit):
+        main([command, "digits-ssd", "--seed", "3"])
+    assert capsys.readouterr().err.endswith("a value of the recipe is set by --set seed=VALUE\n")
 
 
 @pytest.mark.parametrize("name", sorted(commands()))

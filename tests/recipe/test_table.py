@@ -77,11 +77,17 @@ def test_what_we_refuse_an_editor_refuses(table: dict[str, object], sentence: st
     ("setting", "sentence"),
     [
         ("options.simclr.temperature=3", "options.simclr belongs to no component"),
+        (
+            "options.simclr.temperature=3",
+            "compare RECIPE --methods NAME replaces a method without its options",
+        ),
+        ("data.path=2024", "data.path = 2024 is not a text; put it in quotes"),
+        ("train.lr=.1", "train.lr = '.1' is not a number as TOML writes it, such as 0.1"),
         ("method.terms=['pd','dsr','pd']", "names 'pd' twice"),
         ("options.simclr.temperatur=3", "did you mean 'options.simclr.temperature'"),
     ],
 )
-def test_what_a_methods_components_say(setting: str, sentence: str) -> None:
+def test_what_is_wrong_says_what_to_do(setting: str, sentence: str) -> None:
     with pytest.raises(UserError, match=sentence):
         read_table("digits-ssd", [setting])
 

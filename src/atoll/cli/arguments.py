@@ -39,7 +39,13 @@ class OverviewFormatter(HelpFormatter):
 
 
 class Parser(argparse.ArgumentParser):
-    """A parser whose paths and recipes complete to files."""
+    """A parser whose paths and recipes complete to files, and which takes no abbreviations.
+
+    ``--seed 3``, meant as in ``--set seed=3``, would ask for three ``--seeds``.
+    """
+
+    def __init__(self, *values: Any, **options: Any) -> None:
+        super().__init__(*values, **options, allow_abbrev=False)
 
     def add_argument(self, *names: Any, **options: Any) -> argparse.Action:
         """Add an argument."""

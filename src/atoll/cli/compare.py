@@ -99,7 +99,7 @@ def _compare(options: argparse.Namespace) -> int:
             named = f"{', '.join(others[:3])}{', …' * (len(others) > 3)}"
             say(
                 f"the report leaves out what else is in {options.out} ({named}); "
-                f"atoll report {options.out}/*-seed* --out all.html compares all of it"
+                f"atoll report {options.out}/*-seed* -o all.html compares all of it"
             )
     for why in compared.failures.values():
         say(why)

@@ -6,7 +6,7 @@ import argparse
 import json
 from pathlib import Path
 
-from atoll.cli.arguments import Commands, add_recipe, add_settings
+from atoll.cli.arguments import Commands, add_recipe, add_settings, path_of
 from atoll.cli.unknown import add_run_code, unknown_recipe
 
 
@@ -22,7 +22,9 @@ def _add_data(commands: Commands) -> None:
         _data, "data", "Show and draw a recipe's images, their partition and their shifts.", "digits-ssd"
     )
     add_recipe(data)
-    data.add_argument("-o", "--output", type=Path, metavar="SVG", help="the picture (default: data-NAME.svg)")
+    data.add_argument(
+        "-o", "--output", type=path_of, metavar="SVG", help="the picture (default: data-NAME.svg)"
+    )
     add_run_code(data)
     add_settings(data)
 
@@ -96,7 +98,7 @@ def _add_theory(commands: Commands) -> None:
         help="samples of each frequent class, in multiples of d (default: 1)",
     )
     theory.add_argument(
-        "--out", type=Path, default=Path("theory"), help="folder of theory.json and theory.svg"
+        "--out", type=path_of, default=Path("theory"), help="folder of theory.json and theory.svg"
     )
 
 

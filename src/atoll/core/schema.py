@@ -118,12 +118,12 @@ Share = Annotated[float, Above(0), AtMost(1)]
 Momentum = Annotated[float, AtLeast(0), AtMost(1)]  # of a moving average
 
 _TYPES: dict[Any, str] = {int: "integer", float: "number", str: "string", bool: "boolean", type(None): "null"}
-_KINDS: dict[str, tuple[tuple[type, ...], str]] = {
-    "integer": ((int,), "a whole number"),
-    "number": ((int, float), "a number"),
-    "string": ((str,), "a text"),
-    "boolean": ((bool,), "true or false"),
-    "null": ((type(None),), "unset"),
+_KINDS: dict[str, tuple[tuple[type, ...], str, str]] = {  # in Python, in words, and how to write one
+    "integer": ((int,), "a whole number", ""),
+    "number": ((int, float), "a number", " as TOML writes it, such as 0.1"),
+    "string": ((str,), "a text", "; put it in quotes (in a shell: --set 'KEY=\"VALUE\"')"),
+    "boolean": ((bool,), "true or false", ""),
+    "null": ((type(None),), "unset", ""),
 }
 _BOUNDS: dict[str, tuple[str, Callable[[Any, Any], bool]]] = {
     "exclusiveMinimum": ("above", lambda value, bound: value > bound),
@@ -253,7 +253,7 @@ def _noun(schema: Schema) -> str:
     """A value of a schema in words."""
     if "enum" in schema:
         return " or ".join(f'"{word}"' for word in schema["enum"])
-    return "a list" if schema.get("type") == "array" else _KINDS.get(schema.get("type", ""), ((), ""))[1]
+    return "a list" if schema.get("type") == "array" else _KINDS.get(schema.get("type", ""), ((), "", ""))[1]
 
 
 def _check_choice(known: Sequence[Any], value: Any, place: str, whole: Sequence[Any] | None) -> None:
@@ -312,9 +312,9 @@ def _check_list(schema: Schema, value: Any, place: str) -> None:
 
 def _check_scalar(schema: Schema, value: Any, place: str, whole: Sequence[Any] | None) -> None:
     kind = schema["type"]
-    python, noun = _KINDS[kind]
+    python, noun, how = _KINDS[kind]
     if not isinstance(value, python) or (isinstance(value, bool) and kind != "boolean"):
-        raise UserError(f"{place} = {value!r} is not {noun}")
+        raise UserError(f"{place} = {value!r} is not {noun}{how}")
     if isinstance(value, int) and not -(2**63) < value < 2**63:
         raise UserError(f"{place} has too many digits; choose a number below 2**63")
     holds = all(test(value, schema[key]) for key, (_, test) in _BOUNDS.items() if key in schema)
