@@ -79,6 +79,18 @@ def test_training_images_that_have_moved_are_searched_where_they_are(tmp_path: P
     assert main(["neighbours", str(moved.folder), "--set", "train.lr=1"]) == 2
 
 
+def test_a_page_that_cannot_be_written_is_no_error(
+    run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def refuse(*arguments: object) -> None:
+        raise UserError("cannot write report.html: Permission denied")
+
+    monkeypatch.setattr("atoll.report.write_report", refuse)
+    with pytest.warns(UserWarning, match="shown and not kept: cannot write report"):
+        assert main(["neighbours", str(run.folder), "--queries", "1"]) == 0
+    assert "Effective rank" in capsys.readouterr().out
+
+
 def test_the_page_and_the_terminal_show_them(run: Run, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["neighbours", str(run.folder), "--queries", "2", "-k", "3"]) == 0
     shown = capsys.readouterr().out

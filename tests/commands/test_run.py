@@ -1,5 +1,6 @@
 import html
 import warnings
+from dataclasses import replace
 
 import pytest
 import torch
@@ -115,6 +116,12 @@ def test_a_warm_start_warms_every_cluster(tmp_path):
         assert torch.equal(one[f"encoder.{name}"], tensor)
         assert torch.equal(other[f"encoder.{name}"], tensor)
     assert not torch.equal(one["projector.0.weight"], other["projector.0.weight"])
+
+
+def test_a_name_that_is_a_path_is_refused_in_code_too(tmp_path):
+    with pytest.raises(UserError, match="name = 'a/b' cannot name a run's folder"):
+        atoll.simulate(replace(tiny(), name="a/b"), tmp_path / "run")
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_simulates_old_keyword_still_works_with_a_warning(tmp_path):

@@ -34,6 +34,20 @@ def folder(finished, tmp_path):
     return shutil.copytree(finished, tmp_path / "run")
 
 
+@pytest.mark.parametrize("name", ["metrics.jsonl", "recipe.toml"])
+def test_a_file_that_may_not_be_read_is_named(name, folder, monkeypatch):
+    read = Path.read_bytes
+
+    def refuse(path):
+        if path.name == name:
+            raise PermissionError(13, "Permission denied")
+        return read(path)
+
+    monkeypatch.setattr(Path, "read_bytes", refuse)
+    with pytest.raises(UserError, match=rf"cannot read {folder / name}: Permission denied"):
+        run_recipe(tiny("train.rounds=3"), folder, resume=True)
+
+
 @pytest.mark.parametrize("resume", [False, True])
 def test_files_that_no_run_wrote_stay_as_they_are(tmp_path, resume):
     (tmp_path / "checkpoints").mkdir()

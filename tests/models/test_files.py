@@ -2,6 +2,7 @@ import hashlib
 import json
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 import safetensors.torch
@@ -17,6 +18,19 @@ METADATA = {"normalisation": {"mean": [0.5], "std": [0.25]}, "method": "ssd", "b
 def narrow(seed=0, **options):
     torch.manual_seed(seed)
     return build_encoder(ModelOptions(encoder="resnet-narrow", width=8, stem="strided", **options), 1, 16)
+
+
+@pytest.mark.parametrize("name", ["e.safetensors", "e.pth"])
+def test_a_file_that_may_not_be_read_is_not_called_damaged(name, tmp_path, monkeypatch):
+    path = tmp_path / name
+    path.write_bytes(b"secret")
+
+    def refuse(path, mode):
+        raise PermissionError(13, "Permission denied")
+
+    monkeypatch.setattr(Path, "open", refuse)
+    with pytest.raises(UserError, match=rf"^cannot read {path}: Permission denied$"):
+        load_weights(narrow(), path)
 
 
 @pytest.mark.parametrize("name", ["resnet-narrow", "fedquad-cnn", "fedca-cnn", "vit-tiny"])

@@ -44,8 +44,8 @@ class Parser(argparse.ArgumentParser):
     ``--seed 3``, meant as in ``--set seed=3``, would ask for three ``--seeds``.
     """
 
-    def __init__(self, *values: Any, **options: Any) -> None:
-        super().__init__(*values, **options, allow_abbrev=False)
+    def __init__(self, **options: Any) -> None:
+        super().__init__(**{**options, "allow_abbrev": False})
 
     def add_argument(self, *names: Any, **options: Any) -> argparse.Action:
         """Add an argument."""

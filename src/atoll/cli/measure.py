@@ -161,6 +161,7 @@ def _add_neighbours(commands: Commands) -> None:
 
 def _neighbours(options: argparse.Namespace) -> int:
     from atoll.cli.console import make_console
+    from atoll.commands.evaluate import keep_if_possible
     from atoll.commands.neighbours import find_neighbours
     from atoll.core.run_folder import Run
     from atoll.report import write_report
@@ -170,8 +171,13 @@ def _neighbours(options: argparse.Namespace) -> int:
     record = find_neighbours(run, options.images, options.among, options.queries, options.k, options.set)
     console = make_console()
     console.print(neighbours_lines(record))
-    report = write_report([run.folder], run.folder / "report.html")
-    console.print(f"pictures: {report}#map", highlight=False)
+    report = run.folder / "report.html"
+
+    def write() -> None:
+        write_report([run.folder], report)
+        console.print(f"pictures: {report}#map", highlight=False)
+
+    keep_if_possible(write)
     return 0
 
 

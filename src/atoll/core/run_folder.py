@@ -36,7 +36,7 @@ from atoll.core.audit_log import FILE as AUDIT
 from atoll.core.checkpoints import checkpoint_files, load_checkpoint, save_checkpoint
 from atoll.core.digests import JSON, TOML, DamagedError, open_text, seal_text
 from atoll.core.errors import UserError
-from atoll.core.files import append, disk_sentence, write_whole
+from atoll.core.files import append, disk_sentence, read_bytes, write_whole
 from atoll.core.locks import lock
 from atoll.core.metrics_lines import Metrics, Results, format_line, parse_lines
 from atoll.core.remedies import RESTART, damaged
@@ -259,11 +259,11 @@ class Run:
         """All complete lines of the metrics, one for each round, read from their file.
 
         Raises:
-            UserError: A line is damaged, or lines are missing.
+            UserError: A line is damaged, lines are missing, or the file cannot be read.
         """
         path = self.folder / "metrics.jsonl"
         try:
-            return Metrics(parse_lines(path.read_bytes()) if path.is_file() else [])
+            return Metrics(parse_lines(read_bytes(path)) if path.is_file() else [])
         except DamagedError as error:
             raise damaged(path, error) from None
 
@@ -322,7 +322,7 @@ class Run:
     def stray_files(self) -> list[str]:
         """Names of the files and folders that no run wrote, and that one would overwrite."""
         if self.exists():  # unless somebody wrote a recipe by hand, and keeps it in this folder
-            sealed = self.recipe_path.read_bytes().startswith(TOML.before)
+            sealed = read_bytes(self.recipe_path).startswith(TOML.before)
             return [] if sealed or self.started() else ["recipe.toml"]
         return [path.name for pattern in RUN_FILES for path in self.folder.glob(pattern)]
 

@@ -242,3 +242,7 @@ def _check_file(path: Path) -> None:
         raise UserError(f"{path} is a folder; name the file in it, such as {path / 'encoder.safetensors'}")
     if not path.exists():
         raise UserError(f"there is no file {path}; check the path")
+    try:  # of a file that it may not read, safetensors says that there is none
+        path.open("rb").close()
+    except OSError as error:
+        raise UserError(f"cannot read {path}: {error.strerror}") from None

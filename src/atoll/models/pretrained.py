@@ -234,5 +234,5 @@ def _shapes(path: Path) -> dict[str, Any]:
     try:
         with safetensors.safe_open(path, framework="pt") as file:
             return {name: file.get_slice(name).get_shape() for name in file.keys()}  # noqa: SIM118 (not a dict)
-    except safetensors.SafetensorError:
+    except (safetensors.SafetensorError, OSError):
         return {}  # reading the weights will say what is wrong
