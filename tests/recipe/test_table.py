@@ -81,6 +81,7 @@ def test_what_we_refuse_an_editor_refuses(table: dict[str, object], sentence: st
             "options.simclr.temperature=3",
             "compare RECIPE --methods NAME replaces a method without its options",
         ),
+        ("train.milestones=[60,80]", "each must be above 0 and below 1 .a share of the rounds, not a round"),
         ("data.path=2024", "data.path = 2024 is not a text; put it in quotes"),
         ("train.lr=.1", "train.lr = '.1' is not a number as TOML writes it, such as 0.1"),
         ("method.terms=['pd','dsr','pd']", "names 'pd' twice"),

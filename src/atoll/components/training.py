@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from atoll.core.config import Options
-from atoll.core.schema import Above, AtLeast, AtMost, Below, Count, Infinite, Positive, Share, Whole
+from atoll.core.schema import Above, AtLeast, AtMost, Below, Infinite, Positive, Share, Whole
 
 Bound = Annotated[float, Above(0), Infinite()]
 
@@ -78,7 +78,10 @@ class TrainOptions(Options, section="train"):
     momentum: Annotated[float, AtLeast(0), Below(1)] = 0.9
     weight_decay: Annotated[float, AtLeast(0)] = 1e-4
     schedule: Literal["constant", "cosine", "step"] = "constant"
-    milestones: tuple[float, ...] = (0.6, 0.8)
+    milestones: tuple[Annotated[float, Above(0), Below(1, "a share of the rounds, not a round")], ...] = (
+        0.6,
+        0.8,
+    )
     decay: Positive = 0.1
     keep_optimizer: bool = False
     views_batch: Literal["separate", "joint"] = "separate"
@@ -86,7 +89,7 @@ class TrainOptions(Options, section="train"):
     amp: bool = True
     checkpoint_gradients: bool = False
     compile: bool = False
-    accumulate: Count = 1
+    accumulate: Annotated[int, Above(0), AtMost(2**31 - 1)] = 1
     norm_factor: Bound = 10.0
     first_norm: Bound = 1000.0
     max_share: Share = 1.0
