@@ -25,8 +25,20 @@ class Indexed(nn.Module):
         return self.norm(self.conv(images)).mean((2, 3)) + self.table(self.index).mean(0)
 
 
-def indexed(*settings):
-    named = (f"model.encoder={__name__}:Indexed", "views.mean=[0.5]", "views.std=[0.5]")
+class Tied(nn.Module):
+    """Two layers hold one weight."""
+
+    def __init__(self, channels: int = 1) -> None:
+        super().__init__()
+        self.conv, self.first, self.second = nn.Conv2d(channels, 8, 3), nn.Linear(8, 8), nn.Linear(8, 8)
+        self.second.weight = self.first.weight
+
+    def forward(self, images: torch.Tensor) -> torch.Tensor:
+        return self.second(self.first(self.conv(images).mean((2, 3))).relu())
+
+
+def indexed(*settings, network="Indexed"):
+    named = (f"model.encoder={__name__}:{network}", "views.mean=[0.5]", "views.std=[0.5]")
     return Rounds("method.name=fed_simclr", *named, *settings)
 
 
@@ -73,3 +85,14 @@ def test_a_counter_of_an_encoders_own_begins_each_round_with_its_initial_value(s
         kept = states[0]
         assert kept is None or steps not in kept.get("personal", {})
         assert not rounds.server.run_round(Fixed(updates)).refused
+
+
+@pytest.mark.parametrize("layer", ["first", "second"])
+def test_a_tied_weight_is_shared_or_frozen_under_both_its_names(layer):
+    """Shared under one of them, the client's own under the other replaced it."""
+    both = {f"encoder.model.{name}.weight" for name in ("first", "second")}
+    name = f"encoder.model.{layer}.weight"
+    shared, _ = indexed(f"method.share=['{name}']", network="Tied").train(0)
+    assert shared["weights"].keys() == both
+    frozen, _ = indexed(f"model.freeze=['{name}']", network="Tied").train(0)
+    assert not frozen["weights"].keys() & both

@@ -20,12 +20,13 @@ def update_names(method: Method, train: TrainOptions, networks: nn.ModuleDict) -
 
 def travelling_names(method: Method, networks: nn.ModuleDict) -> set[str]:
     """Names of the weights that server and clients exchange: not frozen, and shared by ``method.share``."""
-    names = networks.state_dict().keys() - frozen_names(networks)
-    return (
-        names
-        if method.share is None
-        else names & matching(networks.state_dict(), method.share, "method.share")
-    )
+    state = networks.state_dict(keep_vars=True)
+    names = state.keys() - frozen_names(networks)
+    if method.share is None:
+        return names
+    shared = matching(state, method.share, "method.share")
+    held = {id(state[name]) for name in shared}  # two layers may hold one weight, under two names
+    return names & {name for name, weight in state.items() if id(weight) in held}
 
 
 def personal_names(method: Method, networks: nn.ModuleDict) -> set[str]:

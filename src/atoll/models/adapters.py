@@ -146,8 +146,9 @@ def freeze(networks: nn.ModuleDict, options: ModelOptions) -> None:
         UserError: A pattern matches no weight, or nothing would train.
     """
     patterns = options.freeze or (("encoder.*",) if options.lora_rank else ())
-    names = matching((name for name, _ in networks.named_parameters()), patterns, "model.freeze")
-    for name, weight in networks.named_parameters():
+    weights = dict(networks.named_parameters(remove_duplicate=False))  # a tied weight has two names
+    names = matching(weights, patterns, "model.freeze")
+    for name, weight in weights.items():
         if name in names and not is_adapter(name):
             weight.requires_grad_(False)
     if not any(weight.requires_grad for weight in networks.parameters()):
