@@ -98,6 +98,19 @@ def _box(*box: float) -> Change:
             "names the image 9, which is not listed",
         ),
         (lambda tables: tables["images"][1].update(id=100), "two images have the same id"),
+        (lambda tables: tables["annotations"][5].update(bbox=[None, 1, 2, 3]), "has the box .None, 1, 2, 3"),
+        (lambda tables: tables["annotations"][5].update(bbox=["1", 1, 2, 3]), "has the box .'1', 1, 2, 3"),
+        (
+            lambda tables: tables["annotations"][5].update(image_id=[1]),
+            r"names the image \[1\], which is not",
+        ),
+        (lambda tables: tables["annotations"][5].update(iscrowd="no"), "iscrowd 'no', which must be numbers"),
+        (
+            lambda tables: tables["annotations"][5].update(area="big"),
+            "the area 'big' and iscrowd 0, which must",
+        ),
+        (lambda tables: tables["images"][1].update(width=None), r"has the size \(None, 96\)"),
+        (lambda tables: tables["categories"][0].update(id="cat"), "ids of categories are whole numbers"),
     ],
 )
 def test_annotations_that_cannot_be_right_are_refused(tmp_path: Path, change: Change, sentence: str) -> None:

@@ -51,6 +51,23 @@ def test_a_missing_column_is_named(tmp_path: Path) -> None:
         read_parquet_objects(tmp_path, "train")
 
 
+def test_objects_may_be_a_struct_each_or_none_at_all(tmp_path: Path) -> None:
+    path = write_parquet(tmp_path) / "train.parquet"
+    expected = read_parquet_objects(tmp_path, "train")
+    table = pq.read_table(path)
+    place = table.column_names.index("objects")
+    rows = [
+        [dict(zip(row, values, strict=True)) for values in zip(*row.values(), strict=True)]
+        for row in table.column("objects").to_pylist()
+    ]
+    pq.write_table(table.set_column(place, "objects", [[*rows[:2], None, *rows[3:]]]), path)
+    data = read_parquet_objects(tmp_path, "train")
+    assert data is not None
+    assert expected is not None
+    assert [len(data.objects(row)) for row in range(4)] == [2, 2, 0, 2]
+    assert data.target(3, masks=False)["boxes"].equal(expected.target(3, masks=False)["boxes"])
+
+
 def test_lists_of_unlike_lengths_are_refused(tmp_path: Path) -> None:
     path = write_parquet(tmp_path) / "train.parquet"
     table = pq.read_table(path)

@@ -46,7 +46,10 @@ def read_coco(root: Path, split: str) -> DetectionSet | None:
             f"{path} lists the image {missing}, and {folder} does not hold it; images belong into one of "
             f"{', '.join(str(folder) for folder in folders)}"
         )
-    classes = {int(one["id"]): str(one["name"]) for one in tables["categories"]}
+    try:
+        classes = {int(one["id"]): str(one["name"]) for one in tables["categories"]}
+    except (TypeError, ValueError) as error:
+        raise UserError(f"{path}: ids of categories are whole numbers ({error})") from None
     images = [{key: one[key] for key in ("id", "width", "height", "file_name")} for one in tables["images"]]
     return make_detection_set(FileRecords(folder, names), images, tables["annotations"], classes, str(path))
 

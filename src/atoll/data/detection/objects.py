@@ -7,7 +7,8 @@ Reference:
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+import math
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
@@ -162,16 +163,25 @@ def make_detection_set(
         UserError: There are no objects, two images have one id, or an object names an unknown image or category,
             or has no box or one outside its image.
     """
+    for image in images:
+        sides = image["width"], image["height"]
+        if not isinstance(image["id"], int | str) or not all(
+            isinstance(one, int) and one > 0 for one in sides
+        ):
+            raise UserError(
+                f"{name}: the image {image['id']!r} has the size {sides!r}; an id is a number or text, and "
+                "width and height are whole numbers of pixels"
+            )
     sizes = {image["id"]: (image["width"], image["height"]) for image in images}
     if len(sizes) < len(images):
         raise UserError(f"{name}: two images have the same id; give each image an id of its own")
     kept: list[Table] = []
     for place, given in enumerate(annotations):
-        if given["image_id"] not in sizes:
+        if not isinstance(given["image_id"], int | str) or given["image_id"] not in sizes:
             raise UserError(
                 f"{name}: annotation {place} names the image {given['image_id']!r}, which is not listed"
             )
-        if given["category_id"] not in classes:
+        if not isinstance(given["category_id"], Hashable) or given["category_id"] not in classes:
             listed = ", ".join(map(str, sorted(classes)))
             raise UserError(
                 f"{name}: annotation {place} has the unknown category {given['category_id']!r}; categories listed: "
@@ -179,12 +189,16 @@ def make_detection_set(
             )
         box = _clip(given.get("bbox"), sizes[given["image_id"]], f"{name}: annotation {place}")
         if box[2] > 0 and box[3] > 0:
-            area = given.get("area")
+            area, crowd = given.get("area"), given.get("iscrowd") or 0
+            if not _is_number(crowd) or not (area is None or _is_number(area)):
+                raise UserError(
+                    f"{name}: annotation {place} has the area {area!r} and iscrowd {crowd!r}, which must be numbers"
+                )
             own = {
                 "id": len(kept) + 1,  # pycocotools takes an annotation with the id 0 for none at all
                 "bbox": box,
                 "area": box[2] * box[3] if area is None else area,
-                "iscrowd": int(given.get("iscrowd") or 0),
+                "iscrowd": int(crowd),
             }
             kept.append({**given, **own})
     if not kept:
@@ -194,9 +208,13 @@ def make_detection_set(
     )
 
 
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and math.isfinite(value)
+
+
 def _clip(box: Any, size: tuple[int, int], where: str) -> list[float]:
     """Check that a box (x, y, width, height) is inside its image, and clip what rounding let out."""
-    if not isinstance(box, list | tuple) or len(box) != 4 or not all(np.isfinite(box)):
+    if not isinstance(box, list | tuple) or len(box) != 4 or not all(map(_is_number, box)):
         raise UserError(f"{where} has the box {box!r}; a box is [x, y, width, height] in pixels")
     x, y, width, height = map(float, box)
     left, top, right, bottom = x, y, x + width, y + height

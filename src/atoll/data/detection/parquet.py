@@ -50,12 +50,20 @@ def read_parquet_objects(root: Path, split: str) -> DetectionSet | None:
         images.append({"id": image, "width": row["width"], "height": row["height"]})
         annotations += _objects(row["objects"], image, f"row {number} of {files[0]}")
     classes = dict(enumerate(_names(schema))) or {
-        one: str(one) for one in {a["category_id"] for a in annotations}
+        one: str(one) for one in {a["category_id"] for a in annotations} - {None}
     }
     return make_detection_set(ParquetRecords(files, "image"), images, annotations, classes, str(files[0]))
 
 
-def _objects(objects: dict[str, list[Any]], image: int, where: str) -> list[dict[str, Any]]:
+def _objects(objects: Any, image: int, where: str) -> list[dict[str, Any]]:
+    if not objects:  # an image without objects
+        return []
+    if isinstance(objects, list) and all(
+        isinstance(one, dict) for one in objects
+    ):  # a struct for each object
+        objects = {key: [one.get(key) for one in objects] for key in objects[0]}
+    if not isinstance(objects, dict):
+        raise UserError(f"{where}: objects holds {objects!r}, and needs the lists bbox and category")
     known = {key: objects[key] for key in _KEYS if objects.get(key) is not None}
     if not {"bbox", "category"} <= known.keys() or len({len(values) for values in known.values()}) > 1:
         raise UserError(f"{where}: objects needs the lists bbox and category, of one length")
