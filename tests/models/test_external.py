@@ -329,6 +329,14 @@ def test_images_that_a_module_cannot_process_get_one_sentence():
         give_encoder(3, 1, 16)
 
 
+@pytest.mark.parametrize("config", [{"input_size": 224}, {"mean": 0.5}, {"std": ["a"]}, "ImageNet"])
+def test_a_configuration_in_another_form_gets_one_sentence(config):
+    module = Net()
+    module.data_config = config
+    with pytest.raises(UserError, match=r"data_config is .*it must be in timm's form"):
+        input_config(give_encoder(module, 1, 16), 1, 16)
+
+
 def test_another_output_in_train_mode_gets_one_sentence():
     encoder = build(f"{HERE}Auxiliary", channels=1, size=16)
     with pytest.raises(UserError, match=r"returns a tuple for 2 images in train mode"):

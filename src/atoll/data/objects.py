@@ -219,7 +219,14 @@ def to_image(value: Any) -> Encoded:
     if isinstance(value, Tensor):
         value = value.detach().cpu().numpy()
     if not isinstance(value, np.ndarray) or value.ndim not in (2, 3):
-        raise UserError(f"its image is a {type(value).__name__}; give Pillow's images, or arrays of pixels")
+        found = (
+            f"an array of shape {value.shape}"
+            if isinstance(value, np.ndarray)
+            else f"a {type(value).__name__}"
+        )
+        raise UserError(
+            f"its image is {found}; give Pillow's images, or arrays (H, W), (H, W, C) or (C, H, W)"
+        )
     if value.ndim == 3 and value.shape[-1] not in _CHANNELS and value.shape[0] in _CHANNELS:
         value = value.transpose(1, 2, 0)
     if 0 in value.shape:

@@ -303,10 +303,22 @@ def _own_input(source: Any, name: str, channels: int, size: int | None) -> Input
 
 
 def _configuration(source: Any) -> InputConfig | None:
+    """What a module or factory says of its input.
+
+    Raises:
+        UserError: It says it in another form than timm's.
+    """
     for attribute in _CONFIGURATIONS:
         config = getattr(source, attribute, None)
-        if config is not None:
+        if config is None:
+            continue
+        try:
             return read_config(config if isinstance(config, Mapping) else config.to_dict())
+        except (AttributeError, LookupError, TypeError, ValueError) as error:
+            raise UserError(
+                f"the encoder's {attribute} is {config!r}; it must be in timm's form, such as "
+                '{"input_size": (3, 224, 224), "mean": (0.5, 0.5, 0.5), "std": (0.5, 0.5, 0.5)}'
+            ) from error
     return None
 
 
