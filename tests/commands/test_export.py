@@ -11,6 +11,7 @@ import torch
 from PIL import Image
 
 from atoll.cli.main import main
+from atoll.commands.embed import embed_images
 from atoll.commands.evaluate import evaluate_run, measure_run
 from atoll.core.errors import UserError
 from atoll.core.run_folder import Run
@@ -241,6 +242,16 @@ def test_an_encoder_whose_images_are_unknown_gets_a_sentence(tmp_path, capsys, f
         assert main([*command, "-o", str(tmp_path / "out.npz")]) == 2
         assert "does not say the image_size, channels, std of its images" in capsys.readouterr().err
     assert not (tmp_path / "out.npz").exists()
+
+
+def test_the_images_of_a_folder_are_those_that_training_would_read(one, tmp_path):
+    for place in ("deep/a.png", ".trash/b.png", "elsewhere/c.png"):
+        (tmp_path / "images" / place).parent.mkdir(parents=True, exist_ok=True)
+        Image.new("L", (8, 8)).save(tmp_path / "images" / place)
+    (tmp_path / "images" / "elsewhere").rename(tmp_path / "elsewhere")
+    (tmp_path / "images" / "linked").symlink_to(tmp_path / "elsewhere")
+    names, h = embed_images(load_encoder(one.encoder_path), tmp_path / "images")
+    assert (names, len(h)) == (["deep/a.png", "linked/c.png"], 2)
 
 
 def test_images_that_the_clients_did_not_hold_are_not_taken_for_theirs(one, tmp_path):
