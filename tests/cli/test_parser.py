@@ -51,6 +51,7 @@ def test_an_unknown_command_or_choice_suggests_the_nearest_one(capsys: pytest.Ca
         ("--batch-size=8", "--set train.batch_size=VALUE or --set evaluation.batch_size=VALUE\n"),
         ("--name=mine", "; a value of the recipe is set by --set name=VALUE or --set method.name=VALUE\n"),
         ("--seed", "; a value of the recipe is set by --set seed=VALUE\n"),
+        ("train.rounds=3", "train.rounds=3; values of a recipe stand behind --set\n"),
         ("--nothing", "--nothing\n"),
     ],
 )

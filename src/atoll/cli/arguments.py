@@ -67,6 +67,8 @@ class Parser(argparse.ArgumentParser):
 
 
 def _how_to_set(message: str) -> str:
+    if re.match(r"unrecognized arguments: [\w.]+=", message):
+        return "; values of a recipe stand behind --set"
     found = re.match(r"unrecognized arguments: --([\w-]+)", message)
     if not found:
         return ""

@@ -52,8 +52,8 @@ def did_you_mean(name: str, known: Iterable[str]) -> str:
         "did you mean 'simclr'?"
     """
     known = sorted(known)
-    near = difflib.get_close_matches(name, known, n=1)
-    if near:
+    same = [one for one in known if one.lower() == name.lower()]
+    if near := same or difflib.get_close_matches(name, known, n=1):
         return f"did you mean {near[0]!r}?"
     if len(known) <= MOST_LISTED:
         return f"known: {', '.join(known)}"
