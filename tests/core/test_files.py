@@ -7,7 +7,7 @@ import sys
 import pytest
 
 from atoll.core.errors import UserError
-from atoll.core.files import clear_parts, content_digest, whole_file, write_whole
+from atoll.core.files import cache_folder, clear_parts, content_digest, whole_file, write_whole
 
 
 def old(path):
@@ -48,3 +48,18 @@ def test_a_damaged_note_of_a_digest_is_computed_again(tmp_path, monkeypatch):
     assert content_digest([("source", source)]) == digest
     memo.write_bytes(b"f" * 32)  # as 0.1 wrote it
     assert content_digest([("source", source)]) == digest
+
+
+def test_a_user_without_a_home_is_told_to_name_the_cache(monkeypatch):
+    pwd = pytest.importorskip("pwd")
+
+    def unknown(user):
+        raise KeyError(user)
+
+    monkeypatch.setattr(pwd, "getpwuid", unknown)
+    monkeypatch.delenv("HOME", raising=False)
+    monkeypatch.delenv("ATOLL_CACHE", raising=False)
+    with pytest.raises(UserError, match="set ATOLL_CACHE"):
+        cache_folder()
+    monkeypatch.setenv("ATOLL_CACHE", "/there")
+    assert str(cache_folder()) == "/there"

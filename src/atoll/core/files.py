@@ -23,8 +23,15 @@ _SYNC_THREADS = 16
 
 
 def cache_folder() -> Path:
-    """Path of the cache: ``$ATOLL_CACHE``, by default ``~/.cache/atoll``."""
-    return Path(os.environ.get("ATOLL_CACHE") or "~/.cache/atoll").expanduser()
+    """Path of the cache: ``$ATOLL_CACHE``, by default ``~/.cache/atoll``.
+
+    Raises:
+        UserError: The user has no home folder, as that of a container may not.
+    """
+    try:
+        return Path(os.environ.get("ATOLL_CACHE") or "~/.cache/atoll").expanduser()
+    except RuntimeError:
+        raise UserError("this user has no home folder; set ATOLL_CACHE to a folder for the cache") from None
 
 
 def content_digest(files: Sequence[tuple[str, Path]]) -> str:
