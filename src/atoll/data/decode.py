@@ -144,11 +144,8 @@ def _decoded(
             opened = _open(encoded, how.channels)
         else:
             opened = encoded
-        if (
-            (how.says_window or how.window != "fixed")
-            and isinstance(opened, Image.Image)
-            and loses_bits(opened)
-        ):
+        windowed = how.says_window or how.window != "fixed"
+        if windowed and isinstance(opened, Image.Image) and loses_bits(opened):
             raise CorruptImageError(
                 "it is colour of 16 bits, of which the upper 8 are read, so that data.window does not apply; "
                 "convert it to 8 bits or to an array (.npy)"

@@ -192,9 +192,7 @@ def make_module(source: nn.Module | Factory, name: str, channels: int, size: int
     if isinstance(source, nn.Module):
         try:
             return copy.deepcopy(source)
-        except (
-            Exception
-        ) as error:  # lazy layers without weights; tensors that hooks computed, as of weight_norm
+        except Exception as error:  # lazy layers without weights; what hooks computed, as of weight_norm
             raise UserError(
                 f"model.encoder = {name!r} cannot be copied: {first_line(error)}; give a function or class that "
                 "makes the module"
@@ -232,10 +230,8 @@ def give_encoder(source: Any, channels: int, size: int) -> Given:
         model = make_module(source, name, channels, size)
     digest = hashlib.sha256(f"{model!r}{_code_of(model, source)}".encode())
     for key, tensor in sorted(model.state_dict().items()):
-        if not isinstance(tensor, Tensor) or is_lazy(
-            tensor
-        ):  # refused when it is built; drawn from the run's seed
-            continue
+        if not isinstance(tensor, Tensor) or is_lazy(tensor):
+            continue  # refused when the encoder is built; drawn from the run's seed
         plain = tensor.detach().cpu().contiguous()
         digest.update(f"{key} {plain.dtype} {tuple(plain.shape)}".encode())
         digest.update(plain.reshape(-1).view(torch.uint8).numpy().tobytes())

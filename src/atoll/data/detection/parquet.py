@@ -58,9 +58,8 @@ def read_parquet_objects(root: Path, split: str) -> DetectionSet | None:
 def _objects(objects: Any, image: int, where: str) -> list[dict[str, Any]]:
     if not objects:  # an image without objects
         return []
-    if isinstance(objects, list) and all(
-        isinstance(one, dict) for one in objects
-    ):  # a struct for each object
+    if isinstance(objects, list) and all(isinstance(one, dict) for one in objects):
+        # A struct for each object.
         objects = {key: [one.get(key) for one in objects] for key in objects[0]}
     if not isinstance(objects, dict):
         raise UserError(f"{where}: objects holds {objects!r}, and needs the lists bbox and category")
