@@ -47,6 +47,7 @@ def part(bench):
         return {"value": name}
     yield from bench.new({name: lambda name=name: measure(name) for name in "abc"})
 
+signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's jobs in the background ignore it
 program.PARTS = {"one": program.Part(part, 60)}
 program.bench_gpu(Path(sys.argv[1]), "cpu", "test")
 """

@@ -101,7 +101,8 @@ class ExternalEncoder(Encoder):
                 f"model.encoder = {self._name!r} cannot process images of shape {shape} (channels, height, width): "
                 f"{first_line(error)}; change data.channels, data.image_size or the encoder"
             ) from error
-        if len(h) != 1 or h.dtype != torch.float32:  # autocast is off here, in training it may be on
+        # That of the heads; autocast is off here, and in training it may be on.
+        if len(h) != 1 or h.dtype != torch.get_default_dtype():
             found = f"{len(h)} row(s) of {str(h.dtype).removeprefix('torch.')}"
             raise UserError(
                 f"model.encoder = {self._name!r} returns {found} for one image, and must return one row of "
