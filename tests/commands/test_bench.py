@@ -12,7 +12,7 @@ from tests.test_every_method import NEEDS
 
 @pytest.mark.parametrize("setting", ["train.participation=0.25", "train.epochs=0", "method.name=fedema"])
 def test_a_recommendation_is_made_for_any_cohort(setting, monkeypatch, graphs):
-    monkeypatch.setattr("os.cpu_count", lambda: 1)
+    monkeypatch.setattr("os.sched_getaffinity", lambda process: {0})
     console = Console(width=200, file=io.StringIO())
     console.print(bench.recommend(tiny(setting), warm=1, timed=2))
     assert "fastest here: engine.threads=1 engine.channels_last=" in console.file.getvalue()
@@ -21,7 +21,7 @@ def test_a_recommendation_is_made_for_any_cohort(setting, monkeypatch, graphs):
 
 @pytest.mark.parametrize(("seconds", "recommended"), [(1.8, True), (1.95, False), (3.0, False)])
 def test_compiled_encoders_are_recommended_where_they_are_faster(seconds, recommended, monkeypatch):
-    monkeypatch.setattr("os.cpu_count", lambda: 1)
+    monkeypatch.setattr("os.sched_getaffinity", lambda process: {0})
 
     def time_step(recipe, warm, timed):
         return (seconds if recipe.train.compile else 2.0), 20
@@ -38,7 +38,7 @@ def test_compiled_encoders_are_recommended_where_they_are_faster(seconds, recomm
     ],
 )
 def test_the_recommendation_says_why_nothing_was_compiled(setting, reason, monkeypatch):
-    monkeypatch.setattr("os.cpu_count", lambda: 1)
+    monkeypatch.setattr("os.sched_getaffinity", lambda process: {0})
     caption = bench.recommend(tiny(setting), warm=1, timed=1).caption
     assert reason in caption
     assert "train.compile=false" in caption

@@ -68,6 +68,12 @@ def test_workers_are_spread_over_the_devices_in_turn(gpus):
     assert on(2, ()) == ["cuda", "cuda"]
 
 
+def test_workers_take_no_more_cores_than_the_process_may_use(monkeypatch):
+    monkeypatch.setattr("os.sched_getaffinity", lambda process: {1, 4, 5}, raising=False)
+    assert len(EngineOptions(device="cpu", workers=0).worker_devices(10)) == 3
+    assert len(EngineOptions(device="cpu", workers=0, threads=2).worker_devices(10)) == 1
+
+
 def test_channels_last_is_for_gpus_unless_the_recipe_says_otherwise(gpus):
     assert EngineOptions().uses_channels_last() is True
     assert EngineOptions(device="cpu").uses_channels_last() is False

@@ -101,6 +101,7 @@ def test_misspelt_key_names_the_right_one():
         ("engine.devices=['auto']", 'write engine.devices = "auto"'),
         ("engine.devices=nonsense", "engine.devices = 'nonsense' is not a list"),
         ("train", "not of the form key=value"),
+        ("seed=1\ntitle='x'", "--set seed: another key follows"),
         ("seed.deep=1", "seed"),
         ("method.terms=dsr", r"write method\.terms = \[\"dsr\"\] in a file"),
         *(

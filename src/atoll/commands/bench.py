@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import time
 from contextlib import suppress
 from dataclasses import replace
@@ -13,6 +12,7 @@ from rich.table import Table
 
 from atoll.commands.egress import stand_ins
 from atoll.core.errors import UserError
+from atoll.core.processes import num_cores
 from atoll.core.threads import threads
 from atoll.engines.client import train_client
 from atoll.engines.federation import Federation
@@ -34,7 +34,7 @@ def recommend(recipe: Recipe, warm: int = WARM, timed: int = TIMED) -> Table:
     table = Table(
         "threads", "channels_last", "compile", "ms a step", "images/s a worker", "images/s all cores"
     )
-    cores = os.cpu_count() or 1
+    cores = num_cores()
     best = (0.0, 1, False, False)
 
     def measure(count: int, channels_last: bool, compile: bool) -> int:

@@ -243,11 +243,14 @@ def setting(text: str) -> dict[str, Any]:
     if not equals or not key.strip():
         raise UserError(f"--set {text!r} is not of the form key=value, such as train.rounds=20")
     try:
-        table: Any = tomllib.loads(f"value = {value}")["value"]
+        parsed: dict[str, Any] = tomllib.loads(f"value = {value}")
     except ValueError:
-        table = value.strip()
+        parsed = {"value": value.strip()}
     except RecursionError:
         raise UserError(f"--set {key.strip()}: the value nests too deeply") from None
+    if len(parsed) > 1:
+        raise UserError(f"--set {key.strip()}: another key follows in the same text; give it one of its own")
+    table: Any = parsed["value"]
     for name in reversed(key.strip().split(".")):
         table = {name: table}
     return dict(table)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import multiprocessing
+import os
 import signal
 import sys
 from collections.abc import Iterator
@@ -12,6 +13,11 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:  # on Windows there is no ForkServerContext
     from multiprocessing.context import ForkServerContext, SpawnContext
+
+
+def num_cores() -> int:
+    """Return the number of cores that this process may use, which may be fewer than the machine has."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def process_context() -> ForkServerContext | SpawnContext:

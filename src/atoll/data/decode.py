@@ -9,7 +9,6 @@ windowed, DICOM's by the window that the file says. Arrays may have any number o
 from __future__ import annotations
 
 import io
-import os
 import struct
 import zlib
 from collections.abc import Sequence
@@ -23,6 +22,7 @@ from numpy.typing import NDArray
 from PIL import Image, ImageOps, UnidentifiedImageError
 
 from atoll.core.errors import UserError
+from atoll.core.processes import num_cores
 from atoll.core.text import error_words
 from atoll.data.arrays import ArrayError, is_array, of_pillows_types, read_array
 from atoll.data.dicom import DicomError, Scan, is_dicom, read_dicom
@@ -251,7 +251,7 @@ def decode_batch(encoded: Sequence[Encoded], how: Decoding) -> Batch:
             else:
                 found.extend([] if values is None else [values])
 
-    workers = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    workers = num_cores()
     tasks = [range(start, min(start + 32, len(encoded))) for start in range(0, len(encoded), 32)]
     if workers == 1 or len(tasks) == 1:
         work(range(len(encoded)))

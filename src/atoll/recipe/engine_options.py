@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from dataclasses import dataclass, replace
 from typing import Annotated, Literal
 
@@ -11,6 +10,7 @@ import torch
 from atoll.core.config import Options
 from atoll.core.devices import check_device, find_device, find_devices
 from atoll.core.errors import UserError
+from atoll.core.processes import num_cores
 from atoll.core.schema import Above, AtLeast, AtMost, Count
 
 
@@ -24,7 +24,7 @@ class EngineOptions(Options, section="engine"):
             ``["cuda:0", "cuda:1"]``, or ``"auto"`` (all GPUs); the first also evaluates. They must be of one kind;
             the result is that of a single one. By default, all workers are on `device`.
         workers: Number of processes that train clients in parallel, at least one for each of `devices`; 0 for one
-            per core. The result does not depend on it.
+            per core that the process may use. The result does not depend on it.
         stack: Clients that one process trains at once, their encoders as one with an axis for the client, for small
             networks that leave a GPU idle; it takes the memory of as many clients, and these encoders compute in
             float32. Weights are those of clients that train one by one up to rounding. Flower's engines do not use
@@ -109,6 +109,6 @@ class EngineOptions(Options, section="engine"):
             UserError: The recipe requires a GPU that is not there, or devices of several kinds.
         """
         devices = self.find_devices()
-        wanted = self.workers or max(1, (os.cpu_count() or 1) // self.threads)
+        wanted = self.workers or max(1, num_cores() // self.threads)
         count = max(1, min(max(wanted, len(devices)), cohort))
         return [devices[worker % len(devices)] for worker in range(count)]
