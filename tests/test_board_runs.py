@@ -22,8 +22,8 @@ from board_rows import Board, Entry
 from tests.boards import TABLE
 
 TINY = (
-    "data.source=digits", "data.limit=200", "partition.clients=4", "partition.kind=iid", "train.batch_size=16",
-    "evaluation.probe_epochs=2",
+    "data.source=digits", "data.path=", "data.limit=200", "partition.clients=4", "partition.kind=iid",
+    "train.batch_size=16", "evaluation.probe_epochs=2",
 )  # fmt: skip
 
 
