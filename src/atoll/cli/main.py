@@ -11,13 +11,13 @@ from atoll.cli.process import (
     Stopped,
     accept_any_text,
     drop_output,
-    is_full_disk,
     is_out_of_memory,
     say,
     signals_as_interrupts,
     warnings_as_sentences,
 )
 from atoll.core.errors import RunError, UserError
+from atoll.core.files import is_full_disk
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import errno
 import io
 import os
 import signal
@@ -92,11 +91,6 @@ def warnings_as_sentences() -> Iterator[None]:
 def is_out_of_memory(error: BaseException) -> bool:
     """Whether an exception of Python or PyTorch says that memory could not be allocated."""
     return isinstance(error, MemoryError) or any(words in str(error) for words in OUT_OF_MEMORY)
-
-
-def is_full_disk(error: OSError) -> bool:
-    """Whether a disk is full, such as that of the file to which the output goes."""
-    return error.errno in (errno.ENOSPC, errno.EDQUOT)
 
 
 def start_forking(recipe: str | Path, settings: Sequence[str]) -> None:

@@ -210,10 +210,15 @@ def _sync_names(folder: Path) -> None:
         os.close(descriptor)
 
 
+def is_full_disk(error: OSError) -> bool:
+    """Whether the disk is full, or the user's share of it."""
+    return error.errno in (errno.ENOSPC, errno.EDQUOT)
+
+
 def disk_sentence(path: Path, error: OSError) -> str:
     """Error message for a file that cannot be written."""
     cached = path.is_relative_to(cache_folder())
-    if error.errno in (errno.ENOSPC, errno.EDQUOT):
+    if is_full_disk(error):
         remedy = "free some space or point ATOLL_CACHE at another folder" if cached else "free some space"
         return (
             f"the disk is full: {path} could not be written; {remedy}, then run the command again (of a run, with "
