@@ -19,37 +19,19 @@ import torch
 from torch import Tensor
 
 from tests import simulated_gpu
-from tests.simulated_gpu import run
 
 CUDA = torch.device("cuda", 0)
 
 
-class OnCuda(Tensor):
+class OnCuda(simulated_gpu.OnDevice):
     """A tensor on the simulated device."""
 
+    known_as = ("meta",)
     device = property(lambda self: CUDA)
     is_cuda = property(lambda self: True)
     is_meta = property(lambda self: False)
     data = property(lambda self: self.detach(), lambda self, other: setattr(self, "held", other.held))
     __torch_function__ = torch._C._disabled_torch_function_impl
-
-    @staticmethod
-    def __new__(cls, held: Tensor) -> OnCuda:
-        made = Tensor._make_wrapper_subclass(
-            cls,
-            held.size(),
-            strides=held.stride(),
-            storage_offset=held.storage_offset(),
-            dtype=held.dtype,
-            device="meta",
-            requires_grad=held.requires_grad,
-        )
-        made.held = held
-        return made
-
-    @classmethod
-    def __torch_dispatch__(cls, func, types, args=(), kwargs=None):
-        return run(func, args, kwargs or {})
 
     def __deepcopy__(self, memo):
         made = OnCuda(self.held.detach().clone())
@@ -60,12 +42,6 @@ class OnCuda(Tensor):
 
     def get_device(self):
         return 0
-
-    def tolist(self):
-        return self.held.tolist()
-
-    def numpy(self, *, force=False):
-        raise TypeError("can't convert a tensor of the device to numpy; use Tensor.cpu() first")
 
 
 def install() -> None:

@@ -43,7 +43,7 @@ def played():
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     programs = [
         subprocess.Popen(
-            [sys.executable, "-m", "tests.simulated_gpu", *names[first::PROCESSES]],
+            [sys.executable, "-m", "tests.simulated_rounds", *names[first::PROCESSES]],
             env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
         )
         for first in range(PROCESSES)

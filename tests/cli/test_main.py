@@ -145,40 +145,6 @@ def test_a_text_file_called_parquet(tmp_path, capsys):
     assert not out.exists()
 
 
-def test_a_reader_may_end_before_the_output():
-    command = [sys.executable, "-m", "atoll.cli.main", "egress", "digits-ssd", "--json"]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
-        process.stdout.close()
-        assert process.stderr.read() == b""
-    assert process.returncode == 141
-
-
-@pytest.mark.parametrize("arguments", [["presets"], ["run", "--help"]])
-def test_an_output_that_lacks_a_character_shows_a_question_mark(arguments):
-    environment = {**os.environ, "PYTHONIOENCODING": "ascii"}  # cp1252 in a file on Windows lacks some, too
-    command = [sys.executable, "-m", "atoll.cli.main", *arguments]
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
-    assert "?" in done.stdout
-    assert done.stderr == ""
-
-
-@pytest.mark.skipif(not Path("/dev/full").exists(), reason="no device that is always full")
-@pytest.mark.parametrize("arguments", [["presets"], ["methods", "--json"]])
-def test_an_output_on_a_full_disk_is_one_sentence(arguments):
-    command = [sys.executable, "-m", "atoll.cli.main", *arguments]
-    with Path("/dev/full").open("w") as full:
-        done = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True)
-    assert done.returncode == 2
-    assert done.stderr.startswith("atoll: the disk is full")
-    assert done.stderr.count("\n") == 1
-
-
-def test_a_closed_output_stops_no_command():
-    command = [sys.executable, "-m", "atoll.cli.main", "presets"]
-    done = subprocess.run(["sh", "-c", 'exec "$@" >&-', "sh", *command], stderr=subprocess.PIPE, text=True)
-    assert (done.returncode, done.stderr) == (0, "")
-
-
 @SIXTEEN_BITS
 def test_a_corrupt_image_is_named_and_refused_or_skipped(images, tmp_path, capsys):
     folder = tmp_path / "images"

@@ -1,4 +1,8 @@
+import os
 import signal
+import subprocess
+import sys
+from pathlib import Path
 
 import pytest
 
@@ -45,3 +49,37 @@ def test_only_runs_with_more_processes_start_one(settings, starts, monkeypatch):
     monkeypatch.setattr("atoll.core.processes.process_context", lambda: started.append(True))
     start_forking("board-short", settings)
     assert bool(started) == starts
+
+
+def test_a_reader_may_end_before_the_output():
+    command = [sys.executable, "-m", "atoll.cli.main", "egress", "digits-ssd", "--json"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
+        process.stdout.close()
+        assert process.stderr.read() == b""
+    assert process.returncode == 141
+
+
+@pytest.mark.parametrize("arguments", [["presets"], ["run", "--help"]])
+def test_an_output_that_lacks_a_character_shows_a_question_mark(arguments):
+    environment = {**os.environ, "PYTHONIOENCODING": "ascii"}  # cp1252 in a file on Windows lacks some, too
+    command = [sys.executable, "-m", "atoll.cli.main", *arguments]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
+    assert "?" in done.stdout
+    assert done.stderr == ""
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="no device that is always full")
+@pytest.mark.parametrize("arguments", [["presets"], ["methods", "--json"]])
+def test_an_output_on_a_full_disk_is_one_sentence(arguments):
+    command = [sys.executable, "-m", "atoll.cli.main", *arguments]
+    with Path("/dev/full").open("w") as full:
+        done = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True)
+    assert done.returncode == 2
+    assert done.stderr.startswith("atoll: the disk is full")
+    assert done.stderr.count("\n") == 1
+
+
+def test_a_closed_output_stops_no_command():
+    command = [sys.executable, "-m", "atoll.cli.main", "presets"]
+    done = subprocess.run(["sh", "-c", 'exec "$@" >&-', "sh", *command], stderr=subprocess.PIPE, text=True)
+    assert (done.returncode, done.stderr) == (0, "")
