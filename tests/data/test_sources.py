@@ -14,6 +14,7 @@ from PIL import Image
 from sklearn.datasets import load_digits
 
 from atoll.core.errors import UserError
+from atoll.data.objects import give_data
 from atoll.data.options import DataOptions
 from atoll.data.sources import load_data
 
@@ -103,6 +104,21 @@ def test_labels_can_be_left_unread():
     assert splits.train.labels is None
     assert splits.train.classes == []
     assert len(splits.test) == 359
+
+
+def test_marks_of_unlabelled_images_among_labels_are_said_to_be_a_class(recwarn):
+    images = np.zeros((6, 8, 8), np.uint8)
+
+    def load(marks: list[int], **options: object) -> list[str]:
+        given = give_data((images, marks))
+        load_data(DataOptions(source="object", path=given, image_size=8, test_fraction=0, **options), seed=0)
+        return [str(one.message) for one in recwarn.list if "of its own" in str(one.message)]
+
+    assert load([-1, 1, 1, -1, 1, 1]) == []  # two classes
+    assert load([-1, 0, 1, -1, 1, -1], labels=False) == []
+    assert load([-1, 0, 1, -1, 1, -1])[0].startswith(
+        "3 of 6 images have the label -1, which counts as a class"
+    )
 
 
 def test_the_memory_budget_decides_how_but_not_what():

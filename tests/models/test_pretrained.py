@@ -150,7 +150,9 @@ def test_what_fits_is_counted_and_less_than_half_is_refused(tmp_path):
     total = sum(weight.numel() for weight in encoder.parameters())
     assert found.share == pytest.approx(1 - 3 * 3 * 3 * 64 / total)
     assert str(found).startswith("119 of 120 tensors, 100 % of the weights, came from")
-    assert str(found).endswith("missing conv1.weight")
+    assert str(found).endswith(
+        "missing conv1.weight; not used: module.conv1.weight, module.fc.weight, module.fc.bias"
+    )
     assert torch.equal(encoder.layer4[1].conv2.weight, state["layer4.1.conv2.weight"])
     few = {name: one for name, one in state.items() if name.startswith(("layer1", "layer2", "layer3"))}
     safetensors.torch.save_file(few, tmp_path / "few.safetensors")
@@ -161,6 +163,17 @@ def test_what_fits_is_counted_and_less_than_half_is_refused(tmp_path):
         load_pretrained(encoder, str(tmp_path / "few.safetensors"))
     assert all(torch.equal(one, untouched[name]) for name, one in encoder.state_dict().items())
     assert load_pretrained(encoder, str(tmp_path / "few.safetensors"), least=0.2).share < 0.25
+
+
+def test_blocks_of_a_deeper_network_are_named_as_not_used(tmp_path):
+    theirs = torchvision.models.resnet34()
+    torch.save(theirs.state_dict(), tmp_path / "deeper.pth")
+    encoder = build_encoder(ModelOptions(encoder="resnet18", stem="standard"), 3, 32)
+    found = load_pretrained(encoder, str(tmp_path / "deeper.pth"))
+    assert (found.missing, found.share) == ((), 1)
+    assert set(found.unused) == theirs.state_dict().keys() - encoder.library_state().keys()
+    assert "; not used: layer1.2.conv1.weight, " in str(found)
+    assert str(found).endswith(f" and {len(found.unused) - 4} more")
 
 
 def test_one_channel_takes_the_sum_over_three(tmp_path):

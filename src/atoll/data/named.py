@@ -18,7 +18,7 @@ from atoll.core.files import cache_folder
 from atoll.data.decode import Encoded
 from atoll.data.options import DataOptions
 from atoll.data.parquet import choose_columns, encoded, table_listing
-from atoll.data.records import ItemRecords, Listing, Rows, encode, reason
+from atoll.data.records import UNLABELLED, ItemRecords, Listing, Rows, encode, reason
 
 
 def read_digits() -> Listing:
@@ -142,7 +142,7 @@ def _torchvision(kind: Callable[..., Any], split: dict[str, Any], download: bool
         f"{name}\0{len(dataset)}\0".encode() + labels.astype("<i8").tobytes(), digest_size=16
     )
     records = ItemRecords(len(dataset), _First(dataset), name, content.hexdigest())
-    if (targets < 0).all():  # STL10 marks unlabelled images this way
+    if (targets == UNLABELLED).all():
         return Listing(records)
     return Listing(records, labels, classes)
 

@@ -19,7 +19,7 @@ from atoll.core.given import Given
 from atoll.core.imports import describe_error
 from atoll.data.decode import Encoded
 from atoll.data.options import DataOptions
-from atoll.data.records import ItemRecords, Listing, encode
+from atoll.data.records import UNLABELLED, ItemRecords, Listing, encode
 
 _DIGITS = 12  # of a fingerprint
 _CHANNELS = (1, 3, 4)  # of images that Pillow opens
@@ -27,7 +27,6 @@ _IMAGE, _LABEL = (
     ("image", "img", "pixel_values"),
     ("label", "labels", "fine_label"),
 )  # columns of Hugging Face
-UNLABELLED = -1  # the label of images without one, as in torchvision's STL-10
 Sample = tuple[Encoded, Any]
 
 

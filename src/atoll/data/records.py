@@ -16,6 +16,7 @@ from atoll.core.files import content_digest, read_bytes
 from atoll.data.decode import Encoded
 
 Rows = NDArray[np.int64]
+UNLABELLED = -1  # the label of images without one, as in torchvision's STL-10
 
 
 class Records(Protocol):

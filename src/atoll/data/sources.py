@@ -23,7 +23,7 @@ from atoll.data.named import read_digits, read_hub, read_torchvision
 from atoll.data.objects import read_given
 from atoll.data.options import DataOptions
 from atoll.data.parquet import read_parquet
-from atoll.data.records import Listing, Rows
+from atoll.data.records import UNLABELLED, Listing, Rows
 from atoll.data.synthetic import DEFAULT_IMAGES, MOST_TEST_IMAGES, synthetic_images
 from atoll.data.tar import read_tar
 
@@ -141,6 +141,8 @@ def load_data(options: DataOptions, seed: int, progress: Progress | None = None)
             len(train), strata, options.test_fraction, numpy_stream(_DATA_SEED, "test split")
         )
         train, test = train.select(rest), train.select(held)
+    if options.labels:
+        _warn_of_marks(train)
     if test is not None:
         test = test.renamed(train)
     if options.limit is not None and options.limit < len(train):
@@ -209,6 +211,18 @@ def _intact(listing: Listing, opened: Opened, labels: bool) -> ImageSet:
     if not opened.corrupt:
         return images
     return images.subset(torch.from_numpy(np.setdiff1d(np.arange(len(images)), list(opened.corrupt))))
+
+
+def _warn_of_marks(listing: Listing) -> None:
+    """Warn if marks of unlabelled images count as a class; −1 beside one other label names two classes."""
+    mark = str(UNLABELLED)
+    if listing.labels is not None and mark in listing.classes and len(listing.classes) > 2:
+        marked = (listing.labels == listing.classes.index(mark)).sum()
+        warnings.warn(
+            f"{marked} of {len(listing)} images have the label {UNLABELLED}, which counts as a class of its own; "
+            "if it marks images without a label, train with data.labels = false and evaluate on the labelled images",
+            stacklevel=3,
+        )
 
 
 def _say_values(splits: Sequence[Opened], options: DataOptions) -> None:

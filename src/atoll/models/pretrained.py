@@ -45,20 +45,21 @@ class Fit:
         loaded: Names of the encoder's tensors that they gave.
         missing: Names of the encoder's other tensors.
         share: Share of the encoder's trained weights that they gave.
+        unused: Names of their tensors that the encoder has no place for: a classifier's head, or the deeper blocks
+            of a larger architecture.
     """
 
     source: str
     loaded: tuple[str, ...]
     missing: tuple[str, ...]
     share: float
+    unused: tuple[str, ...]
 
     def __str__(self) -> str:
         total = len(self.loaded) + len(self.missing)
-        more = ", …" if len(self.missing) > _SHOWN else ""
-        lacking = f"; missing {', '.join(self.missing[:_SHOWN])}{more}" if self.missing else ""
         return (
             f"{len(self.loaded)} of {total} tensors, {100 * self.share:.3g} % of the weights, came from "
-            f"{self.source}{lacking}"
+            f"{self.source}{_named('missing', self.missing)}{_named('not used:', self.unused)}"
         )
 
 
@@ -85,7 +86,7 @@ def load_pretrained(encoder: Encoder, source: str, least: float = 0.5) -> Fit:
         >>> torch.save(torchvision.models.resnet18().state_dict(), "theirs.pth")
         >>> encoder = build_encoder(ModelOptions(encoder="resnet18", stem="standard"), channels=3, image_size=32)
         >>> print(load_pretrained(encoder, "theirs.pth"))
-        120 of 120 tensors, 100 % of the weights, came from theirs.pth
+        120 of 120 tensors, 100 % of the weights, came from theirs.pth; not used: fc.weight, fc.bias
     """
     state = _read(source)
     fitted = fit(encoder.library_state(), state)
@@ -94,11 +95,13 @@ def load_pretrained(encoder: Encoder, source: str, least: float = 0.5) -> Fit:
     prefix = "" if target.keys() == encoder.state_dict().keys() else "model."
     weights = {name: tensor.numel() for name, tensor in target.items() if prefix + name in trained}
     share = sum(weights.get(name, 0) for name in fitted) / max(sum(weights.values()), 1)
+    used = {common for name in fitted for common in common_names(name)}
     found = Fit(
         source,
         tuple(name for name in target if name in fitted),
         tuple(name for name in target if name not in fitted),
         share,
+        tuple(name for name in state if name not in fitted and used.isdisjoint(common_names(name))),
     )
     if share < least:
         raise UserError(
@@ -136,6 +139,12 @@ def fit(target: Mapping[str, Tensor], state: Mapping[str, Tensor]) -> dict[str, 
         if tensor is not None:
             found[name] = tensor
     return found
+
+
+def _named(what: str, names: tuple[str, ...]) -> str:
+    """A clause for some names, of which a few are shown; nothing for none."""
+    more = f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
+    return f"; {what} {', '.join(names[:_SHOWN])}{more}" if names else ""
 
 
 def weights_input(source: str) -> InputConfig:
