@@ -220,7 +220,7 @@ def _warn_of_marks(listing: Listing) -> None:
         marked = (listing.labels == listing.classes.index(mark)).sum()
         warnings.warn(
             f"{marked} of {len(listing)} images have the label {UNLABELLED}, which counts as a class of its own; "
-            "if it marks images without a label, train with data.labels = false and evaluate on the labelled images",
+            "if it marks unlabelled images, train with data.labels = false and evaluate on the labelled images",
             stacklevel=3,
         )
 
