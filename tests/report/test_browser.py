@@ -213,7 +213,7 @@ def test_a_round_that_one_seed_reached_is_read_without_a_deviation(tmp_path):
     assert re.search(r'data-said="round 3 ssd 0.667" data-drawn="false"', dom)
 
 
-@pytest.mark.parametrize(("dark", "ground"), [("false", ""), ("true", "#fffdf9")])
+@pytest.mark.parametrize(("dark", "ground"), [("false", ""), ("true", "rgb(255, 253, 249)")])
 def test_a_figure_that_is_saved_from_a_dark_page_has_its_ground(page, tmp_path, dark, ground):
     then = f"""
       window.matchMedia = () => ({{ matches: {dark} }});
@@ -222,4 +222,33 @@ def test_a_figure_that_is_saved_from_a_dark_page_has_its_ground(page, tmp_path, 
       const grounds = [...made.querySelectorAll('rect')].map((rect) => rect.getAttribute('fill'));
       document.body.dataset.said = `${{made.tagName}} ${{made.querySelectorAll('path').length}} ${{grounds}}`;
     """
-    assert f'data-said="svg 3 {ground}"' in look(page, tmp_path, then=then).dom
+    assert (
+        f'data-said="svg 6 {ground}"' in look(page, tmp_path, then=then).dom
+    )  # three lines, and their legend
+
+
+def test_a_saved_figure_has_its_title_and_legend_and_no_cursor(page, tmp_path):
+    then = """
+      const host = document.querySelector('[data-figure="curves"]');
+      host.querySelector('.legend button').click();
+      const read = (figure) => {
+        const text = standAlone(document.querySelector(`[data-figure="${figure}"] svg[role]`));
+        return new DOMParser().parseFromString(text, 'image/svg+xml').documentElement;
+      };
+      const [chart, map] = [read('curves'), read('map')];
+      const words = (made) =>
+        [...made.querySelectorAll(':scope > text, :scope > g > text')].map((one) => one.textContent);
+      document.body.dataset.chart = [chart.querySelectorAll('circle').length, ...words(chart)].join('|');
+      document.body.dataset.map = [map.querySelectorAll('circle').length, ...words(map)].join('|');
+      const box = map.viewBox.baseVal;
+      const low = [...map.querySelectorAll(':scope > g')].map((one) => one.transform.baseVal[0].matrix.f);
+      document.body.dataset.inside = low.every((y) => y > 0 && y + 12 <= box.height);
+      document.body.dataset.left = document.querySelectorAll('.plot svg svg, .panel svg svg').length;
+    """
+    dom = look(page, tmp_path, then=then).dom
+    assert 'data-chart="0|Training loss (align_uniform)|moon|ssd"' in dom  # the first line is hidden
+    assert (
+        "data-map=\"0|a_method_with_quite_a_long_name|cat|dog|&lt;script&gt;alert('x')&lt;/script&gt;\""
+        in dom
+    )
+    assert 'data-inside="true" data-left="0"' in dom

@@ -27,7 +27,7 @@ function lineChart(panel, shared, height) {
     const scaled = linear(axis.range, [area.bottom, area.top]);
     const y = (value) => Math.max(area.top, Math.min(area.bottom, scaled(axis.place(value))));
     const cursor = svg("line", { class: "cursor", y1: area.top, y2: area.bottom });
-    const dots = series.map(({ line }) => svg("circle", { class: `dot ${colour(line)}`, r: 4.5 }));
+    const dots = series.map(({ line }) => svg("circle", { class: `dot at ${colour(line)}`, r: 4.5 }));
     const picture = svg(
       "svg",
       { viewBox: `0 0 ${width} ${height}`, width, height, role: "img", tabindex: 0 },
@@ -77,7 +77,7 @@ function lineChart(panel, shared, height) {
       publish(xs[Math.max(0, Math.min(xs.length - 1, next))]);
     });
     move(current);
-    return picture;
+    return caption(picture, panel.title, series.map(({ line }) => ({ mark: () => stroke(line, 24, 6), name: lineName(line) })));
   }
 
   shared.charts.push(chart);

@@ -28,8 +28,8 @@ const svg = (name, attributes, ...children) => element("http://www.w3.org/2000/s
 const colour = (index) => (index < 0 ? "ku" : `k${index % COLOURS}`);
 const dash = (index) => (index < 0 ? `${3 - index} 3` : DASHES[(index + Math.floor(index / COLOURS)) % DASHES.length]);
 const lineName = (index) => (index < 0 ? data.untrained[-1 - index] : data.lines[index]);
-const sample = (line, width) =>
-  svg("svg", { class: "sample", width, height: 8, "aria-hidden": "true" }, svg("path", { class: `curve ${colour(line)}`, d: `M2,4H${width - 2}`, "stroke-dasharray": dash(line) }));
+const stroke = (line, width, y) => svg("path", { class: `curve ${colour(line)}`, d: `M2,${y}H${width - 2}`, "stroke-dasharray": dash(line) });
+const sample = (line, width) => svg("svg", { class: "sample", width, height: 8, "aria-hidden": "true" }, stroke(line, width, 4));
 const number = (value, digits) =>
   value === null ? "not finite" : (Number(value.toFixed(digits)) || 0).toLocaleString("en", { minimumFractionDigits: digits, maximumFractionDigits: digits }).replace("-", "−");
 

@@ -30,10 +30,11 @@ function mapFigure(host, maps, sprites) {
   const label = (i) => (map.labels ? map.classes[map.labels[i]] : null);
   const mark = (i) => (map.labels ? map.labels[i] : 0);
 
+  const present = () => (map.labels ? [...new Set(map.labels)].sort((a, b) => a - b) : []);
+
   function legend() {
-    const present = map.labels ? [...new Set(map.labels)].sort((a, b) => a - b) : [];
     classes.replaceChildren(
-      ...present.map((c) =>
+      ...present().map((c) =>
         html(
           "button",
           {
@@ -125,7 +126,8 @@ function mapFigure(host, maps, sprites) {
       );
     });
     select(at !== null && at < xs.length ? at : 0);
-    return picture;
+    const marks = present().map((c) => ({ mark: () => svg("path", { class: `mark ${colour(c)}`, d: shape(c)(4.2), transform: "translate(20,6)" }), name: map.classes[c] }));
+    return caption(picture, lineName(map.line), marks);
   }
   legend();
   const again = responsive(plot, draw);
