@@ -1,5 +1,5 @@
-// Saves a figure as SVG files of their own: with title and legend, without cursor and selection, and with what the page's style
-// gives its elements written into them.
+// Saves a figure as SVG files of their own: with title and legend, without cursor and selection, and with what the
+// page's style gives its elements written into them.
 
 const STYLES = ["fill", "stroke", "stroke-width", "stroke-dasharray", "opacity", "font-family", "font-size", "font-weight"];
 const HEAD = 30;
