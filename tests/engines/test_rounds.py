@@ -25,6 +25,18 @@ def test_a_run_waits_for_as_many_evaluations_as_its_patience():
     assert not stalled([*lines(0.9, 0.3), {"round": 2}, {"round": 3}, {"round": 4}], 2)  # not evaluated
 
 
+def test_rounds_that_only_gather_do_not_use_up_patience(tmp_path):
+    """Odd rounds train nothing: their results are those of the rounds before."""
+    settings = ("method.name=fedsc", "train.rounds=4", "train.lr=0.01", "evaluation.every=1")
+    run = run_tiny(tmp_path / "run", *settings, "evaluation.patience=1", "evaluation.during=['knn']")
+    before, *found = [line["evaluation"]["knn/accuracy"] for line in run.metrics]
+    assert [line.get("idle", False) for line in run.metrics[1:]] == [True, False, True, False]
+    assert (found[0], found[2]) == (before, found[1])
+    assert len(found) == 4  # of which two trained: one to compare with, and one to wait for
+    assert stalled(lines(0.9, 0.3, 0.2), 1)
+    assert not stalled([*lines(0.9, 0.3), {**lines(0, 0, 0.3)[2], "idle": True}], 1)
+
+
 def test_a_run_that_does_not_improve_ends_early_and_is_complete(tmp_path):
     run = run_tiny(tmp_path / "run", *STOPPING, "engine.checkpoint_every=5")
     found = [line["evaluation"]["knn/accuracy"] for line in run.metrics[1:]]

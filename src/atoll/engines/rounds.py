@@ -300,7 +300,9 @@ class _Rounds:
 
 
 def stalled(metrics: Sequence[Tree], patience: int) -> bool:
-    """Whether the last ``patience`` evaluations did not raise the highest kNN accuracy; without round 0.
+    """Whether the last ``patience`` evaluations did not raise the highest kNN accuracy.
+
+    Round 0 does not count, and neither do idle rounds, after which the model is as it was.
 
     Example:
         >>> from atoll.engines.rounds import stalled
@@ -308,6 +310,6 @@ def stalled(metrics: Sequence[Tree], patience: int) -> bool:
         >>> stalled(lines, patience=1), stalled(lines, patience=2)
         (True, False)
     """
-    results = [line.get("evaluation", {}) for line in metrics if line["round"] > 0]
+    results = [line.get("evaluation", {}) for line in metrics if line["round"] > 0 and not line.get("idle")]
     found = [result["knn/accuracy"] for result in results if "knn/accuracy" in result]
     return len(found) > patience and max(found[-patience:]) <= max(found[:-patience])

@@ -38,7 +38,8 @@ class Record:
     """Record of a round, as stored in `metrics.jsonl`.
 
     ``angular_divergence`` is μ_δ, the mean cosine between the updates and the model that was sent (L-DAWA,
-    Fig. 4: 1 is no divergence). ``measures`` and ``layers`` are the results of `Observer.close`.
+    Fig. 4: 1 is no divergence). ``measures`` and ``layers`` are the results of `Observer.close`. In an ``idle``
+    round no client trained, or no training counted.
     """
 
     round: int
@@ -48,6 +49,7 @@ class Record:
     seconds: float = 0.0
     angular_divergence: float | None = None
     losses: dict[str, float] = field(default_factory=dict)
+    idle: bool = False
     refused: dict[str, str] = field(default_factory=dict)
     lost: dict[str, str] = field(default_factory=dict)
     privacy: dict[str, float] = field(default_factory=dict)
@@ -56,7 +58,7 @@ class Record:
 
     def to_dict(self) -> dict[str, object]:
         """Convert the record to one line of metrics."""
-        names = ("refused", "lost", "privacy", "measures", "layers")
+        names = ("idle", "refused", "lost", "privacy", "measures", "layers")
         rare = {name: getattr(self, name) for name in names}
         return {
             "round": self.round,
@@ -139,6 +141,7 @@ class Server:
         method = self.recipe.composed
         record = Record(self.round + 1)
         jobs = self.jobs(record.round)
+        record.idle = not any(job.message["epochs"] for job in jobs)
         fold = method.open(self.state, self.setting, record.round, self._scratch)
         self.checks.open_round()
         if self._observer:
@@ -176,7 +179,7 @@ class Server:
     def _drop_turn(self, record: Record) -> None:
         """Leave the model as it is, and what the turn's few accepted updates have left out of the record."""
         self.checks.open_round()
-        record.losses, record.angular_divergence = {}, None
+        record.losses, record.angular_divergence, record.idle = {}, None, True
         if self._observer:
             self._observer.open(record.round)
 
