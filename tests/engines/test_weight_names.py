@@ -37,6 +37,9 @@ class Tied(nn.Module):
         return self.second(self.first(self.conv(images).mean((2, 3))).relu())
 
 
+TIED = [f"encoder.model.{name}.weight" for name in ("first", "second")]
+
+
 def indexed(*settings, network="Indexed"):
     named = (f"model.encoder={__name__}:{network}", "views.mean=[0.5]", "views.std=[0.5]")
     return Rounds("method.name=fed_simclr", *named, *settings)
@@ -90,9 +93,53 @@ def test_a_counter_of_an_encoders_own_begins_each_round_with_its_initial_value(s
 @pytest.mark.parametrize("layer", ["first", "second"])
 def test_a_tied_weight_is_shared_or_frozen_under_both_its_names(layer):
     """Shared under one of them, the client's own under the other replaced it."""
-    both = {f"encoder.model.{name}.weight" for name in ("first", "second")}
+    both = set(TIED)
     name = f"encoder.model.{layer}.weight"
     shared, _ = indexed(f"method.share=['{name}']", network="Tied").train(0)
     assert shared["weights"].keys() == both
     frozen, _ = indexed(f"model.freeze=['{name}']", network="Tied").train(0)
     assert not frozen["weights"].keys() & both
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        ("method.server=fedavgm",),
+        ("method.server=fedadam",),
+        ("method.aggregation=eua", "options.eua.server_lr=0.01"),
+        ("method.aggregation=l_dawa", "options.l_dawa.include_buffers=false"),
+        ("method.terms=['scaffold']", "train.momentum=0"),
+    ],
+)
+def test_a_tied_weight_moves_under_both_its_names(settings):
+    """Its second name was taken for a buffer, which is averaged, and replaced the first at the clients."""
+    rounds, kept = indexed(*settings, network="Tied"), {}
+    for round in (1, 2):
+        trained = {client: rounds.train(client, round, kept.get(client)) for client in range(4)}
+        kept = {client: state for client, (_, state) in trained.items()}
+        record = rounds.server.run_round(Fixed({client: update for client, (update, _) in trained.items()}))
+        assert not record.refused
+        first, second = (rounds.server.state["models"]["global"][name] for name in TIED)
+        assert torch.equal(first, second)
+
+
+def test_scaffold_corrects_a_tied_weight_once():
+    rounds = indexed("method.terms=['scaffold']", "train.momentum=0", network="Tied")
+    context = rounds.client_context()
+    scope = context.of(rounds.method.terms[0])
+    scope.correction = {name: torch.ones_like(c) for name, c in scope.correction.items()}
+    (weight,) = {scope.y[name] for name in TIED}
+    rounds.method.terms[0].loss(context, None, {}).backward()
+    assert torch.equal(weight.grad, torch.ones_like(weight))
+
+
+@pytest.mark.parametrize("merge", ["fedema", "euc"])
+def test_a_merge_keeps_a_tied_weight_under_both_its_names(merge):
+    rounds = indexed(f"method.merge={merge}", network="Tied")
+    update, kept = rounds.train(0)
+    if merge == "euc":
+        rounds.server.state["parts"]["euc"] = {"slow": list(TIED)}
+    start = rounds.start(0, 2, kept)
+    for name in TIED:
+        model, own = rounds.server.state["models"]["global"][name], update["weights"][name]
+        torch.testing.assert_close(start[name], torch.lerp(model, own, 0.7 if merge == "fedema" else 1.0))

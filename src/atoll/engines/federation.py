@@ -95,7 +95,8 @@ class Federation:
         self.device = recipe.engine.find_device()
         self.networks = _assemble(recipe, self.setting, encoder, projector).to(self.device)
         freeze(self.networks, recipe.model)
-        trained = {name for name, weight in self.networks.named_parameters() if weight.requires_grad}
+        weights = self.networks.named_parameters(remove_duplicate=False)  # a tied weight has two names
+        trained = {name for name, weight in weights if weight.requires_grad}
         names = self.networks.state_dict().keys()
         self.setting = replace(
             self.setting,

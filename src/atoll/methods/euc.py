@@ -80,8 +80,8 @@ class EUC(Merge):
 
     def keep(self, context: ClientContext) -> Tree:
         """Return the layers that are exchanged, as trained, and the round in which each was downloaded."""
-        shared = ((n, w) for n, w in context.networks.named_parameters() if n in context.shared)
-        layers = {name: w.detach() for name, w in shared if w.ndim >= 2}
+        weights = context.networks.named_parameters(remove_duplicate=False)  # a tied weight has two names
+        layers = {name: w.detach() for name, w in weights if w.ndim >= 2 and name in context.shared}
         since = context.of(self).since
         return {"layers": layers, "taken": {name: since.get(name, context.round) for name in layers}}
 

@@ -65,9 +65,10 @@ class FedEMA(Merge):
         scope = context.of(self)
         retained, divergence = scope.retained, drift(context.networks["encoder"], scope.before, self.skip)
         scaler = retained["scaler"] if retained else 0.0
+        weights = context.networks.named_parameters(remove_duplicate=False)  # a tied weight has two names
         return {
             "round": context.round,
-            "parameters": {name: p.detach() for name, p in context.networks.named_parameters()},
+            "parameters": {name: p.detach() for name, p in weights},
             "divergence": divergence,
             "scaler": scaler or (self.tau / divergence if divergence else 0.0),
         }

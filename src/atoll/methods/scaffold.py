@@ -82,8 +82,8 @@ class Scaffold(Term):
     def start(self, context: ClientContext) -> None:
         """Load c and c_k, and copy x."""
         scope = context.of(self)
-        trained = {name: p for name, p in context.networks.named_parameters() if name in context.shared}
-        scope.y = {name: p for name, p in trained.items() if p.requires_grad}
+        weights = context.networks.named_parameters(remove_duplicate=False)  # a tied weight has two names
+        scope.y = {name: p for name, p in weights if name in context.shared and p.requires_grad}
         scope.x = {name: p.detach().clone() for name, p in scope.y.items()}
         zero = {name: torch.zeros_like(p) for name, p in scope.x.items()}
         c, c_k = scope.message or zero, scope.retained or zero
@@ -93,7 +93,8 @@ class Scaffold(Term):
     def loss(self, context: ClientContext, batch: Batch, passes: Passes) -> Tensor:
         """The linear term; its gradient is the correction."""
         scope = context.of(self)
-        products = [(scope.correction[name] * y).sum() for name, y in scope.y.items()]
+        once = {y: name for name, y in scope.y.items()}
+        products = [(scope.correction[name] * y).sum() for y, name in once.items()]
         return torch.stack(products).sum() if products else torch.zeros((), device=context.device)
 
     def finish(self, context: ClientContext) -> Tree:
