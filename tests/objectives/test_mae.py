@@ -106,3 +106,10 @@ def test_other_encoders_and_ratios_are_refused():
         federation("method.name=fed_mae")
     with pytest.raises(UserError, match=r"options\.mae\.mask_ratio is 1\.0; it must be above 0 and below 1"):
         federation(*VIT, "options.mae.mask_ratio=1.0")
+
+
+@pytest.mark.parametrize(("method", "ratio", "visible"), [("mae", 0.01, 16), ("mar", 0.99, 0)])
+def test_a_ratio_that_masks_no_patch_or_all_is_refused_before_the_run(method, ratio, visible):
+    sentence = rf"options\.{method}\.mask_ratio = {ratio} leaves {visible} of the 16 patches .* change it"
+    with pytest.raises(UserError, match=sentence):
+        federation(*VIT, f"method.name=fed_{method}", f"options.{method}.mask_ratio={ratio}")

@@ -27,6 +27,7 @@ from atoll.core.tree import Tree
 from atoll.functional import adaptive_mmd
 from atoll.methods.gossip import Gossip
 from atoll.methods.method import Method
+from atoll.models.vit import visible_patches
 from atoll.objectives.mae import MAE, meta_encoder
 
 
@@ -122,7 +123,7 @@ class MAR(MAE):
     def declares(self, setting: Setting) -> Spec:
         """Declare one row for each image of a batch: the class token and the tokens of the visible patches."""
         encoder = meta_encoder(setting)
-        visible = encoder.patches - round(self.mask_ratio * encoder.patches)
+        visible = visible_patches(encoder.patches, self.mask_ratio)
         return Optional(TensorSpec((UpTo(setting.train.batch_size), (1 + visible) * encoder.dim)))
 
     def fold(self, state: Tree, setting: Setting, round: int) -> EmbeddingFold:

@@ -63,6 +63,21 @@ def unpatchify(patches: Tensor, patch: int, image_size: int) -> Tensor:
     return nn.functional.fold(patches.transpose(1, 2), image_size, patch, stride=patch)
 
 
+def visible_patches(patches: int, ratio: float) -> int:
+    """Number of an image's patches that a mask leaves visible.
+
+    Args:
+        patches: Number of patches in an image.
+        ratio: Share of the patches to mask.
+
+    Example:
+        >>> from atoll.models.vit import visible_patches
+        >>> visible_patches(256, ratio=0.75)
+        64
+    """
+    return patches - round(ratio * patches)
+
+
 def random_masking(
     n: int, patches: int, generator: torch.Generator, ratio: float = 0.75
 ) -> tuple[Tensor, Tensor]:
@@ -81,7 +96,7 @@ def random_masking(
         UserError: The ratio leaves no patch visible, or masks none.
 
     Shape:
-        - keep: (n, visible) integers, visible = patches − round(ratio · patches)
+        - keep: (n, visible) integers, visible as by `visible_patches`
         - mask: (n, patches)
 
     Example:
@@ -91,7 +106,7 @@ def random_masking(
         >>> keep.shape, mask.sum(dim=1)
         (torch.Size([2, 4]), tensor([12., 12.]))
     """
-    visible = patches - round(ratio * patches)
+    visible = visible_patches(patches, ratio)
     if not 0 < visible < patches:
         raise UserError(f"a mask ratio of {ratio} over {patches} patches leaves {visible} visible; change it")
     order = torch.rand(n, patches, generator=generator).argsort(dim=1, stable=True)

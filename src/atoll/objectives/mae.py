@@ -15,7 +15,7 @@ from atoll.core.schema import Above, Below
 from atoll.functional import masked_reconstruction
 from atoll.models import build_encoder
 from atoll.models.options import build_mae_decoder
-from atoll.models.vit import ViT, patchify, random_masking
+from atoll.models.vit import ViT, patchify, random_masking, visible_patches
 
 
 def meta_encoder(setting: Setting) -> ViT:
@@ -43,11 +43,17 @@ class MAE(Objective):
     mask_ratio: Annotated[float, Above(0), Below(1)] = 0.75
 
     def refuse(self, setting: Setting) -> str | None:
-        """Refuse encoders without patches to mask."""
+        """Refuse encoders without patches to mask, and ratios that mask none or all of them."""
         if setting.model.encoder != "vit-tiny":
             return (
                 f"{self.name!r} masks patches of a vision transformer, and model.encoder is "
                 f"{setting.model.encoder!r}; set model.encoder = 'vit-tiny'"
+            )
+        patches = meta_encoder(setting).patches
+        if not 0 < (visible := visible_patches(patches, self.mask_ratio)) < patches:
+            return (
+                f"options.{self.name}.mask_ratio = {self.mask_ratio} leaves {visible} of the {patches} patches of "
+                "an image visible, but some must be visible and some masked; change it or model.patch"
             )
         return None
 
