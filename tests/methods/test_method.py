@@ -103,6 +103,16 @@ def test_a_part_that_keeps_something_must_say_what_or_it_would_be_lost():
     assert refused(Forgetful(weight=0.0)) is None
 
 
+@pytest.mark.parametrize("name", ["dcco", "fedsc", "orchestra"])
+def test_a_run_whose_only_round_trains_nothing_is_refused(name):
+    """It ended with the untrained encoder, without a word."""
+    with pytest.raises(UserError, match=rf"'{name}' trains nothing in round 1, .* raise train\.rounds"):
+        federation(f"method.name={name}", "train.rounds=1")
+    federation(f"method.name={name}", "train.rounds=0")  # the untrained encoder, as asked
+    if name != "orchestra":
+        federation(f"method.name={name}", "train.rounds=1", f"options.{name}.gather=updates")
+
+
 def test_what_a_part_sends_against_its_word_is_refused_at_the_door():
     method = Method(objective=SimCLR(), terms=(Tidy(),), aggregation=PrivateFedAvg())
     update = {"weights": model(0), "parts": {}}
