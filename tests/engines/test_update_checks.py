@@ -231,7 +231,7 @@ def test_a_client_weighs_as_many_images_as_the_server_counted(client, samples, b
         ({"bn.num_batches_tracked": torch.tensor(-5)}, "'bn.num_batches_tracked' counts -5 batches"),
         ({"bn.num_batches_tracked": COUNTER - 1}, "'bn.num_batches_tracked' counts 9 batches"),
         ({"bn.num_batches_tracked": torch.tensor(2**63 - 1)}, "counts 9223372036854775807 batches"),
-        ({"bn.num_batches_tracked": COUNTER + 6 * 8 + 1}, "counts 59 batches"),
+        ({"bn.num_batches_tracked": COUNTER + 6 * 8000 + 1}, "counts 48011 batches"),
     ],
 )
 def test_impossible_statistics_are_refused(bad, sentence):
@@ -241,9 +241,9 @@ def test_impossible_statistics_are_refused(bad, sentence):
 
 
 def test_a_counter_may_grow_by_the_batches_of_the_requested_steps():
-    """Ten images in fours, two epochs: six steps, each with at most eight batches; without an epoch, none."""
+    """Ten images in fours, two epochs: six steps of at most 8 × 1,000 calls each; without an epoch, none."""
     guard = known()
-    most = healthy(**{"bn.num_batches_tracked": COUNTER + 6 * 8})
+    most = healthy(**{"bn.num_batches_tracked": COUNTER + 6 * 8000})
     assert isinstance(guard.examine(most, {"global": MODEL}, asked()), UpdateGeometry)
     still = {**healthy(**{"bn.num_batches_tracked": COUNTER}), "losses": {}}
     assert isinstance(guard.examine(still, {"global": MODEL}, asked(epochs=0)), UpdateGeometry)
@@ -256,9 +256,9 @@ def test_a_counter_may_grow_by_the_batches_of_the_requested_steps():
 
 @pytest.mark.parametrize("parts", [2, 5])
 def test_a_counter_may_grow_by_the_batches_of_accumulated_parts(parts):
-    """Six steps, each of so many parts, each of at most eight batches."""
+    """Six steps, each of so many parts, each of at most 8,000 batches."""
     guard = known(accumulate=parts)
-    for grown, fits in ((6 * 8 * parts, True), (6 * 8 * parts + 1, False)):
+    for grown, fits in ((6 * 8000 * parts, True), (6 * 8000 * parts + 1, False)):
         update = healthy(**{"bn.num_batches_tracked": COUNTER + grown})
         verdict = guard.examine(update, {"global": MODEL}, asked())
         assert isinstance(verdict, UpdateGeometry) == fits

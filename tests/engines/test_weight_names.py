@@ -40,6 +40,17 @@ class Tied(nn.Module):
 TIED = [f"encoder.model.{name}.weight" for name in ("first", "second")]
 
 
+class Slices(nn.Module):
+    """Calls one network for each of ten slices."""
+
+    def __init__(self, channels: int = 1) -> None:
+        super().__init__()
+        self.net = nn.Sequential(nn.Conv2d(channels, 8, 3), nn.BatchNorm2d(8))
+
+    def forward(self, images: torch.Tensor) -> torch.Tensor:
+        return sum(self.net(images.roll(turns, 2)).mean((2, 3)) for turns in range(10))
+
+
 def indexed(*settings, network="Indexed"):
     named = (f"model.encoder={__name__}:{network}", "views.mean=[0.5]", "views.std=[0.5]")
     return Rounds("method.name=fed_simclr", *named, *settings)
@@ -143,3 +154,12 @@ def test_a_merge_keeps_a_tied_weight_under_both_its_names(merge):
     for name in TIED:
         model, own = rounds.server.state["models"]["global"][name], update["weights"][name]
         torch.testing.assert_close(start[name], torch.lerp(model, own, 0.7 if merge == "fedema" else 1.0))
+
+
+def test_an_encoder_may_call_a_norm_many_times_in_a_pass():
+    """Its counter was said to count batches that the requested steps cannot have made."""
+    rounds = indexed(network="Slices")
+    updates = {client: rounds.train(client)[0] for client in range(4)}
+    counted = updates[0]["weights"]["encoder.model.net.1.num_batches_tracked"]
+    assert int(counted) == 2 * 10 * rounds.federation.client_data(0).num_batches()
+    assert not rounds.server.run_round(Fixed(updates)).refused

@@ -35,7 +35,7 @@ from atoll.methods.method import Method, reports_more
 REASON_BYTES = 2**16  # size of an answer with the reason why there is no update
 FIRST = 1e6  # bound in the first round of what differs by thousands between tasks: losses, statistics
 USUAL_LOSS = 10.0  # a loss of this size is not suspicious for any method: it is ln 22,000
-PASSES = 8  # most batches that a network's BatchNorm counts in one step: views, rotations, public images
+COUNTS = 8_000  # most calls of a BatchNorm layer in a step: 8 passes, each of 1,000 slices of a volume, say
 ROUNDING = 1e-3  # of a loss that is at its lower bound
 QUIET = 0.01  # of the received weights' norm: a usual distance, even if most losses no longer have a gradient
 WEIGHTS, BUFFERS, WEIGHING = "weights", "running statistics", "weighing loss"  # names in the history
@@ -212,8 +212,8 @@ class UpdateChecks:
         if tensor.is_floating_point():
             impossible = name.endswith("running_var") and bool((tensor < 0).any())
             return f"{name!r} contains a negative variance" if impossible else None
-        passes = PASSES * self.setting.train.accumulate
-        most = model + passes * asked["steps"] if "steps" in asked else None
+        counts = COUNTS * self.setting.train.accumulate
+        most = model + counts * asked["steps"] if "steps" in asked else None
         # A merge may retain a client's own counter, which is below the largest of all clients'.
         least = model if self.method.merge.replaces else torch.zeros_like(model)
         if bool((tensor < least).any()) or (most is not None and bool((tensor > most).any())):
