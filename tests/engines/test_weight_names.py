@@ -51,6 +51,18 @@ class Slices(nn.Module):
         return sum(self.net(images.roll(turns, 2)).mean((2, 3)) for turns in range(10))
 
 
+class Repeated(nn.Module):
+    """Holds one block under two names."""
+
+    def __init__(self, channels: int = 1) -> None:
+        super().__init__()
+        self.stem = nn.Conv2d(channels, 8, 3)
+        self.first = self.second = nn.Sequential(nn.Conv2d(8, 8, 3, padding=1), nn.BatchNorm2d(8))
+
+    def forward(self, images: torch.Tensor) -> torch.Tensor:
+        return self.second(self.first(self.stem(images)).relu()).mean((2, 3))
+
+
 def indexed(*settings, network="Indexed"):
     named = (f"model.encoder={__name__}:{network}", "views.mean=[0.5]", "views.std=[0.5]")
     return Rounds("method.name=fed_simclr", *named, *settings)
@@ -163,3 +175,23 @@ def test_an_encoder_may_call_a_norm_many_times_in_a_pass():
     counted = updates[0]["weights"]["encoder.model.net.1.num_batches_tracked"]
     assert int(counted) == 2 * 10 * rounds.federation.client_data(0).num_batches()
     assert not rounds.server.run_round(Fixed(updates)).refused
+
+
+@pytest.mark.parametrize(
+    ("settings", "stay"),
+    [
+        (("train.bn_buffers=local",), "1.running_mean"),
+        (("train.bn_buffers=leave",), "1.running_mean"),
+        (("method.merge=fedbn",), "1.weight"),
+        (("model.freeze=['encoder.model.first.*']",), "1.bias"),
+    ],
+)
+def test_what_stays_at_a_client_stays_under_both_names_of_a_block(settings, stay):
+    """Under its second name it left, and the mean of all clients' replaced the client's own."""
+    rounds = indexed(*settings, network="Repeated")
+    update, kept = rounds.train(0)
+    own = rounds.client.networks.state_dict()[f"encoder.model.first.{stay}"].clone()
+    assert not {f"encoder.model.{name}.{stay}" for name in ("first", "second")} & update["weights"].keys()
+    rounds.fold(1, {client: rounds.train(client)[0] for client in range(4)})
+    if "leave" not in settings[0]:
+        assert torch.equal(rounds.start(0, 2, kept)[f"encoder.model.first.{stay}"], own)

@@ -46,7 +46,7 @@ def frozen_names(networks: nn.Module) -> set[str]:
         for name, tensor in networks.state_dict().items()
         if not (tensor.is_floating_point() or tensor.is_complex() or name in counters)
     }
-    for prefix, module in networks.named_modules():
+    for prefix, module in networks.named_modules(remove_duplicate=False):
         own = dict(module.named_parameters(recurse=False))
         names = [name for name in module.state_dict() if "." not in name]
         still = {name for name, weight in own.items() if not weight.requires_grad}
@@ -60,6 +60,6 @@ def buffer_names(networks: nn.Module) -> set[str]:
     """Names of BatchNorm's running statistics, identified by module type."""
     return {
         f"{prefix}.{name}"
-        for prefix, norm in norm_layers(networks).items()
+        for prefix, norm in norm_layers(networks, every_name=True).items()
         for name, _ in norm.named_buffers(recurse=False)
     }

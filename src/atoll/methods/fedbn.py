@@ -23,7 +23,9 @@ from atoll.objectives.simclr import SimCLR
 def norm_names(networks: nn.Module) -> set[str]:
     """Names of all parameters and statistics of BatchNorm layers, by module type."""
     return {
-        f"{prefix}.{name}" for prefix, norm in norm_layers(networks).items() for name in norm.state_dict()
+        f"{prefix}.{name}"
+        for prefix, norm in norm_layers(networks, every_name=True).items()
+        for name in norm.state_dict()
     }
 
 

@@ -9,8 +9,10 @@ from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 
-def norm_layers(networks: nn.Module) -> dict[str, _BatchNorm]:
+def norm_layers(networks: nn.Module, every_name: bool = False) -> dict[str, _BatchNorm]:
     """Find all BatchNorm layers by their type; names differ from one library to the next.
+
+    A layer of two names is found under its first, or with ``every_name`` under both.
 
     Example:
         >>> from torch import nn
@@ -18,7 +20,8 @@ def norm_layers(networks: nn.Module) -> dict[str, _BatchNorm]:
         >>> list(norm_layers(nn.Sequential(nn.Linear(2, 3), nn.BatchNorm1d(3))))
         ['1']
     """
-    return {name: module for name, module in networks.named_modules() if isinstance(module, _BatchNorm)}
+    modules = networks.named_modules(remove_duplicate=not every_name)
+    return {name: module for name, module in modules if isinstance(module, _BatchNorm)}
 
 
 def train_mode(networks: nn.Module) -> None:
