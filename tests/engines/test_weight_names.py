@@ -4,6 +4,7 @@ import pytest
 import torch
 from torch import nn
 
+from atoll.core.tree import clone, same
 from tests.rounds import Fixed, Rounds
 
 pytestmark = pytest.mark.filterwarnings("ignore:model.* does not apply")
@@ -195,3 +196,39 @@ def test_what_stays_at_a_client_stays_under_both_names_of_a_block(settings, stay
     rounds.fold(1, {client: rounds.train(client)[0] for client in range(4)})
     if "leave" not in settings[0]:
         assert torch.equal(rounds.start(0, 2, kept)[f"encoder.model.first.{stay}"], own)
+
+
+FROZEN = "encoder.conv1.weight"
+
+
+def models_in(state):
+    """All models in a client state."""
+    if not isinstance(state, dict):
+        return []
+    inner = [model for value in state.values() for model in models_in(value)]
+    return [*inner, state] if any(name.startswith("encoder.") for name in state) else inner
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        ("fed_byol",),
+        ("fed_dino", "options.dino.prototypes=8"),
+        ("fedema",),
+        ("featarc",),
+        ("moon",),
+        ("orchestra", "options.orchestra.target=kept"),
+    ],
+    ids=" ".join,
+)
+def test_a_client_retains_no_copy_of_what_the_recipe_freezes(settings):
+    """With adapters, that is nearly all of an encoder, and each client has it already."""
+    name, *more = settings
+    rounds = Rounds(f"method.name={name}", f"model.freeze=['{FROZEN}']", *more)
+    _, kept = rounds.train(0)
+    assert models_in(kept)
+    assert all(FROZEN not in model for model in models_in(kept))
+    whole = clone(kept)
+    for model in models_in(whole):
+        model[FROZEN] = rounds.server.constants["base"][FROZEN]
+    assert same(rounds.train(0, 2, kept)[0], rounds.train(0, 2, whole)[0])

@@ -43,6 +43,7 @@ class ClientContext:
         received: The downloaded weights, before any merge; without the local-only weights, and empty for a client
             that trains alone.
         shared: Names of the weights that leave the client.
+        fixed: Names of the weights that the recipe freezes: a client state need not contain them.
         reset: The client has no usable retained state, and components initialise theirs.
         lr: Learning rate of this round.
         steps: Number of optimiser steps taken.
@@ -71,6 +72,7 @@ class ClientContext:
         self.data = data
         self.received: Weights = {}
         self.shared: frozenset[str] = frozenset()
+        self.fixed: frozenset[str] = frozenset()
         self.reset = retained is None
         self.lr = 0.0
         self.steps = 0

@@ -46,6 +46,8 @@ class Client:
         self._shared = frozenset(update_names(method, setting.train, networks))
         self._personal = personal_names(method, networks)
         self._trained = [(weight, weight.requires_grad) for weight in networks.parameters()]
+        every = networks.named_parameters(remove_duplicate=False)  # a tied weight has two names
+        self._fixed = frozenset(name for name, weight in every if not weight.requires_grad)
         self._places = _places(networks)
         self._encode: Callable[[nn.Module, Tensor], Tensor] = nn.Module.__call__
         if setting.train.compile:
@@ -79,7 +81,7 @@ class Client:
         )  # fmt: skip
         context = self.context
         context.lr = learning_rate(train, context.round)
-        context.shared = self._shared
+        context.shared, context.fixed = self._shared, self._fixed
         train_mode(self.networks)
         for weight, trained in self._trained:
             weight.requires_grad_(trained)  # a component may have frozen it, for another client

@@ -151,7 +151,8 @@ class FeatARC(FedAvg):
             return None
         components = ("encoder.",) if self.features == "h" else ("encoder.", "projector.")
         state = context.networks.state_dict()
-        return {name: state[name].detach() for name in state if name.startswith(components)}
+        names = [name for name in state if name.startswith(components) and name not in context.fixed]
+        return {name: state[name].detach() for name in names}
 
     def _features(self, context: ClientContext, weights: Weights) -> Tensor:
         return context.outputs(context.frozen("featarc", weights), self.features)[0]

@@ -68,7 +68,7 @@ class FedEMA(Merge):
         weights = context.networks.named_parameters(remove_duplicate=False)  # a tied weight has two names
         return {
             "round": context.round,
-            "parameters": {name: p.detach() for name, p in weights},
+            "parameters": {name: p.detach() for name, p in weights if name not in context.fixed},
             "divergence": divergence,
             "scaler": scaler or (self.tau / divergence if divergence else 0.0),
         }

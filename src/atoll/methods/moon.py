@@ -59,7 +59,8 @@ class MOON(Term):
 
     def keep(self, context: ClientContext) -> Tree:
         """Retain the trained model."""
-        return {name: value.detach() for name, value in context.networks.state_dict().items()}
+        state = context.networks.state_dict()
+        return {name: state[name].detach() for name in state if name not in context.fixed}
 
 
 METHOD = Method(

@@ -196,7 +196,7 @@ class Orchestra(Objective):
     def keep(self, context: ClientContext) -> Tree:
         """Retain the memory, and the target network unless each round resets it."""
         scope = context.of(self)
-        target = {"target": encoding_weights(scope.target)} if self.target == "kept" else {}
+        target = {"target": encoding_weights(context, scope.target)} if self.target == "kept" else {}
         return {"memory": scope.memory, **target}
 
     def declares(self, setting: Setting) -> Spec:

@@ -66,4 +66,4 @@ class BYOL(Objective):
 
     def keep(self, context: ClientContext) -> Tree:
         """Return the target's weights as client state, unless each round resets it."""
-        return encoding_weights(context.of(self).target) if self.target == "kept" else None
+        return encoding_weights(context, context.of(self).target) if self.target == "kept" else None

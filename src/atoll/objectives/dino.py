@@ -150,5 +150,5 @@ class DINO(Objective):
     def keep(self, context: ClientContext) -> Tree:
         """Return the centre, and the teacher's weights unless each round resets it, as client state."""
         scope = context.of(self)
-        teacher = {"teacher": encoding_weights(scope.teacher, HEAD)} if self.target == "kept" else {}
+        teacher = {"teacher": encoding_weights(context, scope.teacher, HEAD)} if self.target == "kept" else {}
         return {"centre": scope.centre, **teacher}

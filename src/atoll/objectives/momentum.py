@@ -29,10 +29,11 @@ def follow(target: nn.Module, online: nn.Module, momentum: float) -> None:
     torch._foreach_lerp_(parameters, [p.detach() for p in online.parameters()], 1 - momentum)
 
 
-def encoding_weights(networks: nn.ModuleDict, *heads: str) -> Weights:
-    """Weights of the encoder, the projector and further heads, the networks of a target."""
+def encoding_weights(context: ClientContext, networks: nn.ModuleDict, *heads: str) -> Weights:
+    """Weights of the encoder, the projector and further heads, the networks of a target; without frozen ones."""
     state, chosen = networks.state_dict(), {"encoder", "projector", *heads}
-    return {name: state[name].detach() for name in state if name.partition(".")[0] in chosen}
+    names = [name for name in state if name.partition(".")[0] in chosen and name not in context.fixed]
+    return {name: state[name].detach() for name in names}
 
 
 def enqueue(queue: torch.Tensor, *rows: torch.Tensor) -> torch.Tensor:
