@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import random
 from pathlib import Path
 
+import numpy as np
 import pytest
+import torch
+from torch import Tensor, nn
 
 import atoll
 from atoll.core.errors import UserError
@@ -67,3 +71,42 @@ def test_what_has_no_hook_is_refused_before_the_run(tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"write Everything\(\)"):
         Callbacks([Everything])
     assert not (tmp_path / "run").exists()
+
+
+class Dropping(nn.Module):
+    """An encoder whose training depends on PyTorch's random stream."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.Sequential(nn.Flatten(), nn.Dropout(0.5), nn.Linear(64, 8))
+
+    def forward(self, images: Tensor) -> Tensor:
+        return self.layers(images)
+
+
+class Meddler:
+    """Leaves the process's random streams and PyTorch's settings otherwise than it found them."""
+
+    def step(self, images):
+        torch.rand(3), np.random.rand(), random.random()
+
+    def round(self, record, line):
+        torch.manual_seed(1)
+        torch.set_grad_enabled(False)
+        torch.set_num_threads(torch.get_num_threads() + 1)
+        torch.set_default_dtype(torch.float64)
+
+
+def test_a_callback_changes_no_result(tmp_path: Path) -> None:
+    table = {
+        "data": {"source": "digits", "limit": 160, "image_size": 8, "channels": 1},
+        "views": {"preset": "digits", "mean": [0.5], "std": [0.5]},
+        "method": {"name": "fed_simclr"},
+        "partition": {"kind": "iid", "clients": 4},
+        "train": {"rounds": 2, "epochs": 1, "batch_size": 20},
+        "evaluation": {"every": 0, "at_end": ["knn"], "map_points": 0},
+        "engine": {"workers": 1},
+    }
+    plain = atoll.simulate(table, tmp_path / "plain", encoder=Dropping)
+    followed = atoll.simulate(table, tmp_path / "followed", encoder=Dropping, callbacks=[Meddler()])
+    assert followed.encoder_path.read_bytes() == plain.encoder_path.read_bytes()

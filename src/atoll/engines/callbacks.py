@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from atoll.core.errors import UserError
+from atoll.core.process_state import settings_kept, streams_kept
 from atoll.core.run_folder import Run
 
 if TYPE_CHECKING:
@@ -87,7 +88,10 @@ class Callbacks(Callback):
         self._call("step", images)
 
     def _call(self, name: str, *values: object) -> None:
-        for one in self._callbacks:
-            hook = getattr(one, name, None)
-            if hook is not None:
+        """Call a hook of each one that has it; what it draws or sets does not reach the training."""
+        hooks = [getattr(one, name) for one in self._callbacks if getattr(one, name, None) is not None]
+        if not hooks:
+            return
+        with streams_kept(), settings_kept():
+            for hook in hooks:
                 hook(*values)

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
 import random
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from functools import cached_property
 from typing import Any
 
@@ -17,6 +16,7 @@ from atoll.core.errors import UserError
 from atoll.core.fingerprint import fingerprint
 from atoll.core.given import Given, names_code
 from atoll.core.imports import describe_error, import_attribute
+from atoll.core.process_state import streams_kept
 
 _SEEDS = 2**32  # numpy takes no larger seed
 
@@ -79,7 +79,7 @@ class Transform:
         """
         seeds = torch.randint(_SEEDS, (len(images),), generator=generator).tolist()
         views = torch.empty(len(images), images.shape[1], size, size)
-        with _streams_kept(), torch.no_grad():
+        with streams_kept(), torch.no_grad():
             for row, (image, seed) in enumerate(zip(images.cpu(), seeds, strict=True)):
                 torch.default_generator.manual_seed(seed)
                 np.random.seed(seed)
@@ -120,18 +120,6 @@ class Transform:
             )
         plain: Tensor = view.as_subclass(Tensor)
         return plain
-
-
-@contextlib.contextmanager
-def _streams_kept() -> Iterator[None]:
-    """Restore the process's random streams after the block."""
-    before = random.getstate(), np.random.get_state()
-    with torch.random.fork_rng(devices=[]):
-        try:
-            yield
-        finally:
-            random.setstate(before[0])
-            np.random.set_state(before[1])
 
 
 def _words(value: Any) -> str:

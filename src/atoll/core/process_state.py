@@ -1,0 +1,43 @@
+"""What a process holds for all of its code: random streams, and PyTorch's settings."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import numpy as np
+import torch
+
+from atoll.core.threads import threads
+
+
+def uses_gpu() -> bool:
+    """Whether this process has used a GPU."""
+    return bool(torch.cuda.is_initialized())  # type: ignore[no-untyped-call]
+
+
+@contextmanager
+def streams_kept() -> Iterator[None]:
+    """Restore the process's random streams after the block."""
+    torchs, numpys, pythons = torch.get_rng_state(), np.random.get_state(), random.getstate()
+    gpus = torch.cuda.get_rng_state_all() if uses_gpu() else []
+    try:
+        yield
+    finally:
+        torch.set_rng_state(torchs)
+        np.random.set_state(numpys)
+        random.setstate(pythons)
+        if gpus:
+            torch.cuda.set_rng_state_all(gpus)
+
+
+@contextmanager
+def settings_kept() -> Iterator[None]:
+    """Restore after the block whether PyTorch records gradients, its threads, and its type of new floats."""
+    floats = torch.get_default_dtype()
+    with torch.set_grad_enabled(torch.is_grad_enabled()), threads(torch.get_num_threads()):
+        try:
+            yield
+        finally:
+            torch.set_default_dtype(floats)
