@@ -203,3 +203,23 @@ def test_a_resumed_run_keeps_the_layout_that_auto_stood_for_where_it_began(tmp_p
     assert same(final_models(begun), final_models(whole))
     with pytest.raises(UserError, match=r"was started with engine.channels_last = True, and .* says False"):
         run_tiny(begun.folder, *settings, "train.rounds=2", "engine.channels_last=false", resume=True)
+
+
+@pytest.mark.parametrize("setting", [torch.no_grad, torch.inference_mode])
+def test_a_run_trains_where_its_caller_records_no_gradients(tmp_path, setting):
+    plain = run_tiny(tmp_path / "plain")
+    with setting():
+        called = atoll.simulate(tiny(), tmp_path / "called")
+        assert not torch.is_grad_enabled()
+    assert called.encoder_path.read_bytes() == plain.encoder_path.read_bytes()
+
+
+def test_a_run_computes_in_32_bits_whatever_its_caller_has_set(tmp_path):
+    plain = run_tiny(tmp_path / "plain")
+    torch.set_default_dtype(torch.float64)
+    try:
+        called = atoll.simulate(tiny(), tmp_path / "called")
+        assert torch.get_default_dtype() == torch.float64
+    finally:
+        torch.set_default_dtype(torch.float32)
+    assert called.encoder_path.read_bytes() == plain.encoder_path.read_bytes()

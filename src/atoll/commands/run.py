@@ -33,6 +33,7 @@ from atoll.commands.resume import (
 from atoll.components.base import Trained
 from atoll.core import run_folder
 from atoll.core.errors import UserError
+from atoll.core.process_state import settings_for_training
 from atoll.core.provenance import version
 from atoll.core.run_names import check_name, default_folder
 from atoll.core.threads import threads
@@ -107,7 +108,8 @@ def simulate(
     if watcher is not None:
         warnings.warn("watcher is now called callback", DeprecationWarning, stacklevel=2)
     objects = (encoder, data, transform)
-    given = give(recipe, *objects) if any(one is not None for one in objects) else _as_recipe(recipe)
+    with settings_for_training():  # a factory of an encoder is called
+        given = give(recipe, *objects) if any(one is not None for one in objects) else _as_recipe(recipe)
     further = callbacks if isinstance(callbacks, Iterable) else [callbacks]
     own = [*([callback] if callback else []), *([watcher] if watcher else []), *further]
     tools = [log] if isinstance(log, str) else log
@@ -119,6 +121,7 @@ def simulate(
         bar.stop()
 
 
+@settings_for_training()
 def run_recipe(
     recipe: Recipe | Mapping[str, Any] | str | Path,
     out: Path | str | None = None,

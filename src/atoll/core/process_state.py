@@ -41,3 +41,11 @@ def settings_kept() -> Iterator[None]:
             yield
         finally:
             torch.set_default_dtype(floats)
+
+
+@contextmanager
+def settings_for_training() -> Iterator[None]:
+    """Record gradients and make floats of 32 bits within the block, whatever the caller has set."""
+    with settings_kept(), torch.inference_mode(False), torch.enable_grad():
+        torch.set_default_dtype(torch.float32)
+        yield
