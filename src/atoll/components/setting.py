@@ -10,6 +10,7 @@ from typing import TypeVar
 import torch
 
 from atoll.components.training import TrainOptions
+from atoll.core.process_state import seeded_streams
 from atoll.core.rng import derive_seed
 from atoll.core.tree import Weights
 from atoll.models import ModelOptions
@@ -83,9 +84,9 @@ class Setting:
 
 
 def seeded(module_seed: int, build: Callable[[], T]) -> T:
-    """Build a module from a separate random stream; the global stream is unchanged."""
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(module_seed)
+    """Build a module from separate random streams; the global streams are unchanged."""
+    with seeded_streams(module_seed):
+        torch.manual_seed(module_seed)  # also a GPU's, which the user's module may be the first to use
         return build()
 
 

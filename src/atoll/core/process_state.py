@@ -11,10 +11,22 @@ import torch
 
 from atoll.core.threads import threads
 
+_NUMPY_SEEDS = 2**32
+
 
 def uses_gpu() -> bool:
     """Whether this process has used a GPU."""
     return bool(torch.cuda.is_initialized())  # type: ignore[no-untyped-call]
+
+
+def seed_streams(seed: int) -> None:
+    """Seed the process's random streams: those of torch, numpy and random."""
+    # `torch.manual_seed` also seeds GPUs, and where there is none formats three tracebacks in case one appears.
+    torch.default_generator.manual_seed(seed)
+    if uses_gpu():
+        torch.cuda.manual_seed_all(seed)
+    np.random.seed(seed % _NUMPY_SEEDS)
+    random.seed(seed)
 
 
 @contextmanager
@@ -30,6 +42,14 @@ def streams_kept() -> Iterator[None]:
         random.setstate(pythons)
         if gpus:
             torch.cuda.set_rng_state_all(gpus)
+
+
+@contextmanager
+def seeded_streams(seed: int) -> Iterator[None]:
+    """Draw from streams of a seed within the block, and restore the process's own after it."""
+    with streams_kept():
+        seed_streams(seed)
+        yield
 
 
 @contextmanager

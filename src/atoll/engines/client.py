@@ -12,6 +12,7 @@ from atoll.components.base import Batch, ClientContext, ClientData, Passes, Sett
 from atoll.components.messages import ClientState, Message, Slices, Update
 from atoll.components.training import learning_rate, make_optimizer
 from atoll.core.errors import UserError
+from atoll.core.process_state import seeded_streams
 from atoll.core.rng import derive_seed
 from atoll.core.tree import Weights, map_tensors
 from atoll.data.batch import part_sizes
@@ -263,8 +264,7 @@ def train_client(
         The update and the client state, valid until the next `Client.start`.
     """
     train = client.setting.train
-    with torch.random.fork_rng(devices=[]):
-        seed_generators(client, message)
+    with seeded_streams(training_seed(client.setting, message)):
         client.start(message, retained, data)
         with checkpointed(client.networks["encoder"], train.checkpoint_gradients):
             for batch in data.batches(message["round"], message["epochs"], client.method.images):
@@ -284,13 +284,9 @@ def train_client(
         return client.finish()
 
 
-def seed_generators(client: Client, message: Message) -> None:
-    """Seed the generators that a client's random layers draw from."""
-    seed = derive_seed(client.setting.seed, "networks", message["round"], message["client"])
-    # `torch.manual_seed` also seeds GPUs, and where there is none formats three tracebacks in case one appears.
-    torch.default_generator.manual_seed(seed)
-    if client.device.type == "cuda":
-        torch.cuda.manual_seed_all(seed)
+def training_seed(setting: Setting, message: Message) -> int:
+    """Seed of the random streams while a client trains: random layers and the user's code draw from them."""
+    return derive_seed(setting.seed, "networks", message["round"], message["client"])
 
 
 def _places(networks: nn.Module) -> dict[str, tuple[nn.Module, str]] | None:

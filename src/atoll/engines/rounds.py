@@ -15,6 +15,7 @@ from atoll.components.base import Trained
 from atoll.components.messages import Checkpoint
 from atoll.core.errors import UserError
 from atoll.core.kept_models import keep_model
+from atoll.core.process_state import seeded_streams
 from atoll.core.tree import Tree
 from atoll.engines.background import Background
 from atoll.engines.callbacks import Callback
@@ -223,7 +224,8 @@ class _Rounds:
     def run(self, executor: Executor, background: Background, overlap: bool) -> None:
         """Train, save and evaluate a round; with ``overlap``, the background saves it if nothing waits for it."""
         callback = self._context.callback
-        record = self.server.run_round(executor, callback.step if callback else None)
+        with seeded_streams(self.server.seed(self.server.round + 1)):
+            record = self.server.run_round(executor, callback.step if callback else None)
         line = deepcopy(record.to_dict())  # the background may save it while the callback changes the record
         if self._reset:
             line["reset"] = list(self._reset)

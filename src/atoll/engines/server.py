@@ -17,7 +17,8 @@ from atoll.aggregation.secure_sum import SecureSum, vector_size
 from atoll.components.base import Aggregation, Deployment, Setting, Trained
 from atoll.components.messages import Checkpoint, Update
 from atoll.core.errors import RunError, UserError
-from atoll.core.rng import stream
+from atoll.core.process_state import seeded_streams
+from atoll.core.rng import derive_seed, stream
 from atoll.core.text import one_line
 from atoll.core.tree import Weights, num_bytes
 from atoll.engines.client import BASE
@@ -98,17 +99,23 @@ class Server:
         self.setting = setting
         self.round = 0
         self.valid: dict[int, int] = {}
-        self.constants = recipe.composed.constants(setting, prerequisites or {})
-        if setting.base_names:
-            self.constants[BASE] = {name: start[name] for name in sorted(setting.base_names)}
-            start = {name: weight for name, weight in start.items() if name not in setting.base_names}
-        self.state = recipe.composed.init(setting, start)
+        base = {name: start[name] for name in sorted(setting.base_names)}
+        start = {name: weight for name, weight in start.items() if name not in base}
+        with seeded_streams(self.seed(0)):
+            self.constants = recipe.composed.constants(setting, prerequisites or {})
+            self.state = recipe.composed.init(setting, start)
+        if base:
+            self.constants[BASE] = base
         names = frozenset(start) - setting.local_only
         self.checks = UpdateChecks(recipe.composed, setting, names, setting.running_statistics)
         self._constants_sent: set[int] = set()
         self._missed = 0  # turns in a row
         self._scratch = scratch
         self._observer = observer
+
+    def seed(self, round: int) -> int:
+        """Seed of the process's random streams in a round, from which the user's code at the server may draw."""
+        return derive_seed(self.recipe.seed, "server", round)
 
     def cohort(self, round: int) -> list[int]:
         """Return the clients of a round, in the order in which they were drawn."""

@@ -17,7 +17,8 @@ from torch import Tensor
 from atoll.components.base import Batch, ClientData, Passes
 from atoll.components.forwards import encoder_calls
 from atoll.components.messages import ClientState, Slices, Update
-from atoll.engines.client import Client, seed_generators
+from atoll.core.process_state import seed_streams, streams_kept
+from atoll.engines.client import Client, training_seed
 from atoll.engines.encoder_stack import EncoderStack
 from atoll.engines.executors import InProcess, Progress
 from atoll.engines.jobs import Job, Result
@@ -49,7 +50,7 @@ class Stacked(InProcess):
         by_steps = sorted(
             jobs, key=lambda job: job.message["epochs"] * data[job.client].num_batches(), reverse=True
         )
-        with torch.random.fork_rng(devices=[]):
+        with streams_kept():
             members = [
                 _Member(row, self._clients[row], job, self._load(job), data[job.client])
                 for row, job in enumerate(by_steps)
@@ -115,7 +116,7 @@ class _Member:
         self.row = row
         self.client = client
         self.job = job
-        seed_generators(client, job.message)
+        seed_streams(training_seed(client.setting, job.message))
         self._generators = _generator_states(client)
         with self._drawing():
             client.start(job.message, retained, data)

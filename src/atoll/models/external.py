@@ -21,6 +21,7 @@ from atoll.core.errors import UserError
 from atoll.core.fingerprint import fingerprint
 from atoll.core.given import PREFIX, Given
 from atoll.core.imports import import_attribute
+from atoll.core.process_state import seeded_streams, streams_kept
 from atoll.models.encoder import Encoder, represent_black
 from atoll.models.libraries import (
     HUGGING_FACE,
@@ -226,8 +227,7 @@ def give_encoder(source: Any, channels: int, size: int) -> Given:
         UserError: It is neither.
     """
     name = call_it(source)
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(0)
+    with seeded_streams(0):
         model = make_module(source, name, channels, size)
     digest = hashlib.sha256(f"{model!r}{_code_of(model, source)}".encode())
     for key, tensor in sorted(model.state_dict().items()):
@@ -294,7 +294,7 @@ def _own_input(source: Any, name: str, channels: int, size: int | None) -> Input
         and not isinstance(source, nn.Module)
         and (size or "image_size" not in _parameters(source))
     ):
-        with torch.random.fork_rng(devices=[]):
+        with streams_kept():
             found = _configuration(make_module(source, name, channels, size))
     return found or InputConfig()
 

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import random
 from collections.abc import Callable
 from functools import cached_property
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -16,7 +14,7 @@ from atoll.core.errors import UserError
 from atoll.core.fingerprint import fingerprint
 from atoll.core.given import Given, names_code
 from atoll.core.imports import describe_error, import_attribute
-from atoll.core.process_state import streams_kept
+from atoll.core.process_state import seed_streams, streams_kept
 
 _SEEDS = 2**32  # numpy takes no larger seed
 
@@ -81,9 +79,7 @@ class Transform:
         views = torch.empty(len(images), images.shape[1], size, size)
         with streams_kept(), torch.no_grad():
             for row, (image, seed) in enumerate(zip(images.cpu(), seeds, strict=True)):
-                torch.default_generator.manual_seed(seed)
-                np.random.seed(seed)
-                random.seed(seed)
+                seed_streams(seed)
                 view = self._view(image, tuple(views.shape[1:]))
                 views[row] = normalise(view / 255) if view.dtype == torch.uint8 else view
         return upload(views, images.device)
