@@ -1,12 +1,14 @@
 from dataclasses import dataclass
+from itertools import combinations
 from typing import ClassVar
 
 import pytest
 import torch
 from torch import nn
 
-from atoll.components.base import Term
+from atoll.components.base import TensorSpec, Term
 from atoll.core.tree import leaves, map_tensors, pack, unpack
+from tests.harness import run_tiny
 from tests.rounds import Rounds
 
 VIT = ("model.encoder=vit-tiny", "model.stem=cifar", "model.width=64", "model.depth=1", "model.patch=4")
@@ -141,3 +143,45 @@ def test_kept_optimizer_states_have_the_layout_of_their_weights():
     state = rounds.client.optimizer.state
     assert any(not weight.is_contiguous() for weight in state)
     assert all(own["momentum_buffer"].stride() == weight.stride() for weight, own in state.items())
+
+
+class Spread:
+    """A fold that needs all slices at once."""
+
+    def __init__(self):
+        self.slices = []
+
+    def add(self, client, piece):
+        self.slices.append(piece)
+
+    def close(self):
+        assert not any(one.requires_grad for one in self.slices)
+        return torch.stack(self.slices)
+
+
+@dataclass(frozen=True)
+class SendsAWeight(Term):
+    """Sends one of the networks' own tensors, as what it is: a parameter."""
+
+    name: ClassVar[str] = "sends_a_weight"
+    egress: ClassVar[tuple[str, ...]] = ("the last weight of the projector",)
+
+    def declares(self, setting):
+        return TensorSpec((setting.embedding_dim,))
+
+    def fold(self, state, setting, round):
+        return Spread()
+
+    def loss(self, context, batch, passes):
+        return torch.zeros(())
+
+    def finish(self, context):
+        return list(context.networks["projector"].parameters())[-1]
+
+
+def test_a_fold_may_keep_the_slices_of_a_round(tmp_path):
+    """In one process the next client's training would overwrite them, which workers would hide."""
+    run = run_tiny(tmp_path, "method.name=fed_simclr", f"method.terms=['{__name__}:SendsAWeight']")
+    slices = run.latest()["state"]["parts"]["sends_a_weight"]
+    assert len(slices) == 4
+    assert not any(torch.equal(one, other) for one, other in combinations(slices, 2))

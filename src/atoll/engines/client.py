@@ -172,14 +172,13 @@ class Client:
     def finish(self) -> tuple[Update, ClientState | None]:
         """End the last epoch; return the update and the client state, which is None if the method retains nothing.
 
-        Both may contain the networks' tensors themselves: use or copy them before the next `start`.
+        The weights and the state may be the networks' tensors themselves: use or copy them before the next `start`.
         """
         self._end_epoch()
         method, context, train = self.method, self.context, self.setting.train
         weights = self._weights()
-        # As a message does, drop the networks' memory layout: the server's sums run in the same order everywhere.
         slices = {
-            component.name: map_tensors(Tensor.contiguous, component.finish(context))
+            component.name: map_tensors(_as_sent, component.finish(context))
             for component in method.components
         }
         update: Update = {
@@ -287,6 +286,14 @@ def train_client(
 def training_seed(setting: Setting, message: Message) -> int:
     """Seed of the random streams while a client trains: random layers and the user's code draw from them."""
     return derive_seed(setting.seed, "networks", message["round"], message["client"])
+
+
+def _as_sent(tensor: Tensor) -> Tensor:
+    """A tensor of a slice as a message brings it, so that a fold that keeps slices finds the same in every engine.
+
+    It has no graph, its memory is its own, and without the networks' layout sums run in the same order.
+    """
+    return tensor.detach().clone(memory_format=torch.contiguous_format)
 
 
 def _places(networks: nn.Module) -> dict[str, tuple[nn.Module, str]] | None:
