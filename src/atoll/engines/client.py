@@ -14,7 +14,7 @@ from atoll.components.training import learning_rate, make_optimizer
 from atoll.core.errors import UserError
 from atoll.core.process_state import seeded_streams
 from atoll.core.rng import derive_seed
-from atoll.core.tree import Weights, map_tensors
+from atoll.core.tree import Weights, clone, map_tensors
 from atoll.data.batch import part_sizes
 from atoll.engines.weight_names import buffer_names, personal_names, update_names
 from atoll.methods.method import Method
@@ -74,8 +74,13 @@ class Client:
         return torch.autocast(kind, torch.bfloat16, enabled=self.setting.train.amp and kind == "cuda")
 
     def start(self, message: Message, retained: ClientState | None, data: ClientData) -> None:
-        """Load the message and the client state; ``retained`` is None the first time that a client takes part."""
+        """Load the message and the client state; ``retained`` is None the first time that a client takes part.
+
+        Components get copies of what the message holds for them and the merge of the model, which they may change:
+        within a process, the message's tensors are the server's, or those of other clients' messages.
+        """
         method, train = self.method, self.setting.train
+        message = {**message, "parts": clone(message["parts"])}
         self.context = ClientContext(
             self.setting, message["client"], message["round"], self.networks, self.copies,
             message, self.constants, retained, data,
@@ -92,7 +97,8 @@ class Client:
         context.received = {name: weight for name, weight in downloaded.items() if name in self._shared}
         if downloaded:
             downloaded = {**self._base, **downloaded}
-        self._load(method.merge.join(context, downloaded), whole=True)
+        joined = downloaded if method.merge.replaces else method.merge.join(context, clone(downloaded))
+        self._load(joined, whole=True)
         if retained:
             self._load(retained.get("personal", {}))
         if train.bn_buffers == "local" and retained:

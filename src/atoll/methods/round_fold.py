@@ -21,11 +21,15 @@ from atoll.components.base import (
     Update,
     UpdateGeometry,
 )
-from atoll.core.tree import Tree
+from atoll.core.tree import Tree, clone
 
 
 class RoundFold:
-    """A round's fold: the aggregation folds models, the components fold their slices, then the server steps."""
+    """A round's fold: the aggregation folds models, the components fold their slices, then the server steps.
+
+    Components and the server step get copies of the state, which they may change: clients train meanwhile with what
+    they were sent of it, and the last round's checkpoint is perhaps still to be written.
+    """
 
     def __init__(
         self,
@@ -48,7 +52,7 @@ class RoundFold:
                 near = aggregation.neighbourhoods(setting, round)
                 fold = _NeighbourFolds(component, state["parts"].get(component.name), setting, round, near)
             else:
-                fold = component.fold(state["parts"].get(component.name), setting, round)
+                fold = component.fold(clone(state["parts"].get(component.name)), setting, round)
             if fold is not None:
                 self._slices[component.name] = fold
 
@@ -70,10 +74,12 @@ class RoundFold:
         slices.update({name: fold.close() for name, fold in self._slices.items()})
         server = self._server
         steps = dict(slices.get(server.name) or {})
+        takes_steps = type(server).step is not ServerStep.step
         for name, folded in models.items():
             current = self._state["models"][name]
-            if folded is not current:  # no step for a cluster that no client chose
-                steps[name], models[name] = server.step(steps.get(name), current, folded, self._setting)
+            if folded is not current and takes_steps:  # no step for a cluster that no client chose
+                before = (clone(steps.get(name)), clone(current))
+                steps[name], models[name] = server.step(*before, folded, self._setting)
         if any(value is not None for value in steps.values()):
             slices[server.name] = steps
         return {"models": models, "parts": slices}
@@ -91,7 +97,8 @@ class _NeighbourFolds:
         near: Sequence[Collection[int]],
     ) -> None:
         slices = (
-            component.fold((state or {}).get(str(client)), setting, round) for client in range(len(near))
+            component.fold(clone((state or {}).get(str(client))), setting, round)
+            for client in range(len(near))
         )
         self._folds = {client: fold for client, fold in enumerate(slices) if fold is not None}
         self._near = near

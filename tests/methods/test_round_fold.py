@@ -1,0 +1,114 @@
+"""What a user's components may change in place: they own what they are given, whatever process they run in."""
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import pytest
+import torch
+
+from atoll.components.base import VIEWS, Merge, ServerStep, TensorSpec, Term
+from atoll.core.run_folder import Run
+from atoll.core.tree import clone, same
+from tests.harness import run_tiny
+
+
+class InPlace:
+    """A fold that moves the state itself."""
+
+    def __init__(self, state):
+        self.state = state
+
+    def add(self, client, piece):
+        self.state["mean"].lerp_(piece, 0.1)
+        self.state["count"] += 1
+
+    def close(self):
+        return self.state
+
+
+@dataclass(frozen=True)
+class Centre(Term):
+    """Pulls embeddings to their mean over clients."""
+
+    name: ClassVar[str] = "centre"
+    egress: ClassVar[tuple[str, ...]] = ("the mean embedding of a batch",)
+
+    def init(self, setting):
+        return {"mean": torch.ones(setting.embedding_dim), "count": 0}
+
+    def send(self, state, client, cohort, round):
+        return state
+
+    def declares(self, setting):
+        return TensorSpec((setting.embedding_dim,))
+
+    def fold(self, state, setting, round):
+        return InPlace(state)
+
+    def forwards(self):
+        return VIEWS
+
+    def start(self, context):
+        context.of(self).target = context.of(self).message["mean"].mul_(0.9)
+
+    def loss(self, context, batch, passes):
+        context.of(self).last = passes[VIEWS[0]].z.mean(0)
+        return 0.1 * (context.of(self).last - context.of(self).target).square().mean()
+
+    def finish(self, context):
+        return context.of(self).last
+
+
+@dataclass(frozen=True)
+class Half(Merge):
+    """Starts from the mean of the download and the client's last model."""
+
+    name: ClassVar[str] = "half"
+    keeps: ClassVar[tuple[str, ...]] = ("the client's model",)
+
+    def join(self, context, downloaded):
+        retained = context.of(self).retained or {}
+        for name, weight in retained.items():
+            downloaded[name].lerp_(weight, 0.5)
+        return downloaded
+
+    def keep(self, context):
+        return dict(context.networks.named_parameters())
+
+
+@dataclass(frozen=True)
+class Momentum(ServerStep):
+    """Momentum that is accumulated in place, and so are the weights."""
+
+    name: ClassVar[str] = "in_place_momentum"
+
+    def step(self, state, current, folded, setting):
+        trained = [name for name in current if name not in setting.buffers]
+        velocity = state or {name: torch.zeros_like(current[name]) for name in trained}
+        for name in trained:
+            velocity[name].mul_(0.5).add_(folded[name] - current[name])
+            current[name].add_(velocity[name])
+        return velocity, {**folded, **{name: current[name] for name in trained}}
+
+
+@pytest.mark.parametrize("part", ["terms=['{}:Centre']", "merge={}:Half"])
+def test_the_number_of_workers_decides_nothing_for_parts_that_work_in_place(part, tmp_path):
+    """In one process all clients' messages hold the server's own tensors, and in a worker those of its clients."""
+    settings = ("method.name=fed_simclr", "method." + part.format(__name__))
+    one, two = (run_tiny(tmp_path / f"{n}", *settings, f"engine.workers={n}").latest() for n in (1, 2))
+    assert same(one["state"], two["state"])
+
+
+def test_a_checkpoint_that_is_still_to_be_written_holds_its_own_round(tmp_path, monkeypatch):
+    """The background writes it while the next round folds and steps."""
+    written, save = [], Run.checkpoint
+
+    def checkpoint(run, round, tree):
+        written.append((tree["state"], clone(tree["state"])))
+        save(run, round, tree)
+
+    monkeypatch.setattr(Run, "checkpoint", checkpoint)
+    parts = (f"method.terms=['{__name__}:Centre']", f"method.server={__name__}:Momentum")
+    run_tiny(tmp_path / "run", "method.name=fed_simclr", *parts)
+    assert len(written) == 3
+    assert all(same(then, now) for then, now in written)
