@@ -1,4 +1,5 @@
 import html
+import threading
 import warnings
 from dataclasses import replace
 
@@ -10,6 +11,7 @@ from safetensors.torch import save_file
 import atoll
 from atoll.core.config import describe
 from atoll.core.errors import UserError
+from atoll.core.run_folder import Run
 from atoll.core.tree import same
 from atoll.engines.federation import Federation
 from atoll.models import load_encoder
@@ -223,3 +225,27 @@ def test_a_run_computes_in_32_bits_whatever_its_caller_has_set(tmp_path):
     finally:
         torch.set_default_dtype(torch.float32)
     assert called.encoder_path.read_bytes() == plain.encoder_path.read_bytes()
+
+
+def test_runs_of_two_threads_wait_for_each_other(tmp_path):
+    """Both seed the random streams of the process, from which the initial weights are drawn."""
+    began, ended, order = threading.Event(), threading.Event(), []
+
+    class Slow:
+        def begin(self, federation, server):
+            began.set()
+            ended.wait(1)  # of the second run, which would end long before
+            order.append("first")
+
+    def second():
+        began.wait()
+        atoll.simulate(tiny(), tmp_path / "second")
+        order.append("second")
+        ended.set()
+
+    thread = threading.Thread(target=second)
+    thread.start()
+    first = atoll.simulate(tiny(), tmp_path / "first", callbacks=[Slow()])
+    thread.join()
+    assert order == ["first", "second"]
+    assert same(final_models(first), final_models(Run(tmp_path / "second")))

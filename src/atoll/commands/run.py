@@ -33,7 +33,7 @@ from atoll.commands.resume import (
 from atoll.components.base import Trained
 from atoll.core import run_folder
 from atoll.core.errors import UserError
-from atoll.core.process_state import settings_for_training
+from atoll.core.process_state import process_for_training
 from atoll.core.provenance import version
 from atoll.core.run_names import check_name, default_folder
 from atoll.core.threads import threads
@@ -66,6 +66,8 @@ def simulate(
     watcher: Callback | None = None,
 ) -> Run:
     """Simulate a federation on this machine: train, evaluate and save its encoder.
+
+    Runs of several threads wait for one another; use processes to run them at once.
 
     Args:
         recipe: Name of a preset, path of a TOML file, the table in such a file, or a `Recipe`.
@@ -108,7 +110,7 @@ def simulate(
     if watcher is not None:
         warnings.warn("watcher is now called callback", DeprecationWarning, stacklevel=2)
     objects = (encoder, data, transform)
-    with settings_for_training():  # a factory of an encoder is called
+    with process_for_training():  # a factory of an encoder is called
         given = give(recipe, *objects) if any(one is not None for one in objects) else _as_recipe(recipe)
     further = callbacks if isinstance(callbacks, Iterable) else [callbacks]
     own = [*([callback] if callback else []), *([watcher] if watcher else []), *further]
@@ -121,7 +123,7 @@ def simulate(
         bar.stop()
 
 
-@settings_for_training()
+@process_for_training()
 def run_recipe(
     recipe: Recipe | Mapping[str, Any] | str | Path,
     out: Path | str | None = None,

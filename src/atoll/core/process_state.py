@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -12,6 +13,7 @@ import torch
 from atoll.core.threads import threads
 
 _NUMPY_SEEDS = 2**32
+_RUN = threading.RLock()  # a callback may start another run, in the same thread
 
 
 def uses_gpu() -> bool:
@@ -64,8 +66,11 @@ def settings_kept() -> Iterator[None]:
 
 
 @contextmanager
-def settings_for_training() -> Iterator[None]:
-    """Record gradients and make floats of 32 bits within the block, whatever the caller has set."""
-    with settings_kept(), torch.inference_mode(False), torch.enable_grad():
+def process_for_training() -> Iterator[None]:
+    """Have the process for one run within the block, whatever the caller has set; other threads wait.
+
+    Gradients are recorded, floats have 32 bits, and no other run seeds the random streams.
+    """
+    with _RUN, settings_kept(), torch.inference_mode(False), torch.enable_grad():
         torch.set_default_dtype(torch.float32)
         yield
