@@ -3,10 +3,12 @@
 from dataclasses import dataclass
 from typing import ClassVar
 
+import numpy as np
 import pytest
 import torch
 
 from atoll.components.base import VIEWS, Merge, ServerStep, TensorSpec, Term
+from atoll.core.errors import UserError
 from atoll.core.run_folder import Run
 from atoll.core.tree import clone, same
 from tests.harness import run_tiny
@@ -112,3 +114,73 @@ def test_a_checkpoint_that_is_still_to_be_written_holds_its_own_round(tmp_path, 
     run_tiny(tmp_path / "run", "method.name=fed_simclr", *parts)
     assert len(written) == 3
     assert all(same(then, now) for then, now in written)
+
+
+class ByClient:
+    def __init__(self, state):
+        self.state = state
+
+    def add(self, client, piece):
+        self.state[client] = piece
+
+    def close(self):
+        return self.state
+
+
+@dataclass(frozen=True)
+class Returns(Term):
+    """Returns from one hook what no file can hold."""
+
+    name: ClassVar[str] = "returns"
+    egress: ClassVar[tuple[str, ...]] = ("a number",)
+    hook: str = ""
+
+    def value(self, hook):
+        if hook == self.hook:
+            return {
+                "init": {3: 1},
+                "send": {"a": [np.zeros(2)]},
+                "finish": {1, 2},
+                "constants": torch.eye(2).to_sparse(),
+            }[hook]
+        return {} if hook == "init" else None
+
+    def constants(self, setting, prerequisites):
+        return self.value("constants")
+
+    def init(self, setting):
+        return self.value("init")
+
+    def send(self, state, client, cohort, round):
+        return self.value("send")
+
+    def declares(self, setting):
+        return None
+
+    def fold(self, state, setting, round):
+        return ByClient(state) if self.hook == "fold" else None
+
+    def loss(self, context, batch, passes):
+        return torch.zeros(())
+
+    def finish(self, context):
+        return self.value("finish")
+
+
+@pytest.mark.parametrize(
+    ("hook", "what"),
+    [
+        ("constants", r"a tensor of torch\.sparse_coo and torch\.float32, which no file can hold"),
+        ("init", "a dict with the key 3, of type int"),
+        ("send", r"a numpy\.ndarray"),
+        ("finish", "a set"),
+        ("fold", "a dict with the key 0, of type int"),
+    ],
+)
+def test_what_no_file_can_hold_is_named_with_its_hook(hook, what, tmp_path):
+    """A number as a key came back as a text from a checkpoint, and a resumed run found nothing under it."""
+    settings = (f"method.terms=['{__name__}:Returns']", f"options.returns.hook={hook}")
+    with pytest.raises(
+        UserError, match=rf"^'returns'\.{hook} returns {what}; states and messages are made of"
+    ):
+        run_tiny(tmp_path / "run", "method.name=fed_simclr", *settings)

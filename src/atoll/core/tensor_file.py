@@ -37,6 +37,11 @@ _NAMES = {
 _RANKS = {dtype: -rank for rank, dtype in enumerate(_NAMES)}
 
 
+def can_store(tensor: Tensor) -> bool:
+    """Whether the format has the tensor's type and layout."""
+    return tensor.layout == torch.strided and tensor.dtype in _NAMES
+
+
 def serialise(tensors: Mapping[str, Tensor], metadata: Mapping[str, str]) -> list[Piece]:
     """Return the pieces of a safetensors file: its header, then each tensor's own memory.
 

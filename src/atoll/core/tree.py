@@ -20,7 +20,7 @@ from torch import Tensor
 from atoll.core.digests import DIGITS, seal_at, verify_at
 from atoll.core.errors import UserError
 from atoll.core.files import write_whole
-from atoll.core.tensor_file import serialise
+from atoll.core.tensor_file import can_store, serialise
 
 Tree = Any  # dict[str, Tree] | list[Tree] | Tensor | int | float | str | bool | None
 Weights = dict[str, Tensor]
@@ -57,6 +57,44 @@ def map_tensors(function: Callable[[Tensor], Any], tree: Tree) -> Tree:
     if isinstance(tree, list | tuple):
         return [map_tensors(function, value) for value in tree]
     return tree
+
+
+def checked(slices: dict[str, Tree], hook: str) -> dict[str, Tree]:
+    """Return what a hook of several components returned, by their names, if all are trees that a file can hold.
+
+    Keys that are no texts would become texts in a file or a message, and no longer be found there.
+
+    Raises:
+        UserError: One is no such tree.
+    """
+    for name, tree in slices.items():
+        if (found := _no_tree(tree)) is not None:
+            raise UserError(
+                f"{name!r}.{hook} returns {found}; states and messages are made of tensors, numbers, texts, lists, "
+                "and dicts whose keys are texts, such as str(client)"
+            )
+    return slices
+
+
+def _no_tree(tree: Tree) -> str | None:
+    """Name the first thing in a value that no tree contains; None if there is none."""
+    if isinstance(tree, Tensor):
+        return (
+            None if can_store(tree) else f"a tensor of {tree.layout} and {tree.dtype}, which no file can hold"
+        )
+    if isinstance(tree, Mapping):
+        wrong = next((key for key in tree if not isinstance(key, str)), None)
+        if wrong is not None:
+            return f"a dict with the key {wrong!r}, of type {type(wrong).__name__}"
+        return next((found for value in tree.values() if (found := _no_tree(value)) is not None), None)
+    if isinstance(tree, list | tuple):
+        return next((found for value in tree if (found := _no_tree(value)) is not None), None)
+    return None if tree is None or isinstance(tree, int | float | str) else f"a {_type_name(tree)}"
+
+
+def _type_name(value: object) -> str:
+    kind = type(value)
+    return kind.__qualname__ if kind.__module__ == "builtins" else f"{kind.__module__}.{kind.__qualname__}"
 
 
 def num_bytes(tree: Tree) -> int:

@@ -14,7 +14,7 @@ from atoll.components.training import learning_rate, make_optimizer
 from atoll.core.errors import UserError
 from atoll.core.process_state import seeded_streams
 from atoll.core.rng import derive_seed
-from atoll.core.tree import Weights, clone, map_tensors
+from atoll.core.tree import Weights, checked, clone, map_tensors
 from atoll.data.batch import part_sizes
 from atoll.engines.weight_names import buffer_names, personal_names, update_names
 from atoll.methods.method import Method
@@ -183,10 +183,8 @@ class Client:
         self._end_epoch()
         method, context, train = self.method, self.context, self.setting.train
         weights = self._weights()
-        slices = {
-            component.name: map_tensors(_as_sent, component.finish(context))
-            for component in method.components
-        }
+        sent = {component.name: component.finish(context) for component in method.components}
+        slices = map_tensors(_as_sent, checked(sent, "finish"))
         update: Update = {
             "weights": {name: value for name, value in weights.items() if name in self._shared},
             "losses": {name: float(torch.stack(v).mean()) for name, v in self._losses.items() if v},

@@ -37,7 +37,7 @@ from atoll.components.messages import (
     Update,
 )
 from atoll.components.training import TrainOptions
-from atoll.core.tree import Tree, Weights
+from atoll.core.tree import Tree, Weights, checked
 from atoll.methods.round_fold import RoundFold
 
 
@@ -219,11 +219,12 @@ class Method:
     def constants(self, setting: Setting, prerequisites: Mapping[str, Trained]) -> Slices:
         """Return the data that each client receives once per run."""
         made = {component.name: component.constants(setting, prerequisites) for component in self.components}
-        return {name: value for name, value in made.items() if value is not None}
+        return {name: value for name, value in checked(made, "constants").items() if value is not None}
 
     def init(self, setting: Setting, start: Weights) -> ServerState:
         """Return the server's initial state, from the shared initial model."""
         slices = {component.name: component.init(setting) for component in self.components}
+        checked(slices, "init")
         for component in filter(self._by_client, self.components):
             slices[component.name] = {str(k): slices[component.name] for k in range(setting.num_clients)}
         return {
@@ -260,7 +261,7 @@ class Method:
             "epochs": self.epochs(setting, client, cohort, round),
             "kept": kept,
             "models": {} if self.merge.alone and kept else self.aggregation.sent(state["models"], client),
-            "parts": {name: value for name, value in slices.items() if value is not None},
+            "parts": {name: value for name, value in checked(slices, "send").items() if value is not None},
         }
 
     def epochs(self, setting: Setting, client: int, cohort: Sequence[int], round: int) -> int:

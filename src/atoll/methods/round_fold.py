@@ -21,7 +21,7 @@ from atoll.components.base import (
     Update,
     UpdateGeometry,
 )
-from atoll.core.tree import Tree, clone
+from atoll.core.tree import Tree, checked, clone
 
 
 class RoundFold:
@@ -71,7 +71,7 @@ class RoundFold:
         """Return the server's next state."""
         models = self._models.close()
         slices = dict(self._state["parts"])
-        slices.update({name: fold.close() for name, fold in self._slices.items()})
+        slices.update(checked({name: fold.close() for name, fold in self._slices.items()}, "fold"))
         server = self._server
         steps = dict(slices.get(server.name) or {})
         takes_steps = type(server).step is not ServerStep.step
@@ -80,6 +80,7 @@ class RoundFold:
             if folded is not current and takes_steps:  # no step for a cluster that no client chose
                 before = (clone(steps.get(name)), clone(current))
                 steps[name], models[name] = server.step(*before, folded, self._setting)
+        checked({server.name: steps}, "step")
         if any(value is not None for value in steps.values()):
             slices[server.name] = steps
         return {"models": models, "parts": slices}
