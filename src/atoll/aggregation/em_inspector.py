@@ -51,6 +51,7 @@ class EmInspector(Aggregation):
 
     name: ClassVar[str] = "em_inspector"
     source: ClassVar[str] = "Qian et al. 2024 (EmInspector), released code (our reading)"
+    keeps_updates: ClassVar[bool] = False
     whole_cohort: ClassVar[bool] = True
     data: dict[str, Any] = field(default_factory=dict)
     size: Count = 10

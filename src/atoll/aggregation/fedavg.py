@@ -48,6 +48,7 @@ class FedAvg(Aggregation):
 
     name: ClassVar[str] = "fedavg"
     source: ClassVar[str] = "McMahan et al. 2017, Algorithm 1"
+    keeps_updates: ClassVar[bool] = False
     weights: Literal["samples", "batches", "uniform"] = "samples"
 
     @property

@@ -19,6 +19,7 @@ class LossWeighted(Aggregation):
 
     name: ClassVar[str] = "loss_weighted"
     source: ClassVar[str] = "Gao et al. 2022, Eq. 1; L-DAWA Sec. 3.1"
+    keeps_updates: ClassVar[bool] = False
 
     @property
     def statistics(self) -> tuple[str, ...]:

@@ -44,6 +44,7 @@ class PrivateFedAvg(Aggregation):
 
     name: ClassVar[str] = "private_fedavg"
     source: ClassVar[str] = "McMahan et al. 2018, Algorithm 1"
+    keeps_updates: ClassVar[bool] = False
     only_weights: ClassVar[bool] = True
     clips: ClassVar[bool] = True
     hides_updates: ClassVar[bool] = True

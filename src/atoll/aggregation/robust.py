@@ -29,6 +29,7 @@ class Robust(Aggregation):
     """Base class of these rules: collect a round's updates, then combine them."""
 
     whole_cohort: ClassVar[bool] = True
+    keeps_updates: ClassVar[bool] = False
 
     def open(self, models: Models, setting: Setting, round: int, scratch: Path | None) -> CollectingFold:
         """Start to collect a round's updates."""

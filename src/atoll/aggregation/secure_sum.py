@@ -56,6 +56,7 @@ class SecureSum(Aggregation):
 
     name: ClassVar[str] = "secure_sum"
     source: ClassVar[str] = "Bonawitz et al. 2017, with the terms of McMahan et al. 2017 and L-DAWA"
+    keeps_updates: ClassVar[bool] = False
     only_weights: ClassVar[bool] = True
     clips: ClassVar[bool] = True
     hides_updates: ClassVar[bool] = True

@@ -114,6 +114,8 @@ class Aggregation(Component):
             updates of other clients.
         serverless: The clients hold the models, and no server can take a server step.
         hides_updates: The aggregation must not reveal a single client's update, so none may be kept or measured.
+        keeps_updates: The fold may keep an update's weights after it was added, as a median does; they are copied
+            where clients train in the networks of one process. A fold that uses them at once saves that copy.
     """
 
     whole_cohort: ClassVar[bool] = False
@@ -121,6 +123,7 @@ class Aggregation(Component):
     clips: ClassVar[bool] = False
     serverless: ClassVar[bool] = False
     hides_updates: ClassVar[bool] = False
+    keeps_updates: ClassVar[bool] = True
 
     @property
     def statistics(self) -> tuple[str, ...]:

@@ -178,7 +178,7 @@ class Client:
     def finish(self) -> tuple[Update, ClientState | None]:
         """End the last epoch; return the update and the client state, which is None if the method retains nothing.
 
-        The weights and the state may be the networks' tensors themselves: use or copy them before the next `start`.
+        Both may contain the networks' tensors themselves: use or copy them before the next `start`.
         """
         self._end_epoch()
         method, context, train = self.method, self.context, self.setting.train
@@ -293,11 +293,8 @@ def training_seed(setting: Setting, message: Message) -> int:
 
 
 def _as_sent(tensor: Tensor) -> Tensor:
-    """A tensor of a slice as a message brings it, so that a fold that keeps slices finds the same in every engine.
-
-    It has no graph, its memory is its own, and without the networks' layout sums run in the same order.
-    """
-    return tensor.detach().clone(memory_format=torch.contiguous_format)
+    """A tensor of a slice as a message brings it: without a graph, and in the order in which all sums run."""
+    return tensor.detach().contiguous()
 
 
 def _places(networks: nn.Module) -> dict[str, tuple[nn.Module, str]] | None:

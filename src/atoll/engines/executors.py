@@ -26,7 +26,7 @@ from atoll.components.messages import ClientState, Slices, Update
 from atoll.core.devices import use_gpu
 from atoll.core.errors import RunError, UserError
 from atoll.core.processes import interrupts_blocked, process_context, why_ended
-from atoll.core.tree import Tree, escape, map_tensors, num_bytes, pack, resolve, unpack
+from atoll.core.tree import Tree, clone, escape, map_tensors, num_bytes, pack, resolve, unpack
 from atoll.engines.client import train_client
 from atoll.engines.client_states import ClientStates
 from atoll.engines.federation import Federation
@@ -47,13 +47,14 @@ class InProcess:
         self._federation = federation
         self._states = states
         self._stateful = federation.recipe.stateful
+        self._kept = federation.recipe.composed.aggregation.keeps_updates
 
     def start(self, constants: Slices) -> None:
         """Create the client side of the method."""
         self._client = self._federation.client_side(constants)
 
     def run(self, jobs: Sequence[Job], progress: Progress) -> Generator[Result, None, None]:
-        """Train each client in turn; an update may share tensors with the networks until the next one starts."""
+        """Train each client in turn."""
         for job in jobs:
             yield Result(job.client, self._train(job, progress))
 
@@ -65,14 +66,18 @@ class InProcess:
         return self._states.load(job.client, job.message["kept"]) if self._stateful else None
 
     def _store(self, job: Job, update: Update, state: ClientState | None) -> Update:
-        """Save the client state, and return the update on the CPU."""
+        """Save the client state, and return the update."""
         if self._stateful:
             self._states.save(job.client, job.round, state)
-        sent: Update = map_tensors(self._sent, update)
-        return sent
+        return self._sent(update, self._kept)
 
-    def _sent(self, tensor: torch.Tensor) -> torch.Tensor:
-        return tensor.cpu()
+    def _sent(self, update: Update, kept: bool) -> Update:
+        """The update on the CPU; what a fold may keep is copied, as the next client overwrites the networks."""
+        if kept:
+            copied: Update = clone(update)
+            return copied
+        weights = {name: tensor.cpu() for name, tensor in update["weights"].items()}
+        return {**update, "parts": clone(update["parts"]), "weights": weights}
 
 
 class OneAhead(InProcess):
@@ -116,8 +121,9 @@ class OneAhead(InProcess):
             stopped.set()
             wait_for_all([update for _, update in begun if not update.cancel()])
 
-    def _sent(self, tensor: torch.Tensor) -> torch.Tensor:
-        return tensor.to("cpu", copy=True)  # the next client overwrites the networks
+    def _sent(self, update: Update, kept: bool) -> Update:
+        """A copy on the CPU: the next client trains already."""
+        return super()._sent(update, kept=True)
 
 
 def in_this_process(federation: Federation, states: ClientStates) -> InProcess:

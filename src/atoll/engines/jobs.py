@@ -80,5 +80,5 @@ class Executor(Protocol):
     def run(
         self, jobs: Sequence[Job], progress: Callable[[int], None] | None
     ) -> Generator[Result, None, None]:
-        """Yield results in the order of the jobs; an update is valid only until the next result is requested."""
+        """Yield results in the order of the jobs; the caller may keep an update if the aggregation says so."""
         ...

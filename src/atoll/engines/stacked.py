@@ -36,7 +36,7 @@ class Stacked(InProcess):
         self._stacks: dict[str, EncoderStack] = {}
 
     def run(self, jobs: Sequence[Job], progress: Progress) -> Generator[Result, None, None]:
-        """Train the jobs group by group; the updates of a group are valid until the next group starts."""
+        """Train the jobs group by group."""
         size = len(self._clients)
         for first in range(0, len(jobs), size):
             group = jobs[first : first + size]

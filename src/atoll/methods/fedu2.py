@@ -113,6 +113,7 @@ class EUA(Aggregation):
 
     name: ClassVar[str] = "eua"
     source: ClassVar[str] = "Liao et al. 2024 (FedU²), released code"
+    keeps_updates: ClassVar[bool] = False
     whole_cohort: ClassVar[bool] = True
     server_lr: Positive = 0.1
     weights: Literal["samples", "batches", "uniform"] = "samples"

@@ -164,8 +164,7 @@ class GossipFold:
 
     def add(self, client: int, update: Update, geometry: UpdateGeometry) -> None:
         """Replace a client's model with its trained model."""
-        trained = {name: tensor.clone() for name, tensor in update["weights"].items()}
-        self._models[_name(client)] = {**self._models[_name(client)], **trained}
+        self._models[_name(client)] = {**self._models[_name(client)], **update["weights"]}
 
     def close(self) -> Models:
         """Return every client's next model: the weighted mean of its neighbourhood."""

@@ -43,6 +43,7 @@ class DAWA(Aggregation):
         renormalise: Divide by Σ_k p_k |δ_k^(l)|, so that the model does not shrink.
     """
 
+    keeps_updates: ClassVar[bool] = False
     weights: Literal["samples", "batches", "loss", "uniform"] = "uniform"
     warmup_rounds: Annotated[int, AtLeast(0)] = 0
     include_buffers: bool = True

@@ -178,9 +178,7 @@ class Method:
                     )
         clients = range(setting.num_clients if setting.train.rounds == 1 and setting.train.epochs else 0)
         if clients and not any(self.epochs(setting, client, clients, 1) for client in clients):
-            return (
-                f"{self.objective.name!r} trains nothing in round 1, the run's only one; raise train.rounds"
-            )
+            return f"{self.objective.name!r} trains nothing in round 1, the only one; raise train.rounds"
         if self.aggregation.only_weights:
             for component in self.components:
                 if self._by_client(component):

@@ -57,7 +57,7 @@ class RoundFold:
                 self._slices[component.name] = fold
 
     def add(self, client: int, update: Update, geometry: UpdateGeometry) -> None:
-        """Fold in one client's update, in the order of client ids; the caller may then overwrite the update."""
+        """Fold in one client's update, in the order of client ids."""
         self._models.add(client, update, geometry)
         for name, fold in self._slices.items():
             fold.add(client, update["parts"].get(name))
