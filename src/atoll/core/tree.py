@@ -8,7 +8,7 @@ structure follows the file's digest (`atoll.core.digests`); a tree in transit ha
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -110,7 +110,7 @@ def num_bytes(tree: Tree) -> int:
     return 0 if tree is None else 8
 
 
-def named_bytes(tree: Tree, place: str = "") -> dict[str, int]:
+def named_bytes(tree: Tree) -> dict[str, int]:
     """Size in transfer of each tensor and number of a tree, by its place: names joined by dots.
 
     Example:
@@ -119,17 +119,21 @@ def named_bytes(tree: Tree, place: str = "") -> dict[str, int]:
         >>> named_bytes({"weights": {"a": torch.zeros(3)}, "samples": 40})
         {'weights.a': 12, 'samples': 8}
     """
+    return {".".join(place): size for place, size in placed_bytes(tree)}
+
+
+def placed_bytes(tree: Tree, place: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], int]]:
+    """Iterate over the size in transfer of each tensor and number of a tree, with the names that lead to it."""
     if isinstance(tree, Mapping):
-        pairs = [(str(key), value) for key, value in tree.items()]
+        pairs: Iterable[tuple[object, Tree]] = tree.items()
     elif isinstance(tree, list | tuple):
-        pairs = [(str(number), value) for number, value in enumerate(tree)]
+        pairs = enumerate(tree)
     else:
-        return {} if tree is None else {place: num_bytes(tree)}
-    return {
-        name: size
-        for key, value in pairs
-        for name, size in named_bytes(value, f"{place}.{key}" if place else key).items()
-    }
+        if tree is not None:
+            yield place, num_bytes(tree)
+        return
+    for key, value in pairs:
+        yield from placed_bytes(value, (*place, str(key)))
 
 
 def clone(tree: Tree) -> Tree:

@@ -18,8 +18,10 @@ from atoll.commands.federate import verify_log
 from atoll.core.audit_log import AuditLog
 from atoll.core.errors import UserError
 from atoll.core.tree import num_bytes
-from atoll.engines.flower.codec import tree
+from atoll.engines.flower.codec import records, tree
+from atoll.engines.flower.exchange import SMALL_ANSWER
 from atoll.engines.flower.known_sites import KnownSites
+from atoll.engines.flower.ledger import received
 from atoll.engines.flower.site_registry import Site, SiteRegistry
 from atoll.engines.server import TooFewUpdatesError
 from tests.engines.flower.deployment import SITES
@@ -91,6 +93,17 @@ def test_a_refused_and_a_lost_update_are_written_with_the_reason(place):  # noqa
     assert line["lost"] == {"south": "no answer within 1.5 s"}
     lost = [one for one in lines(run.folder / "audit.jsonl", "lost") if one["for"] == "train"]
     assert [one["site"] for one in lost] == ["south"]
+
+
+def test_a_small_answer_makes_no_long_line():
+    """Each of 10,000 numbers would repeat the 40,000 letters of the name that leads to it."""
+    answer = tree(records({"name": "east", "long" * 10_000: [0] * 10_000}), SMALL_ANSWER)
+    line = received(answer)
+    assert sum(map(len, line["tensors"])) < 2**20
+    assert sum(line["tensors"].values()) == line["bytes"] == 4 + 8 * 10_000
+    assert received({"name": "east", "classes": ["0", "1"]})["tensors"] == {
+        "name": 4, "classes.0": 1, "classes.1": 1,
+    }  # fmt: skip
 
 
 def test_a_run_that_fails_is_written(place):  # noqa: F811

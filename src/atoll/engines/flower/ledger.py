@@ -14,7 +14,7 @@ from typing import Protocol
 
 from atoll.core.audit_log import AuditLog
 from atoll.core.errors import RunError
-from atoll.core.tree import Tree, named_bytes, num_bytes
+from atoll.core.tree import Tree, named_bytes, num_bytes, placed_bytes
 from atoll.engines.federation import Federation
 from atoll.engines.rounds import Callback
 from atoll.engines.server import Record, Server
@@ -22,6 +22,7 @@ from atoll.engines.server import Record, Server
 ASKED, RECEIVED, LOST = "asked", "received", "lost"  # events at the coordinator
 SENT, REFUSED = "sent", "refused"  # outcomes at a site
 UPDATE = "update"  # event
+MOST_LETTERS = 2**20  # of the names in a line of the coordinator's log; those of large models have a tenth
 
 
 def record_answer(
@@ -85,7 +86,22 @@ def received(answer: Mapping[str, Tree]) -> dict[str, object]:
     body = answer.get(UPDATE, {key: value for key, value in answer.items() if key != "log"})
     line = answer.get("log")
     known = isinstance(line, str) and re.fullmatch("[0-9a-f]{64}", line)
-    return {"bytes": num_bytes(body), "tensors": named_bytes(body), **({"site_log": line} if known else {})}
+    return {"bytes": num_bytes(body), "tensors": _tensors(body), **({"site_log": line} if known else {})}
+
+
+def _tensors(body: Tree) -> dict[str, int]:
+    """Bytes of each tensor and number of an answer, of which nothing was checked yet.
+
+    A long name that leads to many numbers is short in the answer, and would be repeated here for each of them.
+    """
+    found: dict[str, int] = {}
+    letters = 0
+    for place, size in placed_bytes(body):
+        letters += sum(map(len, place))
+        if letters > MOST_LETTERS:
+            return {**found, "…": num_bytes(body) - sum(found.values())}
+        found[".".join(place)] = size
+    return found
 
 
 class Recorder(Protocol):
