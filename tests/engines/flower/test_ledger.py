@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import stat
 import subprocess
+import time
 
 import pytest
 
@@ -265,6 +266,30 @@ def test_a_site_that_withdraws_in_mid_run_is_asked_no_more_also_after_a_restart(
     again = play(grid, place, *SETTINGS, "train.rounds=4", resume=True)
     assert again.metrics[-1]["lost"] == {"3": "'west' has withdrawn"}
     assert "train" not in asked[4:]
+
+
+def test_a_site_that_withdraws_between_two_starts_is_not_waited_for(place, keyed):  # noqa: F811
+    path = place / "policy.toml"
+    path.write_text("")
+
+    def grid(withdrawing="west"):
+        made = sites(place)
+        made.keys = keyed[0].keys
+        made.nodes[13] = site(13, withdrawing, place, policy=str(path))
+        return made
+
+    play(grid(), place, *SETTINGS, "train.rounds=1")
+    path.write_text("withdrawn = true")
+    run = play(grid("east"), place, *SETTINGS, "train.rounds=2", resume=True, wait=1.0)
+    assert [one["withdrawn"] for one in run.read_json("sites.json")["sites"]] == [False] * 4  # another's key
+    began = time.monotonic()
+    run = play(grid(), place, *SETTINGS, "train.rounds=3", resume=True, wait=40.0)
+    assert time.monotonic() - began < 30
+    assert run.metrics[-1]["lost"] == {"3": "'west' has withdrawn"}
+    path.write_text("")
+    again = play(grid(), place, *SETTINGS, "train.rounds=4", resume=True)
+    assert again.metrics[-1]["lost"] == {"3": "'west' has withdrawn"}
+    assert [line["site"] for line in lines(run.folder / "audit.jsonl", "withdrawn")] == ["west"]
 
 
 def test_another_version_is_refused_at_enrolment_with_one_sentence(place, monkeypatch):  # noqa: F811

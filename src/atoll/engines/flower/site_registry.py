@@ -277,8 +277,18 @@ class SiteRegistry:
                     site = self._known.refuse(site.name, key) or site
                 if isinstance(site, Site):
                     yield node, site
-                else:
+                elif not self._withdraws(answer, key):
                     self._refuse(node, claimed_name(answer), site)
+
+    def _withdraws(self, answer: dict[str, Tree] | Lost, key: str) -> bool:
+        """Whether a site of the run says, as it enrols again, that it has left for good; record it."""
+        if isinstance(answer, Lost) or answer.get("withdrawn") is not True:
+            return False
+        for client, site in enumerate(self.clients):
+            if site.name == claimed_name(answer) and site.key in ("", key):
+                self.withdraw(client)
+                return True
+        return False
 
     def _turn_away(self, known: Site, node: int, reason: str) -> None:
         """Refuse the node of a known site, which takes no part until its cause is gone."""
