@@ -313,6 +313,24 @@ def test_a_run_that_was_killed_in_its_prerequisite_goes_on(place, monkeypatch):
     assert run.metrics[-1]["clients"] == 4
 
 
+def test_a_second_start_leaves_the_run_of_the_first_alone(place):
+    """`flwr run` starts another process while the first one waits for its sites, too."""
+    recipe = tiny("data.path=nowhere", *FOLDERS, "train.rounds=1")
+    options = FlowerOptions(sites=4, wait=3.0, deadline=10.0)
+    second = FlowerEngine(sites(place), options, recipe.to_toml())
+    registry = second._registry
+    gather = registry.gather
+
+    def overtaken(*arguments):
+        gather(*arguments)
+        play(sites(place), place, "train.rounds=1")
+
+    registry.gather = overtaken
+    with pytest.raises(UserError, match=r"another process began the run in .* while this one waited"):
+        run_recipe(recipe, place / "run", False, None, second)
+    assert play(sites(place), place, "train.rounds=2", resume=True).metrics[-1]["round"] == 2
+
+
 def test_a_run_without_a_complete_round_may_go_on_with_other_sites(place):
     silent = sites(
         place, **dict.fromkeys(SITES, lambda reply: None if "update" in tree(reply.content) else reply)

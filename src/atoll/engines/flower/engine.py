@@ -116,7 +116,7 @@ class FlowerEngine:
         Only a run with a complete round is bound to its sites; before, it keeps its id alone.
 
         Raises:
-            UserError: Too few sites connected, or the recipe does not fit them.
+            UserError: Too few sites connected, the recipe does not fit them, or another process began the run.
         """
         self._registry.audit = AuditLog(folder / AUDIT)
         run = Run(folder)
@@ -127,7 +127,13 @@ class FlowerEngine:
                 self._registry.clients = []
         federation = self._gather(recipe)
         if record is None and not restart:  # before the partition is written, which contains the run's id
-            self._write_sites(folder)
+            with run.locked():
+                if run.read_json(SITES) is not None:  # the id of a run that another process goes on with
+                    raise UserError(
+                        f"another process began the run in {folder} while this one waited for the sites; if that "
+                        "one has ended, start again"
+                    )
+                self._write_sites(folder)
         return federation
 
     def states(self, store: RunStore) -> RemoteStates:
