@@ -28,6 +28,7 @@ class FakeGrid:
 
     nodes: dict[int, Handler]
     keys: dict[int, bytes] = field(default_factory=dict)
+    activated: dict[int, str] = field(default_factory=dict)  # when a node connected
     sent: list[tuple[int, str, RecordDict]] = field(default_factory=list)
     late_first: bool = False  # answers come in the reverse of the order of sending
 
@@ -40,7 +41,14 @@ class FakeGrid:
         return list(self.nodes)
 
     def get_nodes(self) -> list[Any]:
-        return [SimpleNamespace(node_id=node, public_key=self.keys.get(node, b"")) for node in self.nodes]
+        return [
+            SimpleNamespace(
+                node_id=node,
+                public_key=self.keys.get(node, b""),
+                last_activated_at=self.activated.get(node, "at first"),
+            )
+            for node in self.nodes
+        ]
 
     def push_messages(self, messages: Iterable[Message]) -> list[str]:
         ids = []

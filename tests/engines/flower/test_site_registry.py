@@ -220,6 +220,56 @@ def test_a_node_that_restarts_is_examined_again(clock):
     ]
 
 
+def test_a_node_that_restarts_between_two_looks_is_examined_before_it_is_asked(clock):
+    heard, silent = [], []
+    grid = FakeGrid({7: saying("west", heard, clock)})
+    registry = SiteRegistry(grid, "", 1)
+    registry.gather(1, 10.0)
+    grid.nodes[7], grid.activated[7] = saying("west", silent, clock, silent=1), "again"
+    began = clock.now
+    registry.refresh()
+    assert clock.now - began == pytest.approx(60, abs=1)  # a node that does not answer is waited for so long
+    assert registry.connected() == {}
+    grid.nodes[7], grid.activated[7] = saying("west", heard, clock, train=8), "and again"
+    registry.refresh()
+    assert registry.connected() == {}
+    assert "and has 8 training" in registry.turned_away[-1]["reason"]
+    grid.nodes[7], grid.activated[7] = saying("west", heard, clock), "at last"
+    registry.refresh()
+    assert registry.connected() == {0: 7}
+    assert len(heard) == 3
+
+
+def test_a_node_that_leaves_before_it_has_answered_is_asked_once_it_is_back(clock):
+    heard = []
+    grid = FakeGrid({7: saying("west", heard, clock, silent=1)})
+    registry = SiteRegistry(grid, "", 1)
+    registry.clients = [Site("west", "", 9, 0, [])]
+    registry.refresh()
+    del grid.nodes[7]
+    for clock.now in (1.0, 400.0, 401.0):  # its request is given up meanwhile
+        registry.refresh()
+    grid.nodes[7] = saying("west", heard, clock)
+    registry.refresh()
+    assert registry.connected() == {0: 7}
+
+
+def test_a_node_that_restarts_while_others_are_waited_for_says_its_name_anew(clock, caplog):
+    grid = FakeGrid({7: saying("west", [], clock)})
+
+    def mended_later(message):
+        if not grid.activated:
+            grid.nodes[7], grid.activated[7] = saying("west", [], clock, train=8), "again"
+            return Message(records({"lost": "its disk is not mounted"}), reply_to=message)
+        return saying("east", [], clock)(message)
+
+    grid.nodes[8] = mended_later
+    registry = SiteRegistry(grid, "", 2)
+    registry.gather(2, 400.0)
+    assert [(site.name, site.train) for site in registry.clients] == [("east", 9), ("west", 8)]
+    assert "another node already takes part as 'west'" not in caplog.text
+
+
 def test_sites_of_a_run_that_never_began_are_not_held_against_the_next(place):
     (place / "run").mkdir()
     grid = sites(place)

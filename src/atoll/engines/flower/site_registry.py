@@ -32,6 +32,7 @@ from atoll.engines.flower.ledger import RECEIVED, received
 SECONDS_BETWEEN_LOOKS = 0.3
 SECONDS_UNTIL_ASKED_AGAIN = 5.0, 60.0  # shortest and longest pause before a refused node is asked again
 SECONDS_BETWEEN_REMINDERS = 30.0
+SECONDS_TO_EXAMINE = 60.0  # of a node that has come back; the round begins without one that needs longer
 SECONDS_TO_ANSWER = 300.0  # long, because a site first reads all its images to count them
 log = logging.getLogger("flwr")
 
@@ -65,6 +66,7 @@ class SiteRegistry:
     def __post_init__(self) -> None:
         self._ask_at: dict[int, float] = {}  # time at which each asked node is asked again
         self._pauses: dict[int, float] = {}
+        self._sessions: dict[int, str] = {}  # when each node that is online connected
         self._hellos: dict[
             int, tuple[Exchange, str]
         ] = {}  # of nodes that have not answered yet, with their keys
@@ -91,9 +93,9 @@ class SiteRegistry:
         found: dict[str, Site] = {}
         while len(found) < count and time.monotonic() < ends:
             for node, site in self._receive():
-                if site.name in found:
+                if site.name in found and found[site.name].node != node:
                     self._refuse(node, site.name, f"another node already takes part as {site.name!r}")
-                elif len(found) == count:
+                elif site.name not in found and len(found) == count:
                     self._refuse(node, site.name, f"the run is for {count} sites, and all have connected")
                 else:
                     found[site.name] = site
@@ -119,11 +121,22 @@ class SiteRegistry:
         self.clients = [found[name] for name in names]
 
     def refresh(self) -> None:
-        """Ask new nodes for their names, and assign those that have answered to sites; do not wait.
+        """Ask new nodes for their names, and assign those that have answered to sites.
 
-        The file of the sites' keys is read again; sites whose keys have been revoked are told.
+        A site whose node has come back is examined before it is asked for anything else, and waited for a minute;
+        new nodes are not waited for. The file of the sites' keys is read again; sites whose keys have been revoked
+        are told.
         """
         self._read_keys()
+        ends = time.monotonic() + SECONDS_TO_EXAMINE
+        self._assign()
+        asked = {site.node for site in self.clients}
+        while asked & self._hellos.keys() & self._sessions.keys() and time.monotonic() < ends:
+            time.sleep(SECONDS_BETWEEN_LOOKS)
+            self._assign()
+
+    def _assign(self) -> None:
+        """Ask new nodes, and assign those that have answered to sites."""
         sites = {site.name: site for site in self.clients}
         for node, site in self._receive():
             known = sites.get(site.name)
@@ -135,10 +148,10 @@ class SiteRegistry:
                 self._refuse(node, site.name, f"another node already takes part as {site.name!r}")
             elif not self.other_environment and (change := _changed(known.environment, site.environment)):
                 reason = f"{site.name!r} took part with {change}; restart it in the same environment"
-                self._turn_away(known, node, f"{reason}, or set other-environment = true in the app")
+                self._refuse(node, known.name, f"{reason}, or set other-environment = true in the app")
             elif self.sites and (was := _images(known)) != (now := _images(site)):
                 reason = f"{site.name!r} took part with {was}, and has {now}"
-                self._turn_away(known, node, f"{reason}; restore its images, or start a new run")
+                self._refuse(node, known.name, f"{reason}; restore its images, or start a new run")
             elif known.node != node:
                 known.node, known.environment, known.version = node, site.environment, site.version
                 self._record_joined(known)
@@ -170,7 +183,7 @@ class SiteRegistry:
         return {
             client: node
             for client, node in nodes.items()
-            if node is not None and node in online and not self.excluded(client)
+            if node in online and node not in self._hellos and not self.excluded(client)
         }
 
     def classes(self) -> list[str]:
@@ -257,10 +270,14 @@ class SiteRegistry:
             "recipe": self.recipe,
             "sites": self.sites,
         }
-        keys = {node.node_id: node.public_key.hex() for node in self.grid.get_nodes()}
-        for node in [node for node in self._ask_at if node not in keys]:  # it may come back with other images
+        online = {node.node_id: node for node in self.grid.get_nodes()}
+        keys = {node: info.public_key.hex() for node, info in online.items()}
+        sessions = {node: info.last_activated_at for node, info in online.items()}
+        # One that left may come back with other images, also between two looks.
+        for node in [node for node in self._ask_at if self._sessions.get(node) != sessions.get(node)]:
             del self._ask_at[node]
             self._pauses.pop(node, None)
+        self._sessions = sessions
         for node in sorted(node for node in keys if self._ask_at.get(node, 0.0) <= time.monotonic()):
             self._ask_at[node] = math.inf
             exchange = Exchange(self.grid, SECONDS_TO_ANSWER)
@@ -290,14 +307,11 @@ class SiteRegistry:
                 return True
         return False
 
-    def _turn_away(self, known: Site, node: int, reason: str) -> None:
-        """Refuse the node of a known site, which takes no part until its cause is gone."""
-        if known.node == node:  # it was accepted before it restarted
-            known.node = None
-        self._refuse(node, known.name, reason)
-
     def _refuse(self, node: int, name: str, reason: str) -> None:
         """Log a refusal once, and ask again after increasing pauses, because each request starts a process."""
+        for site in self.clients:
+            if site.node == node:  # it was accepted before it restarted
+                site.node = None
         first, longest = SECONDS_UNTIL_ASKED_AGAIN
         pause = self._pauses.get(node, first)
         self._ask_at[node] = time.monotonic() + pause
