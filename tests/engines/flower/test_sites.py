@@ -297,6 +297,23 @@ def test_a_wrong_folder_of_the_coordinator_is_said_before_anybody_is_waited_for(
         play(FakeGrid({}), place, images=str(place / "nowhere-at-all"), wait=60.0)
 
 
+@pytest.mark.parametrize(
+    ("settings", "sentence"),
+    [
+        (
+            ["method.name=fed_align_uniform", "method.aggregation=secure_sum"],
+            "set train.bn_buffers = 'local'",
+        ),
+        (["method.name=fed_align_uniform", "method.aggregation=multi_krum"], "needs at least 5 updates in a"),
+        (["method.name=fed_sl", "data.labels=false"], "is supervised and these images have no labels"),
+    ],
+)
+def test_a_recipe_that_cannot_run_is_said_before_anybody_is_waited_for(place, settings, sentence):
+    with pytest.raises(UserError, match=sentence):
+        play(FakeGrid({}), place, *settings, wait=2.0)
+    assert not (place / "run" / "recipe.toml").exists()
+
+
 def test_a_run_that_was_killed_in_its_prerequisite_goes_on(place, monkeypatch):
     settings = ("method.name=fedca", "evaluation.at_end=['geometry']", *FEDCA)
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -20,6 +20,7 @@ from atoll.data.images import ImageSet, StoredPixels
 from atoll.data.partition.partition import Partition
 from atoll.data.sources import Splits, load_data
 from atoll.engines.federation import Federation
+from atoll.engines.flower.enrolment import Site, all_classes
 from atoll.engines.flower.executor import FlowerExecutor, RemoteStates, measure_sites
 from atoll.engines.flower.ledger import RoundLedger
 from atoll.engines.flower.site_registry import SiteRegistry
@@ -197,11 +198,30 @@ class FlowerEngine:
             self._registry.gather(federation.setting.num_clients, wait)
             self._check_shares(federation)
             return federation
-        images = self._coordinator_images(
-            recipe
-        )  # before waiting for the sites, because the folder may be wrong
+        # Before waiting for the sites: the folder may be wrong, and a recipe that cannot run is refused by each of
+        # them, which does not tell the reason.
+        images = self._coordinator_images(recipe)
+        self._federation(recipe, images, self._registry.clients or _any_sites(sites, recipe))
         self._registry.gather(sites, wait)
-        return Federation(recipe, images or self._no_images(recipe), _partition_of(self._registry, recipe))
+        return self._federation(recipe, images, self._registry.clients)
+
+    def _federation(self, recipe: Recipe, images: Splits | None, sites: Sequence[Site]) -> Federation:
+        """Federation whose partition numbers the sites' images consecutively; its classes are those of all sites.
+
+        Without images of the coordinator's, its own splits are empty.
+        """
+        sizes, names, classes = (
+            [site.train for site in sites],
+            [site.name for site in sites],
+            all_classes(sites),
+        )
+        partition = Partition(
+            list(torch.split(torch.arange(sum(sizes)), sizes)), names, None, None, recipe.partition, recipe.seed,
+            sum(sizes), f"sites-{self._registry.federation}", tuple(classes),
+        )  # fmt: skip
+        channels, size = recipe.data.channels, recipe.data.image_size
+        pixels = StoredPixels(torch.empty(0, channels, size, size, dtype=torch.uint8))
+        return Federation(recipe, images or Splits(ImageSet(pixels, classes=classes)), partition)
 
     def _write_sites(self, folder: Path) -> None:
         Run(folder).write(SITES, self._registry.to_json())
@@ -224,19 +244,8 @@ class FlowerEngine:
         data = replace(recipe.data, source=self._options.images_source, path=self._options.images, limit=None)
         return load_data(data, recipe.seed)
 
-    def _no_images(self, recipe: Recipe) -> Splits:
-        """Empty splits with the sites' classes."""
-        channels, size = recipe.data.channels, recipe.data.image_size
-        pixels = StoredPixels(torch.empty(0, channels, size, size, dtype=torch.uint8))
-        return Splits(ImageSet(pixels, classes=self._registry.classes()))
 
-
-def _partition_of(registry: SiteRegistry, recipe: Recipe) -> Partition:
-    """Partition that numbers the sites' images consecutively; its classes are those of all sites."""
-    sizes = [site.train for site in registry.clients]
-    names = [site.name for site in registry.clients]
-    rows = list(torch.split(torch.arange(sum(sizes)), sizes))
-    return Partition(
-        rows, names, None, None, recipe.partition, recipe.seed, sum(sizes), f"sites-{registry.federation}",
-        tuple(registry.classes()),
-    )  # fmt: skip
+def _any_sites(count: int, recipe: Recipe) -> list[Site]:
+    """Sites with images for any recipe, in place of those that have not connected yet."""
+    images, classes = 2 * recipe.train.batch_size, ["0", "1"] if recipe.data.labels else []
+    return [Site(str(k), "", images, images, classes) for k in range(count)]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import reprlib
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TypeGuard
 
@@ -43,6 +44,14 @@ class Site:
     version: str = ""
     environment: Environment = field(default_factory=dict)
     withdrawn: bool = False
+
+
+def all_classes(sites: Sequence[Site]) -> list[str]:
+    """Return the classes of all sites."""
+    lists = [site.classes for site in sites]
+    if all(names == lists[0] for names in lists):
+        return lists[0]
+    return sorted({name for names in lists for name in names})
 
 
 def read_site(answer: dict[str, Tree] | Lost, key: str, node: int, real: bool) -> Site | str:

@@ -186,13 +186,6 @@ class SiteRegistry:
             if node in online and node not in self._hellos and not self.excluded(client)
         }
 
-    def classes(self) -> list[str]:
-        """Return the classes of all sites."""
-        lists = [site.classes for site in self.clients]
-        if all(names == lists[0] for names in lists):
-            return lists[0]
-        return sorted({name for names in lists for name in names})
-
     def to_json(self) -> str:
         """Serialise what a resumed run needs, and what a coordinator may want to read."""
         sites = [{"client": k, **asdict(site)} for k, site in enumerate(self.clients)]
