@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from importlib.util import find_spec
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedColumn, TimeRemainingColumn
@@ -21,6 +21,8 @@ class Bar(Callback):
 
     In a notebook, the bar needs the library ipywidgets.
     """
+
+    guarded: ClassVar[bool] = False
 
     def __init__(self, console: Console, title: str) -> None:
         self.console = console
