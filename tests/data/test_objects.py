@@ -90,6 +90,9 @@ def test_every_form_of_the_same_images_is_the_same() -> None:
         "floats": TensorDataset(channels_first / 255, torch.tensor(LABELS)),
         "own": Pairs(images, LABELS),
         "table": Table(),
+        "dicts": [
+            {"label": label, "img": image, "id": 7} for image, label in zip(images, LABELS, strict=True)
+        ],
         "alone": images,
     }
     for form, source in forms.items():
@@ -100,7 +103,7 @@ def test_every_form_of_the_same_images_is_the_same() -> None:
             assert given.value.labels.tolist() == LABELS
     assert give_data(Table()).value.classes == ["a", "b", "c"]
     assert give_data(images).value.labels is None
-    fingerprints = {str(give_data(source)).partition("#")[2] for source in list(forms.values())[:5]}
+    fingerprints = {str(give_data(source)).partition("#")[2] for source in list(forms.values())[:6]}
     assert len(fingerprints) == 1
     changed = images.copy()
     changed[59, 0, 0, 0] ^= 1
@@ -255,6 +258,9 @@ def test_what_is_no_data_is_refused_in_one_sentence(tmp_path: Path) -> None:
         "its label is a Tensor; give one number or text": (images, torch.zeros(4, 14)),
         "its label is a list": (images, [[0, 1]] * 4),
         "its label is a ndarray": [(image, np.arange(3)) for image in images],
+        r"^data\[0\]: it has the columns scan, label, and none of them is called 'image'": [
+            {"scan": image, "label": 0} for image in images
+        ],
         "its label is a dict": [(image, {"a": 1}) for image in images],
         r"^data\['b'\]\[1\]: its label is 0.5; a label is a class": {
             "a": images,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -26,7 +26,7 @@ _CHANNELS = (1, 3, 4)  # of images that Pillow opens
 _IMAGE, _LABEL = (
     ("image", "img", "pixel_values"),
     ("label", "labels", "fine_label"),
-)  # columns of Hugging Face
+)  # names in items that are dicts, as those of Hugging Face
 Sample = tuple[Encoded, Any]
 
 
@@ -37,8 +37,9 @@ def give_data(source: Any) -> Given:
     another fingerprint each time.
 
     Args:
-        source: A dataset with a length whose items are images or (image, label); a Hugging Face dataset; an array
-            of images, or (images, labels); or a dict from names of clients to any of these.
+        source: A dataset with a length whose items are images, (image, label) or, as Hugging Face's, dicts with
+            ``"image"`` and perhaps ``"label"``; an array of images, or (images, labels); or a dict from names of
+            clients to any of these.
 
     Returns:
         The name, which carries the `Listing`.
@@ -149,13 +150,12 @@ class _Items:
     """Samples of a dataset with items."""
 
     dataset: Any
-    image: str | None = None  # the columns, for items that are dicts
-    label: str | None = None
 
     def __call__(self, row: int) -> Sample:
         item = self.dataset[row]
-        if self.image is not None:
-            return to_image(item[self.image]), None if self.label is None else _plain(item[self.label])
+        if isinstance(item, Mapping):
+            image, label = _columns(item)
+            return to_image(item[image]), None if label is None else _plain(item[label])
         if isinstance(item, tuple | list):
             return to_image(item[0]), _plain(item[1]) if len(item) > 1 else None
         return to_image(item), None
@@ -196,12 +196,22 @@ def _hugging_face(whose: str, source: Any) -> _Part:
     columns = source.column_names
     if isinstance(columns, dict):
         raise UserError(f"{whose} has the splits {', '.join(columns)}; give one of them")
-    image = next((name for name in _IMAGE if name in columns), None)
-    if image is None:
-        raise UserError(f"{whose} has the columns {', '.join(columns)}, and none of them is called 'image'")
-    label = next((name for name in _LABEL if name in columns), None)
+    try:
+        _, label = _columns(columns)
+    except UserError as error:
+        raise UserError(f"{whose}: {error}") from None
     names = getattr(source.features[label], "names", None) if label else None
-    return _Part(len(source), _Items(source, image, label), tuple(names or ()), whose)
+    return _Part(len(source), _Items(source), tuple(names or ()), whose)
+
+
+def _columns(names: Collection[str]) -> tuple[str, str | None]:
+    """The names of an item's image and of its label, if it has one."""
+    image = next((name for name in _IMAGE if name in names), None)
+    if image is None:
+        raise UserError(
+            f"it has the columns {', '.join(map(str, names))}, and none of them is called 'image'"
+        )
+    return image, next((name for name in _LABEL if name in names), None)
 
 
 def to_image(value: Any) -> Encoded:
