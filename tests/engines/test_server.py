@@ -2,11 +2,13 @@
 
 import json
 import math
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from typing import ClassVar
 
 import pytest
 import torch
 
+from atoll.components.base import VIEWS, Objective
 from atoll.core.tree import clone, same
 from atoll.engines.federation import Federation
 from atoll.engines.server import TooFewUpdatesError
@@ -167,3 +169,27 @@ def test_a_reason_in_the_metrics_is_one_clean_line(trained, monkeypatch):
         server.run_round(Fixed(good))
     assert str(error.value).isprintable()
     assert len(str(error.value)) < 5000
+
+
+@dataclass(frozen=True)
+class CutOff(Objective):
+    """An author's mistake: the number of the loss instead of the loss."""
+
+    name: ClassVar[str] = "cut_off"
+    cut: bool = True
+
+    def forwards(self):
+        return VIEWS
+
+    def loss(self, context, batch, passes):
+        z1, z2 = (passes[view].z for view in VIEWS)
+        loss = (z1 - z2).square().mean()
+        return torch.tensor(loss.item()) if self.cut else loss
+
+
+@pytest.mark.parametrize("cut", ["true", "false"])
+def test_a_training_that_changes_no_weight_is_said(cut, tmp_path, recwarn):
+    settings = ("method.name=fed_simclr", f"method.objective={__name__}:CutOff", f"options.cut_off.cut={cut}")
+    run_tiny(tmp_path / "run", *settings)
+    said = [one for one in recwarn.list if "no weight that leaves them changed" in str(one.message)]
+    assert bool(said) == (cut == "true")

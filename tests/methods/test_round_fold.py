@@ -1,4 +1,4 @@
-"""What a user's components may change in place: they own what they are given, whatever process they run in."""
+"""What a user's components may change in place, whatever process they run in, and what their hooks may return."""
 
 from dataclasses import dataclass
 from typing import ClassVar
@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 
-from atoll.components.base import VIEWS, Merge, ServerStep, TensorSpec, Term
+from atoll.components.base import VIEWS, Aggregation, Merge, ServerStep, TensorSpec, Term
 from atoll.core.errors import UserError
 from atoll.core.run_folder import Run
 from atoll.core.tree import clone, same
@@ -183,4 +183,51 @@ def test_what_no_file_can_hold_is_named_with_its_hook(hook, what, tmp_path):
     with pytest.raises(
         UserError, match=rf"^'returns'\.{hook} returns {what}; states and messages are made of"
     ):
+        run_tiny(tmp_path / "run", "method.name=fed_simclr", *settings)
+
+
+@dataclass(frozen=True)
+class Closes(Aggregation):
+    """Closes with the models that it was given, spoiled."""
+
+    name: ClassVar[str] = "closes"
+    how: str = ""
+
+    def open(self, models, setting, round, scratch):
+        self_how, name = self.how, "encoder.conv1.weight"
+
+        class Given:
+            def add(self, client, update, geometry):
+                pass
+
+            def close(self):
+                rest = {key: value for key, value in models["global"].items() if key != name}
+                return {
+                    "nothing": None,
+                    "no model": {},
+                    "no weight": {"global": rest},
+                    "doubles": {"global": {**rest, name: models["global"][name].double()}},
+                }[self_how]
+
+        return Given()
+
+
+@pytest.mark.parametrize(
+    ("how", "what"),
+    [
+        ("nothing", "nothing; return the models by name"),
+        ("no model", r"nothing for the weight '.*' of model 'global', which is a tensor \("),
+        (
+            "no weight",
+            r"nothing for the weight 'encoder\.conv1\.weight' of model 'global', which is a tensor \(",
+        ),
+        (
+            "doubles",
+            r"a tensor \(.*\) of torch\.float64 for the weight 'encoder\.conv1\.weight' of model 'global'",
+        ),
+    ],
+)
+def test_a_fold_that_closes_without_the_models_is_named(how, what, tmp_path):
+    settings = (f"method.aggregation={__name__}:Closes", f"options.closes.how={how}")
+    with pytest.raises(UserError, match=f"^the fold of 'closes' closes with {what}"):
         run_tiny(tmp_path / "run", "method.name=fed_simclr", *settings)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+import warnings
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
@@ -16,6 +17,7 @@ import torch
 from atoll.aggregation.secure_sum import SecureSum, vector_size
 from atoll.components.base import Aggregation, Deployment, Setting, Trained
 from atoll.components.messages import Checkpoint, Update
+from atoll.components.training import learning_rate
 from atoll.core.errors import RunError, UserError
 from atoll.core.process_state import seeded_streams
 from atoll.core.rng import derive_seed, stream
@@ -220,6 +222,7 @@ class Server:
         method = self.recipe.composed
         accepted: list[int] = []
         cosines: list[float] = []
+        distance = 0.0
         reported: Counter[str] = Counter()  # clients by the losses that they reported
         with closing(executor.run(jobs, progress)) as results:
             for job, result in zip(jobs, results, strict=True):
@@ -240,8 +243,15 @@ class Server:
                 fold.add(job.client, self.checks.weighed(update), verdict)
                 accepted.append(job.client)
                 _average(record.losses, update["losses"], reported)
+                distance = max(distance, verdict.distance(self.setting.buffers))
                 if verdict.moved:
                     cosines.append(verdict.cosine())
+        if record.losses and not distance and learning_rate(self.recipe.train, record.round):
+            warnings.warn(
+                "clients trained, and no weight that leaves them changed; check that the loss depends on the "
+                "weights and that nothing cuts it off, such as .item() or .detach()",
+                stacklevel=2,
+            )
         if cosines and not method.aggregation.hides_updates:
             record.angular_divergence = fmean(cosines)
         return accepted

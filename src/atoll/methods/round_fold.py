@@ -14,6 +14,7 @@ from atoll.components.base import (
     Aggregation,
     Component,
     Fold,
+    Models,
     ServerState,
     ServerStep,
     Setting,
@@ -21,6 +22,7 @@ from atoll.components.base import (
     Update,
     UpdateGeometry,
 )
+from atoll.core.errors import UserError
 from atoll.core.tree import Tree, checked, clone
 
 
@@ -41,6 +43,7 @@ class RoundFold:
         round: int,
         scratch: Path | None,
     ) -> None:
+        self._aggregation = aggregation.name
         self._server = server
         self._state = state
         self._setting = setting
@@ -68,8 +71,12 @@ class RoundFold:
         return self._models.add_total(total, clients)
 
     def close(self) -> ServerState:
-        """Return the server's next state."""
-        models = self._models.close()
+        """Return the server's next state.
+
+        Raises:
+            UserError: The aggregation returns no models like those it was given, or a component no tree.
+        """
+        models = self._folded()
         slices = dict(self._state["parts"])
         slices.update(checked({name: fold.close() for name, fold in self._slices.items()}, "fold"))
         server = self._server
@@ -84,6 +91,33 @@ class RoundFold:
         if any(value is not None for value in steps.values()):
             slices[server.name] = steps
         return {"models": models, "parts": slices}
+
+    def _folded(self) -> Models:
+        """The aggregation's next models."""
+        models = self._models.close()
+        if not isinstance(models, Mapping):
+            raise UserError(
+                f"the fold of {self._aggregation!r} closes with {_a(models)}; return the models by name, such as "
+                '{"global": weights}'
+            )
+        for name, before in self._state["models"].items():
+            for weight, tensor in before.items():
+                found = models.get(name, {}).get(weight)
+                if not isinstance(found, Tensor) or (found.shape, found.dtype) != (
+                    tensor.shape,
+                    tensor.dtype,
+                ):
+                    raise UserError(
+                        f"the fold of {self._aggregation!r} closes with {_a(found)} for the weight {weight!r} of "
+                        f"model {name!r}, which is {_a(tensor)}"
+                    )
+        return models
+
+
+def _a(value: object) -> str:
+    if isinstance(value, Tensor):
+        return f"a tensor {tuple(value.shape)} of {value.dtype}"
+    return "nothing" if value is None else f"a {type(value).__name__}"
 
 
 class _NeighbourFolds:
