@@ -343,6 +343,15 @@ def test_resume_continues_a_run_in_its_folder(tmp_path, capsys):
     assert str(half) in capsys.readouterr().out
 
 
+def test_resume_of_real_sites_names_what_continues_them(tmp_path, capsys):
+    made = run_tiny(tmp_path / "run")
+    (made.folder / "evaluation.json").unlink()
+    partition = json.loads(made.partition_path.read_text())
+    made.write("partition.json", json.dumps({**partition, "fingerprint": "sites-12ab"}))
+    assert run("resume", made.folder) == 2
+    assert "is a run of real sites, which its app continues: flwr run APP" in capsys.readouterr().err
+
+
 def test_resume_refuses_another_recipe_and_a_folder_without_a_run(finished, capsys):
     assert run("resume", finished, "--set", "train.lr=7") == 2
     assert "train.lr" in capsys.readouterr().err

@@ -454,7 +454,10 @@ def test_titles_and_labels_show_no_path_either(tmp_path):
 def test_the_page_says_whether_sites_took_part(tmp_path):
     folder = make_run(tmp_path / "a")
     assert "<dt>Federation</dt><dd>simulation</dd>" in write_report([folder], tmp_path / "r.html").read_text()
-    (folder / "sites.json").write_text("{}")
+    (folder / "sites.json").write_text("{}")  # Flower's simulation has one as well
+    assert "<dt>Federation</dt><dd>simulation</dd>" in write_report([folder], tmp_path / "r.html").read_text()
+    partition = json.loads((folder / "partition.json").read_text())
+    (folder / "partition.json").write_text(json.dumps({**partition, "fingerprint": "sites-12ab"}))
     assert "<dt>Federation</dt><dd>real sites</dd>" in write_report([folder], tmp_path / "r.html").read_text()
 
 

@@ -15,7 +15,7 @@ import torch
 from atoll.core.errors import UserError
 from atoll.core.files import hash_bytes
 from atoll.core.remedies import damaged
-from atoll.core.run_folder import DETECTION, HELD_OUT, NEIGHBOURS, SITES, SITES_OWN, Run
+from atoll.core.run_folder import DETECTION, HELD_OUT, NEIGHBOURS, OF_SITES, SITES_OWN, Run
 from atoll.core.tree import Tree, load
 from atoll.report.artifacts import FILE as MAP_FILE
 from atoll.report.client_pictures import FILE as SAMPLES_FILE
@@ -113,20 +113,21 @@ def read_folder(path: Path) -> Folder:
         ]
         for pattern in (DETECTED, EVALUATED)
     }
+    partition = files.table("partition.json", "its clients are unknown")
     folder = Folder(
         name=files.name,
         recipe=recipe,
         recipe_text=text,
         metrics=files.metrics(int(results.get("round", 0))),
         results=results,
-        partition=files.table("partition.json", "its clients are unknown"),
+        partition=partition,
         map=files.tensors(MAP_FILE, "there is no map", _checked, needed=mapped),
         missing=files.missing,
         detection=list(files.detection(found[DETECTED])),
         evaluations=list(files.evaluations(found[EVALUATED])),
         samples=files.tensors(SAMPLES_FILE, "its clients' images are not shown"),
         neighbours=files.tensors(NEIGHBOURS, "its neighbours are not shown"),
-        of_sites=(path / SITES).is_file(),
+        of_sites=str(partition.get("fingerprint", "")).startswith(OF_SITES),
         held_out=str(
             files.table(HELD_OUT, "its test images are unknown", needed=False).get("fingerprint", "")
         ),

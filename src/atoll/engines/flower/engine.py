@@ -14,7 +14,7 @@ from flwr.serverapp import Grid
 from atoll.core.audit_log import FILE as AUDIT
 from atoll.core.audit_log import AuditLog
 from atoll.core.errors import UserError
-from atoll.core.run_folder import SITES, Run
+from atoll.core.run_folder import OF_SITES, SITES, Run
 from atoll.core.tree import Tree
 from atoll.data.images import ImageSet, StoredPixels
 from atoll.data.partition.partition import Partition
@@ -217,7 +217,7 @@ class FlowerEngine:
         )
         partition = Partition(
             list(torch.split(torch.arange(sum(sizes)), sizes)), names, None, None, recipe.partition, recipe.seed,
-            sum(sizes), f"sites-{self._registry.federation}", tuple(classes),
+            sum(sizes), f"{OF_SITES}{self._registry.federation}", tuple(classes),
         )  # fmt: skip
         channels, size = recipe.data.channels, recipe.data.image_size
         pixels = StoredPixels(torch.empty(0, channels, size, size, dtype=torch.uint8))
