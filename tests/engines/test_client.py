@@ -6,7 +6,8 @@ import pytest
 import torch
 from torch import nn
 
-from atoll.components.base import Aggregation, TensorSpec, Term
+from atoll.aggregation.fedavg import FedAvg
+from atoll.components.base import TensorSpec, Term
 from atoll.core.tree import leaves, map_tensors, pack, unpack
 from tests.harness import final_models, run_tiny
 from tests.rounds import Rounds
@@ -182,23 +183,26 @@ class SendsAWeight(Term):
 class Mean:
     """A fold that needs all updates at once."""
 
-    def __init__(self):
+    def __init__(self, models):
+        self.model = models["global"]
         self.updates = []
 
     def add(self, client, update, geometry):
         self.updates.append(update["weights"])
 
     def close(self):
-        names = self.updates[0]
-        return {"global": {name: torch.stack([one[name] for one in self.updates]).mean(0) for name in names}}
+        mean = {name: torch.stack([one[name] for one in self.updates]).mean(0) for name in self.updates[0]}
+        return {"global": {**self.model, **mean}}
 
 
 @dataclass(frozen=True)
-class KeepsUpdates(Aggregation):
+class KeepsUpdates(FedAvg):
+    """Inherits from an aggregation that keeps none."""
+
     name: ClassVar[str] = "keeps_updates"
 
     def open(self, models, setting, round, scratch):
-        return Mean()
+        return Mean(models)
 
 
 def test_a_fold_may_keep_the_updates_of_a_round(tmp_path):

@@ -187,9 +187,28 @@ class CutOff(Objective):
         return torch.tensor(loss.item()) if self.cut else loss
 
 
-@pytest.mark.parametrize("cut", ["true", "false"])
-def test_a_training_that_changes_no_weight_is_said(cut, tmp_path, recwarn):
-    settings = ("method.name=fed_simclr", f"method.objective={__name__}:CutOff", f"options.cut_off.cut={cut}")
+@pytest.mark.parametrize(
+    ("settings", "expected"),
+    [
+        (("method.name=fed_simclr", f"method.objective={__name__}:CutOff"), True),
+        (
+            ("method.name=fed_simclr", f"method.objective={__name__}:CutOff", "options.cut_off.cut=false"),
+            False,
+        ),
+        (("method.name=local_only",), False),  # no weight leaves a client
+        (("method.name=dcco",), False),  # the first round gathers statistics
+    ],
+)
+def test_a_training_that_changes_no_weight_is_said(settings, expected, tmp_path, recwarn):
     run_tiny(tmp_path / "run", *settings)
     said = [one for one in recwarn.list if "no weight that leaves them changed" in str(one.message)]
-    assert bool(said) == (cut == "true")
+    assert bool(said) == expected
+
+
+def test_a_private_round_without_clients_is_not_idle(monkeypatch):
+    """Its noise moves the model."""
+    private = ("method.name=fed_simclr", "method.aggregation=private_fedavg", "train.bn_buffers=leave")
+    rounds = Rounds(*private)
+    monkeypatch.setattr(type(rounds.server), "cohort", lambda server, round: [])
+    record = rounds.server.run_round(Fixed({}))
+    assert not record.idle

@@ -133,6 +133,7 @@ class Returns(Term):
 
     name: ClassVar[str] = "returns"
     egress: ClassVar[tuple[str, ...]] = ("a number",)
+    keeps: ClassVar[tuple[str, ...]] = ("a number",)
     hook: str = ""
 
     def value(self, hook):
@@ -141,6 +142,7 @@ class Returns(Term):
                 "init": {3: 1},
                 "send": {"a": [np.zeros(2)]},
                 "finish": {1, 2},
+                "keep": {"rounds": np.int64(3)},
                 "constants": torch.eye(2).to_sparse(),
             }[hook]
         return {} if hook == "init" else None
@@ -166,6 +168,9 @@ class Returns(Term):
     def finish(self, context):
         return self.value("finish")
 
+    def keep(self, context):
+        return self.value("keep")
+
 
 @pytest.mark.parametrize(
     ("hook", "what"),
@@ -174,6 +179,7 @@ class Returns(Term):
         ("init", "a dict with the key 3, of type int"),
         ("send", r"a numpy\.ndarray"),
         ("finish", "a set"),
+        ("keep", r"a numpy\.int64"),
         ("fold", "a dict with the key 0, of type int"),
     ],
 )
@@ -205,6 +211,7 @@ class Closes(Aggregation):
                 return {
                     "nothing": None,
                     "no model": {},
+                    "a list": {"global": [torch.ones(2)]},
                     "no weight": {"global": rest},
                     "doubles": {"global": {**rest, name: models["global"][name].double()}},
                 }[self_how]
@@ -216,6 +223,7 @@ class Closes(Aggregation):
     ("how", "what"),
     [
         ("nothing", "nothing; return the models by name"),
+        ("a list", r"a list for the weight '.*' of model 'global', which is a tensor \("),
         ("no model", r"nothing for the weight '.*' of model 'global', which is a tensor \("),
         (
             "no weight",

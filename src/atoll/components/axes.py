@@ -125,6 +125,12 @@ class Aggregation(Component):
     hides_updates: ClassVar[bool] = False
     keeps_updates: ClassVar[bool] = True
 
+    def __init_subclass__(cls) -> None:
+        """A fold of its own may keep updates, unless the class itself says that it does not."""
+        super().__init_subclass__()
+        if "open" in vars(cls) and "keeps_updates" not in vars(cls):
+            cls.keeps_updates = True
+
     @property
     def statistics(self) -> tuple[str, ...]:
         """Numbers that an update must contain: ``"samples"``, ``"batches"``, ``"loss"`` (of the last epoch)."""

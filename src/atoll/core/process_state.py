@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 import threading
+import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -71,6 +72,12 @@ def process_for_training() -> Iterator[None]:
 
     Gradients are recorded, floats have 32 bits, and no other run seeds the random streams.
     """
-    with _RUN, settings_kept(), torch.inference_mode(False), torch.enable_grad():
-        torch.set_default_dtype(torch.float32)
-        yield
+    if not _RUN.acquire(blocking=False):
+        warnings.warn("waits for the run of another thread; use processes to train at once", stacklevel=3)
+        _RUN.acquire()
+    try:
+        with settings_kept(), torch.inference_mode(False), torch.enable_grad():
+            torch.set_default_dtype(torch.float32)
+            yield
+    finally:
+        _RUN.release()

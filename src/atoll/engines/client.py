@@ -96,9 +96,11 @@ class Client:
         # Weights that no client sends have their initial values on the server, which are not a model of the others.
         context.received = {name: weight for name, weight in downloaded.items() if name in self._shared}
         if downloaded:
-            downloaded = {**self._base, **downloaded}
-        joined = downloaded if method.merge.replaces else method.merge.join(context, clone(downloaded))
-        self._load(joined, whole=True)
+            own = downloaded if method.merge.replaces else clone(downloaded)
+            downloaded = {**self._base, **own}
+        if not method.merge.replaces:
+            downloaded = method.merge.join(context, downloaded)
+        self._load(downloaded, whole=True)
         if retained:
             self._load(retained.get("personal", {}))
         if train.bn_buffers == "local" and retained:
@@ -196,10 +198,11 @@ class Client:
             update["batches"] = context.data.num_batches()
         if "loss" in method.aggregation.statistics:
             update["loss"] = context.last_epoch_loss
-        update = cast(Update, {**update, **method.aggregation.report(context)})  # further keys
+        report = checked({method.aggregation.name: method.aggregation.report(context)}, "report")
+        update = cast(Update, {**update, **report[method.aggregation.name]})  # further keys
         if not method.stateful(train):
             return update, None
-        states = {component.name: component.keep(context) for component in method.components}
+        states = checked({part.name: part.keep(context) for part in method.components}, "keep")
         retained: ClientState = {
             "parts": {name: value for name, value in states.items() if value is not None}
         }

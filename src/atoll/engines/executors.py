@@ -127,9 +127,12 @@ class OneAhead(InProcess):
 
 
 def in_this_process(federation: Federation, states: ClientStates) -> InProcess:
-    """Executor on the networks of this process, the faster one for their device."""
+    """Executor on the networks of this process, the faster one for their device.
+
+    Code of the user's may draw from the process's random streams, which a fold and the training beside it share.
+    """
     gpu = federation.recipe.engine.find_device().type == "cuda"
-    return (OneAhead if gpu else InProcess)(federation, states)
+    return (OneAhead if gpu and not federation.recipe.own_code else InProcess)(federation, states)
 
 
 class WorkerPool:

@@ -150,7 +150,7 @@ class Server:
         method = self.recipe.composed
         record = Record(self.round + 1)
         jobs = self.jobs(record.round)
-        record.idle = not any(job.message["epochs"] for job in jobs)
+        record.idle = bool(jobs) and not any(job.message["epochs"] for job in jobs)
         fold = method.open(self.state, self.setting, record.round, self._scratch)
         self.checks.open_round()
         if self._observer:
@@ -246,7 +246,8 @@ class Server:
                 distance = max(distance, verdict.distance(self.setting.buffers))
                 if verdict.moved:
                     cosines.append(verdict.cosine())
-        if record.losses and not distance and learning_rate(self.recipe.train, record.round):
+        trains = self.checks.names - self.setting.buffers and learning_rate(self.recipe.train, record.round)
+        if trains and record.losses and not distance:
             warnings.warn(
                 "clients trained, and no weight that leaves them changed; check that the loss depends on the "
                 "weights and that nothing cuts it off, such as .item() or .detach()",

@@ -94,6 +94,7 @@ class PrototypeDivergence(FedAvg):
 
     name: ClassVar[str] = "prototype_divergence"
     source: ClassVar[str] = "Chen et al. 2024 (Calibre), released code"
+    keeps_updates: ClassVar[bool] = False
     egress: ClassVar[tuple[str, ...]] = ("the divergence of the clusters of its images' representations",)
     clusters: Count = 10
     iterations: Count = 20

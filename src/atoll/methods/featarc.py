@@ -63,6 +63,7 @@ class FeatARC(FedAvg):
 
     name: ClassVar[str] = "featarc"
     source: ClassVar[str] = "Wang et al. 2023 (Dec-SSL), Algorithm 1"
+    keeps_updates: ClassVar[bool] = False
     needs_steps: ClassVar[bool] = True
     egress: ClassVar[tuple[str, ...]] = ("which of the cluster models it chose",)
     weights: Literal["samples", "batches", "uniform"] = "uniform"

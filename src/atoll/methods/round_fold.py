@@ -101,8 +101,9 @@ class RoundFold:
                 '{"global": weights}'
             )
         for name, before in self._state["models"].items():
+            after = models.get(name)
             for weight, tensor in before.items():
-                found = models.get(name, {}).get(weight)
+                found = after.get(weight) if isinstance(after, Mapping) else after
                 if not isinstance(found, Tensor) or (found.shape, found.dtype) != (
                     tensor.shape,
                     tensor.dtype,

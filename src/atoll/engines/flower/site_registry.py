@@ -67,6 +67,7 @@ class SiteRegistry:
         self._ask_at: dict[int, float] = {}  # time at which each asked node is asked again
         self._pauses: dict[int, float] = {}
         self._sessions: dict[int, str] = {}  # when each node that is online connected
+        self._waited: set[tuple[int, str]] = set()  # nodes that a round has waited for in this session
         self._hellos: dict[
             int, tuple[Exchange, str]
         ] = {}  # of nodes that have not answered yet, with their keys
@@ -123,17 +124,22 @@ class SiteRegistry:
     def refresh(self) -> None:
         """Ask new nodes for their names, and assign those that have answered to sites.
 
-        A site whose node has come back is examined before it is asked for anything else, and waited for a minute;
-        new nodes are not waited for. The file of the sites' keys is read again; sites whose keys have been revoked
-        are told.
+        A site whose node has come back is examined before it is asked for anything else, and waited for a minute,
+        once; new nodes are not waited for. The file of the sites' keys is read again; sites whose keys have been
+        revoked are told.
         """
         self._read_keys()
         ends = time.monotonic() + SECONDS_TO_EXAMINE
         self._assign()
-        asked = {site.node for site in self.clients}
-        while asked & self._hellos.keys() & self._sessions.keys() and time.monotonic() < ends:
+        while (back := self._examined()) and time.monotonic() < ends:
             time.sleep(SECONDS_BETWEEN_LOOKS)
             self._assign()
+        self._waited |= back
+
+    def _examined(self) -> set[tuple[int, str]]:
+        """The sites' nodes that have come back and not answered, with their sessions, and were not waited for."""
+        asked = {site.node for site in self.clients} & self._hellos.keys()
+        return {(node, time) for node, time in self._sessions.items() if node in asked} - self._waited
 
     def _assign(self) -> None:
         """Ask new nodes, and assign those that have answered to sites."""
