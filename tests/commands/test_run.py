@@ -244,8 +244,9 @@ def test_runs_of_two_threads_wait_for_each_other(tmp_path):
         ended.set()
 
     thread = threading.Thread(target=second)
-    thread.start()
-    first = atoll.simulate(tiny(), tmp_path / "first", callbacks=[Slow()])
-    thread.join()
+    with pytest.warns(UserWarning, match="waits for the run of another thread"):
+        thread.start()
+        first = atoll.simulate(tiny(), tmp_path / "first", callbacks=[Slow()])
+        thread.join()
     assert order == ["first", "second"]
     assert same(final_models(first), final_models(Run(tmp_path / "second")))
