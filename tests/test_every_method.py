@@ -59,6 +59,14 @@ NEEDS = {
 }
 
 
+class Stop:
+    """Interrupts a run after its second round."""
+
+    def round(self, record, line):
+        if record.round == 2:
+            raise KeyboardInterrupt
+
+
 def knn(results):
     return results["knn/accuracy"]
 
@@ -82,7 +90,8 @@ def test_it_resumes_and_spreads_over_workers_to_the_same_bytes(name, tmp_path):
     whole = remains(run_tiny(tmp_path / "whole", *settings))
     assert whole["encoders"]
     assert bool(whole["clients"]) == bool(METHODS[name].keeps)
-    run_tiny(tmp_path / "parts", *settings, "train.rounds=2")
+    with pytest.raises(KeyboardInterrupt):
+        run_recipe(tiny(*settings), tmp_path / "parts", callback=Stop())
     assert same(remains(run_tiny(tmp_path / "parts", *settings, resume=True)), whole)
     assert same(remains(run_tiny(tmp_path / "two", *settings, "engine.workers=2")), whole)
 

@@ -243,10 +243,14 @@ def test_runs_of_two_threads_wait_for_each_other(tmp_path):
         order.append("second")
         ended.set()
 
-    thread = threading.Thread(target=second)
-    with pytest.warns(UserWarning, match="waits for the run of another thread"):
+    def both():
+        thread = threading.Thread(target=second)
         thread.start()
-        first = atoll.simulate(tiny(), tmp_path / "first", callbacks=[Slow()])
+        run = atoll.simulate(tiny(), tmp_path / "first", callbacks=[Slow()])
         thread.join()
+        return run
+
+    with pytest.warns(UserWarning, match="waits for the run of another thread"):
+        first = both()
     assert order == ["first", "second"]
     assert same(final_models(first), final_models(Run(tmp_path / "second")))
