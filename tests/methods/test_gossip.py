@@ -132,7 +132,8 @@ def test_the_door_measures_from_the_clients_own_model():
     rounds.fold(1, {k: rounds.train(k)[0] for k in range(3)})
     models = list(rounds.server.state["models"].values())
     assert not any(same(one, other) for one, other in itertools.combinations(models, 2))
-    assert rounds.server.run_round(Still()).clients == 4
+    with pytest.warns(UserWarning, match="no weight that leaves them changed"):
+        assert rounds.server.run_round(Still()).clients == 4
     assert rounds.server.checkpoint()["norms"] == []
 
 

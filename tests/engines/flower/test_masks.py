@@ -108,7 +108,7 @@ def test_fewer_than_the_threshold_open_nothing():
 
 
 def test_too_few_shares_do_not_give_the_sum():
-    with pytest.raises(ValueError, match="Failed to combine shares"):
+    with pytest.raises(ValueError, match="the shares of client 0 do not give its secret"):
         play(drawn(6), 4, silent_reveals=[0, 1, 2])
 
 
