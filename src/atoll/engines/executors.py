@@ -66,18 +66,16 @@ class InProcess:
         return self._states.load(job.client, job.message["kept"]) if self._stateful else None
 
     def _store(self, job: Job, update: Update, state: ClientState | None) -> Update:
-        """Save the client state, and return the update."""
+        """Save the client state, and return the update on the CPU.
+
+        What is needed when the next client overwrites the networks is copied.
+        """
         if self._stateful:
             self._states.save(job.client, job.round, state)
-        return self._sent(update, self._kept)
-
-    def _sent(self, update: Update, kept: bool) -> Update:
-        """The update on the CPU; what a fold may keep is copied, as the next client overwrites the networks."""
-        if kept:
-            copied: Update = clone(update)
-            return copied
-        weights = {name: tensor.cpu() for name, tensor in update["weights"].items()}
-        return {**update, "parts": clone(update["parts"]), "weights": weights}
+        sent: Update = clone(update if self._kept else {**update, "weights": {}})
+        if not self._kept:
+            sent["weights"] = {name: tensor.cpu() for name, tensor in update["weights"].items()}
+        return sent
 
 
 class OneAhead(InProcess):
@@ -88,6 +86,7 @@ class OneAhead(InProcess):
 
     def __init__(self, federation: Federation, states: ClientStates) -> None:
         super().__init__(federation, states)
+        self._kept = True  # the next client trains while an update is folded
         # With a number: "cuda" alone is the current GPU, which in a new thread is the first one.
         device = next(federation.networks.parameters()).device
         # One thread for all rounds, because cuDNN's plans are a thread's own.
@@ -120,10 +119,6 @@ class OneAhead(InProcess):
         finally:
             stopped.set()
             wait_for_all([update for _, update in begun if not update.cancel()])
-
-    def _sent(self, update: Update, kept: bool) -> Update:
-        """A copy on the CPU: the next client trains already."""
-        return super()._sent(update, kept=True)
 
 
 def in_this_process(federation: Federation, states: ClientStates) -> InProcess:

@@ -210,11 +210,8 @@ class FlowerEngine:
 
         Without images of the coordinator's, its own splits are empty.
         """
-        sizes, names, classes = (
-            [site.train for site in sites],
-            [site.name for site in sites],
-            all_classes(sites),
-        )
+        sizes, names = [site.train for site in sites], [site.name for site in sites]
+        classes = all_classes(sites)
         partition = Partition(
             list(torch.split(torch.arange(sum(sizes)), sizes)), names, None, None, recipe.partition, recipe.seed,
             sum(sizes), f"{OF_SITES}{self._registry.federation}", tuple(classes),
