@@ -15,7 +15,7 @@ import atoll
 import board as tool
 import board_page
 from atoll.components.base import Setting
-from atoll.core.config import setting
+from atoll.core.config import read_settings
 from atoll.methods.lagoon import Relay
 from atoll.methods.registry import METHODS
 from board_rows import RESULTS, Board, Entry
@@ -82,7 +82,9 @@ def test_records_follow_the_protocol_and_name_their_commit_and_no_place():
         rounds = turns * (2 if tuning else plain.train.rounds)
         assert (Board().rows[row].line and not tuning) or recipe["train"]["rounds"] == rounds
         for text in Board().rows[row].settings:
-            assert contains(recipe, tool.without_places(setting(text))), f"{name} was made without {text}"
+            assert contains(recipe, tool.without_places(read_settings([text]))), (
+                f"{name} was made without {text}"
+            )
 
 
 def contains(table: Any, part: Any) -> bool:

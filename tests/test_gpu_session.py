@@ -16,7 +16,7 @@ import tomli_w
 import torch
 
 from atoll.core.checkpoints import save_checkpoint
-from atoll.core.config import over, setting
+from atoll.core.config import over, read_settings
 from atoll.core.run_folder import Run
 from tests.harness import TINY
 
@@ -66,9 +66,7 @@ def inside(out, member):
 @pytest.mark.slow
 def test_it_is_interrupted_and_goes_on_from_what_it_left(tmp_path):
 
-    recipe: dict = {"base": "digits"}
-    for text in TINY:
-        recipe = over(recipe, setting(text))
+    recipe = over({"base": "digits"}, read_settings(TINY))
     (tmp_path / "tiny.toml").write_text(tomli_w.dumps(recipe))
     (tmp_path / "mine.toml").write_text(TABLE)
     (tmp_path / "plan.toml").write_text(PLAN.format(table=tmp_path / "mine.toml"))

@@ -18,7 +18,7 @@ from atoll.cli.tables import listing, plan_table
 from atoll.commands.data import load_partition
 from atoll.commands.evaluate import evaluate_run, measure_run
 from atoll.commands.reproduce import dry_run, reproduce
-from atoll.core.config import over, setting
+from atoll.core.config import over, read_settings
 from atoll.core.errors import UserError
 from atoll.core.run_folder import Run
 from atoll.papers.reproduction import find_table, images_of
@@ -67,10 +67,8 @@ measured_on = { source = "digits", limit = 80 }
 
 def tiny_recipe() -> str:
     """The harness's recipe as a file."""
-    table = {"base": "digits-ssd"}
-    for text in (*TINY, "options.dsr.basis=random", "evaluation.probe_epochs=2"):
-        table = over(table, setting(text))
-    return tomli_w.dumps(table)
+    settings = (*TINY, "options.dsr.basis=random", "evaluation.probe_epochs=2")
+    return tomli_w.dumps(over({"base": "digits-ssd"}, read_settings(settings)))
 
 
 @pytest.fixture(scope="module")

@@ -52,7 +52,10 @@ def test_spec_is_json_and_rebuilds_the_architecture(name):
         ({"projector_hidden": (512, -1)}, r"model.projector_hidden is \[512, -1\]"),
         ({"predictor_hidden": (0,)}, r"model.predictor_hidden is \[0\]"),
         ({"width": 32}, "model.width does not apply to 'resnet18'.*resnet-narrow, vit-tiny"),
-        ({"encoder": "vit-tiny", "stem": "standard"}, "model.stem does not apply to 'vit-tiny'"),
+        (
+            {"encoder": "vit-tiny", "stem": "standard"},
+            r"model.stem does not apply to 'vit-tiny'; reset it to its default, 'cifar' \(--set model.stem=\)",
+        ),
         (
             {"encoder": "resnet-narrow", "init": "torchvision"},
             "model.init does not apply to 'resnet-narrow'",

@@ -11,7 +11,7 @@ import pytest
 from atoll.core.errors import UserError
 from atoll.methods.registry import COMPONENTS, METHODS
 from atoll.recipe import generate
-from atoll.recipe.recipe import load_recipe, presets
+from atoll.recipe.recipe import load_recipe, make_recipe, presets
 from atoll.recipe.table import catalogue, complete_table, read_table
 
 SCHEMA = catalogue()["schema"]
@@ -149,3 +149,30 @@ def test_a_recipes_mistake_is_told_before_pytorch_is_imported(arguments: list[st
     assert said.startswith("atoll: ")
     assert sentence in said
     assert heavy == []
+
+
+@pytest.mark.parametrize(
+    ("settings", "key", "default"),
+    [
+        (["data.limit="], "data.limit", None),
+        (["train.rounds=3", "train.rounds="], "train.rounds", 100),
+        (["model="], "model.width", None),
+        (["options.align_uniform.t=3", "options.align_uniform.t= "], "options", {"align_uniform": {}}),
+        (['title="a title"', "title="], "title", ""),
+    ],
+)
+def test_a_setting_without_a_value_resets_what_the_base_sets(settings, key, default) -> None:
+    recipe = load_recipe("board-short", settings)
+    found = recipe
+    for name in key.split("."):
+        found = getattr(found, name)
+    assert found == default
+
+
+def test_none_resets_a_key_in_a_table() -> None:
+    assert make_recipe({"base": "board-short", "train": {"rounds": None}}).train.rounds == 100
+
+
+def test_a_key_that_does_not_exist_cannot_be_reset() -> None:
+    with pytest.raises(UserError, match=r"unknown key 'data.limitt'; did you mean 'data.limit'"):
+        load_recipe("board-short", ["data.limitt="])

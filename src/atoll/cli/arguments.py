@@ -145,7 +145,7 @@ def add_run(sub: argparse.ArgumentParser) -> None:
 
 def add_settings(
     sub: argparse.ArgumentParser,
-    help: str = "replace values of the recipe: train.rounds=20 …",
+    help: str = "replace values of the recipe: train.rounds=20 …; KEY= resets one to its default",
     metavar: str = "KEY=VALUE",
 ) -> None:
     """Add ``--set``, which replaces values of a recipe or options."""

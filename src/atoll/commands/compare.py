@@ -13,7 +13,7 @@ from typing import Any
 from atoll.commands.progress import Bar
 from atoll.commands.resume import Recovery, cannot_continue, check_folder
 from atoll.commands.run import prepare, run_recipe
-from atoll.core.config import describe, over, setting
+from atoll.core.config import describe, over, read_settings
 from atoll.core.errors import RunError, UserError, did_you_mean
 from atoll.core.run_folder import Run
 from atoll.data.options import PartitionOptions
@@ -99,9 +99,7 @@ def by_method(recipe: Recipe, methods: Sequence[str], settings: Sequence[str] = 
     Raises:
         UserError: A method is unknown, or a setting fits no method.
     """
-    given: dict[str, Any] = {"method": {}, "options": {}}
-    for text in settings:
-        given = over(given, setting(text))
+    given: dict[str, Any] = over({"method": {}, "options": {}}, read_settings(settings))
     wrong = next((key for key, value in given.items() if not isinstance(value, dict)), None)
     if wrong:
         raise UserError(

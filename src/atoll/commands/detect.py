@@ -21,7 +21,7 @@ from torchvision.models.detection import FasterRCNN
 
 from atoll.commands.evaluate import find_encoder
 from atoll.core import tree
-from atoll.core.config import build, describe, flatten, over, setting
+from atoll.core.config import build, describe, flatten, read_settings
 from atoll.core.devices import find_device
 from atoll.core.errors import UserError
 from atoll.core.files import hash_bytes, read_bytes
@@ -89,10 +89,7 @@ def parse_options(settings: Sequence[str]) -> DetectionOptions:
     Raises:
         UserError: A setting is unknown, of the wrong type or out of range.
     """
-    table: dict[str, Any] = {}
-    for text in settings:
-        table = over(table, setting(text))
-    return build(DetectionOptions, table)
+    return build(DetectionOptions, read_settings(settings))
 
 
 def prepare_detection(

@@ -7,7 +7,7 @@ import re
 import tomllib
 import types
 import typing
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import cache
 from importlib import resources
 from pathlib import Path
@@ -228,22 +228,31 @@ def over(base: Mapping[str, Any], table: Mapping[str, Any]) -> dict[str, Any]:
     return merged
 
 
-def setting(text: str) -> dict[str, Any]:
-    """The table that a ``key=value`` stands for; the value is TOML, and what is not valid TOML is a text.
+def read_settings(settings: Sequence[str]) -> dict[str, Any]:
+    """The table that ``key=value`` settings stand for; later ones override earlier ones.
+
+    A value is TOML, and what is not valid TOML is a text. No value is None, which TOML cannot express.
 
     Raises:
-        UserError: it is not of that form.
+        UserError: One is not of that form.
 
     Example:
-        >>> from atoll.core.config import setting
-        >>> setting("train.rounds=50")
-        {'train': {'rounds': 50}}
+        >>> from atoll.core.config import read_settings
+        >>> read_settings(["train.rounds=50", "train.optimizer=adam", "data.limit="])
+        {'train': {'rounds': 50, 'optimizer': 'adam'}, 'data': {'limit': None}}
     """
+    table: dict[str, Any] = {}
+    for text in settings:
+        table = over(table, _setting(text))
+    return table
+
+
+def _setting(text: str) -> dict[str, Any]:
     key, equals, value = text.partition("=")
     if not equals or not key.strip():
         raise UserError(f"--set {text!r} is not of the form key=value, such as train.rounds=20")
     try:
-        parsed: dict[str, Any] = tomllib.loads(f"value = {value}")
+        parsed: dict[str, Any] = tomllib.loads(f"value = {value}") if value.strip() else {"value": None}
     except ValueError:
         parsed = {"value": value.strip()}
     except RecursionError:

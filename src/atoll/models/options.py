@@ -103,9 +103,10 @@ class ModelOptions(Options, section="model"):
         for field in fields(self):
             if field.name in ENCODER_OPTIONS - reads and getattr(self, field.name) != field.default:
                 having = sorted(name for name, kind in ENCODERS.items() if field.name in kind.reads)
+                default = "" if field.default is None else f" to its default, {field.default!r}"
                 raise UserError(
-                    f"model.{field.name} does not apply to {self.encoder!r}; "
-                    f"set it to its default, {field.default!r}, or choose model.encoder from {', '.join(having)}"
+                    f"model.{field.name} does not apply to {self.encoder!r}; reset it{default} "
+                    f"(--set model.{field.name}=), or choose model.encoder from {', '.join(having)}"
                 )
         if self.init != "random":
             warnings.warn(

@@ -13,7 +13,7 @@ from typing import Any
 import tomli_w
 
 from atoll.components.training import TrainOptions
-from atoll.core.config import Options, build, describe
+from atoll.core.config import Options, build, describe, read_settings
 from atoll.core.errors import UserError
 from atoll.core.given import names_code
 from atoll.core.imports import search
@@ -30,7 +30,7 @@ from atoll.methods.registry import MethodOptions, complete, make_method
 from atoll.models import ModelOptions, is_own_code
 from atoll.recipe.encoder_input import with_data, with_encoder, with_input, with_transform
 from atoll.recipe.engine_options import EngineOptions
-from atoll.recipe.table import complete_table, presets, read_settings, read_table, recipe_folders
+from atoll.recipe.table import complete_table, presets, read_table, recipe_folders
 
 __all__ = ["Recipe", "give", "load_recipe", "make_recipe", "presets", "read_recipe", "recipe_of"]
 

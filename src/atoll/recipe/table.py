@@ -14,9 +14,9 @@ from importlib import resources
 from pathlib import Path
 from typing import Any
 
-from atoll.core.config import over, packaged, read, read_text_table, setting
+from atoll.core.config import over, packaged, read, read_settings, read_text_table
 from atoll.core.errors import UserError
-from atoll.core.schema import check
+from atoll.core.schema import Schema, check
 from atoll.methods.names import check_known, check_tables, check_terms
 
 WORDS = {
@@ -69,16 +69,10 @@ def recipe_folders(recipe: str | Path) -> list[Path]:
     return folders
 
 
-def read_settings(settings: Sequence[str]) -> dict[str, Any]:
-    """Read ``key=value`` settings alone as a table."""
-    table: dict[str, Any] = {}
-    for text in settings:
-        table = over(table, setting(text))
-    return table
-
-
 def complete_table(table: Mapping[str, Any], settings: Sequence[str] = ()) -> dict[str, Any]:
     """Merge a recipe's table over its ``base``, if any, and ``key=value`` settings over both.
+
+    None resets a key or a section to its default.
 
     Raises:
         UserError: A key is unknown, or a value has the wrong type or is out of range.
@@ -90,10 +84,21 @@ def complete_table(table: Mapping[str, Any], settings: Sequence[str] = ()) -> di
         raise UserError(
             "base stands in a recipe's file alone; give the recipe that --set base names in its place"
         )
-    table = over(table, changes)
-    check(catalogue()["schema"], table, "")
+    schema = catalogue()["schema"]
+    table = _reset(over(table, changes), schema)
+    check(schema, table, "")
     _check_method(table.get("method", {}), table.get("options", {}))
-    return dict(table)
+    return table
+
+
+def _reset(table: Mapping[str, Any], schema: Schema) -> dict[str, Any]:
+    """Leave out the known keys whose value is None."""
+    known = schema.get("properties", {})
+    kept = {key: value for key, value in table.items() if value is not None or key not in known}
+    return {
+        key: _reset(value, known.get(key, {})) if isinstance(value, Mapping) else value
+        for key, value in kept.items()
+    }
 
 
 def _check_method(chosen: Mapping[str, Any], options: Mapping[str, Any]) -> None:
