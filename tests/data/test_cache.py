@@ -4,6 +4,7 @@ import errno
 import os
 import pickle
 import resource
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -205,3 +206,27 @@ def test_progress_counts_images(records, monkeypatch):
     calls = []
     open_records(records, HOW, PLENTY, progress=lambda done, total: calls.append((done, total)))
     assert calls == [(25, 60), (50, 60), (60, 60)]
+
+
+def test_an_image_counts_as_corrupt_no_longer_than_it_is(records, digits, monkeypatch):
+    def lacking_a_codec(encoded, how, original=cache_module.decode_batch):
+        batch = original(encoded, how)
+        return replace(batch, corrupt={0: "a codec is missing"}, pixels=np.zeros_like(batch.pixels))
+
+    with monkeypatch.context() as without:
+        without.setattr(cache_module, "decode_batch", lacking_a_codec)
+        assert set(open_records(records, HOW, PLENTY).corrupt) == {0}
+        assert set(open_records(records, HOW, PLENTY).corrupt) == {0}
+    opened = open_records(records, HOW, PLENTY)
+    assert opened.corrupt == {}
+    assert np.array_equal(everything(opened)[:, 0].numpy(), digits[0])
+
+
+def test_a_file_that_changed_within_its_old_time_is_read_again(tmp_path):
+    path = tmp_path / "0.npy"
+    found = set()
+    for content in (b"before", b"after!"):
+        path.write_bytes(content)
+        os.utime(path, ns=(10**18, 10**18))  # as an archive that is unpacked sets it
+        found.add(content_digest([("0.npy", path)]))
+    assert len(found) == 2

@@ -224,3 +224,12 @@ def test_a_split_lies_in_the_folder(tmp_path, name, split):
     """A coordinator's recipe must not choose other folders of a site."""
     with pytest.raises(UserError, match=rf"data\.{name} = .* leads out of data\.path"):
         load("images", tmp_path, **{name: split})
+
+
+@pytest.mark.parametrize("source", ["images", "folder"])
+def test_folders_beside_the_only_split_are_told(tmp_path, place, source):
+    place(tmp_path, *(f"{name}/{part}/0.png" for name in ("airplane", "car", "train") for part in ("a", "b")))
+    with pytest.warns(
+        UserWarning, match="'train' is read as the training split, and airplane, car not at all"
+    ):
+        assert len(load(source, tmp_path, test_fraction=0).train) == 2

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import ClassVar
 
 import numpy as np
+import pandas as pd
 import pytest
 import torch
 from PIL import ExifTags, Image, ImageOps
@@ -276,3 +277,39 @@ def test_what_is_no_data_is_refused_in_one_sentence(tmp_path: Path) -> None:
     recipe = tiny("data.source=digits")
     with pytest.raises(UserError, match="an array of images"):
         atoll.simulate(describe(recipe), tmp_path / "run", data=7)
+
+
+class Named(Pairs):
+    """A dataset with names of its classes, which may be those of its client alone."""
+
+    def __init__(self, images: np.ndarray, labels: list[int], classes: object) -> None:
+        super().__init__(images, labels)
+        self.classes = classes
+
+
+def test_clients_of_other_classes_are_matched_by_name() -> None:
+    images = pixels(6)
+    north, south = Named(images[:3], [0, 1, 1], ["cat", "dog"]), Named(images[3:], [0, 1, 0], ["dog", "fox"])
+    given = give_data({"north": north, "south": south}).value
+    assert [given.classes[label] for label in given.labels] == ["cat", "dog", "dog", "dog", "fox", "dog"]
+    with pytest.raises(UserError, match=r"data\['west'\] has the label 0 without a name"):
+        give_data({"north": north, "west": Pairs(images[3:], [0, 1, 0])})
+    with pytest.raises(UserError, match="two classes are called 'dog'"):
+        give_data({"north": north, "south": Named(images[3:], [0, 1, 0], ["dog", "dog"])})
+
+
+@pytest.mark.parametrize("classes", [None, 10, "ab"])
+def test_an_attribute_that_is_no_list_of_classes_is_not_read(classes: object) -> None:
+    given = give_data(Named(pixels(4), [0, 1, 1, 0], classes)).value
+    assert given.classes == ["0", "1"]
+
+
+def test_labels_of_pandas_are_taken_by_position() -> None:
+    frame = pd.DataFrame({"label": [3, 1, 2, 0]}, index=[2, 0, 3, 1])
+    assert give_data((pixels(4), frame.label)).value.labels.tolist() == [3, 1, 2, 0]
+    assert give_data((pixels(4), None)).value.labels is None
+
+
+def test_two_clients_of_one_name_are_refused() -> None:
+    with pytest.raises(UserError, match="two clients of data are called '1'"):
+        give_data({1: pixels(4), "1": pixels(4)})

@@ -261,3 +261,34 @@ def test_a_program_in_place_of_an_image_is_not_run(tmp_path, images, digits, wri
     )
     with pytest.raises(UserError, match=r"in no format that is read"):
         load(tmp_path)
+
+
+def test_image_files_that_cells_name_are_part_of_the_fingerprint(tmp_path, images, write_parquet):
+    for i, image in enumerate(images[:4]):
+        (tmp_path / f"{i}.png").write_bytes(image)
+    kind = pa.struct({"bytes": pa.binary(), "path": pa.string()})
+    cells = [{"bytes": None, "path": f"{i}.png"} for i in range(3)] + [{"bytes": images[3], "path": "3.png"}]
+    pq.write_table(pa.table({"image": pa.array(cells, kind)}), tmp_path / "train.parquet")
+    before = load(tmp_path, test_fraction=0).train
+    (tmp_path / "1.png").write_bytes(images[9])
+    after = load(tmp_path, test_fraction=0).train
+    assert before.fingerprint != after.fingerprint
+    assert np.array_equal(pixels_of(after)[1], pixels_of(load_whole(images, 9, tmp_path, write_parquet))[0])
+
+
+def load_whole(images, row, folder, write_parquet):
+    """One image, read from a cell that holds it."""
+    return load(write_parquet(folder / "one.parquet", [images[row]], {}), test_fraction=0).train
+
+
+@pytest.mark.parametrize("sites", [None, [None, "a"]])
+def test_a_pooled_test_set_need_not_say_whose_its_images_are(tmp_path, images, sites):
+    def write(split, rows, site):
+        columns = {"image": [{"bytes": one, "path": None} for one in rows], "label": [0, 1]}
+        pq.write_table(pa.table(columns | ({"site": site} if site else {})), tmp_path / f"{split}.parquet")
+
+    write("train", images[:2], ["a", "b"])
+    write("test", images[2:4], sites)
+    splits = load(tmp_path, natural_column="site")
+    assert splits.train.column_values["site"] == ["a", "b"]
+    assert "site" not in splits.test.columns

@@ -1,22 +1,14 @@
 """Sources end to end: splits are what they claim, names find data, mistakes get sentences."""
 
-import sys
-import types
-import warnings
-from pathlib import Path
-
 import numpy as np
-import pyarrow as pa
 import pytest
 import torch
-import torchvision.datasets
-from PIL import Image
 from sklearn.datasets import load_digits
 
 from atoll.core.errors import UserError
 from atoll.data.objects import give_data
 from atoll.data.options import DataOptions
-from atoll.data.sources import load_data
+from atoll.data.sources import _hold_out, load_data
 
 HOW = {"image_size": 8, "channels": 1}
 
@@ -216,125 +208,18 @@ def test_wrong_options_get_a_sentence(options, sentence):
         DataOptions(**options)
 
 
-# Names: the hub and torchvision
+@pytest.mark.parametrize(("clients", "classes", "each"), [(20, 30, 1), (10, 20, 2), (5, 40, 1)])
+def test_what_is_held_out_is_of_all_clients_and_classes(clients, classes, each):
+    labels = np.repeat(np.arange(classes), clients * each)
+    owners = np.tile(np.repeat(np.arange(clients), each), classes)
+    rest, held = _hold_out(len(labels), [labels, owners], 0.2, np.random.default_rng(0))
+    assert sorted([*rest, *held]) == list(range(len(labels)))
+    assert (abs(np.bincount(labels[held]) - 0.2 * clients * each) <= 1).all()
+    assert (np.bincount(owners[held], minlength=clients) > 0).all()
+    assert (np.bincount(owners[rest], minlength=clients) > 0).all()
 
 
-class Letters(torchvision.datasets.VisionDataset):
-    """A data set in torchvision's manner: digits, of which the test split has the last ten."""
-
-    classes = tuple("abcdefghij")
-
-    def __init__(self, root, train=True, transform=None, target_transform=None, download=False):
-        super().__init__(root, transform=transform, target_transform=target_transform)
-        if not (download or (Path(root) / "letters").exists()):
-            raise RuntimeError("Dataset not found. You can use download=True to download it")
-        self.root, self.rows = root, range(30) if train else range(50, 60)
-
-    def __len__(self):
-        return len(self.rows)
-
-    def __getitem__(self, i):
-        data = load_digits()
-        pixels = np.rint(data.images[self.rows[i]] * (255 / 16)).astype(np.uint8)
-        return Image.fromarray(pixels), int(data.target[self.rows[i]])
-
-
-def test_torchvision_by_name(monkeypatch, digits, tmp_path):
-    monkeypatch.setattr(torchvision.datasets, "Letters", Letters, raising=False)
-    monkeypatch.setattr(torchvision.datasets, "__all__", (*torchvision.datasets.__all__, "Letters"))
-    splits = load("torchvision", "Letters")
-    assert np.array_equal(pixels_of(splits.train), digits[0][:30])
-    assert splits.test.labels.tolist() == digits[1][50:].tolist()
-    assert splits.train.classes == list("abcdefghij")
-    (tmp_path / "letters").touch()
-    monkeypatch.setenv("ATOLL_DATA", str(tmp_path))  # found there: nothing is downloaded
-    assert load("torchvision", "Letters").train.fingerprint == splits.train.fingerprint
-
-
-def test_torchvision_names_are_checked():
-    with pytest.raises(UserError, match="did you mean 'CIFAR10'"):
-        load("torchvision", "CIFAR11")
-
-
-def test_torchvision_offline_gets_a_sentence(monkeypatch):
-    def offline(*args, **kwargs):
-        raise OSError("Name or service not known")
-
-    monkeypatch.setattr(torchvision.datasets.mnist, "download_and_extract_archive", offline)
-    with pytest.raises(UserError, match=r"cannot load torchvision's MNIST: .*network"):
-        load("torchvision", "MNIST")
-
-
-def test_the_hub_needs_its_library(monkeypatch):
-    monkeypatch.setitem(sys.modules, "datasets", None)
-    with pytest.raises(UserError, match=r"'\.\[hub\]'"):
-        load("hub", "someone/something")
-
-
-def fake_hub(monkeypatch, splits):
-    library = types.ModuleType("datasets")
-    library.load_dataset = splits
-    monkeypatch.setitem(sys.modules, "datasets", library)
-
-
-def test_the_hub_offline_gets_a_sentence(monkeypatch):
-    def offline(path, config):
-        raise ConnectionError(f"Couldn't reach '{path}' on the Hub\nand more")
-
-    fake_hub(monkeypatch, offline)
-    with pytest.raises(UserError, match=r"cannot load the hub dataset 'someone/something': Couldn't reach"):
-        load("hub", "someone/something")
-
-
-def test_the_hub_gives_tables(monkeypatch, digits, encode_png, write_parquet, tmp_path):
-    images, labels = [encode_png(image) for image in digits[0]], digits[1]
-    path = write_parquet(tmp_path / "t.parquet", images, {"label": list("abcdefghij")}, label=labels)
-    table = pa.parquet.read_table(path)
-
-    def dataset(rows):
-        return types.SimpleNamespace(data=types.SimpleNamespace(table=rows, column=rows.column))
-
-    fake_hub(monkeypatch, lambda path, config: {"train": dataset(table[:40]), "test": dataset(table[40:])})
-    splits = load("hub", "someone/something")
-    assert np.array_equal(pixels_of(splits.train), digits[0][:40])
-    assert splits.test.labels.tolist() == labels[40:].tolist()
-    assert splits.test.classes == list("abcdefghij")
-    with pytest.raises(UserError, match="no split 'tset'; did you mean 'test'"):
-        load("hub", "someone/something", test_split="tset")
-    with pytest.raises(UserError, match="no column 'img'"):
-        load("hub", "someone/something", image_column="img")
-
-
-@pytest.mark.parametrize("memory", [8.0, 1e-9])
-def test_twelve_bit_scans_in_a_window_of_sixteen_are_said_to_be_nearly_black(tmp_path, memory):
-    for i, digit in enumerate(load_digits().images[:4]):
-        Image.fromarray((digit / 16 * 4095).astype(np.uint16)).save(tmp_path / f"{i}.png")
-    said = (
-        r"8 bits hold values from 0 to 4095; 0 becomes black and 65535 white, so they become nearly black "
-        r"\(at most 16 of 255\); to use their range, set data\.window_low = 0 and data\.window_high = 4095"
-    )
-    for _ in range(2):  # also when the pixels are in the cache
-        with pytest.warns(UserWarning, match=said):
-            load("images", tmp_path, test_fraction=0, memory_gib=memory)
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        images = load("images", tmp_path, test_fraction=0, window_high=4095.0).train
-    assert pixels_of(images).max() == 255
-
-
-def test_the_values_of_all_splits_are_said_at_once(tmp_path, recwarn):
-    for split, top in (("train", 3000), ("test", 4095)):
-        (tmp_path / split / "a").mkdir(parents=True)
-        for i in range(2):
-            image = np.full((8, 8), top * i, dtype=np.uint16)
-            Image.fromarray(image).save(tmp_path / split / "a" / f"{i}.png")
-    load("folder", tmp_path)
-    (said,) = [str(one.message) for one in recwarn]
-    assert "hold values from 0 to 4095" in said
-
-
-def test_dark_images_of_eight_bits_are_no_mistake(tmp_path):
-    Image.fromarray(np.full((8, 8), 3, dtype=np.uint8)).save(tmp_path / "0.png")
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        assert pixels_of(load("images", tmp_path, test_fraction=0).train).max() == 3
+def test_few_clients_contribute_their_share_of_each_class():
+    labels, owners = np.repeat(np.arange(4), 100), np.tile(np.arange(2), 200)
+    _, held = _hold_out(400, [labels, owners], 0.2, np.random.default_rng(0))
+    assert (abs(np.bincount(2 * labels[held] + owners[held]) - 10) <= 1).all()

@@ -181,3 +181,10 @@ def test_what_is_wrong_with_a_folder_or_file_is_said(samples, tmp_path):
     empty = shard(tmp_path / "empty.tar", {"a.txt": b"words"})
     with pytest.raises(UserError, match=r"empty\.tar holds no images"):
         load(empty)
+
+
+def test_a_shard_of_two_splits_is_refused(samples, tmp_path):
+    shard(tmp_path / "train-val-000000.tar", samples(0, 4))
+    told = r"train-val-000000\.tar belongs to the training split and to the test split by its name"
+    with pytest.raises(UserError, match=told):
+        load(tmp_path)

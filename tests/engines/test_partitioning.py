@@ -161,3 +161,14 @@ def test_flowers_shares_and_real_sites_shift_their_own_images(tmp_path, monkeypa
     assert same(final_models(ours), final_models(theirs))
     plain = run_tiny(tmp_path / "plain", f"data.path={together}", "data.limit=1000000", *folders)
     assert not same(final_models(ours), final_models(plain))
+
+
+def test_another_architecture_with_the_same_weights_has_clusters_of_its_own(cache):
+    alone = {}
+    for stem in ("cifar", "strided"):
+        alone[stem] = Federation(tiny(*CLUSTERS, f"model.stem={stem}")).partition.cluster_counts.tolist()
+        shutil.rmtree(cache / "clusters")
+    assert alone["cifar"] != alone["strided"]
+    for stem, expected in alone.items():  # the second finds the first's in the cache
+        found = Federation(tiny(*CLUSTERS, f"model.stem={stem}")).partition.cluster_counts.tolist()
+        assert found == expected

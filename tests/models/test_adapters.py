@@ -63,3 +63,13 @@ def test_a_layer_whose_adapter_could_not_be_stored_is_refused(options: dict[str,
         UserError, match=rf"lora_targets matches model\.{layer}, which cannot have an adapter"
     ):
         adapted(Net(**options))
+
+
+def test_a_layer_whose_name_ends_as_a_target_gets_no_adapter() -> None:
+    net = Net()
+    net.second = nn.Sequential()
+    net.second.first = nn.Linear(8, 8)
+    encoder = ExternalEncoder(net, "Net", (4, 9, 9))
+    add_adapters(encoder, rank=2, alpha=3, targets=["model.first"])
+    adapters = {name.partition(".lora_")[0] for name, _ in encoder.named_parameters() if is_adapter(name)}
+    assert adapters == {"model.first"}

@@ -246,3 +246,19 @@ def test_a_resumed_run_refuses_other_weights(tmp_path):
     safetensors.torch.save_file(few.state_dict(), file)
     with pytest.raises(UserError, match=r"was started from other weights than .*few.safetensors' holds now"):
         run_tiny(run.folder, f"model.weights={file}", "train.rounds=3", resume=True)
+
+
+def test_the_counter_of_a_norm_after_a_joint_projection_is_read(tmp_path):
+    model = timm.create_model("levit_128s", num_classes=0)
+    torch.save(model.state_dict(), tmp_path / "levit.pth")
+    encoder = build_encoder(ModelOptions(encoder="timm:levit_128s"), 3, 224)
+    assert load_pretrained(encoder, str(tmp_path / "levit.pth")).missing == ()
+
+
+def test_a_library_knows_the_statistics_of_its_model_better_than_a_file_of_weights(tmp_path):
+    state = timm.create_model("vit_tiny_patch16_224").state_dict()
+    safetensors.torch.save_file(state, tmp_path / "model.safetensors")
+    weights = str(tmp_path / "model.safetensors")
+    assert weights_input(weights).mean == (0.485, 0.456, 0.406)  # a guess by the number of classes
+    made = make_recipe({"model": {"encoder": "timm:vit_tiny_patch16_224", "weights": weights}})
+    assert made.views.mean == tuple(timm.get_pretrained_cfg("vit_tiny_patch16_224").mean) == (0.5, 0.5, 0.5)

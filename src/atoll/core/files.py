@@ -37,7 +37,7 @@ def cache_folder() -> Path:
 def content_digest(files: Sequence[tuple[str, Path]]) -> str:
     """Hash of the names and bytes of files, independent of the machine and the folder.
 
-    The cache stores the digest under the files' paths, sizes and modification times, so that a large source is not
+    The cache stores the digest under the files' paths, sizes and times of change, so that a large source is not
     read again at every start.
 
     Args:
@@ -49,7 +49,8 @@ def content_digest(files: Sequence[tuple[str, Path]]) -> str:
     try:
         stats = [path.stat() for _, path in files]
         keys = [
-            f"{name}\0{path.resolve()}\0{stat.st_size}\0{stat.st_mtime_ns}"
+            # The time of a file's content can be set, as archives do; that of its entry (ctime) cannot.
+            f"{name}\0{path.resolve()}\0{stat.st_size}\0{stat.st_mtime_ns}\0{stat.st_ctime_ns}"
             for (name, path), stat in zip(files, stats, strict=True)
         ]
         # A file's name may hold bytes that are no text, which Python keeps as surrogates.

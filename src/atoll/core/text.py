@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import reprlib
 import unicodedata
+from collections.abc import Iterable
 
 LONGEST = 1000  # characters of a line
 REPLACED = {"Cc", "Cf", "Cs", "Zl", "Zp"}  # control and format characters, lone surrogates, line separators
@@ -37,6 +38,18 @@ def one_line(value: object) -> str:
 def error_words(error: BaseException) -> str:
     """What an error says in one clean line; its type if it says nothing."""
     return one_line(error) or type(error).__name__
+
+
+def few(names: Iterable[str], most: int = 3) -> str:
+    """The first of some names, and how many more there are.
+
+    Example:
+        >>> from atoll.core.text import few
+        >>> few(["cat", "dog", "fox", "hen", "owl"])
+        'cat, dog, fox and 2 more'
+    """
+    listed = list(names)
+    return ", ".join(listed[:most]) + (f" and {len(listed) - most} more" if len(listed) > most else "")
 
 
 def short(value: object) -> str:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import math
 import zlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
@@ -128,6 +128,8 @@ def open_records(
     shape = (len(records), *how.shape)
     stored, notes = cache_folder() / f"{fingerprint}.npy", cache_folder() / f"{fingerprint}.json"
     known = _read_notes(notes)
+    if known is not None and known.corrupt and _can_be_decoded_now(records, how, known.corrupt):
+        known = None
     if math.prod(shape) > memory_bytes:
         if known is None:
             known = _Notes(None)
@@ -142,6 +144,13 @@ def open_records(
             _write_notes(notes, known)
         pixels = StoredPixels.open(stored)
     return Opened(pixels, known.corrupt, fingerprint, known.brightest, known.values)
+
+
+def _can_be_decoded_now(records: Records, how: Decoding, corrupt: Collection[int]) -> bool:
+    """Whether a codec that was installed since, or a limit that was raised, lets a corrupt image be decoded."""
+    rows = np.array(sorted(corrupt), dtype=np.int64)
+    parts = (rows[start : start + _BATCH] for start in range(0, len(rows), _BATCH))
+    return any(len(decode_batch(records.read(part), how).corrupt) < len(part) for part in parts)
 
 
 def _decoded(

@@ -195,10 +195,12 @@ def _bands(
                 f"it is an array of shape {opened.shape}, and not (H, W), (H, W, C) or (C, H, W)"
             )
         opened = of_pillows_types(opened)
-        if opened.ndim == 3 and opened.shape[-1] != channels and opened.shape[0] == channels:
-            opened = opened.transpose(1, 2, 0)
+        if opened.ndim == 3 and _channels_first(opened.shape, channels):
+            opened = np.ascontiguousarray(opened.transpose(1, 2, 0))
         if opened.ndim == 3 and opened.shape[-1] == channels:
             return [(Image.fromarray(np.ascontiguousarray(opened[..., c])), "L") for c in range(channels)]
+        if opened.ndim == 3 and opened.shape[-1] == 1:
+            opened = opened[..., 0]
         if opened.ndim == 3 and (opened.shape[-1] not in (3, 4) or opened.dtype != np.uint8):
             raise _other_channels(opened.shape[-1], channels)
         opened = Image.fromarray(opened)  # grey, or colour with 8 bits
@@ -210,6 +212,12 @@ def _bands(
     if len(bands) != channels:
         raise _other_channels(len(bands), channels)
     return [(band, "L") for band in bands]
+
+
+def _channels_first(shape: tuple[int, ...], channels: int) -> bool:
+    """Whether an array is (C, H, W), with as many channels as are wanted or else as images usually have."""
+    first, last, usual = shape[0], shape[-1], (1, 3, 4)
+    return last != channels and (first == channels or (first in usual and last not in usual))
 
 
 def _other_channels(found: int, wanted: int) -> CorruptImageError:

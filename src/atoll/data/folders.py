@@ -13,6 +13,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from atoll.core.errors import UserError
+from atoll.core.text import few
 from atoll.data.options import DataOptions
 from atoll.data.records import FileRecords, Listing, encode
 
@@ -64,14 +65,26 @@ def _splits(root: Path, options: DataOptions, nested: bool = True) -> tuple[Path
     test = next((root / name for name in names if is_split(root / name)), None)
     if test is None and options.test_split is not None:
         raise UserError(f"{root} holds no folder of the split {options.test_split!r}; set data.test_split")
+    if test is None:
+        _tell_unread(root, options.train_split)
     return root / options.train_split, test
+
+
+def _tell_unread(root: Path, split: str) -> None:
+    """Warn of the folders with images beside the only split, which may be a class of that name."""
+    unread = [folder.name for folder in _folders(root) if folder.name != split and _images(folder, root)]
+    if unread:
+        warnings.warn(
+            f"{root}: {split!r} is read as the training split, and {few(unread)} not at all; if one of them holds "
+            f"the test images, set data.test_split, and if {split!r} is a class, rename it",
+            stacklevel=6,
+        )
 
 
 def _list_folders(root: Path) -> str:
     """Names of the folders in `root`, for an error message."""
     found = [repr(folder.name) for folder in _folders(root)]
-    some = ", ".join(found[:5]) + (f" and {len(found) - 5} more" if len(found) > 5 else "")
-    return some or "no folders at all"
+    return few(found, 5) or "no folders at all"
 
 
 def _by_class(folder: Path) -> Listing:

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import inspect
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,7 @@ from PIL import Image
 
 from atoll.core.errors import UserError, did_you_mean
 from atoll.core.extras import require
-from atoll.core.files import cache_folder
+from atoll.core.files import cache_folder, content_digest
 from atoll.data.decode import Encoded
 from atoll.data.options import DataOptions
 from atoll.data.parquet import choose_columns, encoded, table_listing
@@ -66,21 +67,22 @@ def read_hub(options: DataOptions, download: bool = True) -> tuple[Listing, List
                 f"the hub dataset {options.path!r} has no split {name!r}; {did_you_mean(name, splits)}"
             )
     train = _hub_listing(splits[options.train_split], options.train_split, options)
-    return train, None if test_split is None else _hub_listing(splits[test_split], test_split, options)
+    return train, None if test_split is None else _hub_listing(
+        splits[test_split], test_split, options, test=True
+    )
 
 
-def _hub_listing(dataset: Any, split: str, options: DataOptions) -> Listing:
+def _hub_listing(dataset: Any, split: str, options: DataOptions, test: bool = False) -> Listing:
     table = dataset.data.table
     where = f"{options.path}:{split}"
-    image, others = choose_columns(table.schema, options, where)
+    image, others = choose_columns(table.schema, options, where, test)
     item = _TableImage(dataset.data, image)
     digest = hashlib.blake2b(digest_size=16)
     for row in range(table.num_rows):
         data = item(row)
         digest.update(len(data).to_bytes(8, "little") + data)
-    return table_listing(
-        ItemRecords(table.num_rows, item, where, digest.hexdigest()), table.select(others), options, where
-    )
+    records = ItemRecords(table.num_rows, item, where, digest.hexdigest())
+    return table_listing(records, table.select(others), options, where, test)
 
 
 class _TableImage:
@@ -109,14 +111,31 @@ def read_torchvision(options: DataOptions, download: bool = True) -> tuple[Listi
     parameters = inspect.signature(kind).parameters
     if "train" in parameters:
         return _torchvision(kind, {"train": True}, download), _torchvision(kind, {"train": False}, download)
+    if kind is torchvision.datasets.EMNIST:  # its split is a choice of classes
+        split = options.train_split
+        both = [_torchvision(kind, {"split": split, "train": train}, download) for train in (True, False)]
+        return both[0], both[1]
     if "split" in parameters:
-        test = _torchvision(kind, {"split": options.test_split or "test"}, download)
-        return _torchvision(kind, {"split": options.train_split}, download), test
+        train = _torchvision(kind, {"split": options.train_split}, download)
+        return train, _test_split(kind, options.test_split, download)
     return _torchvision(kind, {}, download), None
 
 
-def _torchvision(kind: Callable[..., Any], split: dict[str, Any], download: bool) -> Listing:
-    parameters = inspect.signature(kind).parameters
+def _test_split(kind: type, name: str | None, download: bool) -> Listing:
+    try:
+        return _torchvision(kind, {"split": name or "test"}, download)
+    except UserError:
+        if name is None:
+            with contextlib.suppress(UserError):
+                return _torchvision(kind, {"split": "val"}, download)
+        raise
+
+
+def _torchvision(kind: type, split: dict[str, Any], download: bool) -> Listing:
+    import torchvision.datasets
+
+    base = torchvision.datasets.MNIST if issubclass(kind, torchvision.datasets.EMNIST) else kind
+    parameters = inspect.signature(base).parameters  # EMNIST passes MNIST's on, without naming them
     locations: list[dict[str, Any]] = [{"root": cache_folder() / "torchvision", "download": download}]
     if os.environ.get("ATOLL_DATA"):
         locations.insert(0, {"root": Path(os.environ["ATOLL_DATA"]), "download": False})
@@ -136,11 +155,13 @@ def _torchvision(kind: Callable[..., Any], split: dict[str, Any], download: bool
     targets = _targets(dataset)
     labels, classes = encode(targets)
     if hasattr(dataset, "classes") and targets.min(initial=0) >= 0:
-        labels, classes = targets, [str(c) for c in dataset.classes]
-    # Torchvision checks the hashes of its archives, so the name identifies the pixels.
+        labels, classes = targets, [", ".join(c) if isinstance(c, tuple) else str(c) for c in dataset.classes]
+    # Torchvision checks the hashes of archives, which identify the pixels, but not of the files that it unpacked.
     content = hashlib.blake2b(
         f"{name}\0{len(dataset)}\0".encode() + labels.astype("<i8").tobytes(), digest_size=16
     )
+    if files := _files(dataset):
+        content.update(content_digest([("", path) for path in files]).encode())
     records = ItemRecords(len(dataset), _First(dataset), name, content.hexdigest())
     if (targets == UNLABELLED).all():
         return Listing(records)
@@ -156,6 +177,17 @@ class _First:
     def __call__(self, row: int) -> Encoded:
         image: Image.Image = self.dataset[row][0]
         return image
+
+
+def _files(dataset: Any) -> list[Path]:
+    """The files of a dataset's images, where it lists them; [] if it holds the images themselves."""
+    for name in ("samples", "_samples", "_image_files", "_images"):
+        listed = getattr(dataset, name, None)
+        if isinstance(listed, list) and listed:
+            files = [one[0] if isinstance(one, tuple) else one for one in listed]
+            if isinstance(files[0], str | Path):
+                return [Path(file) for file in files]
+    return []
 
 
 def _targets(dataset: Any) -> Rows:

@@ -19,7 +19,7 @@ from atoll.core.given import Given
 from atoll.core.imports import describe_error
 from atoll.data.decode import Encoded
 from atoll.data.options import DataOptions
-from atoll.data.records import UNLABELLED, ItemRecords, Listing, encode
+from atoll.data.records import UNLABELLED, ItemRecords, Listing, encode, refuse_twins
 
 _DIGITS = 12  # of a fingerprint
 _CHANNELS = (1, 3, 4)  # of images that Pillow opens
@@ -55,12 +55,14 @@ def give_data(source: Any) -> Given:
         >>> given.value.column_values["client"], len(given.value)
         (['north', 'south'], 6)
     """
-    clients = (
-        {str(name): part for name, part in source.items()} if isinstance(source, Mapping) else {"": source}
-    )
-    if not clients:
+    given = source if isinstance(source, Mapping) else {"": source}
+    if not given:
         raise UserError("data is an empty dict; give a dataset for each client")
-    parts = [_part(name, part) for name, part in clients.items()]
+    clients = [str(name) for name in given]
+    twin = next((name for name in clients if clients.count(name) > 1), None)
+    if twin is not None:
+        raise UserError(f"two clients of data are called {twin!r}; give each a name of its own")
+    parts = [_part(name, part) for name, part in zip(clients, given.values(), strict=True)]
     digest, labels, owners = hashlib.blake2b(digest_size=16), [], []
     for owner, part in enumerate(parts):
         for row in range(part.size):
@@ -78,9 +80,9 @@ def give_data(source: Any) -> Given:
         raise UserError("data has labels for some images and none for others; give all of them, or none")
     columns: dict[str, Any] = {}
     if isinstance(source, Mapping):
-        digest.update(repr(list(clients)).encode())
-        columns = {"columns": {"client": np.array(owners)}, "column_values": {"client": list(clients)}}
-    codes, classes = _classes(labels, parts) if all(known) else (None, [])
+        digest.update(repr(clients).encode())
+        columns = {"columns": {"client": np.array(owners)}, "column_values": {"client": clients}}
+    codes, classes = _classes(labels, owners, parts) if all(known) else (None, [])
     content = digest.hexdigest()
     name = "dict" if isinstance(source, Mapping) else type(source).__name__
     records = ItemRecords(len(labels), _Joined(tuple(parts)), f"the given {name}", content)
@@ -176,6 +178,9 @@ def _part(name: str, source: Any) -> _Part:
     whose = f"data[{name!r}]" if name else "data"
     if isinstance(source, tuple) and len(source) == 2 and _is_array(source[0]):
         images, labels = source
+        if labels is None:
+            return _part(name, images)
+        labels = list(labels)  # a pandas Series is indexed by its index's values, not by position
         if len(images) != len(labels):
             raise UserError(f"{whose} has {len(images)} images and {len(labels)} labels; give one for each")
         return _Part(len(images), _Arrays(images, labels), whose=whose)
@@ -189,7 +194,8 @@ def _part(name: str, source: Any) -> _Part:
             "array of images, (images, labels), or a dict of these by client"
         )
     classes = getattr(source, "classes", ())
-    return _Part(len(source), _Items(source), tuple(map(str, classes)), whose)
+    named = classes if isinstance(classes, list | tuple) else ()
+    return _Part(len(source), _Items(source), tuple(map(str, named)), whose)
 
 
 def _hugging_face(whose: str, source: Any) -> _Part:
@@ -292,9 +298,26 @@ def _plain(label: Any) -> Any:
     return plain
 
 
-def _classes(labels: list[Any], parts: list[_Part]) -> tuple[Any, list[str]]:
+def _classes(labels: list[Any], owners: list[int], parts: list[_Part]) -> tuple[Any, list[str]]:
+    """Codes and names of the classes; where parts name their classes differently, a class is its name."""
     names = parts[0].classes
-    same = all(part.classes == names for part in parts)
-    if names and same and all(isinstance(label, int) and 0 <= label < len(names) for label in labels):
-        return np.array(labels, dtype=np.int64), list(names)
-    return encode(labels)
+    if all(part.classes == names for part in parts):
+        if names and all(isinstance(label, int) and 0 <= label < len(names) for label in labels):
+            return np.array(labels, dtype=np.int64), list(names)
+        return encode(labels)
+    for part in parts:
+        refuse_twins(part.classes)
+    return encode([_name(label, parts[owner]) for label, owner in zip(labels, owners, strict=True)])
+
+
+def _name(label: Any, part: _Part) -> str:
+    """The name of a class that other parts know under another number, or not at all."""
+    if isinstance(label, str):
+        return label
+    if not 0 <= label < len(part.classes):
+        raise UserError(
+            f"{part.whose} has the label {label} without a name, and other clients name their classes; give all "
+            "labels as names, or the same classes at each client"
+        )
+    name: str = part.classes[label]
+    return name

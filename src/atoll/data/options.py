@@ -99,6 +99,10 @@ class DataOptions(Options, section="data"):
             split = getattr(self, name)
             if split and (PurePath(split).is_absolute() or ".." in PurePath(split).parts):
                 raise UserError(f"data.{name} = {split!r} leads out of data.path; set a name in it")
+        if self.test_split == self.train_split:
+            raise UserError(
+                f"data.test_split = {self.test_split!r} is the training split; set another, or leave it out"
+            )
         if not self.window_low < self.window_high:
             raise UserError(
                 f"data.window_low = {self.window_low} must be below data.window_high = {self.window_high}"

@@ -96,8 +96,25 @@ class ParquetRecords:
         return f"row {row - first} of {self.files[file].name}"
 
     def digest(self) -> str:
-        """Hash of the files' bytes."""
-        return content_digest([("", path) for path in self.files])
+        """Hash of the files' bytes, and of the image files that cells name."""
+        return content_digest([("", path) for path in [*self.files, *self._named_files()]])
+
+    def _named_files(self) -> list[Path]:
+        """The image files that cells may name in place of bytes."""
+        found: list[Path] = []
+        for path in self.files:
+            file = open_parquet(path)
+            for number in range(file.num_row_groups):
+                group = file.metadata.row_group(number)
+                chunks = {group.column(i).path_in_schema: group.column(i) for i in range(group.num_columns)}
+                data, names = (chunks.get(f"{self.column}.{field}") for field in ("bytes", "path"))
+                if data is None or names is None:
+                    continue  # not a struct: the cells hold bytes
+                if data.statistics is None or data.statistics.null_count != 0:
+                    table = file.read_row_group(number, columns=[names.path_in_schema], use_threads=False)
+                    cells = table.column(self.column).to_pylist()
+                    found += [self.files[0].parent / cell["path"] for cell in cells if cell and cell["path"]]
+        return [path for path in found if path.is_file()]
 
 
 def encoded(value: Any, folder: Path) -> bytes:
@@ -142,7 +159,7 @@ def read_parquet(options: DataOptions, root: Path) -> tuple[Listing, Listing | N
         raise UserError(
             f"{root} holds no Parquet file of the split {options.test_split!r}; set data.test_split"
         )
-    return _listing(train, options), _listing(test, options) if test else None
+    return _listing(train, options), _listing(test, options, test=True) if test else None
 
 
 def split_files(root: Path, split: str) -> list[Path]:
@@ -158,12 +175,12 @@ def split_files(root: Path, split: str) -> list[Path]:
     return []
 
 
-def _listing(files: list[Path], options: DataOptions) -> Listing:
+def _listing(files: list[Path], options: DataOptions, test: bool = False) -> Listing:
     schemas = [open_parquet(path).schema_arrow for path in files]
     for path, schema in zip(files, schemas, strict=True):
         if schema.names != schemas[0].names:
             raise UserError(f"{path} has other columns than {files[0].name}; the files of a split must match")
-    image, others = choose_columns(schemas[0], options, str(files[0]))
+    image, others = choose_columns(schemas[0], options, str(files[0]), test)
     tables = [open_parquet(path).read(columns=others, use_threads=False) for path in files]
     try:  # shards may differ in the width of a column's numbers, or hold nothing in one
         table = pa.concat_tables(tables, promote_options="permissive")
@@ -172,16 +189,19 @@ def _listing(files: list[Path], options: DataOptions) -> Listing:
             f"the files of the split of {files[0].name} have columns of different types ({reason(error)}); write "
             "them with the same types"
         ) from error
-    return table_listing(ParquetRecords(files, image), table, options, str(files[0]))
+    return table_listing(ParquetRecords(files, image), table, options, str(files[0]), test)
 
 
-def choose_columns(schema: pa.Schema, options: DataOptions, where: str) -> tuple[str, list[str]]:
+def choose_columns(
+    schema: pa.Schema, options: DataOptions, where: str, test: bool = False
+) -> tuple[str, list[str]]:
     """Choose the image column and the columns of labels and attributes.
 
     Args:
         schema: The schema of the file or table.
         options: The recipe's ``[data]`` section.
         where: Name of the file or table, for error messages.
+        test: Whether it is the test split, which need not say whose an image is.
 
     Returns:
         The name of the image column, and the names of the other columns to read.
@@ -189,7 +209,7 @@ def choose_columns(schema: pa.Schema, options: DataOptions, where: str) -> tuple
     Raises:
         UserError: A named column is missing, or no column holds images.
     """
-    for option in ("image_column", "label_column", "natural_column"):
+    for option in ("image_column", "label_column", *(() if test else ("natural_column",))):
         name = getattr(options, option)
         if name is not None and name not in schema.names:
             raise UserError(
@@ -224,7 +244,9 @@ def _holds_images(kind: pa.DataType) -> bool:
     return bool(pa.types.is_binary(kind) or pa.types.is_large_binary(kind) or pa.types.is_binary_view(kind))
 
 
-def table_listing(records: Records, table: pa.Table, options: DataOptions, where: str) -> Listing:
+def table_listing(
+    records: Records, table: pa.Table, options: DataOptions, where: str, test: bool = False
+) -> Listing:
     """Build the listing of records whose labels and columns are in a table.
 
     Args:
@@ -232,12 +254,13 @@ def table_listing(records: Records, table: pa.Table, options: DataOptions, where
         table: The labels and further columns.
         options: The recipe's ``[data]`` section.
         where: Name of the file or table, for error messages.
+        test: Whether it is the test split, as for `choose_columns`.
 
     Raises:
         UserError: Labels are missing, out of range, or neither integers nor text.
     """
     label = _label_column(options, table.column_names) if options.labels else None
-    required = {label, options.natural_column}
+    required = {label, None if test else options.natural_column}
     labels: Rows | None = None
     classes: list[str] = []
     columns: dict[str, Rows] = {}

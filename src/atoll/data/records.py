@@ -165,6 +165,9 @@ class Listing:
 
         A split may lack classes that another one has (for example a test folder without one of the class folders),
         so codes are matched by name; names that `other` lacks are numbered after those of `other`.
+
+        Raises:
+            UserError: The splits' classes differ, and two of them have the same name.
         """
         labels, classes = self.labels, self.classes
         if labels is not None and other.labels is not None:
@@ -178,9 +181,23 @@ class Listing:
 
 
 def _recode(codes: Rows, names: list[str], onto: list[str]) -> tuple[Rows, list[str]]:
+    if names == onto:
+        return codes, names
+    refuse_twins(names)
+    refuse_twins(onto)
     union = list(dict.fromkeys([*onto, *names]))
     position = {name: code for code, name in enumerate(union)}
     return np.array([position[name] for name in names], dtype=np.int64)[codes], union
+
+
+def refuse_twins(names: Sequence[str]) -> None:
+    """Refuse classes that are to be matched by name, and of which two have the same one."""
+    if len(set(names)) < len(names):
+        twin = next(name for name in names if names.count(name) > 1)
+        raise UserError(
+            f"two classes are called {twin!r}, so the classes of two sources, which differ, cannot be matched by "
+            "name; give each class a name of its own"
+        )
 
 
 def encode(values: Sequence[str] | Rows) -> tuple[Rows, list[str]]:

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import os
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, replace
-from functools import reduce
 from pathlib import Path
 
 import numpy as np
@@ -16,14 +15,19 @@ from atoll.core.errors import UserError
 from atoll.core.rng import numpy_stream
 from atoll.core.text import clean
 from atoll.data.cache import Opened, Progress, open_records
-from atoll.data.decode import Values
 from atoll.data.folders import read_class_folders, read_client_folders, read_plain_folder
 from atoll.data.images import ImageSet
 from atoll.data.named import read_digits, read_hub, read_torchvision
 from atoll.data.objects import read_given
 from atoll.data.options import DataOptions
 from atoll.data.parquet import read_parquet
-from atoll.data.records import UNLABELLED, Listing, Rows
+from atoll.data.records import Listing, Rows
+from atoll.data.source_warnings import (
+    refuse_or_warn_of_corrupt,
+    warn_of_marks,
+    warn_of_strangers,
+    warn_of_values,
+)
 from atoll.data.synthetic import DEFAULT_IMAGES, MOST_TEST_IMAGES, synthetic_images
 from atoll.data.tar import read_tar
 
@@ -135,23 +139,25 @@ def load_data(options: DataOptions, seed: int, progress: Progress | None = None)
             raise UserError(
                 f"a split of data.source = {options.source!r} (path {options.path!r}) holds no images"
             )
-    if test is None and options.test_fraction:
+    if test is not None:
+        test = test.renamed(train)
+        if options.labels:
+            warn_of_strangers(train, test)
+    elif options.test_fraction:
         strata = [*([] if train.labels is None else [train.labels]), *train.columns.values()]
         rest, held = _hold_out(
             len(train), strata, options.test_fraction, numpy_stream(_DATA_SEED, "test split")
         )
         train, test = train.select(rest), train.select(held)
     if options.labels:
-        _warn_of_marks(train)
-    if test is not None:
-        test = test.renamed(train)
+        warn_of_marks(train)
     if options.limit is not None and options.limit < len(train):
         chosen = numpy_stream(_DATA_SEED, "limit").permutation(len(train))[: options.limit]
         train = train.select(np.sort(chosen))
     listings = [one for one in (train, test) if one is not None]
     opened = [open_records(one.records, options.decoding, options.memory_bytes, progress) for one in listings]
-    _refuse_or_warn(opened, listings, options)
-    _say_values(opened, options)
+    refuse_or_warn_of_corrupt(opened, listings, options)
+    warn_of_values(opened, options)
     splits = Splits(
         *(_intact(one, found, options.labels) for one, found in zip(listings, opened, strict=True))
     )
@@ -183,14 +189,23 @@ def _hold_out(size: int, strata: list[Rows], fraction: float, rng: np.random.Gen
     """Split rows into those to keep and those to hold out, both sorted.
 
     Samples are ordered by the strata (labels first) and at random within a stratum, and every 1/fraction-th is
-    held out: each class contributes its share up to one image, for any number of strata.
+    held out: each class contributes its share up to one image, for any number of strata. If there are more
+    strata than samples to hold out, each class has them in another order, as every 1/fraction-th sample could
+    otherwise be of the same client.
     """
     held_size = round(fraction * size)
     if not 0 < held_size < size:
         raise UserError(
             f"a fraction of {fraction} cannot be held out of {size} images; set it to 0 or load more images"
         )
-    order = np.lexsort([rng.permutation(size), *reversed(strata)])
+    shuffled = rng.permutation(size)
+    stratum = np.zeros(size, dtype=np.int64)
+    for position, codes in enumerate(strata):
+        found, stratum = np.unique(stratum * (codes.max() + 1) + codes, return_inverse=True)
+        if position and len(found) > held_size:
+            strata = [*strata[:position], rng.permutation(len(found))[stratum]]
+            break
+    order = np.lexsort([shuffled, *reversed(strata)])
     held = np.sort(order[((np.arange(held_size) + 0.5) * size / held_size).astype(np.int64)])
     return np.setdiff1d(np.arange(size), held), held
 
@@ -213,61 +228,6 @@ def _intact(listing: Listing, opened: Opened, labels: bool) -> ImageSet:
     return images.subset(torch.from_numpy(np.setdiff1d(np.arange(len(images)), list(opened.corrupt))))
 
 
-def _warn_of_marks(listing: Listing) -> None:
-    """Warn if marks of unlabelled images count as a class; −1 beside one other label names two classes."""
-    mark = str(UNLABELLED)
-    if listing.labels is not None and mark in listing.classes and len(listing.classes) > 2:
-        marked = (listing.labels == listing.classes.index(mark)).sum()
-        warnings.warn(
-            f"{marked} of {len(listing)} images have the label {UNLABELLED}, which counts as a class of its own; "
-            "if it marks unlabelled images, train with data.labels = false and evaluate on the labelled images",
-            stacklevel=3,
-        )
-
-
-def _say_values(splits: Sequence[Opened], options: DataOptions) -> None:
-    """Say which values images of more than 8 bits hold, unless the recipe's window contains them."""
-    found_values = [opened.values for opened in splits if opened.values is not None]
-    if not found_values:
-        return
-    values, brightest = reduce(Values.joined, found_values), max(opened.brightest for opened in splits)
-    low, high = options.window_low, options.window_high
-    says = options.decoding.says_window
-    if options.window == "per-image" or (says and low <= values.low and values.high <= high):
-        return
-    found = f"{options.path}: images of more than 8 bits hold values from {values.low:g} to {values.high:g}"
-    if values.scans and not says:
-        words = "each DICOM file's own window is used, or its range; to map all alike"
-    else:
-        at_most = f", so they become nearly black (at most {brightest} of 255)"
-        dark = at_most if brightest <= DARK else ""
-        words = f"{low:g} becomes black and {high:g} white{dark}; to use their range"
-    warnings.warn(
-        f"{found}; {words}, set data.window_low = {values.low:g} and data.window_high = {values.high:g}",
-        stacklevel=3,
-    )
-
-
-def _refuse_or_warn(opened: Sequence[Opened], listings: Sequence[Listing], options: DataOptions) -> None:
-    """Refuse the corrupt images of all splits, or warn that they are skipped."""
-    named = [
-        f"{listing.records.describe(row)} ({why})"
-        for split, listing in zip(opened, listings, strict=True)
-        for row, why in split.corrupt.items()
-    ]
-    if not named:
-        return
-    some = ", ".join(named[:3]) + (f" and {len(named) - 3} more" if len(named) > 3 else "")
-    share = f"{len(named)} of {sum(map(len, listings))} images"
-    count = f"{share} cannot be decoded: {some}"
-    if options.on_corrupt == "refuse":
-        raise UserError(f"{count}; repair or remove them, or set data.on_corrupt = 'skip'")
-    if any(len(split.corrupt) == len(listing) for split, listing in zip(opened, listings, strict=True)):
-        raise UserError(f"{count}; none is left{' of a split' if len(listings) > 1 else ''}")
-    warnings.warn(f"skipped {share}, which cannot be decoded: {some}", stacklevel=3)
-
-
-DARK = 16  # brightest value of a 12-bit image in a window of 16 bits
 ON_DISK = ("parquet", "folder", "clients", "images", "tar")
 
 

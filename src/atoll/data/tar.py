@@ -81,7 +81,7 @@ def read_tar(options: DataOptions, root: Path) -> tuple[Listing, Listing | None]
     (``train/000000.tar``). If no name in the folder is that of a split, all shards are for training.
 
     Raises:
-        UserError: There are no shards, one is damaged, or labels are missing.
+        UserError: There are no shards, one is damaged or of both splits, or labels are missing.
     """
     if root.is_file():
         if options.test_split is not None:
@@ -102,6 +102,10 @@ def read_tar(options: DataOptions, root: Path) -> tuple[Listing, Listing | None]
         )
     if options.test_split is not None and not test:
         raise UserError(f"{root} holds no .tar file of the split {options.test_split!r}; set data.test_split")
+    if both := set(train) & set(test):
+        raise UserError(
+            f"{min(both)} belongs to the training split and to the test split by its name; rename it"
+        )
     return _listing(train or found, options), _listing(test, options) if test else None
 
 

@@ -61,11 +61,14 @@ def cluster_images(images: ImageSet, recipe: Recipe) -> Tensor | None:
     encoder, views = _feature_encoder(options.features, recipe)
     clusters = options.feature_clusters or options.clients
     weights = b"".join(tensor.cpu().numpy().tobytes() for tensor in encoder.state_dict().values())
+    # The same weights may be those of another architecture or code, which the features of one image tell.
+    first = embed(encoder, views.plain, images.subset(torch.arange(1)).images)
     versions = [torch.__version__, metadata.version("scikit-learn"), np.__version__]
     view = [repr(views.settings), views.size]
     key = [
         images.fingerprint,
         hash_bytes(weights),
+        hash_bytes(first.numpy().tobytes()),
         view,
         clusters,
         options.feature_dims,

@@ -7,6 +7,7 @@ Reference:
 from __future__ import annotations
 
 import copy
+import re
 import warnings
 from collections.abc import Iterable, Sequence
 from fnmatch import fnmatchcase
@@ -16,6 +17,7 @@ from torch import Tensor, nn
 
 from atoll.core.errors import UserError
 from atoll.core.extras import require
+from atoll.core.text import few
 from atoll.models.encoder import Encoder
 from atoll.models.libraries import MissingEncoderError
 
@@ -78,16 +80,16 @@ def add_adapters(encoder: Encoder, rank: int, alpha: int, targets: Sequence[str]
     if not chosen:
         raise UserError(
             f"no layer of the encoder matches model.lora_targets = {list(targets)}; its linear and convolutional "
-            f"layers are {', '.join(layers[:6])}{', …' if len(layers) > 6 else ''}"
+            f"layers are {few(layers, 6)}"
         )
     if unfit := [name for name in chosen if not _takes_adapter(encoder, modules[name])]:
-        some = f"{', '.join(unfit[:6])}{', …' if len(unfit) > 6 else ''}"
         raise UserError(
-            f"model.lora_targets matches {some}, which cannot have an adapter: the weights are another layer's "
-            "too, or computed (weight_norm and other parametrizations), or the convolution has groups, dilation or "
-            "another padding than zeros; name other layers"
+            f"model.lora_targets matches {few(unfit, 6)}, which cannot have an adapter: the weights are another "
+            "layer's too, or computed (weight_norm and other parametrizations), or the convolution has groups, "
+            "dilation or another padding than zeros; name other layers"
         )
-    config = peft.LoraConfig(r=rank, lora_alpha=alpha, target_modules=chosen, lora_dropout=0.0)
+    only = "|".join(map(re.escape, chosen))  # of a list, peft takes every layer whose name ends so
+    config = peft.LoraConfig(r=rank, lora_alpha=alpha, target_modules=only, lora_dropout=0.0)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", UserWarning)  # about types of models that are not transformers'
         peft.inject_adapter_in_model(config, encoder)

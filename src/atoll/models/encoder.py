@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from atoll.core.errors import UserError
+from atoll.core.text import few
 from atoll.models.norms import evaluating
 
 
@@ -99,7 +100,7 @@ def graft(module: nn.Module, state: dict[str, Tensor], source: str) -> str:
     ):  # BatchNorm's counters match any module
         raise UserError(
             f"{source} holds no trained tensor that matches this encoder by name and shape "
-            f"(it has {_list_names(state)}; the encoder has {_list_names(target)}); "
+            f"(it has {few(sorted(state), 4)}; the encoder has {few(sorted(target), 4)}); "
             "give weights of the same architecture"
         )
     with torch.no_grad():
@@ -107,13 +108,7 @@ def graft(module: nn.Module, state: dict[str, Tensor], source: str) -> str:
             target[name].copy_(state[name])
     sentence = f"{len(matching)} of the encoder's {len(target)} tensors came from {source}"
     if unchanged := target.keys() - matching:
-        sentence += f"; missing there or of another shape, so left unchanged: {_list_names(unchanged)}"
+        sentence += f"; missing there or of another shape, so left unchanged: {few(sorted(unchanged), 4)}"
     if unused := state.keys() - target.keys():
-        sentence += f"; there but not used: {_list_names(unused)}"
+        sentence += f"; there but not used: {few(sorted(unused), 4)}"
     return sentence + "."
-
-
-def _list_names(names: Any, limit: int = 4) -> str:
-    names = sorted(names)
-    more = f" and {len(names) - limit} more" if len(names) > limit else ""
-    return ", ".join(names[:limit]) + more

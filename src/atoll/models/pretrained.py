@@ -14,6 +14,7 @@ import torchvision
 from torch import Tensor
 
 from atoll.core.errors import UserError
+from atoll.core.text import few
 from atoll.models.encoder import Encoder
 from atoll.models.files import input_of, read_weights
 from atoll.models.libraries import (
@@ -143,14 +144,17 @@ def fit(target: Mapping[str, Tensor], state: Mapping[str, Tensor]) -> dict[str, 
 
 def _named(what: str, names: tuple[str, ...]) -> str:
     """A clause for some names, of which a few are shown; nothing for none."""
-    more = f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
-    return f"; {what} {', '.join(names[:_SHOWN])}{more}" if names else ""
+    return f"; {what} {few(names, _SHOWN)}" if names else ""
 
 
-def weights_input(source: str) -> InputConfig:
+def weights_input(source: str, guess: bool = True) -> InputConfig:
     """Size, mean and std of the images with which weights were trained, as far as their source says it.
 
     A file of Atoll says it; a classifier of ImageNet's classes, or the names of DINOv2, mean ImageNet's statistics.
+
+    Args:
+        source: As for `load_pretrained`.
+        guess: Whether the classes or names of a file that does not say it count.
     """
     if source.startswith(TIMM):
         return timm_input(source)
@@ -161,6 +165,8 @@ def weights_input(source: str) -> InputConfig:
     about = input_of(Path(source))
     if "mean" in about:
         return InputConfig(about.get("image_size"), tuple(about["mean"]), tuple(about["std"]))
+    if not guess:
+        return InputConfig()
     shapes = _shapes(Path(source))
     heads = [shape[0] for name, shape in shapes.items() if name.endswith(_HEADS) and len(shape) > 1]
     dino = any(name.endswith("mask_token") for name in shapes)
@@ -173,6 +179,8 @@ def _pieces(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
     shared: set[str] = set()
     for name, tensor in state.items():
         common = common_names(name)
+        if len(common) == 3 and tensor.ndim == 0:
+            continue  # the counter of a BatchNorm after an attention's joint projection, as LeViT's
         parts = tensor.chunk(3) if len(common) == 3 else (tensor,)
         shared |= pieces.keys() & common
         pieces.update(zip(common, parts, strict=True))

@@ -1,0 +1,95 @@
+"""What is said about the images of a source when they are read: warnings, and the refusal of corrupt ones."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Sequence
+from functools import reduce
+
+import numpy as np
+
+from atoll.core.errors import UserError
+from atoll.core.text import few
+from atoll.data.cache import Opened
+from atoll.data.decode import Values
+from atoll.data.options import DataOptions
+from atoll.data.records import UNLABELLED, Listing
+
+DARK = 16  # brightest value of a 12-bit image in a window of 16 bits
+
+
+def warn_of_marks(listing: Listing) -> None:
+    """Warn if marks of unlabelled images count as a class; −1 beside one other label names two classes."""
+    mark = str(UNLABELLED)
+    if listing.labels is not None and mark in listing.classes and len(listing.classes) > 2:
+        marked = (listing.labels == listing.classes.index(mark)).sum()
+        warnings.warn(
+            f"{marked} of {len(listing)} images have the label {UNLABELLED}, which counts as a class of its own; "
+            "if it marks unlabelled images, train with data.labels = false and evaluate on the labelled images",
+            stacklevel=3,
+        )
+
+
+def warn_of_strangers(train: Listing, test: Listing) -> None:
+    """Warn of test images whose class has no training image: no protocol can name it."""
+    if train.labels is None or test.labels is None:
+        return
+    strange = np.isin(test.labels, train.labels, invert=True)
+    if strange.any():
+        names = few(repr(test.classes[label]) for label in np.unique(test.labels[strange]))
+        warnings.warn(
+            f"{strange.sum()} of {len(test)} test images are of classes without a training image: {names}; "
+            f"the training classes are called {few(map(repr, train.classes))}",
+            stacklevel=3,
+        )
+
+
+def warn_of_values(splits: Sequence[Opened], options: DataOptions) -> None:
+    """Say which values images of more than 8 bits hold, unless the recipe's window contains them."""
+    found_values = [opened.values for opened in splits if opened.values is not None]
+    brightest = max(opened.brightest for opened in splits)
+    if not found_values:
+        if brightest <= DARK:
+            warnings.warn(
+                f"{options.path}: the largest value of all images is {brightest} of 255, so they are nearly black; "
+                "scale them (colour of 16 bits to 0 to 65535, because its upper 8 bits are read)",
+                stacklevel=3,
+            )
+        return
+    values = reduce(Values.joined, found_values)
+    low, high = options.window_low, options.window_high
+    says = options.decoding.says_window
+    if options.window == "per-image" or (says and low <= values.low and values.high <= high):
+        return
+    found = f"{options.path}: images of more than 8 bits hold values from {values.low:g} to {values.high:g}"
+    if values.scans and not says:
+        words = "each DICOM file's own window is used, or its range; to map all alike"
+    else:
+        at_most = f", so they become nearly black (at most {brightest} of 255)"
+        dark = at_most if brightest <= DARK else ""
+        words = f"{low:g} becomes black and {high:g} white{dark}; to use their range"
+    warnings.warn(
+        f"{found}; {words}, set data.window_low = {values.low:g} and data.window_high = {values.high:g}",
+        stacklevel=3,
+    )
+
+
+def refuse_or_warn_of_corrupt(
+    opened: Sequence[Opened], listings: Sequence[Listing], options: DataOptions
+) -> None:
+    """Refuse the corrupt images of all splits, or warn that they are skipped."""
+    named = [
+        f"{listing.records.describe(row)} ({why})"
+        for split, listing in zip(opened, listings, strict=True)
+        for row, why in split.corrupt.items()
+    ]
+    if not named:
+        return
+    some = few(named)
+    share = f"{len(named)} of {sum(map(len, listings))} images"
+    count = f"{share} cannot be decoded: {some}"
+    if options.on_corrupt == "refuse":
+        raise UserError(f"{count}; repair or remove them, or set data.on_corrupt = 'skip'")
+    if any(len(split.corrupt) == len(listing) for split, listing in zip(opened, listings, strict=True)):
+        raise UserError(f"{count}; none is left{' of a split' if len(listings) > 1 else ''}")
+    warnings.warn(f"skipped {share}, which cannot be decoded: {some}", stacklevel=3)

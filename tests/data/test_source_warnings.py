@@ -1,0 +1,71 @@
+"""What is said about a source's images when they are read."""
+
+import warnings
+
+import numpy as np
+import pytest
+import tifffile
+from PIL import Image
+from sklearn.datasets import load_digits
+
+from tests.data.test_sources import load, pixels_of
+
+
+@pytest.mark.parametrize("memory", [8.0, 1e-9])
+def test_twelve_bit_scans_in_a_window_of_sixteen_are_said_to_be_nearly_black(tmp_path, memory):
+    for i, digit in enumerate(load_digits().images[:4]):
+        Image.fromarray((digit / 16 * 4095).astype(np.uint16)).save(tmp_path / f"{i}.png")
+    said = (
+        r"8 bits hold values from 0 to 4095; 0 becomes black and 65535 white, so they become nearly black "
+        r"\(at most 16 of 255\); to use their range, set data\.window_low = 0 and data\.window_high = 4095"
+    )
+    for _ in range(2):  # also when the pixels are in the cache
+        with pytest.warns(UserWarning, match=said):
+            load("images", tmp_path, test_fraction=0, memory_gib=memory)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        images = load("images", tmp_path, test_fraction=0, window_high=4095.0).train
+    assert pixels_of(images).max() == 255
+
+
+def test_the_values_of_all_splits_are_said_at_once(tmp_path, recwarn):
+    for split, top in (("train", 3000), ("test", 4095)):
+        (tmp_path / split / "a").mkdir(parents=True)
+        for i in range(2):
+            image = np.full((8, 8), top * i, dtype=np.uint16)
+            Image.fromarray(image).save(tmp_path / split / "a" / f"{i}.png")
+    load("folder", tmp_path)
+    (said,) = [str(one.message) for one in recwarn]
+    assert "hold values from 0 to 4095" in said
+
+
+def test_images_that_are_nearly_black_are_told(tmp_path):
+    Image.fromarray(np.full((8, 8), 3, dtype=np.uint8)).save(tmp_path / "0.png")
+    with pytest.warns(
+        UserWarning, match="the largest value of all images is 3 of 255, so they are nearly black"
+    ):
+        load("images", tmp_path, test_fraction=0)
+
+
+def test_colour_of_sixteen_bits_of_which_only_the_upper_eight_are_read_is_told(tmp_path):
+    for i in range(4):
+        image = np.random.default_rng(i).integers(0, 3000, (8, 8, 3), dtype=np.uint16)
+        tifffile.imwrite(tmp_path / f"{i}.tif", image, photometric="rgb")
+    with pytest.warns(
+        UserWarning, match="colour of 16 bits to 0 to 65535, because its upper 8 bits are read"
+    ):
+        load("images", tmp_path, test_fraction=0, channels=3)
+
+
+def test_test_classes_without_a_training_image_are_told(tmp_path):
+    for split, names in (("train", ("cat", "dog")), ("test", ("cat", "Dog", "fox"))):
+        for number, name in enumerate(names):
+            (tmp_path / split / name).mkdir(parents=True)
+            Image.fromarray(np.full((8, 8), 90 * number + 20, np.uint8)).save(
+                tmp_path / split / name / "0.png"
+            )
+    with pytest.warns(
+        UserWarning, match="2 of 3 test images are of classes without a training image: 'Dog', 'fox'; "
+    ):
+        load("folder", tmp_path)
+    load("folder", tmp_path, labels=False)  # no label is read
