@@ -9,7 +9,8 @@ from atoll.commands.export import provenance
 from atoll.core.errors import UserError
 from atoll.core.run_folder import Run
 from atoll.core.tree import same
-from atoll.evaluation import evaluate, knn_accuracy
+from atoll.data.options import PartitionOptions
+from atoll.evaluation import embed, evaluate, knn_accuracy
 from atoll.models import load_encoder
 from atoll.recipe.recipe import recipe_of
 from tests.harness import run_tiny
@@ -139,3 +140,39 @@ def test_an_exported_model_has_its_own_numbers(run):
     for name, own in results["by_model"].items():
         assert provenance(run, name)["results"]["knn/accuracy"] == own["knn/accuracy"]
     assert provenance(run)["results"]["knn/accuracy"] == results["by_model"][results["model"]]["knn/accuracy"]
+
+
+def test_a_client_is_tested_on_images_with_its_own_shift(tmp_path):
+    settings = (
+        "method.name=fedbn", "shift.kinds=['rotation']", "shift.evaluation=clients", "evaluation.knn_k=5",
+        "evaluation.at_end=['clients-knn']",
+    )  # fmt: skip
+    run = run_tiny(tmp_path / "run", *settings)
+    made = federation(*settings)
+    train, test = made.splits.train, made.splits.test
+    found = run.read_json("evaluation.json")["clients-knn/accuracies"]
+    for client in range(4):
+        own = test.subset((test.images.owners == client).nonzero().squeeze(1))
+        encoder = load_encoder(run.folder / f"encoder-client-{client}.safetensors")
+        h = [embed(encoder, made.views.plain, images.images) for images in (train, own)]
+        assert found[client] == pytest.approx(knn_accuracy(h[0], train.labels, h[1], own.labels, k=5))
+
+
+def test_the_only_client_with_a_model_is_the_only_one_that_is_tested(tmp_path):
+    run = run_tiny(
+        tmp_path / "run", "method.name=fedbn", "train.rounds=1", "train.participation=0.25",
+        "partition.kind=shards", "evaluation.knn_k=5", 'evaluation.at_end=["clients-knn"]', "partition.clients=5",
+    )  # fmt: skip
+    own = run.read_json("evaluation.json")
+    assert len(next(iter(own["users_by_model"].values()))) == 1
+    found = measure_run(run, ["clients-knn"])
+    assert found["clients-knn/accuracies"] == own["clients-knn/accuracies"]
+
+
+def test_a_column_called_client_determines_the_clients_wherever_it_stands():
+    natural = PartitionOptions(kind="natural")
+    assert natural.client_column(["age", "client"]) == "client"
+    assert natural.client_column(["site"]) == "site"
+    assert natural.client_column(["age", "site"]) is None
+    assert replace(natural, column="age").client_column(["age", "client"]) == "age"
+    assert PartitionOptions(kind="iid").client_column(["client"]) is None

@@ -12,7 +12,7 @@ from PIL import Image
 
 from atoll.cli.main import main
 from atoll.commands.embed import embed_images
-from atoll.commands.evaluate import evaluate_run, measure_run
+from atoll.commands.evaluate import evaluate_run, find_one_encoder, measure_run
 from atoll.core.errors import UserError
 from atoll.core.run_folder import Run
 from atoll.data.options import DataOptions
@@ -237,11 +237,14 @@ def test_an_encoder_whose_images_are_unknown_gets_a_sentence(tmp_path, capsys, f
     encoder = build_encoder(ModelOptions(encoder="resnet18", stem="standard"), channels=1, image_size=8)
     save_encoder(tmp_path / "encoder.safetensors", encoder, {"mean": [0.5]})
     Image.new("L", (8, 8)).save(tmp_path / "image.png")
-    for command in (["export", "--format", format], ["embed", str(tmp_path / "image.png")]):
+    for out, *command in (
+        (f"out.{format}", "export", "--format", format),
+        ("out.npz", "embed", str(tmp_path / "image.png")),
+    ):
         command.insert(1, str(tmp_path / "encoder.safetensors"))
-        assert main([*command, "-o", str(tmp_path / "out.npz")]) == 2
+        assert main([*command, "-o", str(tmp_path / out)]) == 2
         assert "does not say the image_size, channels, std of its images" in capsys.readouterr().err
-    assert not (tmp_path / "out.npz").exists()
+        assert not (tmp_path / out).exists()
 
 
 def test_the_images_of_a_folder_are_those_that_training_would_read(one, tmp_path):
@@ -293,3 +296,29 @@ def test_no_export_or_embedding_replaces_a_file_of_a_run(one, tmp_path, capsys):
     assert (
         main(["export", folder, "--format", "safetensors", "-o", f"{folder}/encoder-export.safetensors"]) == 0
     )
+
+
+def test_one_of_several_encoders_is_named(several):
+    own = several.read_json("evaluation.json")
+    said = f"ended with 3 encoders; this is that of {own['model']}, whose clients hold the most images"
+    with pytest.warns(UserWarning, match=said):
+        path = find_one_encoder(several.folder)
+    largest = several.folder / f"encoder-{own['model']}.safetensors"
+    assert path.read_bytes() == largest.read_bytes()
+    assert find_one_encoder(largest) == largest  # without a word: it was chosen
+
+
+def test_exports_of_several_encoders_lie_beside_each_other(several, tmp_path):
+    folder = shutil.copytree(several.folder, tmp_path / "run")
+    for number in range(3):
+        encoder = folder / f"encoder-cluster-{number}.safetensors"
+        assert main(["export", str(encoder), "--format", "safetensors"]) == 0
+        exported = load_encoder(folder / f"encoder-cluster-{number}-export.safetensors").state_dict()
+        expected = load_encoder(encoder).state_dict()
+        assert all(torch.equal(exported[name], expected[name]) for name in expected)
+
+
+def test_a_file_that_would_not_be_recognised_is_refused(one, tmp_path, capsys):
+    out = tmp_path / "encoder.safetensors"
+    assert main(["export", str(one.folder), "--format", "onnx", "-o", str(out)]) == 2
+    assert "encoder.safetensors must end in .onnx, by which the file is recognised" in capsys.readouterr().err

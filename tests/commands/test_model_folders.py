@@ -17,13 +17,13 @@ from PIL import Image
 import atoll
 from atoll.cli.main import main
 from atoll.commands.export import FORMATS, export, provenance
-from atoll.commands.model_folders import FOLDERS
+from atoll.commands.model_folders import FOLDERS, model_card
 from atoll.commands.run import run_recipe
 from atoll.core.errors import UserError
 from atoll.core.run_folder import Run
-from atoll.models import Encoder, ModelOptions, build_encoder, save_encoder
+from atoll.models import Encoder, ModelOptions, build_encoder, load_encoder, save_encoder
 from atoll.recipe.recipe import load_recipe
-from tests.harness import TINY
+from tests.harness import TINY, run_tiny
 
 ROOT = Path(__file__).parents[2]
 ABOUT = {
@@ -185,7 +185,7 @@ def test_a_runs_export_says_where_it_comes_from_and_shows_no_paths(tmp_path: Pat
     for words in (
         "library_name: timm",
         "SSD, 2 rounds, seed 0",
-        "digits, at most 160 images, 4 clients, iid; 4 clients took part",
+        "digits, at most 160 images, 4 clients, iid; 4 clients.",
         "| knn/k | 20 |",
         f"{run.results['knn/accuracy']:.6g}",
         "test split",
@@ -294,3 +294,14 @@ def test_a_folder_of_other_files_is_not_written_to(tmp_path: Path) -> None:
     for _ in range(2):  # an earlier export is replaced
         export(encoder, tmp_path / "new", "timm")
     assert "atoll" in json.loads((tmp_path / "new" / "config.json").read_text())
+
+
+@pytest.mark.parametrize(("method", "tagged"), [("ssd", True), ("fed_sl", False), ("supcon", False)])
+def test_only_an_encoder_that_needed_no_labels_is_called_self_supervised(
+    tmp_path: Path, method: str, tagged: bool
+) -> None:
+    run = run_tiny(tmp_path / "run", f"method.name={method}", "train.rounds=1", "evaluation.at_end=[]")
+    about = provenance(Run(run.folder))
+    encoder = load_encoder(run.encoder_path)
+    encoder.metadata = {**encoder.metadata, "provenance": about}
+    assert ("- self-supervised-learning" in model_card(encoder, "timm", "")) == tagged

@@ -421,3 +421,17 @@ def test_a_table_without_published_values_is_no_papers(folder: Path) -> None:
     assert [len(row) for row in cells(record)[1]] == [2]
     assert remarks(record)[0] == "NOT the table's setting:"
     assert "paper" not in text(plan_table(job, dry_run(job))) + markdown(record)
+
+
+def test_a_row_that_cannot_be_evaluated_costs_no_other_row(folder: Path, tmp_path: Path) -> None:
+    unlabelled = TABLE.replace("limit = 80 }", "labels = false }")
+    assert unlabelled != TABLE
+    (tmp_path / "mine.toml").write_text(unlabelled)
+    (tmp_path / "tiny.toml").write_text(tiny_recipe())
+    record = reproduce(
+        find_table(str(tmp_path / "mine.toml"), ["plain", "plain-elsewhere"], out=tmp_path / "out")
+    )
+    assert [line[1] == "–" for line in cells(record)[1]] == [False, True]
+    (why,) = record["failures"].values()
+    assert "labels" in why
+    assert (tmp_path / "out" / "table.md").is_file()

@@ -277,3 +277,19 @@ def test_dropout_repeats_and_leaves_the_default_generator_alone(digits: tuple[Im
     before = torch.get_rng_state()
     assert run(encoder, digits, short) == first
     assert torch.equal(torch.get_rng_state(), before)
+
+
+def test_clients_with_one_label_are_said_to_take_no_step(digits: tuple[ImageSet, ImageSet]) -> None:
+    protocol = replace(FULL, fraction=1e-4, local_epochs=4)
+    assert digits[0].labels is not None
+    with pytest.warns(
+        UserWarning, match="10 of 10 clients have one label and take no step, because BatchNorm"
+    ):
+        linear_digits(digits, protocol, digits[0].labels)
+
+
+def test_whole_numbers_among_an_encoders_weights_are_left_alone(digits: tuple[ImageSet, ImageSet]) -> None:
+    encoder = net()
+    encoder.register_parameter("offsets", nn.Parameter(torch.arange(3), requires_grad=False))
+    run(encoder, digits, SHORT)
+    assert torch.equal(encoder.offsets, torch.arange(3))

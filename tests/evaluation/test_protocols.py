@@ -117,3 +117,8 @@ def test_the_section_chooses_the_epoch_of_fine_tuning() -> None:
         EvaluationOptions(finetune_select="bset")
     with pytest.raises(UserError, match=r"probe\.fraction is 0\.0; it must be above 0 and at most 1"):
         replace(PROBES["ssd"], fraction=0.0)
+
+
+def test_milestones_move_with_the_epochs_whichever_option_sets_them() -> None:
+    assert find_probe("l-dawa", epochs=20).milestones == (12, 16)
+    assert find_probe("l-dawa", lr=1.0).milestones == PROBES["l-dawa"].milestones

@@ -59,6 +59,19 @@ class Random(Net):
         return nn.functional.dropout(super().forward(images))
 
 
+class Beside(Net):
+    """Centres a batch in eval mode, too."""
+
+    def forward(self, images):
+        h = super().forward(images)
+        return h - h.mean(0) if len(h) > 1 else h
+
+
+class InPlace(Net):
+    def forward(self, images):
+        return super().forward(images.sub_(0.5))
+
+
 class Complex(Net):
     def __init__(self, channels=1):
         super().__init__(channels)
@@ -305,6 +318,11 @@ def test_an_encoder_whose_code_cannot_be_read_is_known_by_its_text(monkeypatch):
         (f"{HERE}Maps", r"returns a float32 tensor of shape \(1, 8, 31, 31\) for 1 image in eval"),
         (f"{HERE}Doubles", r"returns 1 row\(s\) of float64 for one image.*with \.float\(\)"),
         (f"{HERE}Random", r"draws random numbers in eval mode.*only while self\.training"),
+        (
+            f"{HERE}Beside",
+            "represents an image otherwise beside another one in eval mode.*running statistics",
+        ),
+        (f"{HERE}InPlace", "changes the images that it is given; let it compute on a copy"),
         ("hf:vit_mae", "draws random numbers in eval mode.*hf:vit and model.weights"),
         (f"{HERE}Complex", "'turn' of its state is complex numbers"),
         (f"{HERE}Extra", "'_extra_state' of its state is no tensor"),

@@ -1,5 +1,8 @@
+import json
+
 from atoll.report.folders import read_folder
 from atoll.report.groups import group_runs, untrained_rows
+from atoll.report.results_tables import other_images
 from tests.report.run_folders import evaluation, make_run
 
 
@@ -47,3 +50,13 @@ def test_an_encoder_of_another_kind_has_a_row_of_its_own(tmp_path):
         "Untrained encoder · model.encoder = vit-tiny",
     ]
     assert [[found["knn/accuracy"] for found in row.results] for row in rows] == [[0.5, 0.501], [0.502]]
+
+
+def test_the_same_test_images_in_another_folder_make_no_other_experiment(tmp_path):
+    for seed, (name, images) in enumerate([("a", "47"), ("b", "47"), ("c", "48")]):
+        path = {"data": {"source": "folder", "path": f"/{name}/pictures"}}
+        run = make_run(tmp_path / name, seed=seed, recipe=path, results=evaluation(0.5))
+        (run / "held_out.json").write_text(json.dumps({"fingerprint": images}))
+    groups = grouped(*(tmp_path / name for name in "abc"))
+    assert [group.seeds for group in groups] == [[0, 1], [2]]
+    assert "data.path" not in other_images(groups[:1] * 2)

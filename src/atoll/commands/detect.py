@@ -19,7 +19,7 @@ from typing import Any, Protocol
 import torch
 from torchvision.models.detection import FasterRCNN
 
-from atoll.commands.evaluate import find_encoder
+from atoll.commands.evaluate import find_one_encoder
 from atoll.core import tree
 from atoll.core.config import build, describe, flatten, read_settings
 from atoll.core.devices import find_device
@@ -117,7 +117,7 @@ def prepare_detection(
     require_pycocotools()
     if seeds < 1:
         raise UserError(f"--seeds is {seeds}; it must be at least 1")
-    path = find_encoder(run_or_encoder)
+    path = find_one_encoder(run_or_encoder)
     with torch.random.fork_rng(devices=[]):
         make_detector(load_encoder(path), 1, options)
     train, test = load_detection(data, options.train_split, options.test_split)
@@ -125,7 +125,7 @@ def prepare_detection(
         raise UserError(f"{train.name} holds only crowds, and no object to learn from; give annotated images")
     if options.masks:
         train.require_masks()
-        test.require_masks()
+        test.require_masks(crowds=True)
     name = Path(data).resolve().name + ("-masks" if options.masks else "")
     return DetectionJob(
         path, train, test, options, scratch, seeds, out or path.parent / DETECTION / name, name

@@ -20,6 +20,7 @@ from atoll.core.tree import Weights
 from atoll.data.images import ImageSet
 from atoll.data.options import DataOptions
 from atoll.data.partition.partition import Partition
+from atoll.data.shifts.shift import SHIFTED
 from atoll.data.sources import load_data
 from atoll.data.views.views import make_views
 from atoll.engines.client_states import States
@@ -148,8 +149,7 @@ def client_shares(
     """Split the test images among a partition's clients; None if no protocol needs that, or it is impossible."""
     if partition is None or not any(name.startswith(PREFIX) for name in protocols):
         return None
-    options = partition.options
-    column = options.column or (next(iter(train.columns), None) if options.kind == "natural" else None)
+    column = SHIFTED if SHIFTED in test.columns else partition.options.client_column(train.columns)
     ids, draws = partition.client_ids(train), stream(partition.seed, "client-tests")
     return split_test(train, test, ids, column, draws) or None
 
@@ -178,6 +178,19 @@ def find_encoder(run_or_encoder: Path | str) -> Path:
     if not run.encoder_path.is_file():
         raise UserError(f"{path} has no finished encoder yet; finish it with: atoll resume {path}")
     return run.encoder_path
+
+
+def find_one_encoder(run_or_encoder: Path | str) -> Path:
+    """Find the encoder's file as `find_encoder` does, and warn if a run has further encoders."""
+    path = find_encoder(run_or_encoder)
+    results = Run(path.parent).results if Path(run_or_encoder).is_dir() and path.is_file() else {}
+    if models := results.get("clients_by_model"):
+        warnings.warn(
+            f"{run_or_encoder} ended with {len(models)} encoders; this is that of {results['model']}, whose "
+            "clients hold the most images; the others are encoder-NAME.safetensors in its folder",
+            stacklevel=2,
+        )
+    return path
 
 
 def with_data_settings(run: Run, settings: Sequence[str]) -> Recipe:
@@ -311,4 +324,5 @@ def _models(run: Run) -> tuple[dict[str, Path], dict[str, int], dict[str, list[i
     if counts:
         return {name: model_path(run, name) for name in counts}, counts, record.get("users_by_model", {})
     partition = partition_of(run)
-    return {"": only}, {}, {"": list(range(len(partition)))} if partition else {}
+    everyone = list(range(len(partition))) if partition else []
+    return {"": only}, {}, {"": next(iter(record.get("users_by_model", {}).values()), everyone)}

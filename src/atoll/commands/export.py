@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from atoll.commands.evaluate import find_encoder
+from atoll.commands.evaluate import find_one_encoder
 from atoll.commands.model_folders import FOLDERS
 from atoll.core.errors import UserError, did_you_mean
 from atoll.core.extras import require
@@ -22,7 +22,7 @@ from atoll.models import Encoder, load_encoder
 from atoll.models.encoder import input_metadata
 from atoll.models.exported import EXTRA, INPUT, KEY, OUTPUT, is_ours
 from atoll.models.files import library_bytes
-from atoll.recipe.recipe import recipe_digest
+from atoll.recipe.recipe import recipe_digest, recipe_of
 from atoll.report.folders import read_folder
 from atoll.report.wording import setting_words, without_folders
 
@@ -38,7 +38,7 @@ def export_run(
         run_or_encoder: The run's folder, or the encoder's file.
         format: A name in `FORMATS` or `FOLDERS`.
         output: File or folder to write; None for ``encoder-export.FORMAT`` (a folder: ``encoder-export-FORMAT``)
-            next to the encoder.
+            next to the encoder, after its name if it is one of several.
         encoder: The encoder, if it is loaded already.
 
     Returns:
@@ -47,13 +47,15 @@ def export_run(
     Raises:
         UserError: There is no encoder, the output belongs to a run, or see `export`.
     """
-    path = find_encoder(run_or_encoder)
-    name = f"encoder-export-{format}" if format in FOLDERS else f"encoder-export.{format}"
+    path = find_one_encoder(run_or_encoder)
     if output:
         check_output(output)
-    output = output or path.with_name(name)
+        if format in FORMATS and output.suffix != f".{format}":
+            raise UserError(f"{output} must end in .{format}, by which the file is recognised")
     run = Run(path.parent)
     model = path.stem.removeprefix("encoder").removeprefix("-")
+    name = f"encoder-{model}-export" if run.exists() and model else "encoder-export"
+    output = output or path.with_name(f"{name}-{format}" if format in FOLDERS else f"{name}.{format}")
     about = provenance(run, model) if run.exists() and run.finished else {}
     export(load_encoder(path) if encoder is None else encoder, output, format, about)
     return output
@@ -101,6 +103,7 @@ def provenance(run: Run, model: str = "") -> dict[str, Any]:
     results = {key: value for key, value in own.items() if "/" in key and not isinstance(value, list)}
     return {
         "method": str(folder.results.get("method", "")),
+        "supervised": recipe_of(run).composed.needs_labels,
         "setting": without_folders(setting_words(folder.recipe)),
         "clients": len(folder.partition.get("clients", [])),
         "rounds": folder.rounds,

@@ -12,7 +12,7 @@ from PIL import Image
 from rich.console import Group
 from rich.text import Text
 
-from atoll.commands.evaluate import find_encoder
+from atoll.commands.evaluate import find_one_encoder
 from atoll.commands.export import export_run
 from atoll.commands.neighbours import search
 from atoll.commands.report import check_page
@@ -95,7 +95,7 @@ class Run(run_folder.Run):
             UserError: The run has not finished, or the file is damaged.
         """
         name = self.recipe.model.encoder
-        return load_encoder(find_encoder(self.folder), name.value if isinstance(name, Given) else None)
+        return load_encoder(find_one_encoder(self.folder), name.value if isinstance(name, Given) else None)
 
     def export(self, format: str, output: Path | str | None = None) -> Path:
         """Export the finished encoder for other programs, as ``atoll export`` does.

@@ -76,7 +76,7 @@ def hugging_face_folder(encoder: Encoder) -> Files:
     }
     size = about["image_size"]
     preprocessor = {
-        "image_processor_type": "BitImageProcessor",  # resizes the shorter side and crops the centre, as Atoll does
+        "image_processor_type": "BitImageProcessor",  # as Atoll, but for a crop's centre, which it rounds down
         "do_convert_rgb": about["channels"] == 3,
         "do_resize": True,
         "size": {"shortest_edge": size},
@@ -98,6 +98,11 @@ def hugging_face_folder(encoder: Encoder) -> Files:
     return {**files, PREPROCESSOR: _json(preprocessor)}
 
 
+def _supervision(origin: Mapping[str, Any]) -> tuple[str, ...]:
+    """The tag of an encoder that was trained without labels."""
+    return ("self-supervised-learning",) if origin and not origin.get("supervised") else ()
+
+
 def model_card(encoder: Encoder, library: str, use: str) -> str:
     """Write the model card: data, partition, protocol, numbers, and how to load the model."""
     about = encoder.metadata
@@ -108,10 +113,10 @@ def model_card(encoder: Encoder, library: str, use: str) -> str:
         f"library_name: {library}",
         "pipeline_tag: image-feature-extraction",
         "tags:",
-        *(f"- {tag}" for tag in ("federated-learning", "self-supervised-learning", "atoll")),
+        *(f"- {tag}" for tag in ("federated-learning", *_supervision(origin), "atoll")),
         "---",
         "",
-        f"# {encoder.spec['encoder']}, trained by federated self-supervision",
+        f"# {encoder.spec['encoder']}, trained in a federation",
         "",
         f"Images of {size} × {size} pixels, {about['channels']} channel(s), in 0..1, minus mean {about['mean']}, "
         f"divided by std {about['std']}; output: {encoder.dim} numbers for each image.",
@@ -122,8 +127,8 @@ def model_card(encoder: Encoder, library: str, use: str) -> str:
             "## Training",
             "",
             f"- Method: {origin['method']}, {origin['rounds']} rounds, seed {origin['seed']}.",
-            f"- Data and partition: {origin['setting']}; {origin['clients']} clients took part.",
-            f"- Classes of the data, which the training did not need: {', '.join(classes) or 'unknown'}.",
+            f"- Data and partition: {origin['setting']}; {origin['clients']} clients.",
+            f"- Classes of the data: {', '.join(classes) or 'unknown'}.",
             f"- Trained with {origin['trained_with']}; SHA-256 of the recipe: {origin['recipe_sha256']}.",
             "",
             "## Evaluation",

@@ -65,7 +65,7 @@ def reproduce(job: Reproduction, callback: Callable[[str], Bar] | None = None) -
         runs_of[row.name] = runs
         finished |= {run.folder: run for run in runs}
         names = [run.name if run.folder in done else f"{run.folder.parent.name}/{run.name}" for run in runs]
-        rows.append(_measured(row, names, [_results(row, run) for run in runs]))
+        rows.append(_measured(row, names, [_results_or_failure(row, run, compared) for run in runs]))
     record = {
         **job.header(),
         "version": version(),
@@ -198,6 +198,15 @@ def _detected(row: Row, detection: Detection, run: Run) -> dict[str, Any]:
         for name, value in record.get(kind, {}).items()
         if isinstance(value, float)
     }
+
+
+def _results_or_failure(row: Row, run: Run, compared: Comparison) -> dict[str, Any]:
+    """A run's results; none, and a failure beside those of the runs, if it cannot be evaluated as the row asks."""
+    try:
+        return _results(row, run)
+    except UserError as error:
+        compared.failures[run.name] = str(error)
+        return {}
 
 
 def _results(row: Row, run: Run) -> dict[str, Any]:

@@ -324,9 +324,9 @@ def _finish(prepared: PreparedRun, evaluator: Evaluator, server: Server) -> None
         "environments": run.environments(),
         "seconds": round(sum(line.get("seconds") or 0 for line in run.metrics), 3),
     }
+    record["users_by_model"] = {name: users for name, (_, users) in models.items()}
     if len(models) > 1:
         record["clients_by_model"] = {name: len(users) for name, (_, users) in models.items()}
-        record["users_by_model"] = {name: users for name, (_, users) in models.items()}
     run.write("evaluation.json", json.dumps(record) + "\n")
 
 

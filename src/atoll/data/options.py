@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import dataclass
 from pathlib import Path, PurePath
 from typing import Annotated, Literal
@@ -186,6 +187,14 @@ class PartitionOptions(Options, section="partition"):
                 f"partition.balanced applies to variant 'l-dawa' only, and partition.variant is {self.variant!r}; "
                 "set partition.variant = 'l-dawa' or partition.balanced = false"
             )
+
+    def client_column(self, columns: Collection[str]) -> str | None:
+        """The column that determines the clients, or replaces the labels; None if there is none to choose."""
+        if self.column is not None or self.kind != "natural":
+            return self.column
+        if "client" in columns:
+            return "client"
+        return next(iter(columns)) if len(columns) == 1 else None
 
     @property
     def smallest_client(self) -> int:

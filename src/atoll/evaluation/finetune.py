@@ -146,6 +146,12 @@ class _Training:
 
     def rounds(self, model: _Classifier, clients: Sequence[Tensor], local_epochs: int) -> Iterator[None]:
         """Train by FedAvg, weighted by the clients' labels; yields once for each epoch of a round, after it."""
+        if alone := sum(len(chosen) < 2 for chosen in clients):
+            warnings.warn(
+                f"{alone} of {len(clients)} clients have one label and take no step, because BatchNorm cannot "
+                "normalise a batch of one image",
+                stacklevel=2,
+            )
         for _ in range(self.protocol.epochs // local_epochs):
             total = sum(map(len, clients))
             mean: dict[str, Tensor] = {}
@@ -203,7 +209,9 @@ def finetune(
     device = torch.device(device) if device is not None else device_of(encoder)
     clients = _labelled(train.labels, client_ids, protocol, generator)
     labels, truth = train.labels.to(device), test.labels.to(device)
-    copied = copy.deepcopy(encoder).to(device).requires_grad_(True)
+    copied = copy.deepcopy(encoder).to(device)
+    for weight in copied.parameters():
+        weight.requires_grad_(weight.is_floating_point())
 
     def features(images: Pixels) -> Tensor:
         return embed(copied, pixels_to_float, images, batch_size=protocol.batch_size, device=device)

@@ -5,6 +5,7 @@ Accuracies under different protocols cannot be compared, so every result include
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar
 
@@ -268,6 +269,8 @@ FINE_TUNES = {
 def find_probe(name: str, **changes: object) -> ProbeProtocol:
     """Return a named protocol, with every change that is not None; its name then lists the changes.
 
+    With other epochs, the milestones move in proportion.
+
     Raises:
         UserError: There is no protocol of that name, or a value is invalid.
 
@@ -282,7 +285,14 @@ def find_probe(name: str, **changes: object) -> ProbeProtocol:
     changed = {key: value for key, value in changes.items() if value not in (None, getattr(protocol, key))}
     if not changed:
         return protocol
-    return replace(protocol, **changed, name=f"{name}, changed: {', '.join(sorted(changed))}")  # type: ignore[arg-type]
+    name = f"{name}, changed: {', '.join(sorted(changed))}"
+    made = replace(protocol, **changed, name=name)  # type: ignore[arg-type]
+    return replace(made, milestones=_moved(protocol.milestones, made.epochs / protocol.epochs))
+
+
+def _moved(milestones: Sequence[int], share: float) -> tuple[int, ...]:
+    """Epochs, moved in proportion to a protocol's length."""
+    return tuple(max(1, round(share * epoch)) for epoch in milestones)
 
 
 Protocol = TypeVar("Protocol", ProbeProtocol, FineTuneProtocol)
@@ -305,7 +315,7 @@ def shortened(protocol: Protocol, max_epochs: int | None) -> Protocol:
         "name": f"{protocol.name}, at most {max_epochs} epochs",
     }
     if isinstance(protocol, ProbeProtocol):
-        changes["milestones"] = tuple(max(1, round(share * epoch)) for epoch in protocol.milestones)
+        changes["milestones"] = _moved(protocol.milestones, share)
     else:
         if protocol.local_epochs:  # whole rounds
             changes["local_epochs"] = local = min(protocol.local_epochs, max_epochs)

@@ -94,7 +94,7 @@ class ExternalEncoder(Encoder):
     def _measure(self, shape: tuple[int, int, int]) -> int:
         try:
             h = represent_black(self, shape)
-            fixed = self._is_fixed(shape)
+            wrong = self._why_not_fixed(shape)
         except UserError:
             raise
         except Exception as error:  # a foreign network may raise any exception
@@ -109,21 +109,32 @@ class ExternalEncoder(Encoder):
                 f"model.encoder = {self._name!r} returns {found} for one image, and must return one row of "
                 "float32; convert its weights and its output with .float()"
             )
-        if not fixed:
-            raise UserError(
-                f"model.encoder = {self._name!r} draws random numbers in eval mode, so that an image has no fixed "
-                "representation; let it drop or mask only while self.training (for hf:vit_mae, which always masks, "
-                "set model.encoder to hf:vit and model.weights to its weights)"
-            )
+        if wrong:
+            raise UserError(f"model.encoder = {self._name!r} {wrong}")
         return h.shape[1]
 
     @torch.no_grad()
-    def _is_fixed(self, shape: tuple[int, int, int]) -> bool:
-        """Whether an image has the same representation twice, in eval mode."""
+    def _why_not_fixed(self, shape: tuple[int, int, int]) -> str:
+        """Why an image has no fixed representation in eval mode; empty if it has one."""
         image = torch.linspace(0, 1, math.prod(shape)).view(1, *shape)
+        given, other = image.clone(), 1 - image
         with evaluating(self), torch.random.fork_rng(devices=[]):
-            first, second = self(image), self(image)
-        return torch.allclose(first, second, equal_nan=True)
+            first = self(given)
+            if not torch.equal(given, image):
+                return "changes the images that it is given; let it compute on a copy"
+            second, beside = self(image.clone()), self(torch.cat([image, other]))[:1]
+        if not torch.allclose(first, second, equal_nan=True):
+            return (
+                "draws random numbers in eval mode, so that an image has no fixed representation; let it drop or "
+                "mask only while self.training (for hf:vit_mae, which always masks, set model.encoder to hf:vit "
+                "and model.weights to its weights)"
+            )
+        if not torch.allclose(first, beside, rtol=1e-2, atol=1e-3, equal_nan=True):
+            return (
+                "represents an image otherwise beside another one in eval mode, so that an image has no fixed "
+                "representation; let its BatchNorm track running statistics, and nothing else depend on the batch"
+            )
+        return ""
 
 
 def _check_state(model: nn.Module, name: str) -> None:

@@ -32,6 +32,7 @@ from typing import Any
 from atoll.core.config import build, packaged, read
 from atoll.core.errors import UserError, did_you_mean
 from atoll.evaluation import PROTOCOLS
+from atoll.evaluation.metrics import METRICS
 
 CLASSIFIER = "classifier"  # measured in addition to the protocols if a method trains one
 DETECTION = "detection"  # the first part of a measure of detection, such as "detection/bbox/AP"
@@ -63,6 +64,9 @@ class Measure:
             raise UserError(
                 f"no protocol {self.protocol!r} to measure {self.of!r}; {did_you_mean(self.protocol, known)}"
             )
+        keys = {metric.key for metric in METRICS}
+        if self.of and self.protocol not in (CLASSIFIER, DETECTION) and self.of not in keys:
+            raise UserError(f"no evaluation has the key {self.of!r}; {did_you_mean(self.of, keys)}")
 
     @property
     def protocol(self) -> str:

@@ -77,7 +77,10 @@ def group_runs(folders: Sequence[Folder]) -> list[Group]:
     groups: dict[str, list[Group]] = {}
     found: list[Group] = []
     for folder in folders:
-        key = repr(sorted((k, v) for k, v in flatten(folder.recipe).items() if k not in SAME))
+        recipe = {k: v for k, v in flatten(folder.recipe).items() if k not in SAME}
+        if folder.results.get("split") == "test" and folder.held_out:  # the same images may lie elsewhere
+            recipe["data.path"] = folder.held_out
+        key = repr(sorted(recipe.items()))
         same = groups.setdefault(key, [])
         group = next((group for group in same if folder.seed not in group.seeds), None)
         if group is None:

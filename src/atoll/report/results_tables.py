@@ -150,7 +150,11 @@ def _other_protocols(columns: Sequence[Metric], alike: Sequence[bool]) -> str:
 def other_images(groups: Sequence[Group]) -> str:
     """A sentence that says in which images the runs differ, so that no accuracy is the best one; or nothing."""
     recipes = differences([group.recipe for group in groups])
-    keys = [key for key in recipes if key.startswith("data.") and key != "data.memory_gib"]
+    known = all(
+        run.held_out for group in groups for run in group.runs
+    )  # earlier versions did not record them
+    same = {"data.memory_gib", *(["data.path"] if known else [])}
+    keys = [key for key in recipes if key.startswith("data.") and key not in same]
     if keys:
         return f"No value is bold, because the runs differ in their images ({', '.join(keys)})."
     tested: dict[tuple[int, str], set[Any]] = {}  # by seed: each may have test images of its own
@@ -160,7 +164,7 @@ def other_images(groups: Sequence[Group]) -> str:
             tested.setdefault((run.seed, "count"), set()).add(
                 (run.results.get("split"), first["knn/test_images"])
             )
-        if run.held_out:  # which earlier versions did not record
+        if run.held_out:
             tested.setdefault((run.seed, "fingerprint"), set()).add(run.held_out)
     if any(len(sets) > 1 for sets in tested.values()):
         return "No value is bold, because the runs were not evaluated on the same images."

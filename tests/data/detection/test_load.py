@@ -3,6 +3,8 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 from atoll.core.errors import UserError
@@ -51,3 +53,16 @@ def test_splits_of_different_categories_are_refused(tmp_path: Path) -> None:
     path.write_text(json.dumps(tables))
     with pytest.raises(UserError, match="different categories, such as 7"):
         load_detection(str(tmp_path))
+
+
+def test_plain_parquet_lists_the_categories_of_both_splits(tmp_path: Path) -> None:
+    write_parquet(tmp_path)
+    for split, kept in (("train", 0), ("val", 1)):
+        rows = pq.read_table(tmp_path / f"{split}.parquet").to_pylist()
+        for row in rows:
+            row["objects"]["category"] = [kept] * len(row["objects"]["category"])
+        pq.write_table(pa.Table.from_pylist(rows), tmp_path / f"{split}.parquet")
+    train, test = load_detection(str(tmp_path))
+    assert train.classes == test.classes == {0: "0", 1: "1"}
+    assert {one["category_id"] for one in train.annotations} == {0}
+    assert len(train.annotations) == sum(len(train.objects(row)) for row in range(len(train)))

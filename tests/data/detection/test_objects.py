@@ -118,7 +118,7 @@ def test_annotations_that_cannot_be_right_are_refused(tmp_path: Path, change: Ch
         read(tmp_path, change)
 
 
-def test_masks_are_required_of_each_object_but_not_of_crowds(tmp_path: Path) -> None:
+def test_masks_are_required_of_each_object_and_of_crowds_that_are_measured_against(tmp_path: Path) -> None:
     data = read(tmp_path / "whole")
     data.require_masks()
 
@@ -126,8 +126,20 @@ def test_masks_are_required_of_each_object_but_not_of_crowds(tmp_path: Path) -> 
         del tables["annotations"][3]["segmentation"]
         tables["annotations"][0].update(iscrowd=1, segmentation=[])
 
+    partly = read(tmp_path / "partly", change)
     with pytest.raises(UserError, match="annotation 4 has a box and no segmentation"):
-        read(tmp_path / "partly", change).require_masks()
+        partly.require_masks()
+    with pytest.raises(UserError, match="annotation 1 has a box and no segmentation"):
+        partly.require_masks(crowds=True)
+
+
+@pytest.mark.parametrize(
+    "segmentation", [[[]], [[1, 2, 3, 4]], [[1, 2, 3, 4, 5]], [[1, 2, 3, 4, 5, 6], []], {}, 3]
+)
+def test_what_is_no_mask_is_refused_before_the_training(tmp_path: Path, segmentation: object) -> None:
+    data = read(tmp_path, lambda tables: tables["annotations"][3].update(segmentation=segmentation))
+    with pytest.raises(UserError, match="annotation 4 has a box and no segmentation"):
+        data.require_masks()
 
 
 def test_an_image_of_another_size_than_annotated_is_refused(tmp_path: Path) -> None:

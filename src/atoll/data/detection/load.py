@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 from atoll.core.errors import UserError
@@ -28,6 +29,9 @@ def load_detection(
     root = locate(data, "the data of detection")
     train = _read(root, (train_split,), "train_split")
     test = _read(root, ("test", "val") if test_split is None else (test_split,), "test_split")
+    if train.unnamed and test.unnamed:  # plain Parquet lists no categories but those of its objects
+        both = dict(sorted((train.classes | test.classes).items()))
+        train, test = replace(train, classes=both), replace(test, classes=both)
     if train.classes != test.classes:
         different = sorted(train.classes.items() ^ test.classes.items())[0]
         raise UserError(

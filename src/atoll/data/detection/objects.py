@@ -47,7 +47,7 @@ class DetectionSet:
     classes: dict[int, str]
     left_out: int = 0
     name: str = ""
-    _by_image: dict[int, list[Table]] = field(default_factory=dict, repr=False, compare=False)
+    _by_image: dict[int, list[Table]] = field(default_factory=dict, init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         for one in self.annotations:
@@ -55,6 +55,11 @@ class DetectionSet:
 
     def __len__(self) -> int:
         return len(self.images)
+
+    @property
+    def unnamed(self) -> bool:
+        """Whether the categories have no names but their ids."""
+        return all(name == str(category) for category, name in self.classes.items())
 
     @cached_property
     def labels(self) -> dict[int, int]:
@@ -129,18 +134,31 @@ class DetectionSet:
         """Hash of the images and the annotations; the same on every machine."""
         return hash_bytes(json.dumps([self.records.digest(), self.coco()], sort_keys=True).encode())
 
-    def require_masks(self) -> None:
-        """Check that every object to learn from has a mask.
+    def require_masks(self, crowds: bool = False) -> None:
+        """Check that every object has a mask.
+
+        Args:
+            crowds: Whether crowds need one too: nothing is learned from them, but masks are measured against them.
 
         Raises:
-            UserError: An object has no segmentation.
+            UserError: An object has no segmentation, or one that is no mask.
         """
         for one in self.annotations:
-            if not one["iscrowd"] and not one.get("segmentation"):
+            if (crowds or not one["iscrowd"]) and not _is_mask(one.get("segmentation")):
                 raise UserError(
-                    f"{self.name}: annotation {one['id']} has a box and no segmentation, and Mask R-CNN learns "
-                    "from masks; give segmentations, or leave out masks=true to detect boxes only"
+                    f"{self.name}: annotation {one['id']} has a box and no segmentation (polygons of three points "
+                    "or more, or a run-length encoding), and Mask R-CNN learns from masks; give segmentations, or "
+                    "leave out masks=true to detect boxes only"
                 )
+
+
+def _is_mask(segmentation: Any) -> bool:
+    """Whether pycocotools can read a segmentation: polygons (x, y, x, y, …), or a run-length encoding."""
+    if isinstance(segmentation, dict):
+        return {"size", "counts"} <= segmentation.keys()
+    if not isinstance(segmentation, list) or not segmentation:
+        return False
+    return all(isinstance(one, list) and len(one) >= 6 and len(one) % 2 == 0 for one in segmentation)
 
 
 def make_detection_set(

@@ -305,19 +305,17 @@ def _single_class(task: _Task) -> _Split:
 
 
 def _natural(task: _Task) -> _Split:
-    name = task.options.column
+    if not task.columns and task.options.column is None:
+        raise UserError(
+            "partition.kind = 'natural' needs a column with the client of each image, and there is none; "
+            "use data.source = 'clients', or another partition.kind"
+        )
+    name = task.options.client_column(task.columns)
     if name is None:
-        if not task.columns:
-            raise UserError(
-                "partition.kind = 'natural' needs a column with the client of each image, and there is none; "
-                "use data.source = 'clients', or another partition.kind"
-            )
-        if "client" not in task.columns and len(task.columns) > 1:
-            raise UserError(
-                "partition.kind = 'natural' cannot choose among several columns; set partition.column to the "
-                f"column of the clients: {', '.join(task.columns)}"
-            )
-        name = "client" if "client" in task.columns else next(iter(task.columns))
+        raise UserError(
+            "partition.kind = 'natural' cannot choose among several columns; set partition.column to the "
+            f"column of the clients: {', '.join(task.columns)}"
+        )
     values = task.column(name).numpy()
     known = task.column_values.get(name)
     present = range(len(known)) if known else np.unique(values).tolist()

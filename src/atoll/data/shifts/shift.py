@@ -22,6 +22,8 @@ from atoll.data.shifts.corruptions import CORRUPTIONS
 from atoll.data.shifts.options import ShiftOptions
 from atoll.data.shifts.styles import STYLES
 
+SHIFTED = "shifted as client"  # the column of shifted images that names the client
+
 _DATA_SEED = 0  # of choices that are the same for all runs on the data
 _STYLES = tuple(STYLES)
 
@@ -134,7 +136,9 @@ class ShiftedPixels:
 
 
 def shifted(images: ImageSet, clients: Sequence[Tensor], shift: Shift) -> ImageSet:
-    """Shift each image as its client does; the set keeps its fingerprint, which names the images of the source.
+    """Shift each image as its client does, and name the client in the column `SHIFTED`.
+
+    The set keeps its fingerprint, which names the images of the source.
 
     Args:
         images: The images of the source.
@@ -146,7 +150,8 @@ def shifted(images: ImageSet, clients: Sequence[Tensor], shift: Shift) -> ImageS
     for client, indices in enumerate(clients):
         owners[indices] = client
         places[indices] = torch.arange(len(indices))
-    return replace(images, images=ShiftedPixels(images.images, owners, places, shift))
+    columns = {**images.columns, SHIFTED: owners}
+    return replace(images, images=ShiftedPixels(images.images, owners, places, shift), columns=columns)
 
 
 def shifted_held_out(images: ImageSet, sizes: Sequence[int], shift: Shift, purpose: str) -> ImageSet:
