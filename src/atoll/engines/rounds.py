@@ -16,6 +16,7 @@ from atoll.components.messages import Checkpoint
 from atoll.core.errors import UserError
 from atoll.core.kept_models import keep_model
 from atoll.core.process_state import seeded_streams
+from atoll.core.run_folder import Run
 from atoll.core.tree import Tree
 from atoll.engines.background import Background
 from atoll.engines.callbacks import Callback
@@ -26,41 +27,7 @@ from atoll.engines.observer import Observer
 from atoll.engines.server import Server
 from atoll.recipe.recipe import Recipe
 
-__all__ = ["Callback", "Engine", "Evaluator", "RunContext", "RunStore", "SiteResults", "run_rounds"]
-
-
-class RunStore(Protocol):
-    """Persistent storage of a run (see `atoll.core.run_folder.Run`)."""
-
-    @property
-    def checkpoints(self) -> Path:
-        """Folder of the checkpoints, the client states, and the disk buffer."""
-        ...
-
-    def latest(self) -> Checkpoint | None:
-        """Load the checkpoint of the newest complete round."""
-        ...
-
-    def checkpoint(self, round: int, tree: Checkpoint) -> None:
-        """Save the state after a complete round."""
-        ...
-
-    def log(self, line: dict[str, object]) -> None:
-        """Append a line to the metrics."""
-        ...
-
-    def completed_rounds(self) -> int:
-        """Number of the newest complete round, even if its checkpoint cannot be read."""
-        ...
-
-    @property
-    def metrics(self) -> list[dict[str, object]]:
-        """Read all lines of the metrics."""
-        ...
-
-    def rewind(self, round: int) -> int:
-        """Delete the metrics after a round; return the newest remaining round, −1 if there is none."""
-        ...
+__all__ = ["Callback", "Engine", "Evaluator", "RunContext", "SiteResults", "run_rounds"]
 
 
 class SiteResults(TypedDict, total=False):
@@ -93,7 +60,7 @@ class RunContext:
 
     Attributes:
         federation: Images, clients and networks.
-        store: Storage of the checkpoints and the metrics.
+        store: The run's folder, with the checkpoints and the metrics.
         evaluator: Called before round 1 and every ``evaluation.every`` rounds; None for no evaluation.
         prerequisites: Results of the prerequisite runs, by name.
         callback: Receives the progress.
@@ -101,7 +68,7 @@ class RunContext:
     """
 
     federation: Federation
-    store: RunStore
+    store: Run
     evaluator: Evaluator | None = None
     prerequisites: Mapping[str, Trained] = field(default_factory=dict)
     callback: Callback | None = None
@@ -121,7 +88,7 @@ class Engine(Protocol):
         """
         ...
 
-    def states(self, store: RunStore) -> States:
+    def states(self, store: Run) -> States:
         """Storage of the client states."""
         ...
 
@@ -279,7 +246,8 @@ class _Rounds:
     def _resume(self) -> Checkpoint | None:
         """Restore the server from the newest readable checkpoint and return it; None if there is none."""
         store = self._store
-        latest, newest = store.latest(), store.completed_rounds()
+        latest: Checkpoint | None = store.latest()
+        newest = store.completed_rounds()
         round = latest["round"] if latest else 0
         if self._spends and round < newest:
             raise UserError(

@@ -7,12 +7,13 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from atoll.core.processes import process_context
+from atoll.core.run_folder import Run
 from atoll.engines.client_states import ClientStates
 from atoll.engines.executors import WorkerPool, in_this_process
 from atoll.engines.federation import Federation
 from atoll.engines.job_times import JobTimes
 from atoll.engines.jobs import Executor
-from atoll.engines.rounds import RunContext, RunStore, SiteResults, run_rounds
+from atoll.engines.rounds import RunContext, SiteResults, run_rounds
 from atoll.engines.server import Server
 from atoll.engines.stacked import Stacked
 from atoll.recipe.recipe import Recipe
@@ -45,7 +46,7 @@ class Simulation:
             process_context()  # the processes' imports take as long as loading the images
         return Federation(recipe)
 
-    def states(self, store: RunStore) -> ClientStates:
+    def states(self, store: Run) -> ClientStates:
         """Client states in the run's folder."""
         return ClientStates(store.checkpoints / "clients", resettable=True, synced=False)
 

@@ -24,7 +24,7 @@ from atoll.engines.flower.enrolment import Site, all_classes
 from atoll.engines.flower.executor import FlowerExecutor, RemoteStates, measure_sites
 from atoll.engines.flower.ledger import RoundLedger
 from atoll.engines.flower.site_registry import SiteRegistry
-from atoll.engines.rounds import RunContext, RunStore, SiteResults, run_rounds
+from atoll.engines.rounds import RunContext, SiteResults, run_rounds
 from atoll.engines.server import Server
 from atoll.evaluation import mean_over_sites
 from atoll.recipe.recipe import Recipe
@@ -137,7 +137,7 @@ class FlowerEngine:
                 self._write_sites(folder)
         return federation
 
-    def states(self, store: RunStore) -> RemoteStates:
+    def states(self, store: Run) -> RemoteStates:
         """Return the record of the valid client states; the states themselves are at the sites."""
         return self._states
 

@@ -20,11 +20,12 @@ from pathlib import Path
 from flwr.serverapp import Grid, ServerApp
 
 from atoll.core.errors import RunError, UserError
+from atoll.core.run_folder import Run
 from atoll.core.tree import Tree
 from atoll.engines.federation import Federation
 from atoll.engines.flower.engine import FlowerEngine, FlowerOptions
 from atoll.engines.flower.executor import RemoteStates
-from atoll.engines.rounds import RunContext, RunStore, SiteResults
+from atoll.engines.rounds import RunContext, SiteResults
 from atoll.engines.server import Server
 from atoll.recipe.engine_options import EngineOptions
 from atoll.recipe.recipe import Recipe
@@ -71,7 +72,7 @@ class FlowerSimulation:
         self._engine = FlowerEngine(grid, options, recipe.to_toml(), federation)
         return self._engine.gather(recipe, folder, restart)
 
-    def states(self, store: RunStore) -> RemoteStates:
+    def states(self, store: Run) -> RemoteStates:
         """Return the record of the valid client states; the states themselves are at the nodes."""
         return self._started().states(store)
 
