@@ -21,7 +21,6 @@ from atoll.engines.flower.launcher import launch
 from atoll.engines.flower.site import SiteSide
 from atoll.engines.flower.site_options import SiteOptions
 from atoll.engines.server import TooFewUpdatesError
-from atoll.recipe.recipe import load_recipe
 from tests.engines.flower.grid import shares
 from tests.engines.flower.test_engine import play
 from tests.harness import final_models
@@ -83,7 +82,7 @@ def test_a_silo_of_two_processes_is_killed_and_resumed(tmp_path, monkeypatch):
 )
 def test_why_a_launcher_cannot_be_started_stays_at_the_site(tmp_path, launcher, why, caplog):
     options = SiteOptions(site="north", data="images", launcher=launcher)
-    reply = checked(lambda _, request: launch(options, tmp_path, request), SiteSide(options, load_recipe), {})
+    reply = checked(lambda _, request: launch(options, tmp_path, request), SiteSide(options), {})
     assert reply == {
         "lost": "the launcher of 'north' cannot be started; the site's own log says why, and its owner corrects "
         "launcher=… in --node-config"
@@ -93,7 +92,7 @@ def test_why_a_launcher_cannot_be_started_stays_at_the_site(tmp_path, launcher, 
 
 def test_a_launcher_that_ends_without_an_answer_reaches_the_coordinator_as_a_sentence(tmp_path, caplog):
     options = SiteOptions(site="north", data="images", launcher="false")
-    reply = checked(lambda _, request: launch(options, tmp_path, request), SiteSide(options, load_recipe), {})
+    reply = checked(lambda _, request: launch(options, tmp_path, request), SiteSide(options), {})
     assert reply == {
         "lost": "the launcher of 'north' ended with exit code 1; what it wrote to the terminal may say why"
     }

@@ -344,7 +344,7 @@ def test_every_number_of_clients_in_a_request_counts():
 def test_of_two_updates_at_once_only_the_allowed_one_leaves(place):
     """Both requests were checked before either had answered."""
     config = {"site": "west", "data": "x", "source": "folder", "policy": policy(place, "max_rounds = 1")}
-    side = SiteSide(SiteOptions.read({**config, "state": str(place / "state")}), None)
+    side = SiteSide(SiteOptions.read({**config, "state": str(place / "state")}))
     update = {"update": {"weights": {"w": torch.zeros(2)}}, "recipe": "a digest"}
     first, second = (logged(side, "train", {"message": {"round": k}}, update) for k in (1, 2))
     assert set(first) == {"update", "recipe", "log"}

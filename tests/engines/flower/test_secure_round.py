@@ -181,7 +181,7 @@ def test_a_sum_of_fewer_sites_than_the_recipe_accepts_is_not_opened(place, total
 def test_a_site_counts_the_clients_at_every_stage(tmp_path, stage):
     (tmp_path / "policy.toml").write_text("min_cohort = 4\n")
     places = {"state": str(tmp_path), "policy": str(tmp_path / "policy.toml")}
-    side = SiteSide(SiteOptions.read({"site": "west", "data": "images", **places}), None)
+    side = SiteSide(SiteOptions.read({"site": "west", "data": "images", **places}))
     request = {"federation": "0" * 32, "digest": digest_of({}), "agreed": {}, "message": {}, **stage}
     with pytest.raises(PolicyError, match="3 clients take part in the sum, and the site's policy asks for 4"):
         side.train(request) if "shares" in stage else side.secure(lambda *_: {}, request)

@@ -472,7 +472,7 @@ def test_an_answer_that_cannot_wait_on_disk_is_lost(tmp_path):
     ],
 )
 def test_a_request_that_a_site_cannot_use_names_the_field_and_what_to_do(tmp_path, changes, words):
-    side = SiteSide(SiteOptions.read({"site": "east", "data": "images", "state": str(tmp_path)}), None)
+    side = SiteSide(SiteOptions.read({"site": "east", "data": "images", "state": str(tmp_path)}))
     with pytest.raises(UserError) as error:
         side.train({"federation": "0" * 32, "digest": "0" * 32, **changes})
     assert f"the coordinator's request {words}; install the coordinator's version" in str(error.value)

@@ -18,8 +18,8 @@ from atoll.data.sources import load_data
 from atoll.engines.client import Client
 from atoll.engines.federation import Federation
 from atoll.engines.flower.site_errors import SiteError
-from atoll.engines.flower.site_options import RecipeReader, SiteOptions
-from atoll.recipe.recipe import Recipe, recipe_digest
+from atoll.engines.flower.site_options import SiteOptions
+from atoll.recipe.recipe import Recipe, read_recipe, recipe_digest
 
 
 @dataclass(frozen=True)
@@ -43,15 +43,15 @@ class Opened(NamedTuple):
     recipe_digest: str
 
 
-def client_side(agreed: Agreed, options: SiteOptions, read_recipe: RecipeReader, client: int) -> Opened:
+def client_side(agreed: Agreed, options: SiteOptions, client: int) -> Opened:
     """Build the federation and the client side of a site, from what the run agreed on."""
     if options.site:
-        return _open(agreed, options, read_recipe, client)
-    return _open(agreed, replace(options, share=None), read_recipe, 0)  # the same for every share
+        return _open(agreed, options, client)
+    return _open(agreed, replace(options, share=None), 0)  # the same for every share
 
 
 @lru_cache(maxsize=1)  # a process of a simulation answers many requests
-def _open(file: Agreed, options: SiteOptions, read_recipe: RecipeReader, client: int) -> Opened:
+def _open(file: Agreed, options: SiteOptions, client: int) -> Opened:
     try:
         agreed = load(file.path)
     except UserError as error:

@@ -13,25 +13,17 @@ from flwr.clientapp import ClientApp
 
 from atoll.core.files import private_files
 from atoll.core.tree import Tree
-from atoll.engines.flower import codec as codec
+from atoll.engines.flower import codec
 from atoll.engines.flower.ledger import UPDATE, record_answer, updates_sent
 from atoll.engines.flower.policy import PolicyError, WithdrawnError
 from atoll.engines.flower.secure_site import answer_keys, answer_reveal, answer_shares
 from atoll.engines.flower.site import SiteSide
 from atoll.engines.flower.site_errors import IMAGES, SiteError, details_of, sentence_of
 from atoll.engines.flower.site_options import SiteOptions
-from atoll.recipe.recipe import Recipe
 
 log = logging.getLogger("flwr")
 OPTIONS = "at a site, data.path and data.source are data=… and source=… in --node-config"
 app = ClientApp()
-
-
-def read_recipe(text: str) -> Recipe:
-    """Parse the text of a complete recipe."""
-    from atoll.recipe.recipe import read_recipe  # an entry point may import from the layers above
-
-    return read_recipe(text)
 
 
 def answer(
@@ -42,7 +34,7 @@ def answer(
     at_site = True  # unless the configuration, which may be unreadable, says otherwise
     with private_files():
         try:
-            side = SiteSide(SiteOptions.read(context.node_config), read_recipe)
+            side = SiteSide(SiteOptions.read(context.node_config))
             at_site = bool(side.options.site)
             request = request_of(message)
             reply = checked(handle, side, request)

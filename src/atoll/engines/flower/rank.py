@@ -12,7 +12,7 @@ import torch.distributed as dist
 
 from atoll.core.files import private_files
 from atoll.core.tree import load, save
-from atoll.engines.flower.client_app import checked, read_recipe
+from atoll.engines.flower.client_app import checked
 from atoll.engines.flower.launcher import ANSWER, REQUEST
 from atoll.engines.flower.site import SiteSide
 from atoll.engines.flower.site_options import SiteOptions
@@ -32,7 +32,7 @@ def main(job: Path) -> int:
     if on_gpus:
         options = replace(options, device=f"cuda:{os.environ['LOCAL_RANK']}")
     dist.init_process_group("nccl" if on_gpus else "gloo")
-    answer = checked(SiteSide.train, SiteSide(options, read_recipe, together=True), given["request"])
+    answer = checked(SiteSide.train, SiteSide(options, together=True), given["request"])
     # A process that failed speaks for all: the others wait for it until the launcher ends them.
     if "lost" in answer or dist.get_rank() == 0:
         save(job / ANSWER, answer)

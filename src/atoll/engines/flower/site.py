@@ -33,8 +33,9 @@ from atoll.engines.flower.launcher import launch
 from atoll.engines.flower.ledger import updates_sent
 from atoll.engines.flower.secure_site import masked_update
 from atoll.engines.flower.site_errors import SiteError
-from atoll.engines.flower.site_options import RecipeReader, SiteOptions
+from atoll.engines.flower.site_options import SiteOptions
 from atoll.evaluation import evaluate
+from atoll.recipe.recipe import read_recipe
 
 log = logging.getLogger("flwr")
 
@@ -45,13 +46,11 @@ class SiteSide:
 
     Attributes:
         options: The node's configuration.
-        read_recipe: Parses the text of a recipe.
         together: Whether this process trains together with the others of its process group; only the first one
             keeps the client state and answers.
     """
 
     options: SiteOptions
-    read_recipe: RecipeReader
     together: bool = False
 
     def hello(self, request: Tree) -> Tree:
@@ -62,7 +61,7 @@ class SiteSide:
         policy = self.options.read_policy()
         if policy is not None:
             policy.check_text(request["recipe"])
-        recipe = self.read_recipe(request["recipe"])
+        recipe = read_recipe(request["recipe"])
         if bool(request["sites"]) != bool(self.options.site):
             wanted = "real sites (site=… data=…)" if request["sites"] else "shares of the recipe's images"
             return {"lost": f"the run is for {wanted}, and this node is configured for the other"}
@@ -110,7 +109,7 @@ class SiteSide:
         if policy is not None:
             policy.check_now()
             policy.check_cohort(_cohort(request))
-        opened = client_side(agreed, self.options, self.read_recipe, message["client"])
+        opened = client_side(agreed, self.options, message["client"])
         federation, client = opened.federation, opened.client
         if policy is not None:
             policy.check_updates_sent(updates_sent(self.options.audit_log, opened.recipe_digest))
@@ -151,7 +150,7 @@ class SiteSide:
             policy.check_now()
             if not policy.sends_results:
                 return {"results": {}, "images": 0}
-        federation = client_side(agreed, self.options, self.read_recipe, client).federation
+        federation = client_side(agreed, self.options, client).federation
         recipe, splits = federation.recipe, federation.splits
         held = _held_out(splits)
         if held is None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -15,7 +15,6 @@ from atoll.engines.flower.policy import Policy
 from atoll.engines.flower.site_errors import SiteError
 from atoll.recipe.recipe import Recipe
 
-RecipeReader = Callable[[str], Recipe]
 # Keys of a node's configuration.
 WORDS = ("site", "data", "source", "state", "device", "launcher", "reset", "policy")
 OLD_WORDS = {"afresh": "reset"}  # Atoll 0.1's
