@@ -215,8 +215,8 @@ def test_flowers_simulation_trains_the_same_weights(trained, tmp_path, monkeypat
     from flwr.simulation import run_simulation
 
     from atoll.commands.flower_server_app import run_federation
+    from atoll.engines.flower.app_options import FlowerOptions
     from atoll.engines.flower.client_app import app
-    from atoll.engines.flower.engine import FlowerOptions
 
     ours = trained[2]
     monkeypatch.setenv("FLWR_TELEMETRY_ENABLED", "0")
@@ -238,7 +238,8 @@ def test_flowers_simulation_trains_the_same_weights(trained, tmp_path, monkeypat
 
 def test_flower_refuses_an_object_with_a_sentence(tmp_path):
     pytest.importorskip("flwr", reason="the extra atoll[flower] is not installed")
-    from atoll.engines.flower.engine import FlowerEngine, FlowerOptions
+    from atoll.engines.flower.app_options import FlowerOptions
+    from atoll.engines.flower.engine import FlowerEngine
     from tests.engines.flower.grid import shares
 
     mine = fixed()

@@ -17,7 +17,8 @@ from atoll.core.run_folder import SITES, Run
 from atoll.core.tree import same
 from atoll.engines.federation import Federation
 from atoll.engines.flower import simulation
-from atoll.engines.flower.engine import FlowerEngine, FlowerOptions
+from atoll.engines.flower.app_options import FlowerOptions
+from atoll.engines.flower.engine import FlowerEngine
 from atoll.engines.flower.executor import NodeLostError
 from tests.engines.flower.grid import shares
 from tests.harness import final_models, run_tiny, tiny

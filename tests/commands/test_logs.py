@@ -93,7 +93,7 @@ def test_a_federation_logs_at_its_coordinator(tmp_path: Path, monkeypatch: pytes
     reader = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
     pytest.importorskip("flwr")
     from atoll.commands.flower_server_app import run_federation
-    from atoll.engines.flower.engine import FlowerOptions
+    from atoll.engines.flower.app_options import FlowerOptions
     from tests.engines.flower.grid import shares
 
     monkeypatch.setenv("ATOLL_STATE", str(tmp_path / "state"))

@@ -135,7 +135,8 @@ def test_a_finished_run_is_measured_on_the_images_of_its_evaluation(tmp_path):
 
 def test_flowers_shares_and_real_sites_shift_their_own_images(tmp_path, monkeypatch):
     pytest.importorskip("flwr", reason="the extra atoll[flower] is not installed")
-    from atoll.engines.flower.engine import FlowerEngine, FlowerOptions
+    from atoll.engines.flower.app_options import FlowerOptions
+    from atoll.engines.flower.engine import FlowerEngine
     from tests.engines.flower.deployment import SITES, one_folder, write_digits
     from tests.engines.flower.grid import FakeGrid, node, shares
 

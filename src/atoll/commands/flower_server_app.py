@@ -15,7 +15,8 @@ from atoll.core.errors import RunError, UserError
 from atoll.core.files import private_files
 from atoll.engines.callbacks import Callback
 from atoll.engines.federation import Federation
-from atoll.engines.flower.engine import FlowerEngine, FlowerOptions
+from atoll.engines.flower.app_options import FlowerOptions
+from atoll.engines.flower.engine import FlowerEngine
 from atoll.engines.server import Record, Server
 
 log = logging.getLogger("flwr")

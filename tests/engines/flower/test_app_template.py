@@ -13,8 +13,8 @@ from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
 
 from atoll.cli.main import main
 from atoll.core.errors import UserError
+from atoll.engines.flower.app_options import FlowerOptions
 from atoll.engines.flower.app_template import write_app
-from atoll.engines.flower.engine import FlowerOptions
 from atoll.recipe.recipe import load_recipe
 from tests.harness import tiny
 

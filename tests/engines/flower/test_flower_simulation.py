@@ -21,8 +21,8 @@ def test_the_weights_are_those_of_our_engine(tmp_path, monkeypatch, method):
     from flwr.simulation import run_simulation
 
     from atoll.commands.flower_server_app import run_federation
+    from atoll.engines.flower.app_options import FlowerOptions
     from atoll.engines.flower.client_app import app
-    from atoll.engines.flower.engine import FlowerOptions
 
     monkeypatch.setenv("FLWR_TELEMETRY_ENABLED", "0")
     monkeypatch.setenv("FLWR_HOME", str(tmp_path / "flwr"))

@@ -20,8 +20,9 @@ from atoll.core.errors import UserError
 from atoll.core.run_folder import Run
 from atoll.core.tree import map_tensors, same
 from atoll.data.options import DataOptions
+from atoll.engines.flower.app_options import FlowerOptions
 from atoll.engines.flower.codec import RECORD, REST, records, tree
-from atoll.engines.flower.engine import FlowerEngine, FlowerOptions
+from atoll.engines.flower.engine import FlowerEngine
 from atoll.engines.flower.executor import FlowerExecutor, RemoteStates, measure_sites
 from atoll.engines.flower.site import SiteSide
 from atoll.engines.flower.site_options import SiteOptions

@@ -18,6 +18,7 @@ from atoll.core.errors import UserError
 from atoll.core.files import write_whole
 from atoll.core.run_names import default_folder
 from atoll.engines.flower import require_flower
+from atoll.engines.flower.app_options import FlowerOptions
 from atoll.recipe.recipe import Recipe
 
 APP, RECIPE = "pyproject.toml", "recipe.toml"
@@ -62,6 +63,14 @@ def write_app(
     # A recipe that names code is completed where it runs, so that this command imports none.
     title = "" if recipe.own_code else recipe.composed.title
     text = tomli_w.dumps(describe(recipe)) if recipe.own_code else recipe.to_toml()
+    options = FlowerOptions(
+        recipe=RECIPE,
+        out=str((out or default_folder(recipe.name, recipe.seed)).resolve()),
+        sites=sites,
+        images="" if images is None else str(images.resolve()),
+        keys="" if keys is None else str(keys.resolve()),
+        log=" ".join(log),
+    )
     app = {
         "project": {
             "name": re.sub(r"[^a-z0-9-]+", "-", recipe.name.lower()).strip("-") or "atoll-run",
@@ -79,19 +88,7 @@ def write_app(
                         "serverapp": "atoll.commands.flower_server_app:app",
                         "clientapp": "atoll.engines.flower.client_app:app",
                     },
-                    "config": {
-                        "recipe": RECIPE,
-                        "set": "",
-                        "out": str((out or default_folder(recipe.name, recipe.seed)).resolve()),
-                        "sites": sites,
-                        "images": "" if images is None else str(images.resolve()),
-                        "images-source": "folder",
-                        "wait": 600.0,
-                        "deadline": 3600.0,
-                        "keys": "" if keys is None else str(keys.resolve()),
-                        "other-environment": False,
-                        "log": " ".join(log),
-                    },
+                    "config": options.config(),
                 }
             }
         },

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import closing
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 
 import torch
@@ -15,11 +15,11 @@ from atoll.core.audit_log import FILE as AUDIT
 from atoll.core.audit_log import AuditLog
 from atoll.core.errors import UserError
 from atoll.core.run_folder import OF_SITES, SITES, Run
-from atoll.core.tree import Tree
 from atoll.data.images import ImageSet, StoredPixels
 from atoll.data.partition.partition import Partition
 from atoll.data.sources import Splits, load_data
 from atoll.engines.federation import Federation
+from atoll.engines.flower.app_options import FlowerOptions
 from atoll.engines.flower.enrolment import Site, all_classes
 from atoll.engines.flower.executor import FlowerExecutor, RemoteStates, measure_sites
 from atoll.engines.flower.ledger import RoundLedger
@@ -30,64 +30,6 @@ from atoll.evaluation import mean_over_sites
 from atoll.recipe.recipe import Recipe
 
 log = logging.getLogger("flwr")
-
-
-@dataclass(frozen=True)
-class FlowerOptions:
-    """The coordinator's options in addition to the recipe: the keys of a Flower app's configuration.
-
-    Attributes:
-        recipe: A preset's name, or a file in the app's folder.
-        set: Settings that override the recipe's, as ``key=value key=value``.
-        out: The run's folder; empty for ``runs/NAME-seedN``, under ``$ATOLL_RUNS`` if that is set.
-        sites: Number of real sites; 0 if the nodes train shares of the recipe's images.
-        images: Folder of the coordinator's images for evaluation; empty for none.
-        images_source: Format of that folder (see the recipe's ``data.source``).
-        wait: Seconds to wait for the sites.
-        deadline: Largest duration of a round in seconds.
-        keys: File that binds the sites' names to their keys (see `KnownSites`); empty if any registered key may
-            choose its name.
-        other_environment: Whether the coordinator and the sites may continue a run on other kinds of CPUs or with
-            other libraries; the weights will differ.
-        log: Tools that follow the run (``tensorboard wandb mlflow``), separated by blanks.
-    """
-
-    recipe: str = "recipe.toml"
-    set: str = ""
-    out: str = ""
-    sites: int = 0
-    images: str = ""
-    images_source: str = "folder"
-    wait: float = 600.0
-    deadline: float = 3600.0
-    keys: str = ""
-    other_environment: bool = False
-    log: str = ""
-
-    @classmethod
-    def read(cls, config: Mapping[str, object]) -> FlowerOptions:
-        """Read Flower's run configuration, whose keys contain dashes.
-
-        Raises:
-            UserError: A key is unknown, or a value has the wrong type.
-        """
-        given: dict[str, Tree] = {key.replace("-", "_"): value for key, value in config.items()}
-        defaults = cls()
-        for key, value in given.items():
-            if not hasattr(defaults, key):
-                raise UserError(f"the Flower app's configuration has an unknown key {key!r}")
-            kind = type(getattr(defaults, key))
-            of_kind = isinstance(value, kind | int if kind is float else kind)
-            if not of_kind or isinstance(value, bool) != (kind is bool):
-                raise UserError(
-                    f"the Flower app's configuration has {key} = {value!r}; it must be a {kind.__name__}"
-                )
-        options = cls(**given)
-        if options.sites < 0 or options.wait <= 0 or options.deadline <= 0:
-            raise UserError(
-                "the Flower app's 'sites' cannot be negative, and 'wait' and 'deadline' must be above 0"
-            )
-        return options
 
 
 class FlowerEngine:

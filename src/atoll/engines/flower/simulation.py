@@ -23,7 +23,8 @@ from atoll.core.errors import RunError, UserError
 from atoll.core.run_folder import Run
 from atoll.core.tree import Tree
 from atoll.engines.federation import Federation
-from atoll.engines.flower.engine import FlowerEngine, FlowerOptions
+from atoll.engines.flower.app_options import FlowerOptions
+from atoll.engines.flower.engine import FlowerEngine
 from atoll.engines.flower.executor import RemoteStates
 from atoll.engines.rounds import RunContext, SiteResults
 from atoll.engines.server import Server
