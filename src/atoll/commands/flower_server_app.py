@@ -11,13 +11,19 @@ from typing import Any
 from flwr.app import Context
 from flwr.serverapp import Grid, ServerApp
 
+from atoll.commands.resume import Recovery
+from atoll.commands.run import run_recipe
 from atoll.core.errors import RunError, UserError
 from atoll.core.files import private_files
+from atoll.core.run_folder import Run
+from atoll.core.run_names import default_folder
 from atoll.engines.callbacks import Callback
 from atoll.engines.federation import Federation
 from atoll.engines.flower.app_options import FlowerOptions
 from atoll.engines.flower.engine import FlowerEngine
 from atoll.engines.server import Record, Server
+from atoll.recipe.recipe import load_recipe
+from atoll.report import write_report
 
 log = logging.getLogger("flwr")
 app = ServerApp()
@@ -60,14 +66,6 @@ def main(grid: Grid, context: Context) -> None:
 
 def run_federation(grid: Grid, options: FlowerOptions) -> Path:
     """Run a recipe on the grid's nodes, and return the run's folder."""
-    # Imported here, because an entry point may import from the layers above.
-    from atoll.commands.resume import Recovery
-    from atoll.commands.run import run_recipe
-    from atoll.core.run_folder import Run
-    from atoll.core.run_names import default_folder
-    from atoll.recipe.recipe import load_recipe
-    from atoll.report import write_report
-
     recipe = load_recipe(_find(options.recipe), _settings(options.set))
     folder = Path(options.out) if options.out else default_folder(recipe.name, recipe.seed)
     engine = FlowerEngine(grid, options, recipe.to_toml())
