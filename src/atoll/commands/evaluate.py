@@ -95,9 +95,8 @@ class Evaluator:
                     models[f"client-{client}"] = (weights, [client])
             if models or not deployment.models:
                 return models
-        first = next(iter(deployment.models))
         return {
-            name: (weights, [c for c in clients if deployment.choice.get(c, first) == name])
+            name: (weights, [client for client in clients if deployment.name_of(client) == name])
             for name, weights in deployment.models.items()
         }
 

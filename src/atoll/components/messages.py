@@ -160,3 +160,11 @@ class Deployment:
 
     models: Models
     choice: dict[int, str] = field(default_factory=dict)
+
+    def name_of(self, client: int) -> str:
+        """Return the name of the model that a client uses."""
+        return self.choice.get(client, next(iter(self.models)))
+
+    def model_of(self, client: int) -> Weights:
+        """Return the model that a client uses; empty if there are only personal models."""
+        return self.models[self.name_of(client)] if self.models else {}

@@ -126,10 +126,7 @@ class Observer:
 
     def _global(self, state: ServerState, client: int) -> Weights:
         """The round's resulting model that a client uses; the federation's own weights if there is none."""
-        deployment = self._federation.recipe.composed.deploy(state)
-        if not deployment.models:
-            return {}
-        return deployment.models[deployment.choice.get(client, next(iter(deployment.models)))]
+        return self._federation.recipe.composed.deploy(state).model_of(client)
 
     def _distances(self, state: ServerState) -> dict[str, float]:
         counted = self._federation.setting.running_statistics

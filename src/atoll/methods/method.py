@@ -289,10 +289,7 @@ class Method:
     def personal(self, deployment: Deployment, client: int, retained: ClientState | None) -> Weights:
         """Return the model that a client uses: the model chosen for it, combined with its retained state."""
         retained = retained if retained is not None else ClientState()
-        shared: Weights = {}
-        if deployment.models:
-            first = next(iter(deployment.models))
-            shared = deployment.models[deployment.choice.get(client, first)]
+        shared = deployment.model_of(client)
         joined = self.merge.personal(shared, retained.get("parts", {}).get(self.merge.name))
         return {**joined, **retained.get("personal", {}), **retained.get("buffers", {})}
 

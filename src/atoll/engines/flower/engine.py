@@ -111,18 +111,17 @@ class FlowerEngine:
             return {}
         self._executor.start(server.constants)
         deployment = server.deploy()
-        first = next(iter(deployment.models), None)
         requests = {
             client: {
                 "client": client,
                 "round": server.round,  # for the audit logs
                 "kept": server.valid.get(client, 0),
                 "final": final,
-                "model": deployment.models[deployment.choice.get(client, first)] if first is not None else {},
+                "model": deployment.model_of(client),
             }
             for client in range(len(self._registry.clients))
         }
-        if first is None:  # all models are personal, and there are none before the first round
+        if not deployment.models:  # all models are personal, and there are none before the first round
             requests = {client: request for client, request in requests.items() if request["kept"]}
         evaluation = server.recipe.evaluation
         protocols = evaluation.at_end if final else evaluation.during
