@@ -40,6 +40,7 @@ from atoll.engines.weight_names import buffer_names, travelling_names, update_na
 from atoll.models import Encoder, build_encoder, build_projector, load_pretrained, load_weights
 from atoll.models.adapters import add_adapters, freeze, has_adapters, without_adapters
 from atoll.models.layout import memory_layout
+from atoll.models.norms import named_weights
 from atoll.recipe.recipe import Recipe
 
 RESIDENT_BYTES = 2**31  # of images that each process keeps on its GPU: CIFAR-10 has a fourteenth of it
@@ -95,8 +96,7 @@ class Federation:
         self.device = recipe.engine.find_device()
         self.networks = _assemble(recipe, self.setting, encoder, projector).to(self.device)
         freeze(self.networks, recipe.model)
-        weights = self.networks.named_parameters(remove_duplicate=False)  # a tied weight has two names
-        trained = {name for name, weight in weights if weight.requires_grad}
+        trained = {name for name, weight in named_weights(self.networks).items() if weight.requires_grad}
         names = self.networks.state_dict().keys()
         self.setting = replace(
             self.setting,

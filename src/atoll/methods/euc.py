@@ -28,6 +28,7 @@ from atoll.components.base import ClientContext, Merge, NumberSpec, Optional, Pe
 from atoll.core.schema import AtLeast
 from atoll.core.tree import Tree, Weights
 from atoll.methods.method import Method
+from atoll.models.norms import named_weights
 from atoll.objectives.simclr import SimCLR
 
 
@@ -80,7 +81,7 @@ class EUC(Merge):
 
     def keep(self, context: ClientContext) -> Tree:
         """Return the layers that are exchanged, as trained, and the round in which each was downloaded."""
-        weights = context.networks.named_parameters(remove_duplicate=False)  # a tied weight has two names
+        weights = named_weights(context.networks).items()
         layers = {name: w.detach() for name, w in weights if w.ndim >= 2 and name in context.shared}
         since = context.of(self).since
         return {"layers": layers, "taken": {name: since.get(name, context.round) for name in layers}}

@@ -23,6 +23,7 @@ from atoll.core.schema import AtLeast
 from atoll.core.tree import Tree, Weights
 from atoll.methods.fedu import drift
 from atoll.methods.method import Method
+from atoll.models.norms import named_weights
 from atoll.objectives.byol import BYOL
 
 
@@ -65,7 +66,7 @@ class FedEMA(Merge):
         scope = context.of(self)
         retained, divergence = scope.retained, drift(context.networks["encoder"], scope.before, self.skip)
         scaler = retained["scaler"] if retained else 0.0
-        weights = context.networks.named_parameters(remove_duplicate=False)  # a tied weight has two names
+        weights = named_weights(context.networks).items()
         return {
             "round": context.round,
             "parameters": {name: p.detach() for name, p in weights if name not in context.fixed},

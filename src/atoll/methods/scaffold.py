@@ -27,6 +27,7 @@ from atoll.aggregation.fedavg import FedAvg
 from atoll.components.base import Batch, ClientContext, Passes, PerWeight, Setting, Spec, Term
 from atoll.core.tree import Tree, Weights
 from atoll.methods.method import Method
+from atoll.models.norms import named_weights
 from atoll.objectives.simclr import SimCLR
 
 
@@ -82,7 +83,7 @@ class Scaffold(Term):
     def start(self, context: ClientContext) -> None:
         """Load c and c_k, and copy x."""
         scope = context.of(self)
-        weights = context.networks.named_parameters(remove_duplicate=False)  # a tied weight has two names
+        weights = named_weights(context.networks).items()
         scope.y = {name: p for name, p in weights if name in context.shared and p.requires_grad}
         scope.x = {name: p.detach().clone() for name, p in scope.y.items()}
         zero = {name: torch.zeros_like(p) for name, p in scope.x.items()}

@@ -20,6 +20,7 @@ from atoll.core.extras import require
 from atoll.core.text import few
 from atoll.models.encoder import Encoder
 from atoll.models.libraries import MissingEncoderError
+from atoll.models.norms import named_weights
 
 if TYPE_CHECKING:
     from atoll.models.options import ModelOptions
@@ -98,7 +99,7 @@ def add_adapters(encoder: Encoder, rank: int, alpha: int, targets: Sequence[str]
 def _takes_adapter(encoder: Encoder, layer: nn.Module) -> bool:
     """Whether W + (α / r) B A can be computed beside a layer, as peft does, and then stored in its weight alone."""
     weight = dict(layer.named_parameters(recurse=False)).get("weight")
-    owners = sum(one is weight for _, one in encoder.named_parameters(remove_duplicate=False))
+    owners = sum(one is weight for one in named_weights(encoder).values())
     plain = not isinstance(layer, nn.Conv2d) or (
         layer.groups == 1 and set(layer.dilation) == {1} and layer.padding_mode == "zeros"
     )
@@ -148,7 +149,7 @@ def freeze(networks: nn.ModuleDict, options: ModelOptions) -> None:
         UserError: A pattern matches no weight, or nothing would train.
     """
     patterns = options.freeze or (("encoder.*",) if options.lora_rank else ())
-    weights = dict(networks.named_parameters(remove_duplicate=False))  # a tied weight has two names
+    weights = named_weights(networks)
     names = matching(weights, patterns, "model.freeze")
     for name, weight in weights.items():
         if name in names and not is_adapter(name):

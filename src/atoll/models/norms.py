@@ -1,4 +1,4 @@
-"""BatchNorm layers of networks, and the modes of networks of which some layers are frozen."""
+"""Weights and BatchNorm layers of networks by name, and the modes of networks of which some layers are frozen."""
 
 from __future__ import annotations
 
@@ -7,6 +7,19 @@ from contextlib import contextmanager
 
 from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
+
+
+def named_weights(networks: nn.Module) -> dict[str, nn.Parameter]:
+    """Return the parameters by all names that they have in the state; one that two layers hold has two.
+
+    Example:
+        >>> from torch import nn
+        >>> from atoll.models.norms import named_weights
+        >>> layer = nn.Linear(3, 3)
+        >>> list(named_weights(nn.Sequential(layer, layer)))
+        ['0.weight', '0.bias', '1.weight', '1.bias']
+    """
+    return dict(networks.named_parameters(remove_duplicate=False))
 
 
 def norm_layers(networks: nn.Module, every_name: bool = False) -> dict[str, _BatchNorm]:
