@@ -43,7 +43,7 @@ class ClientContext:
         received: The downloaded weights, before any merge; without the local-only weights, and empty for a client
             that trains alone.
         shared: Names of the weights that leave the client.
-        fixed: Names of the weights that the recipe freezes: a client state need not contain them.
+        fixed: Names of the weights that do not train, which every client has: a client state need not contain them.
         reset: The client has no usable retained state, and components initialise theirs.
         lr: Learning rate of this round.
         steps: Number of optimiser steps taken.

@@ -16,11 +16,11 @@ from atoll.core.process_state import seeded_streams
 from atoll.core.rng import derive_seed
 from atoll.core.tree import Weights, checked, clone, map_tensors
 from atoll.data.batch import part_sizes
-from atoll.engines.weight_names import buffer_names, personal_names, update_names
+from atoll.engines.weight_names import buffer_names, frozen_names, personal_names, update_names
 from atoll.methods.method import Method
 from atoll.models.compiled import CompiledEncoders
 from atoll.models.gradient_checkpointing import checkpointed
-from atoll.models.norms import named_weights, train_mode
+from atoll.models.norms import train_mode
 
 BASE = "base"  # the constant of the weights that do not travel each round
 
@@ -47,8 +47,7 @@ class Client:
         self._shared = frozenset(update_names(method, setting.train, networks))
         self._personal = personal_names(method, networks)
         self._trained = [(weight, weight.requires_grad) for weight in networks.parameters()]
-        fixed = (name for name, weight in named_weights(networks).items() if not weight.requires_grad)
-        self._fixed = frozenset(fixed)
+        self._fixed = frozenset(frozen_names(networks))
         self._places = _places(networks)
         self._encode: Callable[[nn.Module, Tensor], Tensor] = nn.Module.__call__
         if setting.train.compile:
