@@ -27,8 +27,6 @@ from atoll.engines.observer import Observer
 from atoll.engines.server import Server
 from atoll.recipe.recipe import Recipe
 
-__all__ = ["Callback", "Engine", "Evaluator", "RunContext", "SiteResults", "run_rounds"]
-
 
 class SiteResults(TypedDict, total=False):
     """Results that clients measured on their local images.
@@ -63,7 +61,7 @@ class RunContext:
         store: The run's folder, with the checkpoints and the metrics.
         evaluator: Called before round 1 and every ``evaluation.every`` rounds; None for no evaluation.
         prerequisites: Results of the prerequisite runs, by name.
-        callback: Receives the progress.
+        callback: Follows the run.
         reset_clients: Clients whose state is dropped; they continue as if they had not taken part yet.
     """
 
@@ -71,7 +69,7 @@ class RunContext:
     store: Run
     evaluator: Evaluator | None = None
     prerequisites: Mapping[str, Trained] = field(default_factory=dict)
-    callback: Callback | None = None
+    callback: Callback = field(default_factory=Callback)
     reset_clients: Sequence[int] = ()
 
 
@@ -175,8 +173,7 @@ class _Rounds:
         latest = self._resume()
         logged = self._store.rewind(-1 if latest is None else self.server.round)
         self._needed = dict(self.server.valid)
-        if self._context.callback:
-            self._context.callback.begin(federation, self.server)
+        self._context.callback.begin(federation, self.server)
         if latest is None:
             if evaluator:
                 warm = {"start": federation.warm_start} if federation.warm_start else {}
@@ -192,7 +189,7 @@ class _Rounds:
         """Train, save and evaluate a round; with ``overlap``, the background saves it if nothing waits for it."""
         callback = self._context.callback
         with seeded_streams(self.server.seed(self.server.round + 1)):
-            record = self.server.run_round(executor, callback.step if callback else None)
+            record = self.server.run_round(executor, callback.step)
         line = deepcopy(record.to_dict())  # the background may save it while the callback changes the record
         if self._reset:
             line["reset"] = list(self._reset)
@@ -211,8 +208,7 @@ class _Rounds:
         else:
             background.wait()
             complete()
-        if callback:
-            callback.round(record, deepcopy(line))
+        callback.round(record, deepcopy(line))
 
     def _evaluator(self, round: int) -> Evaluator | None:
         """Return the evaluator of a round; None if the round is not evaluated."""

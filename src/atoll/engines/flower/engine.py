@@ -18,6 +18,7 @@ from atoll.core.run_folder import OF_SITES, SITES, Run
 from atoll.data.images import ImageSet, StoredPixels
 from atoll.data.partition.partition import Partition
 from atoll.data.sources import Splits, load_data
+from atoll.engines.callbacks import Callbacks
 from atoll.engines.federation import Federation
 from atoll.engines.flower.app_options import FlowerOptions
 from atoll.engines.flower.enrolment import Site, all_classes
@@ -96,10 +97,11 @@ class FlowerEngine:
             context.federation.max_update_size(),
             complete=self._simulated is not None,
         )
-        ledger = RoundLedger(context.callback, self._registry.record, context.federation.partition.names)
+        ledger = RoundLedger(self._registry.record, context.federation.partition.names)
+        context = replace(context, callback=Callbacks([ledger, context.callback]))
         try:
             with ledger.failures():
-                return run_rounds(replace(context, callback=ledger), self._states, lambda: closing(executor))
+                return run_rounds(context, self._states, lambda: closing(executor))
         finally:
             self._write_sites(
                 checkpoints.parent

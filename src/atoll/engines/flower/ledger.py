@@ -15,8 +15,8 @@ from typing import Protocol
 from atoll.core.audit_log import AuditLog
 from atoll.core.errors import RunError
 from atoll.core.tree import Tree, named_bytes, num_bytes, placed_bytes
+from atoll.engines.callbacks import Callback
 from atoll.engines.federation import Federation
-from atoll.engines.rounds import Callback
 from atoll.engines.server import Record, Server
 
 ASKED, RECEIVED, LOST = "asked", "received", "lost"  # events at the coordinator
@@ -116,13 +116,11 @@ class RoundLedger(Callback):
     """Callback that writes into the audit log whose updates a round accepted or refused, and why.
 
     Args:
-        callback: The run's callback, which is called as well; None for none.
         record: Writes a line into the log.
         names: Name of each client's site.
     """
 
-    def __init__(self, callback: Callback | None, record: Recorder, names: Sequence[str]) -> None:
-        self._callback = callback
+    def __init__(self, record: Recorder, names: Sequence[str]) -> None:
         self._record = record
         self._names = names
 
@@ -130,13 +128,6 @@ class RoundLedger(Callback):
         """Record the start of a process."""
         self._server = server
         self._record("begun", after_round=server.round)
-        if self._callback:
-            self._callback.begin(federation, server)
-
-    def step(self, images: int) -> None:
-        """Pass on a step."""
-        if self._callback:
-            self._callback.step(images)
 
     def round(self, record: Record, line: dict[str, object]) -> None:
         """Record a complete round."""
@@ -147,8 +138,6 @@ class RoundLedger(Callback):
         valid = self._server.valid  # the last accepted round of each client
         accepted = [self._names[client] for client in sorted(valid) if valid[client] == record.round]
         self._record("round", round=record.round, accepted=accepted, **reasons)
-        if self._callback:
-            self._callback.round(record, line)
 
     @contextmanager
     def failures(self) -> Iterator[None]:
