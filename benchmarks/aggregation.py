@@ -68,7 +68,7 @@ def make_paths(model: Weights, updates: list[Tree]) -> dict[str, Callable[[], ob
         sent = [{name: update[name] for name in declared} for update in updates]
 
         def fold() -> Tree:
-            checks = UpdateChecks(method, setting, frozenset(model), frozenset())
+            checks = UpdateChecks(method, setting, frozenset(model))
             opened = method.open(state, setting, 1)
             for client, update in enumerate(sent):
                 verdict = checks.examine(update, state["models"]) if checked else UNMEASURED

@@ -42,7 +42,7 @@ def without(name):
 
 
 def checks(**train):
-    return UpdateChecks(METHOD, setting(**train), frozenset(MODEL), frozenset())
+    return UpdateChecks(METHOD, setting(**train), frozenset(MODEL))
 
 
 def asked(client=0, epochs=2):
@@ -56,9 +56,10 @@ COUNTER = MODEL["bn.num_batches_tracked"]
 
 def known(aggregation=METHOD.aggregation, objective=METHOD.objective, **train):
     """Checks at a server that knows the clients' sizes."""
-    known = replace(setting(batch_size=4, **train), sizes=(10, 11, 12, 25))
+    sizes = (10, 11, 12, 25)
+    known = replace(setting(batch_size=4, **train), sizes=sizes, running_statistics=STATISTICS)
     method = Method(objective=objective, aggregation=aggregation)
-    return UpdateChecks(method, known, frozenset(MODEL), STATISTICS)
+    return UpdateChecks(method, known, frozenset(MODEL))
 
 
 def healthy(**changes):

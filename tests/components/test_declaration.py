@@ -162,7 +162,7 @@ class Sending(Term):
 
 def test_the_server_refuses_what_was_not_declared():
     method = Method(objective=SimCLR(), terms=(Sending(),))
-    checks = UpdateChecks(method, setting(), frozenset(WEIGHTS), frozenset())
+    checks = UpdateChecks(method, setting(), frozenset(WEIGHTS))
 
     def examine(**slices):
         losses = {"loss": 1.0, "simclr": 1.0, "sending": 0.0}

@@ -1,6 +1,7 @@
 """Promise 4: updates are checked at the door."""
 
 import math
+from dataclasses import replace
 
 import pytest
 import torch
@@ -193,7 +194,8 @@ def test_a_round_that_came_to_nothing_does_not_count():
 def test_running_statistics_must_be_finite_but_do_not_count_in_the_distance():
     (name,) = [n for n in MODEL if n.endswith("running_var")][:1]
     strict = checks(first_norm=50.0)
-    lenient = UpdateChecks(METHOD, setting(first_norm=50.0), frozenset(MODEL), frozenset({name}))
+    of_one = replace(setting(first_norm=50.0), running_statistics=frozenset({name}))
+    lenient = UpdateChecks(METHOD, of_one, frozenset(MODEL))
     far = with_weights(**{name: MODEL[name] + 1000})
     assert "beyond the bound" in strict.examine(far, {"global": MODEL})
     assert isinstance(lenient.examine(far, {"global": MODEL}), UpdateGeometry)

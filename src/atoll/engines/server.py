@@ -109,7 +109,7 @@ class Server:
         if base:
             self.constants[BASE] = base
         names = frozenset(start) - setting.local_only
-        self.checks = UpdateChecks(recipe.composed, setting, names, setting.running_statistics)
+        self.checks = UpdateChecks(recipe.composed, setting, names)
         self._constants_sent: set[int] = set()
         self._missed = 0  # turns in a row
         self._scratch = scratch

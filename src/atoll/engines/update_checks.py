@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import NamedTuple, TypeGuard, cast
+from typing import NamedTuple, cast
 
 import torch
 
@@ -53,15 +53,12 @@ class UpdateChecks:
         method: The method, which defines the form of an update.
         setting: The run's setting.
         names: Names of exactly the weights that an update must contain.
-        buffers: Names of BatchNorm's running statistics among them. They follow the scale of the data, so the first
-            round may change them by thousands; their distance has a bound of its own.
         history: Magnitudes of the accepted updates.
     """
 
     method: Method
     setting: Setting
     names: frozenset[str]
-    buffers: frozenset[str]
     history: History = field(default_factory=History)
     _references: dict[int, Reference] = field(default_factory=dict)
 
@@ -207,7 +204,7 @@ class UpdateChecks:
         self, name: str, tensor: torch.Tensor, model: torch.Tensor, asked: dict[str, int]
     ) -> str | None:
         """Check that no variance is negative, and that a counter grew by no more than the requested steps."""
-        if name not in self.buffers:
+        if name not in self.setting.running_statistics:
             return None
         if tensor.is_floating_point():
             impossible = name.endswith("running_var") and bool((tensor < 0).any())
@@ -231,8 +228,7 @@ class UpdateChecks:
 
     @cached_property
     def _specs(self) -> dict[str, Spec]:
-        declared = {component.name: component.declares(self.setting) for component in self.method.components}
-        return {name: spec for name, spec in declared.items() if spec is not None}
+        return declared_slices(self.method, self.setting)
 
     @cached_property
     def _free(self) -> set[str]:
@@ -250,14 +246,16 @@ class UpdateChecks:
         for name, moved in geometry.moved.items():
             if not math.isfinite(moved):
                 return f"{name!r} contains values that are not finite, or that overflow"
-        trained = geometry.moved.keys() - self.buffers
+        # They follow the scale of the data, so the first round may change them by thousands.
+        statistics = self.setting.running_statistics
+        trained = geometry.moved.keys() - statistics
         values = {
-            WEIGHTS: geometry.distance(self.buffers),
+            WEIGHTS: geometry.distance(statistics),
             BUFFERS: geometry.distance(trained),
             **{_SLICE + name: norm for name, norm in slice_norms(update["parts"], self._specs).items()},
         }
         floors = {
-            WEIGHTS: QUIET * geometry.norm(self.buffers),
+            WEIGHTS: QUIET * geometry.norm(statistics),
             # A server step may scale the weights, and with them what the next round's statistics are.
             BUFFERS: geometry.norm(trained),
         }
@@ -285,16 +283,6 @@ def _count(expected: int | None) -> NumberSpec:
     return NumberSpec(int, least=expected, most=expected)
 
 
-def is_number(value: object) -> TypeGuard[float]:
-    """Whether a value is a number that is small enough to compute with."""
-    return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) <= LARGEST
-
-
-def is_count(value: object, least: int = 1) -> TypeGuard[int]:
-    """Whether a value is a plausible number of images or batches at one client."""
-    return isinstance(value, int) and not isinstance(value, bool) and least <= value <= MOST_IMAGES
-
-
 class SizeLimit(NamedTuple):
     """Largest size of an answer in bytes.
 
@@ -307,14 +295,19 @@ class SizeLimit(NamedTuple):
     headers: int
 
 
+def declared_slices(method: Method, setting: Setting) -> dict[str, Spec]:
+    """Declarations of the slices that a method's components send, by the components' names."""
+    declared = {component.name: component.declares(setting) for component in method.components}
+    return {name: spec for name, spec in declared.items() if spec is not None}
+
+
 def update_spec(method: Method, setting: Setting) -> dict[str, Spec]:
     """What an update contains, as far as it is declared (see `declares_all`)."""
-    slices = {component.name: component.declares(setting) for component in method.components}
     losses = ["loss", *(component.name for _, component in method.losses)]
     return {
         "weights": PerWeight(),
         "losses": dict.fromkeys(losses, NumberSpec()),
-        "parts": {name: spec for name, spec in slices.items() if spec is not None},
+        "parts": declared_slices(method, setting),
         **dict.fromkeys(method.aggregation.statistics, NumberSpec()),
     }
 

@@ -8,11 +8,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TypeGuard
 
+from atoll.components.declaration import LARGEST, MOST_IMAGES
 from atoll.core.environment import Environment
 from atoll.core.text import clean, one_line
 from atoll.core.tree import Tree
 from atoll.engines.flower.exchange import Lost
-from atoll.engines.update_checks import is_count
 
 FORMAT = 3  # of requests and answers; both sides must use the same
 MOST_CLASSES = 100_000
@@ -82,6 +82,16 @@ def claimed_name(answer: dict[str, Tree] | Lost) -> str:
 def is_site_name(name: str) -> bool:
     """Whether a name is valid for a site: it appears in logs, reports and paths."""
     return bool(re.fullmatch(r"\w[\w .-]{0,99}", name))
+
+
+def is_number(value: object) -> TypeGuard[float]:
+    """Whether a value is a number that is small enough to compute with."""
+    return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) <= LARGEST
+
+
+def is_count(value: object, least: int = 1) -> TypeGuard[int]:
+    """Whether a value is a plausible number of images at one site."""
+    return isinstance(value, int) and not isinstance(value, bool) and least <= value <= MOST_IMAGES
 
 
 def _is_environment(value: Tree) -> TypeGuard[Environment]:

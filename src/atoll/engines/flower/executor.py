@@ -13,14 +13,14 @@ from atoll.core.errors import RunError, UserError
 from atoll.core.text import one_line, short
 from atoll.core.tree import Tree, load, num_bytes, save
 from atoll.engines.flower.agreed import digest_of
-from atoll.engines.flower.enrolment import Site
+from atoll.engines.flower.enrolment import Site, is_count, is_number
 from atoll.engines.flower.exchange import EVALUATE, SMALL_ANSWER, TRAIN, Exchange, Lost
 from atoll.engines.flower.ledger import ASKED, LOST, RECEIVED, received, round_of
 from atoll.engines.flower.secure_round import SecureRound, train_requests
 from atoll.engines.flower.site_registry import SiteRegistry
 from atoll.engines.jobs import Job, Result, Total
 from atoll.engines.state_packs import Key
-from atoll.engines.update_checks import SizeLimit, is_count, is_number
+from atoll.engines.update_checks import SizeLimit
 
 LONGEST_NAME = 100  # of a number among the results of a protocol
 log = logging.getLogger("flwr")
