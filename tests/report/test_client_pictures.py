@@ -93,7 +93,7 @@ def test_of_many_clients_some_are_drawn_and_it_says_so():
 
 def test_without_labels_a_bar_is_one_piece():
     images, partition, _ = clients(4)
-    partition = replace(partition, counts=None, label_distance=None, classes=())
+    partition = replace(partition, counts=None, classes=())
     found, _ = bars(clients_picture(partition, client_samples(images, partition), "unlabelled"))
     assert [float(one.get("width")) for one in found] == [220.0] * 4
 

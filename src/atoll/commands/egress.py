@@ -201,12 +201,8 @@ def _noise(recipe: Recipe, count: int) -> tuple[Splits, Partition]:
     labels = torch.arange(sum(sizes)) % CLASSES if recipe.composed.needs_labels else None
     classes = [str(k) for k in range(CLASSES)] if recipe.composed.needs_labels else []
     images = ImageSet(StoredPixels(_pixels(recipe, sum(sizes))), labels, classes)
-    shares = list(torch.split(torch.arange(sum(sizes)), sizes))
     names = [str(k) for k in range(CLIENTS)]
-    partition = Partition(
-        shares, names, None, None, recipe.partition, recipe.seed, sum(sizes), classes=tuple(classes)
-    )
-    return Splits(images), partition
+    return Splits(images), Partition.consecutive(sizes, names, recipe.partition, recipe.seed, classes=classes)
 
 
 def _pixels(recipe: Recipe, count: int) -> Tensor:

@@ -30,7 +30,6 @@ from atoll.data.partition.iid_skew_shards import (
     split_skewed,
 )
 from atoll.data.partition.partition import Partition, join_shares
-from atoll.functional import label_distance
 
 
 def make_partition(
@@ -95,12 +94,10 @@ def make_partition(
     if options.sit_out_below is None or options.min_size is not None:
         _refuse_small(names, shares, options)
     clients = join_shares(shares)
-    counts = None if labels is None else _count(labels, clients, len(classes))
     return Partition(
         clients=clients,
         names=names,
-        counts=counts,
-        label_distance=None if counts is None else float(label_distance(counts)),
+        counts=None if labels is None else _count(labels, clients, len(classes)),
         options=options,
         seed=seed,
         num_samples=num_samples,

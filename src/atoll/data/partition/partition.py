@@ -31,8 +31,6 @@ class Partition:
             that a client holds.
         names: Names of the clients, in the same order: those of natural clients, otherwise numbers.
         counts: Number of images by client and class, int64 (K, C); None without labels.
-        label_distance: Mean L1 distance between the clients' label distributions and the overall distribution; None
-            without labels.
         options: The recipe's ``[partition]`` section.
         seed: The seed of the draws.
         num_samples: Size of the training set; it may exceed the sum of the clients' sizes, because images may be
@@ -47,7 +45,6 @@ class Partition:
     clients: list[Tensor]
     names: list[str]
     counts: Tensor | None
-    label_distance: float | None
     options: PartitionOptions
     seed: int
     num_samples: int
@@ -57,6 +54,21 @@ class Partition:
     cluster_counts: Tensor | None = None
     shifts: tuple[str, ...] = ()
 
+    @classmethod
+    def consecutive(
+        cls,
+        sizes: Sequence[int],
+        names: Sequence[str],
+        options: PartitionOptions,
+        seed: int,
+        fingerprint: str = "",
+        classes: Sequence[str] = (),
+    ) -> Partition:
+        """Give each client the next images of the set, so many as its size says; their labels are not counted."""
+        total = sum(sizes)
+        shares = list(torch.split(torch.arange(total), list(sizes)))
+        return cls(shares, list(names), None, options, seed, total, fingerprint, tuple(classes))
+
     def __len__(self) -> int:
         return len(self.clients)
 
@@ -64,6 +76,11 @@ class Partition:
     def sizes(self) -> list[int]:
         """Number of images of each client."""
         return [len(indices) for indices in self.clients]
+
+    @property
+    def label_distance(self) -> float | None:
+        """Mean L1 distance of the clients' label distributions from the overall one; None without labels."""
+        return None if self.counts is None else float(label_distance(self.counts))
 
     def distances(self) -> list[float] | None:
         """L1 distance of each client's label distribution from the overall one; `label_distance` is their mean."""
@@ -109,13 +126,11 @@ class Partition:
                 f"all {len(self)} clients have fewer than {least} images (partition.sit_out_below), so none is "
                 "left to train; lower it, use fewer clients or load more images"
             )
-        counts = None if self.counts is None else self.counts[kept]
         return replace(
             self,
             clients=[self.clients[k] for k in kept],
             names=[self.names[k] for k in kept],
-            counts=counts,
-            label_distance=None if counts is None else float(label_distance(counts)),
+            counts=None if self.counts is None else self.counts[kept],
             cluster_counts=None if self.cluster_counts is None else self.cluster_counts[kept],
             sit_out={self.names[k]: size for k, size in enumerate(self.sizes) if size < least},
         )
@@ -166,7 +181,6 @@ class Partition:
                 clients=join_shares([np.asarray(client["indices"], dtype=np.int64) for client in clients]),
                 names=[client["name"] for client in clients],
                 counts=None if None in counts else torch.tensor(counts, dtype=torch.int64),
-                label_distance=record["label_distance"],
                 options=PartitionOptions(**record["options"]),
                 seed=record["seed"],
                 num_samples=record["num_samples"],

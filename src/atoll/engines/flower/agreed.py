@@ -92,9 +92,12 @@ def _rename_classes(images: ImageSet, classes: list[str]) -> None:
 
 def site_partition(recipe: Recipe, images: ImageSet, client: int, clients: int) -> Partition:
     """Partition in which all images belong to this client; a site knows nothing about other clients' images."""
-    shares = [torch.arange(len(images) if k == client else 0) for k in range(clients)]
-    names = [str(k) for k in range(clients)]
-    return Partition(
-        shares, names, None, None, recipe.partition, recipe.seed, len(images), images.fingerprint,
-        tuple(images.classes),
-    )  # fmt: skip
+    sizes = [len(images) if k == client else 0 for k in range(clients)]
+    return Partition.consecutive(
+        sizes,
+        list(map(str, range(clients))),
+        recipe.partition,
+        recipe.seed,
+        images.fingerprint,
+        images.classes,
+    )

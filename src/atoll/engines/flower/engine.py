@@ -155,10 +155,8 @@ class FlowerEngine:
         """
         sizes, names = [site.train for site in sites], [site.name for site in sites]
         classes = all_classes(sites)
-        partition = Partition(
-            list(torch.split(torch.arange(sum(sizes)), sizes)), names, None, None, recipe.partition, recipe.seed,
-            sum(sizes), f"{OF_SITES}{self._registry.federation}", tuple(classes),
-        )  # fmt: skip
+        fingerprint = f"{OF_SITES}{self._registry.federation}"
+        partition = Partition.consecutive(sizes, names, recipe.partition, recipe.seed, fingerprint, classes)
         channels, size = recipe.data.channels, recipe.data.image_size
         pixels = StoredPixels(torch.empty(0, channels, size, size, dtype=torch.uint8))
         return Federation(recipe, images or Splits(ImageSet(pixels, classes=classes)), partition)
