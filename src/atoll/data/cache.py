@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import math
 import zlib
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
@@ -23,8 +23,6 @@ from atoll.core.files import cache_folder, clear_parts, hash_bytes, whole_file, 
 from atoll.data.decode import Decoding, Values, decode_batch
 from atoll.data.images import Pixels, Shape, StoredPixels
 from atoll.data.records import Records
-
-Progress = Callable[[int, int], None]
 
 _BATCH = 512  # images in memory while decoding
 _FORMAT = 1  # part of every fingerprint: increase it when a change of decoding changes pixels
@@ -108,9 +106,7 @@ class StreamedPixels:
         return from_numpy(images)
 
 
-def open_records(
-    records: Records, how: Decoding, memory_bytes: int, progress: Progress | None = None
-) -> Opened:
+def open_records(records: Records, how: Decoding, memory_bytes: int) -> Opened:
     """Decode records into the cache, or open the cached pixels; stream them if they exceed `memory_bytes`.
 
     Every image is decoded once in both cases, so that corrupt ones are known before the first round.
@@ -119,7 +115,6 @@ def open_records(
         records: The encoded images.
         how: How to decode them.
         memory_bytes: Maximum size of the decoded images; larger ones are streamed.
-        progress: Called with (done, all) while images are decoded.
 
     Raises:
         UserError: A source file cannot be read, or the cache cannot be written.
@@ -133,14 +128,14 @@ def open_records(
     if math.prod(shape) > memory_bytes:
         if known is None:
             known = _Notes(None)
-            for _ in _decoded(records, how, known, progress):
+            for _ in _decoded(records, how, known):
                 pass
             _write_notes(notes, known)
         pixels: Pixels = StreamedPixels(records, how)
     else:
         if known is None or not _intact(stored, shape, known.checksum):
             clear_parts(cache_folder())
-            known = _build(stored, records, how, shape, progress)
+            known = _build(stored, records, how, shape)
             _write_notes(notes, known)
         pixels = StoredPixels.open(stored)
     return Opened(pixels, known.corrupt, fingerprint, known.brightest, known.values)
@@ -154,7 +149,7 @@ def _can_be_decoded_now(records: Records, how: Decoding, corrupt: Collection[int
 
 
 def _decoded(
-    records: Records, how: Decoding, notes: _Notes, progress: Progress | None
+    records: Records, how: Decoding, notes: _Notes
 ) -> Iterator[np.ndarray[tuple[int, ...], np.dtype[np.uint8]]]:
     """Decode records batch by batch, and note what is found."""
     for start in range(0, len(records), _BATCH):
@@ -164,16 +159,14 @@ def _decoded(
         notes.brightest = max(notes.brightest, int(batch.pixels.max()))
         notes.values = batch.values.joined(notes.values) if batch.values else notes.values
         yield batch.pixels
-        if progress is not None:
-            progress(int(rows[-1]) + 1, len(records))
 
 
-def _build(path: Path, records: Records, how: Decoding, shape: Shape, progress: Progress | None) -> _Notes:
+def _build(path: Path, records: Records, how: Decoding, shape: Shape) -> _Notes:
     notes = _Notes(0)
     with whole_file(path, shared=True) as file:
         header = {"descr": "|u1", "fortran_order": False, "shape": shape}
         np.lib.format.write_array_header_1_0(file, header)
-        for pixels in _decoded(records, how, notes, progress):
+        for pixels in _decoded(records, how, notes):
             # Written, not mapped: a full disk then causes an error here instead of a bus error later.
             data = pixels.tobytes()
             file.write(data)

@@ -14,7 +14,7 @@ import torch
 from atoll.core.errors import UserError
 from atoll.core.rng import numpy_stream
 from atoll.core.text import clean
-from atoll.data.cache import Opened, Progress, open_records
+from atoll.data.cache import Opened, open_records
 from atoll.data.folders import read_class_folders, read_client_folders, read_plain_folder
 from atoll.data.images import ImageSet
 from atoll.data.named import read_digits, read_hub, read_torchvision
@@ -104,7 +104,7 @@ def why_missing(options: DataOptions) -> str:
     return ""
 
 
-def load_data(options: DataOptions, seed: int, progress: Progress | None = None) -> Splits:
+def load_data(options: DataOptions, seed: int) -> Splits:
     """Find, decode (once, into the cache) and split a source's images.
 
     Only the validation split depends on the seed. A held-out test split and the choice of `limit` images are the
@@ -113,7 +113,6 @@ def load_data(options: DataOptions, seed: int, progress: Progress | None = None)
     Args:
         options: The source and how to read it.
         seed: The run's seed.
-        progress: Called with (done, all) while images are decoded for the first time.
 
     Raises:
         UserError: The source is missing, unreadable or empty, or holds a corrupt image that may not be
@@ -155,7 +154,7 @@ def load_data(options: DataOptions, seed: int, progress: Progress | None = None)
         chosen = numpy_stream(_DATA_SEED, "limit").permutation(len(train))[: options.limit]
         train = train.select(np.sort(chosen))
     listings = [one for one in (train, test) if one is not None]
-    opened = [open_records(one.records, options.decoding, options.memory_bytes, progress) for one in listings]
+    opened = [open_records(one.records, options.decoding, options.memory_bytes) for one in listings]
     refuse_or_warn_of_corrupt(opened, listings, options)
     warn_of_values(opened, options)
     splits = Splits(
