@@ -28,7 +28,8 @@ from atoll.evaluation import embed, nearest, same_client_share, same_image_retri
 from atoll.evaluation.embed import input_views
 from atoll.models import Encoder, load_encoder
 from atoll.recipe.recipe import Recipe, recipe_of
-from atoll.report.client_pictures import thumbnails
+from atoll.report.client_pictures import THUMBNAIL
+from atoll.report.pictures import thumbnails
 
 MEASURED = 2000  # images of the measures
 
@@ -128,8 +129,8 @@ def search(
     found = found.cpu()
     record = {
         "queries": asked.names,
-        "query_pictures": thumbnails(asked.pixels.gather(torch.arange(len(asked.names)))),
-        "pictures": [thumbnails(gallery.pixels.gather(row)) for row in found],
+        "query_pictures": thumbnails(asked.pixels.gather(torch.arange(len(asked.names))), THUMBNAIL),
+        "pictures": [thumbnails(gallery.pixels.gather(row), THUMBNAIL) for row in found],
         "names": [[gallery.names[i] for i in row] for row in found],
         "similarity": similar.cpu().tolist(),
         "clients": _owners(gallery, found),

@@ -11,9 +11,10 @@ from atoll.data.images import ImageSet
 from atoll.data.views.views import Views
 from atoll.evaluation import embed, embedding_map, map_rows
 from atoll.models import Encoder
+from atoll.report.pictures import thumbnails
 
 FILE = "map.safetensors"
-THUMBNAIL = 32  # pixels
+THUMBNAIL = 32  # largest side in pixels
 
 
 def save_artifacts(
@@ -31,13 +32,9 @@ def save_artifacts(
     """
     shown = images.subset(map_rows(len(images), seed, points))
     h = embed(encoder, views.plain, shown.images)
-    pixels = shown.images.gather(torch.arange(len(shown)))
-    if pixels.shape[-1] > THUMBNAIL:
-        small = torch.nn.functional.interpolate(pixels.float(), size=THUMBNAIL, mode="area")
-        pixels = small.round().to(torch.uint8)
     tree = {
         "points": torch.from_numpy(embedding_map(h.cpu(), seed, points)),
-        "thumbnails": pixels,
+        "thumbnails": thumbnails(shown.images.gather(torch.arange(len(shown))), THUMBNAIL),
         "labels": shown.labels,
         "classes": list(shown.classes),
     }

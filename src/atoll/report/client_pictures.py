@@ -5,19 +5,17 @@
 
 from __future__ import annotations
 
-import base64
-import io
 from collections.abc import Sequence
 
 import numpy as np
 import torch
-from PIL import Image
 from torch import Tensor
 
 from atoll.core.tree import Tree
 from atoll.data.images import ImageSet
 from atoll.data.partition.partition import Partition
 from atoll.report.html import Html, join, table, tag
+from atoll.report.pictures import data_uri, thumbnails
 from atoll.report.svg import MUTED, picture, text
 from atoll.report.wording import plural
 
@@ -53,19 +51,7 @@ def chosen_clients(partition: Partition) -> list[int]:
 
 def _pictures(images: ImageSet, indices: Tensor) -> Tensor:
     count = min(len(indices), IMAGES)
-    return thumbnails(images.images.gather(indices[torch.arange(count) * len(indices) // count]))
-
-
-def thumbnails(pixels: Tensor) -> Tensor:
-    """Images that are small enough for a page.
-
-    Shape:
-        pixels: uint8 (n, C, h, w); output: the same with sides of at most `THUMBNAIL`.
-    """
-    if pixels.shape[-1] <= THUMBNAIL:
-        return pixels
-    small = torch.nn.functional.interpolate(pixels.float(), size=THUMBNAIL, mode="area")
-    return small.round().to(torch.uint8)
+    return thumbnails(images.images.gather(indices[torch.arange(count) * len(indices) // count]), THUMBNAIL)
 
 
 def strip(pictures: Tensor) -> str:
@@ -77,10 +63,7 @@ def strip(pictures: Tensor) -> str:
     n, channels, height, width = pictures.shape
     if n == 0:
         return ""
-    rows = pictures[:, : 3 if channels >= 3 else 1].permute(2, 0, 3, 1).reshape(height, n * width, -1).numpy()
-    file = io.BytesIO()
-    Image.fromarray(rows if rows.shape[2] == 3 else rows[:, :, 0]).save(file, "PNG", optimize=True)
-    return "data:image/png;base64," + base64.b64encode(file.getvalue()).decode()
+    return data_uri(pictures.permute(2, 0, 3, 1).reshape(height, n * width, channels))
 
 
 def shown_words(samples: Tree) -> str:

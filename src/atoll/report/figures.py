@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import base64
 import hashlib
-import io
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from statistics import fmean
@@ -12,7 +10,6 @@ from typing import Any
 
 import numpy as np
 import torch
-from PIL import Image
 from torch import Tensor
 
 from atoll.core.tree import Tree
@@ -29,6 +26,7 @@ from atoll.evaluation.metrics import (
 from atoll.report.folders import Folder, compact
 from atoll.report.groups import Group, Row, untrained_rows
 from atoll.report.numbers import spread
+from atoll.report.pictures import data_uri
 from atoll.report.run_tables import distinct_partitions
 
 MAX_CLIENTS = 40  # rows in the picture of a partition
@@ -240,12 +238,8 @@ def _sprite(thumbnails: Tensor) -> dict[str, Any]:
     """All thumbnails in one PNG, row by row."""
     n, channels, height, width = thumbnails.shape
     rows = -(-n // SPRITE_COLUMNS)
-    shown = 3 if channels >= 3 else 1
-    padded = torch.zeros(rows * SPRITE_COLUMNS, shown, height, width, dtype=torch.uint8)
-    padded[:n] = thumbnails[:, :shown]
-    tiles = padded.reshape(rows, SPRITE_COLUMNS, shown, height, width).permute(0, 3, 1, 4, 2)
-    pixels = tiles.reshape(rows * height, SPRITE_COLUMNS * width, shown).numpy()
-    file = io.BytesIO()
-    Image.fromarray(pixels if shown == 3 else pixels[:, :, 0]).save(file, "PNG", optimize=True)
-    uri = "data:image/png;base64," + base64.b64encode(file.getvalue()).decode()
+    padded = torch.zeros(rows * SPRITE_COLUMNS, channels, height, width, dtype=torch.uint8)
+    padded[:n] = thumbnails
+    tiles = padded.reshape(rows, SPRITE_COLUMNS, channels, height, width).permute(0, 3, 1, 4, 2)
+    uri = data_uri(tiles.reshape(rows * height, SPRITE_COLUMNS * width, channels))
     return {"uri": uri, "columns": SPRITE_COLUMNS, "rows": rows, "width": width, "height": height}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-import json
+import math
 import tomllib
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -243,7 +243,7 @@ def _checked(picture: Tree) -> Tree:
     return picture
 
 
-def compact(value: float, digits: int = 5) -> float | None:
-    """Round a number to the digits that a figure needs; None if it is not finite."""
-    short = float(f"{value:.{digits}g}")
-    return short if json.dumps(short) not in ("NaN", "Infinity", "-Infinity") else None
+def compact(value: float) -> float | None:
+    """Round a number to the five digits that a figure needs; None if it is not finite."""
+    short = float(f"{value:.5g}")
+    return short if math.isfinite(short) else None
