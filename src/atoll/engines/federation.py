@@ -29,7 +29,6 @@ from atoll.engines.partitioning import (
     client_images,
     described,
     evaluation_splits,
-    image_shape,
     initial_encoder,
     partition_clients,
     refuse_crops,
@@ -153,7 +152,7 @@ class Federation:
     def _load_start(self, encoder: Encoder) -> None:
         model = self.recipe.model
         if has_adapters(encoder) and (model.weights or self.recipe.train.start):  # files know no adapters
-            plain = build_encoder(model, *image_shape(self.recipe)[:2])
+            plain = build_encoder(model, *self.recipe.image_shape[:2])
             self._load_start(plain)
             inner, known = without_adapters(encoder.state_dict()), plain.state_dict()
             with torch.no_grad():
@@ -255,7 +254,7 @@ def _dimensions(recipe: Recipe, encoder: Encoder, projector: nn.Module) -> Setti
     return Setting(
         seed=recipe.seed,
         num_clients=0,
-        image_shape=image_shape(recipe),
+        image_shape=recipe.image_shape,
         num_classes=0,
         encoder_dim=encoder.dim,
         embedding_dim=embedding_dim,
@@ -271,7 +270,7 @@ def _shapes(network: nn.Module) -> list[torch.Size]:
 
 def _assemble(recipe: Recipe, setting: Setting, encoder: nn.Module, projector: nn.Module) -> nn.ModuleDict:
     networks = nn.ModuleDict({"encoder": encoder})
-    if any(component.embeds() for component in recipe.composed.components):
+    if recipe.composed.embeds:
         networks["projector"] = projector
     for component in recipe.composed.components:
         heads = seeded(

@@ -108,16 +108,10 @@ def _feature_encoder(name: str, recipe: Recipe) -> tuple[Encoder, Views]:
 
 def initial_encoder(recipe: Recipe, draw: int = 0) -> Encoder:
     """Build a recipe's encoder with random initial weights; ``draw`` counts independent ones."""
-    channels, size, _ = image_shape(recipe)
+    channels, size, _ = recipe.image_shape
     return seeded(
         init_seed(recipe.seed, "encoder", draw), lambda: build_encoder(recipe.model, channels, size)
     )
-
-
-def image_shape(recipe: Recipe) -> tuple[int, int, int]:
-    """Shape (C, H, W) of the encoder's input."""
-    size = recipe.views.size or recipe.data.image_size
-    return recipe.data.channels, size, size
 
 
 def refuse_crops(encoder: Encoder, channels: int, size: int) -> None:

@@ -29,13 +29,7 @@ from atoll.components.base import (
 )
 from atoll.components.component import declares_slice
 from atoll.components.declaration import mismatch
-from atoll.components.messages import (
-    ClientState,
-    Message,
-    ServerState,
-    Slices,
-    Update,
-)
+from atoll.components.messages import ClientState, Message, ServerState, Slices, Update
 from atoll.components.training import TrainOptions
 from atoll.core.tree import Tree, Weights, checked
 from atoll.methods.round_fold import RoundFold
@@ -100,6 +94,11 @@ class Method:
         return tuple(
             dict.fromkeys([*passed, *(name for component in self.components for name in component.images())])
         )
+
+    @property
+    def embeds(self) -> bool:
+        """Whether a component reads embeddings; otherwise there is no projector."""
+        return any(component.embeds() for component in self.components)
 
     @property
     def needs_labels(self) -> bool:

@@ -50,8 +50,8 @@ def _derive(recipe: Recipe, name: str, wanted: Prerequisite) -> Recipe:
     for what, required, found in (
         ("[model] section", recipe.model, made.model),
         ("data.channels", recipe.data.channels, made.data.channels),
-        ("image size", _size(recipe), _size(made)),
-        ("projector", _embeds(recipe), _embeds(made)),
+        ("image size", recipe.image_shape, made.image_shape),
+        ("projector", recipe.composed.embeds, made.composed.embeds),
     ):
         if required != found:
             raise UserError(
@@ -74,11 +74,3 @@ def _table(recipe: Recipe, name: str, wanted: Prerequisite) -> dict[str, Any]:
     for section, values in wanted.settings.items():
         table[section] = {**table.get(section, {}), **values}
     return {**table, "name": f"{recipe.name}-{name}"}
-
-
-def _size(recipe: Recipe) -> int:
-    return recipe.views.size or recipe.data.image_size
-
-
-def _embeds(recipe: Recipe) -> bool:
-    return any(component.embeds() for component in recipe.composed.components)

@@ -115,6 +115,12 @@ class Recipe(Options):
         name = self.composed.title or self.name
         return f"{name}, centralised" if self.partition.kind == "centralised" else name
 
+    @property
+    def image_shape(self) -> tuple[int, int, int]:
+        """Shape (C, H, W) of the encoder's input."""
+        size = self.views.size or self.data.image_size
+        return self.data.channels, size, size
+
     def completed(self) -> Recipe:
         """Return the same recipe with all defaults written out."""
         method, options = complete(self.method, self.composed)
