@@ -1,6 +1,6 @@
 import pytest
 
-from atoll.core.text import clean, one_line, short
+from atoll.core.text import clean, first_line, one_line, short
 
 
 @pytest.mark.parametrize("text", ["", "cat", "Ångström ε = 0,5 — 猫", "[/x] :smile: <b>"])
@@ -20,3 +20,8 @@ def test_long_texts_become_one_short_line():
     assert one_line("x" * 5000) == "x" * 1000 + " …"
     assert len(short({"x" * 10**6: ["y" * 10**6] * 100})) < 300
     assert short("a\u202eb") == "'a\\u202eb'"
+
+
+def test_an_error_without_a_message_is_named_by_its_type():
+    assert first_line(AssertionError()) == "AssertionError"
+    assert first_line(ValueError("one\ntwo")) == "one"

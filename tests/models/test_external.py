@@ -307,7 +307,7 @@ def test_an_encoder_whose_code_cannot_be_read_is_known_by_its_text(monkeypatch):
     ("name", "sentence"),
     [
         ("timm:test_vitt", "timm has no such model; did you mean 'test_vit"),
-        ("timm:test_vit.nope", "Invalid pretrained tag.*Leave the tag out"),
+        ("timm:test_vit.nope", "Invalid pretrained tag.*leave the tag out"),
         (
             "timm:test_maxvit",
             "cannot (be built|process).*(set data.image_size|change data.channels)",

@@ -1,6 +1,6 @@
 """The forms of configuration; `test_external.py` compares the networks with their libraries."""
 
-from atoll.models.libraries import InputConfig, first_line, read_config
+from atoll.models.libraries import InputConfig, read_config
 
 
 def test_a_configuration_is_read_as_far_as_it_goes():
@@ -8,8 +8,3 @@ def test_a_configuration_is_read_as_far_as_it_goes():
         32, (1.0, 2.0, 3.0), (4.0, 5.0, 6.0)
     )
     assert read_config({"mean": None}) == InputConfig()
-
-
-def test_an_error_without_a_message_is_named_by_its_type():
-    assert first_line(AssertionError()) == "AssertionError"
-    assert first_line(ValueError("one\ntwo")) == "one"

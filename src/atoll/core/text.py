@@ -52,6 +52,17 @@ def few(names: Iterable[str], most: int = 3) -> str:
     return ", ".join(listed[:most]) + (f" and {len(listed) - most} more" if len(listed) > most else "")
 
 
+def first_line(error: BaseException | None) -> str:
+    r"""First line of another library's error message, for use within a sentence; its type if it says nothing.
+
+    Example:
+        >>> from atoll.core.text import first_line
+        >>> first_line(ValueError("No such model.\nTry another.")), first_line(AssertionError())
+        ('No such model', 'AssertionError')
+    """
+    return str(error).strip().partition("\n")[0].rstrip(".") or type(error).__name__
+
+
 def short(value: object) -> str:
     """Describe an untrusted value in a few characters, on one line.
 

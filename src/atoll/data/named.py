@@ -16,10 +16,11 @@ from PIL import Image
 from atoll.core.errors import UserError, did_you_mean
 from atoll.core.extras import require
 from atoll.core.files import cache_folder, content_digest
+from atoll.core.text import first_line
 from atoll.data.decode import Encoded
 from atoll.data.options import DataOptions
 from atoll.data.parquet import choose_columns, encoded, table_listing
-from atoll.data.records import UNLABELLED, ItemRecords, Listing, Rows, encode, reason
+from atoll.data.records import UNLABELLED, ItemRecords, Listing, Rows, encode
 
 
 def read_digits() -> Listing:
@@ -57,7 +58,7 @@ def read_hub(options: DataOptions, download: bool = True) -> tuple[Listing, List
         splits = datasets.load_dataset(options.path, options.hub_config)
     except Exception as error:  # the library raises a dozen types, including those of network libraries
         raise UserError(
-            f"cannot load the hub dataset {options.path!r}: {reason(error)}; "
+            f"cannot load the hub dataset {options.path!r}: {first_line(error)}; "
             "check its name and, unless it was downloaded before, the network"
         ) from error
     test_split = options.test_split or next((name for name in ("test", "val") if name in splits), None)
@@ -148,7 +149,7 @@ def _torchvision(kind: type, split: dict[str, Any], download: bool) -> Listing:
             failure = error
     else:
         raise UserError(
-            f"cannot load torchvision's {kind.__name__}: {reason(failure)}; "
+            f"cannot load torchvision's {kind.__name__}: {first_line(failure)}; "
             "it is downloaded on first use, so check the network, or put a copy under ATOLL_DATA"
         ) from failure
     name = " ".join([kind.__name__, *(f"{key}={value}" for key, value in split.items())])

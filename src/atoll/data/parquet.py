@@ -19,9 +19,10 @@ import pyarrow.parquet as pq
 
 from atoll.core.errors import UserError, did_you_mean
 from atoll.core.files import content_digest
+from atoll.core.text import first_line
 from atoll.data.decode import Encoded
 from atoll.data.options import DataOptions
-from atoll.data.records import Listing, Records, Rows, encode, reason
+from atoll.data.records import Listing, Records, Rows, encode
 
 _TEXT = (pa.types.is_string, pa.types.is_large_string, pa.types.is_string_view)
 _HELD_BYTES = 2**28  # size of the encoded row groups that a process keeps in memory
@@ -81,7 +82,7 @@ class ParquetRecords:
             table = self._readers[file].read_row_group(number, columns=[self.column], use_threads=False)
         except (OSError, pa.ArrowException) as error:
             raise UserError(
-                f"{self.files[file]} is damaged in row group {number}: {reason(error)}"
+                f"{self.files[file]} is damaged in row group {number}: {first_line(error)}"
             ) from error
         self._held[group] = table.column(self.column)
         while len(self._held) > 1 and sum(held.nbytes for held in self._held.values()) > _HELD_BYTES:
@@ -136,7 +137,7 @@ def open_parquet(path: Path) -> pq.ParquetFile:
     try:
         return pq.ParquetFile(path, memory_map=True)
     except (OSError, pa.ArrowException) as error:
-        raise UserError(f"{path} is not a readable Parquet file: {reason(error)}") from error
+        raise UserError(f"{path} is not a readable Parquet file: {first_line(error)}") from error
 
 
 def read_parquet(options: DataOptions, root: Path) -> tuple[Listing, Listing | None]:
@@ -186,8 +187,8 @@ def _listing(files: list[Path], options: DataOptions, test: bool = False) -> Lis
         table = pa.concat_tables(tables, promote_options="permissive")
     except pa.ArrowException as error:
         raise UserError(
-            f"the files of the split of {files[0].name} have columns of different types ({reason(error)}); write "
-            "them with the same types"
+            f"the files of the split of {files[0].name} have columns of different types ({first_line(error)}); "
+            "write them with the same types"
         ) from error
     return table_listing(ParquetRecords(files, image), table, options, str(files[0]), test)
 

@@ -204,8 +204,3 @@ def encode(values: Sequence[str] | Rows) -> tuple[Rows, list[str]]:
     """Encode arbitrary values as integers; return the codes and the sorted names."""
     names, codes = np.unique(np.asarray(values), return_inverse=True)
     return codes.astype(np.int64).reshape(-1), [str(name) for name in names]
-
-
-def reason(error: Exception | None) -> str:
-    """First line of another library's error message, for use within a sentence."""
-    return str(error).strip().split("\n")[0].rstrip(".") or type(error).__name__

@@ -20,10 +20,11 @@ import numpy as np
 
 from atoll.core.errors import UserError
 from atoll.core.files import content_digest
+from atoll.core.text import first_line
 from atoll.data.decode import Encoded
 from atoll.data.folders import IMAGE_SUFFIXES
 from atoll.data.options import DataOptions
-from atoll.data.records import Listing, Rows, encode, reason
+from atoll.data.records import Listing, Rows, encode
 
 _LABELS = (".cls", ".json")
 _MOST_BYTES = 2**20  # of a label's member
@@ -180,7 +181,9 @@ def _samples(number: int, path: Path) -> dict[str, dict[str, _Place]]:
             file.seek(end - end % tarfile.BLOCKSIZE)
             left = list({any(block) for block in iter(lambda: file.read(2**20), b"")})
     except (tarfile.TarError, OSError) as error:
-        raise UserError(f"{path} is not a readable tar file without compression: {reason(error)}") from error
+        raise UserError(
+            f"{path} is not a readable tar file without compression: {first_line(error)}"
+        ) from error
     if not left:
         raise UserError(f"{path} is cut off after {last}: it has no end mark; write it again")
     if left != [False]:
@@ -205,7 +208,7 @@ def _about(file: IO[bytes], name: str, members: dict[str, _Place], options: Data
                 table = json.loads(text)
                 said = table if isinstance(table, dict) else {"label": table}
         except (OSError, ValueError, RecursionError) as error:
-            raise UserError(f"{name}{suffix} cannot be read: {reason(error)}") from error
+            raise UserError(f"{name}{suffix} cannot be read: {first_line(error)}") from error
     if label is None or options.label_column is not None:
         label = said.get(options.label_column or "label")
     return label, said.get(options.natural_column or "")

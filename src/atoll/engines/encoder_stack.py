@@ -12,6 +12,7 @@ from torch.func import functional_call, vmap
 
 from atoll.core.devices import upload
 from atoll.core.errors import UserError
+from atoll.core.text import first_line
 
 
 class EncoderStack:
@@ -99,14 +100,12 @@ class EncoderStack:
 
 def _refusal(error: RuntimeError) -> Exception:
     """Say in a sentence why an encoder cannot be stacked, if that is why it failed."""
-    reason = str(error).splitlines()[0]
+    reason = first_line(error)
     if "randomness error mode" in reason:
         reason = "it draws random numbers (dropout, stochastic depth)"
     elif "vmap" not in str(error) and "batching rule" not in str(error).lower():
         return error
-    return UserError(
-        f"engine.stack cannot be used with this encoder: {reason.rstrip('.')}; leave out engine.stack"
-    )
+    return UserError(f"engine.stack cannot be used with this encoder: {reason}; leave out engine.stack")
 
 
 def _share(tensors: Sequence[Mapping[str, Tensor]], name: str) -> Tensor:

@@ -16,6 +16,7 @@ from torch import Tensor
 from atoll.components.base import init_seed, seeded
 from atoll.core.errors import UserError
 from atoll.core.files import cache_folder, hash_bytes
+from atoll.core.text import first_line
 from atoll.core.threads import threads
 from atoll.core.tree import load, save
 from atoll.data.images import ImageSet
@@ -28,7 +29,6 @@ from atoll.data.views.views import Views, make_views
 from atoll.evaluation.embed import embed, input_views
 from atoll.models import Encoder, build_encoder, load_encoder
 from atoll.models.encoder import represent_black
-from atoll.models.libraries import first_line
 from atoll.recipe.recipe import Recipe
 
 UNTRAINED = "untrained"  # as partition.features

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from atoll.core.errors import UserError
+from atoll.core.text import first_line
 
 MOST = 64  # of versions: shapes of images, with and without gradients, training and not
 
@@ -60,7 +61,7 @@ class CompiledEncoders:
             reason = f"it needs more than {MOST} versions of its code, such as another one at each call"
             raise _refusal(reason) from error
         except TorchDynamoException as error:
-            raise _refusal(str(error).strip().partition("\n")[0]) from error
+            raise _refusal(first_line(error)) from error
 
 
 def _call(encoder: nn.Module, images: Tensor) -> Tensor:

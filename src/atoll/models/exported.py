@@ -20,10 +20,9 @@ from torch import Tensor
 
 from atoll.core.errors import UserError
 from atoll.core.extras import require
-from atoll.core.text import short
+from atoll.core.text import first_line, short
 from atoll.core.variables import environment_variables
 from atoll.models.encoder import Encoder
-from atoll.models.libraries import first_line
 from atoll.models.options import rebuild_encoder
 
 KEY = "atoll"  # of the metadata in an ONNX program, and in the config.json of a model's folder

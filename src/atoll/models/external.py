@@ -22,13 +22,13 @@ from atoll.core.fingerprint import fingerprint
 from atoll.core.given import PREFIX, Given
 from atoll.core.imports import import_attribute
 from atoll.core.process_state import seeded_streams, streams_kept
+from atoll.core.text import first_line
 from atoll.models.encoder import Encoder, represent_black
 from atoll.models.libraries import (
     HUGGING_FACE,
     TIMM,
     InputConfig,
     MissingEncoderError,
-    first_line,
     hugging_face_input,
     hugging_face_model,
     read_config,

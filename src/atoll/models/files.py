@@ -19,6 +19,7 @@ from atoll.core.errors import UserError
 from atoll.core.files import write_whole
 from atoll.core.given import Given
 from atoll.core.tensor_file import serialise
+from atoll.core.text import first_line
 from atoll.core.tree import FILE_KEY
 from atoll.models.encoder import Encoder, graft
 from atoll.models.exported import load_folder, load_program
@@ -130,7 +131,7 @@ def load_encoder(path: str | os.PathLike[str], encoder: nn.Module | Factory | No
         except (AttributeError, KeyError, TypeError, RuntimeError, ValueError) as error:
             raise UserError(
                 f"{path} is damaged: its description does not fit its weights "
-                f"({str(error).splitlines()[0]}); save the encoder again"
+                f"({first_line(error)}); save the encoder again"
             ) from error
     return made.eval()
 

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from atoll.core.errors import UserError, did_you_mean
 from atoll.core.extras import require
+from atoll.core.text import first_line
 
 TIMM, HUGGING_FACE = "timm:", "hf:"
 
@@ -69,7 +70,7 @@ def _timm_config(name: str) -> Any:
     try:
         return timm.models.get_pretrained_cfg(known)
     except RuntimeError as error:
-        raise UserError(f"model.encoder = {name!r}: {first_line(error)} Leave the tag out") from None
+        raise UserError(f"model.encoder = {name!r}: {first_line(error)}; leave the tag out") from None
 
 
 def timm_input(name: str) -> InputConfig:
@@ -171,8 +172,3 @@ def hugging_face_weights(name: str) -> dict[str, Tensor]:
     """Download the pretrained weights of ``hf:NAME``, or read them from a folder."""
     model: nn.Module = _transformers().AutoModel.from_pretrained(name.removeprefix(HUGGING_FACE))
     return model.state_dict()
-
-
-def first_line(error: Exception) -> str:
-    """First line of an error's message, or its type."""
-    return (str(error).strip().splitlines() or [type(error).__name__])[0]

@@ -14,14 +14,13 @@ import torchvision
 from torch import Tensor
 
 from atoll.core.errors import UserError
-from atoll.core.text import few
+from atoll.core.text import few, first_line
 from atoll.models.encoder import Encoder
 from atoll.models.files import input_of, read_weights
 from atoll.models.libraries import (
     HUGGING_FACE,
     TIMM,
     InputConfig,
-    first_line,
     hugging_face_input,
     hugging_face_weights,
     timm_input,
