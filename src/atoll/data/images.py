@@ -6,7 +6,6 @@ time; subsets are views, so a thousand clients need a thousand index tensors and
 
 from __future__ import annotations
 
-import hashlib
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol
@@ -16,6 +15,7 @@ import torch
 from torch import Tensor
 
 from atoll.core.devices import upload
+from atoll.core.files import hash_bytes
 
 Shape = tuple[int, int, int, int]
 _UPLOADED = 4096  # images that are copied to a GPU at a time
@@ -190,6 +190,4 @@ class ImageSet:
 
 def subset_fingerprint(fingerprint: str, indices: Tensor) -> str:
     """Fingerprint of a selection, from the fingerprint of the whole and the indices in their order."""
-    digest = hashlib.blake2b(fingerprint.encode(), digest_size=16)
-    digest.update(indices.to(torch.int64).numpy().astype("<i8").tobytes())
-    return digest.hexdigest()
+    return hash_bytes(fingerprint.encode() + indices.numpy().astype("<i8").tobytes())

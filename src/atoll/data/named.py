@@ -15,7 +15,7 @@ from PIL import Image
 
 from atoll.core.errors import UserError, did_you_mean
 from atoll.core.extras import require
-from atoll.core.files import cache_folder, content_digest
+from atoll.core.files import cache_folder, content_digest, hash_bytes
 from atoll.core.text import first_line
 from atoll.data.decode import Encoded
 from atoll.data.options import DataOptions
@@ -34,7 +34,7 @@ def read_digits() -> Listing:
     digits = load_digits()
     levels = np.rint(digits.images * (255 / 16)).astype(np.uint8)
     labels = digits.target.astype(np.int64)
-    content = hashlib.blake2b(levels.tobytes() + labels.astype("<i8").tobytes(), digest_size=16).hexdigest()
+    content = hash_bytes(levels.tobytes() + labels.astype("<i8").tobytes())
     records = ItemRecords(len(levels), _Opened(levels), "digits", content)
     return Listing(records, labels, [str(name) for name in digits.target_names])
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -12,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from atoll.core.errors import UserError
-from atoll.core.files import content_digest, read_bytes
+from atoll.core.files import content_digest, hash_bytes, read_bytes
 from atoll.data.decode import Encoded
 
 Rows = NDArray[np.int64]
@@ -125,9 +124,7 @@ class SelectedRecords:
 
     def digest(self) -> str:
         """Hash of the base and of the selection."""
-        digest = hashlib.blake2b(self.base.digest().encode(), digest_size=16)
-        digest.update(self.rows.astype("<i8").tobytes())
-        return digest.hexdigest()
+        return hash_bytes(self.base.digest().encode() + self.rows.astype("<i8").tobytes())
 
 
 @dataclass(frozen=True)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from statistics import fmean
@@ -12,6 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from atoll.core.files import hash_bytes
 from atoll.core.tree import Tree
 from atoll.evaluation.metrics import (
     ALIGNMENT,
@@ -210,7 +210,7 @@ def _maps(groups: Sequence[Group]) -> dict[str, Any]:
         if run is None or not len(run.map["points"]):
             continue
         thumbnails = run.map["thumbnails"]
-        key = hashlib.sha256(thumbnails.numpy().tobytes() + str(tuple(thumbnails.shape)).encode()).hexdigest()
+        key = hash_bytes(thumbnails.numpy().tobytes() + str(tuple(thumbnails.shape)).encode())
         if key not in sprites:
             sprites[key] = _sprite(thumbnails)
         maps.append({"line": i, "seed": run.seed, "sprite": list(sprites).index(key), **_placed(run.map)})

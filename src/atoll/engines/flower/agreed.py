@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from pathlib import Path
@@ -11,6 +10,7 @@ from typing import NamedTuple
 import torch
 
 from atoll.core.errors import UserError
+from atoll.core.files import hash_bytes
 from atoll.core.tree import Tree, load, pack
 from atoll.data.images import ImageSet
 from atoll.data.partition.partition import Partition
@@ -32,7 +32,7 @@ class Agreed:
 
 def digest_of(agreed: Tree) -> str:
     """Digest of what a run agreed on."""
-    return hashlib.blake2b(pack(agreed), digest_size=16).hexdigest()
+    return hash_bytes(pack(agreed))
 
 
 class Opened(NamedTuple):
