@@ -51,7 +51,7 @@ def representation_maps(
     for name in models:
         encoder = federation.load({**kept.get("global", {}), **kept[name]})
         shown.append(embed(encoder, federation.views.plain, images.images).cpu())
-    points = embedding_map(torch.cat(shown), federation.recipe.seed, MAP_POINTS)
+    points = embedding_map(torch.cat(shown), federation.recipe.seed)
     names, groups = _groups(images.labels, images.classes, models, colour, classes)
     return {
         "points": [[round(float(x), 3), round(float(y), 3)] for x, y in points],

@@ -15,11 +15,11 @@ COMPONENTS = 50  # before t-SNE, which is slow in many dimensions
 PERPLEXITY = 30.0
 
 
-def map_rows(n: int, seed: int, max_points: int = 1000) -> Tensor:
-    """Row indices of the representations that `embedding_map` shows: all, or a random subset.
+def map_rows(n: int, seed: int, max_points: int) -> Tensor:
+    """Row indices of the images to show on a map: all, or a random subset.
 
     Args:
-        n: Number of representations.
+        n: Number of images.
         seed: The run's seed.
         max_points: Maximum number of rows.
 
@@ -29,21 +29,20 @@ def map_rows(n: int, seed: int, max_points: int = 1000) -> Tensor:
     return sample(n, max_points, seed, "map")
 
 
-def embedding_map(h: Tensor, seed: int, max_points: int = 1000) -> NDArray[np.float32]:
-    """Project the representations that `map_rows` selects to two dimensions: PCA of normalised rows, then t-SNE.
+def embedding_map(h: Tensor, seed: int) -> NDArray[np.float32]:
+    """Project representations to two dimensions: PCA of normalised rows, then t-SNE.
 
     The same representations and seed give the same map for any number of threads, because t-SNE runs in a single
-    thread, which is about as fast for so few points. As in all t-SNE maps, distances between far points mean
-    little.
+    thread, which is about as fast for a thousand points; it takes one to three seconds for them. As in all t-SNE
+    maps, distances between far points mean little.
 
     Args:
-        h: Representations.
+        h: Representations; `map_rows` chooses some of many.
         seed: The run's seed.
-        max_points: Maximum number of points; the computation takes one to three seconds per thousand points.
 
     Shape:
         - h: (N, d)
-        - Output: (min(N, max_points), 2)
+        - Output: (N, 2)
 
     Raises:
         ValueError: ``h`` is not (N, d).
@@ -59,7 +58,7 @@ def embedding_map(h: Tensor, seed: int, max_points: int = 1000) -> NDArray[np.fl
     """
     if h.ndim != 2:
         raise ValueError(f"a map needs representations (N, d); got {tuple(h.shape)}")
-    rows = F.normalize(h[map_rows(len(h), seed, max_points).to(h.device)].double(), dim=1).cpu().numpy()
+    rows = F.normalize(h.double(), dim=1).cpu().numpy()
     n = len(rows)
     if n < 4:  # too few for neighbourhoods
         return np.zeros((n, 2), np.float32) + np.arange(n, dtype=np.float32)[:, None]

@@ -33,7 +33,7 @@ def save_artifacts(
     shown = images.subset(map_rows(len(images), seed, points))
     h = embed(encoder, views.plain, shown.images)
     tree = {
-        "points": torch.from_numpy(embedding_map(h.cpu(), seed, points)),
+        "points": torch.from_numpy(embedding_map(h.cpu(), seed)),
         "thumbnails": thumbnails(shown.images.gather(torch.arange(len(shown))), THUMBNAIL),
         "labels": shown.labels,
         "classes": list(shown.classes),
