@@ -90,7 +90,7 @@ def test_the_pace_of_a_client_is_that_of_its_job_alone(monkeypatch):
     pipe, times, pool = Answering({0: 1.0, 1: 3.0}), JobTimes([10, 10]), WorkerPool([])
     pool._pipes, pool._times = [pipe], times
     monkeypatch.setattr(pool, "_ready", lambda: [pipe])
-    jobs = [Job(client, 1, {"client": client, "epochs": 1, "models": {}}) for client in (0, 1)]
+    jobs = [Job({"client": client, "round": 1, "epochs": 1, "models": {}}) for client in (0, 1)]
     assert [result.client for result in pool.run(jobs, None)] == [0, 1]
     assert times.paces == pytest.approx({0: 0.5, 1: 1.5})
 

@@ -11,7 +11,7 @@ from atoll.engines.jobs import Job
 
 
 def jobs_of(clients, epochs=1):
-    return [Job(client, 1, {"client": client, "epochs": epochs}) for client in clients]
+    return [Job({"client": client, "epochs": epochs}) for client in clients]
 
 
 def finish(jobs, times, held, workers, seconds):

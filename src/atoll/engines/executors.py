@@ -180,7 +180,7 @@ class WorkerPool:
         yielded = 0
         while yielded < len(jobs):
             while free and (job := schedule.next(yielded)):
-                free.pop().send("job", {"client": job.client, "round": job.round, "message": job.message})
+                free.pop().send("job", job.message)
             if jobs[yielded].client in done:
                 client = jobs[yielded].client
                 yielded += 1
@@ -301,7 +301,7 @@ def _work(connection: Connection[bytes, bytes], device: str, environment: dict[s
                 executor.start(body)
             else:
                 started = time.perf_counter()  # the process is ready by now, which the parent cannot know
-                (result,) = executor.run([Job(body["client"], body["round"], body["message"])], progress)
+                (result,) = executor.run([Job(body)], progress)
                 seconds = time.perf_counter() - started
                 answer("update", {"client": result.client, "update": result.update, "seconds": seconds})
     except (EOFError, ConnectionResetError, BrokenPipeError):

@@ -17,14 +17,20 @@ class Job:
     """Task of one client in a round.
 
     Attributes:
-        client: The client's id.
-        round: Number of the round, from 1.
         message: Result of `Method.send`.
     """
 
-    client: int
-    round: int
     message: Message
+
+    @property
+    def client(self) -> int:
+        """The client's id."""
+        return self.message["client"]
+
+    @property
+    def round(self) -> int:
+        """Number of the round, from 1."""
+        return self.message["round"]
 
 
 @dataclass(frozen=True)

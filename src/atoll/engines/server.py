@@ -131,13 +131,10 @@ class Server:
         """Create the jobs of a round, in the order of client ids, which is the order of the fold."""
         cohort = self.cohort(round)
         method = self.recipe.composed
-        jobs = []
-        for client in sorted(cohort):
-            valid = self.valid.get(client, 0)
-            jobs.append(
-                Job(client, round, method.send(self.state, self.setting, client, cohort, round, valid))
-            )
-        return jobs
+        return [
+            Job(method.send(self.state, self.setting, client, cohort, round, self.valid.get(client, 0)))
+            for client in sorted(cohort)
+        ]
 
     def run_round(self, executor: Executor, progress: Callable[[int], None] | None = None) -> Record:
         """Run the next round.
