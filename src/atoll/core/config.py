@@ -185,15 +185,28 @@ def _read(
         )
     if place in above:
         raise UserError(f"{place} is its own base ({' → '.join([*above, place])}); end the circle")
-    try:
-        table = tomllib.loads(text)
-    except (ValueError, RecursionError) as error:
-        why = "it nests too deeply" if isinstance(error, RecursionError) else error
-        raise UserError(f"{place} is not valid TOML: {why}") from None
+    table = parse_toml(text, place)
     base = table.pop("base", None)
     if base is None:
         return table
     return over(_read(str(base), known, what, kind, folder, (*above, place)), table)
+
+
+def parse_toml(data: str | bytes, place: str) -> dict[str, Any]:
+    """Parse TOML from elsewhere.
+
+    Args:
+        data: The text, or the bytes of a file.
+        place: where it is from, for the message.
+
+    Raises:
+        UserError: it is not TOML.
+    """
+    try:
+        return tomllib.loads(data if isinstance(data, str) else data.decode())
+    except (ValueError, RecursionError) as error:
+        why = "it nests too deeply" if isinstance(error, RecursionError) else error
+        raise UserError(f"{place} is not valid TOML: {why}") from None
 
 
 def read_text_table(path: Path) -> dict[str, Any]:

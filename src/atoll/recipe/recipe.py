@@ -13,7 +13,7 @@ from typing import Any
 import tomli_w
 
 from atoll.components.training import TrainOptions
-from atoll.core.config import Options, build, describe, read_settings
+from atoll.core.config import Options, build, describe, parse_toml, read_settings
 from atoll.core.errors import UserError
 from atoll.core.given import names_code
 from atoll.core.imports import search
@@ -252,12 +252,9 @@ def read_recipe(text: str) -> Recipe:
         >>> read_recipe(recipe.to_toml()) == recipe.completed()
         True
     """
-    try:
-        made = build(Recipe, tomllib.loads(text))
-        search(made.own_code, ())
-        return replace(made, title=clean(made.title))
-    except tomllib.TOMLDecodeError as error:
-        raise UserError(f"this recipe is not valid TOML: {error}") from None
+    made = build(Recipe, parse_toml(text, "this recipe"))
+    search(made.own_code, ())
+    return replace(made, title=clean(made.title))
 
 
 def _search(table: Mapping[str, Any], settings: Sequence[str], folders: Sequence[Path] | None) -> None:

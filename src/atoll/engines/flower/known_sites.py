@@ -12,14 +12,13 @@ The file is read again before every round, so a key can be revoked in mid-run.
 
 from __future__ import annotations
 
-import tomllib
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from cryptography.exceptions import UnsupportedAlgorithm
 from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat, load_ssh_public_key
 
-from atoll.core.config import Options, build
+from atoll.core.config import Options, build, parse_toml
 from atoll.core.errors import UserError
 from atoll.core.files import read_bytes
 from atoll.core.text import clean
@@ -44,10 +43,7 @@ class KnownSites(Options, section="sites"):
         Raises:
             UserError: The file cannot be read or is not of this form, or a key is no public key.
         """
-        try:
-            table = tomllib.loads(read_bytes(path).decode())
-        except (UnicodeDecodeError, tomllib.TOMLDecodeError, RecursionError) as error:
-            raise UserError(f"{path} is not valid TOML: {error}") from None
+        table = parse_toml(read_bytes(path), str(path))
         if "keys" not in table:
             raise UserError(f"{path} has no table [keys]; list each site's name with its public key there")
         made = build(cls, table)

@@ -24,7 +24,6 @@ import hashlib
 import importlib.util
 import math
 import sysconfig
-import tomllib
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from datetime import datetime, time
@@ -33,7 +32,7 @@ from typing import Annotated
 
 from atoll.components.component import declares_slice
 from atoll.components.declaration import declared_leaves
-from atoll.core.config import Options, build
+from atoll.core.config import Options, build, parse_toml
 from atoll.core.errors import UserError
 from atoll.core.files import read_bytes
 from atoll.core.schema import AtLeast, Count
@@ -100,13 +99,7 @@ class Policy(Options, section="policy"):
         Raises:
             UserError: The file cannot be read, or is no policy.
         """
-        try:
-            table = tomllib.loads(read_bytes(path).decode())
-        except (ValueError, RecursionError) as error:
-            if isinstance(error, UserError):
-                raise
-            raise UserError(f"{path} is not valid TOML: {error}") from None
-        return build(cls, table)
+        return build(cls, parse_toml(read_bytes(path), str(path)))
 
     def check_text(self, recipe: str) -> None:
         """Check a recipe before it is parsed, because parsing imports the modules that it names.
@@ -267,9 +260,9 @@ def _most_bytes(federation: Federation) -> int | None:
 def _modules(recipe: str) -> Iterator[str]:
     """Modules that a recipe names as ``module:attribute``."""
     try:
-        table = tomllib.loads(recipe)
-    except (tomllib.TOMLDecodeError, RecursionError) as error:
-        raise PolicyError(f"the coordinator's recipe is not valid TOML: {error}") from None
+        table = parse_toml(recipe, "the coordinator's recipe")
+    except UserError as error:
+        raise PolicyError(str(error)) from None
     for name in names_of_code(table):
         yield name.partition(":")[0]
 
