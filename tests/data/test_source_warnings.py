@@ -8,7 +8,10 @@ import tifffile
 from PIL import Image
 from sklearn.datasets import load_digits
 
+from atoll.commands.data import load_partition
+from atoll.engines.federation import Federation
 from tests.data.test_sources import load, pixels_of
+from tests.harness import tiny
 
 
 @pytest.mark.parametrize("memory", [8.0, 1e-9])
@@ -61,11 +64,14 @@ def test_test_classes_without_a_training_image_are_told(tmp_path):
     for split, names in (("train", ("cat", "dog")), ("test", ("cat", "Dog", "fox"))):
         for number, name in enumerate(names):
             (tmp_path / split / name).mkdir(parents=True)
-            Image.fromarray(np.full((8, 8), 90 * number + 20, np.uint8)).save(
-                tmp_path / split / name / "0.png"
-            )
-    with pytest.warns(
-        UserWarning, match="2 of 3 test images are of classes without a training image: 'Dog', 'fox'; "
-    ):
-        load("folder", tmp_path)
-    load("folder", tmp_path, labels=False)  # no label is read
+            for i in range(4):
+                image = np.full((8, 8), 90 * number + 20 + i, np.uint8)
+                Image.fromarray(image).save(tmp_path / split / name / f"{i}.png")
+    settings = ("data.source=folder", f"data.path={tmp_path}", "partition.clients=2")
+    told = "8 of 12 test images are of classes without a training image: 'Dog', 'fox'; .* 'cat', 'dog'$"
+    with pytest.warns(UserWarning, match=told):
+        Federation(tiny(*settings))
+    with pytest.warns(UserWarning, match=told):
+        load_partition(tiny(*settings))
+    Federation(tiny(*settings, "data.labels=false"))  # no label is read
+    load("folder", tmp_path)  # a site may well lack classes

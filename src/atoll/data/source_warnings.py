@@ -6,12 +6,13 @@ import warnings
 from collections.abc import Sequence
 from functools import reduce
 
-import numpy as np
+import torch
 
 from atoll.core.errors import UserError
 from atoll.core.text import few
 from atoll.data.cache import Opened
 from atoll.data.decode import Values
+from atoll.data.images import ImageSet
 from atoll.data.options import DataOptions
 from atoll.data.records import UNLABELLED, Listing
 
@@ -30,15 +31,18 @@ def warn_of_marks(listing: Listing) -> None:
         )
 
 
-def warn_of_strangers(train: Listing, test: Listing) -> None:
-    """Warn of test images whose class has no training image: no protocol can name it."""
-    if train.labels is None or test.labels is None:
+def warn_of_strangers(train: ImageSet, test: ImageSet | None) -> None:
+    """Warn of test images whose class has no training image, so that no protocol can name it.
+
+    A real site may well lack classes, and is not warned.
+    """
+    if train.labels is None or test is None or test.labels is None:
         return
-    strange = np.isin(test.labels, train.labels, invert=True)
-    if strange.any():
-        names = few(repr(test.classes[label]) for label in np.unique(test.labels[strange]))
+    strange = test.labels[~torch.isin(test.labels, train.labels)]
+    if len(strange):
+        names = few(repr(test.classes[label]) for label in torch.unique(strange).tolist())
         warnings.warn(
-            f"{strange.sum()} of {len(test)} test images are of classes without a training image: {names}; "
+            f"{len(strange)} of {len(test)} test images are of classes without a training image: {names}; "
             f"the training classes are called {few(map(repr, train.classes))}",
             stacklevel=3,
         )

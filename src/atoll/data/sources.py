@@ -25,7 +25,6 @@ from atoll.data.records import Listing, Rows
 from atoll.data.source_warnings import (
     refuse_or_warn_of_corrupt,
     warn_of_marks,
-    warn_of_strangers,
     warn_of_values,
 )
 from atoll.data.synthetic import DEFAULT_IMAGES, MOST_TEST_IMAGES, synthetic_images
@@ -140,8 +139,6 @@ def load_data(options: DataOptions, seed: int) -> Splits:
             )
     if test is not None:
         test = test.renamed(train)
-        if options.labels:
-            warn_of_strangers(train, test)
     elif options.test_fraction:
         strata = [*([] if train.labels is None else [train.labels]), *train.columns.values()]
         rest, held = _hold_out(
