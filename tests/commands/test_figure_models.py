@@ -1,12 +1,14 @@
 """Maps and landscapes of kept models against direct readings of the same models."""
 
 import math
+import shutil
 
 import pytest
 import torch
 
 from atoll.commands.figure_models import _loss, landscape, representation_maps
 from atoll.core.kept_models import kept_models
+from atoll.core.run_folder import Run
 from atoll.core.tree import load
 from atoll.engines.federation import Federation
 from tests.harness import run_tiny, tiny
@@ -82,3 +84,13 @@ def test_models_that_were_not_kept_are_not_shown(run, tmp_path):
     plain = run_tiny(tmp_path / "plain")
     assert representation_maps(plain, ("global",), "class") is None
     assert landscape(plain, 3) is None
+
+
+def test_models_have_a_colour_each_without_labels_too(run, tmp_path):
+    folder = shutil.copytree(run.folder, tmp_path / "run")
+    recipe = folder / "recipe.toml"
+    text = recipe.read_text().partition("\n")[2].replace("labels = true", "labels = false")
+    assert "labels = false" in text
+    recipe.write_text(text)
+    found = representation_maps(Run(folder), ("global", "client-0"), "model")
+    assert found["groups"].count(0) == found["groups"].count(1) == len(found["points"]) / 2 > 0

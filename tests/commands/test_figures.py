@@ -223,3 +223,25 @@ def test_much_traffic_is_said_without_an_exponent(folder, tmp_path):
     results = Results(job.table, job.rows, {"plain-few": [Run(tmp_path)]}, {})
     (drawn,) = figure_data(Figure("", (panel,)), results)["panels"]
     assert drawn["remarks"] == ["FedAlignUniform, 2 clients reaches 0.5: 12,350 MB"]
+
+
+def test_curves_of_several_runs_are_means_by_round_whichever_rounds_a_run_has(folder, tmp_path):
+    values = [{1: 1.0, 2: 2.0, 3: 3.0, 4: 4.0}, {1: 3.0, 3: 5.0, 4: 6.0, 5: 7.0}]
+    runs = []
+    for number, by_round in enumerate(values):
+        run = tmp_path / str(number)
+        run.mkdir()
+        (run / "recipe.toml").write_text("")
+        lines = [
+            {"round": round, "bytes_up": 1e6} | ({"loss": by_round[round]} if round in by_round else {})
+            for round in range(1, max(by_round) + 1)
+        ]
+        (run / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+        runs.append(Run(run))
+    job = find_table(str(folder / "mine.toml"), ["plain-few"])
+    results = Results(job.table, job.rows, {"plain-few": runs}, {})
+    panels = (Panel("curves", x="round", y="loss"), Panel("curves", x="MB", y="loss"))
+    rounds, megabytes = (panel["series"][0] for panel in figure_data(Figure("", panels), results)["panels"])
+    assert rounds["x"] == [1, 2, 3, 4, 5]
+    assert rounds["y"] == megabytes["y"] == [2.0, 2.0, 4.0, 5.0, 7.0]
+    assert megabytes["x"] == [1.0, 2.0, 3.0, 4.0, 5.0]

@@ -132,8 +132,8 @@ def test_a_loss_weights_a_client_by_its_last_epoch():
     seen = []
     step = rounds.client.step
 
-    def recorded(batch):
-        seen.append((batch.epoch, float((loss := step(batch)).detach())))
+    def recorded(batch, share):
+        seen.append((batch.epoch, float((loss := step(batch, share)).detach())))
         return loss
 
     rounds.client.step = recorded

@@ -220,3 +220,12 @@ def test_a_fold_may_keep_the_slices_of_a_round(tmp_path):
     slices = run.latest()["state"]["parts"]["sends_a_weight"]
     assert len(slices) == 4
     assert not any(torch.equal(one, other) for one, other in combinations(slices, 2))
+
+
+def test_a_loss_counts_a_part_by_its_share_of_the_batch():
+    """Of a network without BatchNorm, and steps that change nothing."""
+    settings = ("method.name=fed_sl", "train.lr=1e-12", "data.limit=72", *VIT, *PLAIN)
+    whole, accumulated = (
+        Rounds(*settings, f"train.accumulate={parts}").train(0)[0]["losses"] for parts in (1, 3)
+    )
+    assert accumulated == pytest.approx(whole, rel=1e-5)

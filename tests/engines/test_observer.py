@@ -13,6 +13,7 @@ from atoll.core.run_folder import Run
 from atoll.core.tree import load, same
 from atoll.engines.federation import Federation
 from atoll.engines.observer import Observer
+from atoll.evaluation import embed
 from atoll.evaluation.metrics import MEASURES
 from atoll.report.figures import figures
 from atoll.report.folders import read_folder
@@ -206,3 +207,20 @@ def test_consensus_needs_a_graph():
         UserError, match="cannot measure 'consensus' of 'fedavg', which has no graph of clients"
     ):
         Federation(tiny("evaluation.measures=['consensus']"))
+
+
+def test_norms_of_several_models_are_means_over_clients(tmp_path):
+    settings = (
+        "method.name=peer_to_peer", "options.gossip.deploys=each", "train.rounds=1", "train.keep_models_every=1",
+        "evaluation.measures=['norms']",
+    )  # fmt: skip
+    run = run_tiny(tmp_path / "run", *settings)
+    federation = Federation(tiny(*settings))
+    images, norms = federation.splits.held_out[1], []
+    for weights in kept(run, 1).values():
+        federation.load(weights)
+        h = embed(federation.encoder, federation.views.plain, images.images)
+        norms.append(float(h.double().norm(dim=1).mean()))
+    assert len(set(norms)) == 4
+    found = run.metrics[-1]["measures"]["norms/h"]
+    assert found == pytest.approx(sum(norms) / 4, rel=1e-5)

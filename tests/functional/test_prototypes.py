@@ -132,3 +132,15 @@ def test_bad_arguments_are_named():
         )
     with pytest.raises(ValueError, match="clusters must be above 0, got 0"):
         prototype_divergence(torch.ones(2, 2), torch.zeros(2).long(), 0)
+
+
+@pytest.mark.parametrize("wrong", [torch.tensor([0]), torch.zeros(4), torch.zeros(4, 1, dtype=torch.int64)])
+def test_labels_that_do_not_fit_the_rows_are_refused(wrong) -> None:
+    h, right = torch.eye(4), torch.tensor([0, 1, 1, 0])
+    for call in (
+        lambda: prototype_contrast(h, h, right, wrong, 2, 0.5),
+        lambda: prototype_classification(h, h, right, wrong, 2),
+        lambda: prototype_divergence(h, wrong, 2),
+    ):
+        with pytest.raises(ValueError, match=r"expected a cluster for each row, got rows \(4, 4\)"):
+            call()

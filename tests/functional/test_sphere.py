@@ -6,6 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.autograd import gradcheck
 
+from atoll import functional
 from atoll.functional import sphere_sliced_uniformity, uniformity, uniformity_decomposition
 from atoll.functional.sphere import _sliced_distance, _squared_wasserstein
 
@@ -164,3 +165,22 @@ def test_sphere_sliced_uniformity_gradient_and_degenerate_rows():
         assert z.grad.isfinite().all()
     with pytest.raises(ValueError, match=r"z \(3,\)"):
         loss(torch.ones(3))
+
+
+@pytest.mark.parametrize(
+    "loss",
+    [
+        lambda a, b: functional.alignment(a, b),
+        lambda a, b: functional.uniformity(a),
+        lambda a, b: functional.nt_xent(a, b),
+        lambda a, b: functional.byol(b, a),
+        lambda a, b: functional.simsiam(b, a),
+        lambda a, b: functional.representation_angle(a, b).sum(),
+        lambda a, b: functional.angular_divergence({"w": b}, {"w": a})["w"],
+    ],
+)
+def test_what_is_not_a_number_stays_so(loss) -> None:
+    a, b = torch.randn(2, 4, 3, generator=torch.Generator().manual_seed(0))
+    assert torch.isfinite(loss(a, b))
+    a[1, 2] = torch.nan
+    assert torch.isnan(loss(a, b))

@@ -53,6 +53,14 @@ def table(**figure):
         ({"kind": "scatter", "x": "acc", "y": "acc", "note": "n"}, "shows 'n', which is none"),
         ({"kind": "bars", "y": "acc", "places": {"c": 1}}, "names the choice 'c', which the file does not"),
         ({"kind": "pies", "y": "acc"}, "figure.panels"),
+        (
+            {"kind": "curves", "x": "rounds", "y": "loss"},
+            "curves show 'loss' by 'rounds', and need x = 'round'",
+        ),
+        ({"kind": "curves", "x": "MB", "y": "measure:norms/h"}, "curves show 'measure:norms/h' by 'MB'"),
+        ({"kind": "curves", "x": "round"}, "curves show '' by 'round'"),
+        ({"kind": "points", "y": "acc", "places": {"a": 1, "b": "half"}}, "mix numbers and texts"),
+        ({"kind": "points", "y": "acc", "places": {"a": 1, "b": 0}, "log": True}, "needs places above 0"),
     ],
 )
 def test_a_panel_that_does_not_fit_is_a_sentence(panel, sentence):

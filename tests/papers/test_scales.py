@@ -89,3 +89,10 @@ def test_every_result_at_a_scale_says_that_it_is_not_the_papers(
     for row in job.rows:
         assert f"'{scale}'" in row.recipe.title
         assert row.paper == next(one.recipe for one in paper.rows if one.name == row.name)
+
+
+@pytest.mark.parametrize("cap", ["model.encoder = 5", "train.keep_local_models = 5", "data.image_size = 'x'"])
+def test_a_maximum_of_what_is_no_number_is_refused(tmp_path: Path, cap: str) -> None:
+    (tmp_path / "mine.toml").write_text(f"{TABLE}scale.cpu.at_most.{cap}\n")
+    with pytest.raises(UserError, match=r"at_most lowers numbers, and .* set it in changes"):
+        find_table(str(tmp_path / "mine.toml"), scale="cpu")

@@ -52,7 +52,7 @@ def representation_maps(
         encoder = federation.load({**kept.get("global", {}), **kept[name]})
         shown.append(embed(encoder, federation.views.plain, images.images).cpu())
     points = embedding_map(torch.cat(shown), federation.recipe.seed)
-    names, groups = _groups(images.labels, images.classes, models, colour, classes)
+    names, groups = _groups(len(images), images.labels, images.classes, models, colour, classes)
     return {
         "points": [[round(float(x), 3), round(float(y), 3)] for x, y in points],
         "groups": groups,
@@ -62,9 +62,13 @@ def representation_maps(
 
 
 def _groups(
-    labels: Tensor | None, classes: Sequence[str], models: Sequence[str], colour: str, wanted: Sequence[int]
+    count: int,
+    labels: Tensor | None,
+    classes: Sequence[str],
+    models: Sequence[str],
+    colour: str,
+    wanted: Sequence[int],
 ) -> tuple[list[str], list[int]]:
-    count = 0 if labels is None else len(labels)
     if colour == "model" or labels is None:
         return list(models), [k for k in range(len(models)) for _ in range(count)]
     chosen = list(wanted) or sorted(set(labels.tolist()))

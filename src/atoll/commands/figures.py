@@ -120,8 +120,11 @@ def _scatter(panel: Panel, rows: Sequence[Row], results: Results) -> list[Drawn]
     return [_frame(panel, "scatter", points=points)] if points else []
 
 
-def metric_curve(run: Run, key: str, x: str = "round") -> dict[float, float]:
-    """Values of a key of a run's metrics, and of its final evaluation, by round or by megabytes so far."""
+def metric_curve(run: Run, key: str, x: str = "round") -> dict[int, tuple[float, float]]:
+    """By round, where on the x axis it stands (round, or megabytes so far), and a key's value in the run's metrics.
+
+    The last round has the final evaluation's value if the metrics have none.
+    """
     section, _, name = key.rpartition(":")
     lines = run.metrics
     traffic = list(accumulate(1e-6 * (line.get("bytes_up", 0) + line.get("bytes_down", 0)) for line in lines))
@@ -131,7 +134,7 @@ def metric_curve(run: Run, key: str, x: str = "round") -> dict[float, float]:
         if section == "evaluation" and line is lines[-1] and name not in values:
             values = run.read_json("evaluation.json") or {}
         if isinstance(value := values.get(name), int | float):
-            found[line["round"] if x == "round" else megabytes] = float(value)
+            found[line["round"]] = (line["round"] if x == "round" else megabytes, float(value))
     return found
 
 
@@ -139,8 +142,8 @@ def _curves(panel: Panel, rows: Sequence[Row], results: Results) -> list[Drawn]:
     series, reached = [], []
     for row, label in zip(rows, panel.series(rows, results.table), strict=True):
         curves = [metric_curve(run, panel.y, panel.x) for run in results.runs.get(row.name, ())]
-        # Runs of one row have equal rounds; their traffic may differ, so points are matched by their order.
-        steps = list(zip(*(sorted(curve.items()) for curve in curves), strict=False))
+        rounds = sorted(set().union(*curves))  # a run may lack some, and traffic differs from run to run
+        steps = [[curve[round] for curve in curves if round in curve] for round in rounds]
         if not steps:
             continue
         scaled = _summary([panel.times * y for _, y in step] for step in steps)
@@ -161,8 +164,8 @@ def _four_digits(place: float) -> str:
     return f"{float(f'{place:.4g}'):,.15g}"
 
 
-def _first(curve: Mapping[float, float], target: float) -> float | None:
-    return next((x for x, y in sorted(curve.items()) if y >= target), None)
+def _first(curve: Mapping[int, tuple[float, float]], target: float) -> float | None:
+    return next((x for _, (x, y) in sorted(curve.items()) if y >= target), None)
 
 
 def _boxes(panel: Panel, rows: Sequence[Row], results: Results) -> list[Drawn]:

@@ -114,6 +114,7 @@ class Client:
         for component in method.components:
             component.start(context)
         self._losses: dict[str, list[Tensor]] = {"loss": []}
+        self._shares: list[float] = []  # of their batches
         self._epoch = self._epoch_start = 0
 
     def begin_batch(self, batch: Batch) -> None:
@@ -122,8 +123,12 @@ class Client:
             self._end_epoch()
             self._epoch = batch.epoch
 
-    def step(self, batch: Batch) -> Tensor:
+    def step(self, batch: Batch, share: float = 1.0) -> Tensor:
         """Compute the local loss of a batch; every declared forward pass runs once.
+
+        Args:
+            batch: The batch, or a part of one.
+            share: The part's share of the batch, with which its loss counts in the means that are reported.
 
         Raises:
             UserError: The loss of a component is not a scalar.
@@ -133,15 +138,15 @@ class Client:
         passes = run_forwards(
             method.forwards, self.networks_by_name, batch.images, self.joint, after, self._encode
         )
-        return self.loss(batch, passes)
+        return self.loss(batch, passes, share)
 
     def prepare(self, batch: Batch) -> None:
         """Add the components' images to a batch."""
         for component in self.method.components:
             batch.images.update(component.inputs(self.context, batch))
 
-    def loss(self, batch: Batch, passes: Passes) -> Tensor:
-        """Compute the local loss of a batch, given its forward passes.
+    def loss(self, batch: Batch, passes: Passes, share: float = 1.0) -> Tensor:
+        """Compute the local loss of a batch, given its forward passes; see `step`.
 
         Raises:
             UserError: The loss of a component is not a scalar.
@@ -159,9 +164,10 @@ class Client:
                     f"the loss of {component.name!r} has shape {tuple(loss.shape)} and must be a scalar; "
                     "return its mean"
                 )
-            self._losses.setdefault(component.name, []).append(loss.detach())
+            self._losses.setdefault(component.name, []).append(_part(loss, share))
             total = total + weight * loss if weight != 1 else total + loss
-        self._losses["loss"].append(total.detach())
+        self._losses["loss"].append(_part(total, share))
+        self._shares.append(share)
         return total
 
     def after_step(self) -> None:
@@ -172,9 +178,13 @@ class Client:
 
     def _end_epoch(self) -> None:
         """End a local epoch and store its mean loss, which loss-weighted aggregation uploads."""
-        steps = self._losses["loss"][self._epoch_start :]
-        self.context.last_epoch_loss = float(torch.stack(steps).mean()) if steps else 0.0
-        self._epoch_start += len(steps)
+        self.context.last_epoch_loss = self._mean_loss("loss", self._epoch_start)
+        self._epoch_start = len(self._shares)
+
+    def _mean_loss(self, name: str, start: int = 0) -> float:
+        """Mean of a loss over the batches from a place in the list on; 0 without any."""
+        losses, batches = self._losses[name][start:], sum(self._shares[start:])
+        return float(torch.stack(losses).sum() / batches) if losses else 0.0
 
     def finish(self) -> tuple[Update, ClientState | None]:
         """End the last epoch; return the update and the client state, which is None if the method retains nothing.
@@ -188,7 +198,7 @@ class Client:
         slices = map_tensors(_as_sent, checked(sent, "finish"))
         update: Update = {
             "weights": {name: value for name, value in weights.items() if name in self._shared},
-            "losses": {name: float(torch.stack(v).mean()) for name, v in self._losses.items() if v},
+            "losses": {name: self._mean_loss(name) for name, losses in self._losses.items() if losses},
             "parts": {name: value for name, value in slices.items() if value is not None},
         }
         if "samples" in method.aggregation.statistics:
@@ -277,7 +287,7 @@ def train_client(
                 client.optimizer.zero_grad(set_to_none=True)
                 for part, share in batch.parts(train.accumulate):
                     with client.autocast():
-                        loss = client.step(part)
+                        loss = client.step(part, share)
                     if loss.requires_grad:
                         torch.autograd.backward(loss if share == 1 else share * loss)
                 if before_step is not None:
@@ -292,6 +302,11 @@ def train_client(
 def training_seed(setting: Setting, message: Message) -> int:
     """Seed of the random streams while a client trains: random layers and the user's code draw from them."""
     return derive_seed(setting.seed, "networks", message["round"], message["client"])
+
+
+def _part(loss: Tensor, share: float) -> Tensor:
+    """What a loss adds to the batch's; on a GPU, one kernel less where that is all of it."""
+    return loss.detach() if share == 1 else share * loss.detach()
 
 
 def _as_sent(tensor: Tensor) -> Tensor:

@@ -5,6 +5,7 @@ A client's update is seen once, between its acceptance and the next one, on the 
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable
 from itertools import combinations
 from typing import TYPE_CHECKING
@@ -152,13 +153,20 @@ class Observer:
         return {"angles/mean": float(angles.mean()), **marks}
 
     def _norms(self, state: ServerState) -> dict[str, float]:
-        networks = self._federation.networks
-        h = self._features(self._global(state, 0))
-        found = {"norms/h": float(h.norm(dim=1).mean())}
-        if "projector" in networks:
-            z = self._features({}, nn.Sequential(self._federation.encoder, networks["projector"]))
-            found["norms/z"] = float(z.norm(dim=1).mean())
-        return found
+        """Mean norms of representations and embeddings, over the clients' models if there are several."""
+        federation, networks = self._federation, self._federation.networks
+        models = federation.recipe.composed.deploy(state)
+        clients = map(models.name_of, range(federation.setting.num_clients))
+        users = Counter(clients) if models.models else Counter({"": 1})
+        norms: dict[str, list[float]] = {}
+        for name in users:
+            h = self._features(models.models.get(name, {}))
+            norms.setdefault("norms/h", []).append(float(h.norm(dim=1).mean()))
+            if "projector" in networks:
+                z = self._features({}, nn.Sequential(federation.encoder, networks["projector"]))
+                norms.setdefault("norms/z", []).append(float(z.norm(dim=1).mean()))
+        counts = list(users.values())
+        return {name: float(np.average(values, weights=counts)) for name, values in norms.items()}
 
     def _features(self, weights: Weights, network: nn.Module | None = None) -> Tensor:
         """Load weights and embed the held-out images; weights that are missing remain as they are."""

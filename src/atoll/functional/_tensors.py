@@ -89,10 +89,10 @@ def check_positive(**numbers: float) -> None:
 def unit(z: Tensor) -> Tensor:
     """Scale rows to length one; a row of zeros stays zero, and its gradient is zero.
 
-    Dividing by a small constant instead would give a zero row a gradient of 1e12.
+    Dividing by a small constant instead would give a zero row a gradient of 1e12. What is not a number stays so.
     """
     norm = torch.linalg.vector_norm(z, dim=-1, keepdim=True)
-    return torch.where(norm > MIN_NORM, z / norm.clamp_min(MIN_NORM), torch.zeros_like(z))
+    return torch.where(norm <= MIN_NORM, torch.zeros_like(z), z / norm.clamp_min(MIN_NORM))
 
 
 def cosine(a: Tensor, b: Tensor) -> Tensor:

@@ -66,7 +66,7 @@ def _cosine(w: Tensor, other: Tensor) -> Tensor:
     # All three products use the same operation, and the root of a square is exact, so x = y gives exactly 1.
     xy, scale = x.dot(y), (x.dot(x) * y.dot(y)).sqrt()
     ratio = xy / torch.where(scale > 0, scale, 1.0)
-    return torch.where(scale > 0, ratio.clamp(-1.0, 1.0), 1.0).to(dtype)
+    return torch.where(scale == 0, 1.0, ratio.clamp(-1.0, 1.0)).to(dtype)
 
 
 @torch.no_grad()

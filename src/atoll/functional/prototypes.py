@@ -87,6 +87,7 @@ def prototype_contrast(
         0.5514
     """
     check_rows(z1=z1, z2=z2)
+    _check_labels(z1, labels1=labels1, labels2=labels2)
     check_positive(clusters=clusters, temperature=temperature)
     (first, in1), (second, in2) = _means(z1, labels1, clusters), _means(z2, labels2, clusters)
     valid = (in1 & in2).repeat(2)
@@ -129,6 +130,7 @@ def prototype_classification(
         0.1269
     """
     check_rows(h1=h1, h2=h2)
+    _check_labels(h1, labels1=labels1, labels2=labels2)
     check_positive(clusters=clusters)
     prototypes, present = _means(h1, labels1, clusters)
     scores = -_squared_distances(unit(h2), unit(prototypes))
@@ -162,11 +164,17 @@ def prototype_divergence(h: Tensor, labels: Tensor, clusters: int, normalise: bo
         0.0
     """
     check_rows(h=h)
+    _check_labels(h, labels=labels)
     check_positive(clusters=clusters)
     prototypes, _ = _means(h, labels, clusters)
     offsets = (unit(h) if normalise else h) - unit(prototypes)[labels]
     means, present = _means(torch.linalg.vector_norm(offsets, dim=1, keepdim=True), labels, clusters)
     return means.sum() / present.sum()
+
+
+def _check_labels(rows: Tensor, **labels: Tensor) -> None:
+    if any(one.shape != rows.shape[:1] or one.is_floating_point() for one in labels.values()):
+        raise ValueError(f"expected a cluster for each row, got {shapes(rows=rows, **labels)}")
 
 
 def _means(x: Tensor, labels: Tensor, clusters: int) -> tuple[Tensor, Tensor]:

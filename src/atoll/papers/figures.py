@@ -21,6 +21,7 @@ from atoll.core.errors import UserError
 from atoll.papers.rows import Row
 from atoll.papers.tables import PaperTable
 
+CURVES = ("", "losses", "measures", "evaluation")  # parts of metrics.jsonl whose numbers a curve may show
 UNTRAINED = ("clients", "classes")  # kinds that show partitions, which need no runs
 
 
@@ -114,7 +115,7 @@ def figure_of(table: PaperTable) -> Figure | None:
     """Return a file's figure; None if it is a table.
 
     Raises:
-        UserError: A panel names a column or a choice that the file does not have.
+        UserError: A panel names a column or a choice that the file does not have, or its axes do not fit.
     """
     if not table.figure:
         return None
@@ -127,6 +128,18 @@ def figure_of(table: PaperTable) -> Figure | None:
                 raise UserError(
                     f"figure: a panel shows {column!r}, which is none of the columns {table.columns}"
                 )
+        part, _, name = panel.y.rpartition(":")
+        if panel.kind == "curves" and (panel.x not in ("round", "MB") or part not in CURVES or not name):
+            raise UserError(
+                f"figure: curves show {panel.y!r} by {panel.x!r}, and need x = 'round' or 'MB', and as y a key of "
+                "metrics.jsonl, or one of losses, measures or evaluation after a colon, such as 'measures:norms/h'"
+            )
+        places = list((panel.places or {}).values())
+        numbers = [place for place in places if isinstance(place, int | float)]
+        if numbers and len(numbers) < len(places):
+            raise UserError(f"figure: the places {places} mix numbers and texts; use one kind")
+        if panel.log and not (numbers and min(numbers) > 0):
+            raise UserError(f"figure: a logarithmic axis needs places above 0, and has {places}")
         for choice in [*(panel.places or {}), *panel.pooled]:
             if choice not in table.choices:
                 raise UserError(f"figure: a panel names the choice {choice!r}, which the file does not have")

@@ -98,6 +98,8 @@ def _capped(table: Mapping[str, Any], at_most: Mapping[str, Any]) -> dict[str, A
         value = capped.get(key)
         if isinstance(most, Mapping):
             capped[key] = _capped(value or {}, most)
-        else:
+        elif isinstance(most, int | float) and isinstance(value, int | float | None):
             capped[key] = most if value is None else min(value, most)
+        else:
+            raise UserError(f"a scale's at_most lowers numbers, and {key} is {value!r}; set it in changes")
     return capped
