@@ -287,3 +287,11 @@ def test_runs_of_one_label_are_announced_by_their_names(tmp_path):
     titles = []
     compare(recipes, 1, tmp_path, lambda title: titles.append(title) or Bar(Console(), title))
     assert titles == ["1/2 SSD (wide)", "2/2 SSD (narrow)"]
+
+
+def test_sweeps_of_lists_with_the_same_digits_have_names_of_their_own():
+    recipes = load_recipes(["digits"], sweeps=["model.projector_hidden=[1,28],[128]"])
+    assert [recipe.name for recipe in recipes] == [
+        "digits-projector_hidden1-28",
+        "digits-projector_hidden128",
+    ]

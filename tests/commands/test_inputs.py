@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from atoll.commands.evaluate import partition_of
+from atoll.commands.evaluate import measure_run, partition_of
+from atoll.commands.handle import Run as RunHandle
 from atoll.core.errors import UserError
 from atoll.core.run_folder import Run
 from tests.harness import run_tiny
@@ -31,7 +32,8 @@ def test_weights_of_a_warm_start_that_do_not_train_must_be_those_of_the_start(tm
             run_tiny(tmp_path / "run", *settings, "train.rounds=2", resume=True)
     else:  # nothing of them is read again
         run_tiny(tmp_path / "run", *settings, "train.rounds=2", resume=True)
-        assert not (tmp_path / "run" / "start.json").exists()
+        with pytest.warns(UserWarning, match="had finished, from the weights that .* it holds others now"):
+            run_tiny(tmp_path / "run", *settings, "train.rounds=2", resume=True)
 
 
 def noise(folder, seed):
@@ -84,3 +86,36 @@ def test_the_record_of_a_warm_start_names_the_file(tmp_path):
     run = run_tiny(tmp_path / "run", *SMALL, f"train.start={base.folder}", "model.freeze=['encoder.conv1*']")
     record = json.loads(run.read("start.json"))
     assert record["file"] == str(base.encoder_path)
+
+
+def test_a_finished_run_does_not_pass_for_one_on_other_images(tmp_path):
+    for number, name in enumerate("ab"):
+        noise(tmp_path / name, number)
+    settings = ("data.source=images", "data.test_fraction=0.5", "evaluation.at_end=['geometry']", *SMALL)
+    run_tiny(tmp_path / "run", *settings, f"data.path={tmp_path / 'a'}")
+    with pytest.raises(UserError, match="was started with other training images"):
+        run_tiny(tmp_path / "run", *settings, f"data.path={tmp_path / 'b'}", resume=True)
+    with pytest.raises(UserError, match="no file or folder"):
+        run_tiny(tmp_path / "run", *settings, f"data.path={tmp_path / 'c'}", resume=True)
+    (tmp_path / "a").rename(tmp_path / "c")
+    run_tiny(tmp_path / "run", *settings, f"data.path={tmp_path / 'c'}", resume=True)
+
+
+@pytest.mark.parametrize("option", ["train.start", "model.weights"])
+def test_a_run_goes_on_where_the_weights_of_its_start_lie_elsewhere_now(tmp_path, option):
+    base = run_tiny(tmp_path / "base", *SMALL)
+    places = [str(base.folder if option == "train.start" else base.encoder_path)]
+    run_tiny(tmp_path / "run", *SMALL, f"{option}={places[0]}")
+    base.folder.rename(tmp_path / "moved")
+    moved = places[0].replace(str(base.folder), str(tmp_path / "moved"))
+    run = run_tiny(tmp_path / "run", *SMALL, f"{option}={moved}", "train.rounds=2", resume=True)
+    assert run.results["round"] == 2
+
+
+def test_a_finished_run_needs_no_file_of_weights(tmp_path):
+    base = run_tiny(tmp_path / "base", *SMALL)
+    run = run_tiny(tmp_path / "run", *SMALL, f"model.weights={base.encoder_path}")
+    before = measure_run(run, ["knn"])
+    base.encoder_path.unlink()
+    assert measure_run(run, ["knn"]) == before
+    assert "finished" in repr(RunHandle(run.folder))

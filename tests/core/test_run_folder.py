@@ -335,3 +335,8 @@ def test_a_run_that_never_began_may_have_other_held_out_images(tmp_path):
     run.write("recipe.toml", "seed = 0\n")
     run.write(HELD_OUT, '{"fingerprint": "of others"}')
     run_tiny(run.folder, "data.limit=40", "partition.clients=2", "train.rounds=1")
+
+
+def test_a_folder_may_begin_at_home(tmp_path, monkeypatch):
+    monkeypatch.setenv("HOME", str(tmp_path))
+    assert Run("~/runs/mine").folder == tmp_path / "runs" / "mine"

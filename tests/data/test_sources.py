@@ -180,6 +180,18 @@ def test_a_relative_path_is_looked_for_under_atoll_data(damaged, monkeypatch):
         load("images", "scams")
 
 
+def test_atoll_data_may_begin_at_home(damaged, monkeypatch):
+    monkeypatch.setenv("HOME", str(damaged.parent.parent))
+    monkeypatch.setenv("ATOLL_DATA", f"~/{damaged.parent.name}")
+    with pytest.raises(UserError, match="cannot be decoded"):
+        load("images", "scans")
+
+
+def test_a_name_that_a_recipe_could_not_hold_is_refused():
+    with pytest.raises(UserError, match="the name 'bilder�' is not valid UTF-8; rename it"):
+        load("images", "bilder\udce9")
+
+
 @pytest.mark.parametrize("source", ["folder", "clients", "images"])
 def test_a_file_is_no_folder(tmp_path, source):
     (tmp_path / "file.png").write_text("")

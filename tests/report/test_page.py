@@ -468,3 +468,8 @@ def test_what_failed_is_said_without_the_folders_of_this_machine(tmp_path):
     path = write_report([make_run(tmp_path / "run")], tmp_path / "report.html", why.values(), table)
     assert path.read_text().count("SSD, seed 1: cannot write …/metrics.jsonl: no space left") == 2
     assert "/home/me" not in path.read_text()
+
+
+def test_a_folder_whose_name_is_no_text_has_a_page(tmp_path):
+    run = make_run(tmp_path / "caf\udce9")
+    assert "caf" in write_report([run], tmp_path / "page.html").read_text()

@@ -44,13 +44,20 @@ class PartBar:
             self._progress = None
 
 
+class _Console(Console):
+    """A console whose closed output is an error as that of any other; rich ends the program with 1."""
+
+    def on_broken_pipe(self) -> None:
+        raise BrokenPipeError
+
+
 def make_console(width: int = 120) -> Console:
     """Create a console on the standard output that reads no markup in texts.
 
     Args:
         width: Width of the output if it is not a terminal.
     """
-    return Console(file=sys.stdout, width=None if sys.stdout.isatty() else width, markup=False, emoji=False)
+    return _Console(file=sys.stdout, width=None if sys.stdout.isatty() else width, markup=False, emoji=False)
 
 
 def results_table(results: Mapping[str, Any]) -> Table:

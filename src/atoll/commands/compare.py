@@ -52,7 +52,10 @@ def load_recipes(
             raise UserError(f"--set {twice} and --sweep name the same key; leave one of them out")
         swept: dict[str, Recipe] = {}  # a method without the option has one recipe for all values
         for chosen in product(*map(_values, sweeps)):
-            words = (key.rpartition(".")[2] + re.sub(r"[^\w.+-]", "", value) for key, value in chosen)
+            words = (
+                key.rpartition(".")[2] + re.sub(r"[^\w.+-]", "", value.replace(",", "-"))
+                for key, value in chosen
+            )
             suffix = "-".join(words)
             each = [*settings, *(f"{key}={value}" for key, value in chosen)]
             for recipe in load_recipes(names, each, methods, lines):

@@ -37,4 +37,6 @@ def draw_clients(recipe: Recipe, splits: Splits, partition: Partition, out: Path
         raise UserError(f"the picture is an SVG, and {out} does not end in .svg; choose another -o")
     samples = client_samples(client_images(splits.train, partition, recipe), partition)
     words = setting_words(describe(recipe))
-    write_whole(out, clients_picture(partition, samples, recipe.title or recipe.name, words).encode())
+    write_whole(
+        out, clients_picture(partition, samples, recipe.title or recipe.name, words).encode(errors="replace")
+    )

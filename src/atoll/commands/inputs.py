@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,8 @@ from atoll.core.run_folder import HELD_OUT, START, WEIGHTS, Run
 from atoll.data.partition.partition import Partition
 from atoll.engines.federation import Federation
 from atoll.recipe.recipe import Recipe
+
+RECORDS = {"model.weights": WEIGHTS, "train.start": START}  # of the weights that an option names
 
 
 def check_inputs(run: Run, recipe: Recipe, federation: Federation) -> None:
@@ -29,13 +32,28 @@ def check_inputs(run: Run, recipe: Recipe, federation: Federation) -> None:
         UserError: The training images, their partition, a file of weights or the held-out images have changed.
     """
     _check_partition(run, recipe, federation.partition)
-    _check_weights(run, "model.weights", recipe.model.weights, WEIGHTS)
-    if recipe.train.start and federation.setting.base_names:  # a resumed run reads their initial values again
-        start = Path(recipe.train.start)
-        _check_weights(run, "train.start", str(Run(start).encoder_path if start.is_dir() else start), START)
+    for option, record, path in _weights(recipe):
+        # Of a warm start, a resumed run reads the weights again that do not train, and nothing else.
+        _check_weights(
+            run, option, path, record, read_again=record == WEIGHTS or bool(federation.setting.base_names)
+        )
     held_out = federation.splits.held_out[1]
     if held_out.fingerprint:
         check_held_out(run, _recorded(run, HELD_OUT, {"fingerprint": held_out.fingerprint}), held_out)
+
+
+def other_weights(run: Run, recipe: Recipe) -> Path | None:
+    """The file of weights that differs now from what a run has recorded of it; None if none does."""
+    for _, record, path in _weights(recipe):
+        earlier = (run.read_json(record) or {}).get("sha256")
+        if earlier is not None and path.is_file() and _digest(path) != earlier:
+            return path
+    return None
+
+
+def may_move(run: Run) -> list[str]:
+    """Options that name weights of which a run has recorded a digest, so that they may lie elsewhere now."""
+    return [option for option, record in RECORDS.items() if run.read_json(record) is not None]
 
 
 def has_other_images(run: Run, partition: Partition) -> bool:
@@ -62,15 +80,29 @@ def _same_clients(one: Partition, other: Partition) -> bool:
     return len(one) == len(other) and all(map(torch.equal, one.clients, other.clients))
 
 
-def _check_weights(run: Run, option: str, weights: str | None, name: str) -> None:
-    """Compare the file that an option names with the record of that name."""
-    if not weights or not Path(weights).is_file():  # a name, or what is missing: loading it says so
+def _weights(recipe: Recipe) -> Iterator[tuple[str, str, Path]]:
+    """The weights that a recipe begins with: the option, the name of the record, and the file."""
+    if recipe.model.weights:
+        yield "model.weights", WEIGHTS, Path(recipe.model.weights)
+    if recipe.train.start:
+        start = Path(recipe.train.start)
+        yield "train.start", START, Run(start).encoder_path if start.is_dir() else start
+
+
+def _digest(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def _check_weights(run: Run, option: str, path: Path, record: str, read_again: bool) -> None:
+    """Record the file that an option names, and compare it with an earlier record if it is read again."""
+    if not path.is_file():  # a name, or what is missing: loading it says so
         return
-    with Path(weights).open("rb") as file:
-        digest = hashlib.file_digest(file, "sha256").hexdigest()
-    if _recorded(run, name, {"file": weights, "sha256": digest}).get("sha256") != digest:
+    digest = _digest(path)
+    before = _recorded(run, record, {"file": str(path), "sha256": digest})
+    if read_again and before.get("sha256") != digest:
         raise UserError(
-            f"{run.folder} was started from other weights than {weights!r} holds now ({option}); restore the file, "
+            f"{run.folder} was started from other weights than '{path}' holds now ({option}); restore the file, "
             "or choose another --out"
         )
 

@@ -36,7 +36,7 @@ def report_runs(runs: Sequence[Path], output: Path | None = None) -> Path:
     read = read_folders(folders)
     for lack in (sentence for folder in read for sentence in folder.missing):
         warnings.warn(lack, stacklevel=2)
-    write_whole(out, page(read).encode())
+    write_whole(out, page(read).encode(errors="replace"))
     return out
 
 

@@ -13,7 +13,7 @@ import tomli_w
 import torch
 
 from atoll.commands.evaluate import model_path
-from atoll.commands.inputs import has_other_images
+from atoll.commands.inputs import has_other_images, may_move, other_weights
 from atoll.core.config import describe, flatten
 from atoll.core.environment import (
     difference,
@@ -92,6 +92,8 @@ def _is_done(run: Run, recipe: Recipe) -> bool:
     if not record or not run.partition_path.is_file():
         return False
     before, rounds = recipe_of(run), recipe.train.rounds
+    if before.data.path != recipe.data.path:  # the images are read, and compared with the run's
+        return False
     if before.train.rounds != rounds or set(recipe.evaluation.at_end) - set(before.evaluation.at_end):
         return False
     if record["round"] != rounds and not record.get("stopped_early"):
@@ -223,6 +225,11 @@ def check_folder(run: Run, recipe: Recipe, resume: bool, other_environment: bool
     done = _is_done(run, recipe)
     if not done and not other_environment:
         _check_environment(run, recipe)
+    if done and (changed := other_weights(run, recipe)):
+        warnings.warn(
+            f"{run.folder} had finished, from the weights that '{changed}' held when it began; it holds others now",
+            stacklevel=2,
+        )
     return done
 
 
@@ -232,16 +239,18 @@ def _difference(run: Run, recipe: Recipe, moved: bool = True) -> str | None:
     Args:
         run: The folder.
         recipe: The recipe.
-        moved: Whether the same images may lie elsewhere now.
+        moved: Whether the same images and weights may lie elsewhere now.
     """
     files = recipe.data.source != "object"  # an object's name has the fingerprint of its images
-    free = (*MAY_CHANGE, "data.path") if moved and files else MAY_CHANGE
+    free = [*MAY_CHANGE, *(["data.path"] if moved and files else [])]
     before, now = (
         flatten(describe(recipe_of(run).completed())),
         flatten(describe(recipe.completed())),
     )
     if now[LAYOUT] == AUTO:
         now[LAYOUT] = before[LAYOUT]
+    if moved:
+        free += [option for option in may_move(run) if before.get(option) and now.get(option)]
     changed = [key for key in sorted(before | now) if before.get(key) != now.get(key) and key not in free]
     if changed:
         key = changed[0]

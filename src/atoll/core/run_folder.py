@@ -5,7 +5,7 @@
 ``partition.json``       the samples of each client
 ``environment.json``     the kind of CPU, the libraries and the device that computed the rounds
 ``weights.json``         SHA-256 of the file of pretrained weights from which the run started
-``start.json``           SHA-256 of the encoder of a warm start, if some of its weights do not train
+``start.json``           SHA-256 of the encoder of a warm start
 ``held_out.json``        fingerprint of the images of the evaluations
 ``clients.safetensors``  sample images of some clients, for the report
 ``neighbours.safetensors``  nearest neighbours of some images, by ``atoll neighbours``
@@ -79,7 +79,7 @@ class Run:
     """
 
     def __init__(self, folder: Path | str) -> None:
-        self.folder = Path(folder)
+        self.folder = Path(folder).expanduser()
 
     @property
     def name(self) -> str:

@@ -252,12 +252,16 @@ def locate(name: str, option: str) -> Path:
     Raises:
         UserError: It is in neither place.
     """
+    try:
+        name.encode()
+    except UnicodeEncodeError:  # a recipe could not hold it
+        raise UserError(f"{option}: the name {clean(name)!r} is not valid UTF-8; rename it") from None
     path = Path(name).expanduser()
     if path.exists():
         return path
     shared = os.environ.get("ATOLL_DATA")
-    if shared and (Path(shared) / path).exists():
-        return Path(shared) / path
+    if shared and (found := Path(shared).expanduser() / path).exists():
+        return found
     also = f"ATOLL_DATA ({shared})" if shared else "ATOLL_DATA, which is not set"
     raise UserError(
         f"{option}: there is no file or folder {name!r} here or under {also}; "

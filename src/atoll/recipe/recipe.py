@@ -237,7 +237,8 @@ def recipe_of(run: Run, settings: Sequence[str] = ()) -> Recipe:
     table = complete_table(table, settings)
     names = names_of_code(table)
     search(names, (), keep=True)  # the run may come from elsewhere
-    return build(Recipe, table) if names else _made(table)
+    made = build(Recipe, table)  # complete: no file of weights is asked for its mean and std again
+    return replace(made, title=clean(made.title))
 
 
 def read_recipe(text: str) -> Recipe:

@@ -47,7 +47,7 @@ def write_report(
     Raises:
         UserError: There are no folders, a folder holds no run, or the page cannot be written.
     """
-    write_whole(out, page(read_folders(folders), failures, comparison, title).encode())
+    write_whole(out, page(read_folders(folders), failures, comparison, title).encode(errors="replace"))
     return out
 
 
