@@ -59,8 +59,8 @@ def give_data(source: Any) -> Given:
     if not given:
         raise UserError("data is an empty dict; give a dataset for each client")
     clients = [str(name) for name in given]
-    twin = next((name for name in clients if clients.count(name) > 1), None)
-    if twin is not None:
+    if len(set(clients)) < len(clients):
+        twin = next(name for name in clients if clients.count(name) > 1)
         raise UserError(f"two clients of data are called {twin!r}; give each a name of its own")
     parts = [_part(name, part) for name, part in zip(clients, given.values(), strict=True)]
     digest, labels, owners = hashlib.blake2b(digest_size=16), [], []
