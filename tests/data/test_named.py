@@ -164,3 +164,9 @@ def test_files_that_torchvision_unpacked_may_change(cranes):
     after = load("torchvision", "Cranes").train
     assert before.fingerprint != after.fingerprint
     assert (pixels_of(after)[0] == 255).all()
+
+
+def test_torchvisions_images_may_lie_below_the_home_folder(cranes, monkeypatch):
+    monkeypatch.setenv("HOME", str(cranes.parent.parent))
+    monkeypatch.setenv("ATOLL_DATA", f"~/{cranes.parent.name}")
+    assert len(load("torchvision", "Cranes").train) == 12

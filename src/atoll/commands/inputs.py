@@ -32,11 +32,10 @@ def check_inputs(run: Run, recipe: Recipe, federation: Federation) -> None:
         UserError: The training images, their partition, a file of weights or the held-out images have changed.
     """
     _check_partition(run, recipe, federation.partition)
-    for option, record, path in _weights(recipe):
+    for option, path in _weights(recipe):
         # Of a warm start, a resumed run reads the weights again that do not train, and nothing else.
-        _check_weights(
-            run, option, path, record, read_again=record == WEIGHTS or bool(federation.setting.base_names)
-        )
+        again = option != "train.start" or bool(federation.setting.base_names)
+        _check_weights(run, option, path, again)
     held_out = federation.splits.held_out[1]
     if held_out.fingerprint:
         check_held_out(run, _recorded(run, HELD_OUT, {"fingerprint": held_out.fingerprint}), held_out)
@@ -44,8 +43,8 @@ def check_inputs(run: Run, recipe: Recipe, federation: Federation) -> None:
 
 def other_weights(run: Run, recipe: Recipe) -> Path | None:
     """The file of weights that differs now from what a run has recorded of it; None if none does."""
-    for _, record, path in _weights(recipe):
-        earlier = (run.read_json(record) or {}).get("sha256")
+    for option, path in _weights(recipe):
+        earlier = (run.read_json(RECORDS[option]) or {}).get("sha256")
         if earlier is not None and path.is_file() and _digest(path) != earlier:
             return path
     return None
@@ -80,13 +79,13 @@ def _same_clients(one: Partition, other: Partition) -> bool:
     return len(one) == len(other) and all(map(torch.equal, one.clients, other.clients))
 
 
-def _weights(recipe: Recipe) -> Iterator[tuple[str, str, Path]]:
-    """The weights that a recipe begins with: the option, the name of the record, and the file."""
+def _weights(recipe: Recipe) -> Iterator[tuple[str, Path]]:
+    """The weights that a recipe begins with: the option and the file."""
     if recipe.model.weights:
-        yield "model.weights", WEIGHTS, Path(recipe.model.weights)
+        yield "model.weights", Path(recipe.model.weights)
     if recipe.train.start:
         start = Path(recipe.train.start)
-        yield "train.start", START, Run(start).encoder_path if start.is_dir() else start
+        yield "train.start", Run(start).encoder_path if start.is_dir() else start
 
 
 def _digest(path: Path) -> str:
@@ -94,12 +93,12 @@ def _digest(path: Path) -> str:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
-def _check_weights(run: Run, option: str, path: Path, record: str, read_again: bool) -> None:
+def _check_weights(run: Run, option: str, path: Path, read_again: bool) -> None:
     """Record the file that an option names, and compare it with an earlier record if it is read again."""
     if not path.is_file():  # a name, or what is missing: loading it says so
         return
     digest = _digest(path)
-    before = _recorded(run, record, {"file": str(path), "sha256": digest})
+    before = _recorded(run, RECORDS[option], {"file": str(path), "sha256": digest})
     if read_again and before.get("sha256") != digest:
         raise UserError(
             f"{run.folder} was started from other weights than '{path}' holds now ({option}); restore the file, "

@@ -34,6 +34,12 @@ def cache_folder() -> Path:
         raise UserError("this user has no home folder; set ATOLL_CACHE to a folder for the cache") from None
 
 
+def data_folder() -> Path | None:
+    """Folder in which images are searched for that lie nowhere else, ``$ATOLL_DATA``; None if it is not set."""
+    folder = os.environ.get("ATOLL_DATA")
+    return Path(folder).expanduser() if folder else None
+
+
 def content_digest(files: Sequence[tuple[str, Path]]) -> str:
     """Hash of the names and bytes of files, independent of the machine and the folder.
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import inspect
-import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -15,7 +14,7 @@ from PIL import Image
 
 from atoll.core.errors import UserError, did_you_mean
 from atoll.core.extras import require
-from atoll.core.files import cache_folder, content_digest, hash_bytes
+from atoll.core.files import cache_folder, content_digest, data_folder, hash_bytes
 from atoll.core.text import first_line
 from atoll.data.decode import Encoded
 from atoll.data.options import DataOptions
@@ -109,17 +108,27 @@ def read_torchvision(options: DataOptions, download: bool = True) -> tuple[Listi
             f"torchvision has no dataset {options.path!r}; {did_you_mean(str(options.path), known)}"
         )
     kind = known[options.path]
-    parameters = inspect.signature(kind).parameters
-    if "train" in parameters:
-        return _torchvision(kind, {"train": True}, download), _torchvision(kind, {"train": False}, download)
-    if kind is torchvision.datasets.EMNIST:  # its split is a choice of classes
-        split = options.train_split
-        both = [_torchvision(kind, {"split": split, "train": train}, download) for train in (True, False)]
-        return both[0], both[1]
+    parameters = _parameters(kind)
+    if "train" in parameters:  # beside it, a split is a choice of classes: EMNIST's
+        choice = {"split": options.train_split} if "split" in parameters else {}
+        train, test = (_torchvision(kind, {**choice, "train": train}, download) for train in (True, False))
+        return train, test
     if "split" in parameters:
         train = _torchvision(kind, {"split": options.train_split}, download)
         return train, _test_split(kind, options.test_split, download)
     return _torchvision(kind, {}, download), None
+
+
+def _parameters(kind: type) -> set[str]:
+    """Names of the parameters of a class, and of those that it passes on to its base."""
+    found: set[str] = set()
+    for one in kind.__mro__:
+        if make := vars(one).get("__init__"):
+            own = inspect.signature(make).parameters
+            found |= own.keys()
+            if all(parameter.kind is not parameter.VAR_KEYWORD for parameter in own.values()):
+                break
+    return found
 
 
 def _test_split(kind: type, name: str | None, download: bool) -> Listing:
@@ -133,13 +142,10 @@ def _test_split(kind: type, name: str | None, download: bool) -> Listing:
 
 
 def _torchvision(kind: type, split: dict[str, Any], download: bool) -> Listing:
-    import torchvision.datasets
-
-    base = torchvision.datasets.MNIST if issubclass(kind, torchvision.datasets.EMNIST) else kind
-    parameters = inspect.signature(base).parameters  # EMNIST passes MNIST's on, without naming them
+    parameters = _parameters(kind)
     locations: list[dict[str, Any]] = [{"root": cache_folder() / "torchvision", "download": download}]
-    if os.environ.get("ATOLL_DATA"):
-        locations.insert(0, {"root": Path(os.environ["ATOLL_DATA"]), "download": False})
+    if folder := data_folder():
+        locations.insert(0, {"root": folder, "download": False})
     failure: Exception | None = None
     for location in locations:
         try:

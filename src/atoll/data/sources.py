@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import warnings
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -12,6 +11,7 @@ import numpy as np
 import torch
 
 from atoll.core.errors import UserError
+from atoll.core.files import data_folder
 from atoll.core.rng import numpy_stream
 from atoll.core.text import clean
 from atoll.data.cache import Opened, open_records
@@ -259,8 +259,8 @@ def locate(name: str, option: str) -> Path:
     path = Path(name).expanduser()
     if path.exists():
         return path
-    shared = os.environ.get("ATOLL_DATA")
-    if shared and (found := Path(shared).expanduser() / path).exists():
+    shared = data_folder()
+    if shared and (found := shared / path).exists():
         return found
     also = f"ATOLL_DATA ({shared})" if shared else "ATOLL_DATA, which is not set"
     raise UserError(

@@ -76,9 +76,8 @@ def with_input(table: Mapping[str, Any], own_code: bool = True) -> dict[str, Any
     model = table.get("model", {})
     name = model.get("encoder", "")
     if isinstance(model.get("weights"), str):
-        configured = is_external(name) and not is_own_code(
-            name
-        )  # a library knows what its model was made for
+        # A library knows what its model was made for.
+        configured = is_external(name) and not is_own_code(name)
         table = _with_statistics(table, weights_input(model["weights"], guess=not configured))
     if not is_external(name):
         return dict(table)

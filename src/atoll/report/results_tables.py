@@ -150,9 +150,8 @@ def _other_protocols(columns: Sequence[Metric], alike: Sequence[bool]) -> str:
 def other_images(groups: Sequence[Group]) -> str:
     """A sentence that says in which images the runs differ, so that no accuracy is the best one; or nothing."""
     recipes = differences([group.recipe for group in groups])
-    known = all(
-        run.held_out for group in groups for run in group.runs
-    )  # earlier versions did not record them
+    # Earlier versions did not record the images.
+    known = all(run.held_out for group in groups for run in group.runs)
     same = {"data.memory_gib", *(["data.path"] if known else [])}
     keys = [key for key in recipes if key.startswith("data.") and key not in same]
     if keys:
