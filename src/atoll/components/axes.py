@@ -125,11 +125,9 @@ class Aggregation(Component):
     hides_updates: ClassVar[bool] = False
     keeps_updates: ClassVar[bool] = True
 
-    def __init_subclass__(cls) -> None:
-        """A fold of its own may keep updates, unless the class itself says that it does not."""
-        super().__init_subclass__()
-        if "open" in vars(cls) and "keeps_updates" not in vars(cls):
-            cls.keeps_updates = True
+    def splits(self, component: Component) -> bool:
+        """Return whether each client has its own slice of a component's state, because there is no server."""
+        return self.serverless and component.between_neighbours
 
     @property
     def statistics(self) -> tuple[str, ...]:

@@ -212,9 +212,14 @@ def _annotated(kind: type) -> list[str]:
 
 
 def declares_slice(kind: type[Component]) -> bool:
-    """Whether the declaration that a component uses belongs to its `finish`.
+    """Whether a component declares what its `finish` sends."""
+    return declared(kind, "declares", "finish")
 
-    False if the most derived class that defines either of them defines `finish` without `declares`.
+
+def declared(kind: type[Component], declaration: str, hook: str) -> bool:
+    """Whether a declaration that a component has belongs to the hook that it uses.
+
+    False if the most derived class that defines either of them defines the hook alone.
     """
-    owner = next(base for base in kind.__mro__ if {"finish", "declares"} & vars(base).keys())
-    return "declares" in vars(owner)
+    owner = next(base for base in kind.__mro__ if {declaration, hook} & vars(base).keys())
+    return declaration in vars(owner)

@@ -22,6 +22,7 @@ from pathlib import Path
 import cloudpickle
 import torch
 
+from atoll.components.component import declared
 from atoll.components.messages import ClientState, Slices, Update
 from atoll.core.devices import use_gpu
 from atoll.core.errors import RunError, UserError
@@ -47,7 +48,10 @@ class InProcess:
         self._federation = federation
         self._states = states
         self._stateful = federation.recipe.stateful
-        self._kept = federation.recipe.composed.aggregation.keeps_updates
+        aggregation = federation.recipe.composed.aggregation
+        # A fold of its own may keep updates, unless its class itself says that it does not.
+        says = declared(type(aggregation), "keeps_updates", "open")
+        self._kept = aggregation.keeps_updates or not says
 
     def start(self, constants: Slices) -> None:
         """Create the client side of the method."""

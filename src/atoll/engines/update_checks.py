@@ -29,8 +29,9 @@ from atoll.core.tree import Tree, Weights, leaves
 from atoll.data.client_data import num_batches
 from atoll.engines.history import History
 from atoll.engines.slice_norms import slice_norms, tensor_specs
+from atoll.methods.conflicts import reports_more
 from atoll.methods.least_loss import least_loss
-from atoll.methods.method import Method, reports_more
+from atoll.methods.method import Method
 
 REASON_BYTES = 2**16  # size of an answer with the reason why there is no update
 FIRST = 1e6  # bound in the first round of what differs by thousands between tasks: losses, statistics
@@ -143,7 +144,7 @@ class UpdateChecks:
             return "it lacks its components' slices"
         known = {"weights", "losses", "parts", *self.method.aggregation.statistics}
         unknown = update.keys() - known
-        if unknown and not reports_more(self.method):
+        if unknown and not reports_more(self.method.aggregation):
             return f"it contains {short(min(unknown, key=str))}, which was not declared ({len(unknown)} such keys)"
         unknown = update["parts"].keys() - {component.name for component in self.method.components}
         if unknown:
@@ -314,7 +315,7 @@ def update_spec(method: Method, setting: Setting) -> dict[str, Spec]:
 
 def declares_all(method: Method) -> bool:
     """Whether an update contains nothing but what is declared."""
-    return not reports_more(method) and all(declares_slice(type(c)) for c in method.components)
+    return not reports_more(method.aggregation) and all(declares_slice(type(c)) for c in method.components)
 
 
 def max_update_size(method: Method, setting: Setting, weights: Weights) -> SizeLimit | None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 
 from atoll.components.base import Objective, Term
+from atoll.components.component import declared
 from atoll.methods.method import Method
 
 
@@ -30,5 +31,4 @@ def least_loss(method: Method, name: str) -> float:
 
 def _bound(component: Objective | Term) -> float:
     """Return a component's lower bound, unless it inherits the bound and overrides the loss."""
-    owner = next(base for base in type(component).__mro__ if {"loss", "least_loss"} & vars(base).keys())
-    return component.least_loss if "least_loss" in vars(owner) else -math.inf
+    return component.least_loss if declared(type(component), "least_loss", "loss") else -math.inf

@@ -32,6 +32,7 @@ from atoll.components.declaration import mismatch
 from atoll.components.messages import ClientState, Message, ServerState, Slices, Update
 from atoll.components.training import TrainOptions
 from atoll.core.tree import Tree, Weights, checked
+from atoll.methods.conflicts import conflicts
 from atoll.methods.round_fold import RoundFold
 
 
@@ -145,61 +146,7 @@ class Method:
 
     def refuse(self, setting: Setting) -> str | None:
         """Return a sentence that says why this composition cannot work in this setting, or None."""
-        if self.needs_labels and setting.num_classes == 0:
-            name = next(component.name for component in self.components if component.needs_labels)
-            return f"{name!r} is supervised and these images have no labels; choose a self-supervised method"
-        if self.merge.alone and type(self.aggregation) is not FedAvg:
-            return (
-                f"with {self.merge.name!r} no weights leave a client, so {self.aggregation.name!r} would have none "
-                "to fold; set method.aggregation = 'fedavg'"
-            )
-        if self.aggregation.serverless and type(self.server) is not Direct:
-            return (
-                f"{self.aggregation.name!r} works without a server, and {self.server.name!r} is a server step; set "
-                "method.server = 'direct'"
-            )
-        if setting.train.keep_local_models and (hidden := self.hides_updates):
-            return f"train.keep_local_models cannot keep local models: {hidden}; remove it"
-        if (turns := self.aggregation.turns(setting)) > 1:
-            for component in self.components:
-                if component.consecutive_rounds:
-                    return (
-                        f"{component.name!r} relates a client's round to the one before it, and with "
-                        f"{self.aggregation.name!r} a client has one of {turns} rounds; set method.aggregation = "
-                        "'fedavg'"
-                    )
-        if remedy := self.objective.idle_rounds:
-            for component in self.components:
-                if component.needs_steps:
-                    return (
-                        f"{self.objective.name!r} has rounds in which no client trains, and {component.name!r} "
-                        f"would take them for training; set {remedy}"
-                    )
-        clients = range(setting.num_clients if setting.train.rounds == 1 and setting.train.epochs else 0)
-        if clients and not any(self.epochs(setting, client, clients, 1) for client in clients):
-            return f"{self.objective.name!r} trains nothing in round 1, the only one; raise train.rounds"
-        if self.aggregation.only_weights:
-            for component in self.components:
-                if self._by_client(component):
-                    continue
-                if component.egress:
-                    return (
-                        f"{self.aggregation.name!r} covers weights only, and {component.name!r} sends more than "
-                        f"that ({'; '.join(component.egress)}); choose another method or aggregation"
-                    )
-                if hook := _silent(component):
-                    return (
-                        f"{self.aggregation.name!r} covers weights only, and {component.name!r} overrides {hook} "
-                        "without declaring in egress what it sends; declare it (egress = () if nothing leaves), or "
-                        "choose another method or aggregation"
-                    )
-        for component in self.components:
-            if type(component).keep is not Component.keep and type(component).keeps is Component.keeps:
-                return (
-                    f"{component.name!r} overrides keep without declaring in keeps what a client retains, and "
-                    "nothing would be retained; declare it (keeps = () if nothing is)"
-                )
-        return next((reason for component in self.components if (reason := component.refuse(setting))), None)
+        return next(conflicts(self, setting), None)
 
     def refuse_networks(self, networks: nn.ModuleDict) -> str | None:
         """Return a sentence that says why this composition cannot work with these networks, or None."""
@@ -222,7 +169,7 @@ class Method:
         """Return the server's initial state, from the shared initial model."""
         slices = {component.name: component.init(setting) for component in self.components}
         checked(slices, "init")
-        for component in filter(self._by_client, self.components):
+        for component in filter(self.aggregation.splits, self.components):
             slices[component.name] = {str(k): slices[component.name] for k in range(setting.num_clients)}
         return {
             "models": self.aggregation.models(start, setting),
@@ -266,20 +213,16 @@ class Method:
         asked = (component.epochs(setting, client, cohort, round) for component in self.components)
         return next((epochs for epochs in asked if epochs is not None), setting.train.epochs)
 
-    def _by_client(self, component: Component) -> bool:
-        """Whether each client has its own slice of a component's state, because there is no server."""
-        return self.aggregation.serverless and component.between_neighbours
-
     def _slice(self, state: ServerState, component: Component, client: int) -> Tree:
         """Return a component's slice of the state, as a client meets it."""
         piece = state["parts"].get(component.name)
-        return (piece or {})[str(client)] if self._by_client(component) else piece
+        return (piece or {})[str(client)] if self.aggregation.splits(component) else piece
 
     def open(
         self, state: ServerState, setting: Setting, round: int, scratch: Path | None = None
     ) -> RoundFold:
         """Start to fold a round's updates."""
-        return RoundFold(self.components, self.aggregation, self.server, state, setting, round, scratch)
+        return RoundFold(self, state, setting, round, scratch)
 
     def deploy(self, state: ServerState) -> Deployment:
         """Return the resulting models by name, and the model that each client uses."""
@@ -294,7 +237,7 @@ class Method:
 
     def refuse_update(self, update: Update, setting: Setting) -> str | None:
         """Return a sentence that says what is wrong with the components' slices of an update, or None."""
-        others = update["parts"].keys() - {c.name for c in self.components if self._by_client(c)}
+        others = update["parts"].keys() - {c.name for c in self.components if self.aggregation.splits(c)}
         if self.aggregation.only_weights and others:
             return (
                 f"it holds more than weights ({', '.join(map(repr, sorted(others)))}), and "
@@ -317,25 +260,6 @@ def _undeclared(component: Component, piece: Tree, setting: Setting, weights: We
     if declared is None:
         return f"it holds a slice of {component.name!r}, which sends none" if piece is not None else None
     return mismatch(declared, piece, weights, f"its slice of {component.name!r}")
-
-
-def reports_more(method: Method) -> bool:
-    """Whether the aggregation makes clients report more than its `statistics`; nothing declares what that is."""
-    return type(method.aggregation).report is not Aggregation.report
-
-
-def _silent(component: Component) -> str | None:
-    """Return the hook by which a component may send data without declaring it in ``egress``, or None."""
-    kind = type(component)
-    if kind.egress is not Component.egress:
-        return None
-    if kind.finish is not Component.finish:
-        return "finish"
-    return (
-        "report"
-        if isinstance(component, Aggregation) and type(component).report is not Aggregation.report
-        else None
-    )
 
 
 _STATISTICS = {

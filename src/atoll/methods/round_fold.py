@@ -6,12 +6,12 @@ import inspect
 import warnings
 from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from torch import Tensor
 
 from atoll.aggregation.secure_sum import SumFold
 from atoll.components.base import (
-    Aggregation,
     Component,
     Fold,
     Models,
@@ -25,6 +25,9 @@ from atoll.components.base import (
 from atoll.core.errors import UserError
 from atoll.core.tree import Tree, checked, clone
 
+if TYPE_CHECKING:
+    from atoll.methods.method import Method
+
 
 class RoundFold:
     """A round's fold: the aggregation folds models, the components fold their slices, then the server steps.
@@ -35,23 +38,22 @@ class RoundFold:
 
     def __init__(
         self,
-        components: Sequence[Component],
-        aggregation: Aggregation,
-        server: ServerStep,
+        method: Method,
         state: ServerState,
         setting: Setting,
         round: int,
         scratch: Path | None,
     ) -> None:
+        aggregation = method.aggregation
         self._aggregation = aggregation.name
-        self._server = server
+        self._server = method.server
         self._state = state
         self._setting = setting
         self._models = _with_geometry(aggregation.open(state["models"], setting, round, scratch))
         self._slices: dict[str, SliceFold] = {}
-        for component in components:
+        for component in method.components:
             fold: SliceFold | None
-            if aggregation.serverless and component.between_neighbours:
+            if aggregation.splits(component):
                 near = aggregation.neighbourhoods(setting, round)
                 fold = _NeighbourFolds(component, state["parts"].get(component.name), setting, round, near)
             else:

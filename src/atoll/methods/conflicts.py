@@ -1,0 +1,124 @@
+"""Rules of composition: why the parts of a method cannot work together, or not in a run's setting."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+from atoll.aggregation.fedavg import FedAvg
+from atoll.aggregation.server_steps import Direct
+from atoll.components.base import Aggregation, Component, Setting
+
+if TYPE_CHECKING:
+    from atoll.methods.method import Method
+
+
+def conflicts(method: Method, setting: Setting) -> Iterator[str]:
+    """Yield a sentence for each rule that a method breaks in this setting.
+
+    Args:
+        method: The method.
+        setting: Setting of the run.
+    """
+    yield from _labels(method, setting)
+    yield from _server(method)
+    yield from _local_models(method, setting)
+    yield from _turns(method, setting)
+    yield from _idle_rounds(method, setting)
+    if method.aggregation.only_weights:
+        yield from _more_than_weights(method)
+    for component in method.components:
+        yield from _kept(component)
+    yield from (reason for part in method.components if (reason := part.refuse(setting)))
+
+
+def reports_more(aggregation: Aggregation) -> bool:
+    """Whether clients report more than the aggregation's `statistics`; nothing declares what that is."""
+    return type(aggregation).report is not Aggregation.report
+
+
+def _labels(method: Method, setting: Setting) -> Iterator[str]:
+    if method.needs_labels and setting.num_classes == 0:
+        name = next(component.name for component in method.components if component.needs_labels)
+        yield f"{name!r} is supervised and these images have no labels; choose a self-supervised method"
+
+
+def _server(method: Method) -> Iterator[str]:
+    aggregation, server = method.aggregation, method.server
+    if method.merge.alone and type(aggregation) is not FedAvg:
+        yield (
+            f"with {method.merge.name!r} no weights leave a client, so {aggregation.name!r} would have none to "
+            "fold; set method.aggregation = 'fedavg'"
+        )
+    if aggregation.serverless and type(server) is not Direct:
+        yield (
+            f"{aggregation.name!r} works without a server, and {server.name!r} is a server step; set "
+            "method.server = 'direct'"
+        )
+
+
+def _local_models(method: Method, setting: Setting) -> Iterator[str]:
+    if setting.train.keep_local_models and (hidden := method.hides_updates):
+        yield f"train.keep_local_models cannot keep local models: {hidden}; remove it"
+
+
+def _turns(method: Method, setting: Setting) -> Iterator[str]:
+    if (turns := method.aggregation.turns(setting)) == 1:
+        return
+    for component in method.components:
+        if component.consecutive_rounds:
+            yield (
+                f"{component.name!r} relates a client's round to the one before it, and with "
+                f"{method.aggregation.name!r} a client has one of {turns} rounds; set method.aggregation = 'fedavg'"
+            )
+
+
+def _idle_rounds(method: Method, setting: Setting) -> Iterator[str]:
+    objective, train = method.objective, setting.train
+    if remedy := objective.idle_rounds:
+        for component in method.components:
+            if component.needs_steps:
+                yield (
+                    f"{objective.name!r} has rounds in which no client trains, and {component.name!r} would take "
+                    f"them for training; set {remedy}"
+                )
+    clients = range(setting.num_clients if train.rounds == 1 and train.epochs else 0)
+    if clients and not any(method.epochs(setting, client, clients, 1) for client in clients):
+        yield f"{objective.name!r} trains nothing in round 1, the only one; raise train.rounds"
+
+
+def _more_than_weights(method: Method) -> Iterator[str]:
+    name = method.aggregation.name
+    for component in method.components:
+        if method.aggregation.splits(component):
+            continue
+        if component.egress:
+            yield (
+                f"{name!r} covers weights only, and {component.name!r} sends more than that "
+                f"({'; '.join(component.egress)}); choose another method or aggregation"
+            )
+        elif hook := _undeclared_hook(component):
+            yield (
+                f"{name!r} covers weights only, and {component.name!r} overrides {hook} without declaring in "
+                "egress what it sends; declare it (egress = () if nothing leaves), or choose another method or "
+                "aggregation"
+            )
+
+
+def _undeclared_hook(component: Component) -> str | None:
+    """The hook by which a component may send data without declaring it in ``egress``."""
+    kind = type(component)
+    if kind.egress is not Component.egress:
+        return None
+    if kind.finish is not Component.finish:
+        return "finish"
+    return "report" if isinstance(component, Aggregation) and reports_more(component) else None
+
+
+def _kept(component: Component) -> Iterator[str]:
+    kind = type(component)
+    if kind.keep is not Component.keep and kind.keeps is Component.keeps:
+        yield (
+            f"{component.name!r} overrides keep without declaring in keeps what a client retains, and nothing "
+            "would be retained; declare it (keeps = () if nothing is)"
+        )
