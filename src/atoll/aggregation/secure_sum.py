@@ -24,6 +24,7 @@ from typing import Annotated, ClassVar, Literal
 import torch
 from torch import Tensor
 
+from atoll.aggregation.fedavg import Weighing
 from atoll.components.base import Aggregation, Models, Setting, Trained, Update, UpdateGeometry
 from atoll.core.errors import RunError, UserError
 from atoll.core.schema import Above, AtMost, Positive
@@ -180,11 +181,9 @@ class SecureSum(Aggregation):
         return {name: geometry.cosine([name]) for name in names}
 
     def _weight(self, update: Update) -> float:
-        if self.weights == "uniform":
-            return 1.0
         if self.weights == "loss":
             return math.exp(min(0.0, self.least_loss - update["loss"]))
-        return float(update["samples"] if self.weights == "samples" else update["batches"])
+        return Weighing(self.weights)(update)[0]
 
 
 class SumFold:

@@ -22,6 +22,7 @@ from atoll.commands.egress import stand_ins
 from atoll.components.messages import Message, Update
 from atoll.core.errors import UserError
 from atoll.core.run_folder import RETAINED_ROUNDS
+from atoll.core.text import byte_size
 from atoll.core.threads import threads
 from atoll.core.tree import map_tensors, num_bytes
 from atoll.data.client_data import num_batches
@@ -93,10 +94,10 @@ class Cost:
         )
         processes = len(self.workers) + (len(self.workers) > 1)
         many = f", {processes} processes" if processes > 1 else ""
-        yield f"  memory  {size(self.memory)} a process{many}; evaluations may need more"
+        yield f"  memory  {byte_size(self.memory)} a process{many}; evaluations may need more"
         if self.stack > 1:
             yield f"  stack   {self.stack} clients train at once; time and memory above are those of one at a time"
-        yield f"  disk    {size(self.checkpoints)} of checkpoints, {size(self.states)} of client states"
+        yield f"  disk    {byte_size(self.checkpoints)} of checkpoints, {byte_size(self.states)} of client states"
         yield self._traffic()
 
     def site_lines(self, images: int) -> Iterator[str]:
@@ -111,19 +112,20 @@ class Cost:
             f"{1000 * self.step_seconds:.1f} ms, as on this machine; evaluations and the "
             "start of a process for each request come on top"
         )
-        yield f"  memory  {size(self.memory)} at a site"
+        yield f"  memory  {byte_size(self.memory)} at a site"
         yield (
-            f"  disk    {size(self.checkpoints)} of checkpoints at the coordinator, "
-            f"{size(self.states / self.clients)} of state at a site"
+            f"  disk    {byte_size(self.checkpoints)} of checkpoints at the coordinator, "
+            f"{byte_size(self.states / self.clients)} of state at a site"
         )
         yield self._traffic()
 
     def _traffic(self) -> str:
         took_part = self.rounds * self.cohort / self.clients
         total = self.once + took_part * (self.down + self.up)
+        down, up, once, whole = map(byte_size, (self.down, self.up, self.once, total))
         return (
-            f"  a site  {size(self.down)} down and {size(self.up)} up a round, {size(self.once)} once; "
-            f"{size(total)} in the {took_part:.3g} {'round' if took_part == 1 else 'rounds'} of an average site"
+            f"  a site  {down} down and {up} up a round, {once} once; {whole} in the {took_part:.3g} "
+            f"{'round' if took_part == 1 else 'rounds'} of an average site"
         )
 
 
@@ -254,20 +256,6 @@ def _peak(device: torch.device) -> int:
         ) from None
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     return peak if sys.platform == "darwin" else 1024 * peak
-
-
-def size(count: float) -> str:
-    """Format a number of bytes.
-
-    Example:
-        >>> from atoll.commands.cost import size
-        >>> size(3), size(45_712_345), size(2.5e9)
-        ('3 B', '45.7 MB', '2.5 GB')
-    """
-    for unit, scale in (("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
-        if count >= scale:
-            return f"{count / scale:.1f} {unit}"
-    return f"{count:.0f} B"
 
 
 def duration(seconds: float) -> str:

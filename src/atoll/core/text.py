@@ -72,3 +72,17 @@ def short(value: object) -> str:
         "'aaaaaaaaaaaa...aaaaaaaaaaaaa'"
     """
     return clean(" ".join(reprlib.repr(value).split()))
+
+
+def byte_size(count: float) -> str:
+    """A number of bytes in a decimal unit (a megabyte is a million bytes).
+
+    Example:
+        >>> from atoll.core.text import byte_size
+        >>> byte_size(3), byte_size(45_712_345), byte_size(2.5e9)
+        ('3 B', '45.7 MB', '2.5 GB')
+    """
+    for unit, scale in (("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
+        if count >= scale:
+            return f"{count / scale:,.1f} {unit}"
+    return f"{count:.0f} B"

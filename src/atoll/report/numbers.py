@@ -61,11 +61,3 @@ def best(column: Sequence[Spread | None]) -> list[bool]:
 def number(value: float, digits: int) -> str:
     """Format a number with a typographic minus sign; what rounds to zero has no sign."""
     return f"{value:z.{digits}f}".replace("-", "−")
-
-
-def megabytes(count: float) -> str:
-    """Format bytes with a decimal unit (a megabyte is a million bytes)."""
-    for unit, size, digits in (("GB", 1e9, 2), ("MB", 1e6, 2), ("kB", 1e3, 1)):
-        if count >= size:
-            return f"{count / size:,.{digits}f} {unit}"
-    return f"{count:,.0f} bytes"

@@ -6,13 +6,14 @@ import statistics
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from atoll.core.text import byte_size
 from atoll.data.partition.make import sit_out_words
 from atoll.evaluation.metrics import BYTES_DOWN, BYTES_UP
 from atoll.recipe.table import catalogue
 from atoll.report.client_pictures import samples_table
 from atoll.report.groups import EXPECTED, Group, differences
 from atoll.report.html import Html, bullets, folded, join, table, tag
-from atoll.report.numbers import UNMEASURED, megabytes
+from atoll.report.numbers import UNMEASURED
 from atoll.report.results_tables import method_label
 from atoll.report.wording import partition_kind, show, without_folders
 
@@ -77,7 +78,7 @@ def traffic_table(groups: Sequence[Group]) -> Html:
         for metric in (BYTES_UP, BYTES_DOWN):
             totals = [sum(line[metric.key] for line in lines) for lines in runs]
             rounds = [total / len(lines) for total, lines in zip(totals, runs, strict=True)]
-            cells += [megabytes(statistics.fmean(rounds)), megabytes(statistics.fmean(totals))]
+            cells += [byte_size(statistics.fmean(rounds)), byte_size(statistics.fmean(totals))]
         counts = [
             str(sum(len(line.get(name, ())) for lines in runs for line in lines))
             for name in ("refused", "lost")

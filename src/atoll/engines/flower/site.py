@@ -31,6 +31,7 @@ from atoll.engines.flower.agreed import Agreed, client_side, digest_of, site_par
 from atoll.engines.flower.enrolment import FORMAT
 from atoll.engines.flower.launcher import launch
 from atoll.engines.flower.ledger import updates_sent
+from atoll.engines.flower.policy import Policy
 from atoll.engines.flower.secure_site import masked_update
 from atoll.engines.flower.site_errors import SiteError
 from atoll.engines.flower.site_options import SiteOptions
@@ -91,10 +92,7 @@ class SiteSide:
         """Answer a stage of secure aggregation (see `atoll.engines.flower.secure_site`)."""
         if self.agreed(request) is None:
             return {"unprepared": True}
-        policy = self.options.read_policy()
-        if policy is not None:
-            policy.check_now()
-            policy.check_cohort(_cohort(request))
+        self._policy(request)
         return answer(self.folder_of(request), request)
 
     def train(self, request: Tree) -> Tree:
@@ -105,10 +103,7 @@ class SiteSide:
         if self.options.launcher:
             return launch(self.options, self.folder_of(request), request)
         message = request["message"]
-        policy = self.options.read_policy()
-        if policy is not None:
-            policy.check_now()
-            policy.check_cohort(_cohort(request))
+        policy = self._policy(request)
         opened = client_side(agreed, self.options, message["client"])
         federation, client = opened.federation, opened.client
         if policy is not None:
@@ -138,6 +133,14 @@ class SiteSide:
                 states.save(message["client"], message["round"], state)
                 states.prune({message["client"]: request["needed"]})
             return {"update": sent, "recipe": opened.recipe_digest}
+
+    def _policy(self, request: Tree) -> Policy | None:
+        """The owner's policy, which allows a round now and with its cohort; None if there is none."""
+        policy = self.options.read_policy()
+        if policy is not None:
+            policy.check_now()
+            policy.check_cohort(_cohort(request))
+        return policy
 
     def evaluate(self, request: Tree) -> Tree:
         """Evaluate a model on this site's held-out images; the answer contains only numbers."""
