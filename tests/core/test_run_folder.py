@@ -16,7 +16,7 @@ from atoll.commands.neighbours import find_neighbours
 from atoll.commands.resume import Recovery
 from atoll.commands.run import run_recipe
 from atoll.core.errors import UserError
-from atoll.core.run_folder import HELD_OUT, Run, check_output
+from atoll.core.run_folder import HELD_OUT, Run
 from atoll.engines.callbacks import Callback
 from atoll.engines.server import TooFewUpdatesError
 from atoll.report.comparison import comparison_cells, comparison_table
@@ -299,34 +299,6 @@ def test_a_folder_of_runs_names_some_of_them(tmp_path):
         (tmp_path / name / "recipe.toml").touch()
     with pytest.raises(UserError, match=f"such as {tmp_path}/a, {tmp_path}/b, {tmp_path}/c$"):
         Run(tmp_path).require()
-
-
-@pytest.mark.parametrize(
-    "name",
-    [
-        *("recipe.toml", "RECIPE.toml", "metrics.jsonl", "encoder.safetensors", "encoder-a.safetensors"),
-        *("checkpoints/h.npz", "detection/cells/h.npz", "audit.jsonl", "wandb/h.npz"),
-    ],
-)
-def test_a_runs_files_are_no_place_for_other_output(tmp_path, monkeypatch, name):
-    run = Run(tmp_path / "run")
-    check_output(run.folder / name)
-    run.folder.mkdir()
-    run.write("recipe.toml", "seed = 0\n")
-    monkeypatch.chdir(run.folder)
-    for path in (run.folder / name, Path(name), Path("..") / "run" / name):
-        with pytest.raises(UserError, match=r"belongs to the run .*choose another --output"):
-            check_output(path)
-
-
-def test_what_a_run_does_not_need_may_be_written_into_its_folder(tmp_path):
-    run = Run(tmp_path / "run")
-    run.folder.mkdir()
-    run.write("recipe.toml", "seed = 0\n")
-    for name in ("report.html", "encoder-export.safetensors", "h.npz", "encoder-export-timm"):
-        check_output(run.folder / name)
-    (tmp_path / "recipe.toml").write_text("seed = 0\n")  # a person's, beside their models
-    check_output(tmp_path / "models" / "encoder.pt2")
 
 
 def test_a_run_that_never_began_may_have_other_held_out_images(tmp_path):

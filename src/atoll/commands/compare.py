@@ -45,29 +45,35 @@ def load_recipes(
         UserError: A recipe is invalid.
     """
     if sweeps:
-        keys = [text.partition("=")[0].strip() for text in sweeps]
-        if repeated := next((key for key in keys if keys.count(key) > 1), None):
-            raise UserError(f"--sweep names {repeated} twice; name it once, with all values")
-        if twice := next((text for text in settings if text.partition("=")[0].strip() in keys), None):
-            raise UserError(f"--set {twice} and --sweep name the same key; leave one of them out")
-        swept: dict[str, Recipe] = {}  # a method without the option has one recipe for all values
-        for chosen in product(*map(_values, sweeps)):
-            words = (
-                key.rpartition(".")[2] + re.sub(r"[^\w.+-]", "", value.replace(",", "-"))
-                for key, value in chosen
-            )
-            suffix = "-".join(words)
-            each = [*settings, *(f"{key}={value}" for key, value in chosen)]
-            for recipe in load_recipes(names, each, methods, lines):
-                named = replace(recipe, name=f"{recipe.name}-{suffix}")
-                swept.setdefault(repr(_trained(recipe)), named)
-        return list(swept.values())
+        return _swept(names, settings, methods, lines, sweeps)
     of_each_method = [text for text in settings if methods and of_methods(text)]
     rest = [text for text in settings if text not in of_each_method]
     recipes = [load_recipe(name, rest) for name in names]
     if methods:
         recipes = [one for recipe in recipes for one in by_method(recipe, methods, of_each_method)]
     return recipes + (counterparts(recipes) if lines else [])
+
+
+def _swept(
+    names: Sequence[str], settings: Sequence[str], methods: Sequence[str], lines: bool, sweeps: Sequence[str]
+) -> list[Recipe]:
+    """The recipes of all combinations of the sweeps' values."""
+    keys = [text.partition("=")[0].strip() for text in sweeps]
+    if repeated := next((key for key in keys if keys.count(key) > 1), None):
+        raise UserError(f"--sweep names {repeated} twice; name it once, with all values")
+    if twice := next((text for text in settings if text.partition("=")[0].strip() in keys), None):
+        raise UserError(f"--set {twice} and --sweep name the same key; leave one of them out")
+    swept: dict[str, Recipe] = {}  # a method without the option has one recipe for all values
+    for chosen in product(*map(_values, sweeps)):
+        words = (
+            key.rpartition(".")[2] + re.sub(r"[^\w.+-]", "", value.replace(",", "-")) for key, value in chosen
+        )
+        suffix = "-".join(words)
+        each = [*settings, *(f"{key}={value}" for key, value in chosen)]
+        for recipe in load_recipes(names, each, methods, lines):
+            named = replace(recipe, name=f"{recipe.name}-{suffix}")
+            swept.setdefault(repr(_trained(recipe)), named)
+    return list(swept.values())
 
 
 def _trained(recipe: Recipe) -> Recipe:

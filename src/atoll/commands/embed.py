@@ -17,7 +17,7 @@ from torch import Tensor
 
 from atoll.core.errors import UserError
 from atoll.core.files import read_bytes, write_whole
-from atoll.core.run_folder import check_output
+from atoll.core.outputs import check_output
 from atoll.core.text import clean
 from atoll.data.decode import Decoding, decode_batch
 from atoll.data.folders import IMAGE_SUFFIXES, files_below, is_image

@@ -16,8 +16,9 @@ from atoll.commands.model_folders import FOLDERS
 from atoll.core.errors import UserError, did_you_mean
 from atoll.core.extras import require
 from atoll.core.files import write_whole
+from atoll.core.outputs import check_output
 from atoll.core.provenance import version
-from atoll.core.run_folder import Run, check_output
+from atoll.core.run_folder import Run
 from atoll.models import Encoder, load_encoder
 from atoll.models.encoder import input_metadata
 from atoll.models.exported import EXTRA, INPUT, KEY, OUTPUT, is_ours

@@ -8,7 +8,8 @@ from pathlib import Path
 
 from atoll.core.errors import UserError
 from atoll.core.files import write_whole
-from atoll.core.run_folder import Run, check_output
+from atoll.core.outputs import check_output
+from atoll.core.run_folder import Run
 from atoll.report.page import page, read_folders
 
 

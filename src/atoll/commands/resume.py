@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import shutil
-import tomllib
 import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -117,7 +116,7 @@ def rename_finished(run: Run, recipe: Recipe, asked_more: bool) -> None:
 
 def _rename(run: Run, recipe: Recipe) -> None:
     """Write the recipe's name and title into the run's recipe, and nothing else of it."""
-    before = tomllib.loads(run.read("recipe.toml") or "")
+    before = run.recipe_table()
     named = {**before, "name": recipe.name, "title": recipe.title}
     if named != before:
         run.write("recipe.toml", tomli_w.dumps(named))

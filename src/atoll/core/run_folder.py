@@ -26,13 +26,12 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Iterator, Sequence
+import tomllib
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
 
-from atoll.core.audit_log import FILE as AUDIT
 from atoll.core.checkpoints import checkpoint_files, load_checkpoint, save_checkpoint
 from atoll.core.digests import JSON, TOML, DamagedError, open_text, seal_text
 from atoll.core.errors import UserError
@@ -61,7 +60,6 @@ RUN_FILES = (
     *("checkpoints", "models", "prerequisites", "clients.safetensors", *RESULTS, "report.html"),
 )
 OTHER_FILES = ("recipe.toml", SITES, "tensorboard", "wandb", DETECTION)
-WRITTEN_AGAIN = ("report.html", "encoder-export")  # beginnings of names that nothing else depends on
 FORMS = {".json": JSON, ".toml": TOML}
 
 
@@ -179,14 +177,27 @@ class Run:
         Raises:
             UserError: The file is damaged, or holds no JSON object.
         """
-        text = self.read(name)
-        try:
-            record = None if text is None else json.loads(text)
-        except (ValueError, RecursionError) as error:
-            raise damaged(self.folder / name, error) from None
+        record = self._parse(name, json.loads)
         if record is not None and not isinstance(record, dict):
             raise damaged(self.folder / name, "it holds no JSON object")
         return record
+
+    def recipe_table(self) -> dict[str, Any]:
+        """Read the complete recipe as a table.
+
+        Raises:
+            UserError: There is no run in the folder, or its recipe is damaged.
+        """
+        if not (table := self.require()._parse("recipe.toml", tomllib.loads)):
+            raise damaged(self.recipe_path, "it is empty")
+        return dict(table)
+
+    def _parse(self, name: str, parse: Callable[[str], Any]) -> Any:
+        text = self.read(name)
+        try:
+            return None if text is None else parse(text)
+        except (ValueError, RecursionError) as error:
+            raise damaged(self.folder / name, error) from None
 
     @property
     def results(self) -> Results:
@@ -303,11 +314,9 @@ class Run:
         unreadable: list[str] = []
         for round, path in checkpoint_files(self.checkpoints).items():
             try:
-                tree = load_checkpoint(path, round)
+                return load_checkpoint(path, round)
             except UserError as error:
                 unreadable.append(str(error))
-                continue
-            return tree
         if unreadable or self.started():
             why = f" ({unreadable[0]})" if unreadable else ""
             raise UserError(
@@ -326,18 +335,3 @@ class Run:
             sealed = read_bytes(self.recipe_path).startswith(TOML.before)
             return [] if sealed or self.started() else ["recipe.toml"]
         return [path.name for pattern in RUN_FILES for path in self.folder.glob(pattern)]
-
-
-def check_output(path: Path) -> None:
-    """Refuse to write the result of another command in the place of a run's file; its report may be replaced.
-
-    Raises:
-        UserError: The path is that of a run's file, or lies in one of its folders.
-    """
-    place = path.resolve()
-    for folder in place.parents:
-        name = place.relative_to(folder).parts[0].lower()  # RECIPE.TOML may be the same file
-        taken = any(fnmatchcase(name, pattern) for pattern in (*RUN_FILES, *OTHER_FILES, AUDIT))
-        run = Run(folder)
-        if taken and not name.startswith(WRITTEN_AGAIN) and run.exists() and not run.stray_files():
-            raise UserError(f"{path} belongs to the run {folder}, which needs it; choose another --output")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import tomllib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -17,7 +16,6 @@ from atoll.core.config import Options, build, describe, parse_toml, read_setting
 from atoll.core.errors import UserError
 from atoll.core.given import names_code
 from atoll.core.imports import search
-from atoll.core.remedies import damaged
 from atoll.core.run_folder import Run
 from atoll.core.run_names import check_name
 from atoll.core.text import clean
@@ -227,14 +225,7 @@ def recipe_of(run: Run, settings: Sequence[str] = ()) -> Recipe:
     Raises:
         UserError: The file is missing or damaged, or a setting is invalid.
     """
-    text = run.require().read("recipe.toml") or ""
-    try:
-        table = tomllib.loads(text)
-    except (tomllib.TOMLDecodeError, RecursionError) as error:
-        raise damaged(run.recipe_path, error) from None
-    if not table:
-        raise damaged(run.recipe_path, "it is empty")
-    table = complete_table(table, settings)
+    table = complete_table(run.recipe_table(), settings)
     names = names_of_code(table)
     search(names, (), keep=True)  # the run may come from elsewhere
     made = build(Recipe, table)  # complete: no file of weights is asked for its mean and std again

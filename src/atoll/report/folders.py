@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import math
-import tomllib
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -14,7 +13,6 @@ import torch
 
 from atoll.core.errors import UserError
 from atoll.core.files import hash_bytes
-from atoll.core.remedies import damaged
 from atoll.core.run_folder import DETECTION, HELD_OUT, NEIGHBOURS, OF_SITES, SITES_OWN, Run
 from atoll.core.tree import Tree, load
 from atoll.report.artifacts import FILE as MAP_FILE
@@ -94,14 +92,8 @@ def read_folder(path: Path) -> Folder:
     Raises:
         UserError: The folder has no recipe, so it holds no run, or the recipe cannot be read.
     """
-    run = Run(path).require()
-    text = run.read("recipe.toml") or ""
-    try:
-        recipe = tomllib.loads(text)
-    except (ValueError, RecursionError) as error:
-        raise damaged(run.recipe_path, error) from None
-    if not recipe:
-        raise damaged(run.recipe_path, "it is empty")
+    run = Run(path)
+    recipe = run.recipe_table()
     files = _Files(run, path.resolve().name)
     results = files.table("evaluation.json", "there are no final results of this run")
     # There is no map if the recipe has no points, or if the images are at the sites and must not be shown.
@@ -117,7 +109,7 @@ def read_folder(path: Path) -> Folder:
     folder = Folder(
         name=files.name,
         recipe=recipe,
-        recipe_text=text,
+        recipe_text=run.read("recipe.toml") or "",
         metrics=files.metrics(int(results.get("round", 0))),
         results=results,
         partition=partition,

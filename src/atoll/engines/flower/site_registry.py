@@ -84,13 +84,33 @@ class SiteRegistry:
         ends = time.monotonic() + seconds
         self._remind_at = time.monotonic() + SECONDS_BETWEEN_REMINDERS
         if self.clients:
-            while (missing := self._missing()) and time.monotonic() < ends:
-                self.refresh()
-                self._remind(", ".join(missing))
-                time.sleep(SECONDS_BETWEEN_LOOKS)
-            if missing:
-                log.warning("continuing without %s", ", ".join(missing))
+            self._await_known(ends)
             return
+        found = self._enrol(count, ends)
+        if len(found) < count:
+            connected = {str(site.node) for site in found.values()}
+            refused = [one["reason"] for one in self.turned_away if one["node"] not in connected]
+            reasons = "; ".join(dict.fromkeys(refused))
+            remedy = "or lower 'sites'" if self.sites else f"in a simulation with num-supernodes={count}"
+            raise UserError(
+                f"{len(found)} of {count} sites connected within {seconds:g} s "
+                f"({', '.join(sorted(found)) or 'none'}{'; refused: ' + reasons if reasons else ''}); "
+                f"start the missing nodes, {remedy}"
+            )
+        names = sorted(found, key=int) if self.sites == 0 else sorted(found)
+        self.clients = [found[name] for name in names]
+
+    def _await_known(self, ends: float) -> None:
+        """Wait until the sites of an interrupted run are back."""
+        while (missing := self._missing()) and time.monotonic() < ends:
+            self.refresh()
+            self._remind(", ".join(missing))
+            time.sleep(SECONDS_BETWEEN_LOOKS)
+        if missing:
+            log.warning("continuing without %s", ", ".join(missing))
+
+    def _enrol(self, count: int, ends: float) -> dict[str, Site]:
+        """Collect the first sites that connect, by name; fewer than ``count`` once the time has passed."""
         found: dict[str, Site] = {}
         while len(found) < count and time.monotonic() < ends:
             for node, site in self._receive():
@@ -108,18 +128,7 @@ class SiteRegistry:
                 f"{count - len(found)} of {count} sites" + (f" ({', '.join(names)})" if names else "")
             )
             time.sleep(SECONDS_BETWEEN_LOOKS)
-        if len(found) < count:
-            connected = {str(site.node) for site in found.values()}
-            refused = [one["reason"] for one in self.turned_away if one["node"] not in connected]
-            reasons = "; ".join(dict.fromkeys(refused))
-            remedy = "or lower 'sites'" if self.sites else f"in a simulation with num-supernodes={count}"
-            raise UserError(
-                f"{len(found)} of {count} sites connected within {seconds:g} s "
-                f"({', '.join(sorted(found)) or 'none'}{'; refused: ' + reasons if reasons else ''}); "
-                f"start the missing nodes, {remedy}"
-            )
-        names = sorted(found, key=int) if self.sites == 0 else sorted(found)
-        self.clients = [found[name] for name in names]
+        return found
 
     def refresh(self) -> None:
         """Ask new nodes for their names, and assign those that have answered to sites.

@@ -1,0 +1,27 @@
+"""Where commands may write: not in the place of a run's files."""
+
+from __future__ import annotations
+
+from fnmatch import fnmatchcase
+from pathlib import Path
+
+from atoll.core.audit_log import FILE as AUDIT
+from atoll.core.errors import UserError
+from atoll.core.run_folder import OTHER_FILES, RUN_FILES, Run
+
+WRITTEN_AGAIN = ("report.html", "encoder-export")  # beginnings of names that nothing else depends on
+
+
+def check_output(path: Path) -> None:
+    """Refuse to write the result of another command in the place of a run's file; its report may be replaced.
+
+    Raises:
+        UserError: The path is that of a run's file, or lies in one of its folders.
+    """
+    place = path.resolve()
+    for folder in place.parents:
+        name = place.relative_to(folder).parts[0].lower()  # RECIPE.TOML may be the same file
+        taken = any(fnmatchcase(name, pattern) for pattern in (*RUN_FILES, *OTHER_FILES, AUDIT))
+        run = Run(folder)
+        if taken and not name.startswith(WRITTEN_AGAIN) and run.exists() and not run.stray_files():
+            raise UserError(f"{path} belongs to the run {folder}, which needs it; choose another --output")
