@@ -1,5 +1,6 @@
 """What is said about a source's images when they are read."""
 
+import shutil
 import warnings
 
 import numpy as np
@@ -67,11 +68,15 @@ def test_test_classes_without_a_training_image_are_told(tmp_path):
             for i in range(4):
                 image = np.full((8, 8), 90 * number + 20 + i, np.uint8)
                 Image.fromarray(image).save(tmp_path / split / name / f"{i}.png")
-    settings = ("data.source=folder", f"data.path={tmp_path}", "partition.clients=2")
+    settings = ("data.source=folder", f"data.path={tmp_path}", "partition.clients=2", "data.limit=")
     told = "8 of 12 test images are of classes without a training image: 'Dog', 'fox'; .* 'cat', 'dog'$"
     with pytest.warns(UserWarning, match=told):
         Federation(tiny(*settings))
     with pytest.warns(UserWarning, match=told):
         load_partition(tiny(*settings))
     Federation(tiny(*settings, "data.labels=false"))  # no label is read
+    Federation(tiny(*settings, "data.limit=6"))  # a class may have no image among those that were drawn
+    shutil.rmtree(tmp_path / "test/cat")
+    with pytest.warns(UserWarning, match=r"8 of 8 test images are of classes without a training image"):
+        Federation(tiny(*settings, "data.limit=6"))
     load("folder", tmp_path)  # a site may well lack classes

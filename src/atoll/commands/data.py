@@ -23,7 +23,7 @@ def load_partition(recipe: Recipe) -> tuple[Splits, Partition]:
         UserError: The images cannot be loaded, or the partition is not possible for them.
     """
     splits = load_data(recipe.data, recipe.seed)
-    warn_of_strangers(splits.train, splits.test)
+    warn_of_strangers(splits.train, splits.test, recipe.data.limit)
     return splits, described(partition_clients(splits.train, recipe), recipe)
 
 

@@ -272,7 +272,7 @@ def measure_run(run: Run, protocols: Sequence[str], data: DataOptions | None = N
     paths, counts, users = _models(run)
     recipe = recipe_of(run)
     splits = load_data(data or recipe.data, recipe.seed)
-    warn_of_strangers(splits.train, splits.test)
+    warn_of_strangers(splits.train, splits.test, (data or recipe.data).limit)
     partition = partition_of(run)
     if data is None and partition and partition.fingerprint != splits.train.fingerprint:
         raise UserError(

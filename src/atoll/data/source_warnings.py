@@ -31,15 +31,16 @@ def warn_of_marks(listing: Listing) -> None:
         )
 
 
-def warn_of_strangers(train: ImageSet, test: ImageSet | None) -> None:
+def warn_of_strangers(train: ImageSet, test: ImageSet | None, limit: int | None) -> None:
     """Warn of test images whose class has no training image, so that no protocol can name it.
 
-    A real site may well lack classes, and is not warned.
+    A real site may well lack classes, and is not warned. If `limit` training images were drawn, some classes may
+    have none of them, and only a test split without any common class is warned of.
     """
     if train.labels is None or test is None or test.labels is None:
         return
     strange = test.labels[~torch.isin(test.labels, train.labels)]
-    if len(strange):
+    if len(strange) == len(test) or (len(strange) and limit is None):
         names = few(repr(test.classes[label]) for label in torch.unique(strange).tolist())
         warnings.warn(
             f"{len(strange)} of {len(test)} test images are of classes without a training image: {names}; "

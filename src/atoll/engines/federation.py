@@ -69,7 +69,7 @@ class Federation:
         if splits is None:
             recipe = self.recipe = replace(recipe, data=settled(recipe.data))
             splits = load_data(recipe.data, recipe.seed)
-            warn_of_strangers(splits.train, splits.test)
+            warn_of_strangers(splits.train, splits.test, recipe.data.limit)
         self.partition = described(partition or _partition(splits.train, recipe), recipe)
         self.images = client_images(splits.train, self.partition, recipe)
         self.splits = evaluation_splits(splits, self.partition, recipe)
