@@ -141,8 +141,8 @@ def trained_on(
     )
 
     class Signed(Client):
-        def step(self, batch: Any) -> torch.Tensor:
-            return sign * super().step(batch)
+        def step(self, batch: Any, share: float = 1.0) -> torch.Tensor:
+            return sign * super().step(batch, share)
 
     setting = replace(federation.setting, train=replace(train, lr=lr * train.lr))
     client = Signed(federation.recipe.composed, setting, federation.networks, {})

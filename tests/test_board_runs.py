@@ -139,7 +139,9 @@ def test_a_tuning_run_comes_out_as_recorded(tmp_path):
     here = tool.hardware_and_versions()
     if any(record["made"][key] != here[key] for key in ("capability", "torch", "torchvision", "numpy")):
         pytest.skip("the record is of another CPU capability, or of other versions")
-    assert same_but_made(tool.run(entry, tmp_path)) == same_but_made(with_later_options(record))
+    played = tool.run(entry, tmp_path)
+    del played["evaluation"]["users_by_model"]  # is newer than the record
+    assert same_but_made(played) == same_but_made(with_later_options(record))
 
 
 def with_later_options(record: dict[str, Any]) -> dict[str, Any]:
