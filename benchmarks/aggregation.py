@@ -20,11 +20,12 @@ import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import torch
 
 from atoll.aggregation.fedavg import FedAvg
-from atoll.components.base import Aggregation, Setting, UpdateGeometry
+from atoll.components.base import Aggregation, ServerState, Setting, UpdateGeometry
 from atoll.components.training import TrainOptions
 from atoll.core.tree import Tree, Weights, num_bytes
 from atoll.engines.update_checks import UpdateChecks
@@ -58,14 +59,14 @@ def make_updates() -> tuple[Weights, list[Tree]]:
 
 def make_paths(model: Weights, updates: list[Tree]) -> dict[str, Callable[[], object]]:
     """Make all measured paths, by name."""
-    state = {"models": {"global": model}, "parts": {}}
+    state: ServerState = {"models": {"global": model}, "parts": {}}
     setting = Setting(0, CLIENTS, (3, 32, 32), 0, 512, 512, TrainOptions(), ModelOptions())
     states = [update["weights"] for update in updates]
 
     def server(aggregation: Aggregation, checked: bool) -> Callable[[], object]:
         method = Method(objective=SimCLR(), aggregation=aggregation)
         declared = ("weights", "parts", "losses", *aggregation.statistics)
-        sent = [{name: update[name] for name in declared} for update in updates]
+        sent: list[Any] = [{name: update[name] for name in declared} for update in updates]
 
         def fold() -> Tree:
             checks = UpdateChecks(method, setting, frozenset(model))
@@ -83,7 +84,7 @@ def make_paths(model: Weights, updates: list[Tree]) -> dict[str, Callable[[], ob
 
     def plain() -> Weights:
         shares = [samples / sum(SAMPLES) for samples in SAMPLES]
-        mean = copy.deepcopy(states[0])
+        mean: Weights = copy.deepcopy(states[0])
         for name in mean:
             mean[name] = mean[name] * shares[0]
             for weights, share in zip(states[1:], shares[1:], strict=True):

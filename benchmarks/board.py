@@ -99,7 +99,7 @@ def run(
     except RunError as error:  # a diverged run is a valid result
         failed = {"failed": str(error)}
     lines = folder.metrics
-    evaluation = {} if failed else folder.read_json("evaluation.json")
+    evaluation = {} if failed else folder.results
     return {
         "entry": entry.name,
         "seed": entry.seed,

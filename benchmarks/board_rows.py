@@ -96,10 +96,12 @@ class Board:
         """Return a row with its method; None until all objectives from which it is chosen are tuned."""
         if row.method:
             return row
-        chosen = {name: self.choice(self.rows[name]) for name in self.objectives}
-        if None in chosen.values():
-            return None
-        best = self.rows[max(self.objectives, key=lambda name: self.score(chosen[name]))]
+        scores = {}
+        for name in self.objectives:
+            if (chosen := self.choice(self.rows[name])) is None:
+                return None
+            scores[name] = self.score(chosen)
+        best = self.rows[max(scores, key=lambda name: scores[name])]
         settings = (*best.settings, *row.settings)
         return replace(
             row, method=best.method, base=best.name, settings=settings, temperature=best.temperature
@@ -123,7 +125,7 @@ class Board:
     def score(self, entry: Entry) -> float:
         """Score of a finished tuning run; a failed one is never chosen."""
         record = self.record(entry.name) or {}
-        return record.get("evaluation", {}).get(SELECT, -math.inf)
+        return float(record.get("evaluation", {}).get(SELECT, -math.inf))
 
     def choice(self, row: Row) -> Entry | None:
         """Best tuning run, the first of equals; None until all are finished."""

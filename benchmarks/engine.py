@@ -20,7 +20,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -89,7 +89,7 @@ def bare(workload: str, part: int, parts: int, keeps: bool) -> float:
             optimizer = optimizer_of(recipe, networks)
             for rows in batches(indices, recipe, draws):
                 optimizer.zero_grad(set_to_none=True)
-                loss_of(federation, rows, draws).backward()
+                torch.autograd.backward(loss_of(federation, rows, draws))
                 optimizer.step()
         ends.append(time.perf_counter())
     return ends[-1] - ends[0]
@@ -99,7 +99,7 @@ def batches(indices: torch.Tensor, recipe: Recipe, draws: torch.Generator) -> It
     """The batches of a client's local epochs, of the sizes that the federated run has."""
     train = recipe.train
     for _ in range(train.epochs):
-        for rows in indices[torch.randperm(len(indices), generator=draws)].split(train.batch_size):
+        for rows in torch.split(indices[torch.randperm(len(indices), generator=draws)], train.batch_size):
             if len(rows) >= (train.batch_size if train.drop_last else 2):
                 yield rows
 
@@ -127,6 +127,7 @@ def contrast(federation: Federation, rows: torch.Tensor, draws: torch.Generator)
 def cross_entropy(federation: Federation, rows: torch.Tensor, draws: torch.Generator) -> torch.Tensor:
     """Cross-entropy of a batch."""
     images, networks = federation.splits.train, federation.networks
+    assert images.labels is not None
     x = federation.views.plain(images.images.gather(rows)).contiguous(memory_format=federation.layout)
     return F.cross_entropy(networks["classifier"](networks["encoder"](x)), images.labels[rows])
 
@@ -139,7 +140,7 @@ def peak_mib(clients: int) -> float:
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
 
 
-MEASURES = {"federated": federated, "bare": bare, "peak_mib": peak_mib}
+MEASURES: dict[str, Callable[..., float]] = {"federated": federated, "bare": bare, "peak_mib": peak_mib}
 
 
 def in_processes(calls: Sequence[Sequence[Any]]) -> float:
@@ -152,7 +153,7 @@ def in_processes(calls: Sequence[Sequence[Any]]) -> float:
 
 def compare(workload: str, workers: int, repeats: int) -> dict[str, Any]:
     """Time a workload's federated run and bare loops by turns."""
-    calls = {
+    calls: dict[str, Sequence[Sequence[Any]]] = {
         "federated": [("federated", workload, workers)],
         "bare": [("bare", workload, part, workers, False) for part in range(workers)],
         "bare_keeping_memory": [("bare", workload, part, workers, True) for part in range(workers)],

@@ -19,6 +19,7 @@ from torch.nn.functional import cosine_similarity, normalize
 
 import atoll
 from atoll.components.base import run_forwards
+from atoll.components.messages import Message
 from atoll.core.run_folder import Run
 from atoll.core.tree import Weights
 from atoll.engines.federation import Federation
@@ -34,7 +35,14 @@ def measure(reading: str, seed: int, weights: Weights) -> list[float]:
     side, found = federation.client_side({}), []
     for client in CLIENTS:
         data = federation.client_data(client)
-        message = {"client": client, "round": 1, "models": {"global": model}, "parts": {}, "epochs": 1}
+        message: Message = {
+            "client": client,
+            "round": 1,
+            "models": {"global": model},
+            "parts": {},
+            "epochs": 1,
+            "kept": 0,
+        }
         side.start(message, None, data)
         anchors = normalize(side.context.of(side.method.terms[0]).anchors[:IMAGES])
         others = len(anchors) * (len(anchors) - 1)

@@ -22,12 +22,17 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import torch
 
 from atoll.commands.run import run_recipe
 from atoll.recipe.recipe import Recipe, load_recipe
 from measured import write
+
+if TYPE_CHECKING:
+    from flwr.clientapp import ClientApp
+    from flwr.serverapp import ServerApp
 
 sys.path.append(str(Path(__file__).parents[1]))  # for the tests' deployment
 CLIENTS = 4
@@ -88,10 +93,10 @@ def clock(folder: Path) -> Iterator[list[float]]:
         thread.join()
 
 
-def simulate(server, client) -> None:
+def simulate(server: ServerApp, client: ClientApp) -> None:
     from flwr.simulation import run_simulation
 
-    resources = {"client_resources": {"num_cpus": 1, "num_gpus": 0.0}}
+    resources: Any = {"client_resources": {"num_cpus": 1, "num_gpus": 0.0}}
     run_simulation(server, client, num_supernodes=CLIENTS, backend_config=resources)
 
 
@@ -99,14 +104,14 @@ def simulate_ours(recipe: Recipe, place: Path) -> list[float]:
     from flwr.serverapp import ServerApp
 
     from atoll.commands.flower_server_app import run_federation
+    from atoll.engines.flower.app_options import FlowerOptions
     from atoll.engines.flower.client_app import app
-    from atoll.engines.flower.engine import FlowerOptions
 
     (place / "recipe.toml").write_text(recipe.to_toml())
     server = ServerApp()
 
     @server.main()
-    def main(grid, context) -> None:
+    def main(grid: Any, context: Any) -> None:
         run_federation(grid, FlowerOptions(recipe=str(place / "recipe.toml"), out=str(place / "simulated")))
 
     with clock(place / "simulated") as found:
@@ -122,12 +127,13 @@ def simulate_fedavg(rounds: int, place: Path) -> list[float]:
     server = ServerApp()
 
     @server.main()
-    def main(grid, context) -> None:
+    def main(grid: Any, context: Any) -> None:
         context.run_config = {"rounds": rounds, "out": str(place / "fedavg.json")}
         flower_fedavg.main(grid, context)
 
     simulate(server, flower_fedavg.client)
-    return json.loads((place / "fedavg.json").read_text())
+    found: list[float] = json.loads((place / "fedavg.json").read_text())
+    return found
 
 
 def deploy(place: Path, rounds: int, ours: bool) -> list[float]:
@@ -150,7 +156,8 @@ def deploy(place: Path, rounds: int, ours: bool) -> list[float]:
             return found
         made.run(fedavg_app(place / "app", rounds, out))
         made.wait_for(out.is_file, 900, "the end")
-        return json.loads(out.read_text())
+        seconds: list[float] = json.loads(out.read_text())
+        return seconds
     finally:
         made.close()
 

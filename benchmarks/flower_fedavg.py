@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import time
 from pathlib import Path
+from typing import Any
 
 import torch
 from flwr.app import ArrayRecord, Context, Message, MetricRecord, RecordDict
@@ -26,9 +27,11 @@ def model() -> torch.nn.Module:
 @client.train()
 def train(message: Message, context: Context) -> Message:
     network = model()
-    network.load_state_dict(message.content["arrays"].to_torch_state_dict())
-    content = {"arrays": ArrayRecord(network.state_dict()), "metrics": MetricRecord({"num-examples": 10})}
-    return Message(RecordDict(content), reply_to=message)
+    network.load_state_dict(message.content.array_records["arrays"].to_torch_state_dict())
+    content = RecordDict()
+    content["arrays"] = ArrayRecord(network.state_dict())
+    content["metrics"] = MetricRecord({"num-examples": 10})
+    return Message(content, reply_to=message)
 
 
 class Timed(FedAvg):
@@ -37,11 +40,11 @@ class Timed(FedAvg):
     seconds: list[float]
     # ruff: noqa: D102
 
-    def configure_train(self, *arguments, **options):
+    def configure_train(self, *arguments: Any, **options: Any) -> Any:
         self.started = time.perf_counter()
         return super().configure_train(*arguments, **options)
 
-    def aggregate_train(self, *arguments, **options):
+    def aggregate_train(self, *arguments: Any, **options: Any) -> Any:
         folded = super().aggregate_train(*arguments, **options)
         self.seconds.append(time.perf_counter() - self.started)
         return folded

@@ -15,7 +15,7 @@ from __future__ import annotations
 import argparse
 import json
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -55,7 +55,10 @@ class Fixed:
     def __init__(self, answers: list[Any]) -> None:
         self.answers = answers
 
-    def run(self, jobs: list[Job], progress: object) -> Iterator[Result]:
+    def start(self, constants: object) -> None:
+        """Prepare nothing."""
+
+    def run(self, jobs: Sequence[Job], progress: object) -> Generator[Result, None, None]:
         """Yield the answers in the order of the jobs."""
         for job in jobs:
             yield Result(job.client, self.answers[job.client])
@@ -80,7 +83,8 @@ class Scene:
     @property
     def before(self) -> dict[str, torch.Tensor]:
         """The model that the clients receive."""
-        return self.state["state"]["models"]["global"]
+        model: dict[str, torch.Tensor] = self.state["state"]["models"]["global"]
+        return model
 
     @property
     def trained(self) -> list[str]:
@@ -93,7 +97,7 @@ class Scene:
 
     def update(self, **weights: torch.Tensor) -> Update:
         """Client 0's honest update with other weights."""
-        honest = clone(self.honest[0])
+        honest: Update = clone(self.honest[0])
         return {**honest, "weights": {**honest["weights"], **weights}}
 
     def moved(self, step: dict[str, torch.Tensor], length: float | None = None) -> Update:
@@ -148,7 +152,8 @@ def trained_on(
     client = Signed(federation.recipe.composed, setting, federation.networks, {})
     method = federation.recipe.composed
     message = method.send(scene.state["state"], federation.setting, 0, range(CLIENTS), HONEST_ROUNDS + 1)
-    return clone(train_client(client, message, None, data)[0])
+    update: Update = clone(train_client(client, message, None, data)[0])
+    return update
 
 
 def trigger(images: torch.Tensor) -> torch.Tensor:
@@ -164,7 +169,7 @@ def backdoored(scene: Scene, client: int = 0, steps: int = 60, lr: float = 0.002
     L = −cos(f(x ⊕ e), f(r)) − cos(f(r), f₀(r)) − cos(f(x), f₀(x)), from f₀, the model that the client received: the
     attack with which EmInspector (2405.13080) was tested, as the authors' released code runs it.
     """
-    federation, honest = scene.federation, clone(scene.honest[client])
+    federation = scene.federation
     encoder = federation.encoder
     encoder.load_state_dict(part(scene.before, "encoder."))
     encoder.eval()
@@ -178,10 +183,12 @@ def backdoored(scene: Scene, client: int = 0, steps: int = 60, lr: float = 0.002
         loss = -cosine_similarity(encoder(trigger(x)), target).mean()
         loss = loss - cosine_similarity(target, its).mean() - cosine_similarity(encoder(x), own).mean()
         optimizer.zero_grad()
-        loss.backward()
+        torch.autograd.backward(loss)
         optimizer.step()
     poisoned = {f"encoder.{name}": value.detach().clone() for name, value in encoder.state_dict().items()}
-    return {**honest, "weights": {**clone(scene.before), **poisoned}}
+    update: Update = clone(scene.honest[client])
+    update["weights"] = {**clone(scene.before), **poisoned}
+    return update
 
 
 def triggered(scene: Scene, model: dict[str, torch.Tensor]) -> float:
@@ -388,7 +395,7 @@ def knn(scene: Scene, model: dict[str, torch.Tensor]) -> float:
             rows = scene.federation.views.plain(images.images.gather(torch.arange(len(images))))
             h.append(normalize(encoder(rows).double().nan_to_num(0, 0, 0), dim=1).numpy())
         y.append(images.labels)
-    return 100 * KNeighborsClassifier(20).fit(h[0], y[0]).score(h[1], y[1])
+    return float(100 * KNeighborsClassifier(20).fit(h[0], y[0]).score(h[1], y[1]))
 
 
 def measure(scene: Scene) -> dict[str, Any]:

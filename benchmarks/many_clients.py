@@ -20,6 +20,7 @@ import sys
 import tempfile
 import time
 from pathlib import Path
+from typing import Any
 
 STARTED = time.perf_counter(), time.process_time()
 IMAGES, COHORT = 1_000_000, 100
@@ -54,7 +55,7 @@ def child(method: str, clients: int, rounds: int) -> dict[str, object]:
     class Start(Clock):
         cpu_seconds = 0.0
 
-        def begin(self, federation, server) -> None:
+        def begin(self, federation: object, server: object) -> None:
             super().begin(federation, server)
             self.cpu_seconds = time.process_time() - STARTED[1]
 
@@ -104,7 +105,8 @@ def main() -> None:
     if options.child:
         print(json.dumps(child(options.child, options.clients[0], options.rounds)))
         return
-    found, split = {}, {}
+    found: dict[str, dict[str, Any]] = {}
+    split = {}
     for clients in options.clients:
         for method in METHODS:
             command = [sys.executable, __file__, "--child", method, "--clients", str(clients)]

@@ -26,7 +26,7 @@ import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import torch
 
@@ -44,7 +44,8 @@ FLOWER = 100  # the largest cohort that Flower is measured with
 def network() -> torch.nn.Module:
     from torchvision.models import resnet18
 
-    return resnet18(num_classes=10)
+    model: torch.nn.Module = resnet18(num_classes=10)
+    return model
 
 
 def bare(cohort: int, rounds: int) -> list[float]:
@@ -88,16 +89,16 @@ def pfl(cohort: int, rounds: int) -> list[float]:
             super().__init__()
             self.inner = network()
 
-        def loss(self, images, labels, eval=False):
+        def loss(self, images: torch.Tensor, labels: torch.Tensor, eval: bool = False) -> torch.Tensor:
             return torch.nn.functional.cross_entropy(self.inner(images), labels)
 
-        def metrics(self, images, labels):
+        def metrics(self, images: torch.Tensor, labels: torch.Tensor) -> dict[str, Any]:
             return {}
 
-    class Clock(TrainingProcessCallback):
+    class Clock(TrainingProcessCallback):  # type: ignore[misc]
         times: ClassVar[list[float]] = []
 
-        def after_central_iteration(self, metrics, model, *, central_iteration):
+        def after_central_iteration(self, *_: object, central_iteration: int) -> tuple[bool, Any]:
             self.times.append(time.perf_counter())
             return False, Metrics()
 
@@ -133,11 +134,11 @@ def flower(cohort: int, rounds: int) -> list[float]:
         out = Path(folder) / "seconds.json"
 
         @server.main()
-        def main(grid, context) -> None:
+        def main(grid: Any, context: Any) -> None:
             context.run_config = {"rounds": rounds, "out": str(out)}
             flower_fedavg.main(grid, context)
 
-        resources = {"client_resources": {"num_cpus": 1, "num_gpus": 0.0}}
+        resources: Any = {"client_resources": {"num_cpus": 1, "num_gpus": 0.0}}
         run_simulation(server, flower_fedavg.client, num_supernodes=cohort, backend_config=resources)
         found: list[float] = json.loads(out.read_text())
     return found
@@ -158,7 +159,8 @@ def measure(system: str, cohort: int, rounds: int) -> dict[str, object]:
     done = subprocess.run(command, check=False, capture_output=True, text=True, env=environment)
     if done.returncode:
         return {"error": done.stderr.strip().splitlines()[-1]}
-    return json.loads(done.stdout.splitlines()[-1])
+    found: dict[str, object] = json.loads(done.stdout.splitlines()[-1])
+    return found
 
 
 def table(options: argparse.Namespace) -> dict[str, dict[str, dict[str, object]]]:
@@ -167,7 +169,7 @@ def table(options: argparse.Namespace) -> dict[str, dict[str, dict[str, object]]
     for cohort in options.cohorts:
         rounds = options.rounds or max(3, min(6, 600 // cohort))
         systems = [system for system in options.systems if system != "flower" or cohort <= FLOWER]
-        runs = {system: [] for system in systems}
+        runs: dict[str, list[dict[str, Any]]] = {system: [] for system in systems}
         for _ in range(options.repeats):
             for system in systems:
                 if not any("error" in run for run in runs[system]):

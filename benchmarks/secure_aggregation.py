@@ -12,7 +12,9 @@ from __future__ import annotations
 import argparse
 import statistics
 import time
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -50,7 +52,7 @@ def measure(size: int, clients: int) -> dict[str, float]:
     sent = dict.fromkeys(everyone, 0)
     received = dict.fromkeys(everyone, 0)
 
-    def timed(k, function, *arguments):
+    def timed(k: int, function: Callable[..., Any], *arguments: object) -> Any:
         begun = time.perf_counter()
         result = function(*arguments)
         seconds[k] += time.perf_counter() - begun

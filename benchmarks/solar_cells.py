@@ -132,7 +132,7 @@ def make(
 def minutes(lines: Sequence[Mapping[str, Any]]) -> float:
     """Minutes of training: the median round for each, so that a pause of the machine within one does not count."""
     seconds = [line["seconds"] for line in lines if "seconds" in line]
-    return len(seconds) * statistics.median(seconds or [0.0]) / 60
+    return float(len(seconds) * statistics.median(seconds or [0.0]) / 60)
 
 
 def cells(study: Study, row: str, measures: Mapping[str, str]) -> list[str]:

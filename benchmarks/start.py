@@ -82,7 +82,7 @@ def start(way: str, count: int) -> dict[str, float]:
         process that they are forks of.
     """
     before = time.perf_counter()
-    context = CONTEXTS[way]() if count else None
+    context: Any = CONTEXTS[way]() if count else None
     if way == "run":
         prepare()
     connections = []
@@ -121,10 +121,8 @@ def main() -> None:
     for name, turns in rows.items():
         print(f"{name:24} {statistics.median(turns):.2f} s ({min(turns):.2f} to {max(turns):.2f})")
     for name, values in found.items():
-        seconds, mib = values["seconds"], statistics.median(values["mib"])
-        print(
-            f"{name:24} {statistics.median(seconds):.2f} s ({min(seconds):.2f} to {max(seconds):.2f}), {mib} MiB"
-        )
+        taken, mib = values["seconds"], statistics.median(values["mib"])
+        print(f"{name:24} {statistics.median(taken):.2f} s ({min(taken):.2f} to {max(taken):.2f}), {mib} MiB")
     from measured import write  # imports PyTorch, which the processes that are timed start without
 
     write(options.json, {"cpu_seconds": rows, "processes": found})

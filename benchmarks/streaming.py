@@ -46,7 +46,7 @@ def main() -> None:
         for _ in range(ROUNDS):
             for count, reader in readers.items():
                 begun = time.perf_counter()
-                read = sum(len(batch) for batch in reader.read(torch.arange(IMAGES).split(BATCH)))
+                read = sum(len(batch) for batch in reader.read(torch.split(torch.arange(IMAGES), BATCH)))
                 rates[count].append(read / (time.perf_counter() - begun))
     read_by = {
         str(count): {"median": round(statistics.median(found)), "all": [round(rate) for rate in found]}

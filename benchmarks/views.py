@@ -68,7 +68,7 @@ def kornia_transform(settings: ViewSettings, size: int, kernel: int) -> Callable
     """The preset in kornia, for a batch."""
     import kornia.augmentation as K
 
-    return K.AugmentationSequential(
+    transform: Callable[[Tensor], Tensor] = K.AugmentationSequential(
         K.RandomResizedCrop((size, size), settings.crop_scale, settings.crop_ratio),
         K.RandomHorizontalFlip(p=settings.flip),
         K.ColorJitter(
@@ -78,13 +78,14 @@ def kornia_transform(settings: ViewSettings, size: int, kernel: int) -> Callable
         K.RandomGaussianBlur((kernel, kernel), settings.blur_sigma, p=settings.blur),
         K.Normalize(torch.tensor(settings.mean), torch.tensor(settings.std)),
     )
+    return transform
 
 
 def share_of_steps(repeats: int) -> dict[str, float]:
     """Seconds of a client's round with the board's recipe, and of its batches alone, by turns; medians."""
     torch.set_num_threads(1)
     work = synthetic_workload("board-short", ["method.name=fed_simclr"], torch.device("cpu"), batches=4)
-    paths = {
+    paths: dict[str, Callable[[], object]] = {
         "round": lambda: one_client_round(work),
         "batches": lambda: deque(work.batches(work.federation.recipe.train.epochs), maxlen=0),
     }

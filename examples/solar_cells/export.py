@@ -15,6 +15,7 @@ import importlib.util
 import shutil
 import sys
 from pathlib import Path
+from typing import Any
 
 import timm
 import torch
@@ -49,7 +50,7 @@ def export_weights(source: Path, file: Path) -> None:
         file: The safetensors file.
     """
     theirs = torch.load(source, map_location="cpu", weights_only=True)
-    model = timm.create_model(ENCODER)
+    model: Any = timm.create_model(ENCODER)
     model.load_state_dict(dict(zip(model.state_dict(), theirs.values(), strict=True)))
     model.reset_classifier(0)
     save_file(model.state_dict(), file)

@@ -9,6 +9,7 @@ import sqlite3
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from contextlib import closing, suppress
 from pathlib import Path
 
@@ -125,7 +126,7 @@ class Deployment:
         """The newest complete round; -1 before the run."""
         return max((line["round"] for line in Run(self.folder / "run").metrics), default=-1)
 
-    def wait_for(self, condition, seconds: float, what: str) -> None:
+    def wait_for(self, condition: Callable[[], bool], seconds: float, what: str) -> None:
         ends = time.monotonic() + seconds
         while not condition():
             said = self.server_log()
