@@ -50,7 +50,7 @@ def test_the_estimate_is_what_the_run_does(tmp_path, method):
 
 COST = Cost(
     name="tens", rounds=10, cohort=3, clients=6, steps=1200, step_seconds=0.5, switch_seconds=2.0,
-    workers=("cpu", "cpu"), stack=1, memory=3_000_000_000, checkpoints=50_000_000, states=12_000_000,
+    workers=("cpu", "cpu"), at_once=1, memory=3_000_000_000, checkpoints=50_000_000, states=12_000_000,
     down=2_000_000, up=1_500_000, once=4_000_000,
 )  # fmt: skip
 
@@ -169,11 +169,12 @@ def test_the_workers_and_their_devices_are_named():
     assert "a process, 3 processes" in said
 
 
-def test_the_estimate_of_stacked_clients_says_what_it_is_of():
-    (cost,) = estimate(tiny(*SETTINGS, "engine.stack=10"), warm=1, timed=1)
-    said = "  stack   3 clients train at once; time and memory above are those of one at a time"
+@pytest.mark.parametrize("option", ["stack", "streams"])
+def test_the_estimate_of_clients_that_train_at_once_says_what_it_is_of(option):
+    (cost,) = estimate(tiny(*SETTINGS, f"engine.{option}=10"), warm=1, timed=1)
+    said = "  at once 3 clients; time and memory above are those of one at a time"
     assert said in cost.lines()
-    assert not any("stack" in line for line in replace(cost, stack=1).lines())
+    assert not any("at once" in line for line in replace(cost, at_once=1).lines())
 
 
 def test_runs_that_are_needed_first_come_first():

@@ -49,7 +49,7 @@ class Cost:
         step_seconds: Duration of a step: the median of the timed ones.
         switch_seconds: Duration of what a client costs beside its steps: load, return, check and fold its model.
         workers: Names of the devices of the worker processes.
-        stack: Clients that a process trains at once.
+        at_once: Clients that a process trains at once.
         memory: Peak bytes of one process after these steps.
         checkpoints: Bytes of the retained checkpoints.
         states: Bytes of the client states at the end.
@@ -66,7 +66,7 @@ class Cost:
     step_seconds: float
     switch_seconds: float
     workers: tuple[str, ...]
-    stack: int
+    at_once: int
     memory: int
     checkpoints: int
     states: int
@@ -95,8 +95,8 @@ class Cost:
         processes = len(self.workers) + (len(self.workers) > 1)
         many = f", {processes} processes" if processes > 1 else ""
         yield f"  memory  {byte_size(self.memory)} a process{many}; evaluations may need more"
-        if self.stack > 1:
-            yield f"  stack   {self.stack} clients train at once; time and memory above are those of one at a time"
+        if self.at_once > 1:
+            yield f"  at once {self.at_once} clients; time and memory above are those of one at a time"
         yield f"  disk    {byte_size(self.checkpoints)} of checkpoints, {byte_size(self.states)} of client states"
         yield self._traffic()
 
@@ -204,7 +204,7 @@ def _cost(recipe: Recipe, warm: int, timed: int) -> Cost:
         step_seconds=seconds if steps else 0.0,
         switch_seconds=_switch(federation, server, client, message),
         workers=tuple(map(str, recipe.engine.worker_devices(len(cohort)))),
-        stack=min(recipe.engine.stack, len(cohort)),
+        at_once=min(recipe.engine.at_once, len(cohort)),
         memory=_peak(federation.device),
         checkpoints=RETAINED_ROUNDS * num_bytes(server.checkpoint()),
         states=round(met * num_bytes(retained)),

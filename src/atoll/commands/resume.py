@@ -30,7 +30,8 @@ from atoll.recipe.prerequisites import FOLDER, prerequisite_recipes
 from atoll.recipe.recipe import Recipe, recipe_of
 
 MAY_CHANGE = (  # when a run is resumed
-    *("train.rounds", "engine.workers", "engine.decoders", "evaluation.at_end", "name", "title"),
+    *("train.rounds", "evaluation.at_end", "name", "title"),
+    *("engine.workers", "engine.streams", "engine.decoders"),
     # Another kind of device is another environment, which is not resumed.
     *("engine.device", "engine.devices"),
     *("train.keep_local_models", "train.keep_models_every"),

@@ -7,6 +7,7 @@ import threading
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Any
 
 import numpy as np
 import torch
@@ -32,19 +33,30 @@ def seed_streams(seed: int) -> None:
     random.seed(seed)
 
 
+def random_streams() -> tuple[Any, ...]:
+    """The states of the process's random streams: those of torch, numpy and random."""
+    gpus = torch.cuda.get_rng_state_all() if uses_gpu() else []
+    return torch.get_rng_state(), np.random.get_state(), random.getstate(), gpus
+
+
+def set_random_streams(states: tuple[Any, ...]) -> None:
+    """Set the process's random streams to states that `random_streams` returned."""
+    torchs, numpys, pythons, gpus = states
+    torch.set_rng_state(torchs)
+    np.random.set_state(numpys)
+    random.setstate(pythons)
+    if gpus:
+        torch.cuda.set_rng_state_all(gpus)
+
+
 @contextmanager
 def streams_kept() -> Iterator[None]:
     """Restore the process's random streams after the block."""
-    torchs, numpys, pythons = torch.get_rng_state(), np.random.get_state(), random.getstate()
-    gpus = torch.cuda.get_rng_state_all() if uses_gpu() else []
+    states = random_streams()
     try:
         yield
     finally:
-        torch.set_rng_state(torchs)
-        np.random.set_state(numpys)
-        random.setstate(pythons)
-        if gpus:
-            torch.cuda.set_rng_state_all(gpus)
+        set_random_streams(states)
 
 
 @contextmanager

@@ -283,20 +283,25 @@ def train_client(
         client.start(message, retained, data)
         with checkpointed(client.networks["encoder"], train.checkpoint_gradients):
             for batch in data.batches(message["round"], message["epochs"], client.method.images):
-                client.begin_batch(batch)
-                client.optimizer.zero_grad(set_to_none=True)
-                for part, share in batch.parts(train.accumulate):
-                    with client.autocast():
-                        loss = client.step(part, share)
-                    if loss.requires_grad:
-                        torch.autograd.backward(loss if share == 1 else share * loss)
-                if before_step is not None:
-                    before_step(client.networks)
-                client.optimizer.step()
-                client.after_step()
+                train_batch(client, batch, before_step)
                 if progress is not None:
                     progress(len(batch.indices))
         return client.finish()
+
+
+def train_batch(client: Client, batch: Batch, before_step: Callable[[nn.Module], None] | None = None) -> None:
+    """Take one step of a client on a batch; see `train_client`."""
+    client.begin_batch(batch)
+    client.optimizer.zero_grad(set_to_none=True)
+    for part, share in batch.parts(client.setting.train.accumulate):
+        with client.autocast():
+            loss = client.step(part, share)
+        if loss.requires_grad:
+            torch.autograd.backward(loss if share == 1 else share * loss)
+    if before_step is not None:
+        before_step(client.networks)
+    client.optimizer.step()
+    client.after_step()
 
 
 def training_seed(setting: Setting, message: Message) -> int:

@@ -11,6 +11,7 @@ from atoll.core.run_folder import Run
 from atoll.engines.client_states import ClientStates
 from atoll.engines.executors import WorkerPool, in_this_process
 from atoll.engines.federation import Federation
+from atoll.engines.interleaved import Interleaved
 from atoll.engines.job_times import JobTimes
 from atoll.engines.jobs import Executor
 from atoll.engines.rounds import RunContext, SiteResults, run_rounds
@@ -65,6 +66,9 @@ class Simulation:
         devices = recipe.engine.worker_devices(setting.cohort_size)
         if recipe.engine.stack > 1:
             yield Stacked(federation, states)
+            return
+        if recipe.engine.streams > 1:
+            yield Interleaved(federation, states)
             return
         if len(devices) == 1:
             yield in_this_process(federation, states)

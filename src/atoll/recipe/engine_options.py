@@ -29,6 +29,9 @@ class EngineOptions(Options, section="engine"):
             networks that leave a GPU idle; it takes the memory of as many clients, and these encoders compute in
             float32. Weights are those of clients that train one by one up to rounding. Flower's engines do not use
             it.
+        streams: Clients that one process trains at once on a GPU, each with networks and a CUDA stream of its own,
+            for small networks that leave a GPU idle; it takes the memory of as many clients. The result does not
+            depend on it. Flower's engines do not use it.
         threads: CPU threads of each worker. The last bits of the result depend on it.
         decoders: Number of processes that read and decode the images of a streamed split (``data.memory_gib``)
             ahead of the training, with ``workers = 1``; 0 to decode between the steps. The result does not depend
@@ -43,6 +46,7 @@ class EngineOptions(Options, section="engine"):
     devices: tuple[str, ...] | Literal["auto"] = ()
     workers: Annotated[int, AtLeast(0), AtMost(1024)] = 1
     stack: Annotated[int, Above(0), AtMost(1024)] = 1
+    streams: Annotated[int, Above(0), AtMost(1024)] = 1
     threads: Annotated[int, Above(0), AtMost(1024)] = 1
     decoders: Annotated[int, AtLeast(0), AtMost(1024)] = 0
     channels_last: bool | Literal["auto"] = "auto"
@@ -56,15 +60,21 @@ class EngineOptions(Options, section="engine"):
                 check_device(name, "engine.devices")
             if "auto" in self.devices:
                 raise UserError('engine.devices lists devices; write engine.devices = "auto" for all GPUs')
-        if self.stack > 1 and (self.workers != 1 or self.decoders or self.devices):
-            raise UserError(
-                "engine.stack trains clients together in one process, so it needs engine.workers = 1, "
-                "engine.decoders = 0 and a single engine.device"
-            )
+        for name, together in (("engine.stack", self.stack), ("engine.streams", self.streams)):
+            if together > 1 and (self.workers != 1 or self.decoders or self.devices):
+                raise UserError(
+                    f"{name} trains clients together in one process, so it needs engine.workers = 1, "
+                    "engine.decoders = 0 and a single engine.device"
+                )
         if self.devices and self.device != "auto":
             raise UserError(
                 f"engine.devices takes the place of engine.device, which is {self.device!r}; add engine.device=auto"
             )
+
+    @property
+    def at_once(self) -> int:
+        """Number of clients that one process trains at once."""
+        return max(self.stack, self.streams)
 
     def uses_channels_last(self) -> bool:
         """Return whether networks and images have the channels-last layout, where it is possible.

@@ -36,6 +36,8 @@ _NOT_TOGETHER = (
     ("engine.stack", "train.accumulate"),
     ("engine.stack", "train.checkpoint_gradients"),
     ("engine.stack", "train.compile"),
+    ("engine.stack", "engine.streams"),
+    ("engine.streams", "train.compile"),
     ("train.checkpoint_gradients", "train.compile"),
 )
 
@@ -84,6 +86,7 @@ class Recipe(Options):
         super().__post_init__()
         used = {
             "engine.stack": self.engine.stack > 1,
+            "engine.streams": self.engine.streams > 1,
             "train.accumulate": self.train.accumulate > 1,
             "train.checkpoint_gradients": self.train.checkpoint_gradients,
             "train.compile": self.train.compile,

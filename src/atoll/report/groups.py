@@ -13,7 +13,7 @@ from atoll.report.numbers import Spread, spread
 from atoll.report.wording import show, without_folder
 
 # Keys that may differ within a group of runs: seed, names, and what does not change results.
-SAME = ("seed", "name", "title", "engine.devices", "engine.workers", "engine.decoders")
+SAME = ("seed", "name", "title", "engine.devices", "engine.workers", "engine.streams", "engine.decoders")
 # Keys that are expected to differ in a comparison of methods.
 EXPECTED = ("method.", "options.", *SAME)
 MAX_DIFFERENCES = 3  # in a label

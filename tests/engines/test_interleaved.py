@@ -1,0 +1,111 @@
+"""Clients that train a step each in turn, against clients that train one after another."""
+
+import random
+from dataclasses import dataclass
+from typing import ClassVar
+
+import numpy as np
+import pytest
+import torch
+
+import atoll
+from atoll.components.base import Term
+from atoll.core.errors import UserError
+from atoll.core.tree import same
+from atoll.engines.executors import InProcess
+from atoll.engines.interleaved import Interleaved
+from atoll.methods.registry import METHODS as CATALOGUE
+from tests.engines.test_stacked import METHODS, UNEQUAL, rounds_of
+from tests.harness import final_models, remains, run_tiny, tiny
+from tests.test_every_method import NEEDS
+
+OTHERS = {
+    "parts of batches": ("method.name=fed_simclr", "train.accumulate=2"),
+    "recomputed activations": ("method.name=fed_simclr", "train.checkpoint_gradients=true"),
+    "reset": ("method.name=featarc", "partition.clients=6", "train.participation=0.5"),
+}
+
+
+def check_equal(settings, folder, count, **more):
+    """The bytes of the models, of what clients keep, and the numbers of the records."""
+    state, records, kept, images = rounds_of(
+        Interleaved, folder / "together", (*settings, f"engine.streams={count}"), **more
+    )
+    expected, plain_records, plain_kept, plain_images = rounds_of(
+        InProcess, folder / "alone", settings, **more
+    )
+    assert same(state, expected)
+    assert same(kept, plain_kept)
+    for record, plain in zip(records, plain_records, strict=True):
+        assert record.losses == plain.losses
+    assert sorted(images) == sorted(plain_images)
+
+
+@pytest.mark.parametrize("count", [4, 3])
+@pytest.mark.parametrize("settings", [*METHODS.values(), *OTHERS.values()], ids=[*METHODS, *OTHERS])
+def test_the_bytes_are_those_of_clients_that_train_alone(settings, count, tmp_path):
+    check_equal((*UNEQUAL, *settings), tmp_path, count)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", sorted(CATALOGUE))
+def test_each_method_has_its_bytes(name, tmp_path):
+    check_equal((f"method.name={name}", *NEEDS.get(name, ())), tmp_path, 3)
+
+
+@dataclass(frozen=True)
+class Draws(Term):
+    """A term of a user's that draws from every stream of the process, in its images and in its loss."""
+
+    name: ClassVar[str] = "draws"
+    source: ClassVar[str] = "a test"
+
+    def inputs(self, context, batch):
+        return {"view1": batch.images["view1"] + 0.1 * float(np.random.rand())}
+
+    def loss(self, context, batch, passes):
+        weight = context.networks["projector"].state_dict(keep_vars=True)
+        scale = random.random() + torch.rand(()) + float(np.random.rand())
+        return scale * next(iter(weight.values())).square().mean()
+
+
+def test_random_layers_and_a_users_code_draw_what_they_draw_alone(tmp_path):
+    settings = (*UNEQUAL, "method.name=fed_simclr", f"method.terms=['{__name__}:Draws']")
+    check_equal(settings, tmp_path, 4, dropout=True)
+
+
+def test_a_run_may_be_resumed_with_another_number(tmp_path):
+    settings = (*UNEQUAL, "method.name=fed_moco", "options.moco.queue=64", "train.rounds=3")
+    whole = final_models(run_tiny(tmp_path / "whole", *settings))
+
+    class Stop:
+        def round(self, record, line):
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        atoll.simulate(tiny(*settings, "engine.streams=3"), tmp_path / "parts", callbacks=[Stop()])
+    parts = run_tiny(tmp_path / "parts", *settings, "engine.streams=2", resume=True)
+    assert same(final_models(parts), whole)
+    assert remains(parts)
+
+
+def test_a_draw_of_the_process_is_left_as_it_was(tmp_path):
+    torch.manual_seed(0)
+    expected = torch.rand(1)
+    torch.manual_seed(0)
+    rounds_of(Interleaved, tmp_path, ("method.name=fed_simclr", "engine.streams=2"), count=1)
+    assert torch.equal(torch.rand(1), expected)
+
+
+@pytest.mark.parametrize("setting", ["workers=2", "decoders=1", "devices=['cpu','cpu']"])
+def test_streams_are_of_one_process(setting):
+    with pytest.raises(
+        UserError, match=r"engine.streams trains clients together in one process, so it needs"
+    ):
+        tiny("engine.streams=2", f"engine.{setting}")
+
+
+@pytest.mark.parametrize("setting", ["engine.stack=2", "train.compile=true"])
+def test_what_cannot_be_combined_is_refused(setting):
+    with pytest.raises(UserError, match=r"cannot be used with"):
+        tiny("engine.streams=2", setting)
