@@ -4,12 +4,14 @@ Python code sees a CUDA device, and PyTorch's Python code for it runs (names of 
 fused optimisers); below it nothing is asked of a driver. PyTorch's C++ code takes the tensors for "meta" ones, so
 autocast does not reach them.
 
-    python -m tests.simulated_cuda     # one line of JSON
+    python -m tests.simulated_cuda              # one line of JSON
+    python -m tests.simulated_cuda '{"ssd": ["method.name=ssd"]}'  # the races on CUDA streams of each method
 """
 
 from __future__ import annotations
 
 import json
+import sys
 import tempfile
 import threading
 from pathlib import Path
@@ -18,7 +20,8 @@ from unittest.mock import patch
 import torch
 from torch import Tensor
 
-from tests import simulated_gpu
+from tests import simulated_gpu, simulated_streams
+from tests.simulated_streams import Stream, Streams
 
 CUDA = torch.device("cuda", 0)
 
@@ -35,6 +38,8 @@ class OnCuda(simulated_gpu.OnDevice):
 
     def __deepcopy__(self, memo):
         made = OnCuda(self.held.detach().clone())
+        simulated_streams.read([self.held], "deepcopy")
+        simulated_streams.write([made.held])
         return torch.nn.Parameter(made, self.requires_grad) if hasattr(self, "_is_param") else made
 
     def data_ptr(self):
@@ -47,6 +52,7 @@ class OnCuda(simulated_gpu.OnDevice):
 def install() -> None:
     """Give this process a GPU, for good."""
     simulated_gpu.OnDevice, simulated_gpu.NAME = OnCuda, "cuda"
+    simulated_streams.install()
     below = {
         "_cuda_getDeviceCount": lambda: 1,
         "_cuda_getDevice": lambda: 0,
@@ -89,6 +95,8 @@ RUNS = {
     "adam": ("train.optimizer=adam", "train.lr=0.001", "train.keep_optimizer=true"),
     "late gradients": ("method.name=fed_dino", "options.dino.horizon=2"),
     "stack": ("method.name=fed_simclr", "engine.stack=2"),
+    "streams": ("method.name=ssd", "engine.streams=2", "views.blur=0.5", "train.keep_optimizer=true"),
+    "streams, momentum": ("method.name=fed_byol", "engine.streams=2", "train.accumulate=2"),
     "less memory": ("train.checkpoint_gradients=true", "train.accumulate=2"),
     "evaluation": ("evaluation.at_end=['knn', 'probe', 'finetune-10', 'geometry']", "evaluation.every=1"),
 }
@@ -110,14 +118,34 @@ def results(settings: tuple[str, ...], device: str) -> dict:
         }
 
 
+def races(methods: dict[str, list[str]]) -> dict[str, list[str]]:
+    """The races of clients that train on streams, by the method, from the settings of each."""
+    from atoll.commands.run import run_recipe
+    from tests.harness import tiny
+
+    found = {}
+    install()
+    with simulated_gpu.Device():
+        for name, settings in methods.items():
+            Streams.races.clear()
+            with tempfile.TemporaryDirectory() as folder:
+                more = ("engine.streams=2", "engine.device=auto", "evaluation.at_end=[]", "train.rounds=2")
+                run_recipe(tiny(*settings, *more), Path(folder) / "run")
+            found[name] = list(Streams.races)
+    return found
+
+
 def main() -> None:
-    """Run here and there."""
+    """Run here and there; with methods and settings as an argument, find races."""
     from atoll.commands.bench import recommend
     from atoll.commands.cost import estimate
     from atoll.engines.executors import _executor
     from tests.harness import tiny
 
     torch.set_num_threads(1)
+    if sys.argv[1:]:
+        print(json.dumps(races(json.loads(sys.argv[1]))))
+        return
     told = {name: [results(settings, "cpu")] for name, settings in RUNS.items()}
     install()
     with simulated_gpu.Device(), tempfile.TemporaryDirectory() as folder:
@@ -128,7 +156,8 @@ def main() -> None:
         with patch("cloudpickle.loads", lambda recipe: recipe):
             worker = _executor(tiny(), "cuda", Path(folder))
         more = {"workers": cost.workers, "timed": timed, "worker": str(worker._federation.device)}
-    print(json.dumps({"runs": told, **more}))
+        streams = {"count": Stream.count, "reads": Streams.reads, "races": Streams.races[:9]}
+    print(json.dumps({"runs": told, **more, "streams": streams}))
 
 
 if __name__ == "__main__":

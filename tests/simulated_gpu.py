@@ -20,6 +20,8 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from tests import simulated_streams
+
 NAME = "simulated"
 WAITS = {  # their result, or its shape, is in the tensors' values
     "_local_scalar_dense", "nonzero", "masked_select", "_unique2", "unique_dim", "unique_consecutive",
@@ -90,13 +92,20 @@ def run(func, args, kwargs):
     if name == "copy_":
         inside = isinstance(args[0], OnDevice)
     _check(name, tensors, there, args)
-    _note(name, there, inside, args, kwargs)
+    waits = _note(name, there, inside, args, kwargs)
     if name in ("_pin_memory", "is_pinned"):
         return _pinned(name, args[0])
     plain_args, plain_kwargs = _mapped(lambda t: t.held if isinstance(t, OnDevice) else t, (args, kwargs))
     if name == "_to_copy":
         plain_kwargs = {**plain_kwargs, "pin_memory": None}
+    simulated_streams.read([tensor.held for tensor in there], f"{name} ({_line()})")
     made = func(*plain_args, **plain_kwargs)
+    written = [tensor.held for tensor in there] if name.endswith("_") else []
+    if inside:
+        _mapped(written.append, made)
+    simulated_streams.write(written)
+    if waits:
+        simulated_streams.synchronise()
     if not inside or name == "_local_scalar_dense":
         return made
     known = {
@@ -134,7 +143,8 @@ def _check(name: str, tensors: list[Tensor], there: list[Tensor], args) -> None:
     )
 
 
-def _note(name: str, there: list[Tensor], inside: bool, args, kwargs) -> None:
+def _note(name: str, there: list[Tensor], inside: bool, args, kwargs) -> bool:
+    """Note what a GPU would have to be waited for; return whether the host waits for what the stream has to do."""
     note = ""
     if name in WAITS and there:
         note = name
@@ -152,6 +162,7 @@ def _note(name: str, there: list[Tensor], inside: bool, args, kwargs) -> None:
                 note = "upload that waits"
     if note:
         Device.notes[Device.phase, f"{note} ({_line()})"] += 1
+    return bool(note) and "drawn" not in note
 
 
 def _masks(indices) -> bool:

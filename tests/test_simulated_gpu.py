@@ -125,6 +125,21 @@ def test_whole_runs_work_on_a_device_that_is_cudas():
     assert told["workers"] == ["cuda"]
     assert told["worker"] == "cuda"
     assert told["timed"] == 5
+    assert told["streams"]["count"] > 4
+    assert told["streams"]["reads"] > 0  # of the images, say, which all clients share
+    assert told["streams"]["races"] == []
+
+
+@pytest.mark.slow
+def test_no_method_has_a_race_on_streams():
+    """Clients that train at once on CUDA streams read nothing that another stream may still be writing."""
+    settings = {name: [*settings_of(name), f"method.name={name}"] for name in sorted(METHODS)}
+    program = subprocess.run(
+        [sys.executable, "-W", "ignore", "-m", "tests.simulated_cuda", json.dumps(settings)],
+        env={**os.environ, "OMP_NUM_THREADS": "1"}, capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert program.returncode == 0, program.stderr
+    assert json.loads(program.stdout.splitlines()[-1]) == {name: [] for name in METHODS}
 
 
 @pytest.mark.parametrize("name", sorted(METHODS))

@@ -50,6 +50,7 @@ def test_each_way_has_a_time(gpu, control):
     control()
     assert dict(sharing(gpu)) == {
         "processes: 1": {"seconds": 16.0},
+        "streams: 2": {"seconds": 16.0},
         "stacked: 2": {"seconds": 14.0},
         "processes: 2": {"seconds": 16.0},
         "processes with MPS: 2": {"seconds": 16.0},

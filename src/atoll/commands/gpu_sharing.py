@@ -24,10 +24,11 @@ CONTROL = "nvidia-cuda-mps-control"  # of NVIDIA's Multi-Process Service (MPS)
 
 
 def sharing(bench: Bench) -> Found:
-    """Time a round of ten small clients: in processes, with and without MPS, and stacked in one process."""
+    """Time a round of ten small clients: in processes, with and without MPS, and on streams or stacked in one."""
     ways = {"processes: 1": partial(_seconds, bench, "engine.workers=1")}
     for count in bench.scale.shared:
         ways[f"processes: {count}"] = partial(_seconds, bench, f"engine.workers={count}")
+        ways[f"streams: {count}"] = partial(_seconds, bench, f"engine.streams={count}")
         ways[f"stacked: {count}"] = partial(_seconds, bench, f"engine.stack={count}")
     if bench.device.type == "cuda":
         for count in bench.scale.shared:
