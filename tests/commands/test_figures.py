@@ -11,6 +11,7 @@ from atoll.commands.reproduce import reproduce
 from atoll.core.run_folder import Run
 from atoll.papers.figures import Figure, Panel
 from atoll.papers.reproduction import find_table
+from atoll.report.reproduction import figure_remarks
 from tests.commands.test_reproduce import tiny_recipe
 
 FIGURE = """
@@ -211,7 +212,20 @@ def test_a_run_that_measured_no_angles_has_no_boxes(folder, tmp_path):
     (tmp_path / "metrics.jsonl").write_text('{"round": 0}\n')
     job = find_table(str(folder / "mine.toml"), ["plain-few"])
     results = Results(job.table, job.rows, {"plain-few": [Run(tmp_path)]}, {})
-    assert figure_data(Figure("", (Panel("boxes"),)), results)["panels"] == []
+    drawn = figure_data(Figure("", (Panel("boxes"),)), results)
+    assert drawn["panels"] == []
+    assert figure_remarks(drawn) == ["Not drawn, because the rows have no result for it: boxes."]
+
+
+def test_a_figure_without_a_panel_has_no_picture(folder, done):
+    panel = '[[figure.panels]]\nkind = "curves"\nrows = ["ssd-few"]\nx = "round"\ny = "loss"\n'
+    (folder / "one.toml").write_text(FIGURE[: FIGURE.index("[[figure.panels]]")] + panel)
+    job = find_table(str(folder / "one.toml"), ["plain-few"], seeds=1, out=folder / "out")
+    record = reproduce(job)
+    assert record["figure"]["empty"] == ["loss"]
+    text = (folder / "out/table.md").read_text()
+    assert "Not drawn, because the rows have no result for it: loss." in text
+    assert "figure.svg" not in text
 
 
 def test_much_traffic_is_said_without_an_exponent(folder, tmp_path):

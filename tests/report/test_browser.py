@@ -191,7 +191,12 @@ def test_a_very_long_name_moves_no_number_out_of_its_table(tmp_path):
 
 def test_the_text_of_a_drawing_is_black_on_its_white(tmp_path):
     panel = {"kind": "bars", "groups": ["one"], "series": [{"label": "", "y": [1.0], "s": [None]}]}
-    figure = {"says": "It is so.", "panels": [], "svg": figure_svg([{**panel, "title": ""}], "a title")}
+    figure = {
+        "says": "It is so.",
+        "panels": [],
+        "empty": [],
+        "svg": figure_svg([{**panel, "title": ""}], "a title"),
+    }
     record = {"title": "Mine", "rows": [{"label": "row", "values": {}}], "changed": {}, "published": False}
     drawn = section({**record, "figure": figure, "failures": {}, "notes": []})
     page = write_report([make_run(tmp_path / "run")], tmp_path / "report.html", comparison=drawn)

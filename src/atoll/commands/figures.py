@@ -44,14 +44,17 @@ def figure_data(figure: Figure, results: Results) -> Drawn:
         results: The results of its rows.
 
     Returns:
-        Plain values: the paper's statement, and panels for `atoll.report.plots.figure_svg`. Panels without a result
-        are left out.
+        Plain values: the paper's statement, panels for `atoll.report.plots.figure_svg`, and the names of panels of
+        which the rows have no result.
     """
     panels: list[Drawn] = []
+    empty: list[str] = []
     for panel in figure.panels:
         rows = panel.choose(results.rows)
-        panels += [made for made in PANELS[panel.kind](panel, rows, results) if made] if rows else []
-    return {"says": figure.says, "panels": panels}
+        drawn = [made for made in PANELS[panel.kind](panel, rows, results) if made] if rows else []
+        panels += drawn
+        empty += [] if drawn else [panel.title or panel.label or panel.y or panel.kind]
+    return {"says": figure.says, "panels": panels, "empty": empty}
 
 
 def _frame(panel: Panel, kind: str, title: str = "", **more: Any) -> Drawn:

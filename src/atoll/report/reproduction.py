@@ -62,7 +62,8 @@ def markdown(record: dict[str, Any]) -> str:
     lines = markdown_table(*cells(record))
     notes = [f"- {note}" for note in remarks(record)]
     figure = record.get("figure")
-    says = [f"The paper: {figure['says']}", "", "![our figure](figure.svg)", ""] if figure else []
+    says = [f"The paper: {figure['says']}", ""] if figure else []
+    says += ["![our figure](figure.svg)", ""] if figure and figure["svg"] else []
     notes = [*(f"- {remark}" for remark in (figure_remarks(figure) if figure else ())), *notes]
     title = [f"# {record['title']}", "", *says]
     return "\n".join([*title, *lines, "", *notes, f"- Atoll {record['version']}."]) + "\n"
@@ -94,9 +95,11 @@ def _figure(record: dict[str, Any]) -> list[Html]:
 
 
 def figure_remarks(figure: dict[str, Any]) -> list[str]:
-    """Sentences of a figure's panels, each with the panel's title."""
-    return [
+    """Sentences of a figure's panels, each with the panel's title, and which panels are not drawn."""
+    said = [
         f"{panel['title']}: {remark}" if panel["title"] else remark
         for panel in figure["panels"]
         for remark in panel.get("remarks", ())
     ]
+    empty = ", ".join(dict.fromkeys(figure["empty"]))
+    return [*said, f"Not drawn, because the rows have no result for it: {empty}."] if empty else said
