@@ -8,6 +8,7 @@ from pathlib import Path
 from atoll.cli.arguments import Commands, add_log, add_settings, path_of
 from atoll.cli.process import say, start_forking
 from atoll.core.errors import UserError
+from atoll.core.text import few
 
 DEMO = ("digits-align-uniform", "digits-simclr", "digits-ssd")
 
@@ -96,9 +97,8 @@ def _compare(options: argparse.Namespace) -> int:
         console.print(comparison_table(comparison_cells(compared.runs)))
         console.print(f"runs:   {options.out}\ntable:  {table}\nreport: {report}", highlight=False)
         if others := other_runs(compared, options.out):
-            named = f"{', '.join(others[:3])}{', …' * (len(others) > 3)}"
             say(
-                f"the report leaves out what else is in {options.out} ({named}); "
+                f"the report leaves out what else is in {options.out} ({few(others)}); "
                 f"atoll report {options.out}/*-seed* -o all.html compares all of it"
             )
     for why in compared.failures.values():

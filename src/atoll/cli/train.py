@@ -142,13 +142,12 @@ def _add_resume(commands: Commands) -> None:
 
 
 def _resume(options: argparse.Namespace) -> int:
-    from atoll.core.run_folder import OF_SITES, Run
+    from atoll.core.run_folder import Run, is_of_sites
     from atoll.recipe.recipe import recipe_of
 
     run = Run(options.run).require()
     recipe_of(run)  # a damaged recipe is named
-    partition = run.read_json(run.partition_path.name) or {}
-    if not run.finished and partition.get("fingerprint", "").startswith(OF_SITES):
+    if not run.finished and is_of_sites(run.read_json(run.partition_path.name) or {}):
         raise UserError(f"{run.folder} is a run of real sites, which its app continues: flwr run APP")
     options.recipe, options.out, options.resume, options.restart = run.recipe_path, run.folder, True, False
     return _train(options)

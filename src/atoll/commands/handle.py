@@ -18,7 +18,7 @@ from atoll.commands.neighbours import search
 from atoll.commands.report import check_page
 from atoll.core import run_folder
 from atoll.core.extras import require
-from atoll.core.given import Given
+from atoll.core.given import value_of
 from atoll.core.metrics_lines import numbers
 from atoll.core.tree import Tree
 from atoll.data.objects import to_image
@@ -94,8 +94,7 @@ class Run(run_folder.Run):
         Raises:
             UserError: The run has not finished, or the file is damaged.
         """
-        name = self.recipe.model.encoder
-        return load_encoder(find_one_encoder(self.folder), name.value if isinstance(name, Given) else None)
+        return load_encoder(find_one_encoder(self.folder), value_of(self.recipe.model.encoder))
 
     def export(self, format: str, output: Path | str | None = None) -> Path:
         """Export the finished encoder for other programs, as ``atoll export`` does.

@@ -21,7 +21,7 @@ from atoll.core.environment import (
     other_code,
 )
 from atoll.core.errors import UserError
-from atoll.core.given import Given
+from atoll.core.given import value_of
 from atoll.core.remedies import RESTART, missing
 from atoll.core.run_folder import ENVIRONMENT, Run
 from atoll.data.partition.partition import Partition
@@ -102,8 +102,7 @@ def _is_done(run: Run, recipe: Recipe) -> bool:
         return True
     models = [model_path(run, name) for name in record.get("clients_by_model", ())]
     if all(path.is_file() for path in (run.encoder_path, *models)):
-        name = recipe.model.encoder
-        load_encoder(run.encoder_path, name.value if isinstance(name, Given) else None)  # names a damaged one
+        load_encoder(run.encoder_path, value_of(recipe.model.encoder))  # names a damaged one
         return True
     return False
 

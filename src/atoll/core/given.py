@@ -44,6 +44,11 @@ class Given(str):
         return _restored, (str(self), cloudpickle.dumps(self.value))
 
 
+def value_of(name: str) -> Any:
+    """The object of a name in a recipe; None if it is the name of something else."""
+    return name.value if isinstance(name, Given) else None
+
+
 def names_code(name: str) -> bool:
     """Whether a name in a recipe is ``module:attribute``, and not that of an object."""
     return ":" in name and not name.startswith(PREFIX)

@@ -27,7 +27,7 @@ from __future__ import annotations
 import json
 import shutil
 import tomllib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -48,7 +48,7 @@ WEIGHTS, START = "weights.json", "start.json"  # the digests of weights from whi
 HELD_OUT = "held_out.json"  # the fingerprint of the images of the evaluations
 NEIGHBOURS = "neighbours.safetensors"
 SITES = "sites.json"  # in the folder of a run on Flower
-OF_SITES = "sites-"  # starts the partition's fingerprint where the images are at real sites
+_OF_SITES = "sites-"  # starts the partition's fingerprint where the images are at real sites
 SITES_OWN = "sites' own"  # the split of an evaluation that only sites made, on their local images
 RETAINED_ROUNDS = 2  # complete rounds that a run retains, in case a crash of the machine damages the newest
 RESULTS = (  # of the finished encoder: out of date once another round is complete
@@ -335,3 +335,13 @@ class Run:
             sealed = read_bytes(self.recipe_path).startswith(TOML.before)
             return [] if sealed or self.started() else ["recipe.toml"]
         return [path.name for pattern in RUN_FILES for path in self.folder.glob(pattern)]
+
+
+def fingerprint_of_sites(federation: str) -> str:
+    """Fingerprint of a partition whose images are at real sites, from the federation's id."""
+    return f"{_OF_SITES}{federation}"
+
+
+def is_of_sites(partition: Mapping[str, Any]) -> bool:
+    """Whether the images of a partition, as its file describes it, are at real sites."""
+    return str(partition.get("fingerprint", "")).startswith(_OF_SITES)

@@ -13,7 +13,7 @@ import torch
 
 from atoll.core.errors import UserError
 from atoll.core.files import hash_bytes
-from atoll.core.run_folder import DETECTION, HELD_OUT, NEIGHBOURS, OF_SITES, SITES_OWN, Run
+from atoll.core.run_folder import DETECTION, HELD_OUT, NEIGHBOURS, SITES_OWN, Run, is_of_sites
 from atoll.core.tree import Tree, load
 from atoll.report.artifacts import FILE as MAP_FILE
 from atoll.report.client_pictures import FILE as SAMPLES_FILE
@@ -119,7 +119,7 @@ def read_folder(path: Path) -> Folder:
         evaluations=list(files.evaluations(found[EVALUATED])),
         samples=files.tensors(SAMPLES_FILE, "its clients' images are not shown"),
         neighbours=files.tensors(NEIGHBOURS, "its neighbours are not shown"),
-        of_sites=str(partition.get("fingerprint", "")).startswith(OF_SITES),
+        of_sites=is_of_sites(partition),
         held_out=str(
             files.table(HELD_OUT, "its test images are unknown", needed=False).get("fingerprint", "")
         ),

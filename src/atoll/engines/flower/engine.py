@@ -14,7 +14,7 @@ from flwr.serverapp import Grid
 from atoll.core.audit_log import FILE as AUDIT
 from atoll.core.audit_log import AuditLog
 from atoll.core.errors import UserError
-from atoll.core.run_folder import OF_SITES, SITES, Run
+from atoll.core.run_folder import SITES, Run, fingerprint_of_sites
 from atoll.data.images import ImageSet, StoredPixels
 from atoll.data.partition.partition import Partition
 from atoll.data.sources import Splits, load_data
@@ -155,7 +155,7 @@ class FlowerEngine:
         """
         sizes, names = [site.train for site in sites], [site.name for site in sites]
         classes = all_classes(sites)
-        fingerprint = f"{OF_SITES}{self._registry.federation}"
+        fingerprint = fingerprint_of_sites(self._registry.federation)
         partition = Partition.consecutive(sizes, names, recipe.partition, recipe.seed, fingerprint, classes)
         channels, size = recipe.data.channels, recipe.data.image_size
         pixels = StoredPixels(torch.empty(0, channels, size, size, dtype=torch.uint8))
