@@ -7,6 +7,7 @@ from typing import ClassVar
 import numpy as np
 import pytest
 import torch
+from torch import nn
 
 import atoll
 from atoll.components.base import Term
@@ -15,7 +16,7 @@ from atoll.core.tree import same
 from atoll.engines.executors import InProcess
 from atoll.engines.interleaved import Interleaved
 from atoll.methods.registry import METHODS as CATALOGUE
-from tests.engines.test_stacked import METHODS, UNEQUAL, rounds_of
+from tests.engines.test_stacked import METHODS, RAW, UNEQUAL, rounds_of
 from tests.harness import final_models, remains, run_tiny, tiny
 from tests.test_every_method import NEEDS
 
@@ -72,6 +73,23 @@ class Draws(Term):
 def test_random_layers_and_a_users_code_draw_what_they_draw_alone(tmp_path):
     settings = (*UNEQUAL, "method.name=fed_simclr", f"method.terms=['{__name__}:Draws']")
     check_equal(settings, tmp_path, 4, dropout=True)
+
+
+class Noisy(nn.Module):
+    """An encoder, given as an object, that draws from two streams."""
+
+    def __init__(self):
+        super().__init__()
+        self.linear = nn.Linear(64, 16)
+
+    def forward(self, images):
+        noise = float(np.random.rand()) + torch.rand(()) if self.training else 0
+        return self.linear(images.flatten(1)) + noise
+
+
+@pytest.mark.filterwarnings("ignore:model.* does not apply")  # options of the narrow ResNet
+def test_an_encoder_that_is_given_draws_what_it_draws_alone(tmp_path):
+    check_equal((*UNEQUAL, *RAW), tmp_path, 3, encoder=Noisy())
 
 
 def test_a_run_may_be_resumed_with_another_number(tmp_path):

@@ -44,7 +44,7 @@ class Given(str):
         return _restored, (str(self), cloudpickle.dumps(self.value))
 
 
-def value_of(name: str) -> Any:
+def value_of(name: str | None) -> Any:
     """The object of a name in a recipe; None if it is the name of something else."""
     return name.value if isinstance(name, Given) else None
 

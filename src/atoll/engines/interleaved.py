@@ -53,14 +53,17 @@ class Interleaved(InProcess):
         by_steps = sorted(
             jobs, key=lambda job: job.message["epochs"] * data[job.client].num_batches(), reverse=True
         )
-        recompute = self._federation.recipe.train.checkpoint_gradients
+        recipe = self._federation.recipe
         with streams_kept(), ExitStack() as contexts:
             members = []
             for row, (job, client, stream) in enumerate(
                 zip(by_steps, self._clients, self._streams, strict=False)
             ):
-                contexts.enter_context(checkpointed(client.networks["encoder"], recompute))
-                members.append(Member(row, client, stream, job, self._load(job), data[job.client]))
+                contexts.enter_context(
+                    checkpointed(client.networks["encoder"], recipe.train.checkpoint_gradients)
+                )
+                retained, samples = self._load(job), data[job.client]
+                members.append(Member(row, client, stream, recipe.runs_own_code, job, retained, samples))
             while active := [member for member in members if member.next_batch()]:
                 self._step(active)
                 if progress is not None:
@@ -86,6 +89,7 @@ class Member:
         row: Its place in the group.
         client: Its client side.
         stream: Its CUDA stream; None for the current one, and without a GPU.
+        others: Whether it draws from the streams of numpy and random, too, which Atoll's own code never does.
         job: Its job.
         retained: Its client state, or None.
         data: Its samples.
@@ -96,6 +100,7 @@ class Member:
         row: int,
         client: Client,
         stream: torch.cuda.Stream | None,
+        others: bool,
         job: Job,
         retained: ClientState | None,
         data: ClientData,
@@ -107,7 +112,8 @@ class Member:
         if stream is not None:  # the networks and the images are of the current stream
             stream.wait_stream(torch.cuda.current_stream(client.device))
         seed_streams(training_seed(client.setting, job.message))
-        self._random = random_streams()
+        self._others = others
+        self._random = random_streams(others)
         with self.turn():
             client.start(job.message, retained, data)
         self._batches = data.batches(job.round, job.message["epochs"], client.method.images)
@@ -127,4 +133,4 @@ class Member:
         set_random_streams(self._random)
         with nullcontext() if self._stream is None else torch.cuda.stream(self._stream):
             yield
-        self._random = random_streams()
+        self._random = random_streams(self._others)

@@ -14,7 +14,7 @@ import tomli_w
 from atoll.components.training import TrainOptions
 from atoll.core.config import Options, build, describe, parse_toml, read_settings
 from atoll.core.errors import UserError
-from atoll.core.given import names_code
+from atoll.core.given import names_code, value_of
 from atoll.core.imports import search
 from atoll.core.run_folder import Run
 from atoll.core.run_names import check_name
@@ -109,6 +109,12 @@ class Recipe(Options):
     def own_code(self) -> tuple[str, ...]:
         """The names ``module:attribute``, in this recipe, of code that is not Atoll's."""
         return names_of_code(describe(self))
+
+    @property
+    def runs_own_code(self) -> bool:
+        """Whether code of the user's runs with this recipe: it is named, or is an object that a run is given."""
+        objects = (self.model.encoder, self.views.transform, self.data.path)
+        return bool(self.own_code) or any(value_of(name) is not None for name in objects)
 
     @property
     def label(self) -> str:
