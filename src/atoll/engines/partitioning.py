@@ -130,15 +130,16 @@ def refuse_crops(encoder: Encoder, channels: int, size: int) -> None:
 
 
 def try_transform(views: Views) -> None:
-    """Make a view of a black image by the recipe's own transform, if it has one, and say that it is slow.
+    """Make a view of a noisy image by the recipe's own transform, if it has one, and say that it is slow.
 
     Raises:
         UserError: The transform is not here, fails, or does not return a view.
     """
     if views.transform is None:
         return
-    black = torch.zeros(1, views.channels, views.image_size, views.image_size, dtype=torch.uint8)
-    views(black, torch.Generator().manual_seed(0))
+    draws, size = torch.Generator().manual_seed(0), views.image_size
+    noise = torch.randint(256, (1, views.channels, size, size), dtype=torch.uint8, generator=draws)
+    views(noise, draws)
     warnings.warn(
         f"views.transform = {views.transform.name!r} makes views one image at a time on the CPU, which is slower "
         "than Atoll's own",

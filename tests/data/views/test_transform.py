@@ -98,6 +98,21 @@ def test_a_transform_that_makes_no_view_is_refused_in_one_sentence(sentence: str
         views_of(WRONG[sentence])(IMAGES)
 
 
+def standardise(image: torch.Tensor) -> torch.Tensor:
+    """A transform that divides by an image's spread."""
+    return (image.float() - image.float().mean()) / image.float().std()
+
+
+def test_a_view_that_is_not_finite_is_refused() -> None:
+    views = make_views(ViewOptions(transform=give_transform(standardise)), 8, 3)
+    assert views(IMAGES, torch.Generator()).isfinite().all()
+    plain = torch.full((1, 3, 8, 8), 7, dtype=torch.uint8)
+    with pytest.raises(
+        UserError, match="returns a view that is not finite for an image with the values 7 to 7"
+    ):
+        views(plain, torch.Generator())
+
+
 def test_what_cannot_be_called_is_refused() -> None:
     with pytest.raises(UserError, match="transform is a str; give a function"):
         give_transform("simclr")

@@ -73,7 +73,7 @@ class Transform:
             images: uint8 (N, C, H, W) on any device; result: float32 (N, C, size, size) on the same device.
 
         Raises:
-            UserError: The transform is not here, fails, or does not return a view.
+            UserError: The transform is not here, fails, or does not return a finite view.
         """
         seeds = torch.randint(_SEEDS, (len(images),), generator=generator).tolist()
         views = torch.empty(len(images), images.shape[1], size, size)
@@ -115,6 +115,11 @@ class Transform:
                 f"of shape {expected}, uint8 or floats (views.size sets another size)"
             )
         plain: Tensor = view.as_subclass(Tensor)
+        if not plain.isfinite().all():
+            raise UserError(
+                f"views.transform = {self.name!r} returns a view that is not finite for an image with the values "
+                f"{int(image.min())} to {int(image.max())}; a division by the spread of a plain image, perhaps"
+            )
         return plain
 
 
