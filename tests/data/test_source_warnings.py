@@ -1,15 +1,16 @@
 """What is said about a source's images when they are read."""
 
-import shutil
 import warnings
 
 import numpy as np
 import pytest
 import tifffile
+import torch
 from PIL import Image
 from sklearn.datasets import load_digits
 
 from atoll.commands.data import load_partition
+from atoll.data.source_warnings import warn_of_strangers
 from atoll.engines.federation import Federation
 from tests.data.test_sources import load, pixels_of
 from tests.harness import tiny
@@ -75,8 +76,12 @@ def test_test_classes_without_a_training_image_are_told(tmp_path):
     with pytest.warns(UserWarning, match=told):
         load_partition(tiny(*settings))
     Federation(tiny(*settings, "data.labels=false"))  # no label is read
-    Federation(tiny(*settings, "data.limit=6"))  # a class may have no image among those that were drawn
-    shutil.rmtree(tmp_path / "test/cat")
-    with pytest.warns(UserWarning, match=r"8 of 8 test images are of classes without a training image"):
-        Federation(tiny(*settings, "data.limit=6"))
+    with pytest.warns(UserWarning, match=told):
+        splits = Federation(tiny(*settings, "data.limit=1000")).splits
+    assert splits.test is not None
+    dogs = splits.train.subset(torch.arange(4, 8))
+    cats = splits.test.subset(torch.arange(4))
+    warn_of_strangers(dogs, cats, limit=4)  # the cats may be among the images that were not drawn
+    with pytest.warns(UserWarning, match=r"4 of 4 test images .* 'cat'"):
+        warn_of_strangers(dogs, cats, limit=None)
     load("folder", tmp_path)  # a site may well lack classes

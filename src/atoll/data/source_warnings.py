@@ -34,13 +34,15 @@ def warn_of_marks(listing: Listing) -> None:
 def warn_of_strangers(train: ImageSet, test: ImageSet | None, limit: int | None) -> None:
     """Warn of test images whose class has no training image, so that no protocol can name it.
 
-    A real site may well lack classes, and is not warned. If `limit` training images were drawn, some classes may
-    have none of them, and only a test split without any common class is warned of.
+    A real site may well lack classes, and is not warned. If at most `limit` training images were drawn, a class may
+    have none of them, and is warned of only if the source has no training image of it either.
     """
     if train.labels is None or test is None or test.labels is None:
         return
     strange = test.labels[~torch.isin(test.labels, train.labels)]
-    if len(strange) == len(test) or (len(strange) and limit is None):
+    if limit is not None:  # classes that only the test split has are numbered last
+        strange = strange[strange >= len(train.classes)]
+    if len(strange):
         names = few(repr(test.classes[label]) for label in torch.unique(strange).tolist())
         warnings.warn(
             f"{len(strange)} of {len(test)} test images are of classes without a training image: {names}; "
