@@ -217,13 +217,15 @@ def test_a_run_that_measured_no_angles_has_no_boxes(folder, tmp_path):
     assert figure_remarks(drawn) == ["Not drawn, because the rows have no result for it: boxes."]
 
 
-def test_a_figure_without_a_panel_has_no_picture(folder, done):
+def test_a_figure_without_a_panel_has_no_picture(folder, tmp_path):
     panel = '[[figure.panels]]\nkind = "curves"\nrows = ["ssd-few"]\nx = "round"\ny = "loss"\n'
     (folder / "one.toml").write_text(FIGURE[: FIGURE.index("[[figure.panels]]")] + panel)
-    job = find_table(str(folder / "one.toml"), ["plain-few"], seeds=1, out=folder / "out")
+    job = find_table(str(folder / "one.toml"), ["plain-few"], seeds=1, out=tmp_path)
+    (tmp_path / "figure.svg").write_text("of an earlier command, with other rows")
     record = reproduce(job)
     assert record["figure"]["empty"] == ["loss"]
-    text = (folder / "out/table.md").read_text()
+    assert not (tmp_path / "figure.svg").exists()
+    text = (tmp_path / "table.md").read_text()
     assert "Not drawn, because the rows have no result for it: loss." in text
     assert "figure.svg" not in text
 

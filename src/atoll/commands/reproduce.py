@@ -84,13 +84,15 @@ def reproduce(job: Reproduction, callback: Callable[[str], Bar] | None = None) -
 
 
 def _drawn(job: Reproduction, data: Drawn) -> Drawn:
-    """Write ``figure.json`` and ``figure.svg``; return the data with the drawing."""
+    """Write ``figure.json``, and ``figure.svg`` if there is a panel; return the data with the drawing."""
     written = {**data, "title": job.title, "version": version(), "changed": job.changed()}
     write_whole(job.out / "figure.json", (json.dumps(written, ensure_ascii=False) + "\n").encode())
     mark = "\nNOT the paper's setting" if job.changed() else ""
     svg = figure_svg(data["panels"], job.title + mark) if data["panels"] else ""
     if svg:
         write_whole(job.out / "figure.svg", svg.encode())
+    else:
+        (job.out / "figure.svg").unlink(missing_ok=True)  # of other rows
     return {**data, "svg": svg}
 
 
