@@ -13,8 +13,11 @@ import atoll
 from atoll.components.base import Term
 from atoll.core.errors import UserError
 from atoll.core.tree import same
+from atoll.engines.client_states import ClientStates
 from atoll.engines.executors import InProcess
+from atoll.engines.federation import Federation
 from atoll.engines.interleaved import Interleaved
+from atoll.engines.server import Server
 from atoll.methods.registry import METHODS as CATALOGUE
 from tests.engines.test_stacked import METHODS, RAW, UNEQUAL, rounds_of
 from tests.harness import final_models, remains, run_tiny, tiny
@@ -90,6 +93,17 @@ class Noisy(nn.Module):
 @pytest.mark.filterwarnings("ignore:model.* does not apply")  # options of the narrow ResNet
 def test_an_encoder_that_is_given_draws_what_it_draws_alone(tmp_path):
     check_equal((*UNEQUAL, *RAW), tmp_path, 3, encoder=Noisy())
+
+
+def test_copies_of_the_networks_are_not_recomputed(tmp_path):
+    settings = ("method.name=fed_byol", "train.checkpoint_gradients=true", "engine.streams=2")
+    federation = Federation(tiny(*settings))
+    server = Server(federation.recipe, federation.setting, federation.initial_weights(), {})
+    executor = Interleaved(federation, ClientStates(tmp_path))
+    executor.start(server.constants)
+    server.run_round(executor, None)
+    for client in executor._clients:
+        assert not any("forward" in vars(module) for module in client.copies["byol_target"].modules())
 
 
 def test_a_run_may_be_resumed_with_another_number(tmp_path):

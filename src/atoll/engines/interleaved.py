@@ -59,11 +59,12 @@ class Interleaved(InProcess):
             for row, (job, client, stream) in enumerate(
                 zip(by_steps, self._clients, self._streams, strict=False)
             ):
+                retained, samples = self._load(job), data[job.client]
+                members.append(Member(row, client, stream, recipe.runs_own_code, job, retained, samples))
+                # Only now, so that copies of the networks that the start makes are plain ones.
                 contexts.enter_context(
                     checkpointed(client.networks["encoder"], recipe.train.checkpoint_gradients)
                 )
-                retained, samples = self._load(job), data[job.client]
-                members.append(Member(row, client, stream, recipe.runs_own_code, job, retained, samples))
             while active := [member for member in members if member.next_batch()]:
                 self._step(active)
                 if progress is not None:
