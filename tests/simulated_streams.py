@@ -1,7 +1,8 @@
 """CUDA streams of the simulated GPU: the stream that wrote each memory last, and who may read it.
 
 A stream may read what it wrote itself, and what another one wrote before it, or the host, waited for that one.
-Everything else is a race on a real GPU, and noted.
+Everything else is a race on a real GPU, and noted. Not noted are writes over what another stream still reads, and
+freed memory that another stream gets.
 """
 
 from __future__ import annotations

@@ -214,7 +214,9 @@ def test_a_run_that_measured_no_angles_has_no_boxes(folder, tmp_path):
     results = Results(job.table, job.rows, {"plain-few": [Run(tmp_path)]}, {})
     drawn = figure_data(Figure("", (Panel("boxes"),)), results)
     assert drawn["panels"] == []
-    assert figure_remarks(drawn) == ["Not drawn, because the rows have no result for it: boxes."]
+    assert figure_remarks(drawn) == [
+        "Panels that are not drawn, because the rows have no result for them: boxes."
+    ]
 
 
 def test_a_figure_without_a_panel_has_no_picture(folder, tmp_path):
@@ -226,7 +228,7 @@ def test_a_figure_without_a_panel_has_no_picture(folder, tmp_path):
     assert record["figure"]["empty"] == ["loss"]
     assert not (tmp_path / "figure.svg").exists()
     text = (tmp_path / "table.md").read_text()
-    assert "Not drawn, because the rows have no result for it: loss." in text
+    assert "Panels that are not drawn, because the rows have no result for them: loss." in text
     assert "figure.svg" not in text
 
 

@@ -131,10 +131,10 @@ def test_a_draw_of_the_process_is_left_as_it_was(tmp_path):
 
 @pytest.mark.parametrize("setting", ["workers=2", "decoders=1", "devices=['cpu','cpu']"])
 def test_streams_are_of_one_process(setting):
-    with pytest.raises(
-        UserError, match=r"engine.streams trains clients together in one process, so it needs"
-    ):
+    said = rf"engine.streams trains clients together in one process; add engine.{setting.partition('=')[0]}="
+    with pytest.raises(UserError, match=said) as refused:
         tiny("engine.streams=2", f"engine.{setting}")
+    tiny("engine.streams=2", f"engine.{setting}", *str(refused.value).partition("; add ")[2].split())
 
 
 @pytest.mark.parametrize("setting", ["engine.stack=2", "train.compile=true"])

@@ -66,9 +66,11 @@ def recommend(recipe: Recipe, warm: int = WARM, timed: int = TIMED) -> Table:
             measure(*best[1:3], True)
         except UserError as error:
             note = f"{escape(str(error))}\n"
+    # Clients that train at once in one process need that process alone.
+    workers = f" engine.workers={max(1, cores // best[1])}" if recipe.engine.at_once == 1 else ""
     table.caption = (
         f"{note}fastest here: engine.threads={best[1]} engine.channels_last={str(best[2]).lower()} "
-        f"train.compile={str(best[3]).lower()} engine.workers={max(1, cores // best[1])}; "
+        f"train.compile={str(best[3]).lower()}{workers}; "
         "the last column assumes that workers do not slow each other"
     )
     return table

@@ -17,7 +17,7 @@ from atoll.core.variables import environment_variables
 from atoll.recipe.recipe import load_recipe
 
 SMALL = (  # clients of FedQuad's paper, on the digits, with about as many steps
-    "data.source=digits", "data.image_size=32", "partition.kind=iid",
+    "data.source=digits", "data.path=", "data.image_size=32", "partition.kind=iid",
     "train.rounds=3", "train.epochs=10", "train.batch_size=32", "evaluation.at_end=[]",
 )  # fmt: skip
 CONTROL = "nvidia-cuda-mps-control"  # of NVIDIA's Multi-Process Service (MPS)

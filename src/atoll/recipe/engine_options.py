@@ -60,12 +60,14 @@ class EngineOptions(Options, section="engine"):
                 check_device(name, "engine.devices")
             if "auto" in self.devices:
                 raise UserError('engine.devices lists devices; write engine.devices = "auto" for all GPUs')
-        for name, together in (("engine.stack", self.stack), ("engine.streams", self.streams)):
-            if together > 1 and (self.workers != 1 or self.decoders or self.devices):
-                raise UserError(
-                    f"{name} trains clients together in one process, so it needs engine.workers = 1, "
-                    "engine.decoders = 0 and a single engine.device"
-                )
+        if self.at_once > 1 and (self.workers != 1 or self.decoders or self.devices):
+            name = "engine.stack" if self.stack > 1 else "engine.streams"
+            changes = [
+                *(["engine.workers=1"] if self.workers != 1 else []),
+                *(["engine.decoders=0"] if self.decoders else []),
+                *(["engine.devices=[]"] if self.devices else []),
+            ]
+            raise UserError(f"{name} trains clients together in one process; add {' '.join(changes)}")
         if self.devices and self.device != "auto":
             raise UserError(
                 f"engine.devices takes the place of engine.device, which is {self.device!r}; add engine.device=auto"

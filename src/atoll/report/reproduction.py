@@ -101,5 +101,6 @@ def figure_remarks(figure: dict[str, Any]) -> list[str]:
         for panel in figure["panels"]
         for remark in panel.get("remarks", ())
     ]
-    empty = ", ".join(dict.fromkeys(figure["empty"]))
-    return [*said, f"Not drawn, because the rows have no result for it: {empty}."] if empty else said
+    if empty := ", ".join(dict.fromkeys(figure["empty"])):
+        said.append(f"Panels that are not drawn, because the rows have no result for them: {empty}.")
+    return said
