@@ -27,6 +27,7 @@ class Interleaved(InProcess):
     def start(self, constants: Slices) -> None:
         """Create the client sides, each with networks of its own."""
         federation = self._federation
+        self._others = federation.recipe.runs_own_code
         size = min(federation.recipe.engine.at_once, federation.setting.cohort_size)
         networks = [copy.deepcopy(federation.networks) for _ in range(size)]
         self._clients = [federation.client_side(constants, own) for own in networks]
@@ -53,18 +54,16 @@ class Interleaved(InProcess):
         by_steps = sorted(
             jobs, key=lambda job: job.message["epochs"] * data[job.client].num_batches(), reverse=True
         )
-        recipe = self._federation.recipe
+        recompute = self._federation.recipe.train.checkpoint_gradients
         with streams_kept(), ExitStack() as contexts:
             members = []
             for row, (job, client, stream) in enumerate(
                 zip(by_steps, self._clients, self._streams, strict=False)
             ):
                 retained, samples = self._load(job), data[job.client]
-                members.append(Member(row, client, stream, recipe.runs_own_code, job, retained, samples))
+                members.append(Member(row, client, stream, self._others, job, retained, samples))
                 # Only now, so that copies of the networks that the start makes are plain ones.
-                contexts.enter_context(
-                    checkpointed(client.networks["encoder"], recipe.train.checkpoint_gradients)
-                )
+                contexts.enter_context(checkpointed(client.networks["encoder"], recompute))
             while active := [member for member in members if member.next_batch()]:
                 self._step(active)
                 if progress is not None:
