@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import warnings
+from collections.abc import Callable
 from dataclasses import replace
 from functools import cached_property, partial
 from pathlib import Path
@@ -77,18 +78,8 @@ class Federation:
         self.views: Views = make_views(recipe.views, size, channels)
         try_transform(self.views)
         encoder, projector = _encoder_and_projector(recipe)
-        self.setting = replace(
-            _dimensions(recipe, encoder, projector),
-            num_clients=len(self.partition.clients),
-            num_classes=len(self.partition.classes),
-            sizes=tuple(self.partition.sizes),
-            personal=recipe.composed.personalises(recipe.train),
-            further_models=self.further_initial_weights,
-        )
-        cohort_size = recipe.composed.aggregation.cohort_size(self.setting)
-        self.setting = replace(self.setting, cohort_size=cohort_size)
-        reason = recipe.composed.refuse(self.setting) or refuse_measures(recipe, self.splits)
-        if reason:
+        self.setting = _setting(recipe, self.partition, encoder, projector, self.further_initial_weights)
+        if reason := recipe.composed.refuse(self.setting) or refuse_measures(recipe, self.splits):
             raise UserError(reason)
         if any(is_local(name) for name in recipe.composed.images):
             refuse_crops(encoder, channels, self.views.local.size)
@@ -97,22 +88,26 @@ class Federation:
         self.device = recipe.engine.find_device()
         self.networks = _assemble(recipe, self.setting, encoder, projector).to(self.device)
         freeze(self.networks, recipe.model)
-        trained = {name for name, weight in named_weights(self.networks).items() if weight.requires_grad}
-        names = self.networks.state_dict().keys()
-        self.setting = replace(
-            self.setting,
-            buffers=frozenset(names - trained),
-            running_statistics=frozenset(self.buffer_names()),
-            local_only=frozenset(names - self.update_names()),
-            base_names=frozenset(names - travelling_names(recipe.composed, self.networks))
-            if recipe.model.freeze or recipe.model.lora_rank or recipe.composed.share is not None
-            else frozenset(),
-        )
+        self.setting = self._with_names(self.setting)
         method = recipe.composed  # `refuse` once more, because the setting names the weights now
         if reason := method.refuse(self.setting) or method.refuse_networks(self.networks):
             raise UserError(reason)
         self.layout = memory_layout(self.networks, recipe.engine.uses_channels_last())
         self.networks.to(memory_format=self.layout)
+
+    def _with_names(self, setting: Setting) -> Setting:
+        """Add the names of the weights to a setting."""
+        method, model = self.recipe.composed, self.recipe.model
+        trained = {name for name, weight in named_weights(self.networks).items() if weight.requires_grad}
+        names = self.networks.state_dict().keys()
+        some_stay = model.freeze or model.lora_rank or method.share is not None
+        return replace(
+            setting,
+            buffers=frozenset(names - trained),
+            running_statistics=frozenset(self.buffer_names()),
+            local_only=frozenset(names - self.update_names()),
+            base_names=frozenset(names - travelling_names(method, self.networks) if some_stay else ()),
+        )
 
     @property
     def encoder(self) -> Encoder:
@@ -248,22 +243,33 @@ def _encoder_and_projector(recipe: Recipe, draw: int = 0) -> tuple[Encoder, nn.M
     return encoder, projector
 
 
-def _dimensions(recipe: Recipe, encoder: Encoder, projector: nn.Module) -> Setting:
+def _setting(
+    recipe: Recipe,
+    partition: Partition,
+    encoder: Encoder,
+    projector: nn.Module,
+    further_models: Callable[[int], Weights],
+) -> Setting:
+    """The setting before there are networks, whose weights it will name."""
     projector.eval()
     with torch.no_grad():
         embedding_dim = projector(torch.zeros(1, encoder.dim)).shape[1]
     projector.train()
-    return Setting(
+    setting = Setting(
         seed=recipe.seed,
-        num_clients=0,
+        num_clients=len(partition.clients),
         image_shape=recipe.image_shape,
-        num_classes=0,
+        num_classes=len(partition.classes),
         encoder_dim=encoder.dim,
         embedding_dim=embedding_dim,
         train=recipe.train,
         model=recipe.model,
+        sizes=tuple(partition.sizes),
+        personal=recipe.composed.personalises(recipe.train),
         checkpoint_every=recipe.engine.checkpoint_every,
+        further_models=further_models,
     )
+    return replace(setting, cohort_size=recipe.composed.aggregation.cohort_size(setting))
 
 
 def _shapes(network: nn.Module) -> list[torch.Size]:
