@@ -4,14 +4,16 @@
 
 Each turn is a process of its own with one thread. First the CPU seconds of each step of a worker: PyTorch is
 imported and takes one optimiser step, which imports half of it; torchvision, Atoll, a recipe of 5,000 synthetic
-images and its federation follow. Then, on the clock, the time until N workers have done all that, and their memory:
-as forks, which is what Atoll's workers are, and if each imports for itself. Last, a run's start: the main process
-does all that too, as that of ``atoll run`` does, while what its workers are forks of imports PyTorch.
+images and its federation follow; and of all steps after the imports that commands and Atoll's workers begin with
+(`atoll.engines.preload`). Then, on the clock, the time until N workers have done all that, and their memory: as
+forks, which is what Atoll's workers are, and if each imports for itself. Last, a run's start: the main process does
+all that too, as that of ``atoll run`` does, while what its workers are forks of imports PyTorch.
 """
 
 from __future__ import annotations
 
 import argparse
+import importlib
 import json
 import multiprocessing
 import os
@@ -41,6 +43,7 @@ STEPS = {
         "'data.channels=3', 'partition.kind=iid']))"
     ),
 }
+PRELOADED = {"all of it, preloaded": "; ".join(["import atoll.engines.preload", *STEPS.values()])}
 CHILD = """
 import json, sys, time
 names, found = json.loads(sys.argv[1]), {}
@@ -84,6 +87,7 @@ def start(way: str, count: int) -> dict[str, float]:
     before = time.perf_counter()
     context: Any = CONTEXTS[way]() if count else None
     if way == "run":
+        importlib.import_module("atoll.engines.preload")
         prepare()
     connections = []
     for _ in range(count):
@@ -107,14 +111,15 @@ def main() -> None:
     if options.child:
         print(json.dumps(start(*json.loads(options.child))))
         return
-    rows: dict[str, list[float]] = {name: [] for name in STEPS}
+    rows: dict[str, list[float]] = {name: [] for name in (*STEPS, *PRELOADED)}
     starts = [(way, count) for count in COUNTS for way in CONTEXTS] + [("run", 0)]
     found: dict[str, dict[str, list[float]]] = {
         f"{way}, {count}": {"seconds": [], "mib": []} for way, count in starts
     }
     for _ in range(options.turns):
-        for name, seconds in run("-c", CHILD, json.dumps(STEPS)).items():
-            rows[name].append(round(seconds, 3))
+        for steps in (STEPS, PRELOADED):
+            for name, seconds in run("-c", CHILD, json.dumps(steps)).items():
+                rows[name].append(round(seconds, 3))
         for way, count in starts:
             for unit, value in run(__file__, "--child", json.dumps([way, count])).items():
                 found[f"{way}, {count}"][unit].append(value)

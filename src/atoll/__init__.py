@@ -35,8 +35,11 @@ def __getattr__(name: str) -> Any:
         raise AttributeError(f"module 'atoll' has no attribute {name!r}")
     import importlib
 
+    from atoll.core.collector import paused
+
     module, attribute = _MODULES[name]
-    return getattr(importlib.import_module(module), attribute)
+    with paused():
+        return getattr(importlib.import_module(module), attribute)
 
 
 def __dir__() -> list[str]:

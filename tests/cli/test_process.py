@@ -51,6 +51,30 @@ def test_only_runs_with_more_processes_start_one(settings, starts, monkeypatch):
     assert bool(started) == starts
 
 
+COMMAND = """
+import gc, sys
+from atoll.cli.main import main
+
+sys.argv = ["atoll", *sys.argv[1:]]
+main({})
+print(gc.isenabled(), gc.get_freeze_count() > 100_000)
+"""
+
+
+def command(code, *arguments):
+    done = subprocess.run([sys.executable, "-c", code, *arguments], capture_output=True, text=True)
+    return done.stdout.splitlines(), done.stderr.splitlines()
+
+
+def test_a_command_leaves_its_imports_out_of_garbage_collection(tmp_path):
+    """Extension modules that find objects uncollected at the end would say so on the standard error."""
+    arguments = ["report", str(tmp_path / "none")]
+    lines, errors = command(COMMAND.format(""), *arguments)
+    assert lines == ["True True"]
+    assert [error.endswith("give a run's folder") for error in errors] == [True]
+    assert command(COMMAND.format(arguments)) == (["True False"], errors)  # a program's own objects stay in
+
+
 def test_a_reader_may_end_before_the_output():
     command = [sys.executable, "-m", "atoll.cli.main", "egress", "digits-ssd", "--json"]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:

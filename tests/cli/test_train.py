@@ -14,7 +14,7 @@ def process_context():
 
 processes.process_context = process_context
 from atoll.cli.main import main
-main(sys.argv[1:])
+main()
 """
 
 

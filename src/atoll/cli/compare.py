@@ -6,7 +6,7 @@ import argparse
 from pathlib import Path
 
 from atoll.cli.arguments import Commands, add_log, add_settings, path_of
-from atoll.cli.process import say, start_forking
+from atoll.cli.process import say
 from atoll.core.errors import UserError
 from atoll.core.text import few
 
@@ -22,18 +22,13 @@ def add_commands(commands: Commands) -> None:
 
 def _add_demo(commands: Commands) -> None:
     demo = commands.add(
-        _demo, "demo", "Train three methods on the same federated digits; takes about a minute."
+        _compare, "demo", "Train three methods on the same federated digits; takes about a minute."
     )
     demo.add_argument(
         "--out", type=path_of, default=Path("runs/demo"), help="folder of the runs (default: runs/demo)"
     )
     add_settings(demo)
-
-
-def _demo(options: argparse.Namespace) -> int:
-    options.recipes, options.methods, options.lines, options.seeds = list(DEMO), [], False, 1
-    options.sweep, options.log, options.restart = [], [], False
-    return _compare(options)
+    demo.set_defaults(recipes=DEMO, methods=[], lines=False, seeds=1, sweep=[], log=[], restart=False)
 
 
 def _add_compare(commands: Commands) -> None:
@@ -79,9 +74,6 @@ def _add_compare(commands: Commands) -> None:
 
 
 def _compare(options: argparse.Namespace) -> int:
-    for recipe in options.recipes:
-        start_forking(recipe, options.set)
-
     from atoll.cli.console import make_console
     from atoll.commands.compare import compare, load_recipes, other_runs, write_comparison
     from atoll.commands.progress import Bar

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import argparse
+import importlib
 import sys
 from collections.abc import Sequence
 
-from atoll.cli.parser import make_parser
+from atoll.cli.parser import GROUPS, make_parser
 from atoll.cli.process import (
     Stopped,
     accept_any_text,
@@ -14,6 +15,7 @@ from atoll.cli.process import (
     is_out_of_memory,
     say,
     signals_as_interrupts,
+    start_forking,
     warnings_as_sentences,
 )
 from atoll.core.errors import RunError, UserError
@@ -31,7 +33,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = make_parser().parse_args(arguments)
     with signals_as_interrupts(), warnings_as_sentences():
         try:
-            _check_recipes(options)
+            recipes = _check_recipes(options)
+            if arguments is None:  # not called by a program, whose objects are its own
+                _import(options, recipes)
             status = int(options.handler(options))
             sys.stdout.flush()
             return status
@@ -60,17 +64,34 @@ def main(arguments: Sequence[str] | None = None) -> int:
             return 2
 
 
-def _check_recipes(options: argparse.Namespace) -> None:
-    """Check a recipe's keys and values before a command imports PyTorch, which takes seconds."""
+def _check_recipes(options: argparse.Namespace) -> Sequence[str]:
+    """Check the recipes' keys and values before a command imports PyTorch, which takes seconds.
+
+    Returns:
+        Their names.
+    """
     from atoll.recipe.table import read_table
 
-    names = [options.recipe] if "recipe" in options and options.recipe != "gpu" else []
-    if (
-        "recipes" in options and not options.methods
-    ):  # with --methods, settings may belong to the replacing method
-        names = options.recipes
+    names: Sequence[str] = options.recipes if "recipes" in options else ()
+    if "recipe" in options and options.recipe != "gpu":
+        names = [options.recipe]
     for name in names:
-        read_table(name, options.set)
+        # With --methods, settings may belong to the replacing method.
+        read_table(name, () if getattr(options, "methods", ()) else options.set)
+    return names
+
+
+def _import(options: argparse.Namespace, recipes: Sequence[str]) -> None:
+    """Import what a command that computes needs, here and in the process that workers are forks of."""
+    if options.command in GROUPS["Write and list"]:
+        return
+    elsewhere = getattr(options, "engine", "simulation") != "simulation"
+    if options.command in ("run", "compare", "demo") and not (
+        elsewhere or getattr(options, "dry_run", False)
+    ):
+        for recipe in recipes:
+            start_forking(recipe, options.set)
+    importlib.import_module("atoll.engines.preload")
 
 
 def _resumable(options: argparse.Namespace) -> str:

@@ -6,7 +6,7 @@ import argparse
 from pathlib import Path
 
 from atoll.cli.arguments import Commands, add_log, add_recipe, add_run, add_settings, path_of
-from atoll.cli.process import say, start_forking
+from atoll.cli.process import say
 from atoll.core.errors import UserError
 
 
@@ -100,9 +100,6 @@ def _estimate(options: argparse.Namespace) -> int:
 
 
 def _train(options: argparse.Namespace) -> int:
-    if options.engine == "simulation":
-        start_forking(options.recipe, options.set)
-
     from atoll.cli.console import make_console
     from atoll.commands.progress import Bar
     from atoll.commands.resume import Recovery

@@ -36,7 +36,7 @@ def process_context() -> ForkServerContext | SpawnContext:
     if sys.platform != "linux":
         return multiprocessing.get_context("spawn")
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["atoll.engines.executors"])
+    context.set_forkserver_preload(["atoll.engines.preload"])
     with interrupts_blocked():
         try:
             forkserver.ensure_running()
