@@ -45,6 +45,18 @@ def test_views_of_one_storage_and_other_layouts_keep_their_values():
     assert tree.same(back, {name: tensor.contiguous() for name, tensor in value.items()})
 
 
+@pytest.mark.parametrize("copied", [tree.clone, tree.as_sent])
+def test_copies_have_the_layout_of_a_file(copied):
+    value = {
+        "a": torch.arange(6.0).reshape(2, 3).T,
+        "b": [torch.ones(1).expand(4), torch.ones(2, requires_grad=True)],
+    }
+    made, stored = copied(value), tree.unpack(tree.pack(value))
+    assert tree.same(made, stored)
+    for here, there in zip(tree.leaves(made), tree.leaves(stored), strict=True):
+        assert (here.stride(), here.requires_grad) == (there.stride(), False)
+
+
 def test_a_tensor_in_several_places_is_stored_once():
     big = torch.ones(1000)
     assert len(tree.pack({"a": big, "b": [big, big]})) < 2 * big.numel() * 4

@@ -10,8 +10,10 @@ import torch
 from atoll.components.base import VIEWS, Aggregation, Merge, ServerStep, TensorSpec, Term
 from atoll.core.errors import UserError
 from atoll.core.run_folder import Run
-from atoll.core.tree import clone, same
+from atoll.core.tree import clone, leaves, pack, same, unpack
+from atoll.engines.client import train_client
 from tests.harness import run_tiny
+from tests.rounds import Rounds
 
 
 class InPlace:
@@ -114,6 +116,113 @@ def test_a_checkpoint_that_is_still_to_be_written_holds_its_own_round(tmp_path, 
     run_tiny(tmp_path / "run", "method.name=fed_simclr", *parts)
     assert len(written) == 3
     assert all(same(then, now) for then, now in written)
+
+
+class Turn:
+    """A fold whose state is laid out otherwise than in a file, as eigenvectors are."""
+
+    def __init__(self, state):
+        self.state = state
+
+    def add(self, client, piece):
+        self.state = [piece.T]
+
+    def close(self):
+        return self.state
+
+
+@dataclass(frozen=True)
+class Turned(Term):
+    """Returns transposed matrices from all hooks, one of them with a graph."""
+
+    name: ClassVar[str] = "turned"
+    egress: ClassVar[tuple[str, ...]] = ("a matrix",)
+    keeps: ClassVar[tuple[str, ...]] = ("a matrix",)
+
+    def constants(self, setting, prerequisites):
+        return torch.rand(3, 5).T
+
+    def init(self, setting):
+        return [torch.rand(3, 5, requires_grad=True).T]
+
+    def send(self, state, client, cohort, round):
+        return {"is": state[0], "turned": state[0].T}
+
+    def declares(self, setting):
+        return TensorSpec((5, 3))
+
+    def fold(self, state, setting, round):
+        return Turn(state)
+
+    def loss(self, context, batch, passes):
+        return torch.zeros(())
+
+    def finish(self, context):
+        return torch.rand(3, 5).T
+
+    def keep(self, context):
+        return context.of(self).message["turned"].T
+
+
+@dataclass(frozen=True)
+class Turning(ServerStep):
+    """Returns transposed weights and a transposed state."""
+
+    name: ClassVar[str] = "turning"
+
+    def step(self, state, current, folded, setting):
+        return [torch.rand(3, 5).T], {name: weight.T.clone().T for name, weight in folded.items()}
+
+
+@pytest.mark.filterwarnings("ignore:The use of `x.T`")
+def test_what_hooks_return_has_the_layout_of_a_message():
+    """A product with a transposed matrix has other last bits, in one process and until a run is resumed."""
+    rounds = Rounds(
+        "method.name=fed_simclr", f"method.terms=['{__name__}:Turned']", f"method.server={__name__}:Turning"
+    )
+    first, data = rounds.server.state, rounds.federation.client_data(0)
+    update, kept = train_client(rounds.client, rounds.message(0, 1), None, data)
+    update["weights"] = clone(update["weights"])  # the networks' own, which an executor copies
+    rounds.fold(1, {0: update})
+    for tree in (rounds.server.constants, first, rounds.message(1, 2), update, kept, rounds.server.state):
+        sent = unpack(pack(tree))
+        for here, there in zip(leaves(tree), leaves(sent), strict=True):
+            assert here.stride() == there.stride()
+            assert not here.requires_grad
+
+
+@dataclass(frozen=True)
+class ByNorm(Aggregation):
+    """Weighs each tensor of an update by the inverse of its distance."""
+
+    name: ClassVar[str] = "by_norm"
+
+    def open(self, models, setting, round, scratch):
+        return NormFold(models["global"])
+
+
+class NormFold:
+    def __init__(self, current):
+        self.current, self.sums, self.totals = current, dict(current), dict.fromkeys(current, 1.0)
+
+    def add(self, client, update, geometry):
+        for name in geometry.moved:
+            weight = 1 / (1e-6 + float((update["weights"][name] - self.current[name]).norm()))
+            self.sums[name] = self.sums[name] + weight * update["weights"][name]
+            self.totals[name] += weight
+
+    def close(self):
+        return {"global": {n: s / self.totals[n] if self.totals[n] > 1 else s for n, s in self.sums.items()}}
+
+
+def test_a_fold_meets_the_same_layout_whatever_process_an_update_comes_from(tmp_path):
+    """A norm of a channels-last tensor has other last bits than that of its values in order."""
+    settings = ("method.name=fed_simclr", f"method.aggregation={__name__}:ByNorm", "model.width=16")
+    layout = "engine.channels_last=true"
+    one, two = (
+        run_tiny(tmp_path / f"{n}", *settings, layout, f"engine.workers={n}").latest() for n in (1, 2)
+    )
+    assert same(one["state"], two["state"])
 
 
 class ByClient:

@@ -59,8 +59,16 @@ def map_tensors(function: Callable[[Tensor], Any], tree: Tree) -> Tree:
     return tree
 
 
+def as_sent(tree: Tree) -> Tree:
+    """Return a tree as a message or a file brings it: its tensors contiguous and without a graph.
+
+    Sums and products of a tensor of another layout, such as a transposed one, have other last bits.
+    """
+    return map_tensors(lambda tensor: tensor.detach().contiguous(), tree)
+
+
 def checked(slices: dict[str, Tree], hook: str) -> dict[str, Tree]:
-    """Return what a hook of several components returned, by their names, if all are trees that a file can hold.
+    """Return what a hook of several components returned, by their names and as sent, if a file can hold it.
 
     Keys that are no texts would become texts in a file or a message, and no longer be found there.
 
@@ -73,7 +81,7 @@ def checked(slices: dict[str, Tree], hook: str) -> dict[str, Tree]:
                 f"{name!r}.{hook} returns {found}; states and messages are made of tensors, numbers, texts, lists, "
                 "and dicts whose keys are texts, such as str(client)"
             )
-    return slices
+    return {name: as_sent(tree) for name, tree in slices.items()}
 
 
 def _no_tree(tree: Tree) -> str | None:
@@ -137,8 +145,9 @@ def placed_bytes(tree: Tree, place: tuple[str, ...] = ()) -> Iterator[tuple[tupl
 
 
 def clone(tree: Tree) -> Tree:
-    """Deep copy on the CPU that shares no memory with the original."""
-    return map_tensors(lambda tensor: tensor.detach().to("cpu", copy=True), tree)
+    """Deep copy on the CPU, as a message brings it, that shares no memory with the original."""
+    layout = torch.contiguous_format
+    return map_tensors(lambda tensor: tensor.detach().to("cpu", copy=True, memory_format=layout), tree)
 
 
 def pack(tree: Tree) -> bytes:

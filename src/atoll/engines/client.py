@@ -14,7 +14,7 @@ from atoll.components.training import learning_rate, make_optimizer
 from atoll.core.errors import UserError
 from atoll.core.process_state import seeded_streams
 from atoll.core.rng import derive_seed
-from atoll.core.tree import Weights, checked, clone, map_tensors
+from atoll.core.tree import Weights, checked, clone
 from atoll.data.batch import part_sizes
 from atoll.engines.weight_names import buffer_names, frozen_names, personal_names, update_names
 from atoll.methods.method import Method
@@ -195,7 +195,7 @@ class Client:
         method, context, train = self.method, self.context, self.setting.train
         weights = self._weights()
         sent = {component.name: component.finish(context) for component in method.components}
-        slices = map_tensors(_as_sent, checked(sent, "finish"))
+        slices = checked(sent, "finish")
         update: Update = {
             "weights": {name: value for name, value in weights.items() if name in self._shared},
             "losses": {name: self._mean_loss(name) for name, losses in self._losses.items() if losses},
@@ -312,11 +312,6 @@ def training_seed(setting: Setting, message: Message) -> int:
 def _part(loss: Tensor, share: float) -> Tensor:
     """What a loss adds to the batch's; on a GPU, one kernel less where that is all of it."""
     return loss.detach() if share == 1 else share * loss.detach()
-
-
-def _as_sent(tensor: Tensor) -> Tensor:
-    """A tensor of a slice as a message brings it: without a graph, and in the order in which all sums run."""
-    return tensor.detach().contiguous()
 
 
 def _places(networks: nn.Module) -> dict[str, tuple[nn.Module, str]] | None:

@@ -27,7 +27,7 @@ from atoll.components.messages import ClientState, Slices, Update
 from atoll.core.devices import use_gpu
 from atoll.core.errors import RunError, UserError
 from atoll.core.processes import interrupts_blocked, process_context, why_ended
-from atoll.core.tree import Tree, clone, escape, map_tensors, num_bytes, pack, resolve, unpack
+from atoll.core.tree import Tree, as_sent, clone, escape, map_tensors, num_bytes, pack, resolve, unpack
 from atoll.engines.client import train_client
 from atoll.engines.client_states import ClientStates
 from atoll.engines.federation import Federation
@@ -78,7 +78,7 @@ class InProcess:
             self._states.save(job.client, job.round, state)
         sent: Update = clone(update if self._kept else {**update, "weights": {}})
         if not self._kept:
-            sent["weights"] = {name: tensor.cpu() for name, tensor in update["weights"].items()}
+            sent["weights"] = as_sent({name: tensor.cpu() for name, tensor in update["weights"].items()})
         return sent
 
 

@@ -31,7 +31,7 @@ from atoll.components.component import declares_slice
 from atoll.components.declaration import mismatch
 from atoll.components.messages import ClientState, Message, ServerState, Slices, Update
 from atoll.components.training import TrainOptions
-from atoll.core.tree import Tree, Weights, checked
+from atoll.core.tree import Tree, Weights, as_sent, checked
 from atoll.methods.conflicts import conflicts
 from atoll.methods.round_fold import RoundFold
 
@@ -167,12 +167,11 @@ class Method:
 
     def init(self, setting: Setting, start: Weights) -> ServerState:
         """Return the server's initial state, from the shared initial model."""
-        slices = {component.name: component.init(setting) for component in self.components}
-        checked(slices, "init")
+        slices = checked({component.name: component.init(setting) for component in self.components}, "init")
         for component in filter(self.aggregation.splits, self.components):
             slices[component.name] = {str(k): slices[component.name] for k in range(setting.num_clients)}
         return {
-            "models": self.aggregation.models(start, setting),
+            "models": as_sent(self.aggregation.models(start, setting)),
             "parts": {name: value for name, value in slices.items() if value is not None},
         }
 

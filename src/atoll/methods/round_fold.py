@@ -23,7 +23,7 @@ from atoll.components.base import (
     UpdateGeometry,
 )
 from atoll.core.errors import UserError
-from atoll.core.tree import Tree, checked, clone
+from atoll.core.tree import Tree, as_sent, checked, clone
 
 if TYPE_CHECKING:
     from atoll.methods.method import Method
@@ -89,10 +89,10 @@ class RoundFold:
             if folded is not current and takes_steps:  # no step for a cluster that no client chose
                 before = (clone(steps.get(name)), clone(current))
                 steps[name], models[name] = server.step(*before, folded, self._setting)
-        checked({server.name: steps}, "step")
+        steps = checked({server.name: steps}, "step")[server.name]
         if any(value is not None for value in steps.values()):
             slices[server.name] = steps
-        return {"models": models, "parts": slices}
+        return {"models": as_sent(models), "parts": slices}
 
     def _folded(self) -> Models:
         """The aggregation's next models."""
