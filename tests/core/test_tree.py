@@ -4,6 +4,7 @@ import stat
 import subprocess
 import sys
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import example, given, settings
@@ -55,6 +56,13 @@ def test_copies_have_the_layout_of_a_file(copied):
     assert tree.same(made, stored)
     for here, there in zip(tree.leaves(made), tree.leaves(stored), strict=True):
         assert (here.stride(), here.requires_grad) == (there.stride(), False)
+
+
+def test_numbers_as_sent_have_the_types_of_a_file():
+    value = {"a": np.float64(0.5), "b": [np.float64(2.0), 3, True, "text", None]}
+    made, stored = tree.as_sent(value), tree.unpack(tree.pack(value))
+    assert tree.same(made, stored)
+    assert [type(made["a"]), *map(type, made["b"])] == [float, float, int, bool, str, type(None)]
 
 
 def test_a_tensor_in_several_places_is_stored_once():

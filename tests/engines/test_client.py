@@ -2,12 +2,13 @@ from dataclasses import dataclass
 from itertools import combinations
 from typing import ClassVar
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
 
 from atoll.aggregation.fedavg import FedAvg
-from atoll.components.base import TensorSpec, Term
+from atoll.components.base import NumberSpec, TensorSpec, Term
 from atoll.core.tree import leaves, map_tensors, pack, unpack
 from tests.harness import final_models, run_tiny
 from tests.rounds import Rounds
@@ -180,6 +181,23 @@ class SendsAWeight(Term):
         return list(context.networks["projector"].parameters())[-1]
 
 
+@dataclass(frozen=True)
+class SendsANumber(Term):
+    """Sends a number that numpy computed, which is a float."""
+
+    name: ClassVar[str] = "sends_a_number"
+    egress: ClassVar[tuple[str, ...]] = ("a number",)
+
+    def declares(self, setting):
+        return NumberSpec(float, least=0)
+
+    def loss(self, context, batch, passes):
+        return torch.zeros(())
+
+    def finish(self, context):
+        return np.mean([0.5, 1.0])
+
+
 class Mean:
     """A fold that needs all updates at once."""
 
@@ -220,6 +238,13 @@ def test_a_fold_may_keep_the_slices_of_a_round(tmp_path):
     slices = run.latest()["state"]["parts"]["sends_a_weight"]
     assert len(slices) == 4
     assert not any(torch.equal(one, other) for one, other in combinations(slices, 2))
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_a_number_of_numpys_is_a_number_in_every_process(workers, tmp_path):
+    parts = (f"method.terms=['{__name__}:SendsANumber']", f"engine.workers={workers}")
+    run = run_tiny(tmp_path, "method.name=fed_simclr", *parts)
+    assert run.metrics[-1]["clients"] == 4
 
 
 def test_a_loss_counts_a_part_by_its_share_of_the_batch():

@@ -60,11 +60,18 @@ def map_tensors(function: Callable[[Tensor], Any], tree: Tree) -> Tree:
 
 
 def as_sent(tree: Tree) -> Tree:
-    """Return a tree as a message or a file brings it: its tensors contiguous and without a graph.
+    """Return a tree as a message or a file brings it: contiguous tensors without a graph, and plain numbers.
 
-    Sums and products of a tensor of another layout, such as a transposed one, have other last bits.
+    Sums and products of a tensor of another layout, such as a transposed one, have other last bits. NumPy's float64
+    is a float, but of a type of its own.
     """
-    return map_tensors(lambda tensor: tensor.detach().contiguous(), tree)
+    if isinstance(tree, Mapping):
+        return {key: as_sent(value) for key, value in tree.items()}
+    if isinstance(tree, list | tuple):
+        return [as_sent(value) for value in tree]
+    if isinstance(tree, Tensor):
+        return tree.detach().contiguous()
+    return float(tree) if isinstance(tree, float) else tree
 
 
 def checked(slices: dict[str, Tree], hook: str) -> dict[str, Tree]:
