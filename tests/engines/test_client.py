@@ -8,7 +8,8 @@ import torch
 from torch import nn
 
 from atoll.aggregation.fedavg import FedAvg
-from atoll.components.base import NumberSpec, TensorSpec, Term
+from atoll.components.base import Forward, NumberSpec, TensorSpec, Term
+from atoll.core.errors import UserError
 from atoll.core.tree import leaves, map_tensors, pack, unpack
 from tests.harness import final_models, run_tiny
 from tests.rounds import Rounds
@@ -145,6 +146,41 @@ def test_kept_optimizer_states_have_the_layout_of_their_weights():
     state = rounds.client.optimizer.state
     assert any(not weight.is_contiguous() for weight in state)
     assert all(own["momentum_buffer"].stride() == weight.stride() for weight, own in state.items())
+
+
+@dataclass(frozen=True)
+class Passes(Term):
+    """Declares a pass whose network only the first client makes."""
+
+    name: ClassVar[str] = "passes"
+    images_of: str = "view1"
+
+    def forwards(self):
+        return (Forward(self.images_of, network="own"),)
+
+    def start(self, context):
+        if context.client == 0:
+            context.frozen("own")
+
+    def loss(self, context, batch, passes):
+        return passes[self.forwards()[0]].z.square().mean()
+
+
+def test_a_copy_that_another_client_made_is_not_there():
+    """In one process a client's pass ran through the copy of the client before it, and in a worker it failed."""
+    rounds = Rounds("method.name=fed_simclr", f"method.terms=['{__name__}:Passes']")
+    rounds.train(0)
+    with pytest.raises(
+        UserError,
+        match=r"^'passes' declares a pass through the network 'own', of which client 1 has made no copy",
+    ):
+        rounds.train(1)
+
+
+def test_a_pass_of_images_that_nothing_makes_is_named():
+    settings = (f"method.terms=['{__name__}:Passes']", "options.passes.images_of=weak")
+    with pytest.raises(UserError, match=r"^'passes' declares a pass of the images 'weak', which no inputs"):
+        Rounds("method.name=fed_simclr", *settings).train(0)
 
 
 class Spread:

@@ -37,7 +37,7 @@ class ClientContext:
         client: The client's id, from 0.
         round: The round, from 1.
         networks: The networks under training: ``networks["encoder"]``, ``["projector"]`` and the components' heads.
-        copies: Frozen copies of the networks by name (see `frozen`).
+        copies: Frozen copies of the networks that this client has made in this round, by name (see `frozen`).
         after: Functions that are applied to a head's output before any loss reads it, by the head's name (see
             `Component.after_heads`); they apply to all networks until the round ends.
         received: The downloaded weights, before any merge; without the local-only weights, and empty for a client
@@ -57,7 +57,7 @@ class ClientContext:
         client: int,
         round: int,
         networks: nn.ModuleDict,
-        copies: dict[str, nn.ModuleDict],
+        pool: dict[str, nn.ModuleDict],
         message: Message,
         constants: Slices,
         retained: ClientState | None,
@@ -67,7 +67,7 @@ class ClientContext:
         self.client = client
         self.round = round
         self.networks = networks
-        self.copies = copies
+        self.copies: dict[str, nn.ModuleDict] = {}
         self.after: dict[str, Callable[[Tensor], Tensor]] = {}
         self.data = data
         self.received: Weights = {}
@@ -77,6 +77,7 @@ class ClientContext:
         self.lr = 0.0
         self.steps = 0
         self.last_epoch_loss = 0.0
+        self._pool = pool  # copies of earlier clients and rounds, whose memory is used again
         self._message = message
         self._constants = constants
         self._retained = retained if retained is not None else ClientState()
@@ -100,7 +101,7 @@ class ClientContext:
     def frozen(self, name: str, weights: Weights | None = None, train: bool = False) -> nn.ModuleDict:
         """Load weights into a copy of the networks without gradients, which a `Forward` can name.
 
-        The first call with a name creates the copy, and later calls reuse it.
+        The copy is this client's until the round ends. Its memory is reused by later calls with the name.
 
         Args:
             name: Name of the copy.
@@ -109,9 +110,9 @@ class ClientContext:
             train: The copy's layers have the modes of those of `networks`, so that BatchNorm uses the batch's
                 statistics (momentum targets) unless it is frozen; otherwise the copy is in eval mode.
         """
-        if name not in self.copies:
-            self.copies[name] = copy.deepcopy(self.networks).requires_grad_(False)
-        twin = self.copies[name]
+        if name not in self._pool:
+            self._pool[name] = copy.deepcopy(self.networks).requires_grad_(False)
+        twin = self.copies[name] = self._pool[name]
         twin.load_state_dict({**self.networks.state_dict(), **(weights or {})})
         twin.eval()
         if train:

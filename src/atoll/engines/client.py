@@ -64,7 +64,7 @@ class Client:
     @property
     def networks_by_name(self) -> dict[str, nn.ModuleDict]:
         """The networks by the names that declared passes give them: ``"local"``, and those of the copies."""
-        return {"local": self.networks, **self.copies}
+        return {"local": self.networks, **self.context.copies}
 
     def autocast(self) -> torch.autocast:
         """Context of a step's forward passes and losses, in the precision that the recipe says."""
@@ -141,9 +141,26 @@ class Client:
         return self.loss(batch, passes, share)
 
     def prepare(self, batch: Batch) -> None:
-        """Add the components' images to a batch."""
-        for component in self.method.components:
-            batch.images.update(component.inputs(self.context, batch))
+        """Add the components' images to a batch.
+
+        Raises:
+            UserError: A component declares a pass of images or through a network that there is not.
+        """
+        context, components = self.context, self.method.components
+        for component in components:
+            batch.images.update(component.inputs(context, batch))
+        for forward in self.method.forwards:
+            if forward.images in batch.images and forward.network in ("local", *context.copies):
+                continue
+            name = next(component.name for component in components if forward in component.forwards())
+            raise UserError(
+                f"{name!r} declares a pass of the images {forward.images!r}, which no inputs() returns; the others "
+                f"are {', '.join(map(repr, batch.images))}"
+                if forward.images not in batch.images
+                else f"{name!r} declares a pass through the network {forward.network!r}, of which client "
+                f"{context.client} has made no copy in round {context.round}; call "
+                f"context.frozen({forward.network!r}) in start, for each client in each round"
+            )
 
     def loss(self, batch: Batch, passes: Passes, share: float = 1.0) -> Tensor:
         """Compute the local loss of a batch, given its forward passes; see `step`.
