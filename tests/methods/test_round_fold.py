@@ -41,6 +41,7 @@ class Centre(Term):
         return {"mean": torch.ones(setting.embedding_dim), "count": 0}
 
     def send(self, state, client, cohort, round):
+        state["mean"].mul_(0.99)
         return state
 
     def declares(self, setting):
@@ -104,7 +105,7 @@ def test_the_number_of_workers_decides_nothing_for_parts_that_work_in_place(part
 
 
 def test_a_checkpoint_that_is_still_to_be_written_holds_its_own_round(tmp_path, monkeypatch):
-    """The background writes it while the next round folds and steps."""
+    """The background writes it while the next round sends, folds and steps."""
     written, save = [], Run.checkpoint
 
     def checkpoint(run, round, tree):

@@ -15,14 +15,14 @@ from typing import cast
 import torch
 
 from atoll.aggregation.secure_sum import SecureSum, vector_size
-from atoll.components.base import Aggregation, Deployment, Setting, Trained
-from atoll.components.messages import Checkpoint, Update
+from atoll.components.base import Aggregation, Component, Deployment, Setting, Trained
+from atoll.components.messages import Checkpoint, ServerState, Update
 from atoll.components.training import learning_rate
 from atoll.core.errors import RunError, UserError
 from atoll.core.process_state import seeded_streams
 from atoll.core.rng import derive_seed, stream
 from atoll.core.text import one_line
-from atoll.core.tree import Weights, num_bytes
+from atoll.core.tree import Weights, clone, num_bytes
 from atoll.engines.client import BASE
 from atoll.engines.history import History
 from atoll.engines.jobs import Executor, Job, SumExecutor
@@ -131,8 +131,15 @@ class Server:
         """Create the jobs of a round, in the order of client ids, which is the order of the fold."""
         cohort = self.cohort(round)
         method = self.recipe.composed
+        # `send` may change what it is given, and the last round's checkpoint is perhaps still to be written.
+        sending = {
+            component.name for component in method.components if type(component).send is not Component.send
+        }
+        parts = self.state["parts"]
+        given = {name: clone(tree) if name in sending else tree for name, tree in parts.items()}
+        state: ServerState = {**self.state, "parts": given}
         return [
-            Job(method.send(self.state, self.setting, client, cohort, round, self.valid.get(client, 0)))
+            Job(method.send(state, self.setting, client, cohort, round, self.valid.get(client, 0)))
             for client in sorted(cohort)
         ]
 
