@@ -13,6 +13,7 @@ import pytest
 import safetensors
 import torch
 from PIL import Image
+from torch import nn
 
 import atoll
 from atoll.cli.main import main
@@ -146,6 +147,50 @@ def test_a_file_holds_what_its_user_must_know_and_embeds_equally(
         assert main(["embed", str(encoder), str(tmp_path / "one.png"), "-o", str(tmp_path / "h.npz")]) == 0
         rows.append(np.load(tmp_path / "h.npz")["embeddings"])
     np.testing.assert_allclose(rows[0], rows[1], atol=1e-5)
+
+
+@pytest.mark.parametrize("format", ["onnx", "pt2"])
+def test_a_program_of_a_vit_takes_any_number_of_images(format: str, tmp_path: Path) -> None:
+    if format == "onnx":
+        pytest.importorskip("onnxscript", reason="the extra atoll[onnx] is not installed")
+        pytest.importorskip("onnxruntime", reason="the extra atoll[onnx] is not installed")
+    torch.manual_seed(0)
+    ours = build_encoder(ModelOptions(encoder="vit-tiny", width=64, depth=1), 3, 32).eval()
+    ours.metadata = dict(ABOUT)
+    path = tmp_path / f"model.{format}"
+    export(ours, path, format, {})
+    again = load_encoder(path)
+    for count in (1, 2, 5):
+        images = torch.randn(count, 3, 32, 32)
+        with torch.no_grad():
+            torch.testing.assert_close(again(images), ours(images), atol=1e-5, rtol=0)
+
+
+class CountsImages(nn.Module):
+    """An encoder whose code reads the size of a batch as a number."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(3, 4)
+
+    def forward(self, images: torch.Tensor) -> torch.Tensor:
+        h: torch.Tensor = self.layer(images.mean((2, 3))).reshape(len(images), -1)
+        return h
+
+
+@pytest.mark.parametrize("format", ["onnx", "pt2"])
+def test_a_program_that_would_take_two_images_alone_is_refused(
+    format: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    if format == "onnx":
+        pytest.importorskip("onnxscript", reason="the extra atoll[onnx] is not installed")
+    ours = build_encoder(ModelOptions(encoder=f"{__name__}:CountsImages"), 3, 32).eval()
+    save_encoder(tmp_path / "encoder.safetensors", ours, ABOUT)
+    out = tmp_path / f"model.{format}"
+    asked = ["export", str(tmp_path / "encoder.safetensors"), "--format", format, "-o", str(out)]
+    assert main(asked) == 2
+    assert "write images.shape[0] in place of len(images)" in capsys.readouterr().err
+    assert not out.exists()
 
 
 def read_with_its_library(path: Path, images: torch.Tensor) -> tuple[Any, torch.Tensor]:

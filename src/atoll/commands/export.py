@@ -19,6 +19,7 @@ from atoll.core.files import write_whole
 from atoll.core.outputs import check_output
 from atoll.core.provenance import version
 from atoll.core.run_folder import Run
+from atoll.core.text import first_line
 from atoll.models import Encoder, load_encoder
 from atoll.models.encoder import input_metadata
 from atoll.models.exported import EXTRA, INPUT, KEY, OUTPUT, is_ours
@@ -27,6 +28,7 @@ from atoll.recipe.recipe import recipe_digest, recipe_of
 from atoll.report.folders import read_folder
 from atoll.report.wording import setting_words, without_folders
 
+_REMEDY = "in its code, write images.shape[0] in place of len(images), or choose the format safetensors"
 Provenance = Mapping[str, Any]
 
 
@@ -128,7 +130,11 @@ def _about(encoder: Encoder) -> str:
 
 def _pt2(encoder: Encoder) -> bytes:
     batch = {0: torch.export.Dim("batch", min=1)}
-    program = torch.export.export(encoder.eval(), _example(encoder), dynamic_shapes=(batch,))
+    try:
+        program = torch.export.export(encoder.eval(), _example(encoder), dynamic_shapes=(batch,))
+    except torch._dynamo.exc.UserError as error:
+        reason = first_line(error)
+        raise UserError(f"torch.export cannot convert this encoder ({reason}); {_REMEDY}") from error
     file = io.BytesIO()
     torch.export.save(program, file, extra_files={EXTRA: _about(encoder)})
     return file.getvalue()
@@ -147,6 +153,9 @@ def _onnx(encoder: Encoder) -> bytes:
         output_names=[OUTPUT],
     )
     assert program is not None  # noqa: S101
+    shape = program.model.graph.inputs[0].shape
+    if shape is not None and isinstance(shape[0], int):  # the exporter says nothing
+        raise UserError(f"ONNX would hold this encoder for batches of two images alone; {_REMEDY}")
     program.model.metadata_props[KEY] = _about(encoder)
     return bytes(program.model_proto.SerializeToString())
 

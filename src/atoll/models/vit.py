@@ -224,7 +224,8 @@ class ViT(Encoder):
         x = patches + positions[:, 1:]
         if keep is not None:
             x = x.gather(1, keep.unsqueeze(-1).expand(-1, -1, self.dim))
-        first = (self.cls_token + positions[:, :1]).expand(len(x), -1, -1)
+        # `len` would be a number, and an exported program would take batches of that size alone.
+        first = (self.cls_token + positions[:, :1]).expand(x.shape[0], -1, -1)
         out: Tensor = self.norm(self.blocks(torch.cat([first, x], dim=1)))
         return out
 
