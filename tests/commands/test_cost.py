@@ -11,6 +11,7 @@ from atoll.commands import cost as cost_of
 from atoll.commands.bench import Enough
 from atoll.commands.cost import Cost, at_sites, estimate, estimate_at_sites
 from atoll.commands.run import run_recipe
+from atoll.core.tree import load, num_bytes
 from tests.harness import tiny
 
 SETTINGS = (
@@ -80,12 +81,23 @@ def test_the_totals_of_sites_are_those_by_hand():
     assert said[4] == list(COST.lines())[4]
 
 
+@pytest.mark.parametrize("rounds", [1, 5, 6])
+@pytest.mark.parametrize("every", [1, 3])
+def test_the_states_are_as_many_as_a_run_leaves(tmp_path, rounds, every):
+    settings = (*SETTINGS, "method.name=local_only", "train.participation=1.0")
+    settings += (f"train.rounds={rounds}", f"engine.checkpoint_every={every}")
+    (cost,) = estimate(tiny(*settings), warm=1, timed=1)
+    run = run_recipe(tiny(*settings), tmp_path / "run")
+    files = [load(path) for path in (run.checkpoints / "clients").glob("*/*.safetensors")]
+    assert cost.states == sum(map(num_bytes, files)) > 0
+
+
 def test_states_are_those_of_the_clients_that_are_expected_to_have_taken_part(monkeypatch):
-    """Three of five in each of three rounds: 5 (1 − 0.4³) = 4.68 clients."""
+    """Three of five in each of three rounds: the last three, and 5 (1 − 0.4²) = 4.2 of the rounds before."""
     monkeypatch.setattr(cost_of, "_timed_steps", lambda *_: (0.25, {"a": torch.zeros(3)}, torch.zeros(50)))
     monkeypatch.setattr(cost_of, "_switch", lambda *_: 0.5)
     (cost,) = estimate(tiny(*SETTINGS, "method.name=fedema"))
-    assert cost.states == round(4.68 * 200)
+    assert cost.states == round((3 + 4.2) * 200)
     assert cost.up == 12
     assert cost.seconds == pytest.approx((36 * 0.25 + 9 * 0.5) / len(cost.workers))
     (idle,) = estimate(tiny(*SETTINGS, "train.epochs=0"))

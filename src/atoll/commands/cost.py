@@ -193,8 +193,11 @@ def _cost(recipe: Recipe, warm: int, timed: int) -> Cost:
     epochs = sum(method.epochs(setting, largest, cohort, number) for number in range(1, train.rounds + 1))
     steps = round(epochs * len(cohort) * batches)
     seconds, update, retained = _timed_steps(federation, client, message, warm, timed)
-    # Clients are drawn independently in each round, so that some have not taken part at the end.
-    met = setting.num_clients * (1 - (1 - len(cohort) / setting.num_clients) ** train.rounds)
+    # Clients are drawn independently in each round, so that some have not taken part at the end. A state is deleted
+    # once two checkpoints name a later one: those since the last checkpoint but one remain, and one from before.
+    share = len(cohort) / setting.num_clients
+    since = min((train.rounds - 1) % recipe.engine.checkpoint_every + 1, train.rounds)
+    states = setting.num_clients * (share * since + 1 - (1 - share) ** (train.rounds - since))
     return Cost(
         name=recipe.name,
         rounds=train.rounds,
@@ -207,7 +210,7 @@ def _cost(recipe: Recipe, warm: int, timed: int) -> Cost:
         at_once=min(recipe.engine.at_once, len(cohort)),
         memory=_peak(federation.device),
         checkpoints=RETAINED_ROUNDS * num_bytes(server.checkpoint()),
-        states=round(met * num_bytes(retained)),
+        states=round(states * num_bytes(retained)),
         down=num_bytes(message),
         up=num_bytes(update),
         once=num_bytes(server.constants),
