@@ -194,3 +194,11 @@ def test_an_unknown_or_missing_tool_is_refused_before_training(
     with pytest.raises(UserError, match="it is missing"):
         atoll.simulate(tiny(), tmp_path / "run", log=["wandb"])
     assert not (tmp_path / "run").exists()
+
+
+def test_none_logs_nothing_and_what_is_no_name_gets_a_sentence(tmp_path: Path) -> None:
+    assert not (atoll.simulate(tiny(), tmp_path / "none", log=None).folder / "logs.json").exists()
+    for wrong in (True, [None], ["tensorboard", ["wandb"]]):
+        with pytest.raises(UserError, match="no such tool"):
+            atoll.simulate(tiny(), tmp_path / "run", log=wrong)  # type: ignore[arg-type]
+    assert not (tmp_path / "run").exists()

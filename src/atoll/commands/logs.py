@@ -218,8 +218,8 @@ def check_logs(tools: Sequence[str]) -> None:
         UserError: There is no such tool, or its library is not installed.
     """
     for tool in tools:
-        if tool not in TOOLS:
-            raise UserError(f"--log {tool}: no such tool; {did_you_mean(tool, TOOLS)}")
+        if str(tool) not in TOOLS:  # Python's callers may pass anything
+            raise UserError(f"--log {tool}: no such tool; {did_you_mean(str(tool), TOOLS)}")
         if sentence := missing(tool, tool, f"--log {tool}"):
             raise UserError(sentence)
 

@@ -62,7 +62,7 @@ def simulate(
     data: object = None,
     transform: Callable[..., Any] | None = None,
     callbacks: Sequence[object] | object = (),
-    log: Sequence[str] | str = (),
+    log: Sequence[str] | str | None = (),
     watcher: Callback | None = None,
 ) -> Run:
     """Simulate a federation on this machine: train, evaluate and save its encoder.
@@ -81,7 +81,7 @@ def simulate(
         transform: Makes a view of an image: a transform of torchvision's v2, or a function of an image, uint8
             (C, H, W), that returns a view (C, size, size), uint8 or floats; None for the recipe's views.
         callbacks: Objects that follow the run, or one; see `atoll.Callback`.
-        log: Tools that follow the run, or one: ``"tensorboard"``, ``"wandb"``, ``"mlflow"``.
+        log: Tools that follow the run, or one: ``"tensorboard"``, ``"wandb"``, ``"mlflow"``; None for none.
         watcher: Deprecated name of ``callback``.
 
     Returns:
@@ -114,7 +114,7 @@ def simulate(
         given = give(recipe, *objects) if any(one is not None for one in objects) else _as_recipe(recipe)
     further = callbacks if isinstance(callbacks, Iterable) else [callbacks]
     own = [*([callback] if callback else []), *([watcher] if watcher else []), *further]
-    tools = [log] if isinstance(log, str) else log
+    tools = list(log or ()) if isinstance(log, Iterable | None) and not isinstance(log, str) else [log]
     bar = Bar(Console(), given.label)
     try:
         followers = [bar, *own] if bar.console.is_jupyter else own
