@@ -18,7 +18,7 @@ import atoll
 from atoll.commands.neighbours import find_neighbours
 from atoll.core.errors import UserError
 from atoll.data.sources import load_data
-from tests.harness import run_tiny
+from tests.harness import run_tiny, tiny
 
 
 @pytest.fixture(scope="module")
@@ -112,3 +112,18 @@ def test_a_run_that_was_given_an_object_has_it(tmp_path: Path) -> None:
     assert len(run.neighbours(np.zeros((8, 8), np.uint8), k=2).names) == 2
     with pytest.raises(UserError, match="given to its run as an object"):
         atoll.Run(run.folder).encoder()
+
+
+def test_it_stays_the_same_run_when_the_process_moves_elsewhere(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    run = atoll.simulate(tiny(), "runs/one")
+    before = run.results
+    assert repr(run).startswith("Run('runs/one'): ")
+    (tmp_path / "elsewhere").mkdir()
+    monkeypatch.chdir("elsewhere")
+    assert run.results == before != {}
+    assert run.encoder().dim == atoll.load_encoder(tmp_path / "runs/one/encoder.safetensors").dim
+    assert run.report() == tmp_path / "runs/one/report.html"
+    assert repr(run).startswith(f"Run({str(tmp_path / 'runs/one')!r}): ")

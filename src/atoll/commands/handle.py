@@ -37,7 +37,7 @@ class Run(run_folder.Run):
     """A run: its folder, its results, its report and its encoder. A notebook shows it as a table.
 
     Args:
-        folder: Path of the folder; it need not exist.
+        folder: Path of the folder; it need not exist. The run remembers where it is if the process moves elsewhere.
         recipe: The run's recipe, with the objects that the run was given; None to read it from the folder.
 
     Example:
@@ -51,6 +51,7 @@ class Run(run_folder.Run):
 
     def __init__(self, folder: Path | str, recipe: Recipe | None = None) -> None:
         super().__init__(folder)
+        self.folder = self.folder.absolute()
         self._recipe = recipe
 
     @property
@@ -147,7 +148,9 @@ class Run(run_folder.Run):
         return Neighbours(record)
 
     def __repr__(self) -> str:
-        return f"Run({str(self.folder)!r}): {self._state()}"
+        here = Path.cwd()  # a notebook that is shared shows no home folder
+        shown = self.folder.relative_to(here) if self.folder.is_relative_to(here) else self.folder
+        return f"Run({str(shown)!r}): {self._state()}"
 
     def __rich__(self) -> Group:
         """Show the results as a table in a terminal."""
