@@ -1,4 +1,5 @@
 import io
+import json
 import statistics
 from dataclasses import replace
 
@@ -295,3 +296,36 @@ def test_sweeps_of_lists_with_the_same_digits_have_names_of_their_own():
         "digits-projector_hidden1-28",
         "digits-projector_hidden128",
     ]
+
+
+def test_a_comparison_goes_on_in_another_environment_if_it_may(tmp_path):
+    """As after an update of PyTorch: one run had finished, the other has completed one round of two."""
+    recipes = [tiny("name=first"), tiny("name=second", "train.rounds=1")]
+    finished, interrupted = compare(recipes, 1, tmp_path).runs
+    longer = [recipes[0], tiny("name=second")]
+    for run in (finished, interrupted):
+        record = run.read_json("environment.json")
+        record["environments"][0]["environment"]["torch"] = "1.0"
+        run.write("environment.json", json.dumps(record))
+    with pytest.raises(UserError, match=r"^second: .*torch = 1\.0, and here .*--other-environment"):
+        compare(longer, 1, tmp_path)
+    kept = finished.encoder_path.read_bytes()
+    for restart in (True, False):  # nothing is restarted that may be continued
+        compared = compare(longer, 1, tmp_path, restart=restart, other_environment=True)
+        assert not compared.failures
+        assert [one["after_round"] for one in interrupted.results["environments"]] == [0, 1]
+        assert finished.encoder_path.read_bytes() == kept
+
+
+@pytest.mark.parametrize("command", ["compare digits", "reproduce ssd-3"])
+def test_the_commands_pass_the_permission_on(command, tmp_path, monkeypatch):
+    asked = []
+    monkeypatch.setattr(
+        "atoll.commands.compare.check_folder", lambda run, recipe, resume, other: asked.append(other)
+    )
+    monkeypatch.setattr("atoll.commands.compare.prepare", lambda *rest: (_ for _ in ()).throw(UserError("x")))
+    monkeypatch.setattr("atoll.commands.reproduce._require_images", lambda job: None)
+    for more in ([], ["--other-environment"]):
+        assert main([*command.split(), "--out", str(tmp_path), *more]) == 2
+    assert set(asked[: len(asked) // 2]) == {False}
+    assert set(asked[len(asked) // 2 :]) == {True}

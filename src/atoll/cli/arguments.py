@@ -133,6 +133,15 @@ def add_log(sub: argparse.ArgumentParser) -> None:
     )
 
 
+def add_other_environment(sub: argparse.ArgumentParser, condition: str = "") -> None:
+    """Add the permission to continue runs of another environment."""
+    sub.add_argument(
+        "--other-environment",
+        action="store_true",
+        help=f"{condition}continue on another kind of CPU or with other libraries; the weights will differ",
+    )
+
+
 def add_recipe(sub: argparse.ArgumentParser) -> None:
     """Add the recipe."""
     sub.add_argument("recipe", metavar="RECIPE", help="a preset's name or a TOML file")

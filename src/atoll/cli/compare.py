@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from atoll.cli.arguments import Commands, add_log, add_settings, path_of
+from atoll.cli.arguments import Commands, add_log, add_other_environment, add_settings, path_of
 from atoll.cli.process import say
 from atoll.core.errors import UserError
 from atoll.core.text import few
@@ -29,6 +29,7 @@ def _add_demo(commands: Commands) -> None:
     )
     add_settings(demo)
     demo.set_defaults(recipes=DEMO, methods=[], lines=False, seeds=1, sweep=[], log=[], restart=False)
+    demo.set_defaults(other_environment=False)
 
 
 def _add_compare(commands: Commands) -> None:
@@ -69,6 +70,7 @@ def _add_compare(commands: Commands) -> None:
         action="store_true",
         help="start runs again that cannot be continued, such as those of a method that has changed",
     )
+    add_other_environment(compare)
     add_log(compare)
     add_settings(compare)
 
@@ -82,7 +84,13 @@ def _compare(options: argparse.Namespace) -> int:
     console = make_console()
     recipes = load_recipes(options.recipes, options.set, options.methods, options.lines, options.sweep)
     compared = compare(
-        recipes, options.seeds, options.out, lambda title: Bar(console, title), options.log, options.restart
+        recipes,
+        options.seeds,
+        options.out,
+        lambda title: Bar(console, title),
+        options.log,
+        options.restart,
+        options.other_environment,
     )
     if compared.runs:
         table, report = write_comparison(compared, options.out)
@@ -127,6 +135,7 @@ def _add_reproduce(commands: Commands) -> None:
     reproduce.add_argument(
         "--out", type=path_of, help="folder of the runs (default: runs/TABLE, or runs/TABLE-SCALE)"
     )
+    add_other_environment(reproduce)
     add_settings(reproduce)
 
 
@@ -158,7 +167,7 @@ def _reproduce(options: argparse.Namespace) -> int:
         console.print(plan_table(job, checks))
         require_built(checks)
         return 0
-    record = reproduce(job, lambda title: Bar(console, title))
+    record = reproduce(job, lambda title: Bar(console, title), options.other_environment)
     console.print(shown(record))
     places = {"table": "table.md", "figure": "figure.svg", "report": "report.html"}
     for what, name in places.items():

@@ -5,7 +5,15 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from atoll.cli.arguments import Commands, add_log, add_recipe, add_run, add_settings, path_of
+from atoll.cli.arguments import (
+    Commands,
+    add_log,
+    add_other_environment,
+    add_recipe,
+    add_run,
+    add_settings,
+    path_of,
+)
 from atoll.cli.process import say
 from atoll.core.errors import UserError
 
@@ -44,11 +52,7 @@ def _recovery(sub: argparse.ArgumentParser, condition: str) -> None:
         metavar="ID",
         help=f"{condition}drop this client's state, which is damaged or lost",
     )
-    sub.add_argument(
-        "--other-environment",
-        action="store_true",
-        help=f"{condition}continue on another kind of CPU or with other libraries; the weights will differ",
-    )
+    add_other_environment(sub, condition)
 
 
 def _add_run(commands: Commands) -> None:

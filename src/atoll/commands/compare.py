@@ -198,6 +198,7 @@ def compare(
     callback: Callable[[str], Bar] | None = None,
     log: Sequence[str] = (),
     restart: bool = False,
+    other_environment: bool = False,
 ) -> Comparison:
     """Run every recipe with each of its seeds. Finished runs are not run again.
 
@@ -211,6 +212,7 @@ def compare(
         callback: Makes a progress bar for a title.
         log: Tools that follow each run (`atoll.commands.logs`).
         restart: Whether to delete runs that cannot be continued, and to start them again.
+        other_environment: Whether to continue runs in another environment.
 
     Returns:
         The finished runs and the failures.
@@ -229,7 +231,7 @@ def compare(
         raise UserError(
             f"two recipes are called {twice!r} and would share a folder; give each a different name"
         )
-    anew = _check(recipes, seeds, out, restart)
+    anew = _check(recipes, seeds, out, restart, other_environment)
     runs: list[Run] = []
     failures: dict[str, str] = {}
     seeded = [
@@ -244,7 +246,7 @@ def compare(
             counted = f"{number}/{len(seeded)} {title}" if len(seeded) > 1 else title
             bar = callback(counted) if callback else None
             try:
-                again = Recovery(restart=run.name in anew)
+                again = Recovery(restart=run.name in anew, other_environment=other_environment)
                 resume = run.exists() and not again.restart
                 runs.append(
                     run_recipe(
@@ -262,7 +264,9 @@ def compare(
     return Comparison(runs, failures)
 
 
-def _check(recipes: Sequence[Recipe], seeds: int, out: Path, restart: bool) -> set[str]:
+def _check(
+    recipes: Sequence[Recipe], seeds: int, out: Path, restart: bool, other_environment: bool
+) -> set[str]:
     """Find errors before the first run that would otherwise stop the comparison after hours.
 
     Returns:
@@ -276,10 +280,10 @@ def _check(recipes: Sequence[Recipe], seeds: int, out: Path, restart: bool) -> s
                 for seed in range(recipe.seed, recipe.seed + seeds)
             ]
             for seeded, run in runs:
-                if restart and cannot_continue(run, seeded):
+                if restart and cannot_continue(run, seeded, other_environment):
                     anew.add(run.name)
                 else:
-                    check_folder(run, seeded, resume=run.exists())
+                    check_folder(run, seeded, run.exists(), other_environment)
             if not all(run.finished and run.name not in anew for _, run in runs):
                 prepared = prepare(*runs[0], Simulation(), runs[0][1].name in anew)
                 for one in (*prepared.prerequisites.values(), prepared):

@@ -38,10 +38,17 @@ from atoll.report.reproduction import cells, markdown, section
 from atoll.report.wording import source_words
 
 
-def reproduce(job: Reproduction, callback: Callable[[str], Bar] | None = None) -> dict[str, Any]:
+def reproduce(
+    job: Reproduction, callback: Callable[[str], Bar] | None = None, other_environment: bool = False
+) -> dict[str, Any]:
     """Run a table's rows; finished runs are not run again.
 
     If a run fails, its cell shows the row's other seeds, or is empty; ``failures`` contains the reasons.
+
+    Args:
+        job: The table, its rows and where their runs are.
+        callback: Makes a progress bar for a title.
+        other_environment: Whether to continue runs in another environment.
 
     Returns:
         The record of the table, as written to ``table.json``; ``table.md`` and ``report.html`` are next to it. A
@@ -56,7 +63,9 @@ def reproduce(job: Reproduction, callback: Callable[[str], Bar] | None = None) -
     _require_images(job)
     folders = {row.name: job.folders(row) for row in job.rows}  # before this table has runs of its own
     trainings = job.trainings() if not figure or figure.trains else []
-    compared = compare(trainings, job.seeds, job.out, callback) if trainings else Comparison([], {})
+    compared = Comparison([], {})
+    if trainings:
+        compared = compare(trainings, job.seeds, job.out, callback, other_environment=other_environment)
     done = {run.folder for run in compared.runs}
     finished: dict[Path, Run] = {}
     rows, runs_of = [], {}

@@ -177,13 +177,13 @@ def _check_not_others(run: Run) -> None:
         )
 
 
-def cannot_continue(run: Run, recipe: Recipe) -> bool:
+def cannot_continue(run: Run, recipe: Recipe, other_environment: bool = False) -> bool:
     """Whether a folder holds a run that this recipe, this code or this environment cannot continue."""
     try:
-        if not check_folder(run, recipe, resume=True) and run.exists() and run.started():
+        if not check_folder(run, recipe, True, other_environment) and run.exists() and run.started():
             run.latest()
             for name, other in prerequisite_recipes(recipe).items():
-                check_folder(Run(run.folder / FOLDER / name), other, resume=True)
+                check_folder(Run(run.folder / FOLDER / name), other, True, other_environment)
     except UserError:
         return run.exists()
     return False
@@ -291,7 +291,7 @@ def _check_code(run: Run, recipe: Recipe) -> None:
     if name := _other_code(run, recipe):
         raise UserError(
             f"{run.folder} was computed with another version of {name} than its module holds now; restore that "
-            f"code, choose another --out, {RESTART.removeprefix('or ')}, or mix both with atoll run "
+            f"code, choose another --out, {RESTART.removeprefix('or ')}, or mix both with the command's "
             "--other-environment"
         )
 
@@ -302,6 +302,6 @@ def _check_environment(run: Run, recipe: Recipe) -> None:
     if changed:
         raise UserError(
             f"the rounds of {run.folder} were computed with {changed}, so a resumed run would not end with the "
-            "same weights; resume it in the same environment, choose another --out, or mix both with "
-            "atoll run --other-environment"
+            "same weights; resume it in the same environment, choose another --out, or mix both with the "
+            "command's --other-environment"
         )
