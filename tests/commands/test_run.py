@@ -227,30 +227,34 @@ def test_a_run_computes_in_32_bits_whatever_its_caller_has_set(tmp_path):
     assert called.encoder_path.read_bytes() == plain.encoder_path.read_bytes()
 
 
-def test_runs_of_two_threads_wait_for_each_other(tmp_path):
-    """Both seed the random streams of the process, from which the initial weights are drawn."""
+def test_runs_of_threads_wait_for_each_other_and_say_so_once(tmp_path):
+    """All seed the random streams of the process, from which the initial weights are drawn."""
     began, ended, order = threading.Event(), threading.Event(), []
 
     class Slow:
         def begin(self, federation, server):
             began.set()
-            ended.wait(1)  # of the second run, which would end long before
+            ended.wait(1)  # of another run, which would end long before
             order.append("first")
 
-    def second():
+    def other(name):
         began.wait()
-        atoll.simulate(tiny(), tmp_path / "second")
-        order.append("second")
+        atoll.simulate(tiny(), tmp_path / name)
+        order.append("other")
         ended.set()
 
-    def both():
-        thread = threading.Thread(target=second)
-        thread.start()
+    def together():
+        threads = [threading.Thread(target=other, args=[name]) for name in ("second", "third")]
+        for thread in threads:
+            thread.start()
         run = atoll.simulate(tiny(), tmp_path / "first", callbacks=[Slow()])
-        thread.join()
+        for thread in threads:
+            thread.join()
         return run
 
-    with pytest.warns(UserWarning, match="waits for the run of another thread"):
-        first = both()
-    assert order == ["first", "second"]
+    with pytest.warns(UserWarning, match="waits for the run of another thread") as caught:
+        first = together()
+    assert [one.filename for one in caught if "waits for" in str(one.message)] == [__file__, __file__]
+    assert order == ["first", "other", "other"]
     assert same(final_models(first), final_models(Run(tmp_path / "second")))
+    assert same(final_models(first), final_models(Run(tmp_path / "third")))

@@ -110,17 +110,17 @@ def simulate(
     if watcher is not None:
         warnings.warn("watcher is now called callback", DeprecationWarning, stacklevel=2)
     objects = (encoder, data, transform)
-    with process_for_training():  # a factory of an encoder is called
-        given = give(recipe, *objects) if any(one is not None for one in objects) else _as_recipe(recipe)
     further = callbacks if isinstance(callbacks, Iterable) else [callbacks]
     own = [*([callback] if callback else []), *([watcher] if watcher else []), *further]
     tools = list(log or ()) if isinstance(log, Iterable | None) and not isinstance(log, str) else [log]
-    bar = Bar(Console(), given.label)
-    try:
-        followers = [bar, *own] if bar.console.is_jupyter else own
-        return Run(run_recipe(given, out, resume, Callbacks(followers), log=tools).folder, given)
-    finally:
-        bar.stop()
+    with process_for_training():  # for a factory of an encoder, too, so that a thread waits once
+        given = give(recipe, *objects) if any(one is not None for one in objects) else _as_recipe(recipe)
+        bar = Bar(Console(), given.label)
+        try:
+            followers = [bar, *own] if bar.console.is_jupyter else own
+            return Run(run_recipe(given, out, resume, Callbacks(followers), log=tools).folder, given)
+        finally:
+            bar.stop()
 
 
 @process_for_training()

@@ -90,7 +90,7 @@ def process_for_training() -> Iterator[None]:
     Gradients are recorded, floats have 32 bits, and no other run seeds the random streams.
     """
     if not _RUN.acquire(blocking=False):
-        warnings.warn("waits for the run of another thread; use processes to train at once", stacklevel=3)
+        warnings.warn("waits for the run of another thread; use processes to train at once", stacklevel=4)
         _RUN.acquire()
     try:
         with settings_kept(), torch.inference_mode(False), torch.enable_grad():
