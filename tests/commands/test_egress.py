@@ -60,7 +60,7 @@ def test_names_and_sizes_are_shown_whole_at_any_width():
     found = egress(recipe, images=5000)
     for width in (80, 160):
         console = Console(file=StringIO(), width=width)
-        for block in egress_tables(found, recipe.composed):
+        for block in egress_tables(found, recipe.composed, width):
             console.print(block)
         shown = console.file.getvalue()
         assert "…" not in shown
@@ -68,6 +68,22 @@ def test_names_and_sizes_are_shown_whole_at_any_width():
             assert width < 160 or item.name in shown
             assert f" {item.bytes:,} " in shown
             assert item.shape is None or str(list(item.shape)) in shown
+
+
+def test_a_narrow_terminal_shows_every_name_shape_and_size_over_several_lines():
+    recipe = tiny("method.name=ssd")
+    found = egress(recipe, images=5000)
+    console = Console(file=StringIO(), width=40)
+    for block in egress_tables(found, recipe.composed, 40):
+        console.print(block)
+    assert "…" not in console.file.getvalue()
+    assert max(map(len, console.file.getvalue().splitlines())) <= 40
+    rows = [line.split("│") for line in console.file.getvalue().splitlines() if line.count("│") == 3]
+    what, shape, sizes, _ = ("".join(cell.strip() for cell in column) for column in zip(*rows, strict=True))
+    for item in (*found.up, *found.down, *found.once, *found.kept):
+        assert item.name in what
+        assert f"{item.bytes:,}" in sizes
+        assert item.shape is None or str(list(item.shape)).replace(" ", "") in shape.replace(" ", "")
 
 
 @pytest.mark.parametrize("images", [-5, 0])

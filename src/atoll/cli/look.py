@@ -75,7 +75,7 @@ def _egress(options: argparse.Namespace) -> int:
         print(json.dumps(asdict(found), indent=2))  # noqa: T201
         return 0
     console = make_console(160)  # a tensor's name stays on one line
-    for block in egress_tables(found, recipe.composed):
+    for block in egress_tables(found, recipe.composed, console.width):
         console.print(block)
     return 0
 

@@ -27,6 +27,7 @@ from atoll.report.wording import plural, source_words
 
 MOST_ROWS = 1000  # clients that a table lists; of more, some are listed
 MOST_CLASSES, SHOWN = 12, 3  # classes that have a column each; of more, the largest are shown
+NARROW = 80  # width of a terminal below which shapes are broken over lines, as names are
 
 
 def partition_table(splits: Splits, partition: Partition) -> Group:
@@ -125,8 +126,14 @@ def listing() -> Group:
     return terminal_table(["name", "content", "runs", "images", "state"], rows, list(marks), numbers=False)
 
 
-def egress_tables(egress: Egress, method: Method) -> Iterator[Table | Text | str]:
-    """Tables of what a client sends, receives and retains, with sums in the headings and a line per tensor."""
+def egress_tables(egress: Egress, method: Method, width: int) -> Iterator[Table | Text | str]:
+    """Tables of what a client sends, receives and retains, with sums in the headings and a line per tensor.
+
+    Args:
+        egress: What was found.
+        method: The method.
+        width: Width of the terminal.
+    """
     every = "every round"
     titles = {
         "up": f"Leaves the client, {every}",
@@ -140,7 +147,7 @@ def egress_tables(egress: Egress, method: Method) -> Iterator[Table | Text | str
         yield Text(f"{title}: {total:,} bytes", style="italic")
         table = Table(show_edge=False, pad_edge=False)
         table.add_column("what", overflow="fold")
-        table.add_column("shape", no_wrap=True)
+        table.add_column("shape", no_wrap=width >= NARROW)  # else no room would be left for the names
         table.add_column("bytes", no_wrap=True, justify="right")
         table.add_column("why", max_width=36)  # leaves room for the names
         for item, before in zip(items, [None, *items], strict=False):
