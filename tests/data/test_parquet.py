@@ -221,6 +221,29 @@ def test_integers_without_names_are_their_own_names(tmp_path, images, write_parq
     assert (train.labels.tolist(), train.classes) == ([1, 0, 1, 2], ["3", "7", "9"])
 
 
+@pytest.mark.parametrize("named", ["train", "test"])
+def test_names_of_one_split_hold_for_numbers_without_names_in_the_other(
+    tmp_path, images, digits, write_parquet, named
+):
+    names = [f"digit {i}" for i in range(10)]
+    for split, rows in (("train", slice(0, 45)), ("test", slice(45, 60))):
+        known = {"label": names} if split == named else None
+        write_parquet(tmp_path / f"{split}.parquet", images[rows], known, label=digits[1][rows])
+    splits = load(tmp_path)
+    for split, labels in ((splits.train, digits[1][:45]), (splits.test, digits[1][45:])):
+        assert split.classes == names
+        assert split.labels.tolist() == labels.tolist()
+    outside = digits[1][45:] + 1
+    outside[3] = 10
+    write_parquet(
+        tmp_path / "test.parquet", images[45:], {"label": names} if named == "test" else None, label=outside
+    )
+    with pytest.raises(
+        UserError, match=r"test\.parquet: column 'label' is 10 in row .*named \(digit 0, digit 1"
+    ):
+        load(tmp_path)
+
+
 @pytest.mark.slow
 def test_cifar10_bit_for_bit(real_data):
     import io

@@ -19,12 +19,13 @@ import pyarrow.parquet as pq
 
 from atoll.core.errors import UserError, did_you_mean
 from atoll.core.files import content_digest
-from atoll.core.text import first_line
+from atoll.core.text import few, first_line
 from atoll.data.decode import Encoded
 from atoll.data.options import DataOptions
 from atoll.data.records import Listing, Records, Rows, encode
 
 _TEXT = (pa.types.is_string, pa.types.is_large_string, pa.types.is_string_view)
+_NO_NAMES = pa.schema([])
 _HELD_BYTES = 2**28  # size of the encoded row groups that a process keeps in memory
 
 
@@ -160,7 +161,7 @@ def read_parquet(options: DataOptions, root: Path) -> tuple[Listing, Listing | N
         raise UserError(
             f"{root} holds no Parquet file of the split {options.test_split!r}; set data.test_split"
         )
-    return _listing(train, options), _listing(test, options, test=True) if test else None
+    return _listing(train, options, other=test), _listing(test, options, True, train) if test else None
 
 
 def split_files(root: Path, split: str) -> list[Path]:
@@ -176,7 +177,10 @@ def split_files(root: Path, split: str) -> list[Path]:
     return []
 
 
-def _listing(files: list[Path], options: DataOptions, test: bool = False) -> Listing:
+def _listing(
+    files: list[Path], options: DataOptions, test: bool = False, other: Sequence[Path] = ()
+) -> Listing:
+    """List the split in some files, beside those of the other split."""
     schemas = [open_parquet(path).schema_arrow for path in files]
     for path, schema in zip(files, schemas, strict=True):
         if schema.names != schemas[0].names:
@@ -190,7 +194,8 @@ def _listing(files: list[Path], options: DataOptions, test: bool = False) -> Lis
             f"the files of the split of {files[0].name} have columns of different types ({first_line(error)}); "
             "write them with the same types"
         ) from error
-    return table_listing(ParquetRecords(files, image), table, options, str(files[0]), test)
+    beside = open_parquet(other[0]).schema_arrow if other else _NO_NAMES
+    return table_listing(ParquetRecords(files, image), table, options, str(files[0]), test, beside)
 
 
 def choose_columns(
@@ -246,7 +251,12 @@ def _holds_images(kind: pa.DataType) -> bool:
 
 
 def table_listing(
-    records: Records, table: pa.Table, options: DataOptions, where: str, test: bool = False
+    records: Records,
+    table: pa.Table,
+    options: DataOptions,
+    where: str,
+    test: bool = False,
+    beside: pa.Schema = _NO_NAMES,
 ) -> Listing:
     """Build the listing of records whose labels and columns are in a table.
 
@@ -256,6 +266,7 @@ def table_listing(
         options: The recipe's ``[data]`` section.
         where: Name of the file or table, for error messages.
         test: Whether it is the test split, as for `choose_columns`.
+        beside: The schema of the other split. Its names of classes hold if this one has none.
 
     Raises:
         UserError: Labels are missing, out of range, or neither integers nor text.
@@ -269,7 +280,8 @@ def table_listing(
     for name in table.column_names:
         if table.column(name).null_count and name not in required:
             continue  # an optional column with missing values is ignored
-        codes, names = _codes(name, table.column(name), _class_names(table.schema, name), where)
+        given = _class_names(table.schema, name) or (_class_names(beside, name) if name == label else [])
+        codes, names = _codes(name, table.column(name), given, where)
         if name == label:
             labels, classes = (codes, names) if names else encode(codes)
         else:
@@ -294,8 +306,9 @@ def _codes(name: str, column: pa.ChunkedArray, names: list[str], where: str) -> 
     if names and outside.any():
         row = int(outside.argmax())
         raise UserError(
-            f"{where}: column {name!r} is {codes[row]} in row {row}, outside 0 to {len(names) - 1}; "
-            "set data.labels = false if this split is not labelled"
+            f"{where}: column {name!r} is {codes[row]} in row {row}, outside 0 to {len(names) - 1}, "
+            f"the numbers of the classes that are named ({few(names)}); set data.labels = false if this split is "
+            "not labelled"
         )
     return codes, names
 
