@@ -101,6 +101,25 @@ def test_the_hub_gives_tables(monkeypatch, digits, encode_png, write_parquet, tm
         load("hub", "someone/something", image_column="img")
 
 
+@pytest.mark.parametrize("changed", [None, "label", "site"])
+def test_labels_and_clients_are_part_of_the_hubs_fingerprint(
+    monkeypatch, digits, encode_png, write_parquet, tmp_path, changed
+):
+    """The same images under two names: the second run's folder of the first is not taken for its own."""
+    images, found = [encode_png(image) for image in digits[0]], []
+    for name in ("first", "second"):
+        columns = {"label": digits[1].copy(), "site": np.arange(60) % 3}
+        if changed and name == "second":
+            columns[changed][7] += 1
+        table = pa.parquet.read_table(write_parquet(tmp_path / f"{name}.parquet", images, **columns))
+        rows = types.SimpleNamespace(data=types.SimpleNamespace(table=table, column=table.column))
+        fake_hub(monkeypatch, lambda path, config, rows=rows: {"train": rows})
+        found.append(
+            load("hub", f"someone/{name}", natural_column="site", test_fraction=0.0).train.fingerprint
+        )
+    assert (found[0] == found[1]) is (changed is None)
+
+
 def idx(path, images, labels):
     """Write images and labels in MNIST's format."""
     n, height, width = images.shape

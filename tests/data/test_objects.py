@@ -287,6 +287,15 @@ class Named(Pairs):
         self.classes = classes
 
 
+def test_what_numbers_mean_at_each_client_is_part_of_the_fingerprint() -> None:
+    names = []
+    for order in (["cat", "dog"], ["cat", "dog"], ["dog", "cat"]):
+        north, south = (Pairs(pixels(), [row % 2 for row in range(60)]) for _ in range(2))
+        north.classes, south.classes = ["cat", "dog"], order
+        names.append(str(give_data({"north": north, "south": south})))
+    assert names[0] == names[1] != names[2]
+
+
 def test_clients_of_other_classes_are_matched_by_name() -> None:
     images = pixels(6)
     north, south = Named(images[:3], [0, 1, 1], ["cat", "dog"]), Named(images[3:], [0, 1, 0], ["dog", "fox"])

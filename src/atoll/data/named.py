@@ -6,6 +6,7 @@ import contextlib
 import hashlib
 import inspect
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -82,7 +83,11 @@ def _hub_listing(dataset: Any, split: str, options: DataOptions, test: bool = Fa
         data = item(row)
         digest.update(len(data).to_bytes(8, "little") + data)
     records = ItemRecords(table.num_rows, item, where, digest.hexdigest())
-    return table_listing(records, table.select(others), options, where, test)
+    listing = table_listing(records, table.select(others), options, where, test)
+    for name, codes in {"": listing.labels, **listing.columns}.items():
+        if codes is not None:
+            digest.update(name.encode() + codes.astype("<i8").tobytes())
+    return replace(listing, records=replace(records, content=digest.hexdigest()))
 
 
 class _TableImage:

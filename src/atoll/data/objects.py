@@ -83,6 +83,8 @@ def give_data(source: Any) -> Given:
         digest.update(repr(clients).encode())
         columns = {"columns": {"client": np.array(owners)}, "column_values": {"client": clients}}
     codes, classes = _classes(labels, owners, parts) if all(known) else (None, [])
+    if codes is not None and any(part.classes != parts[0].classes for part in parts):
+        digest.update(codes.astype("<i8").tobytes())  # what the numbers mean at each client counts
     content = digest.hexdigest()
     name = "dict" if isinstance(source, Mapping) else type(source).__name__
     records = ItemRecords(len(labels), _Joined(tuple(parts)), f"the given {name}", content)
