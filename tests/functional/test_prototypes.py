@@ -144,3 +144,18 @@ def test_labels_that_do_not_fit_the_rows_are_refused(wrong) -> None:
     ):
         with pytest.raises(ValueError, match=r"expected a cluster for each row, got rows \(4, 4\)"):
             call()
+
+
+@pytest.mark.parametrize("outside", [-1, 2])
+def test_labels_that_are_no_cluster_are_refused(outside) -> None:
+    """Rows of such labels did not count, without a word, or ended in an error of an index."""
+    h, right, wrong = torch.eye(4), torch.tensor([0, 1, 1, 0]), torch.tensor([0, 1, outside, 0])
+    for call in (
+        lambda: prototype_contrast(h, h, wrong, right, 2, 0.5),
+        lambda: prototype_contrast(h, h, right, wrong, 2, 0.5),
+        lambda: prototype_classification(h, h, wrong, right, 2),
+        lambda: prototype_classification(h, h, right, wrong, 2),
+        lambda: prototype_divergence(h, wrong, 2),
+    ):
+        with pytest.raises(ValueError, match=f"labels[12]? must be clusters from 0 to 1, got .*{outside}"):
+            call()

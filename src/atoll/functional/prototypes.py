@@ -74,7 +74,7 @@ def prototype_contrast(
         z1, z2: (N, d). labels1, labels2: (N,), int64, below K. Output: scalar.
 
     Raises:
-        ValueError: If the shapes differ, or a number is not positive.
+        ValueError: If the shapes differ, a number is not positive, or a label on the CPU is no cluster.
 
     Reference:
         Chen et al., Calibre: Towards Fair and Accurate Personalized Federated Learning, ICDCS 2024 (released code).
@@ -87,8 +87,8 @@ def prototype_contrast(
         0.5514
     """
     check_rows(z1=z1, z2=z2)
-    _check_labels(z1, labels1=labels1, labels2=labels2)
     check_positive(clusters=clusters, temperature=temperature)
+    _check_labels(z1, clusters, labels1=labels1, labels2=labels2)
     (first, in1), (second, in2) = _means(z1, labels1, clusters), _means(z2, labels2, clusters)
     valid = (in1 & in2).repeat(2)
     u = unit(torch.cat([first, second]))
@@ -117,7 +117,7 @@ def prototype_classification(
         h1, h2: (N, d). labels1, labels2: (N,), int64, below K. Output: scalar.
 
     Raises:
-        ValueError: If the shapes differ, or `clusters` is not positive.
+        ValueError: If the shapes differ, `clusters` is not positive, or a label on the CPU is no cluster.
 
     Reference:
         Snell et al., Prototypical Networks for Few-shot Learning, 2017; Calibre (released code).
@@ -130,8 +130,8 @@ def prototype_classification(
         0.1269
     """
     check_rows(h1=h1, h2=h2)
-    _check_labels(h1, labels1=labels1, labels2=labels2)
     check_positive(clusters=clusters)
+    _check_labels(h1, clusters, labels1=labels1, labels2=labels2)
     prototypes, present = _means(h1, labels1, clusters)
     scores = -_squared_distances(unit(h2), unit(prototypes))
     return _cross_entropy(scores, labels2, present.expand_as(scores), present[labels2])
@@ -151,7 +151,7 @@ def prototype_divergence(h: Tensor, labels: Tensor, clusters: int, normalise: bo
         h: (N, d). labels: (N,), int64, below K. Output: scalar, >= 0.
 
     Raises:
-        ValueError: If `h` is not (N, d), or `clusters` is not positive.
+        ValueError: If `h` is not (N, d), `clusters` is not positive, or a label on the CPU is no cluster.
 
     Reference:
         Calibre (released code).
@@ -164,17 +164,21 @@ def prototype_divergence(h: Tensor, labels: Tensor, clusters: int, normalise: bo
         0.0
     """
     check_rows(h=h)
-    _check_labels(h, labels=labels)
     check_positive(clusters=clusters)
+    _check_labels(h, clusters, labels=labels)
     prototypes, _ = _means(h, labels, clusters)
     offsets = (unit(h) if normalise else h) - unit(prototypes)[labels]
     means, present = _means(torch.linalg.vector_norm(offsets, dim=1, keepdim=True), labels, clusters)
     return means.sum() / present.sum()
 
 
-def _check_labels(rows: Tensor, **labels: Tensor) -> None:
+def _check_labels(rows: Tensor, clusters: int, **labels: Tensor) -> None:
     if any(one.shape != rows.shape[:1] or one.is_floating_point() for one in labels.values()):
         raise ValueError(f"expected a cluster for each row, got {shapes(rows=rows, **labels)}")
+    for name, one in labels.items():
+        if one.is_cpu and not 0 <= one.min() <= one.max() < clusters:  # reading a GPU's would halt the step
+            least, most = one.min().item(), one.max().item()
+            raise ValueError(f"{name} must be clusters from 0 to {clusters - 1}, got {least} to {most}")
 
 
 def _means(x: Tensor, labels: Tensor, clusters: int) -> tuple[Tensor, Tensor]:
