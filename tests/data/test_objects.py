@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 from typing import ClassVar
 
@@ -54,6 +55,23 @@ class Table:
 
     def __getitem__(self, row: int) -> dict[str, object]:
         return {"image": Image.fromarray(pixels()[row]), "label": LABELS[row]}
+
+
+class TableDict(dict[str, Table]):
+    """What atoll reads of a Hugging Face dict of splits."""
+
+    @property
+    def column_names(self) -> dict[str, tuple[str, ...]]:
+        return {name: table.column_names for name, table in self.items()}
+
+
+class Stream:
+    """What atoll reads of a Hugging Face dataset that is streamed."""
+
+    column_names, features = Table.column_names, Table.features
+
+    def __iter__(self) -> Iterator[dict[str, object]]:
+        return map(Table().__getitem__, range(60))
 
 
 def clients(images: np.ndarray) -> dict[str, Pairs]:
@@ -204,6 +222,7 @@ def test_another_number_of_channels_is_refused_by_name(tmp_path: Path) -> None:
 
 KILLED = """
 import sys; sys.path.insert(0, {root!r})
+from collections.abc import Iterator
 from pathlib import Path
 import atoll
 from tests.data import test_objects as ours
@@ -248,6 +267,13 @@ def test_what_is_no_data_is_refused_in_one_sentence(tmp_path: Path) -> None:
     images = pixels(4)
     wrong = {
         "a dataset with a length": iter(images),
+        "^data is a Stream; give a dataset with a length": Stream(),
+        r"^data has the splits train, test; give one, such as data\['train'\]$": TableDict(
+            train=Table(), test=Table()
+        ),
+        r"^data\['north'\] has the splits train; .* such as data\['north'\]\['train'\]$": {
+            "north": TableDict(train=Table())
+        },
         "one for each": (images, [1, 2]),
         "before normalisation": torch.from_numpy(images).permute(0, 3, 1, 2) / 127.5 - 1,
         "holds int64; give uint8, uint16, or floats": images.astype(np.int64),

@@ -55,7 +55,8 @@ def give_data(source: Any) -> Given:
         >>> given.value.column_values["client"], len(given.value)
         (['north', 'south'], 6)
     """
-    given = source if isinstance(source, Mapping) else {"": source}
+    by_client = isinstance(source, Mapping) and not hasattr(source, "column_names")  # as a dict of splits has
+    given = source if by_client else {"": source}
     if not given:
         raise UserError("data is an empty dict; give a dataset for each client")
     clients = [str(name) for name in given]
@@ -79,14 +80,14 @@ def give_data(source: Any) -> Given:
     if any(known) and not all(known):
         raise UserError("data has labels for some images and none for others; give all of them, or none")
     columns: dict[str, Any] = {}
-    if isinstance(source, Mapping):
+    if by_client:
         digest.update(repr(clients).encode())
         columns = {"columns": {"client": np.array(owners)}, "column_values": {"client": clients}}
     codes, classes = _classes(labels, owners, parts) if all(known) else (None, [])
     if codes is not None and any(part.classes != parts[0].classes for part in parts):
         digest.update(codes.astype("<i8").tobytes())  # what the numbers mean at each client counts
     content = digest.hexdigest()
-    name = "dict" if isinstance(source, Mapping) else type(source).__name__
+    name = "dict" if by_client else type(source).__name__
     records = ItemRecords(len(labels), _Joined(tuple(parts)), f"the given {name}", content)
     return Given.named(name, content[:_DIGITS], Listing(records, codes, classes, **columns))
 
@@ -188,24 +189,25 @@ def _part(name: str, source: Any) -> _Part:
         return _Part(len(images), _Arrays(images, labels), whose=whose)
     if _is_array(source):
         return _Part(len(source), _Arrays(source, None), whose=whose)
-    if hasattr(source, "column_names") and hasattr(source, "features"):
-        return _hugging_face(whose, source)
+    splits = getattr(source, "column_names", None)
+    if isinstance(splits, Mapping):  # Hugging Face's dict of all splits
+        one = f"{whose}[{next(iter(splits))!r}]"
+        raise UserError(f"{whose} has the splits {', '.join(map(str, splits))}; give one, such as {one}")
     if not hasattr(source, "__len__") or not hasattr(source, "__getitem__"):
         raise UserError(
             f"{whose} is a {type(source).__name__}; give a dataset with a length and items (image, label), an "
             "array of images, (images, labels), or a dict of these by client"
         )
+    if hasattr(source, "column_names") and hasattr(source, "features"):
+        return _hugging_face(whose, source)
     classes = getattr(source, "classes", ())
     named = classes if isinstance(classes, list | tuple) else ()
     return _Part(len(source), _Items(source), tuple(map(str, named)), whose)
 
 
 def _hugging_face(whose: str, source: Any) -> _Part:
-    columns = source.column_names
-    if isinstance(columns, dict):
-        raise UserError(f"{whose} has the splits {', '.join(columns)}; give one of them")
     try:
-        _, label = _columns(columns)
+        _, label = _columns(source.column_names)
     except UserError as error:
         raise UserError(f"{whose}: {error}") from None
     names = getattr(source.features[label], "names", None) if label else None
