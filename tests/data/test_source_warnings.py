@@ -85,3 +85,24 @@ def test_test_classes_without_a_training_image_are_told(tmp_path):
     with pytest.warns(UserWarning, match=r"4 of 4 test images .* 'cat'"):
         warn_of_strangers(dogs, cats, limit=None)
     load("folder", tmp_path)  # a site may well lack classes
+
+
+def test_a_source_of_one_class_is_told(tmp_path):
+    """Any encoder reaches 100 %, such as on a folder that holds one folder of images of all classes."""
+    for name in ("images", "others"):
+        (tmp_path / name).mkdir()
+        for i in range(10):
+            Image.fromarray(np.full((8, 8), 20 + i, np.uint8)).save(tmp_path / name / f"{i}.png")
+        settings = (
+            "data.source=folder",
+            f"data.path={tmp_path}",
+            "partition.kind=iid",
+            "partition.clients=2",
+        )
+        with warnings.catch_warnings(record=True) as said:
+            warnings.simplefilter("always")
+            load_partition(tiny(*settings))
+            load_partition(tiny(*settings, "data.labels=false"))
+        one = "all training images are of one class, 'images', so no accuracy says anything of the encoder; "
+        told = [str(each.message) for each in said if str(each.message).startswith(one)]
+        assert len(told) == (name == "images")

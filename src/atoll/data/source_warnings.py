@@ -32,12 +32,22 @@ def warn_of_marks(listing: Listing) -> None:
 
 
 def warn_of_strangers(train: ImageSet, test: ImageSet | None, limit: int | None) -> None:
-    """Warn of test images whose class has no training image, so that no protocol can name it.
+    """Warn of training images of one class, and of test images whose class has no training image.
 
+    Any encoder names the one class, and no protocol can name the other.
     A real site may well lack classes, and is not warned. If at most `limit` training images were drawn, a class may
     have none of them, and is warned of only if the source has no training image of it either.
     """
-    if train.labels is None or test is None or test.labels is None:
+    if train.labels is None:
+        return
+    present = torch.unique(train.labels).tolist()
+    if len(present) == 1:
+        warnings.warn(
+            f"all training images are of one class, {train.classes[present[0]]!r}, so no accuracy says anything of "
+            "the encoder; if it is no class, set data.labels = false",
+            stacklevel=3,
+        )
+    if test is None or test.labels is None:
         return
     strange = test.labels[~torch.isin(test.labels, train.labels)]
     if limit is not None:  # classes that only the test split has are numbered last
