@@ -52,6 +52,22 @@ def test_an_encoder_of_another_kind_has_a_row_of_its_own(tmp_path):
     assert [[found["knn/accuracy"] for found in row.results] for row in rows] == [[0.5, 0.501], [0.502]]
 
 
+def test_an_encoder_of_pretrained_weights_is_not_called_untrained(tmp_path):
+    """Its first numbers are those of the weights that it was given."""
+    recipes = [
+        {"model": {"encoder": "resnet18", "weights": "/home/me/backbone.pth"}},
+        {"model": {"encoder": "resnet18", "init": "torchvision"}},
+        {"model": {"encoder": "resnet18", "init": "random"}},
+    ]
+    runs = [make_run(tmp_path / f"{i}", seed=i, recipe=recipe) for i, recipe in enumerate(recipes)]
+    assert [row.label for row in untrained_rows(grouped(runs[0]))] == ["Start encoder"]
+    assert [row.label for row in untrained_rows(grouped(*runs))] == [
+        "Start encoder (…/backbone.pth)",
+        "Start encoder (torchvision:resnet18)",
+        "Untrained encoder",
+    ]
+
+
 def test_the_same_test_images_in_another_folder_make_no_other_experiment(tmp_path):
     for seed, (name, images) in enumerate([("a", "47"), ("b", "47"), ("c", "48")]):
         path = {"data": {"source": "folder", "path": f"/{name}/pictures"}}

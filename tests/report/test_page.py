@@ -350,12 +350,12 @@ def test_what_the_figures_lack_is_said(tmp_path):
     (run / "map.safetensors").unlink()
     text = report(tmp_path, run).text
     assert "The recipes ask for no map (evaluation.map_points = 0)." in text
-    assert "Round 0 is the untrained encoder." in text
+    assert "Round 0 is the encoder before training." in text
     lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
     for line in lines[1:]:
         del line["evaluation"]
     (run / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines[1:]))
-    assert "Round 0 is the untrained encoder." not in report(tmp_path, run).text
+    assert "Round 0 is the encoder before training." not in report(tmp_path, run).text
 
 
 def test_a_diverged_run_is_a_page(tmp_path):

@@ -166,7 +166,7 @@ def untrained_rows(groups: Sequence[Group]) -> list[Row]:
         else:
             start.methods.append(group.label)
             start.by_seed |= by_seed
-    names = [_start_name(start.recipe["train"]["start"], len(starts) > 1) for start in starts]
+    names = [_start_name(_origin(start.recipe), len(starts) > 1) for start in starts]
     labels = _labels(names, [start.recipe for start in starts])
     return [
         Row(
@@ -177,6 +177,13 @@ def untrained_rows(groups: Sequence[Group]) -> list[Row]:
         )
         for k, (start, label) in enumerate(zip(starts, labels, strict=True))
     ]
+
+
+def _origin(recipe: Mapping[str, Any]) -> str | None:
+    """Where a first encoder's weights come from, if they are not random."""
+    model = recipe["model"] or {}
+    named = f"torchvision:{model['encoder']}" if model.get("init") == "torchvision" else None
+    return recipe["train"]["start"] or model.get("weights") or named
 
 
 def _start_name(path: str | None, several: bool) -> str:

@@ -262,7 +262,7 @@ def _no_map(runs: Sequence[Folder]) -> str:
 def _curve_words(groups: Sequence[Group], panels: Sequence[Mapping[str, Any]]) -> str:
     words = "Losses of different objectives cannot be compared, so they have separate axes."
     if any(0 in line["x"] for panel in panels for line in panel["series"]):
-        words = f"Round 0 is the untrained encoder. {words}"
+        words = f"Round 0 is the encoder before training. {words}"
     if any(len(group.runs) > 1 for group in groups):
         words += " A line is the mean over seeds; its band is one standard deviation to either side."
     return words
