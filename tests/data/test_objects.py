@@ -267,6 +267,8 @@ def test_what_is_no_data_is_refused_in_one_sentence(tmp_path: Path) -> None:
     images = pixels(4)
     wrong = {
         "a dataset with a length": iter(images),
+        r"^data is 'cats'; a path goes into the recipe \(data.source, data.path\), and images here$": "cats",
+        "^data is 'dogs'; ": Path("dogs"),
         "^data is a Stream; give a dataset with a length": Stream(),
         r"^data has the splits train, test; give one, such as data\['train'\]$": TableDict(
             train=Table(), test=Table()

@@ -345,6 +345,10 @@ def test_images_that_a_module_cannot_process_get_one_sentence():
         build(f"{HERE}Net", channels=1, size=2)
     with pytest.raises(UserError, match=r"encoder is a int; give a torch\.nn\.Module"):
         give_encoder(3, 1, 16)
+    with pytest.raises(
+        UserError, match=r"encoder is a str; name 'timm:vit' in the recipe, as model\.encoder, or"
+    ):
+        give_encoder("timm:vit", 1, 16)
 
 
 @pytest.mark.parametrize("config", [{"input_size": 224}, {"mean": 0.5}, {"std": ["a"]}, "ImageNet"])

@@ -50,6 +50,7 @@ BAD = [
     ({"train": {"rounds": "ten"}}, "train.rounds = 'ten' is not a whole number"),
     ({"train": {"optimizer": "sdg"}}, "train.optimizer is 'sdg'; did you mean 'sgd'"),
     ({"rounds": 3}, "unknown key 'rounds'; did you mean 'train.rounds'"),
+    ({"train.rounds": 3}, "unknown key 'train.rounds'; write 'rounds' in the table 'train'"),
     ({"train": 3}, "train = 3 is not a table; set keys of it, such as train.rounds"),
     ({"views": {"crop_scale": [0.5]}}, "views.crop_scale needs 2 values"),
     ({"views": {"crop_scale": [0.5, 2.0]}}, "views.crop_scale is"),

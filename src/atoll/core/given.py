@@ -7,6 +7,8 @@ from typing import Any
 
 import cloudpickle
 
+from atoll.core.errors import UserError
+
 PREFIX = "object:"
 
 
@@ -47,6 +49,12 @@ class Given(str):
 def value_of(name: str | None) -> Any:
     """The object of a name in a recipe; None if it is the name of something else."""
     return name.value if isinstance(name, Given) else None
+
+
+def not_given(role: str, found: Any, key: str, expected: str) -> UserError:
+    """Make the error for what is no object for a role, such as a name, which belongs in the recipe under a key."""
+    name = f"name {found!r} in the recipe, as {key}, or " if isinstance(found, str) else ""
+    return UserError(f"{role} is a {type(found).__name__}; {name}give {expected}")
 
 
 def names_code(name: str) -> bool:

@@ -7,6 +7,7 @@ import hashlib
 import warnings
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
+from os import PathLike
 from typing import Any
 
 import numpy as np
@@ -189,6 +190,10 @@ def _part(name: str, source: Any) -> _Part:
         return _Part(len(images), _Arrays(images, labels), whose=whose)
     if _is_array(source):
         return _Part(len(source), _Arrays(source, None), whose=whose)
+    if isinstance(source, str | PathLike):
+        raise UserError(
+            f"{whose} is {str(source)!r}; a path goes into the recipe (data.source, data.path), and images here"
+        )
     splits = getattr(source, "column_names", None)
     if isinstance(splits, Mapping):  # Hugging Face's dict of all splits
         one = f"{whose}[{next(iter(splits))!r}]"

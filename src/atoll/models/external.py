@@ -19,7 +19,7 @@ from torch.nn.parameter import is_lazy
 
 from atoll.core.errors import UserError
 from atoll.core.fingerprint import fingerprint
-from atoll.core.given import PREFIX, Given
+from atoll.core.given import PREFIX, Given, not_given
 from atoll.core.imports import import_attribute
 from atoll.core.process_state import seeded_streams, streams_kept
 from atoll.core.text import first_line
@@ -276,9 +276,8 @@ def call_it(source: Any) -> str:
     if isinstance(source, nn.Module):
         return type(source).__qualname__
     if not callable(source):
-        raise UserError(
-            f"encoder is a {type(source).__name__}; give a torch.nn.Module, or a function or class that makes one"
-        )
+        expected = "a torch.nn.Module, or a function or class that makes one"
+        raise not_given("encoder", source, "model.encoder", expected)
     return str(getattr(source, "__qualname__", type(source).__qualname__))
 
 

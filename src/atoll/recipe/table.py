@@ -86,6 +86,10 @@ def complete_table(table: Mapping[str, Any], settings: Sequence[str] = ()) -> di
         )
     schema = catalogue()["schema"]
     table = _reset(over(table, changes), schema)
+    for key in table:
+        section, _, inner = key.partition(".")
+        if section in schema["properties"] and inner:  # as --set writes it
+            raise UserError(f"unknown key {key!r}; write {inner!r} in the table {section!r}")
     check(schema, table, "")
     _check_method(table.get("method", {}), table.get("options", {}))
     return table

@@ -114,7 +114,9 @@ def test_a_view_that_is_not_finite_is_refused() -> None:
 
 
 def test_what_cannot_be_called_is_refused() -> None:
-    with pytest.raises(UserError, match="transform is a str; give a function"):
+    with pytest.raises(
+        UserError, match=r"transform is a str; name 'simclr' in the recipe, as views\.preset, or"
+    ):
         give_transform("simclr")
     with pytest.raises(UserError, match="names no code; set it to module:attribute"):
         ViewOptions(transform="simclr")

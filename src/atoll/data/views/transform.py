@@ -12,7 +12,7 @@ from torch import Tensor
 from atoll.core.devices import upload
 from atoll.core.errors import UserError
 from atoll.core.fingerprint import fingerprint
-from atoll.core.given import Given, names_code
+from atoll.core.given import Given, names_code, not_given
 from atoll.core.imports import describe_error, import_attribute
 from atoll.core.process_state import seed_streams, streams_kept
 
@@ -32,9 +32,8 @@ def give_transform(transform: Any) -> Given:
         'object:RandomCrop'
     """
     if not callable(transform):
-        raise UserError(
-            f"transform is a {type(transform).__name__}; give a function or object that is called with an image"
-        )
+        expected = "a function or object that is called with an image"
+        raise not_given("transform", transform, "views.preset", expected)
     name = getattr(transform, "__qualname__", type(transform).__qualname__)
     return Given.named(name, fingerprint(transform), transform)
 
