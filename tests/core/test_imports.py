@@ -20,7 +20,9 @@ def test_an_attribute_of_a_file_in_the_working_folder_is_imported(folder):
     ("text", "sentence"),
     [
         (None, "encoder 'named_{}:net': no module 'named_{}' in this folder"),
-        ("other = 1\n", "encoder 'named_{}:net': module 'named_{}' has no 'net'"),
+        ("other = 1\n", "encoder 'named_{}:net': module 'named_{}' has no 'net'; known: other$"),
+        ("Net = 1\n_net = 2\n", "module 'named_{}' has no 'net'; did you mean 'Net'\\?$"),
+        ("", "module 'named_{}' has no 'net'; it defines nothing$"),
         ("def net(:\n", r"cannot be imported: SyntaxError: .*named_{}\.py, line 1"),
         ("1 / 0\n", r"cannot be imported: ZeroDivisionError: .*named_{}\.py, line 1"),
         ("import named_nothing\n", "no module 'named_nothing'"),

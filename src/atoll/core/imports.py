@@ -19,7 +19,7 @@ from importlib.machinery import PathFinder
 from pathlib import Path
 from typing import Any
 
-from atoll.core.errors import UserError
+from atoll.core.errors import UserError, did_you_mean
 
 # Folders for names; None for the working folder. Like Python's own path, they belong to the process.
 _folders: dict[str, tuple[Path, ...] | None] = {}
@@ -90,7 +90,9 @@ def import_attribute(name: str, what: str) -> Any:
             "again"
         ) from error
     if not hasattr(imported, attribute):
-        raise UserError(f"{what} {name!r}: module {module!r} has no {attribute!r}")
+        known = [one for one in vars(imported) if not one.startswith("_")]
+        hint = did_you_mean(attribute, known) if known else "it defines nothing"
+        raise UserError(f"{what} {name!r}: module {module!r} has no {attribute!r}; {hint}")
     return getattr(imported, attribute)
 
 
