@@ -28,8 +28,8 @@ def _add_demo(commands: Commands) -> None:
         "--out", type=path_of, default=Path("runs/demo"), help="folder of the runs (default: runs/demo)"
     )
     add_settings(demo)
-    demo.set_defaults(recipes=DEMO, methods=[], lines=False, seeds=1, sweep=[], log=[], restart=False)
-    demo.set_defaults(other_environment=False)
+    defaults = {"methods": [], "lines": False, "seeds": 1, "sweep": [], "log": [], "restart": False}
+    demo.set_defaults(recipes=DEMO, other_environment=False, **defaults)
 
 
 def _add_compare(commands: Commands) -> None:
