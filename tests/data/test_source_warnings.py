@@ -10,7 +10,7 @@ from PIL import Image
 from sklearn.datasets import load_digits
 
 from atoll.commands.data import load_partition
-from atoll.data.source_warnings import warn_of_strangers
+from atoll.data.source_warnings import warn_of_classes
 from atoll.engines.federation import Federation
 from tests.data.test_sources import load, pixels_of
 from tests.harness import tiny
@@ -81,9 +81,9 @@ def test_test_classes_without_a_training_image_are_told(tmp_path):
     assert splits.test is not None
     dogs = splits.train.subset(torch.arange(4, 8))
     cats = splits.test.subset(torch.arange(4))
-    warn_of_strangers(dogs, cats, limit=4)  # the cats may be among the images that were not drawn
+    warn_of_classes(dogs, cats, limit=4)  # the cats may be among the images that were not drawn
     with pytest.warns(UserWarning, match=r"4 of 4 test images .* 'cat'"):
-        warn_of_strangers(dogs, cats, limit=None)
+        warn_of_classes(dogs, cats, limit=None)
     load("folder", tmp_path)  # a site may well lack classes
 
 

@@ -8,7 +8,7 @@ from atoll.core.config import describe
 from atoll.core.errors import UserError
 from atoll.core.files import write_whole
 from atoll.data.partition.partition import Partition
-from atoll.data.source_warnings import warn_of_strangers
+from atoll.data.source_warnings import warn_of_classes
 from atoll.data.sources import Splits, load_data
 from atoll.engines.partitioning import client_images, described, partition_clients
 from atoll.recipe.recipe import Recipe
@@ -23,7 +23,7 @@ def load_partition(recipe: Recipe) -> tuple[Splits, Partition]:
         UserError: The images cannot be loaded, or the partition is not possible for them.
     """
     splits = load_data(recipe.data, recipe.seed)
-    warn_of_strangers(splits.train, splits.test, recipe.data.limit)
+    warn_of_classes(splits.train, splits.test, recipe.data.limit)
     return splits, described(partition_clients(splits.train, recipe), recipe)
 
 

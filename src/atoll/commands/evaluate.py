@@ -21,7 +21,7 @@ from atoll.data.images import ImageSet
 from atoll.data.options import DataOptions
 from atoll.data.partition.partition import Partition
 from atoll.data.shifts.shift import SHIFTED
-from atoll.data.source_warnings import warn_of_strangers
+from atoll.data.source_warnings import warn_of_classes
 from atoll.data.sources import load_data
 from atoll.data.views.views import make_views
 from atoll.engines.client_states import States
@@ -272,7 +272,7 @@ def measure_run(run: Run, protocols: Sequence[str], data: DataOptions | None = N
     paths, counts, users = _models(run)
     recipe = recipe_of(run)
     splits = load_data(data or recipe.data, recipe.seed)
-    warn_of_strangers(splits.train, splits.test, (data or recipe.data).limit)
+    warn_of_classes(splits.train, splits.test, (data or recipe.data).limit)
     partition = partition_of(run)
     if data is None and partition and partition.fingerprint != splits.train.fingerprint:
         raise UserError(

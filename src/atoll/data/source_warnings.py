@@ -31,7 +31,7 @@ def warn_of_marks(listing: Listing) -> None:
         )
 
 
-def warn_of_strangers(train: ImageSet, test: ImageSet | None, limit: int | None) -> None:
+def warn_of_classes(train: ImageSet, test: ImageSet | None, limit: int | None) -> None:
     """Warn of training images of one class, and of test images whose class has no training image.
 
     Any encoder names the one class, and no protocol can name the other.

@@ -22,7 +22,7 @@ from atoll.data.decode_workers import DecodeWorkers, is_streamed
 from atoll.data.images import DevicePixels, ImageSet
 from atoll.data.partition.make import too_small_words
 from atoll.data.partition.partition import Partition
-from atoll.data.source_warnings import warn_of_strangers
+from atoll.data.source_warnings import warn_of_classes
 from atoll.data.sources import Splits, load_data, settled
 from atoll.data.views.views import Views, is_local, make_views
 from atoll.engines.client import Client
@@ -70,7 +70,7 @@ class Federation:
         if splits is None:
             recipe = self.recipe = replace(recipe, data=settled(recipe.data))
             splits = load_data(recipe.data, recipe.seed)
-            warn_of_strangers(splits.train, splits.test, recipe.data.limit)
+            warn_of_classes(splits.train, splits.test, recipe.data.limit)
         self.partition = described(partition or _partition(splits.train, recipe), recipe)
         self.images = client_images(splits.train, self.partition, recipe)
         self.splits = evaluation_splits(splits, self.partition, recipe)
