@@ -10,6 +10,7 @@ import pytest
 
 from atoll.commands.report import report_runs
 from atoll.core.errors import UserError
+from atoll.core.run_folder import fingerprint_of_sites
 from atoll.report import write_report
 from atoll.report.reproduction import section
 from tests.harness import run_tiny
@@ -289,6 +290,18 @@ def test_each_site_of_a_real_federation_is_listed_and_its_images_are_not_asked_f
     assert "sites' local folders" in page.text
     assert "digits" not in page.text.split("Recipe of")[0]
     assert "map.safetensors" not in page.text
+
+
+def test_the_title_of_a_run_of_real_sites_does_not_name_the_recipes_images(tmp_path):
+    """They are in no client's hands; the recipe's preset may name some."""
+    run = make_run(tmp_path / "run", recipe={"title": "", "data": {"source": "parquet", "path": "pacs"}})
+    assert report(tmp_path, run).text.count("pacs (parquet)") == 2  # the title and the heading
+    partition = json.loads((run / "partition.json").read_text())
+    partition["fingerprint"] = fingerprint_of_sites("a-federation")
+    (run / "partition.json").write_text(json.dumps(partition))
+    text = report(tmp_path, run).text
+    assert text.count(f"Images of {len(partition['clients'])} sites") == 2
+    assert "pacs (parquet)" not in text
 
 
 def test_a_private_runs_epsilon_is_told(tmp_path):

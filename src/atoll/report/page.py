@@ -152,13 +152,16 @@ def _measured(words: str, runs: Sequence[Folder]) -> str:
 
 
 def _title(groups: Sequence[Group]) -> str:
-    titles = {str(group.recipe.get("title") or _images(group.recipe)) for group in groups}
+    titles = {str(group.recipe.get("title") or _images(group)) for group in groups}
     return titles.pop() if len(titles) == 1 else f"Comparison of {len(groups)} recipes"
 
 
-def _images(recipe: Mapping[str, Any]) -> str:
-    words = images_words(recipe)
-    return words if recipe.get("data", {}).get("path") else words[:1].upper() + words[1:]
+def _images(group: Group) -> str:
+    run = group.runs[0]
+    if run.of_sites:  # which have images of their own, and not the recipe's
+        return f"Images of {plural(len(run.partition['clients']), 'site')}"
+    words = images_words(group.recipe)
+    return words if group.recipe.get("data", {}).get("path") else words[:1].upper() + words[1:]
 
 
 def _listed(words: Sequence[str]) -> str:
