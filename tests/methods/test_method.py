@@ -1,6 +1,7 @@
 from dataclasses import dataclass, replace
 from typing import ClassVar
 
+import numpy as np
 import pytest
 
 from atoll.aggregation.private import PrivateFedAvg
@@ -89,6 +90,29 @@ class Mindful(Forgetful):
     """Says so."""
 
     keeps: ClassVar[tuple[str, ...]] = ("its number of steps",)
+
+
+@dataclass(frozen=True)
+class Asks(Term):
+    """Asks for numbers of epochs."""
+
+    name: ClassVar[str] = "asks"
+    numbers: ClassVar[list[object]] = []
+
+    def epochs(self, setting, client, cohort, round):
+        return self.numbers[client]
+
+
+def test_epochs_are_whole_numbers_of_pythons(monkeypatch):
+    """In one process numpy's worked, and no message to a worker can hold them."""
+    monkeypatch.setattr(Asks, "numbers", [None, 0, np.int64(3), np.float64(2), -1, "2"])
+    method = Method(objective=SimCLR(), terms=(Asks(),))
+    made = [method.epochs(setting(epochs=7), client, [client], 1) for client in range(3)]
+    assert made == [7, 0, 3]
+    assert {type(epochs) for epochs in made} == {int}
+    for client in (3, 4, 5):
+        with pytest.raises(UserError, match=r"^'asks'\.epochs returns .*; return a whole number, 0 or more"):
+            method.epochs(setting(), client, [client], 1)
 
 
 def test_a_part_that_keeps_something_must_say_what_or_it_would_be_lost():

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from operator import index
 from pathlib import Path
 
 from torch import nn
@@ -31,6 +32,7 @@ from atoll.components.component import declares_slice
 from atoll.components.declaration import mismatch
 from atoll.components.messages import ClientState, Message, ServerState, Slices, Update
 from atoll.components.training import TrainOptions
+from atoll.core.errors import UserError
 from atoll.core.tree import Tree, Weights, as_sent, checked
 from atoll.methods.conflicts import conflicts
 from atoll.methods.round_fold import RoundFold
@@ -208,9 +210,25 @@ class Method:
         }
 
     def epochs(self, setting: Setting, client: int, cohort: Sequence[int], round: int) -> int:
-        """Return a client's local epochs in a round; 0: no training."""
-        asked = (component.epochs(setting, client, cohort, round) for component in self.components)
-        return next((epochs for epochs in asked if epochs is not None), setting.train.epochs)
+        """Return a client's local epochs in a round; 0: no training.
+
+        Raises:
+            UserError: A component asks for no such number.
+        """
+        for component in self.components:
+            asked = component.epochs(setting, client, cohort, round)
+            if asked is None:
+                continue
+            try:
+                epochs = index(asked)  # an int, also of numpy's, which no message holds
+            except TypeError:
+                epochs = -1
+            if epochs < 0:
+                raise UserError(
+                    f"{component.name!r}.epochs returns {asked!r}; return a whole number, 0 or more, or None"
+                )
+            return epochs
+        return setting.train.epochs
 
     def _slice(self, state: ServerState, component: Component, client: int) -> Tree:
         """Return a component's slice of the state, as a client meets it."""
