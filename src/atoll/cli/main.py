@@ -12,7 +12,6 @@ from atoll.cli.process import (
     Stopped,
     accept_any_text,
     drop_output,
-    is_out_of_memory,
     say,
     signals_as_interrupts,
     start_forking,
@@ -20,6 +19,7 @@ from atoll.cli.process import (
 )
 from atoll.core.errors import RunError, UserError
 from atoll.core.files import is_full_disk
+from atoll.core.memory import NO_MEMORY, is_out_of_memory
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -60,7 +60,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         except (MemoryError, RuntimeError) as error:
             if not is_out_of_memory(error):
                 raise
-            say("the memory does not suffice; choose smaller sizes, batches or images in the recipe")
+            say(NO_MEMORY)
             return 2
 
 

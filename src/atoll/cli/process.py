@@ -16,7 +16,6 @@ from types import FrameType
 from atoll.core.text import clean
 
 SIGNALS = ("SIGTERM", "SIGHUP")  # a stop by the system, a closed terminal
-OUT_OF_MEMORY = ("can't allocate memory", "not enough memory", "out of memory")
 
 
 def accept_any_text() -> None:
@@ -86,11 +85,6 @@ def warnings_as_sentences() -> Iterator[None]:
         yield
     finally:
         warnings.formatwarning = before
-
-
-def is_out_of_memory(error: BaseException) -> bool:
-    """Whether an exception of Python or PyTorch says that memory could not be allocated."""
-    return isinstance(error, MemoryError) or any(words in str(error) for words in OUT_OF_MEMORY)
 
 
 def start_forking(recipe: str | Path, settings: Sequence[str]) -> None:

@@ -15,6 +15,7 @@ from atoll.commands.resume import Recovery, cannot_continue, check_folder
 from atoll.commands.run import prepare, run_recipe
 from atoll.core.config import describe, over, read_settings
 from atoll.core.errors import RunError, UserError, did_you_mean
+from atoll.core.memory import NO_MEMORY, is_out_of_memory
 from atoll.core.run_folder import Run
 from atoll.data.options import PartitionOptions
 from atoll.engines.simulation import Simulation
@@ -256,6 +257,9 @@ def compare(
             except (RunError, UserError) as error:
                 failures[run.name] = f"{title}: {error}"
             except Exception as error:
+                if is_out_of_memory(error):
+                    failures[run.name] = f"{title}: {NO_MEMORY}"
+                    continue
                 traceback.print_exc()
                 failures[run.name] = f"{title}: {type(error).__name__}: {error}"
             finally:
