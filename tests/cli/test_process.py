@@ -93,7 +93,9 @@ def test_an_output_that_lacks_a_character_shows_a_question_mark(arguments):
 
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="no device that is always full")
-@pytest.mark.parametrize("arguments", [["presets"], ["methods", "--json"]])
+@pytest.mark.parametrize(
+    "arguments", [["presets"], ["methods", "--json"], ["--help"], ["run", "--help"], ["--version"]]
+)
 def test_an_output_on_a_full_disk_is_one_sentence(arguments):
     command = [sys.executable, "-m", "atoll.cli.main", *arguments]
     with Path("/dev/full").open("w") as full:

@@ -30,9 +30,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
         another signal.
     """
     accept_any_text()
-    options = make_parser().parse_args(arguments)
+    options = argparse.Namespace(command="")  # until they are parsed
     with signals_as_interrupts(), warnings_as_sentences():
         try:
+            options = _parse(arguments)
             recipes = _check_recipes(options)
             if arguments is None:  # not called by a program, whose objects are its own
                 _import(options, recipes)
@@ -62,6 +63,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
                 raise
             say(NO_MEMORY)
             return 2
+
+
+def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
+    """Parse arguments, or print a help, of which nothing is left to be written when the interpreter ends."""
+    try:
+        return make_parser().parse_args(arguments)
+    finally:
+        sys.stdout.flush()
 
 
 def _check_recipes(options: argparse.Namespace) -> Sequence[str]:
