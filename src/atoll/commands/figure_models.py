@@ -93,8 +93,9 @@ def landscape(run: Run, resolution: int) -> dict[str, Any] | None:
     """Compute the local loss on the plane through a run's kept models, around the last one.
 
     The loss is that of the method, in training mode, on the first batch of the first clients, whose views are the
-    same everywhere; running statistics do not matter in it. The plane is `atoll.functional.trajectory_plane` of the
-    trained weights.
+    same everywhere; running statistics do not matter in it. Beside the model, the server's state and the clients'
+    are those of a first round, because a run keeps models alone. The plane is `atoll.functional.trajectory_plane`
+    of the trained weights.
 
     Args:
         run: The run, which kept its resulting models by interval.
