@@ -6,6 +6,7 @@ import math
 import pytest
 import torch
 
+import forged_updates
 import hostile
 from atoll.aggregation import em_inspector
 from atoll.aggregation.em_inspector import suspicion
@@ -14,7 +15,7 @@ from atoll.core.tree import clone
 
 @pytest.fixture(scope="module")
 def scene():
-    return hostile.make_scene()
+    return forged_updates.make_scene()
 
 
 def test_the_page_is_what_the_record_says():
@@ -25,14 +26,14 @@ def test_the_page_is_what_the_record_says():
 @pytest.mark.slow
 def test_no_update_of_a_wrong_form_passes_and_none_crashes(scene):
     """The round goes on, as if the client had not been there."""
-    forged = hostile.forged(scene)
+    forged = forged_updates.forged(scene)
     alone, _ = hostile.play(scene, "fedavg", [None])
     for name, update in forged.items():
         model, refused = hostile.play(scene, "fedavg", [update])
         assert list(refused) == ["0"], name
         assert refused["0"].isprintable(), name
         assert all(torch.equal(model[weight], alone[weight]) for weight in alone), name
-    assert len(forged) + len(hostile.plausible(scene)) >= 60
+    assert len(forged) + len(forged_updates.plausible(scene)) >= 60
 
 
 @pytest.mark.slow
@@ -40,17 +41,17 @@ def test_no_update_of_a_wrong_form_passes_and_none_crashes(scene):
 def test_what_passes_leaves_a_finite_model_within_the_bound(scene, rule):
     """Under FedAvg, a tenth of the clients moves the mean by at most a tenth of the bound, and its own step."""
     honest, _ = hostile.play(scene, rule, [])
-    step = hostile.norm(scene.steps())
-    for name, updates in hostile.plausible(scene).items():
+    step = forged_updates.norm(scene.steps())
+    for name, updates in forged_updates.plausible(scene).items():
         model, refused = hostile.play(scene, rule, clone(updates))
         assert not refused, name
         assert all(torch.isfinite(tensor).all() for tensor in model.values() if tensor.is_floating_point()), (
             name
         )
-        moved = hostile.norm({weight: model[weight] - honest[weight] for weight in scene.trained})
+        moved = forged_updates.norm({weight: model[weight] - honest[weight] for weight in scene.trained})
         assert math.isfinite(hostile.knn(scene, model)), name
         if rule == "fedavg":
-            shares = len(updates) / hostile.CLIENTS
+            shares = len(updates) / forged_updates.CLIENTS
             assert moved <= 1.05 * shares * (scene.bound + step), name
 
 
@@ -65,12 +66,12 @@ def test_em_inspector_finds_the_paper_s_attack(scene, attackers, monkeypatch):
         return scores[-1]
 
     monkeypatch.setattr(em_inspector, "suspicion", inspect)
-    backdoors = [hostile.backdoored(scene, client) for client in range(attackers)]
+    backdoors = [forged_updates.backdoored(scene, client) for client in range(attackers)]
     honest, _ = hostile.play(scene, "fedavg", [])
     folded, _ = hostile.play(scene, "fedavg", clone(backdoors))
-    assert hostile.triggered(scene, backdoors[0]["weights"]) > 0.95
+    assert forged_updates.triggered(scene, backdoors[0]["weights"]) > 0.95
     # 0.1 to 0.3 for two to four attackers; it depends on the CPU's rounding
-    shift = hostile.triggered(scene, folded) - hostile.triggered(scene, honest)
+    shift = forged_updates.triggered(scene, folded) - forged_updates.triggered(scene, honest)
     assert shift > 0.05
     inspected, _ = hostile.play(scene, "em_inspector", clone(backdoors))
     (found,) = scores
@@ -79,4 +80,4 @@ def test_em_inspector_finds_the_paper_s_attack(scene, attackers, monkeypatch):
     assert (found[attackers:] <= 0).sum() > (found[attackers:] > 0).sum()
     # The rule leaves out honest clients, too, so that without attackers it ends elsewhere than FedAvg.
     alone, _ = hostile.play(scene, "em_inspector", [])
-    assert hostile.triggered(scene, inspected) - hostile.triggered(scene, alone) < 0.6 * shift
+    assert forged_updates.triggered(scene, inspected) - forged_updates.triggered(scene, alone) < 0.6 * shift
