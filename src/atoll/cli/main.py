@@ -94,10 +94,9 @@ def _import(options: argparse.Namespace, recipes: Sequence[str]) -> None:
     """Import what a command that computes needs, here and in the process that workers are forks of."""
     if options.command in GROUPS["Write and list"]:
         return
-    elsewhere = getattr(options, "engine", "simulation") != "simulation"
-    if options.command in ("run", "compare", "demo") and not (
-        elsewhere or getattr(options, "dry_run", False)
-    ):
+    simulates = getattr(options, "engine", "simulation") == "simulation"
+    estimates = getattr(options, "dry_run", False)
+    if options.command in ("run", "compare", "demo") and simulates and not estimates:
         for recipe in recipes:
             start_forking(recipe, options.set)
     importlib.import_module("atoll.engines.preload")
