@@ -27,9 +27,10 @@ def _add_demo(commands: Commands) -> None:
     demo.add_argument(
         "--out", type=path_of, default=Path("runs/demo"), help="folder of the runs (default: runs/demo)"
     )
+    add_other_environment(demo)
     add_settings(demo)
     defaults = {"methods": [], "lines": False, "seeds": 1, "sweep": [], "log": [], "restart": False}
-    demo.set_defaults(recipes=DEMO, other_environment=False, **defaults)
+    demo.set_defaults(recipes=DEMO, **defaults)
 
 
 def _add_compare(commands: Commands) -> None:
