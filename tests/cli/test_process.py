@@ -75,6 +75,14 @@ def test_a_command_leaves_its_imports_out_of_garbage_collection(tmp_path):
     assert command(COMMAND.format(arguments)) == (["True False"], errors)  # a program's own objects stay in
 
 
+@pytest.mark.parametrize(
+    "words", [["federate", "audit", "none"], ["run", "digits", "--ray", "here"], ["schema"]], ids=" ".join
+)
+def test_what_computes_nothing_does_not_import_what_does(words):
+    lines, _ = command(COMMAND.format(""), *words)
+    assert lines[-1] == "True False"
+
+
 def test_a_reader_may_end_before_the_output():
     command = [sys.executable, "-m", "atoll.cli.main", "egress", "digits-ssd", "--json"]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:

@@ -7,7 +7,7 @@ import importlib
 import sys
 from collections.abc import Sequence
 
-from atoll.cli.parser import GROUPS, make_parser
+from atoll.cli.parser import LIGHT, make_parser
 from atoll.cli.process import (
     Stopped,
     accept_any_text,
@@ -34,6 +34,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     with signals_as_interrupts(), warnings_as_sentences():
         try:
             options = _parse(arguments)
+            if "check" in options:
+                options.check(options)
             recipes = _check_recipes(options)
             if arguments is None:  # not called by a program, whose objects are its own
                 _import(options, recipes)
@@ -92,7 +94,7 @@ def _check_recipes(options: argparse.Namespace) -> Sequence[str]:
 
 def _import(options: argparse.Namespace, recipes: Sequence[str]) -> None:
     """Import what a command that computes needs, here and in the process that workers are forks of."""
-    if options.command in GROUPS["Write and list"]:
+    if options.command in LIGHT:
         return
     simulates = getattr(options, "engine", "simulation") == "simulation"
     estimates = getattr(options, "dry_run", False)

@@ -16,6 +16,7 @@ GROUPS = {
     "Real sites": ("federate",),
     "Write and list": ("new", "presets", "methods", "components", "schema", "completion"),
 }
+LIGHT = (*GROUPS["Write and list"], "federate audit")  # commands that neither train nor measure
 
 
 def make_parser() -> argparse.ArgumentParser:

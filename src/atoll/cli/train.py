@@ -80,13 +80,18 @@ def _add_run(commands: Commands) -> None:
     _recovery(run, "with --resume: ")
     add_log(run)
     add_settings(run)
+    run.set_defaults(check=_check_run)
 
 
-def _run(options: argparse.Namespace) -> int:
+def _check_run(options: argparse.Namespace) -> None:
+    """Check what belongs together before PyTorch is imported."""
     if options.ray and options.engine != "flower-sim":
         raise UserError("--ray needs --engine flower-sim")
     if options.dry_run and (options.resume or options.restart):
         raise UserError("--dry-run is about a whole run, and changes none; leave out --resume and --restart")
+
+
+def _run(options: argparse.Namespace) -> int:
     return _estimate(options) if options.dry_run else _train(options)
 
 

@@ -50,13 +50,15 @@ def leaves(tree: Tree) -> Iterator[Tensor]:
 
 def map_tensors(function: Callable[[Tensor], Any], tree: Tree) -> Tree:
     """Return the same tree with every tensor replaced by ``function(tensor)``."""
-    if isinstance(tree, Tensor):
-        return function(tree)
+    return _map_leaves(lambda leaf: function(leaf) if isinstance(leaf, Tensor) else leaf, tree)
+
+
+def _map_leaves(function: Callable[[Any], Any], tree: Tree) -> Tree:
     if isinstance(tree, Mapping):
-        return {key: map_tensors(function, value) for key, value in tree.items()}
+        return {key: _map_leaves(function, value) for key, value in tree.items()}
     if isinstance(tree, list | tuple):
-        return [map_tensors(function, value) for value in tree]
-    return tree
+        return [_map_leaves(function, value) for value in tree]
+    return function(tree)
 
 
 def as_sent(tree: Tree) -> Tree:
@@ -65,13 +67,13 @@ def as_sent(tree: Tree) -> Tree:
     Sums and products of a tensor of another layout, such as a transposed one, have other last bits. NumPy's float64
     is a float, but of a type of its own.
     """
-    if isinstance(tree, Mapping):
-        return {key: as_sent(value) for key, value in tree.items()}
-    if isinstance(tree, list | tuple):
-        return [as_sent(value) for value in tree]
-    if isinstance(tree, Tensor):
-        return tree.detach().contiguous()
-    return float(tree) if isinstance(tree, float) else tree
+
+    def sent(leaf: Any) -> Any:
+        if isinstance(leaf, Tensor):
+            return leaf.detach().contiguous()
+        return float(leaf) if isinstance(leaf, float) else leaf
+
+    return _map_leaves(sent, tree)
 
 
 def checked(slices: dict[str, Tree], hook: str) -> dict[str, Tree]:
@@ -152,7 +154,7 @@ def placed_bytes(tree: Tree, place: tuple[str, ...] = ()) -> Iterator[tuple[tupl
 
 
 def clone(tree: Tree) -> Tree:
-    """Deep copy on the CPU, as a message brings it, that shares no memory with the original."""
+    """Deep copy on the CPU, of contiguous tensors, that shares no memory with the original."""
     layout = torch.contiguous_format
     return map_tensors(lambda tensor: tensor.detach().to("cpu", copy=True, memory_format=layout), tree)
 

@@ -40,11 +40,10 @@ def warn_of_classes(train: ImageSet, test: ImageSet | None, limit: int | None) -
     """
     if train.labels is None:
         return
-    present = torch.unique(train.labels).tolist()
-    if len(present) == 1:
+    if len(train.labels) and bool((train.labels == train.labels[0]).all()):
         warnings.warn(
-            f"all training images are of one class, {train.classes[present[0]]!r}, so no accuracy says anything of "
-            "the encoder; if it is no class, set data.labels = false",
+            f"all training images are of one class, {train.classes[train.labels[0]]!r}, so no accuracy says "
+            "anything of the encoder; if it is no class, set data.labels = false",
             stacklevel=3,
         )
     if test is None or test.labels is None:

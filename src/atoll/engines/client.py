@@ -8,7 +8,7 @@ from typing import cast
 import torch
 from torch import Tensor, nn
 
-from atoll.components.base import Batch, ClientContext, ClientData, Passes, Setting, run_forwards
+from atoll.components.base import Batch, ClientContext, ClientData, Forward, Passes, Setting, run_forwards
 from atoll.components.messages import ClientState, Message, Slices, Update
 from atoll.components.training import learning_rate, make_optimizer
 from atoll.core.errors import UserError
@@ -146,21 +146,24 @@ class Client:
         Raises:
             UserError: A component declares a pass of images or through a network that there is not.
         """
-        context, components = self.context, self.method.components
-        for component in components:
+        context = self.context
+        for component in self.method.components:
             batch.images.update(component.inputs(context, batch))
         for forward in self.method.forwards:
-            if forward.images in batch.images and forward.network in ("local", *context.copies):
-                continue
-            name = next(component.name for component in components if forward in component.forwards())
-            raise UserError(
-                f"{name!r} declares a pass of the images {forward.images!r}, which no inputs() returns; the others "
-                f"are {', '.join(map(repr, batch.images))}"
-                if forward.images not in batch.images
-                else f"{name!r} declares a pass through the network {forward.network!r}, of which client "
-                f"{context.client} has made no copy in round {context.round}; call "
-                f"context.frozen({forward.network!r}) in start, for each client in each round"
-            )
+            if forward.images not in batch.images:
+                raise UserError(
+                    f"{self._declarer(forward)!r} declares a pass of the images {forward.images!r}, which no "
+                    f"inputs() returns; the others are {', '.join(map(repr, batch.images))}"
+                )
+            if forward.network not in ("local", *context.copies):
+                raise UserError(
+                    f"{self._declarer(forward)!r} declares a pass through the network {forward.network!r}, of "
+                    f"which client {context.client} has made no copy in round {context.round}; call "
+                    f"context.frozen({forward.network!r}) in start, for each client in each round"
+                )
+
+    def _declarer(self, forward: Forward) -> str:
+        return next(component.name for component in self.method.components if forward in component.forwards())
 
     def loss(self, batch: Batch, passes: Passes, share: float = 1.0) -> Tensor:
         """Compute the local loss of a batch, given its forward passes; see `step`.
