@@ -7,7 +7,7 @@ import math
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from atoll.aggregation.fedavg import FedAvg
@@ -93,6 +93,8 @@ def test_the_fold_is_a_sum_of_what_clients_compute_alone(aggregation, term, dtyp
         for name in names:
             total[name] += factor[name] * weights[name].double()
             normaliser[name] += share[name]
+    # Models that are almost orthogonal to the global one have no more than the rounding of their cosines to share.
+    assume(term is not layers_renormalised or min(normaliser.values()) > 0.02 * len(clients))
     statistics = {key: [retained[key] for retained in numbers] for key in ("samples", "loss")}
     result = fold(aggregation, g, copies(models), **statistics)
     for name in names:
