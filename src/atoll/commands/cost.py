@@ -9,22 +9,22 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator
-from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import fmean, median
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from atoll.commands.bench import Enough, Stopwatch, largest_cohort
 from atoll.commands.egress import stand_ins
-from atoll.components.messages import Message, Update
+from atoll.components.messages import ClientState, Message, ServerState, Update
 from atoll.core.errors import UserError
 from atoll.core.run_folder import RETAINED_ROUNDS
 from atoll.core.text import byte_size
 from atoll.core.threads import threads
-from atoll.core.tree import map_tensors, num_bytes
+from atoll.core.tree import clone, map_tensors, num_bytes
 from atoll.data.client_data import num_batches
 from atoll.engines.client import Client, train_client
 from atoll.engines.federation import Federation
@@ -34,6 +34,7 @@ from atoll.recipe.recipe import Recipe
 from atoll.report.wording import plural
 
 WARM, TIMED = 2, 5  # steps
+ROUNDS = 3  # the first one, and two later ones, since some methods gather in one round and train in the next
 
 
 @dataclass(frozen=True)
@@ -53,8 +54,8 @@ class Cost:
         memory: Peak bytes of one process after these steps.
         checkpoints: Bytes of the retained checkpoints.
         states: Bytes of the client states at the end.
-        down: Bytes that a client receives in a round.
-        up: Bytes that a client sends in a round.
+        down: Bytes that a client receives in a round, on average over the rounds.
+        up: Bytes that a client sends in a round, likewise.
         once: Bytes that a client receives once.
     """
 
@@ -70,8 +71,8 @@ class Cost:
     memory: int
     checkpoints: int
     states: int
-    down: int
-    up: int
+    down: float
+    up: float
     once: int
 
     @property
@@ -173,17 +174,18 @@ def estimate(recipe: Recipe, warm: int = WARM, timed: int = TIMED) -> list[Cost]
     Raises:
         UserError: The recipe or the data is invalid.
     """
-    before = [
-        cost for other in prerequisite_recipes(recipe).values() for cost in estimate(other, warm, timed)
-    ]
+    needed = prerequisite_recipes(recipe).values()
+    before = [cost for other in needed for cost in estimate(other, warm, timed)]
+    images = max((sum(Federation(other).setting.sizes) for other in needed), default=0)
     with threads(recipe.engine.threads):
-        return [*before, _cost(recipe, warm, timed)]
+        return [*before, _cost(recipe, images, warm, timed)]
 
 
-def _cost(recipe: Recipe, warm: int, timed: int) -> Cost:
+def _cost(recipe: Recipe, images: int, warm: int, timed: int) -> Cost:
+    """Estimate a run's own costs; ``images`` is the number of training images of the runs that it needs first."""
     federation = Federation(recipe)
     recipe, train, setting = federation.recipe, federation.recipe.train, federation.setting
-    start, prerequisites = federation.initial_weights(), stand_ins(federation, recipe.train.batch_size)
+    start, prerequisites = federation.initial_weights(), stand_ins(federation, images)
     server = Server(recipe, setting, start, prerequisites)
     client = federation.client_side(server.constants)
     method, cohort = recipe.composed, largest_cohort(federation)
@@ -192,7 +194,8 @@ def _cost(recipe: Recipe, warm: int, timed: int) -> Cost:
     batches = fmean(num_batches(samples, train.batch_size, train.drop_last) for samples in setting.sizes)
     epochs = sum(method.epochs(setting, largest, cohort, number) for number in range(1, train.rounds + 1))
     steps = round(epochs * len(cohort) * batches)
-    seconds, update, retained = _timed_steps(federation, client, message, warm, timed)
+    seconds, retained = _timed_steps(federation, client, message, warm, timed)
+    traffic = _traffic(federation, server, client, cohort)
     # Clients are drawn independently in each round, so that some have not taken part at the end. A state is deleted
     # once two checkpoints name a later one: those since the last checkpoint but one remain, and one from before.
     share = len(cohort) / setting.num_clients
@@ -211,23 +214,82 @@ def _cost(recipe: Recipe, warm: int, timed: int) -> Cost:
         memory=_peak(federation.device),
         checkpoints=RETAINED_ROUNDS * num_bytes(server.checkpoint()),
         states=round(states * num_bytes(retained)),
-        down=num_bytes(message),
-        up=num_bytes(update),
-        once=num_bytes(server.constants),
+        down=traffic.down,
+        up=traffic.up,
+        once=traffic.once,
     )
 
 
 def _timed_steps(
     federation: Federation, client: Client, message: Message, warm: int, timed: int
-) -> tuple[float, Update, object]:
-    """Time steps of a client; return their median, the update after them, and what the client retains."""
+) -> tuple[float, ClientState | None]:
+    """Time steps of a client; return their median, and what the client retains after them."""
     watch = Stopwatch(warm + timed, federation.device)
-    data = federation.client_data(message["client"])
-    enough: Message = {**message, "epochs": warm + timed}
-    with suppress(Enough):
-        train_client(client, enough, None, data, watch)
-    update, retained = client.finish()
-    return median(watch.seconds[warm:]), update, retained
+    _, retained = _train(federation, client, {**message, "epochs": warm + timed}, None, watch)
+    return median(watch.seconds[warm:]), retained
+
+
+def _train(
+    federation: Federation, client: Client, message: Message, retained: ClientState | None, watch: Stopwatch
+) -> tuple[Update, ClientState | None]:
+    """Train a client until the watch has seen enough; return its update and what it retains."""
+    try:
+        return train_client(client, message, retained, federation.client_data(message["client"]), watch)
+    except Enough:
+        return client.finish()
+
+
+class _Traffic(NamedTuple):
+    """See `Cost`."""
+
+    down: float
+    up: float
+    once: int
+
+
+def _traffic(federation: Federation, server: Server, client: Client, cohort: list[int]) -> _Traffic:
+    """Measure what a client receives and sends, in rounds of one step in which all clients send the same."""
+    method, setting, chosen = federation.recipe.composed, federation.setting, cohort[0]
+    state, kept = server.state, None
+    # A client that trains alone receives a model once, and does not once it has a state.
+    first, later = (num_bytes(method.send(state, setting, chosen, cohort, 1, since)) for since in (0, 1))
+    down, up = [], []
+    for number in range(1, ROUNDS + 1):
+        message = method.send(state, setting, chosen, cohort, number, number - 1)
+        watch = Stopwatch(1, federation.device)
+        trained, retained = _train(federation, client, message, kept, watch)
+        update, kept = map_tensors(Tensor.cpu, trained), clone(retained)  # as executors do
+        down.append(num_bytes(message) if number > 1 else later)
+        up.append(num_bytes(update))
+        state = _folded(server, state, update, message, cohort)
+    counts = _occurrences(federation.recipe.train.rounds)
+    return _Traffic(_mean(down, counts), _mean(up, counts), num_bytes(server.constants) + first - later)
+
+
+def _occurrences(rounds: int) -> list[int]:
+    """How many of a run's rounds are like the first, the second and the third."""
+    rounds = max(rounds, 1)
+    return [1, rounds // 2, (rounds - 1) // 2]
+
+
+def _mean(values: list[int], counts: list[int]) -> float:
+    return sum(value * count for value, count in zip(values, counts, strict=True)) / sum(counts)
+
+
+def _folded(
+    server: Server, state: ServerState, update: Update, message: Message, cohort: list[int]
+) -> ServerState:
+    """Return the state after a round in which all clients sent this update."""
+    method, setting = server.recipe.composed, server.setting
+    sent = method.aggregation.sent(state["models"], message["client"])
+    verdict = server.checks.examine(update, sent, message)
+    if isinstance(verdict, str):
+        return state
+    with tempfile.TemporaryDirectory() as scratch:
+        fold = method.open(state, setting, message["round"], Path(scratch))
+        for client in cohort:
+            fold.add(client, update, verdict)
+        return fold.close()
 
 
 def _switch(federation: Federation, server: Server, client: Client, message: Message) -> float:
