@@ -115,6 +115,20 @@ def test_shards_whose_labels_differ_in_kind_get_a_sentence(tmp_path, images):
         load(tmp_path)
 
 
+def test_shards_that_number_classes_otherwise_are_refused(tmp_path, images, write_parquet):
+    """Class 0 would be the cats of one and the dogs of another; a shard without names has the numbers of others."""
+    for shard, names in enumerate((["cat", "dog"], None, ["dog", "cat"])):
+        write_parquet(
+            tmp_path / f"train-{shard}.parquet", images[:4], names and {"label": names}, label=[0, 1, 0, 1]
+        )
+    with pytest.raises(
+        UserError, match=r"train-2\.parquet numbers .* 'label' otherwise than train-0\.parquet"
+    ):
+        load(tmp_path)
+    write_parquet(tmp_path / "train-2.parquet", images[:4], {"label": ["cat", "dog"]}, label=[0, 1, 0, 1])
+    assert load(tmp_path).train.classes == ["cat", "dog"]
+
+
 def test_val_stands_in_for_test_and_other_names_are_options(tmp_path, images, write_parquet):
     for split, rows in (("train", slice(0, 5)), ("val", slice(5, 9)), ("extra", slice(9, 12))):
         write_parquet(tmp_path / f"{split}.parquet", images[rows])

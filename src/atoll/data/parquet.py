@@ -182,10 +182,19 @@ def _listing(
 ) -> Listing:
     """List the split in some files, beside those of the other split."""
     schemas = [open_parquet(path).schema_arrow for path in files]
-    for path, schema in zip(files, schemas, strict=True):
+    paired = list(zip(files, schemas, strict=True))
+    for path, schema in paired:
         if schema.names != schemas[0].names:
             raise UserError(f"{path} has other columns than {files[0].name}; the files of a split must match")
     image, others = choose_columns(schemas[0], options, str(files[0]), test)
+    for column in others:
+        named = [(path, names) for path, schema in paired if (names := _class_names(schema, column))]
+        for path, names in named[1:]:
+            if names != named[0][1]:
+                raise UserError(
+                    f"{path} numbers the values of column {column!r} otherwise than {named[0][0].name}; write the "
+                    "files of a split with the same names in one order"
+                )
     tables = [open_parquet(path).read(columns=others, use_threads=False) for path in files]
     try:  # shards may differ in the width of a column's numbers, or hold nothing in one
         table = pa.concat_tables(tables, promote_options="permissive")
