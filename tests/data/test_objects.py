@@ -18,7 +18,8 @@ import atoll
 from atoll.core.config import describe
 from atoll.core.errors import UserError
 from atoll.core.tree import same
-from atoll.data.objects import give_data, to_image
+from atoll.data.items import to_image
+from atoll.data.objects import give_data
 from atoll.data.sources import DataOptions, load_data
 from tests.harness import final_models, tiny
 from tests.kills import ends_alike_after_kills
@@ -96,7 +97,7 @@ def small(**tables: dict[str, object]) -> dict[str, object]:
 
 
 def read(given: object) -> list[np.ndarray]:
-    listing = give_data(given).value
+    listing = give_data(given).value[0]
     return [np.asarray(image) for image in listing.records.read(np.arange(len(listing)))]
 
 
@@ -119,9 +120,9 @@ def test_every_form_of_the_same_images_is_the_same() -> None:
         for ours, one in zip(read(source), images, strict=True):
             np.testing.assert_array_equal(ours, one, err_msg=form)
         if form != "alone":
-            assert given.value.labels.tolist() == LABELS
-    assert give_data(Table()).value.classes == ["a", "b", "c"]
-    assert give_data(images).value.labels is None
+            assert given.value[0].labels.tolist() == LABELS
+    assert give_data(Table()).value[0].classes == ["a", "b", "c"]
+    assert give_data(images).value[0].labels is None
     fingerprints = {str(give_data(source)).partition("#")[2] for source in list(forms.values())[:6]}
     assert len(fingerprints) == 1
     changed = images.copy()
@@ -171,6 +172,44 @@ def test_a_dict_is_a_client_for_each_name(tmp_path: Path) -> None:
     assert [client["name"] for client in found] == ["north", "south"]
     assert sum(len(client["indices"]) for client in found) == 48  # a fifth is held out
     assert {run.neighbours(pixels()[0], k=1).clients[0]} <= {"north", "south"}
+
+
+def test_test_images_are_those_given_and_match_by_name(tmp_path: Path) -> None:
+    images = pixels()
+    train = Named(images[:40], LABELS[:40], ["cat", "dog", "owl"])
+    test = Named(images[40:], [1 - label if label < 2 else 2 for label in LABELS[40:]], ["dog", "cat", "owl"])
+    given = give_data(train, test)
+    splits = load_data(DataOptions(source="object", path=given, image_size=8, test_fraction=0.5), seed=0)
+    assert len(splits.train) == 40
+    np.testing.assert_array_equal(
+        splits.test.images.gather(torch.arange(20)).permute(0, 2, 3, 1).numpy(), images[40:]
+    )
+    assert splits.test.labels.tolist() == LABELS[40:]
+    names = {str(give_data(train, other)) for other in (None, test, images[40:], images[41:])}
+    assert len(names) == 4
+    run = atoll.simulate(small(), tmp_path / "run", data=train, test_data=test)
+    with pytest.raises(UserError, match="now says"):
+        atoll.simulate(small(), run.folder, resume=True, data=train, test_data=train)
+    with pytest.raises(UserError, match="test_data is given without data"):
+        atoll.simulate(small(), tmp_path / "other", test_data=images)
+    with pytest.raises(UserError, match=r"test_data\['north'\] has 2 images and 1 labels"):
+        give_data(images, {"north": (images[:2], [1])})
+
+
+@pytest.mark.parametrize("named", ["data", "test_data"])
+def test_names_of_either_split_hold_for_numbers_in_the_other(named: str) -> None:
+    """Such as a subset of CIFAR-10, which has no names, beside CIFAR-10's test set, which has."""
+    names, images = ["cat", "dog", "owl"], pixels()
+    plain, other = Pairs(images[:40], LABELS[:40]), Named(images[40:], [2, 0, 2] * 6 + [1, 1], names)
+    train, test = give_data(*((other, plain) if named == "data" else (plain, other))).value
+    assert train.classes == test.classes == names
+    assert (train if named == "data" else test).labels.tolist() == other.labels
+    assert (test if named == "data" else train).labels.tolist() == plain.labels
+
+
+def test_splits_that_are_given_as_clients_are_warned_of() -> None:
+    with pytest.warns(UserWarning, match="clients called 'train' and 'test'; if they are splits"):
+        give_data({"train": pixels(3), "test": pixels(3)})
 
 
 def test_the_recipe_holds_the_name_and_a_resumed_run_compares_it(tmp_path: Path) -> None:
@@ -255,12 +294,12 @@ class Torn(Pairs):
 
 def test_whole_floats_are_classes_and_minus_one_is_no_label() -> None:
     images = pixels(4)
-    whole = give_data((images, np.array([0.0, 2.0, 2.0, 0.0]))).value
+    whole = give_data((images, np.array([0.0, 2.0, 2.0, 0.0]))).value[0]
     assert (whole.classes, whole.labels.tolist()) == (["0", "2"], [0, 1, 1, 0])
     with pytest.warns(UserWarning, match="all labels of data are -1, so the images count as unlabelled"):
-        unlabelled = give_data((images, [-1] * 4)).value
+        unlabelled = give_data((images, [-1] * 4)).value[0]
     assert unlabelled.labels is None
-    assert give_data((images, [-1, 1, 1, -1])).value.classes == ["-1", "1"]
+    assert give_data((images, [-1, 1, 1, -1])).value[0].classes == ["-1", "1"]
 
 
 def test_what_is_no_data_is_refused_in_one_sentence(tmp_path: Path) -> None:
@@ -270,10 +309,10 @@ def test_what_is_no_data_is_refused_in_one_sentence(tmp_path: Path) -> None:
         r"^data is 'cats'; a path goes into the recipe \(data.source, data.path\), and images here$": "cats",
         "^data is 'dogs'; ": Path("dogs"),
         "^data is a Stream; give a dataset with a length": Stream(),
-        r"^data has the splits train, test; give one, such as data\['train'\]$": TableDict(
+        r"^data has the splits train, test; give one, such as data\['train'\], .* as test_data$": TableDict(
             train=Table(), test=Table()
         ),
-        r"^data\['north'\] has the splits train; .* such as data\['north'\]\['train'\]$": {
+        r"^data\['north'\] has the splits train; .* such as data\['north'\]\['train'\], and": {
             "north": TableDict(train=Table())
         },
         "one for each": (images, [1, 2]),
@@ -327,7 +366,7 @@ def test_what_numbers_mean_at_each_client_is_part_of_the_fingerprint() -> None:
 def test_clients_of_other_classes_are_matched_by_name() -> None:
     images = pixels(6)
     north, south = Named(images[:3], [0, 1, 1], ["cat", "dog"]), Named(images[3:], [0, 1, 0], ["dog", "fox"])
-    given = give_data({"north": north, "south": south}).value
+    given = give_data({"north": north, "south": south}).value[0]
     assert [given.classes[label] for label in given.labels] == ["cat", "dog", "dog", "dog", "fox", "dog"]
     with pytest.raises(UserError, match=r"data\['west'\] has the label 0 without a name"):
         give_data({"north": north, "west": Pairs(images[3:], [0, 1, 0])})
@@ -337,14 +376,14 @@ def test_clients_of_other_classes_are_matched_by_name() -> None:
 
 @pytest.mark.parametrize("classes", [None, 10, "ab"])
 def test_an_attribute_that_is_no_list_of_classes_is_not_read(classes: object) -> None:
-    given = give_data(Named(pixels(4), [0, 1, 1, 0], classes)).value
+    given = give_data(Named(pixels(4), [0, 1, 1, 0], classes)).value[0]
     assert given.classes == ["0", "1"]
 
 
 def test_labels_of_pandas_are_taken_by_position() -> None:
     frame = pd.DataFrame({"label": [3, 1, 2, 0]}, index=[2, 0, 3, 1])
-    assert give_data((pixels(4), frame.label)).value.labels.tolist() == [3, 1, 2, 0]
-    assert give_data((pixels(4), None)).value.labels is None
+    assert give_data((pixels(4), frame.label)).value[0].labels.tolist() == [3, 1, 2, 0]
+    assert give_data((pixels(4), None)).value[0].labels is None
 
 
 def test_two_clients_of_one_name_are_refused() -> None:

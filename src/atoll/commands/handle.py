@@ -21,7 +21,7 @@ from atoll.core.extras import require
 from atoll.core.given import value_of
 from atoll.core.metrics_lines import numbers
 from atoll.core.tree import Tree
-from atoll.data.objects import to_image
+from atoll.data.items import to_image
 from atoll.models import Encoder, load_encoder
 from atoll.recipe.recipe import Recipe, recipe_of
 from atoll.report import write_report

@@ -63,6 +63,7 @@ def simulate(
     transform: Callable[..., Any] | None = None,
     callbacks: Sequence[object] | object = (),
     log: Sequence[str] | str | None = (),
+    test_data: object = None,
     watcher: Callback | None = None,
 ) -> Run:
     """Simulate a federation on this machine: train, evaluate and save its encoder.
@@ -82,6 +83,7 @@ def simulate(
             (C, H, W), that returns a view (C, size, size), uint8 or floats; None for the recipe's views.
         callbacks: Objects that follow the run, or one; see `atoll.Callback`.
         log: Tools that follow the run, or one: ``"tensorboard"``, ``"wandb"``, ``"mlflow"``; None for none.
+        test_data: The test images, in the forms of ``data``; None if ``data.test_fraction`` of them is held out.
         watcher: Deprecated name of ``callback``.
 
     Returns:
@@ -109,7 +111,7 @@ def simulate(
     """
     if watcher is not None:
         warnings.warn("watcher is now called callback", DeprecationWarning, stacklevel=2)
-    objects = (encoder, data, transform)
+    objects = (encoder, data, transform, test_data)
     further = callbacks if isinstance(callbacks, Iterable) else [callbacks]
     own = [*([callback] if callback else []), *([watcher] if watcher else []), *further]
     tools = list(log or ()) if isinstance(log, Iterable | None) and not isinstance(log, str) else [log]

@@ -39,13 +39,13 @@ def with_encoder(table: Mapping[str, Any], encoder: Any) -> dict[str, Any]:
     return over(table, {"model": {"encoder": named}})
 
 
-def with_data(table: Mapping[str, Any], data: Any) -> dict[str, Any]:
+def with_data(table: Mapping[str, Any], data: Any, test_data: Any = None) -> dict[str, Any]:
     """Lay images that Python code gives over a recipe's table; a dict's clients are the recipe's.
 
     Raises:
         UserError: They are no images; see `give_data`.
     """
-    given = {"source": "object", "path": give_data(data)}
+    given = {"source": "object", "path": give_data(data, test_data)}
     natural = {"partition": {"kind": "natural", "column": "client"}} if isinstance(data, Mapping) else {}
     return over(table, {"data": given, **natural})
 

@@ -199,6 +199,7 @@ def give(
     encoder: Any = None,
     data: Any = None,
     transform: Any = None,
+    test_data: Any = None,
 ) -> Recipe:
     """Make a recipe of one and of what Python code gives: an encoder (a module, or what makes one), images, views.
 
@@ -213,7 +214,9 @@ def give(
     else:
         table = complete_table(recipe) if isinstance(recipe, Mapping) else read_table(recipe)
     if data is not None:
-        table = with_data(table, data)
+        table = with_data(table, data, test_data)
+    elif test_data is not None:
+        raise UserError("test_data is given without data; give the training images, too, as data=…")
     if transform is not None:
         table = with_transform(table, transform)
     return _made(table if encoder is None else with_encoder(table, encoder))
