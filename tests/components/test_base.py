@@ -151,3 +151,23 @@ def test_a_loss_that_is_no_scalar_tensor_is_a_mistake(tmp_path, monkeypatch, los
     monkeypatch.delitem(sys.modules, "rows", raising=False)
     with pytest.raises(UserError, match=f"loss of 'rows' {sentence}"):
         run_tiny(tmp_path / "run", "method.name=fed_simclr", "method.terms=['rows:Rows']")
+
+
+@pytest.mark.parametrize(
+    ("head", "reason"),
+    [
+        ("'items': torch.nn.Linear(1, 1)", "'items' of 'headed' .*already exists"),
+        ("'a.b': torch.nn.Linear(1, 1)", "'a.b' of 'headed' .*can't contain"),
+        ("'mine': torch.ones(3)", "'mine' of 'headed' .*not a Module"),
+    ],
+)
+def test_a_head_that_no_network_can_hold_is_a_sentence(tmp_path, monkeypatch, head, reason):
+    (tmp_path / "headed.py").write_text(
+        "from dataclasses import dataclass\nimport torch\nfrom atoll.components.base import Term\n\n\n"
+        "@dataclass(frozen=True)\nclass Headed(Term):\n    name = 'headed'\n\n"
+        f"    def heads(self, setting):\n        return {{{head}}}\n"
+    )
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delitem(sys.modules, "headed", raising=False)
+    with pytest.raises(UserError, match=f"head {reason}.*modules by name, without dots"):
+        run_tiny(tmp_path / "run", "method.name=fed_simclr", "method.terms=['headed:Headed']")

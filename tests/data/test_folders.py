@@ -153,6 +153,16 @@ def test_clients_with_class_folders_that_not_all_of_them_have(tmp_path, place):
     assert (unlabelled.labels, len(unlabelled)) == (None, 4)
 
 
+def test_the_only_client_is_told_of(tmp_path, place):
+    """The folder above that of the clients holds one folder; its classes would be the clients."""
+    place(tmp_path, "scans/north/a.png", "scans/south/b.png")
+    with pytest.warns(
+        UserWarning, match=r"holds one folder, 'scans', so there is one client; .* data\.path to .*scans$"
+    ):
+        images = load("clients", tmp_path).train
+    assert images.column_values == {"client": ["scans"]}
+
+
 def test_clients_in_two_splits(tmp_path, place):
     place(tmp_path, "train/n/a.png", "train/s/b.png", "test/s/c.png")
     splits = load("clients", tmp_path)

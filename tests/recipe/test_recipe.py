@@ -73,6 +73,15 @@ def test_misspelt_key_names_the_right_one():
         load_recipe("digits-ssd", ["train.ronds=3"])
 
 
+def test_a_module_without_its_attribute_is_recognised(tmp_path, monkeypatch):
+    (tmp_path / "my_method.py").touch()
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(
+        UserError, match=r"unknown method 'my_method'; .*; for your my_method\.py, write my_method:ATT"
+    ):
+        load_recipe("digits-ssd", ["method.name=my_method"])
+
+
 @pytest.mark.parametrize(
     ("setting", "sentence"),
     [

@@ -58,6 +58,7 @@ def test_an_encoder_of_pretrained_weights_is_not_called_untrained(tmp_path):
         {"model": {"encoder": "resnet18", "weights": "/home/me/backbone.pth"}},
         {"model": {"encoder": "resnet18", "init": "torchvision"}},
         {"model": {"encoder": "resnet18", "init": "random"}},
+        {"model": {"encoder": "object:Net#1a2b3c4d"}},
     ]
     runs = [make_run(tmp_path / f"{i}", seed=i, recipe=recipe) for i, recipe in enumerate(recipes)]
     assert [row.label for row in untrained_rows(grouped(runs[0]))] == ["Start encoder"]
@@ -65,6 +66,7 @@ def test_an_encoder_of_pretrained_weights_is_not_called_untrained(tmp_path):
         "Start encoder (…/backbone.pth)",
         "Start encoder (torchvision:resnet18)",
         "Untrained encoder",
+        "Start encoder (Net)",
     ]
 
 

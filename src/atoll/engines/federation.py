@@ -287,7 +287,13 @@ def _assemble(recipe: Recipe, setting: Setting, encoder: nn.Module, projector: n
         )
         for name, head in heads.items():
             if name not in networks:
-                networks[name] = head
+                try:
+                    networks[name] = head
+                except (KeyError, TypeError) as error:  # such as "items", an attribute of a ModuleDict
+                    raise UserError(
+                        f"the head {name!r} of {component.name!r} cannot be added ({error.args[0]}); heads() "
+                        "returns modules by name, without dots"
+                    ) from None
             elif _shapes(networks[name]) != _shapes(head):
                 raise UserError(
                     f"two components of the method have a head {name!r}, of different sizes; leave one of them out"

@@ -6,6 +6,7 @@ This module does not import the components, so a recipe can be checked before Py
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Sequence
+from pathlib import Path
 
 from atoll.core.errors import UserError, did_you_mean
 
@@ -17,7 +18,8 @@ def check_known(name: str, known: Collection[str], what: str) -> None:
         UserError: The name is neither.
     """
     if ":" not in name and name not in known:
-        raise UserError(f"unknown {what} {name!r}; {did_you_mean(name, known)}")
+        own = f"; for your {name}.py, write {name}:ATTRIBUTE" if Path(f"{name}.py").is_file() else ""
+        raise UserError(f"unknown {what} {name!r}; {did_you_mean(name, known)}{own}")
 
 
 def check_terms(names: Sequence[str]) -> None:

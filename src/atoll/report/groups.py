@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from atoll.core.config import flatten
+from atoll.core.given import PREFIX
 from atoll.evaluation.metrics import Metric, measured
 from atoll.report.folders import Folder
 from atoll.report.numbers import Spread, spread
@@ -183,7 +184,8 @@ def _origin(recipe: Mapping[str, Any]) -> str | None:
     """Where a first encoder's weights come from, if they are not random."""
     model = recipe["model"] or {}
     named = f"torchvision:{model['encoder']}" if model.get("init") == "torchvision" else None
-    return recipe["train"]["start"] or model.get("weights") or named
+    _, _, name = model["encoder"].partition(PREFIX)  # perhaps a trained module
+    return recipe["train"]["start"] or model.get("weights") or named or name.partition("#")[0]
 
 
 def _start_name(path: str | None, several: bool) -> str:
