@@ -17,7 +17,7 @@ from torch import nn
 import atoll
 from atoll.commands.neighbours import find_neighbours
 from atoll.core.errors import UserError
-from atoll.data.sources import load_data
+from atoll.data.sources import DataOptions, load_data
 from tests.harness import run_tiny, tiny
 
 
@@ -112,6 +112,35 @@ def test_a_run_that_was_given_an_object_has_it(tmp_path: Path) -> None:
     assert len(run.neighbours(np.zeros((8, 8), np.uint8), k=2).names) == 2
     with pytest.raises(UserError, match="given to its run as an object"):
         atoll.Run(run.folder).encoder()
+
+
+def test_a_run_is_evaluated_with_the_objects_that_it_was_given(tmp_path: Path) -> None:
+    """As the run was at its end, and as the same images in files are; from its folder, it needs them again."""
+    digits = load_data(DataOptions(source="digits", image_size=8, channels=1), seed=0)
+    images = [one.images.gather(torch.arange(len(one))).numpy()[:, 0] for one in (digits.train, digits.test)]
+    train, test = (
+        (pixels, one.labels) for pixels, one in zip(images, (digits.train, digits.test), strict=True)
+    )
+    table = {
+        "base": "digits",
+        "partition": {"kind": "iid", "clients": 2},
+        "train": {"rounds": 1, "epochs": 1},
+        "evaluation": {"at_end": ["knn"], "map_points": 0},
+        "engine": {"workers": 1},
+    }
+    run = atoll.simulate(table, tmp_path / "run", data=train, test_data=test)
+    assert run.evaluate("knn")["knn/accuracy"] == run.results["knn/accuracy"]
+    named = atoll.simulate(table, tmp_path / "named")
+    assert run.evaluate("probe")["probe/accuracy"] == named.evaluate("probe")["probe/accuracy"]
+    assert named.evaluate("knn", train, test)["knn/accuracy"] == named.results["knn/accuracy"]
+    assert len(list(named.folder.glob("evaluation-knn-on-tuple#*"))) == 1
+    again = atoll.Run(run.folder)
+    with pytest.raises(UserError, match="pass them again as data="):
+        again.evaluate("knn")
+    assert again.evaluate("knn", train, test)["knn/accuracy"] == run.results["knn/accuracy"]
+    assert not list(run.folder.glob("evaluation-*-on-*"))
+    with pytest.raises(UserError, match="test_data is given without data"):
+        run.evaluate("knn", test_data=test)
 
 
 def test_it_stays_the_same_run_when_the_process_moves_elsewhere(

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from atoll.core.config import describe
 from atoll.core.errors import UserError
+from atoll.core.given import value_of
 from atoll.core.remedies import damaged
 from atoll.core.rng import stream
 from atoll.core.run_folder import HELD_OUT, SITES_OWN, Run
@@ -216,13 +217,23 @@ def evaluate_run(run: Run, protocol: str, settings: Sequence[str] = ()) -> dict[
         settings: ``data.KEY=value`` settings, for other images than the recipe's.
 
     Returns:
-        The result of `measure_run` without ``by_model``, which is only in the file.
+        See `evaluate_on`.
 
     Raises:
         UserError: See `measure_run`; also if a setting is not in ``data``.
     """
-    data = with_data_settings(run, settings).data if settings else None
-    results = {"protocol": protocol, **measure_run(run, [protocol], data)}
+    return evaluate_on(run, protocol, with_data_settings(run, settings).data if settings else None)
+
+
+def evaluate_on(
+    run: Run, protocol: str, data: DataOptions | None = None, recipe: Recipe | None = None
+) -> dict[str, Any]:
+    """Evaluate a finished run as `evaluate_run` does; the parameters are those of `measure_run`.
+
+    Returns:
+        The result of `measure_run` without ``by_model``, which is only in the file.
+    """
+    results = {"protocol": protocol, **measure_run(run, [protocol], data, recipe)}
     name = f"evaluation-{protocol}.json"
     if data:
         results["data"] = describe(data)
@@ -253,13 +264,16 @@ def keep_if_possible(write: Callable[[], object]) -> None:
         warnings.warn(f"the result is shown and not kept: {error}", stacklevel=3)
 
 
-def measure_run(run: Run, protocols: Sequence[str], data: DataOptions | None = None) -> dict[str, Any]:
+def measure_run(
+    run: Run, protocols: Sequence[str], data: DataOptions | None = None, recipe: Recipe | None = None
+) -> dict[str, Any]:
     """Evaluate the encoder or the encoders of a finished run under named protocols.
 
     Args:
         run: The finished run.
         protocols: Names of the protocols.
         data: Other images than the recipe's; kNN and probes are fitted on their training split.
+        recipe: The run's recipe, with the objects that the run was given; None to read it from the folder.
 
     Returns:
         The ``"split"`` of the evaluation, and the results of `atoll.evaluation.evaluate`; for several models
@@ -270,7 +284,7 @@ def measure_run(run: Run, protocols: Sequence[str], data: DataOptions | None = N
             that it needs, or the recipe's images are no longer those of the partition.
     """
     paths, counts, users = _models(run)
-    recipe = recipe_of(run)
+    recipe = recipe or recipe_of(run)
     splits = load_data(data or recipe.data, recipe.seed)
     warn_of_classes(splits.train, splits.test, (data or recipe.data).limit)
     partition = partition_of(run)
@@ -291,7 +305,7 @@ def measure_run(run: Run, protocols: Sequence[str], data: DataOptions | None = N
     device = recipe.engine.find_device()
 
     def load(path: Path) -> Encoder:
-        encoder = load_encoder(path).to(device)
+        encoder = load_encoder(path, value_of(recipe.model.encoder)).to(device)
         if (made_for := encoder.metadata["channels"]) != data.channels:
             raise UserError(f"the encoder takes {made_for} channel(s); set data.channels={made_for}")
         layout = memory_layout(encoder, recipe.engine.uses_channels_last())

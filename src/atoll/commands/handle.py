@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -12,7 +12,7 @@ from PIL import Image
 from rich.console import Group
 from rich.text import Text
 
-from atoll.commands.evaluate import find_one_encoder
+from atoll.commands.evaluate import evaluate_on, find_one_encoder
 from atoll.commands.export import export_run
 from atoll.commands.neighbours import search
 from atoll.commands.report import check_page
@@ -22,6 +22,7 @@ from atoll.core.given import value_of
 from atoll.core.metrics_lines import numbers
 from atoll.core.tree import Tree
 from atoll.data.items import to_image
+from atoll.data.objects import give_data
 from atoll.models import Encoder, load_encoder
 from atoll.recipe.recipe import Recipe, recipe_of
 from atoll.report import write_report
@@ -96,6 +97,40 @@ class Run(run_folder.Run):
             UserError: The run has not finished, or the file is damaged.
         """
         return load_encoder(find_one_encoder(self.folder), value_of(self.recipe.model.encoder))
+
+    def evaluate(self, protocol: str, data: object = None, test_data: object = None) -> dict[str, Any]:
+        """Evaluate the finished encoder under a named protocol, as ``atoll evaluate`` does, and save the result.
+
+        Args:
+            protocol: Name of the protocol: ``"knn"``, ``"probe"``, ``"finetune-10"`` …
+            data: Images on which kNN and probes are fitted, in the forms of `atoll.simulate`; None for the run's. A
+                run that was given its images needs them again if it comes from its folder.
+            test_data: The test images; None if ``data.test_fraction`` of ``data`` is held out.
+
+        Returns:
+            The protocol's numbers, as in `results`, and the ``"split"`` of the evaluation.
+
+        Raises:
+            UserError: The run has not finished, the protocol is unknown, or the images lack what it needs.
+
+        Example:
+            >>> import tempfile
+            >>> import atoll
+            >>> iid = {"kind": "iid", "clients": 2}
+            >>> small = {"base": "digits", "data": {"limit": 100}, "partition": iid, "train": {"rounds": 0}}
+            >>> with tempfile.TemporaryDirectory() as folder:
+            ...     found = atoll.simulate(small, out=folder).evaluate("probe")
+            >>> found["split"], 0 <= found["probe/accuracy"] <= 1
+            ('test', True)
+        """
+        recipe, other = self.recipe, None
+        if data is not None or test_data is not None:
+            images = replace(recipe.data, source="object", path=give_data(data, test_data))
+            if images == recipe.data:  # by their fingerprint
+                recipe = replace(recipe, data=images)
+            else:
+                other = images
+        return evaluate_on(self, protocol, other, recipe)
 
     def export(self, format: str, output: Path | str | None = None) -> Path:
         """Export the finished encoder for other programs, as ``atoll export`` does.

@@ -55,6 +55,8 @@ def give_data(source: Any, test: Any = None) -> Given:
         >>> train.column_values["client"], len(train), test
         (['north', 'south'], 6, None)
     """
+    if source is None:
+        raise UserError("test_data is given without data; give the training images, too, as data=…")
     train = _Source("data", source)
     if test is None:
         content, listing = _read(train)

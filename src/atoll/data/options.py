@@ -9,6 +9,7 @@ from typing import Annotated, Literal
 
 from atoll.core.config import Options
 from atoll.core.errors import UserError
+from atoll.core.given import PREFIX
 from atoll.core.schema import Above, AtLeast, AtMost, Below, Count, OneOf, Positive
 from atoll.data.decode import Decoding, Window
 from atoll.data.partition.dirichlet import VARIANTS
@@ -90,7 +91,7 @@ class DataOptions(Options, section="data"):
     @property
     def short_name(self) -> str:
         """Last part of the path, or the source: for names of files."""
-        return Path(self.path).absolute().name if self.path else self.source
+        return Path(self.path).absolute().name.removeprefix(PREFIX) if self.path else self.source
 
     def __post_init__(self) -> None:
         super().__post_init__()

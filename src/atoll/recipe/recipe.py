@@ -213,10 +213,8 @@ def give(
         table = describe(recipe)
     else:
         table = complete_table(recipe) if isinstance(recipe, Mapping) else read_table(recipe)
-    if data is not None:
+    if data is not None or test_data is not None:
         table = with_data(table, data, test_data)
-    elif test_data is not None:
-        raise UserError("test_data is given without data; give the training images, too, as data=…")
     if transform is not None:
         table = with_transform(table, transform)
     return _made(table if encoder is None else with_encoder(table, encoder))
