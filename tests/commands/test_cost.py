@@ -20,7 +20,7 @@ SETTINGS = (
 )  # fmt: skip
 
 
-@pytest.mark.parametrize("method", ["fed_simclr", "fedema", "multi_krum"])
+@pytest.mark.parametrize("method", ["fed_simclr", "fedema", "multi_krum", "scaffold"])
 def test_the_estimate_is_what_the_run_does(tmp_path, method):
     needs = ("options.multi_krum.byzantine=0",) if method == "multi_krum" else ()
     settings = (*SETTINGS, f"method.name={method}", *needs)
@@ -40,10 +40,10 @@ def test_the_estimate_is_what_the_run_does(tmp_path, method):
     run = run_recipe(tiny(*settings), tmp_path / "run", callback=Count())
     assert cost.steps == len(images) == 3 * 3 * 2 * 2  # rounds, cohort, epochs, batches of 30 images
     files = [path.stat().st_size for path in run.checkpoints.glob("round-*")]
-    assert cost.checkpoints == pytest.approx(sum(files), rel=0.5)  # beside numbers, a file has names
+    assert cost.checkpoints == pytest.approx(sum(files), rel=0.3)  # beside numbers, a file has names
     assert cost.seconds > 0
     assert cost.memory > 2**26
-    assert (cost.states > 0) == (method == "fedema")
+    assert (cost.states > 0) == (method in ("fedema", "scaffold"))
 
 
 @pytest.mark.parametrize("rounds", [2, 5])

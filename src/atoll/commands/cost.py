@@ -19,7 +19,7 @@ from torch import Tensor
 
 from atoll.commands.bench import Enough, Stopwatch, largest_cohort
 from atoll.commands.egress import stand_ins
-from atoll.components.messages import ClientState, Message, ServerState, Update
+from atoll.components.messages import ClientState, Message, Update
 from atoll.core.errors import UserError
 from atoll.core.run_folder import RETAINED_ROUNDS
 from atoll.core.text import byte_size
@@ -248,20 +248,25 @@ class _Traffic(NamedTuple):
 
 
 def _traffic(federation: Federation, server: Server, client: Client, cohort: list[int]) -> _Traffic:
-    """Measure what a client receives and sends, in rounds of one step in which all clients send the same."""
+    """Measure what a client receives and sends, in rounds of one step in which all clients send the same.
+
+    The server's state afterwards is as large as that of later rounds.
+    """
     method, setting, chosen = federation.recipe.composed, federation.setting, cohort[0]
-    state, kept = server.state, None
+    kept = None
     # A client that trains alone receives a model once, and does not once it has a state.
-    first, later = (num_bytes(method.send(state, setting, chosen, cohort, 1, since)) for since in (0, 1))
+    first, later = (
+        num_bytes(method.send(server.state, setting, chosen, cohort, 1, since)) for since in (0, 1)
+    )
     down, up = [], []
     for number in range(1, ROUNDS + 1):
-        message = method.send(state, setting, chosen, cohort, number, number - 1)
+        message = method.send(server.state, setting, chosen, cohort, number, number - 1)
         watch = Stopwatch(1, federation.device)
         trained, retained = _train(federation, client, message, kept, watch)
         update, kept = map_tensors(Tensor.cpu, trained), clone(retained)  # as executors do
         down.append(num_bytes(message) if number > 1 else later)
         up.append(num_bytes(update))
-        state = _folded(server, state, update, message, cohort)
+        _fold(server, update, message, cohort)
     counts = _occurrences(federation.recipe.train.rounds)
     return _Traffic(_mean(down, counts), _mean(up, counts), num_bytes(server.constants) + first - later)
 
@@ -276,20 +281,18 @@ def _mean(values: list[int], counts: list[int]) -> float:
     return sum(value * count for value, count in zip(values, counts, strict=True)) / sum(counts)
 
 
-def _folded(
-    server: Server, state: ServerState, update: Update, message: Message, cohort: list[int]
-) -> ServerState:
-    """Return the state after a round in which all clients sent this update."""
-    method, setting = server.recipe.composed, server.setting
+def _fold(server: Server, update: Update, message: Message, cohort: list[int]) -> None:
+    """End a round in which all clients sent this update."""
+    method, state = server.recipe.composed, server.state
     sent = method.aggregation.sent(state["models"], message["client"])
     verdict = server.checks.examine(update, sent, message)
     if isinstance(verdict, str):
-        return state
+        return
     with tempfile.TemporaryDirectory() as scratch:
-        fold = method.open(state, setting, message["round"], Path(scratch))
+        fold = method.open(state, server.setting, message["round"], Path(scratch))
         for client in cohort:
             fold.add(client, update, verdict)
-        return fold.close()
+        server.state = fold.close()
 
 
 def _switch(federation: Federation, server: Server, client: Client, message: Message) -> float:
