@@ -3,17 +3,22 @@
 from __future__ import annotations
 
 import csv
+import math
 import re
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 
 import pytest
 
 import atoll
+from atoll.aggregation.fedavg import Weighing
+from atoll.components.base import Update
 from atoll.core.errors import UserError
+from atoll.engines.update_checks import WEIGHING, UpdateChecks
 from atoll.papers.published import find_published
 from atoll.papers.rows import Row, make_rows
 from atoll.papers.tables import listed, load_table, table_names
+from tests.folds import setting
 
 PUBLISHED = Path(atoll.__file__).parent / "tables" / "published.csv"
 ROMAN = {"I": "1", "II": "2", "III": "3", "IV": "4", "V": "5"}
@@ -123,6 +128,24 @@ def test_no_two_rows_are_the_same_run(name: str, rows: dict[str, list[Row]]) -> 
         repr((replace(row.recipe, name="", title=""), row.measured_on, row.detection)) for row in rows[name]
     ]
     assert len(set(unnamed)) == len(unnamed)
+
+
+@pytest.mark.parametrize("name", [name for name in table_names() if name.startswith("l-dawa")])
+def test_a_row_that_weighs_by_losses_weighs_by_their_softmax_in_all_rounds(
+    name: str, rows: dict[str, list[Row]]
+) -> None:
+    """Also while losses fall by tens from one round to the next, as Barlow Twins' do."""
+    weighing = [row for row in rows[name] if "loss" in row.recipe.composed.aggregation.statistics]
+    assert len(weighing) == sum(not {"loss", "l_dawa_loss"}.isdisjoint(row.choices) for row in rows[name])
+    for row in weighing:
+        guard = UpdateChecks(row.recipe.composed, setting(**asdict(row.recipe.train)), frozenset())
+        guard.history.earlier[WEIGHING] = [49.4, 167.0]
+        updates: list[Update] = [
+            {"weights": {}, "losses": {}, "parts": {}, "loss": loss} for loss in (20.0, 21.0)
+        ]
+        weigh = Weighing("loss")
+        weights = [weigh(guard.weighed(update))[0] for update in updates]
+        assert weights == [1.0, pytest.approx(math.exp(-1.0))], row.name
 
 
 def test_a_choice_of_another_method_leaves_no_option_of_the_first() -> None:
