@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import tomli_w
 
+from atoll.commands.resume import MAY_CHANGE
 from atoll.components.training import TrainOptions
 from atoll.core.schema import Above, AtLeast, AtMost, Below, MinLength, OneOf, Rising
 from atoll.data.options import DataOptions, PartitionOptions
@@ -31,6 +32,7 @@ from atoll.models import ModelOptions
 from atoll.recipe.engine_options import EngineOptions
 from atoll.recipe.generate import MOST_CHOICES, with_tables
 from atoll.recipe.recipe import Recipe
+from atoll.report.groups import SAME
 from tests.docs_tables import MARKED, TABLES, generated
 from tests.pages import PAGES, ROOT, all_tables, tables
 
@@ -212,6 +214,18 @@ def test_a_section_of_a_recipe_stands_as_it_is(name: str) -> None:
 def test_the_top_of_a_recipe_stands_as_it_is() -> None:
     rows = next(rows for _, header, rows in tables(PAGES["recipes.md"]) if header[0] == "option")
     check_rows(rows, Recipe, leave_out=(*SECTIONS, "options"))
+
+
+@pytest.mark.parametrize(
+    ("page", "first", "named"),
+    [
+        ("recipes.md", r"\* `atoll resume` can change ", MAY_CHANGE),
+        ("reports-and-evaluation.md", "Runs are one row, ", SAME),
+    ],
+)
+def test_what_may_differ_between_runs_stands_as_it_is(page: str, first: str, named: tuple[str, ...]) -> None:
+    (text,) = re.findall(rf"^{first}.*?\.(?=\s)", PAGES[page], re.DOTALL | re.MULTILINE)
+    assert set(named) <= set(re.findall(r"`([\w.]+)`", text))
 
 
 def test_the_presets_of_views_set_what_the_page_says() -> None:
