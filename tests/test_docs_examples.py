@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import importlib.util
 import json
 import pkgutil
@@ -17,7 +18,7 @@ from atoll.cli.parser import make_parser
 from atoll.engines.federation import Federation
 from atoll.engines.flower.policy import Policy
 from atoll.recipe.recipe import load_recipe, presets
-from tests.pages import PAGES, ROOT, fences
+from tests.pages import PAGES, ROOT, fences, tables
 
 
 @pytest.mark.parametrize(
@@ -90,3 +91,17 @@ def test_the_code_that_a_page_names_for_an_equation_exists(page: str, module: st
         else:
             where = "atoll" if name.startswith("functional.") else f"atoll.methods.{module}"
             assert pkgutil.resolve_name(f"{where}:{name}" if where != "atoll" else f"atoll.{name}"), name
+
+
+def test_the_casts_that_the_contract_lists_stand_where_it_says() -> None:
+    (rows,) = (rows for _, header, rows in tables(PAGES["contract.md"]) if header == ["where", "what", "why"])
+    for where, what, _ in rows:
+        file, name = re.findall(r"`([^`]+)`", where)
+        text = (ROOT / "src" / "atoll" / file).read_text()
+        lines = [
+            line
+            for node in ast.walk(ast.parse(text))
+            if isinstance(node, ast.FunctionDef) and node.name == name
+            for line in text.splitlines()[node.lineno : node.end_lineno]
+        ]
+        assert any(what.strip("`").rstrip("…)") in line for line in lines), where
