@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import inspect
 import json
 import os
 import re
@@ -16,6 +17,7 @@ import pytest
 
 from atoll.cli.main import main
 from atoll.commands.new import recipe_text, write_new, write_site
+from atoll.components.base import Component
 from atoll.core.config import describe, flatten
 from atoll.core.errors import UserError
 from atoll.engines.flower.local_privacy import LocalPrivacy
@@ -96,6 +98,13 @@ def test_a_new_method_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
         for name, settings in (("on", ()), ("off", ("options.stay.weight=0",)))
     ]
     assert losses[0] != losses[1]
+
+
+def test_the_hooks_that_a_new_method_lists_are_called_so(tmp_path: Path) -> None:
+    listed = re.findall(r"# def (\w+)\((.*?)\)", write_new("method", tmp_path / "near_method.py").read_text())
+    assert len(listed) == 7
+    for name, parameters in listed:
+        assert parameters == ", ".join(inspect.signature(getattr(Component, name)).parameters), name
 
 
 @pytest.mark.parametrize(
