@@ -199,7 +199,15 @@ def test_updates_that_are_hidden_are_neither_kept_nor_measured(settings, sentenc
     with pytest.raises(UserError, match=f"keep_local_models cannot keep local models: .*{sentence}"):
         Federation(tiny(*settings, "train.keep_local_models=[1]"))
     with pytest.raises(UserError, match=f"cannot measure 'angles': .*{sentence}"):
-        Federation(tiny(*settings, "evaluation.measures=['norms', 'angles']"))
+        Federation(tiny(*settings, "evaluation.measures=['angles', 'norms']"))
+
+
+def test_norms_of_a_model_that_nobody_trains_are_not_measured():
+    """The server of `local_only` holds the initial model."""
+    with pytest.raises(
+        UserError, match=r"cannot measure 'norms': with 'local_only' no model is shared; remove it"
+    ):
+        Federation(tiny("method.name=local_only", "evaluation.measures=['norms']"))
 
 
 def test_consensus_needs_a_graph():

@@ -56,6 +56,17 @@ def test_gradients():
     assert not adaptive_mmd(z.detach(), reference).requires_grad
 
 
+def test_the_gradient_of_the_mean_distance_is_finite_where_rows_are_equal():
+    apart = rows(5, 3).requires_grad_()
+    assert gradcheck(mean_distance, (apart,))
+    twins = torch.tensor([[1.0, 2.0], [1.0, 2.0], [4.0, 6.0]], dtype=torch.float64, requires_grad=True)
+    (gradient,) = torch.autograd.grad(mean_distance(twins), twins)
+    away = (
+        torch.tensor([3.0, 4.0], dtype=torch.float64) / 5 / 3
+    )  # 1 of 3 pairs, both of whose rows move apart
+    torch.testing.assert_close(gradient, torch.stack([-away, -away, 2 * away]))
+
+
 def test_a_collapsed_batch_has_a_finite_loss_and_gradient():
     z = torch.ones(3, 2, requires_grad=True)
     for reference in (torch.ones(4, 2), torch.zeros(4, 2)):

@@ -39,6 +39,9 @@ def refuse_measures(recipe: Recipe, splits: Splits) -> str | None:
             return f"evaluation.measures cannot measure {name!r}: {reason}; remove it"
         if name in OF_IMAGES and not len(splits.held_out[1]):
             return f"evaluation.measures cannot measure {name!r} without images on this machine; remove it"
+        if name == "norms" and method.merge.alone:
+            alone = f"with {method.merge.name!r} no model is shared"
+            return f"evaluation.measures cannot measure 'norms': {alone}; remove it"
         if name == "consensus" and type(method.aggregation).measure is Aggregation.measure:
             return (
                 f"evaluation.measures cannot measure 'consensus' of {method.aggregation.name!r}, which has no "

@@ -32,7 +32,9 @@ def mean_distance(z: Tensor) -> Tensor:
         4.0
     """
     check_rows(2, z=z)
-    return _squared_distances(z, z).sqrt().sum() / (len(z) * (len(z) - 1))
+    squares = _squared_distances(z, z)
+    positive = squares > 0  # equal rows have the gradient zero, where the square root has none
+    return (torch.where(positive, squares, 1.0).sqrt() * positive).sum() / (len(z) * (len(z) - 1))
 
 
 @full_precision
