@@ -97,6 +97,11 @@ class Evaluator:
                     models[f"client-{client}"] = (weights, [client])
             if models or not deployment.models:
                 return models
+            if recipe.composed.merge.alone and server.valid:
+                warnings.warn(
+                    "the trained models are at the clients; the encoder and results here are the untrained model's",
+                    stacklevel=2,
+                )
         return {
             name: (weights, [client for client in clients if deployment.name_of(client) == name])
             for name, weights in deployment.models.items()

@@ -53,6 +53,16 @@ def test_the_weights_are_those_of_our_engine(tmp_path, monkeypatch, method):
     assert same(final_models(ours), final_models(theirs))
 
 
+def test_results_of_an_untrained_model_are_said_to_be_that(tmp_path, monkeypatch):
+    monkeypatch.setenv("ATOLL_STATE", str(tmp_path / "state"))
+    with pytest.warns(
+        UserWarning, match="at the clients; the encoder and results here are the untrained model's"
+    ):
+        theirs = play(shares(4), tmp_path / "theirs", "method.name=local_only")
+    untrained = run_tiny(tmp_path / "untrained", "method.name=local_only", "train.rounds=0")
+    assert theirs.encoder_path.read_bytes() == untrained.encoder_path.read_bytes()
+
+
 def test_answers_are_folded_in_client_order_whatever_the_order_of_arrival(tmp_path, monkeypatch):
     monkeypatch.setenv("ATOLL_STATE", str(tmp_path / "state"))
     grid = shares(4)
