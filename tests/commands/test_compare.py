@@ -122,6 +122,14 @@ def test_a_comparison_that_cannot_be_made_is_a_mistake(tmp_path):
     assert list(tmp_path.iterdir()) == []
 
 
+def test_a_tool_that_is_missing_is_one_mistake_and_not_one_of_each_run(tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr("atoll.commands.logs.missing", lambda *words: "it is missing")
+    recipes = ["digits-ssd", "digits-simclr", "--seeds", "2"]
+    assert main(["compare", *recipes, "--out", str(tmp_path / "runs"), "--log", "wandb"]) == 2
+    assert capsys.readouterr().err == "atoll: it is missing\n"
+    assert not (tmp_path / "runs").exists()
+
+
 def test_recipes_of_one_method_keep_rows_of_their_own(tmp_path):
     """Else the mean of two settings would pass for one over seeds, and one's untrained encoder for the other's."""
     made = compare([tiny("name=small"), tiny("name=large", "data.image_size=12")], 1, tmp_path)

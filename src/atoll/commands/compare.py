@@ -10,6 +10,7 @@ from itertools import product
 from pathlib import Path
 from typing import Any
 
+from atoll.commands.logs import check_logs
 from atoll.commands.progress import Bar
 from atoll.commands.resume import Recovery, cannot_continue, check_folder
 from atoll.commands.run import prepare, run_recipe
@@ -219,13 +220,14 @@ def compare(
         The finished runs and the failures.
 
     Raises:
-        UserError: ``seeds`` is below 1, two recipes have the same name, or a recipe is invalid; raised before the
-            first run.
+        UserError: ``seeds`` is below 1, two recipes have the same name, a recipe is invalid, or a tool's library is
+            missing; raised before the first run.
     """
     if seeds < 1:
         raise UserError(f"a comparison needs at least 1 seed per recipe, not {seeds}")
     if out.exists() and not out.is_dir():
         raise UserError(f"{out} is a file; name a folder with --out")
+    check_logs(log)
     names = [recipe.name for recipe in recipes]
     twice = next((name for name in names if names.count(name) > 1), None)
     if twice is not None:
