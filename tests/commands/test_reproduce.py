@@ -6,6 +6,7 @@ import io
 import json
 import shutil
 import statistics
+import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -394,6 +395,19 @@ def test_missing_images_name_what_to_set(monkeypatch: pytest.MonkeyPatch, tmp_pa
     monkeypatch.delenv("ATOLL_DATA", raising=False)
     with pytest.raises(UserError, match=r"data\.path.*ATOLL_DATA.*or choose other rows with --rows"):
         reproduce(find_table("ssd-3", out=tmp_path / "out"))
+
+
+def test_a_missing_library_of_detection_is_found_before_the_first_run(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "pycocotools.cocoeval", None)  # as if it were not installed
+    (folder / "objects.toml").write_text(TABLE + f'\n[detection]\ndata = "{tmp_path}"\n')
+    job = find_table(str(folder / "objects.toml"), ["ssd"], out=tmp_path / "out")
+    with pytest.raises(UserError, match="needs pycocotools; install Atoll's extra 'detect'"):
+        reproduce(job)
+    assert not (tmp_path / "out").exists()
+    (check,) = dry_run(job)
+    assert "needs pycocotools" in check.fault
 
 
 OWN = """

@@ -26,6 +26,7 @@ from atoll.data.partition.partition import Partition
 from atoll.data.sources import Splits, load_data, why_missing
 from atoll.engines.federation import Federation
 from atoll.evaluation import PROTOCOLS
+from atoll.evaluation.detection.average_precision import require_pycocotools
 from atoll.papers.figures import figure_of
 from atoll.papers.reproduction import Reproduction, images_of, missing_images
 from atoll.papers.rows import Detection, Row
@@ -55,11 +56,13 @@ def reproduce(
         figure also has ``figure.json`` and ``figure.svg``, and no page if it shows partitions only.
 
     Raises:
-        UserError: Images are missing (checked before the first run), or a recipe is invalid.
+        UserError: Images or a library are missing (checked before the first run), or a recipe is invalid.
     """
     figure = figure_of(job.table)
     if figure:
         require_plots()
+    if any(row.detection for row in job.rows):
+        require_pycocotools()
     _require_images(job)
     folders = {row.name: job.folders(row) for row in job.rows}  # before this table has runs of its own
     trainings = job.trainings() if not figure or figure.trains else []
@@ -149,6 +152,7 @@ def _check_row(
         if row.measured_on:
             load(row.measured_on, row.recipe.seed)
         if row.detection:
+            require_pycocotools()
             _load_objects(row.detection)
     except UserError as error:
         return RowCheck(row, fault=str(error))
