@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import importlib.util
+from importlib.machinery import ModuleSpec
 from typing import Any
 
 from atoll.core.errors import UserError
@@ -27,7 +28,8 @@ def missing(library: str, extra: str, what: str) -> str | None:
         >>> missing("torch", "dp", "the accountant") is None
         True
     """
-    return None if importlib.util.find_spec(library) else _sentence(library, extra, what)
+    spec = importlib.util.find_spec(library)
+    return _sentence(library, extra, what) if spec is None or _is_folder(spec) else None
 
 
 def require(module: str, extra: str, what: str, error: type[UserError] = UserError) -> Any:
@@ -45,10 +47,19 @@ def require(module: str, extra: str, what: str, error: type[UserError] = UserErr
     Raises:
         UserError: The library is not installed.
     """
+    sentence = _sentence(module.partition(".")[0], extra, what)
     try:
-        return importlib.import_module(module)
+        found = importlib.import_module(module)
     except ImportError as failure:
-        raise error(_sentence(module.partition(".")[0], extra, what)) from failure
+        raise error(sentence) from failure
+    if _is_folder(found.__spec__):
+        raise error(sentence)
+    return found
+
+
+def _is_folder(spec: ModuleSpec | None) -> bool:
+    """Whether Python found a mere folder of that name, such as ``wandb`` beside a script, where W&B keeps files."""
+    return spec is not None and spec.origin is None
 
 
 def _sentence(library: str, extra: str, what: str) -> str:
