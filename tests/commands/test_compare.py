@@ -130,6 +130,13 @@ def test_a_tool_that_is_missing_is_one_mistake_and_not_one_of_each_run(tmp_path,
     assert not (tmp_path / "runs").exists()
 
 
+def test_a_folder_that_cannot_be_written_is_one_mistake_and_not_one_of_each_run(tmp_path, capsys):
+    (tmp_path / "file").touch()
+    out = tmp_path / "file" / "runs"
+    assert main(["compare", "digits", "--seeds", "2", "--out", str(out), "--set", *TINY]) == 2
+    assert capsys.readouterr().err == f"atoll: cannot write {out}: Not a directory\n"
+
+
 def test_recipes_of_one_method_keep_rows_of_their_own(tmp_path):
     """Else the mean of two settings would pass for one over seeds, and one's untrained encoder for the other's."""
     made = compare([tiny("name=small"), tiny("name=large", "data.image_size=12")], 1, tmp_path)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import tempfile
 import traceback
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -16,6 +17,7 @@ from atoll.commands.resume import Recovery, cannot_continue, check_folder
 from atoll.commands.run import prepare, run_recipe
 from atoll.core.config import describe, over, read_settings
 from atoll.core.errors import RunError, UserError, did_you_mean
+from atoll.core.files import disk_sentence
 from atoll.core.memory import NO_MEMORY, is_out_of_memory
 from atoll.core.run_folder import Run
 from atoll.data.options import PartitionOptions
@@ -220,8 +222,8 @@ def compare(
         The finished runs and the failures.
 
     Raises:
-        UserError: ``seeds`` is below 1, two recipes have the same name, a recipe is invalid, or a tool's library is
-            missing; raised before the first run.
+        UserError: ``seeds`` is below 1, two recipes have the same name, a recipe is invalid, a tool's library is
+            missing, or ``out`` cannot be written; raised before the first run.
     """
     if seeds < 1:
         raise UserError(f"a comparison needs at least 1 seed per recipe, not {seeds}")
@@ -235,6 +237,7 @@ def compare(
             f"two recipes are called {twice!r} and would share a folder; give each a different name"
         )
     anew = _check(recipes, seeds, out, restart, other_environment)
+    _make_folder(out)
     runs: list[Run] = []
     failures: dict[str, str] = {}
     seeded = [
@@ -297,6 +300,15 @@ def _check(
         except UserError as error:
             raise UserError(f"{recipe.name}: {error}" if len(recipes) > 1 else str(error)) from None
     return anew
+
+
+def _make_folder(out: Path) -> None:
+    """Make the folder of the runs, and try to write there: otherwise each run would say that it cannot."""
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+        tempfile.TemporaryFile(dir=out).close()
+    except OSError as error:
+        raise UserError(disk_sentence(out, error)) from None
 
 
 def other_runs(compared: Comparison, out: Path) -> list[str]:
