@@ -1,3 +1,4 @@
+import io
 import os
 import signal
 import subprocess
@@ -6,7 +7,23 @@ from pathlib import Path
 
 import pytest
 
-from atoll.cli.process import Stopped, signals_as_interrupts, start_forking
+from atoll.cli.process import Stopped, accept_any_text, signals_as_interrupts, start_forking
+
+
+@pytest.mark.parametrize(
+    ("encoding", "written"),
+    [
+        ("utf-8", "loss −2.3 ± 0.1 … ? κ"),
+        ("cp1252", "loss -2.3 ± 0.1 … ? ?"),
+        ("ascii", "loss -2.3 ? 0.1 . ? ?"),
+    ],
+)
+def test_a_number_keeps_its_sign_in_any_encoding(monkeypatch, encoding, written):
+    output = io.TextIOWrapper(io.BytesIO(), encoding)
+    monkeypatch.setattr(sys, "stdout", output)
+    accept_any_text()
+    print("loss −2.3 ± 0.1 … \udce4 κ", end="", flush=True)
+    assert output.buffer.getvalue().decode(encoding) == written
 
 
 @pytest.mark.parametrize("name", ["SIGTERM", "SIGHUP"])
@@ -91,12 +108,15 @@ def test_a_reader_may_end_before_the_output():
     assert process.returncode == 141
 
 
-@pytest.mark.parametrize("arguments", [["presets"], ["run", "--help"]])
-def test_an_output_that_lacks_a_character_shows_a_question_mark(arguments):
+@pytest.mark.parametrize(
+    ("arguments", "shown"), [(["presets"], "?"), (["run", "--help"], "engine.workers=2")]
+)
+def test_an_output_that_lacks_a_character_shows_another(arguments, shown):
     environment = {**os.environ, "PYTHONIOENCODING": "ascii"}  # cp1252 in a file on Windows lacks some, too
     command = [sys.executable, "-m", "atoll.cli.main", *arguments]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
-    assert "?" in done.stdout
+    assert shown in done.stdout
+    assert done.stdout.isascii()
     assert done.stderr == ""
 
 

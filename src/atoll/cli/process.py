@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import codecs
 import contextlib
 import io
 import os
@@ -18,12 +19,23 @@ from atoll.core.text import clean
 SIGNALS = ("SIGTERM", "SIGHUP")  # a stop by the system, a closed terminal
 
 
+_ASCII = str.maketrans("−–—×·’…", "---x.'.")  # as wide as before, for tables
+
+
+def _nearest(error: UnicodeError) -> tuple[str, int]:
+    """The nearest text in ASCII: without its minus sign, a number would be another one."""
+    assert isinstance(error, UnicodeEncodeError)  # noqa: S101
+    nearest = error.object[error.start : error.end].translate(_ASCII)
+    return "".join(char if char.isascii() else "?" for char in nearest), error.end
+
+
 def accept_any_text() -> None:
-    """Let the standard output take any text: "?" for what its encoding lacks, and nothing if it is closed."""
+    """Let the standard output take any text: near or "?" for what its encoding lacks, nothing if it is closed."""
     if sys.stdout is None:
         sys.stdout = io.TextIOWrapper(io.BytesIO())
     elif isinstance(sys.stdout, io.TextIOWrapper):
-        sys.stdout.reconfigure(errors="replace")
+        codecs.register_error("atoll.nearest", _nearest)
+        sys.stdout.reconfigure(errors="atoll.nearest")
 
 
 def drop_output() -> None:
