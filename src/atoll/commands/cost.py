@@ -282,7 +282,7 @@ def _mean(values: list[int], counts: list[int]) -> float:
 
 
 def _fold(server: Server, update: Update, message: Message, cohort: list[int]) -> None:
-    """End a round in which all clients sent this update."""
+    """End a round in which all clients sent this update; weights alone change no size, and few of them do."""
     method, state = server.recipe.composed, server.state
     sent = method.aggregation.sent(state["models"], message["client"])
     verdict = server.checks.examine(update, sent, message)
@@ -290,7 +290,7 @@ def _fold(server: Server, update: Update, message: Message, cohort: list[int]) -
         return
     with tempfile.TemporaryDirectory() as scratch:
         fold = method.open(state, server.setting, message["round"], Path(scratch))
-        for client in cohort:
+        for client in cohort if update["parts"] else cohort[: max(1, method.aggregation.least_updates)]:
             fold.add(client, update, verdict)
         server.state = fold.close()
 
