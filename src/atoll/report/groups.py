@@ -184,7 +184,7 @@ def _origin(recipe: Mapping[str, Any]) -> str | None:
     """Where a first encoder's weights come from, if they are not random."""
     model = recipe["model"] or {}
     named = f"torchvision:{model['encoder']}" if model.get("init") == "torchvision" else None
-    _, _, name = model["encoder"].partition(PREFIX)  # perhaps a trained module
+    _, _, name = model.get("encoder", "").partition(PREFIX)  # perhaps a trained module
     return recipe["train"]["start"] or model.get("weights") or named or name.partition("#")[0]
 
 
