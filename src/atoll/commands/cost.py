@@ -10,6 +10,7 @@ import tempfile
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from itertools import chain
 from pathlib import Path
 from statistics import fmean, median
 from typing import NamedTuple
@@ -46,6 +47,7 @@ class Cost:
         rounds: Number of rounds.
         cohort: Clients in a round.
         clients: Number of clients.
+        images: Number of their training images.
         steps: Training steps of all clients in all rounds.
         step_seconds: Duration of a step: the median of the timed ones.
         switch_seconds: Duration of what a client costs beside its steps: load, return, check and fold its model.
@@ -63,6 +65,7 @@ class Cost:
     rounds: int
     cohort: int
     clients: int
+    images: int
     steps: int
     step_seconds: float
     switch_seconds: float
@@ -174,11 +177,10 @@ def estimate(recipe: Recipe, warm: int = WARM, timed: int = TIMED) -> list[Cost]
     Raises:
         UserError: The recipe or the data is invalid.
     """
-    needed = prerequisite_recipes(recipe).values()
-    before = [cost for other in needed for cost in estimate(other, warm, timed)]
-    images = max((sum(Federation(other).setting.sizes) for other in needed), default=0)
+    needed = [estimate(other, warm, timed) for other in prerequisite_recipes(recipe).values()]
+    images = max((costs[-1].images for costs in needed), default=0)
     with threads(recipe.engine.threads):
-        return [*before, _cost(recipe, images, warm, timed)]
+        return [*chain(*needed), _cost(recipe, images, warm, timed)]
 
 
 def _cost(recipe: Recipe, images: int, warm: int, timed: int) -> Cost:
@@ -206,6 +208,7 @@ def _cost(recipe: Recipe, images: int, warm: int, timed: int) -> Cost:
         rounds=train.rounds,
         cohort=len(cohort),
         clients=setting.num_clients,
+        images=sum(setting.sizes),
         steps=steps,
         step_seconds=seconds if steps else 0.0,
         switch_seconds=_switch(federation, server, client, message),

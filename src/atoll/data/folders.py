@@ -34,9 +34,14 @@ def read_client_folders(options: DataOptions, root: Path) -> tuple[Listing, List
     """Read ``root/client/image`` or ``root/client/class/image``, also in splits ``train`` and ``test``."""
     _tell_skipped(root)
     train, test = _splits(root, options)
-    return _by_client(train, options.labels), None if test is None else _by_client(
-        test, options.labels, test=True
-    )
+    clients = _by_client(train, options.labels)
+    if len(names := clients.column_values["client"]) == 1:
+        warnings.warn(
+            f"{train} holds one folder, {names[0]!r}, so there is one client; if the folders in it are clients, "
+            f"set data.path to {train / names[0]}",
+            stacklevel=4,
+        )
+    return clients, None if test is None else _by_client(test, options.labels)
 
 
 def read_plain_folder(options: DataOptions, root: Path) -> tuple[Listing, Listing | None]:
@@ -104,18 +109,12 @@ def _by_class(folder: Path) -> Listing:
     return Listing(FileRecords(folder, tuple(names)), codes, classes)
 
 
-def _by_client(folder: Path, labelled: bool, test: bool = False) -> Listing:
+def _by_client(folder: Path, labelled: bool) -> Listing:
     names: list[str] = []
     owners: list[str] = []
     labels: list[str] = []
     client_folders = _folders(folder, f"{folder} holds no client folders")
     _refuse_loose(folder, "client")
-    if len(client_folders) == 1 and not test:
-        warnings.warn(
-            f"{folder} holds one folder, {client_folders[0].name!r}, so there is one client; if the folders in it "
-            f"are the clients, set data.path to {client_folders[0]}",
-            stacklevel=5,
-        )
     for client in client_folders:
         files = _images_of("client", client, folder)
         names += files
