@@ -1,4 +1,5 @@
 import os
+import warnings
 
 import pytest
 import torch
@@ -60,6 +61,17 @@ def test_nothing_stays_on_disk(tmp_path):
     disk_buffer = DiskBuffer(tmp_path)
     disk_buffer.add(model(0))
     assert os.listdir(tmp_path) == []  # the file has no name, so a kill leaves none
+
+
+def test_its_file_is_closed_without_a_warning(recwarn):
+    warnings.simplefilter("always")
+    disk_buffer = DiskBuffer(None)
+    disk_buffer.add(model(0))
+    file = disk_buffer._file
+    del disk_buffer
+    assert file.closed
+    del file
+    assert not recwarn.list
 
 
 def test_no_float_tensors_at_all():

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import tempfile
+import weakref
 from collections.abc import Callable, Iterator
 from functools import reduce
 from itertools import accumulate
 from pathlib import Path
+from typing import IO
 
 import numpy as np
 import torch
@@ -32,7 +35,8 @@ class DiskBuffer:
         if scratch is not None:
             scratch.mkdir(parents=True, exist_ok=True)
         self._folder = scratch or Path(tempfile.gettempdir())
-        self._file = tempfile.TemporaryFile(dir=scratch)  # noqa: SIM115 - closed with its last reference
+        self._file = tempfile.TemporaryFile(dir=scratch)  # noqa: SIM115 - closed with the buffer's last reference
+        weakref.finalize(self, _close, self._file)
         self._like: Weights = {}
         self._dtype = torch.float32
         self._rows = 0
@@ -111,3 +115,8 @@ class DiskBuffer:
     @property
     def _size(self) -> int:
         return sum(tensor.numel() for tensor in self._like.values())
+
+
+def _close(file: IO[bytes]) -> None:
+    with contextlib.suppress(OSError):  # of a full disk, which `add` has reported
+        file.close()
