@@ -1,5 +1,6 @@
 """What a dry run says of a run is what the run then does: steps, bytes and files; nothing is written."""
 
+import sys
 from dataclasses import replace
 
 import pytest
@@ -176,7 +177,20 @@ def test_federations_of_many_sites_and_of_no_round_have_a_cost():
     assert "training a round" in "".join(cost.site_lines(20))
 
 
+def test_a_dry_run_on_flower_needs_flower_as_the_run_does(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setitem(sys.modules, "flwr", None)  # as if it were not installed
+    said = []
+    for more in ["--dry-run"], []:
+        assert main(["run", "digits-ssd", "--engine", "flower-sim", *more]) == 2
+        said.append(capsys.readouterr())
+    assert said[0] == said[1]
+    assert "needs flwr; install Atoll's extra 'flower'" in said[0].err
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_the_command_writes_nothing_and_counts_the_runs_before(tmp_path, monkeypatch, capsys):
+    pytest.importorskip("flwr", reason="the extra atoll[flower] is not installed")
     monkeypatch.chdir(tmp_path)
     settings = [
         "train.rounds=2",
