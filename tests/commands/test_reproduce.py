@@ -410,6 +410,20 @@ def test_a_missing_library_of_detection_is_found_before_the_first_run(
     assert "needs pycocotools" in check.fault
 
 
+def test_a_dry_run_of_a_figure_needs_what_draws_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setitem(sys.modules, "matplotlib", None)  # as if it were not installed
+    said = []
+    for more in ["--dry-run"], []:
+        assert main(["reproduce", "ssd-fig-4", *more]) == 2
+        said.append(capsys.readouterr())
+    assert said[0] == said[1]
+    assert "needs matplotlib; install Atoll's extra 'figures'" in said[0].err
+    assert list(tmp_path.iterdir()) == []
+
+
 OWN = """
 title = "Does the rate matter?"
 recipe = "tiny.toml"

@@ -27,7 +27,7 @@ from atoll.data.sources import Splits, load_data, why_missing
 from atoll.engines.federation import Federation
 from atoll.evaluation import PROTOCOLS
 from atoll.evaluation.detection.average_precision import require_pycocotools
-from atoll.papers.figures import figure_of
+from atoll.papers.figures import Figure, figure_of
 from atoll.papers.reproduction import Reproduction, images_of, missing_images
 from atoll.papers.rows import Detection, Row
 from atoll.recipe.prerequisites import prerequisite_recipes
@@ -58,9 +58,7 @@ def reproduce(
     Raises:
         UserError: Images or a library are missing (checked before the first run), or a recipe is invalid.
     """
-    figure = figure_of(job.table)
-    if figure:
-        require_plots()
+    figure = _figure(job)
     if any(row.detection for row in job.rows):
         require_pycocotools()
     _require_images(job)
@@ -95,6 +93,13 @@ def reproduce(
     return record
 
 
+def _figure(job: Reproduction) -> Figure | None:
+    """Return the figure that the rows are run for, which can be drawn here; None for a table."""
+    if figure := figure_of(job.table):
+        require_plots()
+    return figure
+
+
 def _drawn(job: Reproduction, data: Drawn) -> Drawn:
     """Write ``figure.json``, and ``figure.svg`` if there is a panel; return the data with the drawing."""
     written = {**data, "title": job.title, "version": version(), "changed": job.changed()}
@@ -126,7 +131,12 @@ class RowCheck:
 
 
 def dry_run(job: Reproduction) -> list[RowCheck]:
-    """Build the federation of each row whose images are on this machine, for each seed, without training."""
+    """Build the federation of each row whose images are on this machine, for each seed, without training.
+
+    Raises:
+        UserError: The figure cannot be drawn.
+    """
+    _figure(job)
     missing = cache(why_missing)
     load = lru_cache(maxsize=4)(load_data)
     return [_check_row(job, row, missing, load) for row in job.rows]
