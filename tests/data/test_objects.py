@@ -254,7 +254,8 @@ def test_arrays_of_any_number_of_channels_train(tmp_path: Path) -> None:
 
 def test_another_number_of_channels_is_refused_by_name(tmp_path: Path) -> None:
     with pytest.raises(
-        UserError, match=r"image 0 of the given tuple \(it has 6 channels, and data.channels is 4\)"
+        UserError,
+        match=r"image 0 of the given tuple \(it has 6 channels, and the encoder reads data.channels = 4\)",
     ):
         atoll.simulate(small(data={"image_size": 8, "channels": 4}), tmp_path / "run", data=(bands(), LABELS))
 

@@ -76,9 +76,27 @@ def test_a_window_for_colour_of_16_bits_is_refused_not_ignored() -> None:
     assert (decode(planes, Decoding(6, 3, window_high=4080)) == scene(3)).all()
 
 
-def test_a_file_of_other_channels_says_so() -> None:
-    with pytest.raises(CorruptImageError, match=r"has 6 channels, and data\.channels is 5"):
-        decode(written(scene(6).transpose(1, 2, 0), planarconfig="contig"), Decoding(6, 5))
+@pytest.mark.parametrize("channels", [1, 3, 4, 5])
+@pytest.mark.parametrize("how", [{}, {"bigtiff": True}, {"byteorder": ">"}])
+def test_a_file_of_other_channels_says_so(
+    channels: int, how: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The file has more channels than Pillow reads, so that it called those of an encoder of 1 or 3 damaged."""
+    planes = np.random.default_rng(0).integers(0, 256, (6, 8, 8)).astype(np.uint8)
+    apart = written(planes, planarconfig="separate", **how)
+    together = written(planes.transpose(1, 2, 0), planarconfig="contig", **how)
+    if channels in (1, 3):
+        monkeypatch.setitem(sys.modules, "tifffile", None)  # it is not needed for this
+    for data in (apart, together):
+        with pytest.raises(
+            CorruptImageError, match=rf"^it has 6 channels, and the encoder reads data.channels = {channels}$"
+        ):
+            decode(data, Decoding(8, channels))
+
+
+def test_as_many_channels_as_pixels_in_a_line_are_told_apart() -> None:
+    planes = scene(6)
+    assert (decode(written(planes, planarconfig="separate"), Decoding(6, 6)) == planes).all()
 
 
 @pytest.mark.parametrize("end", [6, 60, -1, -40])

@@ -26,7 +26,7 @@ from atoll.core.processes import num_cores
 from atoll.core.text import error_words
 from atoll.data.arrays import ArrayError, is_array, of_pillows_types, read_array
 from atoll.data.dicom import DicomError, Scan, is_dicom, read_dicom
-from atoll.data.tiff import is_tiff, loses_bits, pillow_reads, read_tiff
+from atoll.data.tiff import is_tiff, loses_bits, pillow_reads, read_tiff, too_many_channels
 
 Encoded = bytes | Image.Image | NDArray[Any]
 Window = Literal["fixed", "per-image"]
@@ -182,7 +182,12 @@ def _open(encoded: bytes, channels: int) -> Image.Image | Scan | NDArray[Any]:
         return read_array(encoded)
     if channels not in (1, 3) and is_tiff(encoded) and not pillow_reads(encoded, channels):
         return read_tiff(encoded)
-    return Image.open(io.BytesIO(encoded), formats=FORMATS)
+    try:
+        return Image.open(io.BytesIO(encoded), formats=FORMATS)
+    except UnidentifiedImageError:
+        if is_tiff(encoded) and (found := too_many_channels(encoded)):
+            raise _other_channels(found, channels) from None
+        raise
 
 
 def _bands(
@@ -221,7 +226,8 @@ def _channels_first(shape: tuple[int, ...], channels: int) -> bool:
 
 
 def _other_channels(found: int, wanted: int) -> CorruptImageError:
-    return CorruptImageError(f"it has {found} channel{'s' * (found != 1)}, and data.channels is {wanted}")
+    has = f"it has {found} channel{'s' * (found != 1)}"
+    return CorruptImageError(f"{has}, and the encoder reads data.channels = {wanted}")
 
 
 @dataclass(frozen=True)

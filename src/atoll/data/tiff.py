@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from PIL import Image, UnidentifiedImageError
+from PIL import Image, TiffImagePlugin, UnidentifiedImageError
 
 from atoll.core.extras import require
 from atoll.core.text import error_words
@@ -48,6 +48,25 @@ def pillow_reads(tiff: bytes, channels: int) -> bool:
     return len(image.getbands()) == channels and not loses_bits(image)
 
 
+def too_many_channels(tiff: bytes) -> int:
+    r"""How many channels the first image of a TIFF file has, if they are more than Pillow reads; else 0.
+
+    Example:
+        >>> from atoll.data.tiff import too_many_channels
+        >>> too_many_channels(b"II*\0damaged")
+        0
+    """
+    file = io.BytesIO(tiff)
+    try:
+        tags = TiffImagePlugin.ImageFileDirectory_v2(file.read(16 if tiff[2] == 43 else 8))
+        file.seek(tags.next)
+        tags.load(file)
+        found = int(tags[TiffImagePlugin.SAMPLESPERPIXEL])
+    except Exception:  # Pillow raises many kinds on damaged files, of which nothing is known
+        return 0
+    return found if found > _MOST_OF_PILLOW else 0
+
+
 def loses_bits(image: Image.Image) -> bool:
     """Whether a file holds colour of 16 bits, of which Pillow reads the upper 8: it has no such mode.
 
@@ -64,7 +83,7 @@ def read_tiff(encoded: bytes) -> NDArray[Any]:
     """Read the first image of a TIFF file.
 
     Shape:
-        - output: (H, W), (H, W, C) or (C, H, W)
+        - output: (H, W) or (H, W, C)
 
     Raises:
         UserError: tifffile is not installed.
@@ -78,7 +97,7 @@ def read_tiff(encoded: bytes) -> NDArray[Any]:
             if page.size > most:
                 raise ValueError("it has more pixels than are safe to decode")
             array: NDArray[Any] = np.asarray(page.asarray())
-            return array
+            return np.moveaxis(array, 0, -1) if page.axes == "SYX" else array  # S: samples, TIFF's channels
     except ValueError:
         raise
     except Exception as error:  # tifffile and its codecs raise any exception on damaged files
