@@ -69,8 +69,9 @@ def test_too_few_accepted_updates_are_an_error_and_change_nothing(trained):
     assert "client 0: 'encoder." in sentence
     assert "client 1: its machine is off" in sentence
     assert sentence.endswith(
-        "; lower train.lr if training diverges, or raise a bound that is too tight, or resume when the lost "
-        "clients are back, or lower train.min_accepted to continue with fewer"
+        "; lower train.lr if training diverges, or raise a bound that is too tight, or correct a component that "
+        "does not send what it declares, or resume when the lost clients are back, or lower train.min_accepted to "
+        "continue with fewer"
     )
     assert "\n" not in sentence
     assert same(server.checkpoint(), before)

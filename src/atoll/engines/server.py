@@ -329,7 +329,8 @@ def _too_few(record: Record, accepted: int, cohort: int, share: float, aggregati
         else f"{aggregation.name!r} requires {aggregation.least_updates}"
     )
     remedies = {
-        "lower train.lr if training diverges, or raise a bound that is too tight": record.refused,
+        "lower train.lr if training diverges, or raise a bound that is too tight, or correct a component that "
+        "does not send what it declares": record.refused,
         "resume when the lost clients are back": record.lost,
         "lower train.min_accepted to continue with fewer": accepted and by_share,
         f"change options.{aggregation.name} to continue with fewer": not by_share,
