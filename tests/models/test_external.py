@@ -103,6 +103,14 @@ class Lazy(nn.Module):
         return self.conv(images).mean((2, 3))
 
 
+class Unbegun(nn.Module):
+    def __init__(self):
+        self.size = 8
+
+    def forward(self, images):
+        return images.flatten(1)
+
+
 def configured(image_size):
     module = Net()
     module.data_config = {"input_size": (1, 48, 48), "mean": [0.25], "std": [0.5]}
@@ -330,6 +338,7 @@ def test_an_encoder_whose_code_cannot_be_read_is_known_by_its_text(monkeypatch):
             f"{HERE}not_a_module",
             "returns a int; it must be a class or function that returns a torch.nn.Module",
         ),
+        (f"{HERE}Unbegun", r"Unbegun is no module yet; call super\(\).__init__\(\)"),
         (f"{HERE}breaks", "cannot be built: KeyError: 'weights.bin'"),
         ("object:Net#123", "was given to its run as an object.*pass it again as encoder="),
     ],
@@ -378,6 +387,12 @@ def test_lazy_layers_get_their_weights_from_the_runs_seed_and_a_module_that_cann
             UserError, match=r"cannot be copied: .*give a function or class that makes the module"
         ):
             give_encoder(module, 1, 16)
+
+
+@pytest.mark.parametrize("source", [Unbegun, Unbegun(), lambda: nn.Sequential(nn.ReLU(), Unbegun())])
+def test_a_given_module_without_its_init_gets_one_sentence(source):
+    with pytest.raises(UserError, match=r"Unbegun is no module yet; call super\(\).__init__\(\)"):
+        give_encoder(source, 1, 16)
 
 
 def test_a_missing_library_gets_one_sentence(monkeypatch):

@@ -29,20 +29,15 @@ from atoll.models.libraries import (
     TIMM,
     InputConfig,
     MissingEncoderError,
+    configured_input,
     hugging_face_input,
     hugging_face_model,
-    read_config,
     timm_input,
     timm_model,
 )
 from atoll.models.norms import evaluating
 
 Factory = Callable[..., nn.Module]
-_CONFIGURATIONS = (
-    "pretrained_cfg",
-    "default_cfg",
-    "data_config",
-)  # where timm's models, and others, describe it
 _DIGITS = 12
 
 
@@ -203,6 +198,7 @@ def input_config(name: str, channels: int, size: int | None) -> InputConfig:
 def make_module(source: nn.Module | Factory, name: str, channels: int, size: int | None) -> nn.Module:
     """Copy a module, or call a factory; it receives ``channels`` and ``image_size`` if its signature names them."""
     if isinstance(source, nn.Module):
+        _check_parts(source, name)
         try:
             return copy.deepcopy(source)
         except Exception as error:  # lazy layers without weights; what hooks computed, as of weight_norm
@@ -223,7 +219,18 @@ def make_module(source: nn.Module | Factory, name: str, channels: int, size: int
             f"model.encoder = {name!r} returns a {type(made).__name__}; it must be a class or function that "
             "returns a torch.nn.Module"
         )
+    _check_parts(made, name)
     return made
+
+
+def _check_parts(model: nn.Module, name: str) -> None:
+    """Refuse a module whose class does not call ``nn.Module``'s ``__init__``: PyTorch cannot use it."""
+    for part in model.modules():
+        if not hasattr(part, "_modules"):
+            raise UserError(
+                f"model.encoder = {name!r}: {type(part).__qualname__} is no module yet; call super().__init__() at "
+                "the start of its __init__"
+            )
 
 
 def give_encoder(source: Any, channels: int, size: int) -> Given:
@@ -298,35 +305,15 @@ def _own(name: str) -> Any:
 
 def _own_input(source: Any, name: str, channels: int, size: int | None) -> InputConfig:
     """Read the configuration of a module or factory, or of the module that the factory makes."""
-    found = _configuration(source)
+    found = configured_input(source)
     if (
         found is None
         and not isinstance(source, nn.Module)
         and (size or "image_size" not in _parameters(source))
     ):
         with streams_kept():
-            found = _configuration(make_module(source, name, channels, size))
+            found = configured_input(make_module(source, name, channels, size))
     return found or InputConfig()
-
-
-def _configuration(source: Any) -> InputConfig | None:
-    """What a module or factory says of its input.
-
-    Raises:
-        UserError: It says it in another form than timm's.
-    """
-    for attribute in _CONFIGURATIONS:
-        config = getattr(source, attribute, None)
-        if config is None:
-            continue
-        try:
-            return read_config(config if isinstance(config, Mapping) else config.to_dict())
-        except (AttributeError, LookupError, TypeError, ValueError) as error:
-            raise UserError(
-                f"the encoder's {attribute} is {config!r}; it must be in timm's form, such as "
-                '{"input_size": (3, 224, 224), "mean": (0.5, 0.5, 0.5), "std": (0.5, 0.5, 0.5)}'
-            ) from error
-    return None
 
 
 def _parameters(source: Any) -> set[str]:

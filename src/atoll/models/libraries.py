@@ -15,6 +15,8 @@ from atoll.core.extras import require
 from atoll.core.text import first_line
 
 TIMM, HUGGING_FACE = "timm:", "hf:"
+# Where timm's models, and others, describe their input:
+_CONFIGURATIONS = "pretrained_cfg", "default_cfg", "data_config"
 
 
 class MissingEncoderError(UserError):
@@ -52,6 +54,26 @@ def read_config(config: Mapping[str, Any]) -> InputConfig:
         tuple(map(float, mean)) if mean else None,
         tuple(map(float, std)) if std else None,
     )
+
+
+def configured_input(source: Any) -> InputConfig | None:
+    """Read what a module or factory says of its input; None if it says nothing.
+
+    Raises:
+        UserError: It says it in another form than timm's.
+    """
+    for attribute in _CONFIGURATIONS:
+        config = getattr(source, attribute, None)
+        if config is None:
+            continue
+        try:
+            return read_config(config if isinstance(config, Mapping) else config.to_dict())
+        except (AttributeError, LookupError, TypeError, ValueError) as error:
+            raise UserError(
+                f"the encoder's {attribute} is {config!r}; it must be in timm's form, such as "
+                '{"input_size": (3, 224, 224), "mean": (0.5, 0.5, 0.5), "std": (0.5, 0.5, 0.5)}'
+            ) from error
+    return None
 
 
 # timm
