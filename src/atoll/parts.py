@@ -6,14 +6,14 @@ import warnings
 from typing import Any
 
 from atoll.components import base
-from atoll.core.errors import UserError
+from atoll.core.errors import OldCodeWarning, UserError
 
 _RENAMED = {"Part": "Component", "Local": "ClientContext"}
 
 warnings.warn(
     "atoll.parts is now atoll.components.base, where Part is Component and Local is ClientContext; the old "
     "name will be removed in 0.3",
-    DeprecationWarning,
+    OldCodeWarning,
     stacklevel=2,
 )
 

@@ -96,7 +96,7 @@ def test_a_method_written_for_0_1_runs_and_says_what_to_change(tmp_path, monkeyp
     plain = run_tiny(tmp_path / "plain", "method.name=old_method:METHOD")
     assert same(final_models(run), final_models(plain))
     assert [line["clients"] for line in run.metrics[1:]] == [4, 4]
-    said = " ".join(str(one.message) for one in caught if one.category is DeprecationWarning)
+    said = " ".join(str(one.message) for one in caught if issubclass(one.category, DeprecationWarning))
     for change in (
         "atoll.parts is now atoll.components.base",
         "context.of(self).own is now context.of(self).retained",
@@ -105,6 +105,19 @@ def test_a_method_written_for_0_1_runs_and_says_what_to_change(tmp_path, monkeyp
         "OldFold.add(client, update) lacks its third argument, geometry",
     ):
         assert change in said
+
+
+def test_the_command_says_what_to_change_in_a_method_written_for_0_1(tmp_path):
+    """Python itself hides such warnings, but for those of the program's first file."""
+    (tmp_path / "old_method.py").write_text(OLD_METHOD)
+    command = [sys.executable, "-m", "atoll", "egress", "digits", "--run-code", "--set"]
+    done = subprocess.run(
+        [*command, "method.name=old_method:METHOD"], cwd=tmp_path, capture_output=True, text=True, timeout=120
+    )
+    assert done.returncode == 0
+    said = done.stderr.splitlines()
+    assert any(line.startswith("atoll: Anchor overrides finish and does not declare") for line in said)
+    assert all(line.startswith("atoll: ") for line in said)
 
 
 def test_the_example_as_it_was_goes_on_working():

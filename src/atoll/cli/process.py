@@ -14,6 +14,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from types import FrameType
 
+from atoll.core.errors import OldCodeWarning
 from atoll.core.text import clean
 
 SIGNALS = ("SIGTERM", "SIGHUP")  # a stop by the system, a closed terminal
@@ -88,13 +89,16 @@ def warnings_as_sentences() -> Iterator[None]:
     def sentence(
         message: Warning | str, category: type[Warning], filename: str, lineno: int, line: str | None = None
     ) -> str:
-        if category is UserWarning:
+        if category in (UserWarning, OldCodeWarning):
             return f"atoll: {clean(str(message))}\n"
         return before(message, category, filename, lineno, line)
 
     warnings.formatwarning = sentence
     try:
-        yield
+        with warnings.catch_warnings():
+            if not sys.warnoptions:
+                warnings.simplefilter("default", OldCodeWarning)  # Python ignores those of imported modules
+            yield
     finally:
         warnings.formatwarning = before
 

@@ -17,7 +17,7 @@ from atoll.components.forwards import Forward
 from atoll.components.prerequisites import Prerequisite, Trained
 from atoll.components.setting import Setting
 from atoll.core.config import Options
-from atoll.core.errors import UserError
+from atoll.core.errors import OldCodeWarning, UserError
 from atoll.core.tree import Tree, Weights
 from atoll.data.batch import Batch
 
@@ -65,7 +65,7 @@ class Component(Options):
                 f"{cls.__qualname__} overrides finish and does not declare what it sends; add declares(setting) "
                 "with the names, shapes and dtypes (see atoll.components.declaration), or None if it sends "
                 "nothing; 0.3 will refuse slices that are not declared",
-                DeprecationWarning,
+                OldCodeWarning,
                 stacklevel=2,
             )
 

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from atoll.components.forwards import Features
 from atoll.components.messages import ClientState, Message, Slices
 from atoll.components.setting import Setting
+from atoll.core.errors import OldCodeWarning
 from atoll.core.rng import stream
 from atoll.core.tree import Tree, Weights
 from atoll.data.batch import ClientData
@@ -181,4 +182,4 @@ class Scope(SimpleNamespace):
 
 def _warn_renamed(old: str, new: str) -> None:
     message = f"{old} is now {new}; the old name will be removed in 0.3"
-    warnings.warn(message, DeprecationWarning, stacklevel=3)
+    warnings.warn(message, OldCodeWarning, stacklevel=3)

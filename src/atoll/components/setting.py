@@ -10,6 +10,7 @@ from typing import TypeVar
 import torch
 
 from atoll.components.training import TrainOptions
+from atoll.core.errors import OldCodeWarning
 from atoll.core.process_state import seeded_streams
 from atoll.core.rng import derive_seed
 from atoll.core.tree import Weights
@@ -79,7 +80,7 @@ class Setting:
     @staticmethod
     def _renamed(old: str, new: str, value: T) -> T:
         message = f"Setting.{old} is now Setting.{new}; the old name will be removed in 0.3"
-        warnings.warn(message, DeprecationWarning, stacklevel=3)
+        warnings.warn(message, OldCodeWarning, stacklevel=3)
         return value
 
 

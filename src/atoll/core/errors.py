@@ -1,4 +1,4 @@
-"""The two exceptions whose message is a sentence for the user."""
+"""The exceptions and the warning whose message is a sentence for the user."""
 
 from __future__ import annotations
 
@@ -32,6 +32,10 @@ class RunError(RuntimeError):
         >>> issubclass(atoll.RunError, RuntimeError)
         True
     """
+
+
+class OldCodeWarning(DeprecationWarning):
+    """Code of the user's own, such as a component, that a later version will refuse; the command shows it."""
 
 
 MOST_LISTED = 60  # names in an error message

@@ -22,7 +22,7 @@ from atoll.components.base import (
     Update,
     UpdateGeometry,
 )
-from atoll.core.errors import UserError
+from atoll.core.errors import OldCodeWarning, UserError
 from atoll.core.tree import Tree, as_sent, checked, clone
 
 if TYPE_CHECKING:
@@ -160,7 +160,7 @@ def _with_geometry(fold: Fold) -> Fold:
         warnings.warn(
             f"{type(fold).__qualname__}.add(client, update) lacks its third argument, geometry, which was "
             'update["measure"] before; 0.3 will not call it without',
-            DeprecationWarning,
+            OldCodeWarning,
             stacklevel=2,
         )
         return _OldFold(fold)
