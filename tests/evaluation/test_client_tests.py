@@ -53,6 +53,15 @@ def test_rounding_favours_no_client():
     assert {*sizes} == {1, 2}
 
 
+def test_a_whole_share_is_not_rounded():
+    """Client 1 is owed 4/9 of an image of class 0; of class 1 its share is 1, the others have 0.6 and 0.4."""
+    train = images([0] * 9 + [1] * 10)
+    test = images([0, 1, 1])
+    shares = split(train, test, [0] * 5 + [1] * 4 + [0] * 3 + [1] * 5 + [2] * 2)
+    assert sorted(torch.cat(list(shares.values())).tolist()) == [0, 1, 2]
+    assert test.labels[shares[1]].tolist() == [1]
+
+
 def test_a_client_without_images_of_a_class_never_receives_one_of_its_test_images():
     train = images([0] * 7 + [1] * 9)
     shares = split(train, images([0] * 5 + [1] * 5), [0, 1, 2, 0, 1, 2, 0] + [3] * 9)

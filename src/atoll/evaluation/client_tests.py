@@ -17,6 +17,7 @@ from torch import Tensor
 from atoll.data.images import ImageSet
 
 PREFIX = "clients-"  # starts the name of every client-local protocol
+_ERROR = 1e-9  # of a whole number of images, by rounding
 _LISTS = ("clients", "accuracies", "images")
 
 
@@ -68,9 +69,10 @@ def split_test(
         if not sizes.any():
             continue
         quotas = sizes / sizes.sum() * len(rows)
-        counts = (quotas + 1e-9).floor()  # restores whole numbers after rounding errors
+        counts = (quotas + _ERROR).floor()
         missing = len(rows) - int(counts.sum())
-        wishes = torch.where(sizes > 0, owed + quotas - counts, -math.inf)
+        rest = quotas - counts
+        wishes = torch.where(rest > _ERROR, owed + rest, -math.inf)  # a whole share is not rounded
         counts[wishes.argsort(descending=True, stable=True)[:missing]] += 1
         owed += quotas - counts
         shuffled = rows[torch.randperm(len(rows), generator=generator)]
