@@ -32,8 +32,8 @@ def dimension_scaling(
         scales: α in this client's dimensions and 1 elsewhere.
         basis: Q, orthonormal, whose columns are the dimensions; the coordinate axes if None.
         reduction: "fro_over_n" or "mean_sq".
-        renormalise: False implements Eq. 7 literally, with t = sg(Pz) and z not normalised. That loss has no fixed
-            point: its gradient makes the client's dimensions grow for ever.
+        renormalise: False, with "mean_sq", implements Eq. 7 literally, with t = sg(Pz) and z not normalised. That
+            loss has no fixed point: its gradient makes the client's dimensions grow for ever.
 
     Shape:
         z: (N, d). scales: (d,). basis: (d, d). Output: scalar.
