@@ -155,7 +155,13 @@ def main() -> None:
         timed = recommend(tiny(), warm=1, timed=1).row_count
         with patch("cloudpickle.loads", lambda recipe: recipe):
             worker = _executor(tiny(), "cuda", Path(folder))
-        more = {"workers": cost.workers, "timed": timed, "worker": str(worker._federation.device)}
+        repeats = torch.are_deterministic_algorithms_enabled()
+        more = {
+            "repeats": repeats,
+            "workers": cost.workers,
+            "timed": timed,
+            "worker": str(worker._federation.device),
+        }
         streams = {"count": Stream.count, "reads": Streams.reads, "races": Streams.races[:9]}
     print(json.dumps({"runs": told, **more, "streams": streams}))
 

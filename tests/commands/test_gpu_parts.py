@@ -7,7 +7,8 @@ from dataclasses import replace
 
 import torch
 
-from atoll.commands.gpu_parts import SCALES, Bench, correctness, overhead, rounds
+from atoll.commands.gpu_parts import Bench, correctness, overhead, rounds
+from atoll.commands.gpu_scale import SCALES
 from atoll.methods.registry import METHODS
 
 

@@ -7,7 +7,8 @@ import pytest
 import torch
 
 from atoll.commands import gpu_sharing
-from atoll.commands.gpu_parts import SCALES, Bench
+from atoll.commands.gpu_parts import Bench
+from atoll.commands.gpu_scale import SCALES
 from atoll.commands.gpu_sharing import CONTROL, mps, sharing
 from atoll.core.errors import UserError
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 import torch
 
 from atoll.commands import gpu_tables
-from atoll.commands.gpu_parts import SCALES, Bench
+from atoll.commands.gpu_parts import Bench
+from atoll.commands.gpu_scale import SCALES
 from atoll.commands.gpu_tables import tables
 from atoll.papers.tables import table_names
 

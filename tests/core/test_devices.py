@@ -1,11 +1,14 @@
 """Names of devices, on a machine whose GPUs are made up."""
 
+import os
+
 import pytest
 import torch
 from torch.cuda._utils import _get_device_index
 
-from atoll.core.devices import find_device, find_devices, use_gpu
+from atoll.core.devices import find_device, find_devices, repeat_results, use_gpu
 from atoll.core.errors import UserError
+from atoll.core.process_state import settings_kept
 from atoll.recipe.engine_options import EngineOptions
 
 
@@ -101,3 +104,20 @@ def test_the_first_device_is_that_of_the_evaluation_and_a_site_has_one(gpus):
 def test_a_node_uses_its_own_device_of_the_kind_that_the_recipe_names(options, device):
     there = EngineOptions(**options).of_a_node()
     assert (there.device, there.devices) == (device, ())
+
+
+def test_results_repeat_on_a_gpu_until_the_settings_are_restored(monkeypatch):
+    monkeypatch.delenv("CUBLAS_WORKSPACE_CONFIG", raising=False)
+    with settings_kept():
+        repeat_results(torch.device("cpu"))
+        assert not torch.are_deterministic_algorithms_enabled()
+        repeat_results(torch.device("cuda:1"))
+        assert torch.are_deterministic_algorithms_enabled()
+        assert torch.is_deterministic_algorithms_warn_only_enabled()
+        assert not torch.utils.deterministic.fill_uninitialized_memory
+        assert os.environ["CUBLAS_WORKSPACE_CONFIG"] == ":4096:8"
+        repeat_results(torch.device("cuda:1"), wanted=False)
+        assert not torch.are_deterministic_algorithms_enabled()
+        repeat_results(torch.device("cuda:1"))
+    assert not torch.are_deterministic_algorithms_enabled()
+    assert torch.utils.deterministic.fill_uninitialized_memory

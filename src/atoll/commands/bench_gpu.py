@@ -19,9 +19,9 @@ from typing import Any
 import torch
 
 from atoll.commands.gpu_parts import (
-    SCALES,
     Bench,
     Found,
+    any_kernels,
     compiled,
     correctness,
     overhead,
@@ -32,9 +32,10 @@ from atoll.commands.gpu_parts import (
     views,
     where_from,
 )
+from atoll.commands.gpu_scale import SCALES
 from atoll.commands.gpu_sharing import sharing
 from atoll.commands.gpu_tables import tables
-from atoll.core.devices import check_device, find_device
+from atoll.core.devices import check_device, find_device, repeat_results
 from atoll.core.errors import RunError, UserError
 from atoll.core.files import write_whole
 from atoll.core.provenance import version
@@ -62,6 +63,7 @@ PARTS = {
     "profile": Part(profile, 20),
     "peak": Part(peak, 10),
     "tables": Part(tables, 90),
+    "any kernels": Part(any_kernels, 20),
     "compiled": Part(compiled, 60),
     "sharing": Part(sharing, 60),  # last, because the Multi-Process Service may hang
 }
@@ -88,6 +90,7 @@ def bench_gpu(
     where = find_device(device, "--device")
     if where.type == "cpu" and scale == "full":
         raise UserError("the full scale takes a CPU many hours; add --scale test")
+    repeat_results(where)  # as in a run
     bench, about = Bench(where, SCALES[scale]), _about(where, scale)
     record = _earlier(out, about) or {"about": about, "parts": {}}
     for name, part in PARTS.items():

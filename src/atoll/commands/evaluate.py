@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from atoll.core.config import describe
 from atoll.core.errors import UserError
 from atoll.core.given import value_of
+from atoll.core.process_state import settings_kept
 from atoll.core.remedies import damaged
 from atoll.core.rng import stream
 from atoll.core.run_folder import HELD_OUT, SITES_OWN, Run
@@ -269,6 +270,7 @@ def keep_if_possible(write: Callable[[], object]) -> None:
         warnings.warn(f"the result is shown and not kept: {error}", stacklevel=3)
 
 
+@settings_kept()
 def measure_run(
     run: Run, protocols: Sequence[str], data: DataOptions | None = None, recipe: Recipe | None = None
 ) -> dict[str, Any]:
@@ -307,7 +309,7 @@ def measure_run(
     views = make_views(recipe.views, data.image_size, data.channels)
     client_ids = partition.client_ids(splits.train) if partition else None
     shares = client_shares(partition, splits.train, images, protocols)
-    device = recipe.engine.find_device()
+    device = recipe.engine.use_device()
 
     def load(path: Path) -> Encoder:
         encoder = load_encoder(path, value_of(recipe.model.encoder)).to(device)

@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 
+from atoll.commands.gpu_scale import Scale
 from atoll.commands.gpu_workloads import (
     METHOD_NEEDS,
     ROUND,
@@ -25,87 +26,19 @@ from atoll.commands.gpu_workloads import (
     wait_for,
 )
 from atoll.data.views.views import ViewOptions, make_views
-from atoll.methods.registry import METHODS
-from atoll.papers.tables import table_names
 
 Found = Iterator[tuple[str, Any]]
 LONGEST_TIMING = 0.5  # seconds
 TOLERANCE = 1e-4  # largest relative difference of a first loss from the CPU's, in float32
-# The tables that are measured first, the most important ones; the others follow by name.
-FIRST_TABLES = ("fedquad-1", "fedquad-2", "ssd-1", "l-dawa-6")
-
-
-@dataclass(frozen=True)
-class Scale:
-    """Extent of the measurement.
-
-    Attributes:
-        methods: Methods to check.
-        matmul: Side of the matrices whose product gives the peak.
-        view_batches: (images, side) of the augmentation's batches.
-        steps: (encoder, batch, side) of the training steps.
-        warm: Number of calls before the timing starts.
-        timed: Largest number of calls in one timing; there are three timings.
-        clients: Number of clients in the federated round that is compared with a bare loop.
-        batches: Number of batches of each client.
-        shared: Numbers of small clients that train on one GPU at once (see `gpu_sharing`).
-        tables: Tables whose duration is projected.
-        patience: Factor of the parts' time limits.
-        digits: Settings of the recipe that methods are checked with.
-        small: Settings of the small clients.
-        settings: Settings of the tables' recipes.
-    """
-
-    methods: tuple[str, ...]
-    matmul: int
-    view_batches: tuple[tuple[int, int], ...]
-    steps: tuple[tuple[str, int, int], ...]
-    warm: int
-    timed: int
-    clients: int
-    batches: int
-    shared: tuple[int, ...]
-    tables: tuple[str, ...]
-    patience: float = 1.0
-    digits: tuple[str, ...] = ()
-    small: tuple[str, ...] = ()
-    settings: tuple[str, ...] = ()
-
-
-SCALES = {
-    "full": Scale(
-        methods=tuple(sorted(METHODS)),
-        matmul=8192,
-        view_batches=((512, 32), (128, 32), (128, 224)),
-        steps=(("resnet18", 512, 32), ("resnet18", 128, 32), ("vit-s", 256, 224)),
-        warm=3,
-        timed=20,
-        clients=4,
-        batches=25,
-        shared=(10, 5),
-        tables=(*FIRST_TABLES, *(name for name in table_names() if name not in FIRST_TABLES)),
-    ),
-    "test": Scale(
-        methods=("fed_simclr", "ssd"),
-        matmul=64,
-        view_batches=((8, 32),),
-        steps=(("resnet-narrow", 4, 16), ("vit-narrow", 2, 32)),
-        warm=1,
-        timed=1,
-        clients=2,
-        batches=2,
-        shared=(2,),
-        tables=("fedquad-1",),
-        patience=100,
-        digits=("data.limit=64", "train.batch_size=8", "model.width=4", "model.projector_hidden=[16]"),
-        small=("data.limit=64", "train.epochs=1"),
-        settings=("train.batch_size=4",),
-    ),
-}
 PRECISIONS = {  # of a step: TF32 in matrix products and convolutions, and the recipe's settings
     "bf16": (True, ("train.amp=true", "engine.channels_last=true")),
     "tf32": (True, ("train.amp=false", "engine.channels_last=false")),
     "fp32": (False, ("train.amp=false", "engine.channels_last=false")),
+}
+VARIANTS = {  # of a step
+    "": (),
+    " compiled": ("train.compile=true",),
+    " any kernels": ("engine.deterministic=false",),
 }
 ENCODERS = {
     "resnet18": ("model.encoder=resnet18", "model.stem=cifar"),
@@ -150,13 +83,11 @@ class Bench:
                 self.begin(name)
                 yield name, attempt(measure)
 
-    def workload(
-        self, encoder: str, batch: int, side: int, precision: str, compiled: bool = False
-    ) -> Workload:
+    def workload(self, encoder: str, batch: int, side: int, precision: str, variant: str = "") -> Workload:
         """Create a client of SSD's recipe with another encoder, on images of noise."""
-        settings = (*ENCODERS[encoder], *PRECISIONS[precision][1], f"train.batch_size={batch}")
-        settings = (*settings, f"train.compile={str(compiled).lower()}")
-        return synthetic_workload("ssd-paper", (*settings, f"data.image_size={side}"), self.device)
+        settings = (*ENCODERS[encoder], *PRECISIONS[precision][1], *VARIANTS[variant])
+        sizes = f"train.batch_size={batch}", f"data.image_size={side}"
+        return synthetic_workload("ssd-paper", (*settings, *sizes), self.device)
 
 
 def correctness(bench: Bench) -> Found:
@@ -237,15 +168,20 @@ def steps(bench: Bench) -> Found:
 
 def compiled(bench: Bench) -> Found:
     """Measure the steps in bfloat16 with compiled encoders; to compile one takes up to a minute."""
-    yield from _steps(bench, ("bf16",), compiled=True)
+    yield from _steps(bench, ("bf16",), " compiled")
 
 
-def _steps(bench: Bench, precisions: Iterable[str], compiled: bool = False) -> Found:
+def any_kernels(bench: Bench) -> Found:
+    """Measure the steps in bfloat16 with kernels whose results need not repeat."""
+    yield from _steps(bench, ("bf16",), " any kernels")
+
+
+def _steps(bench: Bench, precisions: Iterable[str], variant: str = "") -> Found:
     peak_of = cache(partial(_peak, bench))
     yield from bench.new(
         {
-            f"{encoder} {batch}×{side}px {precision}{' compiled' if compiled else ''}": partial(
-                _step, bench, (encoder, batch, side, precision, compiled), peak_of
+            f"{encoder} {batch}×{side}px {precision}{variant}": partial(
+                _step, bench, (encoder, batch, side, precision, variant), peak_of
             )
             for precision in precisions
             for encoder, batch, side in bench.scale.steps
@@ -254,7 +190,7 @@ def _steps(bench: Bench, precisions: Iterable[str], compiled: bool = False) -> F
 
 
 def _step(
-    bench: Bench, kind: tuple[str, int, int, str, bool], peak_of: Callable[[str], dict[str, float]]
+    bench: Bench, kind: tuple[str, int, int, str, str], peak_of: Callable[[str], dict[str, float]]
 ) -> dict[str, Any]:
     _, batch, _, precision, _ = kind
     with full_float32(not PRECISIONS[precision][0]):

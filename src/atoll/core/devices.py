@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 from collections.abc import Sequence
 
 import torch
@@ -70,6 +71,18 @@ def use_gpu(device: torch.device) -> None:
     """
     if device.type == "cuda" and device.index is not None:
         torch.cuda.set_device(device)
+
+
+def repeat_results(device: torch.device, wanted: bool = True) -> None:
+    """Have a GPU's kernels give the same bits each time, where PyTorch has such kernels; it warns of others.
+
+    The usual ones may add in whatever order their threads end. `settings_kept` undoes the choice.
+    """
+    if device.type == "cuda":
+        os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # without it, PyTorch warns of cuBLAS
+        # Filling memory before it is written would cost a pass over it, and no result depends on that.
+        torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]
+        torch.use_deterministic_algorithms(wanted, warn_only=True)
 
 
 def device_kind(device: torch.device) -> str:

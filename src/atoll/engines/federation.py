@@ -85,7 +85,7 @@ class Federation:
             refuse_crops(encoder, channels, self.views.local.size)
         self.warm_start = ""
         self._base: Weights = {}
-        self.device = recipe.engine.find_device()
+        self.device = recipe.engine.use_device()
         self.networks = _assemble(recipe, self.setting, encoder, projector).to(self.device)
         freeze(self.networks, recipe.model)
         self.setting = self._with_names(self.setting)

@@ -8,7 +8,7 @@ from typing import Annotated, Literal
 import torch
 
 from atoll.core.config import Options
-from atoll.core.devices import check_device, find_device, find_devices
+from atoll.core.devices import check_device, find_device, find_devices, repeat_results
 from atoll.core.errors import UserError
 from atoll.core.processes import num_cores
 from atoll.core.schema import Above, AtLeast, AtMost, Count
@@ -39,6 +39,8 @@ class EngineOptions(Options, section="engine"):
         channels_last: Use the channels-last memory layout of images and convolutions; ``"auto"``: on a GPU. The
             last bits of the result depend on it. It is not used if a strided 1 × 1 convolution has fewer than 16
             input channels, whose gradient oneDNN computes wrongly on a CPU.
+        deterministic: On a GPU, use kernels that give the same bits each time, where PyTorch has them; false may be
+            faster, and two equal runs may then differ in their last bits. A CPU's always do.
         checkpoint_every: Rounds between checkpoints.
     """
 
@@ -50,6 +52,7 @@ class EngineOptions(Options, section="engine"):
     threads: Annotated[int, Above(0), AtMost(1024)] = 1
     decoders: Annotated[int, AtLeast(0), AtMost(1024)] = 0
     channels_last: bool | Literal["auto"] = "auto"
+    deterministic: bool = True
     checkpoint_every: Count = 1
 
     def __post_init__(self) -> None:
@@ -113,6 +116,16 @@ class EngineOptions(Options, section="engine"):
             UserError: The recipe requires a GPU that is not there, or devices of several kinds.
         """
         return self.find_devices()[0] if self.devices else find_device(self.device, "engine.device")
+
+    def use_device(self) -> torch.device:
+        """Return the PyTorch device of this process, with its choice of kernels made (see `repeat_results`).
+
+        Raises:
+            UserError: The recipe requires a GPU that is not there, or devices of several kinds.
+        """
+        device = self.find_device()
+        repeat_results(device, self.deterministic)
+        return device
 
     def worker_devices(self, cohort: int) -> list[torch.device]:
         """Return the device of each worker process for a cohort of this size.
