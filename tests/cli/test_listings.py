@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
+from pathlib import Path
+
 import pytest
 
 from atoll.cli.console import make_console, results_table
@@ -34,6 +38,27 @@ def test_components_are_listed_with_their_meaning(capsys: pytest.CaptureFixture[
     assert set(found) == set(COMPONENTS)
     for name, (_, meaning) in found.items():
         assert meaning.split()[0] == (COMPONENTS[name].__doc__ or "").split()[0].replace("`", "`")
+
+
+def test_commands_that_only_list_and_write_do_not_import_pytorch(tmp_path: Path) -> None:
+    commands = [
+        *(
+            ["presets"],
+            ["components"],
+            ["methods"],
+            ["methods", "--json"],
+            ["schema"],
+            ["completion", "bash"],
+        ),
+        *(["new", "recipe", "mine.toml"], ["new", "method", "mine.py"]),
+    ]
+    program = f"""if True:
+        import sys
+        from atoll.cli.main import main
+        assert [main(command) for command in {commands}] == {[0] * len(commands)}
+        assert "torch" not in sys.modules"""
+    done = subprocess.run([sys.executable, "-c", program], cwd=tmp_path, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
 
 
 def test_an_evaluation_is_printed_in_the_report_s_units(capsys: pytest.CaptureFixture[str]) -> None:

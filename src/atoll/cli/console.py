@@ -1,4 +1,4 @@
-"""Terminal output: the progress of a run, and results."""
+"""Terminal output: the console, and tables of results. Nothing here imports PyTorch."""
 
 from __future__ import annotations
 
@@ -7,41 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from rich.console import Console
-from rich.progress import Progress, TaskID
 from rich.table import Table
-
-from atoll.commands.progress import make_progress
-
-
-class PartBar:
-    """Progress bar over the parts of a work; one line for each part if the output is not a terminal."""
-
-    def __init__(self, console: Console) -> None:
-        self.console = console
-        self._progress: Progress | None = None
-
-    def begin(self, title: str, done: int, total: int, unit: str) -> None:
-        """Start a part of so many steps or images, of which some are done."""
-        self.stop()
-        if not self.console.is_terminal:
-            self.console.print(f"{title}: {total - done} of {total} {unit} to do", highlight=False)
-            return
-        self._progress = make_progress(self.console)
-        self._task: TaskID = self._progress.add_task(title, total=total, completed=done, facts=unit)
-        self._progress.start()
-
-    def advance(self, amount: int, facts: str = "") -> None:
-        """Show that more of the part is done."""
-        if self._progress:
-            self._progress.update(self._task, advance=amount)
-            if facts:
-                self._progress.update(self._task, facts=facts)
-
-    def stop(self) -> None:
-        """Remove the bar."""
-        if self._progress:
-            self._progress.stop()
-            self._progress = None
 
 
 class _Console(Console):

@@ -80,8 +80,9 @@ def _add_detect(commands: Commands) -> None:
 
 
 def _detect(options: argparse.Namespace) -> int:
-    from atoll.cli.console import PartBar, detection_table, make_console
+    from atoll.cli.console import detection_table, make_console
     from atoll.commands.detect import detect, parse_options, prepare_detection
+    from atoll.commands.progress import PartBar
 
     console = make_console()
     job = prepare_detection(

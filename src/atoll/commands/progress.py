@@ -1,4 +1,4 @@
-"""Progress of a run: a bar in a terminal or a notebook, and lines elsewhere."""
+"""Progress of a run, or of the parts of another work: a bar in a terminal or a notebook, and lines elsewhere."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedCo
 from atoll.core.text import clean
 from atoll.engines.callbacks import Callback
 
-if TYPE_CHECKING:  # so that printing does not import PyTorch
+if TYPE_CHECKING:  # so that a callback costs no further imports
     from atoll.engines.federation import Federation
     from atoll.engines.server import Record, Server
 
@@ -40,7 +40,7 @@ class Bar(Callback):
         shown = self.console.is_terminal or (self.console.is_jupyter and find_spec("ipywidgets"))
         if not shown or server.round >= train.rounds:
             return
-        self._progress = make_progress(self.console)
+        self._progress = _make_progress(self.console)
         self._task: TaskID = self._progress.add_task(
             self._title,
             total=train.rounds * self._per_round,
@@ -83,7 +83,38 @@ class Bar(Callback):
             self._progress.stop()
 
 
-def make_progress(console: Console) -> Progress:
+class PartBar:
+    """Progress bar over the parts of a work; one line for each part if the output is not a terminal."""
+
+    def __init__(self, console: Console) -> None:
+        self.console = console
+        self._progress: Progress | None = None
+
+    def begin(self, title: str, done: int, total: int, unit: str) -> None:
+        """Start a part of so many steps or images, of which some are done."""
+        self.stop()
+        if not self.console.is_terminal:
+            self.console.print(f"{title}: {total - done} of {total} {unit} to do", highlight=False)
+            return
+        self._progress = _make_progress(self.console)
+        self._task: TaskID = self._progress.add_task(title, total=total, completed=done, facts=unit)
+        self._progress.start()
+
+    def advance(self, amount: int, facts: str = "") -> None:
+        """Show that more of the part is done."""
+        if self._progress:
+            self._progress.update(self._task, advance=amount)
+            if facts:
+                self._progress.update(self._task, facts=facts)
+
+    def stop(self) -> None:
+        """Remove the bar."""
+        if self._progress:
+            self._progress.stop()
+            self._progress = None
+
+
+def _make_progress(console: Console) -> Progress:
     """Create a progress bar with facts beside it, and the time that is left."""
     return Progress(
         TextColumn("{task.description}", markup=False),
