@@ -2,6 +2,7 @@
 
 import os
 import stat
+from dataclasses import replace
 
 import pytest
 import torch
@@ -65,3 +66,17 @@ def test_a_service_that_does_not_start_is_an_error_of_its_own_line(gpu, control,
     assert dict(sharing(gpu))["processes with MPS: 2"]["error"] == f"UserError: {CONTROL} is not installed"
     with pytest.raises(UserError, match="is not installed"), mps():
         pass
+
+
+def test_a_service_that_failed_is_not_started_again(gpu, control):
+    """If it hung, the bench was killed after minutes, and its next start has that value as failed."""
+    log = control()
+    killed = {"processes with MPS: 10": {"ok": False, "error": "the process that measured it was killed"}}
+    bench = replace(gpu, scale=replace(gpu.scale, shared=(10, 5)), known=killed)
+    assert {"processes: 5", "streams: 5"} < dict(sharing(bench)).keys()
+    assert not log.exists()
+    done = replace(bench, known={"processes with MPS: 10": {"seconds": 1.0}})
+    assert "processes with MPS: 5" in dict(sharing(done))
+    control(code=1)
+    mine = [name for name in dict(sharing(replace(bench, known={}))) if "MPS" in name]
+    assert mine == ["processes with MPS: 10"]
