@@ -116,6 +116,20 @@ def cost() -> dict:
         return {"here": here, "there": expected()}
 
 
+def bare() -> dict:
+    """Where the device was read in the loop that a federated round is compared with."""
+    from atoll.commands.gpu_workloads import bare_round, synthetic_workload
+    from atoll.recipe.engine_options import EngineOptions
+    from tests.harness import tiny
+
+    device = torch.device(NAME, 0)
+    with Device(), patch.object(EngineOptions, "find_device", lambda self: device):
+        work = synthetic_workload(tiny("method.name=fed_simclr"), (), torch.device("cpu"), 2, 3)
+        Device.notes, Device.phase = Counter(), "bare"
+        bare_round(work)
+    return {"notes": dict(Counter(what.split(" (")[0] for _, what in Device.notes.elements()))}
+
+
 def difference(a: Any, b: Any) -> float:
     """The largest difference of two trees' tensors."""
     from atoll.core.tree import leaves
@@ -124,7 +138,7 @@ def difference(a: Any, b: Any) -> float:
     return max(float((x.double() - y.double()).abs().max()) for x, y in pairs if x.numel())
 
 
-WHOLE = {"evaluation": evaluate, "cost": cost}
+WHOLE = {"evaluation": evaluate, "cost": cost, "bare": bare}
 
 
 def main(names: list[str]) -> None:

@@ -39,7 +39,7 @@ def settings_of(name):
 @pytest.fixture(scope="module")
 def played():
     """What became of each method on the simulated device, by name."""
-    names = ["evaluation", "cost", *sorted(METHODS)]
+    names = ["evaluation", "cost", "bare", *sorted(METHODS)]
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     programs = [
         subprocess.Popen(
@@ -102,9 +102,14 @@ def test_a_dry_run_checks_and_folds_an_update_of_the_device(played):
     assert played["cost"]["there"] == played["cost"]["here"]
 
 
+def test_the_bare_loop_waits_no_more_than_a_federated_round(played):
+    """Otherwise the overhead that the bench of a GPU measures would look smaller than it is."""
+    assert played["bare"]["notes"] == {"_local_scalar_dense": 1}  # the loss, at the end
+
+
 def test_the_device_is_strict(played):
     """It refuses what CUDA refuses, and notes what CUDA would wait for."""
-    assert set(played) == {*METHODS, "evaluation", "cost"}
+    assert set(played) == {*METHODS, "evaluation", "cost", "bare"}
     program = "from tests.simulated_gpu import install, rules; install(); rules()"
     checked = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
     assert checked.returncode == 0, checked.stderr

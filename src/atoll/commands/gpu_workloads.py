@@ -16,6 +16,7 @@ import torch
 from atoll.components.base import Batch, Trained
 from atoll.components.training import make_optimizer
 from atoll.core.config import describe
+from atoll.core.devices import upload
 from atoll.core.tree import Weights
 from atoll.data.images import ImageSet, StoredPixels
 from atoll.data.options import DataOptions
@@ -200,7 +201,7 @@ def bare_round(work: Workload) -> None:
     for indices in federation.partition.clients:
         order = indices[torch.randperm(len(indices), generator=draws)]
         for rows in torch.split(order, train.batch_size):
-            images = pixels.gather(rows).to(work.device)
+            images = upload(pixels.gather(rows), work.device)
             views = federation.views.make(images, [draws, draws], federation.layout)
             with torch.autocast(kind, torch.bfloat16, enabled=train.amp and kind == "cuda"):
                 loss = nt_xent(*(projector(encoder(view)) for view in views))
