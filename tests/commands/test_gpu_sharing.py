@@ -18,11 +18,11 @@ from atoll.core.errors import UserError
 def control(tmp_path, monkeypatch):
     """A control program that notes its arguments, its pipe's folder and its input; its exit code can be set."""
 
-    def install(code=0):
+    def install(code=0, daemon=":"):
         program = tmp_path / CONTROL
         program.write_text(
             f'#!/bin/sh\necho "args:$*" >> {tmp_path}/log\necho "pipe:$CUDA_MPS_PIPE_DIRECTORY" >> {tmp_path}/log\n'
-            f'[ "$1" = -d ] || cat >> {tmp_path}/log\nexit {code}\n'
+            f'if [ "$1" = -d ]; then {daemon}; else cat >> {tmp_path}/log; fi\nexit {code}\n'
         )
         program.chmod(program.stat().st_mode | stat.S_IXUSR)
         monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
@@ -39,6 +39,14 @@ def test_it_runs_for_the_processes_within_the_context_and_stops(control):
         assert log.read_text().splitlines() == ["args:-d", f"pipe:{folder}"]
     assert log.read_text().splitlines()[2:] == ["args:", f"pipe:{folder}", "quit"]
     assert dict(os.environ) == before
+
+
+def test_a_service_that_writes_on_while_it_stops_costs_no_value(control):
+    write = 'for i in 1 2 3 4 5 6 7 8 9; do echo "$n" > "$CUDA_MPS_LOG_DIRECTORY/$i.log"; done'
+    control(daemon=f"(n=0; while [ $n -lt 3000 ]; do n=$((n + 1)); {write}; done) > {os.devnull} 2>&1 & true")
+    for _ in range(3):
+        with mps():
+            pass
 
 
 @pytest.fixture

@@ -71,7 +71,8 @@ def mps() -> Iterator[None]:
     control = shutil.which(CONTROL)
     if control is None:
         raise UserError(f"{CONTROL} is not installed")
-    with tempfile.TemporaryDirectory() as folder:
+    # What was measured counts, even if the service does not end in time and still writes its logs.
+    with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:
         places = {f"CUDA_MPS_{name}_DIRECTORY": Path(folder, name.lower()) for name in ("PIPE", "LOG")}
         for place in places.values():
             place.mkdir()
@@ -80,5 +81,5 @@ def mps() -> Iterator[None]:
             try:
                 yield
             finally:
-                with suppress(subprocess.TimeoutExpired):  # what was measured counts
+                with suppress(subprocess.TimeoutExpired):
                     subprocess.run([control], input="quit\n", text=True, check=False, timeout=10)  # noqa: S603
