@@ -242,3 +242,18 @@ def test_the_seconds_count_from_the_start_of_the_script(tmp_path):
     assert early == pytest.approx(560 - program.PACKING - 30, abs=1)
     assert late == pytest.approx(560 - program.PACKING, abs=1)
     assert '--started "$started"' in SCRIPT.read_text().splitlines()[-1]
+
+
+def test_the_bench_leaves_a_part_of_the_time_to_the_tables(tmp_path, monkeypatch):
+    program = load_program()
+    monkeypatch.setattr(program, "BENCH", 0.02)
+
+    class Session(program.Session):
+        def atoll(self, name, *arguments):
+            self.process = self.running[name] = subprocess.Popen([sys.executable, "-c", "while True: pass"])
+            return self.process
+
+    session = Session(tmp_path, "cpu", "test", time.monotonic() + 100)
+    program.bench(session, tmp_path / "out")
+    assert session.process.poll() is not None
+    assert session.left > 50

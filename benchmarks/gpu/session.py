@@ -32,6 +32,7 @@ from atoll.papers.reproduction import find_table, images_of
 
 FILES, BYTES = 8, int(15.5 * 2**20)  # largest number and size of the returned files
 PACKING = 40.0  # seconds reserved for stopping and packing
+BENCH = 2 / 3  # most of a call's time for the bench, so that each call advances the tables, too
 STARTS = 5  # most starts of the bench
 STALLED = 150.0  # seconds without a new value after which the bench is killed: most values take seconds
 WEIGHTS = ("checkpoints", "*.safetensors", "report.html")  # files of a run that the results do not include
@@ -73,7 +74,7 @@ class Session:
                 say(f"{name}: exit {process.returncode}, {self.left:.0f} s left")
 
     def stop(self) -> None:
-        """Interrupt all processes, and kill those that do not end; every run remains resumable."""
+        """Interrupt all processes, and kill those that do not end; every run and the bench remain resumable."""
         for process in self.running.values():
             process.send_signal(signal.SIGINT)
         patience = time.monotonic() + PACKING / 2
@@ -96,15 +97,16 @@ def end(started: float, seconds: float) -> float:
 def bench(session: Session, out: Path) -> None:
     """Run the bench, which saves each value and skips those that it has; start it again if the GPU fails it.
 
-    It is killed if it hangs at a value, which the next start skips. What it has found is copied as it comes, in
-    case this process is killed.
+    It is killed if it hangs at a value, which the next start skips, and interrupted when its share of the time is
+    over. What it has found is copied as it comes, in case this process is killed.
     """
+    rest = session.left * (1 - BENCH)
     found = session.work / "bench.json"
     arguments = ["--out", str(found), "--device", session.device, "--scale", session.scale]
     for _ in range(STARTS):
         process = session.atoll("bench", "bench", "gpu", *arguments)
         last = time.time()
-        while session.running and session.left > 0:
+        while session.running and session.left > rest:
             session.look()
             if found.is_file():
                 out.mkdir(parents=True, exist_ok=True)
@@ -112,7 +114,8 @@ def bench(session: Session, out: Path) -> None:
                 last = max(last, found.stat().st_mtime)
             if time.time() - last > STALLED:
                 process.kill()
-        if process.poll() in (0, 2) or session.left <= 0:
+        if process.poll() in (0, 2) or session.left <= rest:
+            session.stop()
             return
 
 
