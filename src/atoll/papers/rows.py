@@ -128,7 +128,7 @@ def _row(
         paper = make_recipe(base, folders=folders)
         if scale != PAPER:
             base = {**apply_scale(paper, table, names, scale), "title": f"{titled(table, scale)}: {label}"}
-        recipe = make_recipe(base, settings, folders)
+        recipe = make_recipe(base, settings, folders) if settings or scale != PAPER else paper
         data = build(DataOptions, {**describe(recipe.data), **elsewhere}) if elsewhere else None
         detection = _detection(detecting, detection_changes(table, names, scale)) if detecting else None
     except UserError as error:
