@@ -74,9 +74,11 @@ def use_gpu(device: torch.device) -> None:
 
 
 def repeat_results(device: torch.device, wanted: bool = True) -> None:
-    """Have a GPU's kernels give the same bits each time, where PyTorch has such kernels; it warns of others.
+    """Have a GPU's kernels give the same bits each time, where PyTorch has such kernels.
 
-    The usual ones may add in whatever order their threads end. `settings_kept` undoes the choice.
+    The usual ones may add in whatever order their threads end. PyTorch warns of those that still do: an error would
+    end methods that need them. Fused attention is among them, as long as it is a warning. `settings_kept` undoes
+    the choice.
     """
     if device.type == "cuda":
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # without it, PyTorch warns of cuBLAS
