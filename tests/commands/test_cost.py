@@ -177,15 +177,18 @@ def test_federations_of_many_sites_and_of_no_round_have_a_cost():
     assert "training a round" in "".join(cost.site_lines(20))
 
 
-def test_a_dry_run_on_flower_needs_flower_as_the_run_does(tmp_path, monkeypatch, capsys):
+@pytest.mark.parametrize("library", ["flwr", "ray"])  # `pip install flwr` leaves out Ray
+def test_a_dry_run_on_flower_needs_what_the_run_does(library, tmp_path, monkeypatch, capsys):
+    if library == "ray":
+        pytest.importorskip("flwr", reason="the extra atoll[flower] is not installed")
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setitem(sys.modules, "flwr", None)  # as if it were not installed
+    monkeypatch.setitem(sys.modules, library, None)  # as if it were not installed
     said = []
     for more in ["--dry-run"], []:
         assert main(["run", "digits-ssd", "--engine", "flower-sim", *more]) == 2
         said.append(capsys.readouterr())
     assert said[0] == said[1]
-    assert "needs flwr; install Atoll's extra 'flower'" in said[0].err
+    assert f"needs {library}; install Atoll's extra 'flower'" in said[0].err
     assert list(tmp_path.iterdir()) == []
 
 

@@ -98,11 +98,11 @@ def _run(options: argparse.Namespace) -> int:
 def _estimate(options: argparse.Namespace) -> int:
     from atoll.cli.console import make_console
     from atoll.commands.cost import estimate
-    from atoll.engines.flower import require_flower
+    from atoll.engines.flower import require_simulation
     from atoll.recipe.recipe import load_recipe
 
     if options.engine == "flower-sim":
-        require_flower()
+        require_simulation()
     console = make_console()
     for cost in estimate(load_recipe(options.recipe, options.set)):
         console.print("\n".join(cost.lines()), highlight=False)

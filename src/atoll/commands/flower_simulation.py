@@ -12,7 +12,7 @@ from atoll.commands.run import run_recipe
 from atoll.core import run_folder
 from atoll.core.run_names import default_folder
 from atoll.engines.callbacks import Callback
-from atoll.engines.flower import require_flower
+from atoll.engines.flower import require_simulation
 from atoll.recipe.recipe import Recipe
 
 ATTEMPTS = 3  # at a round; more nodes than two do not die in it without a reason that the user should read
@@ -46,11 +46,12 @@ def run_on_flower(
         The finished run.
 
     Raises:
-        UserError: The recipe, the data or the folder is invalid, Flower is not installed, or there is no cluster.
+        UserError: The recipe, the data or the folder is invalid, Flower or Ray is not installed, or there is no
+            cluster.
         NodeLostError: Nodes died in three attempts at a round.
     """
     os.environ.setdefault("FLWR_TELEMETRY_ENABLED", "0")  # nothing is reported unless the user asks for it
-    require_flower()
+    require_simulation()
     from atoll.engines.flower.executor import NodeLostError
     from atoll.engines.flower.simulation import FlowerSimulation
 

@@ -17,3 +17,13 @@ def require_flower() -> None:
         UserError: Flower is not installed.
     """
     require("flwr", "flower", "the Flower engine")
+
+
+def require_simulation() -> None:
+    """Check that Flower's simulation is installed; ``pip install flwr`` leaves out Ray, which it runs on.
+
+    Raises:
+        UserError: Flower or Ray is not installed.
+    """
+    require_flower()
+    require("ray", "flower", "Flower's simulation")
