@@ -6,6 +6,7 @@ import ast
 import importlib
 import inspect
 import re
+import subprocess
 import sys
 import tomllib
 from pathlib import Path
@@ -177,3 +178,21 @@ def test_the_changelog_names_new_paths_that_exist() -> None:
     assert len(paths) > 30
     for path in paths:
         resolve(path)
+
+
+@pytest.mark.slow
+def test_a_type_checker_finds_misspelt_names(tmp_path: Path) -> None:
+    lines = [
+        "import atoll",
+        'run = atoll.simulate("digits")',
+        "run.encoder()",
+        'atoll.simulat("digits")',
+        "run.encoders()",
+    ]
+    (tmp_path / "program.py").write_text("\n".join(lines))
+    checked = subprocess.run(
+        [sys.executable, "-m", "mypy", "--strict", "program.py"],
+        cwd=tmp_path, capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    errors = [line.split(":")[1] for line in checked.stdout.splitlines() if "[attr-defined]" in line]
+    assert errors == ["4", "5"], checked.stdout

@@ -9,14 +9,6 @@ from atoll.core.version import VERSION
 __version__ = VERSION
 __all__ = ["Callback", "Recipe", "Run", "RunError", "UserError", "load_encoder", "load_recipe", "simulate"]
 
-if TYPE_CHECKING:
-    from atoll.commands.handle import Run
-    from atoll.commands.run import simulate
-    from atoll.core.errors import RunError, UserError
-    from atoll.engines.callbacks import Callback
-    from atoll.models import load_encoder
-    from atoll.recipe.recipe import Recipe, load_recipe
-
 _MODULES = {
     "Callback": ("atoll.engines.callbacks", "Callback"),
     "Recipe": ("atoll.recipe.recipe", "Recipe"),
@@ -28,18 +20,26 @@ _MODULES = {
     "simulate": ("atoll.commands.run", "simulate"),
 }
 
+if TYPE_CHECKING:
+    from atoll.commands.handle import Run
+    from atoll.commands.run import simulate
+    from atoll.core.errors import RunError, UserError
+    from atoll.engines.callbacks import Callback
+    from atoll.models import load_encoder
+    from atoll.recipe.recipe import Recipe, load_recipe
+else:  # type checkers would take every name for one of Atoll's
 
-def __getattr__(name: str) -> Any:
-    """Import a public name on first use, so that ``atoll --version`` does not import PyTorch."""
-    if name not in _MODULES:
-        raise AttributeError(f"module 'atoll' has no attribute {name!r}")
-    import importlib
+    def __getattr__(name: str) -> Any:
+        """Import a public name on first use, so that ``atoll --version`` does not import PyTorch."""
+        if name not in _MODULES:
+            raise AttributeError(f"module 'atoll' has no attribute {name!r}")
+        import importlib
 
-    from atoll.core.collector import paused
+        from atoll.core.collector import paused
 
-    module, attribute = _MODULES[name]
-    with paused():
-        return getattr(importlib.import_module(module), attribute)
+        module, attribute = _MODULES[name]
+        with paused():
+            return getattr(importlib.import_module(module), attribute)
 
 
 def __dir__() -> list[str]:
