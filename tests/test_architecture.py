@@ -87,6 +87,7 @@ ABOUT_MORE = {
     "test_matrix.py": "all components beside each other",
     "test_notebooks.py": "examples/notebooks",
     "test_packaging.py": "pyproject.toml and the public names",
+    "test_random_recipes.py": "whole runs of random recipes",
     "test_solar_cells.py": "examples/solar_cells and benchmarks/solar_cells.py",
     "test_simulated_gpu.py": "every method on a device other than the CPU",
 }
