@@ -41,17 +41,9 @@ def test_components_are_listed_with_their_meaning(capsys: pytest.CaptureFixture[
 
 
 def test_commands_that_only_list_and_write_do_not_import_pytorch(tmp_path: Path) -> None:
-    commands = [
-        *(
-            ["presets"],
-            ["components"],
-            ["methods"],
-            ["methods", "--json"],
-            ["schema"],
-            ["completion", "bash"],
-        ),
-        *(["new", "recipe", "mine.toml"], ["new", "method", "mine.py"]),
-    ]
+    lists = ["presets", "components", "methods", "methods --json", "schema", "completion bash"]
+    writes = ["new recipe mine.toml", "new method mine.py"]
+    commands = [command.split() for command in (*lists, *writes)]
     program = f"""if True:
         import sys
         from atoll.cli.main import main

@@ -37,8 +37,8 @@ PRECISIONS = {  # of a step: TF32 in matrix products and convolutions, and the r
 }
 VARIANTS = {  # of a step
     "": (),
-    " compiled": ("train.compile=true",),
-    " any kernels": ("engine.deterministic=false",),
+    "compiled": ("train.compile=true",),
+    "any kernels": ("engine.deterministic=false",),
 }
 ENCODERS = {
     "resnet18": ("model.encoder=resnet18", "model.stem=cifar"),
@@ -168,19 +168,19 @@ def steps(bench: Bench) -> Found:
 
 def compiled(bench: Bench) -> Found:
     """Measure the steps in bfloat16 with compiled encoders; to compile one takes up to a minute."""
-    yield from _steps(bench, ("bf16",), " compiled")
+    yield from _steps(bench, ("bf16",), "compiled")
 
 
 def any_kernels(bench: Bench) -> Found:
     """Measure the steps in bfloat16 with kernels whose results need not repeat."""
-    yield from _steps(bench, ("bf16",), " any kernels")
+    yield from _steps(bench, ("bf16",), "any kernels")
 
 
 def _steps(bench: Bench, precisions: Iterable[str], variant: str = "") -> Found:
     peak_of = cache(partial(_peak, bench))
     yield from bench.new(
         {
-            f"{encoder} {batch}×{side}px {precision}{variant}": partial(
+            f"{encoder} {batch}×{side}px {precision} {variant}".rstrip(): partial(
                 _step, bench, (encoder, batch, side, precision, variant), peak_of
             )
             for precision in precisions
