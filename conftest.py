@@ -38,3 +38,31 @@ def graphs(monkeypatch):
     monkeypatch.setattr(torch, "compile", compile)
     yield found
     torch.compiler.reset()
+
+
+@pytest.fixture
+def memory_is_used_again(monkeypatch):
+    """Passes as by CUDA graphs: outputs and gradients are lost in the next step. The number of outputs by step."""
+    found, outputs = [], []
+
+    def compile(function, *, dynamic, options):
+        def code(encoder, images):
+            if not outputs:  # the first pass of a step
+                for weight in encoder.parameters():
+                    if weight.grad is not None:
+                        weight.grad.fill_(torch.nan)
+            h = function(encoder, images)
+            outputs.append(h.detach())
+            return h
+
+        return code
+
+    def begin_step():
+        for h in outputs:
+            h.fill_(torch.nan)
+        found.append(len(outputs))
+        outputs.clear()
+
+    monkeypatch.setattr(torch, "compile", compile)
+    monkeypatch.setattr(torch.compiler, "cudagraph_mark_step_begin", begin_step)
+    return found

@@ -107,6 +107,16 @@ def test_its_encoders_can_be_compiled(name, tmp_path, graphs):
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("name", sorted(METHODS))
+def test_it_needs_no_memory_of_a_steps_graphs_in_the_next(name, tmp_path, memory_is_used_again):
+    settings = [f"method.name={name}", "train.rounds=3", "train.lr=0.01", *NEEDS.get(name, ())]
+    compiled = ("train.compile=true", "train.cuda_graphs=true")
+    graphs = run_tiny(tmp_path / "graphs", *settings, *compiled)
+    assert same(remains(graphs), remains(run_tiny(tmp_path / "plain", *settings)))
+    assert any(memory_is_used_again) == (name not in CALL_LAYERS)
+
+
+@pytest.mark.slow
 def test_compiled_code_resumes_and_spreads_over_workers_to_the_same_bytes(tmp_path):
     settings = ("method.name=fed_byol", "train.rounds=3", "train.lr=0.001")
     whole = remains(run_tiny(tmp_path / "whole", *settings, "train.compile=true"))

@@ -32,6 +32,7 @@ LEFT_OUT = {
         "train.rounds",
         "train.start",
         "train.compile",
+        "train.cuda_graphs",
     ),
     *("evaluation.probe_epochs", "evaluation.max_epochs", "evaluation.map_points", "train.epochs"),
     "options.private_fedavg.secret",

@@ -11,6 +11,7 @@ import torch
 from torch import nn
 
 from atoll.core.errors import UserError
+from atoll.core.tree import same
 from atoll.models import ModelOptions, build_encoder
 from atoll.models.compiled import CompiledEncoders
 from atoll.recipe.recipe import load_recipe
@@ -141,3 +142,48 @@ def test_without_a_compiler_the_error_says_what_to_do(monkeypatch, tmp_path):
 def test_it_is_refused_with_gradient_checkpointing():
     with pytest.raises(UserError, match=r"train\.compile cannot be used with train\.checkpoint_gradients"):
         load_recipe("digits-simclr", ["train.compile=true", "train.checkpoint_gradients=true"])
+
+
+def test_cuda_graphs_are_refused_without_compiled_encoders():
+    with pytest.raises(UserError, match=r"train\.cuda_graphs records compiled encoders; add train\.compile"):
+        load_recipe("digits-simclr", ["train.cuda_graphs=true"])
+
+
+def test_outputs_outlive_the_graphs_memory(memory_is_used_again):
+    encoder, twin = encoder_and_twin()
+    encode = CompiledEncoders({4}, CPU, cuda_graphs=True)
+    h = encode(encoder, images(4))
+    encode.begin_step()
+    assert torch.equal(h, twin(images(4)))
+    assert memory_is_used_again == [1]
+
+
+@pytest.mark.parametrize("parts", [1, 3])
+def test_a_step_of_a_graph_is_a_step_of_the_optimiser(parts, memory_is_used_again):
+    """All passes of a batch, in all its parts: gradients stay in the graphs' memory until the step."""
+    settings = (
+        "method.name=fed_byol",
+        "train.batch_size=12",
+        "train.drop_last=true",
+        f"train.accumulate={parts}",
+    )
+    rounds = Rounds(*settings, "train.compile=true", "train.cuda_graphs=true")
+    trained, _ = rounds.train(0)
+    steps = rounds.federation.client_data(0).num_batches() * rounds.federation.setting.train.epochs
+    assert memory_is_used_again == [0] + (steps - 1) * [4 * parts]  # of two views, by two encoders
+    expected, _ = Rounds(*settings).train(0)
+    assert same(trained["weights"], expected["weights"])
+
+
+@pytest.mark.parametrize("asked", [True, False])
+def test_graphs_are_asked_for_where_they_are_chosen(asked, monkeypatch):
+    given = []
+    monkeypatch.setattr(torch, "compile", lambda function, *, dynamic, options: given.append(options))
+    CompiledEncoders({4}, CPU, cuda_graphs=asked)
+    assert given[0]["triton.cudagraphs"] == asked
+
+
+@pytest.mark.usefixtures("graphs")
+def test_without_graphs_no_step_is_marked(monkeypatch):
+    monkeypatch.setattr(torch.compiler, "cudagraph_mark_step_begin", pytest.fail)
+    Rounds("method.name=fed_byol", "train.compile=true").train(0)

@@ -24,6 +24,7 @@ from atoll.commands.gpu_parts import (
     any_kernels,
     compiled,
     correctness,
+    graphs,
     overhead,
     peak,
     profile,
@@ -65,6 +66,7 @@ PARTS = {
     "tables": Part(tables, 90),
     "any kernels": Part(any_kernels, 20),
     "compiled": Part(compiled, 60),
+    "graphs": Part(graphs, 60),
     "sharing": Part(sharing, 60),  # last, because the Multi-Process Service may hang
 }
 

@@ -38,6 +38,7 @@ PRECISIONS = {  # of a step: TF32 in matrix products and convolutions, and the r
 VARIANTS = {  # of a step
     "": (),
     "compiled": ("train.compile=true",),
+    "graphs": ("train.compile=true", "train.cuda_graphs=true"),
     "any kernels": ("engine.deterministic=false",),
 }
 ENCODERS = {
@@ -169,6 +170,11 @@ def steps(bench: Bench) -> Found:
 def compiled(bench: Bench) -> Found:
     """Measure the steps in bfloat16 with compiled encoders; to compile one takes up to a minute."""
     yield from _steps(bench, ("bf16",), "compiled")
+
+
+def graphs(bench: Bench) -> Found:
+    """Measure the compiled steps with CUDA graphs."""
+    yield from _steps(bench, ("bf16",), "graphs")
 
 
 def any_kernels(bench: Bench) -> Found:

@@ -45,6 +45,8 @@ class TrainOptions(Options, section="train"):
         compile: Compute full batches by code that PyTorch compiles for the encoder (``torch.compile``), which takes
             a C++ compiler, and minutes when a run starts; on a CPU there is little to gain. The last bits of the
             result depend on it.
+        cuda_graphs: With ``compile`` on a GPU, record the encoder's kernels once and replay them with one call
+            (CUDA graphs), which is faster where kernels are short, and takes more memory.
         accumulate: Parts into which a batch is cut; the optimiser takes one step with the sum of their gradients,
             weighted by their sizes. Where the loss is a mean over samples, it is the step of the whole batch. A
             contrastive loss has the negatives of its part alone, and BatchNorm and other statistics of a batch are
@@ -89,6 +91,7 @@ class TrainOptions(Options, section="train"):
     amp: bool = True
     checkpoint_gradients: bool = False
     compile: bool = False
+    cuda_graphs: bool = False
     accumulate: Annotated[int, Above(0), AtMost(2**31 - 1)] = 1
     norm_factor: Bound = 10.0
     first_norm: Bound = 1000.0

@@ -49,10 +49,10 @@ class Client:
         self._trained = [(weight, weight.requires_grad) for weight in networks.parameters()]
         self._fixed = frozenset(frozen_names(networks))
         self._places = _places(networks)
-        self._encode: Callable[[nn.Module, Tensor], Tensor] = nn.Module.__call__
+        self._compiled: CompiledEncoders | None = None
         if setting.train.compile:
             sizes = part_sizes(setting.train.batch_size, setting.train.accumulate)
-            self._encode = CompiledEncoders(set(sizes), self.device)
+            self._compiled = CompiledEncoders(set(sizes), self.device, setting.train.cuda_graphs)
         self._base: Weights = constants.get(BASE, {})
         self._load(self._base)
 
@@ -119,6 +119,8 @@ class Client:
 
     def begin_batch(self, batch: Batch) -> None:
         """End the local epoch before if a batch is the first of the next one."""
+        if self._compiled is not None:
+            self._compiled.begin_step()
         if batch.epoch != self._epoch:
             self._end_epoch()
             self._epoch = batch.epoch
@@ -134,9 +136,9 @@ class Client:
             UserError: The loss of a component is not a scalar.
         """
         self.prepare(batch)
-        method, after = self.method, self.context.after
+        encode = self._compiled or nn.Module.__call__
         passes = run_forwards(
-            method.forwards, self.networks_by_name, batch.images, self.joint, after, self._encode
+            self.method.forwards, self.networks_by_name, batch.images, self.joint, self.context.after, encode
         )
         return self.loss(batch, passes, share)
 

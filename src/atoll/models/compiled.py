@@ -25,22 +25,33 @@ class CompiledEncoders:
     Args:
         sizes: Numbers of images of a full batch or of its parts; multiples of them are full, too (both views).
         device: Where the encoders are.
+        cuda_graphs: Record the code's kernels as CUDA graphs and replay these; without effect on a CPU.
     """
 
-    def __init__(self, sizes: Collection[int], device: torch.device) -> None:
+    def __init__(self, sizes: Collection[int], device: torch.device, cuda_graphs: bool = False) -> None:
         torch.compiler.reset()
         self._sizes = sizes
+        self._cuda_graphs = cuda_graphs
         options = {
             "fallback_random": True,  # dropout draws what it draws without compiled code
             # On a CPU, this would compute all convolutions in the channels-last layout, with which oneDNN
             # damages memory (see `atoll.models.layout`).
             "layout_optimization": device.type != "cpu",
             "deterministic": True,  # no choice of code by its time on this device
+            "triton.cudagraphs": cuda_graphs,
         }
         known = torch._inductor.list_options()
         self._code = torch.compile(
             _call, dynamic=False, options={name: value for name, value in options.items() if name in known}
         )
+
+    def begin_step(self) -> None:
+        """Let the memory of the graphs of the last step, with the gradients, be used again.
+
+        PyTorch would take each pass without gradients for a step of its own, and each part of a batch.
+        """
+        if self._cuda_graphs:
+            torch.compiler.cudagraph_mark_step_begin()
 
     def __call__(self, encoder: nn.Module, images: Tensor) -> Tensor:
         """Compute an encoder's output; the first batch of each shape takes up to a minute.
@@ -56,7 +67,7 @@ class CompiledEncoders:
         try:
             with config.patch(recompile_limit=MOST, fail_on_recompile_limit_hit=True):
                 h: Tensor = self._code(encoder, images)
-                return h
+                return h.clone() if self._cuda_graphs else h  # a component may keep it beyond the step
         except FailOnRecompileLimitHit as error:
             reason = f"it needs more than {MOST} versions of its code, such as another one at each call"
             raise _refusal(reason) from error
