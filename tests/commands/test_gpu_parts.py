@@ -56,3 +56,13 @@ def test_slow_work_is_called_less_often():
 def test_the_overhead_is_relative_to_the_bare_loop():
     (found,) = dict(overhead(Bench(torch.device("cpu"), SCALES["test"]))).values()
     assert found["overhead"] == found["federated_seconds"] / found["bare_seconds"] - 1
+
+
+def test_a_measured_step_is_one_of_a_run(memory_is_used_again):
+    """Compiled encoders learn when it begins."""
+    work = Bench(torch.device("cpu"), SCALES["test"]).workload("resnet-narrow", 4, 16, "bf16", "graphs")
+    for _ in range(3):
+        work.step()
+    work.step_with_views()
+    assert len(memory_is_used_again) == 4
+    assert memory_is_used_again[1] > 0

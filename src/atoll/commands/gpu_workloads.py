@@ -21,7 +21,7 @@ from atoll.core.tree import Weights
 from atoll.data.images import ImageSet, StoredPixels
 from atoll.data.options import DataOptions
 from atoll.data.sources import Splits, load_data
-from atoll.engines.client import train_client
+from atoll.engines.client import train_batch, train_client
 from atoll.engines.client_states import ClientStates
 from atoll.engines.executors import InProcess, in_this_process
 from atoll.engines.federation import Federation
@@ -97,25 +97,15 @@ class Workload:
         self.client.start(self.message, None, self.data)
         return float(self.client.step(next(self.batches(1))).detach())
 
-    def train_on(self, batch: Batch) -> None:
-        """Perform one training step of a client's round."""
-        client = self.client
-        with client.autocast():
-            loss = client.step(batch)
-        client.optimizer.zero_grad(set_to_none=True)
-        torch.autograd.backward(loss)
-        client.optimizer.step()
-        client.after_step()
-
     def step(self) -> None:
         """Perform a step on one of the prepared batches."""
         batch = next(self._prepared)
         # A copy of the dict, because a method may add images.
-        self.train_on(Batch(batch.indices, dict(batch.images), batch.labels))
+        train_batch(self.client, Batch(batch.indices, dict(batch.images), batch.labels))
 
     def step_with_views(self) -> None:
         """Perform a step on the next batch, including its views."""
-        self.train_on(next(self._endless))
+        train_batch(self.client, next(self._endless))
 
     def operations(self) -> int:
         """Count the floating-point operations of a step."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 
 import torch
 from torch import Tensor, nn
@@ -51,7 +51,8 @@ class CompiledEncoders:
         PyTorch would take each pass without gradients for a step of its own, and each part of a batch.
         """
         if self._cuda_graphs:
-            torch.compiler.cudagraph_mark_step_begin()
+            begin: Callable[[], None] = torch.compiler.cudagraph_mark_step_begin  # has no types
+            begin()
 
     def __call__(self, encoder: nn.Module, images: Tensor) -> Tensor:
         """Compute an encoder's output; the first batch of each shape takes up to a minute.
