@@ -2,12 +2,13 @@
 
     python benchmarks/start.py [--turns N] [--json FILE]
 
-Each turn is a process of its own with one thread. First the CPU seconds of each step of a worker: PyTorch is
-imported and takes one optimiser step, which imports half of it; torchvision, Atoll, a recipe of 5,000 synthetic
-images and its federation follow; and of all steps after the imports that commands and Atoll's workers begin with
-(`atoll.engines.preload`). Then, on the clock, the time until N workers have done all that, and their memory: as
-forks, which is what Atoll's workers are, and if each imports for itself. Last, a run's start: the main process does
-all that too, as that of ``atoll run`` does, while what its workers are forks of imports PyTorch.
+Each turn is a process of its own with one thread. First the CPU seconds of each step of a worker: the imports
+of PyTorch and Atoll, a recipe of 5,000 synthetic images and its federation, and a step of an optimiser; of all
+steps after the imports that commands and Atoll's workers begin with (`atoll.engines.preload`); and of what
+Atoll leaves out: PyTorch's compiler, which PyTorch's own optimisers import with their first step, and
+torchvision. Then, on the clock, the time until N workers have done all that, and their memory: as forks, which
+is what Atoll's workers are, and if each imports for itself. Last, a run's start: the main process does all that
+too, as that of ``atoll run`` does, while what its workers are forks of imports PyTorch.
 """
 
 from __future__ import annotations
@@ -32,17 +33,18 @@ from atoll.core.processes import process_context
 
 STEPS = {
     "import torch": "import torch; torch.set_num_threads(1)",
-    "first optimiser step": (
-        "w = torch.zeros(3, requires_grad=True); w.sum().backward(); torch.optim.SGD([w], 0.1).step()"
-    ),
-    "import torchvision": "import torchvision",
     "import Atoll's worker": "import atoll.engines.executors",
     "recipe and federation": (
         "from atoll.engines.federation import Federation; from atoll.recipe.recipe import load_recipe;"
         "Federation(load_recipe('digits', ['data.source=synthetic', 'data.limit=5000', 'data.image_size=32',"
         "'data.channels=3', 'partition.kind=iid']))"
     ),
+    "first optimiser step": (
+        "from atoll.core.optimizers import SGD;"
+        "w = torch.zeros(3, requires_grad=True); w.sum().backward(); SGD([w], 0.1).step()"
+    ),
 }
+LEFT_OUT = {"PyTorch's compiler": "import torch._dynamo", "torchvision": "import torchvision"}
 PRELOADED = {"all of it, preloaded": "; ".join(["import atoll.engines.preload", *STEPS.values()])}
 CHILD = """
 import json, sys, time
@@ -111,13 +113,13 @@ def main() -> None:
     if options.child:
         print(json.dumps(start(*json.loads(options.child))))
         return
-    rows: dict[str, list[float]] = {name: [] for name in (*STEPS, *PRELOADED)}
+    rows: dict[str, list[float]] = {name: [] for name in (*STEPS, *PRELOADED, *LEFT_OUT)}
     starts = [(way, count) for count in COUNTS for way in CONTEXTS] + [("run", 0)]
     found: dict[str, dict[str, list[float]]] = {
         f"{way}, {count}": {"seconds": [], "mib": []} for way, count in starts
     }
     for _ in range(options.turns):
-        for steps in (STEPS, PRELOADED):
+        for steps in (STEPS, PRELOADED, {**STEPS, **LEFT_OUT}):
             for name, seconds in run("-c", CHILD, json.dumps(steps)).items():
                 rows[name].append(round(seconds, 3))
         for way, count in starts:

@@ -65,6 +65,16 @@ def test_standard_resnet_is_torchvisions(name):
         torch.testing.assert_close(ours(images), theirs(images))
 
 
+@pytest.mark.parametrize("name", ["resnet18", "resnet34", "resnet50"])
+def test_a_seed_gives_the_stages_torchvisions_weights(name):
+    torch.manual_seed(1)
+    theirs = torchvision.models.get_model(name, weights=None).state_dict()
+    ours = build(name, stem="standard", image_size=64, seed=1).state_dict()
+    expected = {k: v for k, v in theirs.items() if k.startswith("layer")}
+    assert expected.keys() == {k for k in ours if k.startswith("layer")}
+    assert all(torch.equal(ours[name], weight) for name, weight in expected.items())
+
+
 @pytest.mark.parametrize("channels", [1, 3])
 @pytest.mark.parametrize("image_size", [8, 16, 32])
 def test_narrow_resnet_takes_small_grey_and_colour_images(channels, image_size):

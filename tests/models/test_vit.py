@@ -2,6 +2,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from torchvision.models.vision_transformer import EncoderBlock
 
 from atoll.core.errors import UserError
 from atoll.models import (
@@ -13,7 +14,7 @@ from atoll.models import (
     random_masking,
     unpatchify,
 )
-from atoll.models.vit import resample_positions
+from atoll.models.vit import Block, resample_positions
 
 
 def generator(seed=0):
@@ -40,8 +41,23 @@ def test_vit_tiny_has_the_sizes_of_dec_ssl():
     assert encoder.patches == 256
     assert parameters(encoder) == embedding + 192 + 257 * 192 + 12 * block + 2 * 192
     assert parameters(decoder) == 192 + 257 * 192 + 4 * block + 192 * 12 + 12
-    assert encoder.blocks[0].num_heads == 3
+    assert encoder.blocks[0].self_attention.num_heads == 3
     assert encoder.dim == 192
+
+
+def test_a_block_is_torchvisions():
+    """A seed gives its initial weights; it computes the same, also backwards."""
+    made = []
+    for make in (lambda: Block(128), lambda: EncoderBlock(2, 128, 512, dropout=0.0, attention_dropout=0.0)):
+        torch.manual_seed(0)
+        block = make()
+        x = torch.randn(2, 5, 128, requires_grad=True)
+        y = block(x)
+        y.square().sum().backward()
+        made.append({**block.state_dict(), "y": y, "gradient": x.grad})
+    ours, theirs = made
+    assert list(ours) == list(theirs)
+    assert all(torch.equal(ours[name], value) for name, value in theirs.items())
 
 
 @pytest.mark.parametrize("channels", [1, 3])

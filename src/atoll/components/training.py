@@ -11,6 +11,7 @@ import torch
 from torch import nn
 
 from atoll.core.config import Options
+from atoll.core.optimizers import SGD, Adam, AdamW
 from atoll.core.schema import Above, AtLeast, AtMost, Below, Infinite, Positive, Share, Whole
 
 Bound = Annotated[float, Above(0), Infinite()]
@@ -130,13 +131,11 @@ def make_optimizer(train: TrainOptions, parameters: Iterable[nn.Parameter]) -> t
     weights = list(parameters)
     fused = all(weight.is_cuda for weight in weights) or None  # None: PyTorch's default
     if train.optimizer == "sgd":
-        sgd = torch.optim.SGD(
-            weights, lr=train.lr, momentum=train.momentum, weight_decay=train.weight_decay, fused=fused
-        )
+        sgd = SGD(weights, lr=train.lr, momentum=train.momentum, weight_decay=train.weight_decay, fused=fused)
         if fused and train.momentum:
             sgd.register_step_pre_hook(_start_momentum)
         return sgd
-    kind: type[torch.optim.Adam] = {"adam": torch.optim.Adam, "adamw": torch.optim.AdamW}[train.optimizer]
+    kind: type[Adam] = {"adam": Adam, "adamw": AdamW}[train.optimizer]
     betas = (train.momentum, 0.999)
     return kind(weights, lr=train.lr, betas=betas, weight_decay=train.weight_decay, fused=fused)
 

@@ -14,6 +14,7 @@ from torch.nn import functional as F
 
 from atoll.core.devices import upload
 from atoll.core.errors import UserError
+from atoll.core.optimizers import SGD, Adam
 from atoll.data.images import ImageSet, Pixels
 from atoll.evaluation.embed import device_of, embed
 from atoll.evaluation.probe import SelectedAccuracy, first_weights
@@ -108,7 +109,7 @@ class _Classifier(nn.Module):
             {"params": list(self.head), "lr": protocol.head_lr},
         ]
         adam = protocol.optimizer == "adam"
-        return torch.optim.Adam(groups) if adam else torch.optim.SGD(groups, momentum=protocol.momentum)
+        return Adam(groups) if adam else SGD(groups, momentum=protocol.momentum)
 
 
 Augment = Callable[[Tensor, torch.Generator], Tensor]

@@ -12,6 +12,7 @@ from torch.nn import functional as F
 
 from atoll.core.devices import upload
 from atoll.core.errors import UserError
+from atoll.core.optimizers import SGD, Adam, AdamW
 from atoll.core.threads import one_thread
 from atoll.evaluation.knn import check_labelled
 from atoll.evaluation.protocols import ProbeProtocol
@@ -171,9 +172,9 @@ def first_weights(
 
 def _optimizer(protocol: ProbeProtocol, parameters: list[nn.Parameter]) -> torch.optim.Optimizer:
     if protocol.optimizer in ("adam", "adamw"):
-        kind = torch.optim.Adam if protocol.optimizer == "adam" else torch.optim.AdamW
+        kind = Adam if protocol.optimizer == "adam" else AdamW
         return kind(parameters, protocol.lr, weight_decay=protocol.weight_decay, fused=True)
-    return torch.optim.SGD(
+    return SGD(
         parameters,
         protocol.lr,
         protocol.momentum,

@@ -37,6 +37,7 @@ from atoll.components.base import (
     TensorSpec,
     UpTo,
 )
+from atoll.core.optimizers import SGD
 from atoll.core.rng import stream
 from atoll.core.schema import Count, Momentum, Positive, Whole
 from atoll.core.tree import Tree, Weights
@@ -96,7 +97,7 @@ def fit_centroids(
         c: (G, d). z: (n, d). Output: (G, d), rows of length 1.
     """
     c = c.detach().clone().requires_grad_()
-    optimizer = torch.optim.SGD([c], lr=lr, momentum=0.9, weight_decay=1e-4)
+    optimizer = SGD([c], lr=lr, momentum=0.9, weight_decay=1e-4)
     for _ in range(steps):
         scores = z @ c.T
         balanced = sinkhorn_assignments(scores, lam)

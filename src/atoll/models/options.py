@@ -16,7 +16,7 @@ from atoll.models.adapters import LORA_TARGETS
 from atoll.models.cnn import FedCACNN, FedQuadCNN
 from atoll.models.encoder import Encoder
 from atoll.models.external import build_external, is_external, is_own_code
-from atoll.models.resnet import STEMS, narrow_resnet, torchvision_resnet
+from atoll.models.resnet import RESNETS, STEMS, narrow_resnet, resnet
 from atoll.models.vit import HEAD_WIDTH, MAEDecoder, ViT
 
 
@@ -135,8 +135,8 @@ class EncoderKind:
     smallest: int = 4
 
 
-def _torchvision(options: ModelOptions, channels: int, image_size: int) -> Encoder:
-    return torchvision_resnet(options.encoder, options.stem, channels, options.init)
+def _resnet(options: ModelOptions, channels: int, image_size: int) -> Encoder:
+    return resnet(options.encoder, options.stem, channels, options.init)
 
 
 def _narrow(options: ModelOptions, channels: int, image_size: int) -> Encoder:
@@ -152,11 +152,9 @@ def _external(options: ModelOptions, channels: int, image_size: int) -> Encoder:
 
 
 _EXTERNAL = EncoderKind(_external, frozenset(), smallest=1)
-_RESNET = EncoderKind(_torchvision, frozenset({"stem", "init"}))
+_RESNET = EncoderKind(_resnet, frozenset({"stem", "init"}))
 ENCODERS = {
-    "resnet18": _RESNET,
-    "resnet34": _RESNET,
-    "resnet50": _RESNET,
+    **dict.fromkeys(RESNETS, _RESNET),
     "resnet-narrow": EncoderKind(_narrow, frozenset({"stem", "width"})),
     "fedquad-cnn": EncoderKind(lambda options, channels, image_size: FedQuadCNN(channels), frozenset()),
     "fedca-cnn": EncoderKind(

@@ -10,7 +10,6 @@ from typing import Any
 
 import safetensors
 import torch
-import torchvision
 from torch import Tensor
 
 from atoll.core.errors import UserError
@@ -238,6 +237,8 @@ def _read(source: str) -> dict[str, Tensor]:
 
 
 def _torchvision_weights(source: str) -> dict[str, Tensor]:
+    import torchvision
+
     weights = torchvision.models.get_model_weights(source.removeprefix(TORCHVISION)).DEFAULT
     state: dict[str, Tensor] = weights.get_state_dict(progress=False)
     return state

@@ -1,4 +1,4 @@
-"""ResNets for small images: torchvision's blocks behind a stem for small images.
+"""ResNets, with stems for small images.
 
 References:
     He et al., "Deep Residual Learning for Image Recognition", CVPR 2016, https://arxiv.org/abs/1512.03385.
@@ -9,15 +9,80 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-import torchvision
 from torch import Tensor, nn
 from torch.nn import functional as F
-from torchvision.models.resnet import BasicBlock
 
 from atoll.core.errors import UserError
 from atoll.models.encoder import Encoder, graft
 
 Stem = tuple[nn.Conv2d, nn.Module]
+
+
+class BasicBlock(nn.Module):
+    """Residual block of two convolutions (He et al., Eq. 1 and 2; Fig. 5, left).
+
+    Args:
+        before: Channels of the input.
+        width: Channels of the convolutions.
+        stride: Stride of the block.
+    """
+
+    expansion = 1
+
+    def __init__(self, before: int, width: int, stride: int) -> None:
+        super().__init__()
+        shortcut = _shortcut(before, width, stride)  # drawn first, as by torchvision
+        self.conv1 = nn.Conv2d(before, width, 3, stride, padding=1, bias=False)
+        self.bn1 = nn.BatchNorm2d(width)
+        self.conv2 = nn.Conv2d(width, width, 3, padding=1, bias=False)
+        self.bn2 = nn.BatchNorm2d(width)
+        self.downsample = shortcut
+
+    def forward(self, maps: Tensor) -> Tensor:
+        """Add the input, or its projection, to what the convolutions compute."""
+        out = F.relu(self.bn1(self.conv1(maps)), inplace=True)
+        out = self.bn2(self.conv2(out))
+        out += maps if self.downsample is None else self.downsample(maps)
+        return F.relu(out, inplace=True)
+
+
+class Bottleneck(nn.Module):
+    """Residual block of three convolutions (He et al., Fig. 5, right), with the stride in the second one.
+
+    Args:
+        before: Channels of the input.
+        width: Channels of the first two convolutions; the third has four times as many.
+        stride: Stride of the block.
+    """
+
+    expansion = 4
+
+    def __init__(self, before: int, width: int, stride: int) -> None:
+        super().__init__()
+        after = self.expansion * width
+        shortcut = _shortcut(before, after, stride)
+        self.conv1 = nn.Conv2d(before, width, 1, bias=False)
+        self.bn1 = nn.BatchNorm2d(width)
+        self.conv2 = nn.Conv2d(width, width, 3, stride, padding=1, bias=False)
+        self.bn2 = nn.BatchNorm2d(width)
+        self.conv3 = nn.Conv2d(width, after, 1, bias=False)
+        self.bn3 = nn.BatchNorm2d(after)
+        self.downsample = shortcut
+
+    def forward(self, maps: Tensor) -> Tensor:
+        """Add the input, or its projection, to what the convolutions compute."""
+        out = F.relu(self.bn1(self.conv1(maps)), inplace=True)
+        out = F.relu(self.bn2(self.conv2(out)), inplace=True)
+        out = self.bn3(self.conv3(out))
+        out += maps if self.downsample is None else self.downsample(maps)
+        return F.relu(out, inplace=True)
+
+
+def _shortcut(before: int, after: int, stride: int) -> nn.Module | None:
+    """The projection of a block's input (He et al., option B), where its shape is not the output's."""
+    if stride == 1 and before == after:
+        return None
+    return nn.Sequential(nn.Conv2d(before, after, 1, stride, bias=False), nn.BatchNorm2d(after))
 
 
 class ResNet(Encoder):
@@ -84,13 +149,19 @@ def _standard_stem(channels: int, width: int) -> Stem:
 
 
 STEMS = {"cifar": _cifar_stem, "strided": _strided_stem, "standard": _standard_stem}
+RESNETS: dict[str, tuple[type[BasicBlock | Bottleneck], tuple[int, int, int, int]]] = {
+    "resnet18": (BasicBlock, (2, 2, 2, 2)),  # the block, and its number in each stage (He et al., Table 1)
+    "resnet34": (BasicBlock, (3, 4, 6, 3)),
+    "resnet50": (Bottleneck, (3, 4, 6, 3)),
+}
+STRIDES = 1, 2, 2, 2  # of the stages
 
 
-def torchvision_resnet(name: str, stem: str, channels: int, init: str) -> ResNet:
-    """Build a torchvision ResNet without its classifier and with another stem.
+def resnet(name: str, stem: str, channels: int, init: str) -> ResNet:
+    """Build a ResNet of the paper without its classifier.
 
     Args:
-        name: Its name in torchvision: ``resnet18``, ``resnet34`` or ``resnet50``.
+        name: A name in `RESNETS`.
         stem: A name in `STEMS`.
         channels: Channels of the images.
         init: ``"random"``, or ``"torchvision"`` for its ImageNet weights, downloaded unless they are cached.
@@ -98,20 +169,37 @@ def torchvision_resnet(name: str, stem: str, channels: int, init: str) -> ResNet
     Raises:
         UserError: The weights are neither in torch's cache nor downloadable.
     """
-    original = torchvision.models.get_model(name, weights=None)
-    stages = [original.layer1, original.layer2, original.layer3, original.layer4]
-    encoder = ResNet(STEMS[stem](channels, 64), stages, original.fc.in_features)
+    block, counts = RESNETS[name]
+    # Torchvision's first convolution and classifier are drawn, too, so that a seed gives torchvision's weights.
+    first, before, stages = nn.Conv2d(3, 64, 7, bias=False), 64, []
+    for width, count, stride in zip((64, 128, 256, 512), counts, STRIDES, strict=True):
+        after = block.expansion * width
+        stages.append(
+            nn.Sequential(block(before, width, stride), *(block(after, width, 1) for _ in range(count - 1)))
+        )
+        before = after
+    nn.Linear(before, 1000)
+    _initialise(nn.ModuleList([first, *stages]))
+    encoder = ResNet(STEMS[stem](channels, 64), stages, before)
     _initialise(encoder.conv1)
     if init == "torchvision":
-        try:
-            state = torchvision.models.get_model_weights(name).DEFAULT.get_state_dict(progress=False)
-        except OSError as error:
-            raise UserError(
-                f"the torchvision weights of {name} could not be downloaded ({error}): connect once, "
-                "put the file into torch's cache yourself, or use model.init = 'random'"
-            ) from error
-        graft(encoder, state, f"torchvision's {name}")
+        graft(encoder, _published(name), f"torchvision's {name}")
     return encoder
+
+
+def _published(name: str) -> dict[str, Tensor]:
+    import torchvision  # takes most of a second
+
+    try:
+        state: dict[str, Tensor] = torchvision.models.get_model_weights(name).DEFAULT.get_state_dict(
+            progress=False
+        )
+    except OSError as error:
+        raise UserError(
+            f"the torchvision weights of {name} could not be downloaded ({error}): connect once, "
+            "put the file into torch's cache yourself, or use model.init = 'random'"
+        ) from error
+    return state
 
 
 def narrow_resnet(stem: str, width: int, channels: int) -> ResNet:
@@ -127,18 +215,10 @@ def narrow_resnet(stem: str, width: int, channels: int) -> ResNet:
     """
     widths = [width, 2 * width, 4 * width, 8 * width]
     before = [width, *widths[:-1]]
-    strides = [1, 2, 2, 2]
-    stages = [nn.Sequential(_block(*shape)) for shape in zip(before, widths, strides, strict=True)]
+    stages = [nn.Sequential(BasicBlock(*shape)) for shape in zip(before, widths, STRIDES, strict=True)]
     encoder = ResNet(STEMS[stem](channels, width), stages, widths[-1])
     _initialise(encoder)
     return encoder
-
-
-def _block(before: int, after: int, stride: int) -> BasicBlock:
-    if stride == 1 and before == after:
-        return BasicBlock(before, after)
-    shortcut = nn.Sequential(nn.Conv2d(before, after, 1, stride, bias=False), nn.BatchNorm2d(after))
-    return BasicBlock(before, after, stride, shortcut)
 
 
 def _initialise(module: nn.Module) -> None:

@@ -1,6 +1,7 @@
 """ViT-Tiny as a masked autoencoder (MAE) for small images.
 
 References:
+    Dosovitskiy et al., "An Image is Worth 16x16 Words", ICLR 2021, https://arxiv.org/abs/2010.11929.
     He et al., "Masked Autoencoders Are Scalable Vision Learners", CVPR 2022, https://arxiv.org/abs/2111.06377.
     Wang et al., "Does Decentralized Learning with Non-IID Unlabeled Data Benefit from Self Supervision?"
     (Dec-SSL), ICLR 2023, https://arxiv.org/abs/2210.10947: the sizes used here.
@@ -9,11 +10,11 @@ References:
 from __future__ import annotations
 
 import math
+from collections import OrderedDict
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
-from torchvision.models.vision_transformer import EncoderBlock
 
 from atoll.core.errors import UserError
 from atoll.models.encoder import Encoder
@@ -158,14 +159,38 @@ def resample_patches(weight: Tensor, side: int) -> Tensor:
     return fitted.reshape(*weight.shape[:2], side, side).to(weight.dtype)
 
 
+class Block(nn.Module):
+    """Transformer block with the norms first (Dosovitskiy et al., Eq. 2 and 3), with torchvision's names.
+
+    Args:
+        width: Width of a token.
+
+    Shape:
+        - x: (N, T, width). Output: as x.
+    """
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.ln_1 = nn.LayerNorm(width, eps=1e-6)
+        self.self_attention = nn.MultiheadAttention(width, width // HEAD_WIDTH, batch_first=True)
+        self.ln_2 = nn.LayerNorm(width, eps=1e-6)
+        wider, narrower = nn.Linear(width, 4 * width), nn.Linear(4 * width, width)
+        for layer in (wider, narrower):
+            nn.init.xavier_uniform_(layer.weight)
+            nn.init.normal_(layer.bias, std=1e-6)
+        self.mlp = nn.Sequential(OrderedDict({"0": wider, "1": nn.GELU(), "3": narrower}))
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Let the tokens of each image attend to each other, and transform each by itself."""
+        y = self.ln_1(x)
+        x = x + self.self_attention(y, y, y, need_weights=False)[0]
+        out: Tensor = x + self.mlp(self.ln_2(x))
+        return out
+
+
 def _blocks(width: int, depth: int) -> nn.Sequential:
     # nn.TransformerEncoder copies one block, so all of its blocks would start with the same weights.
-    return nn.Sequential(
-        *(
-            EncoderBlock(width // HEAD_WIDTH, width, 4 * width, dropout=0.0, attention_dropout=0.0)
-            for _ in range(depth)
-        )
-    )
+    return nn.Sequential(*(Block(width) for _ in range(depth)))
 
 
 def _embedding(*shape: int) -> nn.Parameter:

@@ -19,7 +19,6 @@ from dataclasses import dataclass
 import torch
 from PIL import Image
 from torch import Tensor
-from torchvision.transforms.v2 import functional as V
 
 Generators = Sequence[torch.Generator]
 
@@ -60,6 +59,8 @@ def _impulse_noise(images: Tensor, share: float, generators: Generators) -> Tens
 
 
 def _gaussian_blur(images: Tensor, sigma: float, generators: Generators) -> Tensor:
+    from torchvision.transforms.v2 import functional as V
+
     radius = min(math.ceil(4 * sigma), images.shape[-1] - 1)
     blurred: Tensor = V.gaussian_blur(images, [2 * radius + 1] * 2, [sigma] * 2)
     return blurred
@@ -93,6 +94,8 @@ def _jpeg_compression(images: Tensor, quality: float, generators: Generators) ->
 
 
 def _by_pillow(images: Tensor, change: Callable[[Image.Image], Image.Image]) -> Tensor:
+    from torchvision.transforms.v2 import functional as V
+
     rows = images.mul(255).round_().to(torch.uint8)
     if images.shape[1] not in (1, 3):  # each channel alone
         rows = rows.flatten(0, 1)[:, None]

@@ -13,8 +13,6 @@ from dataclasses import dataclass, replace
 import numpy as np
 import torch
 from torch import Tensor
-from torchvision.transforms import InterpolationMode
-from torchvision.transforms.v2 import functional as V
 
 from atoll.core.rng import numpy_stream, stream
 from atoll.data.images import ImageSet, Pixels, Shape
@@ -87,7 +85,7 @@ class Shift:
         """
         for kind in self.options.kinds:
             if kind == "rotation":
-                pixels = V.rotate(pixels, self.angle(client), InterpolationMode.BILINEAR)
+                pixels = _rotated(pixels, self.angle(client))
                 continue
             images = pixels.float().div_(255)
             if kind == "style":
@@ -152,6 +150,14 @@ def shifted(images: ImageSet, clients: Sequence[Tensor], shift: Shift) -> ImageS
         places[indices] = torch.arange(len(indices))
     columns = {**images.columns, SHIFTED: owners}
     return replace(images, images=ShiftedPixels(images.images, owners, places, shift), columns=columns)
+
+
+def _rotated(pixels: Tensor, angle: float) -> Tensor:
+    from torchvision.transforms import InterpolationMode
+    from torchvision.transforms.v2 import functional as V
+
+    rotated: Tensor = V.rotate(pixels, angle, InterpolationMode.BILINEAR)
+    return rotated
 
 
 def shifted_held_out(images: ImageSet, sizes: Sequence[int], shift: Shift, purpose: str) -> ImageSet:
