@@ -63,9 +63,28 @@ def test_an_ignored_signal_stays_ignored():
 )
 def test_only_runs_with_more_processes_start_one(settings, starts, monkeypatch):
     started = []
-    monkeypatch.setattr("atoll.core.processes.process_context", lambda: started.append(True))
+    monkeypatch.setattr("atoll.core.processes.process_context", lambda *_: started.append(True))
     start_forking("board-short", settings)
     assert bool(started) == starts
+
+
+@pytest.mark.parametrize(
+    ("settings", "modules"),
+    [
+        ((), ()),
+        (["data.source=torchvision", "data.path=CIFAR10"], ("torchvision",)),
+        (["shift.kinds=['rotation']"], ("torchvision",)),
+        (["model.encoder=timm:resnet18"], ("torchvision",)),
+        (["model.encoder=torchvision.models:resnet18"], ("torchvision",)),
+        (["model.encoder=mine:net"], ()),
+        (["train.compile=true", "shift.kinds=['rotation']"], ("torchvision", "torch._dynamo")),
+    ],
+)
+def test_workers_are_forks_of_what_has_imported_the_recipes_libraries(settings, modules, monkeypatch):
+    started = []
+    monkeypatch.setattr("atoll.core.processes.process_context", lambda *names: started.append(names))
+    start_forking("digits-simclr", [*settings, "engine.workers=2"])
+    assert started == [modules]
 
 
 COMMAND = """

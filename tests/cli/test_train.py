@@ -9,7 +9,7 @@ STARTED = """
 import sys
 from atoll.core import processes
 
-def process_context():
+def process_context(*modules):
     sys.exit(f"started, and PyTorch is {'' if 'torch' in sys.modules else 'not '}imported")
 
 processes.process_context = process_context

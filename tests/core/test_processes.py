@@ -72,8 +72,31 @@ def test_a_process_starts_with_everything_imported_and_interrupts_blocked():
     with closing(here):
         modules, blocked = here.recv()
     process.join()
-    assert {"torch.optim", "torch._dynamo", "torchvision", "atoll.engines.executors"} <= modules
+    assert {"torch.optim", "atoll.engines.executors"} <= modules
     assert {signal.SIGINT, signal.SIGHUP} <= blocked
+
+
+FURTHER = """
+import multiprocessing, sys
+from atoll.core.processes import process_context
+
+def look(connection):
+    connection.send({"torch._dynamo", "torchvision"} & set(sys.modules))
+
+if __name__ == "__main__":
+    here, there = multiprocessing.Pipe()
+    process_context(*sys.argv[1:]).Process(target=look, args=(there,)).start()
+    print(*sorted(here.recv()))
+"""
+
+
+@forks
+@pytest.mark.parametrize("modules", ["", "torch._dynamo", "torch._dynamo torchvision"])
+def test_a_process_starts_with_the_further_modules_imported(modules, tmp_path):
+    script = tmp_path / "further.py"
+    script.write_text(FURTHER)
+    done = subprocess.run([sys.executable, script, *modules.split()], capture_output=True, text=True)
+    assert (done.returncode, done.stdout) == (0, modules + "\n"), done.stderr
 
 
 IMPORTED_WITHOUT_GPU = """
@@ -85,7 +108,7 @@ def used(*arguments):
 for name in dir(torch._C):
     if name.startswith("_cuda_") and not isinstance(getattr(torch._C, name), type):
         setattr(torch._C, name, used)
-import atoll.engines.executors
+import atoll.engines.executors, torchvision, torch._dynamo
 """
 
 

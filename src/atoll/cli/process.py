@@ -107,8 +107,9 @@ def start_forking(recipe: str | Path, settings: Sequence[str]) -> None:
     """Start what workers are forks of if the recipe has workers: it imports PyTorch while this process does."""
     from atoll.core.config import over, read_settings
     from atoll.core.processes import process_context
-    from atoll.recipe.table import read_table
+    from atoll.recipe.table import further_imports, read_table
 
-    engine = over(read_table(recipe), read_settings(settings)).get("engine", {})
+    table = over(read_table(recipe), read_settings(settings))
+    engine = table.get("engine", {})
     if engine.get("workers", 1) != 1 or engine.get("devices") or engine.get("decoders"):
-        process_context()
+        process_context(*further_imports(table))

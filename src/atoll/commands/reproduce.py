@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any
 
 from atoll.commands.compare import Comparison, compare
-from atoll.commands.detect import detect, prepare_detection
 from atoll.commands.evaluate import measure_run
 from atoll.commands.figures import Drawn, Results, figure_data
 from atoll.commands.progress import Bar
@@ -214,6 +213,8 @@ def _load_objects(detection: Detection) -> None:
 
 def _detected(row: Row, detection: Detection, run: Run) -> dict[str, Any]:
     """Fine-tune a run's encoder to detect objects, or load an earlier result."""
+    from atoll.commands.detect import detect, prepare_detection  # imports torchvision, which takes a second
+
     options = replace(detection.options, seed=recipe_of(run).seed)
     out = run.folder / DETECTION / row.name
     (record,) = detect(prepare_detection(run.folder, detection.data, options, out=out))

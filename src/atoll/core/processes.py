@@ -20,7 +20,7 @@ def num_cores() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
-def process_context() -> ForkServerContext | SpawnContext:
+def process_context(*modules: str) -> ForkServerContext | SpawnContext:
     """Return the context in which processes that train or decode start.
 
     On Linux they are forks of Python's fork server, a process that imports PyTorch and Atoll once for all of them.
@@ -29,6 +29,9 @@ def process_context() -> ForkServerContext | SpawnContext:
     function, and ends with this process; a fork has the environment variables of its start.
 
     Elsewhere every process imports for itself, because a system's own libraries may fail in forks.
+
+    Args:
+        modules: Further modules that the processes will need; the first call counts.
     """
     main = sys.modules["__main__"]
     if getattr(main, "__file__", None) == "<stdin>":  # a process would run the script of that name again
@@ -36,7 +39,7 @@ def process_context() -> ForkServerContext | SpawnContext:
     if sys.platform != "linux":
         return multiprocessing.get_context("spawn")
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["atoll.engines.preload"])
+    context.set_forkserver_preload(["atoll.engines.preload", *modules])
     with interrupts_blocked():
         try:
             forkserver.ensure_running()

@@ -6,6 +6,7 @@ import contextlib
 from collections.abc import Iterator
 from pathlib import Path
 
+from atoll.core.config import describe
 from atoll.core.processes import process_context
 from atoll.core.run_folder import Run
 from atoll.engines.client_states import ClientStates
@@ -18,6 +19,7 @@ from atoll.engines.rounds import RunContext, SiteResults, run_rounds
 from atoll.engines.server import Server
 from atoll.engines.stacked import Stacked
 from atoll.recipe.recipe import Recipe
+from atoll.recipe.table import further_imports
 
 
 class Simulation:
@@ -44,7 +46,9 @@ class Simulation:
     def gather(self, recipe: Recipe, folder: Path, restart: bool = False) -> Federation:
         """Load the images and partition them."""
         if len(recipe.engine.worker_devices(cohort=2)) > 1 or recipe.engine.decoders:
-            process_context()  # the processes' imports take as long as loading the images
+            process_context(
+                *further_imports(describe(recipe))
+            )  # the processes' imports take as long as loading the images
         return Federation(recipe)
 
     def states(self, store: Run) -> ClientStates:

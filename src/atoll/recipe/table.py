@@ -69,6 +69,29 @@ def recipe_folders(recipe: str | Path) -> list[Path]:
     return folders
 
 
+def further_imports(table: Mapping[str, Any]) -> list[str]:
+    """Name what a run of a recipe imports beside PyTorch and Atoll, of what takes long; not of the user's own code.
+
+    Example:
+        >>> from atoll.recipe.table import further_imports
+        >>> further_imports({"data": {"source": "torchvision", "path": "CIFAR10"}})
+        ['torchvision']
+        >>> further_imports({"model": {"encoder": "resnet18"}})
+        []
+    """
+    data, shift, model, train = (table.get(section, {}) for section in ("data", "shift", "model", "train"))
+    encoder = str(model.get("encoder", ""))
+    modules = {
+        "torchvision": (
+            data.get("source") == "torchvision"
+            or shift.get("kinds")
+            or encoder.startswith(("timm:", "torchvision."))
+        ),
+        "torch._dynamo": train.get("compile"),
+    }
+    return [name for name, needed in modules.items() if needed]
+
+
 def complete_table(table: Mapping[str, Any], settings: Sequence[str] = ()) -> dict[str, Any]:
     """Merge a recipe's table over its ``base``, if any, and ``key=value`` settings over both.
 
