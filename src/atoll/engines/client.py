@@ -16,6 +16,7 @@ from atoll.core.process_state import seeded_streams
 from atoll.core.rng import derive_seed
 from atoll.core.tree import Weights, checked, clone
 from atoll.data.batch import part_sizes
+from atoll.engines.network_state import NetworkState
 from atoll.engines.weight_names import buffer_names, frozen_names, personal_names, update_names
 from atoll.methods.method import Method
 from atoll.models.compiled import CompiledEncoders
@@ -48,13 +49,13 @@ class Client:
         self._personal = personal_names(method, networks)
         self._trained = [(weight, weight.requires_grad) for weight in networks.parameters()]
         self._fixed = frozenset(frozen_names(networks))
-        self._places = _places(networks)
+        self._state = NetworkState(networks)
         self._compiled: CompiledEncoders | None = None
         if setting.train.compile:
             sizes = part_sizes(setting.train.batch_size, setting.train.accumulate)
             self._compiled = CompiledEncoders(set(sizes), self.device, setting.train.cuda_graphs)
         self._base: Weights = constants.get(BASE, {})
-        self._load(self._base)
+        self._state.load(self._base)
 
     @property
     def device(self) -> torch.device:
@@ -88,6 +89,7 @@ class Client:
         context.lr = learning_rate(train, context.round)
         context.shared, context.fixed = self._shared, self._fixed
         train_mode(self.networks)
+        self._state.reset()
         for weight, trained in self._trained:
             weight.requires_grad_(trained)  # a component may have frozen it, for another client
         models = message["models"]
@@ -99,11 +101,11 @@ class Client:
             downloaded = {**self._base, **own}
         if not method.merge.replaces:
             downloaded = method.merge.join(context, downloaded)
-        self._load(downloaded, whole=True)
+        self._state.load(downloaded, whole=True)
         if retained:
-            self._load(retained.get("personal", {}))
+            self._state.load(retained.get("personal", {}))
         if train.bn_buffers == "local" and retained:
-            self._load(retained["buffers"])
+            self._state.load(retained["buffers"])
         for group in self.optimizer.param_groups:
             group["lr"] = context.lr
         self.optimizer.state.clear()
@@ -215,7 +217,7 @@ class Client:
         """
         self._end_epoch()
         method, context, train = self.method, self.context, self.setting.train
-        weights = self._weights()
+        weights = self._state.weights()
         sent = {component.name: component.finish(context) for component in method.components}
         slices = checked(sent, "finish")
         update: Update = {
@@ -244,29 +246,6 @@ class Client:
         if train.keep_optimizer:
             retained["optimizer"] = {str(k): v for k, v in self.optimizer.state_dict()["state"].items()}
         return update, retained
-
-    def _weights(self) -> Weights:
-        """The networks' state dict, in half its time.
-
-        Each tensor is looked up again, because a module may have replaced a buffer by another tensor.
-        """
-        if self._places is None:
-            return {name: value.detach() for name, value in self.networks.state_dict().items()}
-        return {name: getattr(module, own).detach() for name, (module, own) in self._places.items()}
-
-    def _load(self, weights: Weights, whole: bool = False) -> None:
-        """Copy weights into the networks, as `nn.Module.load_state_dict` does in several times the time."""
-        own = self._weights()  # share memory with the networks
-        known = own.keys() == weights.keys() if whole else own.keys() >= weights.keys()
-        if (
-            not known
-            or self._places is None
-            or any(own[name].shape != weight.shape for name, weight in weights.items())
-        ):
-            self.networks.load_state_dict(weights, strict=whole)  # says what differs
-            return
-        for name, weight in weights.items():
-            own[name].copy_(weight)
 
     def _load_optimizer(self, retained: Slices) -> None:
         groups = self.optimizer.state_dict()["param_groups"]
@@ -334,17 +313,3 @@ def training_seed(setting: Setting, message: Message) -> int:
 def _part(loss: Tensor, share: float) -> Tensor:
     """What a loss adds to the batch's; on a GPU, one kernel less where that is all of it."""
     return loss.detach() if share == 1 else share * loss.detach()
-
-
-def _places(networks: nn.Module) -> dict[str, tuple[nn.Module, str]] | None:
-    """The module and the attribute of each tensor of the state dict; None if one has other names there."""
-    modules = dict(networks.named_modules(remove_duplicate=False))
-    places = {}
-    for name, tensor in networks.state_dict().items():
-        path, _, own = name.rpartition(".")
-        place = (modules.get(path, networks), own)
-        found = getattr(*place, None)
-        if not isinstance(found, Tensor) or found.data_ptr() != tensor.data_ptr():
-            return None
-        places[name] = place
-    return places

@@ -166,10 +166,10 @@ class SiteSide:
                 except UserError as error:
                     return self._lost_state(request["federation"], valid, error)
             weights = recipe.composed.personal(Deployment({"": request["model"]}), client, retained)
-            federation.networks.load_state_dict({**federation.networks.state_dict(), **weights})
+            encoder = federation.load(weights)
             protocols = recipe.evaluation.at_end if request["final"] else recipe.evaluation.during
             results = evaluate(
-                federation.encoder, splits.train, held, federation.views, recipe.evaluation, seed=recipe.seed,
+                encoder, splits.train, held, federation.views, recipe.evaluation, seed=recipe.seed,
                 protocols=protocols,
             )  # fmt: skip
         numbers = {name: value for name, value in results.items() if type(value) in (int, float)}
