@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import atexit
 import gc
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -34,10 +33,9 @@ def paused() -> Iterator[None]:
 
 
 def leave_out_existing() -> None:
-    """Let the collector leave out all objects that exist, until the process ends.
+    """Let the collector leave out all objects that exist, also at the end of the process, where it takes longest.
 
-    Only for processes that have done nothing but import: what is garbage already would stay.
+    Only for processes that have done nothing but import: what is garbage already would stay. Some extension
+    modules, such as one that PyTorch's compiler imports, complain if their objects are left out; import them later.
     """
     gc.freeze()
-    # Extension modules complain at the end of objects that were not collected.
-    atexit.register(gc.unfreeze)
