@@ -46,9 +46,8 @@ class Simulation:
     def gather(self, recipe: Recipe, folder: Path, restart: bool = False) -> Federation:
         """Load the images and partition them."""
         if len(recipe.engine.worker_devices(cohort=2)) > 1 or recipe.engine.decoders:
-            process_context(
-                *further_imports(describe(recipe))
-            )  # the processes' imports take as long as loading the images
+            # The processes' imports take as long as loading the images.
+            process_context(*further_imports(describe(recipe)))
         return Federation(recipe)
 
     def states(self, store: Run) -> ClientStates:
