@@ -133,9 +133,9 @@ def test_beyond_the_limit_it_does_not_silently_go_on(monkeypatch):
 
 def test_without_a_compiler_the_error_says_what_to_do(monkeypatch, tmp_path):
     monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))
-    monkeypatch.setattr("torch._inductor.config.cpp.cxx", ("no-such-compiler",))
     encoder, _ = encoder_and_twin()
-    with pytest.raises(UserError, match=r"cannot compile this encoder .* leave out train\.compile"):
+    without = torch._inductor.config.patch({"cpp.cxx": ("no-such-compiler",)})
+    with without, pytest.raises(UserError, match=r"cannot compile this encoder .* leave out train\.compile"):
         CompiledEncoders({4}, CPU)(encoder, images(4))
 
 
