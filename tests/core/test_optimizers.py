@@ -62,17 +62,20 @@ def test_pytorchs_own_are_left_alone(name):
     ],
     ids=["resnet-narrow", "resnet18", "vit-tiny"],
 )
-def test_a_run_imports_neither_the_compiler_nor_torchvision(settings, tmp_path):
-    """They take as long as PyTorch itself, in each process."""
+def test_a_run_imports_no_compiler_and_no_library_that_it_does_not_need(settings, tmp_path):
+    """Together they take longer than PyTorch itself, in each process. Maps of embeddings need scikit-learn."""
+    small = [
+        *("data.limit=160", "train.rounds=1", "train.epochs=1", "evaluation.map_points=0"),
+        *("engine.threads=1", "engine.workers=1"),
+    ]
     out = str(tmp_path / "run")
     code = f"""
 import sys
 import atoll
 
-settings = ["data.limit=160", "train.rounds=1", "train.epochs=1", "engine.threads=1", "engine.workers=1"]
-run = atoll.simulate(atoll.load_recipe("digits-simclr", settings + {settings}), {out!r})
+run = atoll.simulate(atoll.load_recipe("digits-simclr", {[*small, *settings]}), {out!r})
 assert "knn/accuracy" in run.results and "probe/accuracy" in run.results
-print([name for name in ("torch._dynamo", "torchvision") if name in sys.modules])
+print([name for name in ("torch._dynamo", "torchvision", "sklearn") if name in sys.modules])
 """
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr

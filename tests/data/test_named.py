@@ -2,6 +2,7 @@
 
 import sys
 import types
+from importlib.machinery import ModuleSpec
 from pathlib import Path
 
 import numpy as np
@@ -33,6 +34,18 @@ class Letters(torchvision.datasets.VisionDataset):
         data = load_digits()
         pixels = np.rint(data.images[self.rows[i]] * (255 / 16)).astype(np.uint8)
         return Image.fromarray(pixels), int(data.target[self.rows[i]])
+
+
+@pytest.mark.parametrize("origin", [None, "elsewhere/__init__.py"], ids=["file", "loader"])
+def test_the_digits_are_scikit_learns(origin, monkeypatch):
+    """Read from its file, or, where it keeps that elsewhere, by its loader."""
+    if origin:
+        monkeypatch.setattr("atoll.data.named.find_spec", lambda name: ModuleSpec(name, None, origin=origin))
+    splits = load(source="digits", test_fraction=0)
+    expected = load_digits()
+    assert np.array_equal(pixels_of(splits.train), np.rint(expected.images * 255 / 16))
+    assert splits.train.labels.tolist() == expected.target.tolist()
+    assert splits.train.classes == [str(name) for name in expected.target_names]
 
 
 def test_torchvision_by_name(monkeypatch, digits, tmp_path):

@@ -7,6 +7,7 @@ import hashlib
 import inspect
 from collections.abc import Sequence
 from dataclasses import replace
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -29,14 +30,26 @@ def read_digits() -> Listing:
     Reference:
         Alpaydin and Kaynak, "Optical Recognition of Handwritten Digits", UCI repository, 1998 (test part).
     """
+    rows = _digits()
+    levels = np.rint(rows[:, :64].reshape(-1, 8, 8) * (255 / 16)).astype(np.uint8)
+    labels = rows[:, 64].astype(np.int64)
+    content = hash_bytes(levels.tobytes() + labels.astype("<i8").tobytes())
+    records = ItemRecords(len(levels), _Opened(levels), "digits", content)
+    return Listing(records, labels, [str(digit) for digit in range(10)])
+
+
+def _digits() -> np.ndarray[Any, np.dtype[np.float64]]:
+    """The 64 levels and the digit of each image, (1797, 65)."""
+    library = find_spec("sklearn")
+    if library is not None and library.origin is not None:
+        # Its loader takes most of a second to import, in each process.
+        path = Path(library.origin).parent / "datasets" / "data" / "digits.csv.gz"
+        if path.is_file():
+            return np.loadtxt(path, delimiter=",")
     from sklearn.datasets import load_digits
 
     digits = load_digits()
-    levels = np.rint(digits.images * (255 / 16)).astype(np.uint8)
-    labels = digits.target.astype(np.int64)
-    content = hash_bytes(levels.tobytes() + labels.astype("<i8").tobytes())
-    records = ItemRecords(len(levels), _Opened(levels), "digits", content)
-    return Listing(records, labels, [str(name) for name in digits.target_names])
+    return np.column_stack([digits.data, digits.target])
 
 
 class _Opened:
