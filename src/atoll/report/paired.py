@@ -6,8 +6,6 @@ import math
 import statistics
 from collections.abc import Mapping, Sequence
 
-from scipy.special import stdtrit  # scipy.stats takes a second to import
-
 from atoll.evaluation.metrics import Metric
 from atoll.report.groups import Group, Row, result_columns
 from atoll.report.html import Html, join, table, tag
@@ -35,6 +33,8 @@ def paired(row: Mapping[int, float], base: Mapping[int, float]) -> tuple[int, fl
     n = len(differences)
     if n < 2:
         return n, differences[0] if differences else math.nan, None
+    from scipy.special import stdtrit  # takes a tenth of a second to import, in each command
+
     half = float(stdtrit(n - 1, 0.975)) * statistics.stdev(differences) / math.sqrt(n)
     return n, statistics.fmean(differences), half
 
