@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import atexit
 import gc
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -35,7 +37,9 @@ def paused() -> Iterator[None]:
 def leave_out_existing() -> None:
     """Let the collector leave out all objects that exist, also at the end of the process, where it takes longest.
 
-    Only for processes that have done nothing but import: what is garbage already would stay. Some extension
-    modules, such as one that PyTorch's compiler imports, complain if their objects are left out; import them later.
+    Only for processes that have done nothing but import: what is garbage already would stay.
     """
     gc.freeze()
+    # PyTorch's compiler imports Triton, which complains at the end of objects that were not collected.
+    if "triton" in sys.modules:
+        atexit.register(gc.unfreeze)
