@@ -1,4 +1,4 @@
-"""What one client's training leaves in the networks does not reach the next client."""
+"""What is read of networks, loaded into them, and what passes from one client to the next unseen."""
 
 import pytest
 import torch
@@ -6,7 +6,6 @@ from torch import nn
 
 from atoll.core.tree import clone, same
 from atoll.engines.network_state import NetworkState
-from atoll.models.unsaved_buffers import unsaved_buffers
 from tests.rounds import Rounds
 
 
@@ -25,55 +24,50 @@ class Counts(nn.Module):
 
 
 class Caches(nn.Module):
-    """Keeps what belongs to the largest number of images so far."""
+    """Keeps more with each call, and what does not change."""
 
     def __init__(self):
         super().__init__()
-        self.register_buffer("places", torch.arange(2.0), persistent=False)
-        self.count = 2
+        self.layers = nn.Sequential(nn.Flatten(), nn.Linear(64, 8))
+        self.register_buffer("places", torch.zeros(2), persistent=False)
+        self.register_buffer("mask", torch.tensor([0.0, torch.nan]), persistent=False)
+        self.register_buffer("later", None, persistent=False)
+        self.register_buffer("tied", self.layers[1].weight.detach(), persistent=False)
 
-    def forward(self, x):
-        if len(x) > self.count:
-            self.count = len(x)
-            self.places = torch.arange(float(self.count))
-        return x + self.places[: len(x)]
+    def forward(self, images):
+        self.mask.copy_(self.mask.clone())
+        self.later = torch.ones(3)
+        self.places = torch.arange(len(self.places) + 1.0)
+        return self.layers(images)
 
 
-@pytest.mark.parametrize("method", ["fed_simclr", "fed_byol"])
-def test_unsaved_buffers_begin_with_each_client_anew(method):
-    """Those of the target network, too, which is a copy."""
-    own = (
-        f"model.encoder={__name__}:Counts",
-        "model.width=",
-        "model.stem=",
-        "views.mean=[0]",
-        "views.std=[1]",
-    )
-    settings = (f"method.name={method}", *own)
-    rounds = Rounds(*settings)
+def settings(network):
+    """Settings of a run with a network of one's own."""
+    own = (f"model.encoder={__name__}:{network}", "model.width=", "model.stem=")
+    return (*own, "method.name=fed_simclr", "views.mean=[0]", "views.std=[1]")
+
+
+def test_a_buffer_that_nothing_saves_and_that_changes_is_warned_of_once():
+    rounds = Rounds(*settings("Counts"))
     rounds.train(0)
-    (calls,) = unsaved_buffers(rounds.client.networks).values()
-    assert calls > 1
-    second, _ = rounds.train(1)
-    alone, _ = Rounds(*settings).train(1)
-    assert same(second["weights"], alone["weights"])
-    encoder = rounds.federation.load(rounds.server.state["models"]["global"])
-    assert encoder.model.calls == 0
+    with pytest.warns(UserWarning, match=r"buffer encoder\.model\.calls has persistent=False and changes"):
+        rounds.train(1)
+    rounds.train(2)
+    rounds.train(3)
 
 
-def test_a_cache_that_has_grown_is_left_alone():
-    networks = nn.ModuleDict({"encoder": Caches()})
-    state = NetworkState(networks)
-    networks["encoder"](torch.zeros(5))
-    state.reset()
-    assert networks["encoder"](torch.zeros(5)).tolist() == [0, 1, 2, 3, 4]
+def test_caches_and_constants_are_not_warned_of():
+    """Here they are filled by the first client, grow with the second, and hold no number at one place."""
+    rounds = Rounds(*settings("Caches"))
+    rounds.train(0)
+    rounds.train(1)
 
 
 def test_what_is_read_is_the_state_dict_and_what_is_loaded_is_copied():
-    networks = nn.ModuleDict({"encoder": nn.Sequential(nn.Linear(2, 3), nn.BatchNorm1d(3)), "head": Caches()})
+    networks = nn.ModuleDict({"encoder": nn.Sequential(nn.Linear(2, 3), nn.BatchNorm1d(3)), "head": Counts()})
     state, given = NetworkState(networks), clone(networks.state_dict())
     assert same(state.weights(), networks.state_dict())
-    assert "head.places" not in state.weights()
+    assert "head.calls" not in state.weights()
     given["encoder.0.weight"] += 1
     state.load(given, whole=True)
     assert same(networks.state_dict(), given)

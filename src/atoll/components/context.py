@@ -19,7 +19,6 @@ from atoll.core.rng import stream
 from atoll.core.tree import Tree, Weights
 from atoll.data.batch import ClientData
 from atoll.models.norms import evaluating, modes, set_modes
-from atoll.models.unsaved_buffers import set_unsaved, unsaved_buffers
 
 
 class Named(Protocol):
@@ -116,7 +115,6 @@ class ClientContext:
             self._pool[name] = copy.deepcopy(self.networks).requires_grad_(False)
         twin = self.copies[name] = self._pool[name]
         twin.load_state_dict({**self.networks.state_dict(), **(weights or {})})
-        set_unsaved(twin, unsaved_buffers(self.networks))
         twin.eval()
         if train:
             set_modes(twin, modes(self.networks))

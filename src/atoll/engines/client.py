@@ -89,7 +89,6 @@ class Client:
         context.lr = learning_rate(train, context.round)
         context.shared, context.fixed = self._shared, self._fixed
         train_mode(self.networks)
-        self._state.reset()
         for weight, trained in self._trained:
             weight.requires_grad_(trained)  # a component may have frozen it, for another client
         models = message["models"]
@@ -216,6 +215,7 @@ class Client:
         Both may contain the networks' tensors themselves: use or copy them before the next `start`.
         """
         self._end_epoch()
+        self._state.notice_unsaved()
         method, context, train = self.method, self.context, self.setting.train
         weights = self._state.weights()
         sent = {component.name: component.finish(context) for component in method.components}

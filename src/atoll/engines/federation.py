@@ -16,7 +16,7 @@ from atoll.components.base import Setting, init_seed, seeded
 from atoll.components.messages import Slices
 from atoll.core.allocator import keep_freed_memory
 from atoll.core.errors import UserError
-from atoll.core.tree import Weights, clone
+from atoll.core.tree import Weights
 from atoll.data.client_data import FederatedClient
 from atoll.data.decode_workers import DecodeWorkers, is_streamed
 from atoll.data.images import DevicePixels, ImageSet
@@ -42,7 +42,6 @@ from atoll.models import Encoder, build_encoder, build_projector, load_pretraine
 from atoll.models.adapters import add_adapters, freeze, has_adapters, without_adapters
 from atoll.models.layout import memory_layout
 from atoll.models.norms import named_weights
-from atoll.models.unsaved_buffers import set_unsaved, unsaved_buffers
 from atoll.recipe.recipe import Recipe
 
 RESIDENT_BYTES = 2**31  # of images that each process keeps on its GPU: CIFAR-10 has a fourteenth of it
@@ -95,7 +94,6 @@ class Federation:
             raise UserError(reason)
         self.layout = memory_layout(self.networks, recipe.engine.uses_channels_last())
         self.networks.to(memory_format=self.layout)
-        self._unsaved = clone(unsaved_buffers(self.networks))
 
     def _with_names(self, setting: Setting) -> Setting:
         """Add the names of the weights to a setting."""
@@ -135,7 +133,6 @@ class Federation:
     def load(self, weights: Weights) -> Encoder:
         """Load a model into the networks and return the encoder; what no model holds has its initial value."""
         self.networks.load_state_dict({**self.networks.state_dict(), **self._base, **weights})
-        set_unsaved(self.networks, self._unsaved)
         return self.encoder
 
     def further_initial_weights(self, draw: int) -> Weights:
@@ -191,9 +188,7 @@ class Federation:
     def client_side(self, constants: Slices, networks: nn.ModuleDict | None = None) -> Client:
         """Create the client side of the method, by default on the networks of this process, which will train."""
         keep_freed_memory()
-        networks = networks or self.networks
-        set_unsaved(networks, self._unsaved)
-        return Client(self.recipe.composed, self.setting, networks, constants)
+        return Client(self.recipe.composed, self.setting, networks or self.networks, constants)
 
     def client_data(self, client: int) -> FederatedClient:
         """Samples of a client."""

@@ -1,24 +1,27 @@
-"""Tensors of networks that train one client after the other: read, loaded and reset between clients."""
+"""Tensors of networks that train one client after the other."""
 
 from __future__ import annotations
 
+import warnings
+
+import torch
 from torch import Tensor, nn
 
 from atoll.core.tree import Weights, clone
-from atoll.models.unsaved_buffers import set_unsaved, unsaved_buffers
 
 
 class NetworkState:
-    """State dict of networks, in half its time, and the buffers that are not in it.
+    """State dict of networks, in half its time, and what passes from client to client because it is not in it.
 
     Args:
-        networks: The networks, as each client's round begins with them except for their weights.
+        networks: The networks.
     """
 
     def __init__(self, networks: nn.ModuleDict) -> None:
         self._networks = networks
         self._places = _places(networks)
-        self._unsaved = clone(unsaved_buffers(networks))
+        self._unsaved: Weights | None = None  # after the first client
+        self._noticed = False
 
     def weights(self) -> Weights:
         """Return the state dict; its tensors share memory with the networks.
@@ -43,10 +46,47 @@ class NetworkState:
         for name, weight in weights.items():
             own[name].copy_(weight)
 
-    def reset(self) -> None:
-        """Give the buffers that are not in the state dict their initial values."""
-        if self._unsaved:
-            set_unsaved(self._networks, self._unsaved)
+    def notice_unsaved(self) -> None:
+        """Warn of buffers that are in no state dict and differ after one client and after the next.
+
+        Those that do not differ are caches or constants. To reset a buffer would be no remedy, because a module may
+        keep elsewhere what it knows of a cache.
+        """
+        if self._noticed:
+            return
+        before, self._unsaved = self._unsaved, clone(_unsaved_buffers(self._networks))
+        if before is None:
+            return
+        self._noticed, after, self._unsaved = True, self._unsaved, None
+        for name in sorted(before.keys() & after.keys()):
+            if _differ(before[name], after[name]):
+                warnings.warn(
+                    f"the buffer {name} has persistent=False and changes as clients train: it passes from one "
+                    "client to the next, so that the weights depend on the number of workers; register it as "
+                    "persistent",
+                    stacklevel=2,
+                )
+
+
+def _unsaved_buffers(networks: nn.Module) -> Weights:
+    """The buffers that are in no state dict, unless they are another tensor's memory that is in it."""
+    saved = {tensor.untyped_storage().data_ptr() for tensor in networks.state_dict().values()}
+    return {
+        f"{prefix}.{name}": buffer
+        for prefix, module in networks.named_modules()
+        for name in module._non_persistent_buffers_set
+        if (buffer := module._buffers.get(name)) is not None
+        and buffer.layout == torch.strided
+        and buffer.untyped_storage().data_ptr() not in saved
+    }
+
+
+def _differ(before: Tensor, after: Tensor) -> bool:
+    """Whether two values of a buffer differ; one of another shape is a cache."""
+    if before.shape != after.shape:
+        return False
+    nan = (before != before) & (after != after)
+    return bool(((before != after) & ~nan).any())
 
 
 def _places(networks: nn.Module) -> dict[str, tuple[nn.Module, str]] | None:
