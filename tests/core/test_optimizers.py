@@ -17,6 +17,9 @@ KINDS = {
 }
 
 
+VIT = ["model.encoder=vit-tiny", "model.width=64", "model.depth=1", "model.stem="]
+
+
 def steps(kind, options):
     """Three steps, two more after the state was saved and loaded, and what the hooks saw."""
     weights = [nn.Parameter(torch.arange(6.0).reshape(2, 3)), nn.Parameter(torch.ones(3))]
@@ -56,11 +59,12 @@ def test_pytorchs_own_are_left_alone(name):
 @pytest.mark.parametrize(
     "settings",
     [
-        ["model.width=4"],
-        ["model.encoder=resnet18", "model.width="],
-        ["model.encoder=vit-tiny", "model.width=64", "model.depth=1", "model.stem="],
+        ["method.name=fed_simclr", "model.width=4"],
+        ["method.name=fed_simclr", "model.encoder=resnet18", "model.width="],
+        ["method.name=fed_simclr", *VIT],
+        ["method.name=fed_mae", *VIT],
     ],
-    ids=["resnet-narrow", "resnet18", "vit-tiny"],
+    ids=["resnet-narrow", "resnet18", "vit-tiny", "fed_mae"],
 )
 def test_a_run_imports_no_compiler_and_no_library_that_it_does_not_need(settings, tmp_path):
     """Together they take longer than PyTorch itself, in each process. Maps of embeddings need scikit-learn."""
@@ -73,7 +77,7 @@ def test_a_run_imports_no_compiler_and_no_library_that_it_does_not_need(settings
 import sys
 import atoll
 
-run = atoll.simulate(atoll.load_recipe("digits-simclr", {[*small, *settings]}), {out!r})
+run = atoll.simulate(atoll.load_recipe("digits", {[*small, *settings]}), {out!r})
 assert "knn/accuracy" in run.results and "probe/accuracy" in run.results
 print([name for name in ("torch._dynamo", "torchvision", "sklearn") if name in sys.modules])
 """

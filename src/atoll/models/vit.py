@@ -177,7 +177,8 @@ class Block(nn.Module):
         wider, narrower = nn.Linear(width, 4 * width), nn.Linear(4 * width, width)
         for layer in (wider, narrower):
             nn.init.xavier_uniform_(layer.weight)
-            nn.init.normal_(layer.bias, std=1e-6)
+            # As nn.init.normal_, which imports PyTorch's compiler for the masked autoencoder's "meta" encoder.
+            layer.bias.data.copy_(torch.randn(len(layer.bias)).mul_(1e-6))
         self.mlp = nn.Sequential(OrderedDict({"0": wider, "1": nn.GELU(), "3": narrower}))
 
     def forward(self, x: Tensor) -> Tensor:

@@ -85,9 +85,10 @@ def further_imports(table: Mapping[str, Any]) -> list[str]:
         "torchvision": (
             data.get("source") == "torchvision"
             or shift.get("kinds")
-            or encoder.startswith(("timm:", "torchvision."))
+            or encoder.startswith(("timm:", "hf:", "torchvision."))
+            or model.get("lora_rank")  # by peft
         ),
-        "torch._dynamo": train.get("compile"),
+        "torch._dynamo": train.get("compile") or train.get("checkpoint_gradients"),
     }
     return [name for name, needed in modules.items() if needed]
 
