@@ -70,14 +70,14 @@ class NetworkState:
 
 def _unsaved_buffers(networks: nn.Module) -> Weights:
     """The buffers that are in no state dict, unless they are another tensor's memory that is in it."""
-    saved = {tensor.untyped_storage().data_ptr() for tensor in networks.state_dict().values()}
+    saved = {tensor.data_ptr() for tensor in networks.state_dict().values()}
     return {
         f"{prefix}.{name}": buffer
         for prefix, module in networks.named_modules()
         for name in module._non_persistent_buffers_set
         if (buffer := module._buffers.get(name)) is not None
         and buffer.layout == torch.strided
-        and buffer.untyped_storage().data_ptr() not in saved
+        and buffer.data_ptr() not in saved
     }
 
 
