@@ -1,4 +1,4 @@
-"""timm's and Hugging Face's networks: what their configurations say, and how they are built."""
+"""timm's and Hugging Face's networks: what their configurations say, and how they are built; published weights."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from atoll.core.errors import UserError, did_you_mean
 from atoll.core.extras import require
 from atoll.core.text import first_line
 
-TIMM, HUGGING_FACE = "timm:", "hf:"
+TIMM, HUGGING_FACE, TORCHVISION = "timm:", "hf:", "torchvision:"
 # Where timm's models, and others, describe their input:
 _CONFIGURATIONS = "pretrained_cfg", "default_cfg", "data_config"
 
@@ -194,3 +194,15 @@ def hugging_face_weights(name: str) -> dict[str, Tensor]:
     """Download the pretrained weights of ``hf:NAME``, or read them from a folder."""
     model: nn.Module = _transformers().AutoModel.from_pretrained(name.removeprefix(HUGGING_FACE))
     return model.state_dict()
+
+
+# torchvision
+
+
+def torchvision_weights(name: str) -> dict[str, Tensor]:
+    """Download the pretrained weights of ``torchvision:NAME``, or read them from torch's cache."""
+    import torchvision  # takes most of a second
+
+    weights = torchvision.models.get_model_weights(name.removeprefix(TORCHVISION)).DEFAULT
+    state: dict[str, Tensor] = weights.get_state_dict(progress=False)
+    return state

@@ -19,16 +19,17 @@ from atoll.models.files import input_of, read_weights
 from atoll.models.libraries import (
     HUGGING_FACE,
     TIMM,
+    TORCHVISION,
     InputConfig,
     hugging_face_input,
     hugging_face_weights,
     timm_input,
     timm_weights,
+    torchvision_weights,
 )
 from atoll.models.names import common_names
 from atoll.models.vit import resample_patches, resample_positions
 
-TORCHVISION = "torchvision:"
 IMAGENET = InputConfig(224, (0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
 IMAGENET_CLASSES = (1000, 21841, 21843)
 _HEADS = ("fc.weight", "head.weight", "classifier.weight", "classifier.1.weight")
@@ -220,7 +221,7 @@ def _read(source: str) -> dict[str, Tensor]:
     readers: dict[str, Callable[[str], dict[str, Tensor]]] = {
         TIMM: timm_weights,
         HUGGING_FACE: hugging_face_weights,
-        TORCHVISION: _torchvision_weights,
+        TORCHVISION: torchvision_weights,
     }
     for prefix, reader in readers.items():
         if source.startswith(prefix):
@@ -234,14 +235,6 @@ def _read(source: str) -> dict[str, Tensor]:
                     "give a file of these weights"
                 ) from error
     return read_weights(Path(source))
-
-
-def _torchvision_weights(source: str) -> dict[str, Tensor]:
-    import torchvision
-
-    weights = torchvision.models.get_model_weights(source.removeprefix(TORCHVISION)).DEFAULT
-    state: dict[str, Tensor] = weights.get_state_dict(progress=False)
-    return state
 
 
 def _shapes(path: Path) -> dict[str, Any]:

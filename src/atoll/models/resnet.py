@@ -14,6 +14,7 @@ from torch.nn import functional as F
 
 from atoll.core.errors import UserError
 from atoll.models.encoder import Encoder, graft
+from atoll.models.libraries import TORCHVISION, torchvision_weights
 
 Stem = tuple[nn.Conv2d, nn.Module]
 
@@ -188,18 +189,13 @@ def resnet(name: str, stem: str, channels: int, init: str) -> ResNet:
 
 
 def _published(name: str) -> dict[str, Tensor]:
-    import torchvision  # takes most of a second
-
     try:
-        state: dict[str, Tensor] = torchvision.models.get_model_weights(name).DEFAULT.get_state_dict(
-            progress=False
-        )
+        return torchvision_weights(TORCHVISION + name)
     except OSError as error:
         raise UserError(
             f"the torchvision weights of {name} could not be downloaded ({error}): connect once, "
             "put the file into torch's cache yourself, or use model.init = 'random'"
         ) from error
-    return state
 
 
 def narrow_resnet(stem: str, width: int, channels: int) -> ResNet:
