@@ -167,19 +167,9 @@ def steps(bench: Bench) -> Found:
     yield from _steps(bench, PRECISIONS)
 
 
-def compiled(bench: Bench) -> Found:
-    """Measure the steps in bfloat16 with compiled encoders; to compile one takes up to a minute."""
-    yield from _steps(bench, ("bf16",), "compiled")
-
-
-def graphs(bench: Bench) -> Found:
-    """Measure the compiled steps with CUDA graphs."""
-    yield from _steps(bench, ("bf16",), "graphs")
-
-
-def any_kernels(bench: Bench) -> Found:
-    """Measure the steps in bfloat16 with kernels whose results need not repeat."""
-    yield from _steps(bench, ("bf16",), "any kernels")
+def variant(name: str) -> Callable[[Bench], Found]:
+    """Make the part that measures the steps in bfloat16 with the settings of a variant."""
+    return partial(_steps, precisions=("bf16",), variant=name)
 
 
 def _steps(bench: Bench, precisions: Iterable[str], variant: str = "") -> Found:

@@ -119,7 +119,7 @@ class Client:
         self._epoch = self._epoch_start = 0
 
     def begin_batch(self, batch: Batch) -> None:
-        """End the local epoch before if a batch is the first of the next one."""
+        """Begin a step, and end the local epoch before if the batch is the first of the next one."""
         if self._compiled is not None:
             self._compiled.begin_step()
         if batch.epoch != self._epoch:
