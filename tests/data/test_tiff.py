@@ -76,6 +76,38 @@ def test_a_window_for_colour_of_16_bits_is_refused_not_ignored() -> None:
     assert (decode(planes, Decoding(6, 3, window_high=4080)) == scene(3)).all()
 
 
+def colour(array: np.ndarray, **how: Any) -> bytes:
+    file, planes = io.BytesIO(), how.get("planarconfig") == "separate"
+    tifffile.imwrite(file, array if planes else array.transpose(1, 2, 0), photometric="rgb", **how)
+    return file.getvalue()
+
+
+@pytest.mark.parametrize("layout", ["contig", "separate"])
+@pytest.mark.parametrize("kind", [np.float16, np.float32, np.float64, np.int8, np.int16, np.int32, np.uint32])
+def test_colour_of_types_that_pillow_does_not_know_is_windowed_as_an_arrays(kind: type, layout: str) -> None:
+    low = 0 if kind == np.uint32 else -100
+    planes = np.random.default_rng(0).integers(low, 100, (3, 6, 6)).astype(kind)
+    how = Decoding(6, 3, window_low=low, window_high=low + 255)
+    assert (decode(colour(planes, planarconfig=layout), how) == planes.astype(np.float64) - low).all()
+
+
+def test_grey_of_types_that_pillow_does_not_know_is_read_for_encoders_of_colour() -> None:
+    for kind in (np.int8, np.uint64):
+        grey = np.random.default_rng(0).integers(0, 100, (1, 6, 6)).astype(kind)
+        for channels in (1, 3):
+            data = written(grey[0])
+            assert (decode(data, Decoding(6, channels, window_high=255)) == grey).all()
+
+
+@pytest.mark.parametrize("byteorder", ["<", ">"])
+@pytest.mark.parametrize("compression", [None, "zlib"])
+def test_planes_of_16_bits_are_not_read_as_planes_of_8(byteorder: str, compression: str | None) -> None:
+    """Pillow reads them so, and shows neither an error nor the image."""
+    planes = scene(3, np.uint16) * 257
+    data = colour(planes, planarconfig="separate", byteorder=byteorder, compression=compression)
+    assert (decode(data, Decoding(6, 3)) == scene(3)).all()
+
+
 @pytest.mark.parametrize("channels", [1, 3, 4, 5])
 @pytest.mark.parametrize("how", [{}, {"bigtiff": True}, {"byteorder": ">"}])
 def test_a_file_of_other_channels_says_so(

@@ -26,7 +26,7 @@ from atoll.core.processes import num_cores
 from atoll.core.text import error_words
 from atoll.data.arrays import ArrayError, is_array, of_pillows_types, read_array
 from atoll.data.dicom import DicomError, Scan, is_dicom, read_dicom
-from atoll.data.tiff import is_tiff, loses_bits, pillow_reads, read_tiff, too_many_channels
+from atoll.data.tiff import is_tiff, loses_bits, misreads, num_channels, pillow_reads, read_tiff
 
 Encoded = bytes | Image.Image | NDArray[Any]
 Window = Literal["fixed", "per-image"]
@@ -183,11 +183,15 @@ def _open(encoded: bytes, channels: int) -> Image.Image | Scan | NDArray[Any]:
     if channels not in (1, 3) and is_tiff(encoded) and not pillow_reads(encoded, channels):
         return read_tiff(encoded)
     try:
-        return Image.open(io.BytesIO(encoded), formats=FORMATS)
+        image = Image.open(io.BytesIO(encoded), formats=FORMATS)
     except UnidentifiedImageError:
-        if is_tiff(encoded) and (found := too_many_channels(encoded)):
+        found = num_channels(encoded) if is_tiff(encoded) else 0
+        if found in (1, channels):  # floating-point colour, say
+            return read_tiff(encoded)
+        if found:
             raise _other_channels(found, channels) from None
         raise
+    return read_tiff(encoded) if misreads(image) else image
 
 
 def _bands(

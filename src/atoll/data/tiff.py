@@ -45,15 +45,15 @@ def pillow_reads(tiff: bytes, channels: int) -> bool:
         image = Image.open(io.BytesIO(tiff), formats=["TIFF"])
     except UnidentifiedImageError:
         return False
-    return len(image.getbands()) == channels and not loses_bits(image)
+    return len(image.getbands()) == channels and not loses_bits(image) and not misreads(image)
 
 
-def too_many_channels(tiff: bytes) -> int:
-    r"""How many channels the first image of a TIFF file has, if they are more than Pillow reads; else 0.
+def num_channels(tiff: bytes) -> int:
+    r"""How many channels the first image of a TIFF file has, by its header alone; 0 if that is damaged.
 
     Example:
-        >>> from atoll.data.tiff import too_many_channels
-        >>> too_many_channels(b"II*\0damaged")
+        >>> from atoll.data.tiff import num_channels
+        >>> num_channels(b"II*\0damaged")
         0
     """
     file = io.BytesIO(tiff)
@@ -61,10 +61,9 @@ def too_many_channels(tiff: bytes) -> int:
         tags = TiffImagePlugin.ImageFileDirectory_v2(file.read(16 if tiff[2] == 43 else 8))
         file.seek(tags.next)
         tags.load(file)
-        found = int(tags[TiffImagePlugin.SAMPLESPERPIXEL])
+        return int(tags[TiffImagePlugin.SAMPLESPERPIXEL])
     except Exception:  # Pillow raises many kinds on damaged files, of which nothing is known
         return 0
-    return found if found > _MOST_OF_PILLOW else 0
 
 
 def loses_bits(image: Image.Image) -> bool:
@@ -79,6 +78,24 @@ def loses_bits(image: Image.Image) -> bool:
     return image.mode[0] != "I" and any(";16" in str(tile[3]) for tile in getattr(image, "tile", ()))
 
 
+def misreads(image: Image.Image) -> bool:
+    """Whether Pillow takes the samples of a TIFF file for others, without a word.
+
+    It takes signed ones of 8 bits for unsigned, and uncompressed planes of 16 bits for planes of 8.
+
+    Example:
+        >>> from PIL import Image
+        >>> from atoll.data.tiff import misreads
+        >>> misreads(Image.new("RGB", (2, 2)))
+        False
+    """
+    if not isinstance(image, TiffImagePlugin.TiffImageFile):
+        return False
+    bits = max(image.tag_v2.get(TiffImagePlugin.BITSPERSAMPLE, (1,)))
+    signed = 2 in image.tag_v2.get(TiffImagePlugin.SAMPLEFORMAT, (1,))
+    return (bits == 8 and signed) or (bits > 8 and len(image.getbands()) > 1 and not loses_bits(image))
+
+
 def read_tiff(encoded: bytes) -> NDArray[Any]:
     """Read the first image of a TIFF file.
 
@@ -89,7 +106,7 @@ def read_tiff(encoded: bytes) -> NDArray[Any]:
         UserError: tifffile is not installed.
         ValueError: The file is damaged, or compressed in a way that needs other libraries.
     """
-    tifffile = require("tifffile", "tiff", "a TIFF file of many channels")
+    tifffile = require("tifffile", "tiff", "a TIFF file of this kind")
     try:
         with tifffile.TiffFile(io.BytesIO(encoded)) as file:
             page = file.pages.first
