@@ -150,13 +150,15 @@ def test_an_output_that_lacks_a_character_shows_another(arguments, shown):
 
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="no device that is always full")
+@pytest.mark.parametrize("unbuffered", ["", "1"])
 @pytest.mark.parametrize(
     "arguments", [["presets"], ["methods", "--json"], ["--help"], ["run", "--help"], ["--version"]]
 )
-def test_an_output_on_a_full_disk_is_one_sentence(arguments):
+def test_an_output_on_a_full_disk_is_one_sentence(arguments, unbuffered):
     command = [sys.executable, "-m", "atoll.cli.main", *arguments]
+    environment = {**os.environ, "PYTHONUNBUFFERED": unbuffered}
     with Path("/dev/full").open("w") as full:
-        done = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True)
+        done = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True, env=environment)
     assert done.returncode == 2
     assert done.stderr.startswith("atoll: the disk is full")
     assert done.stderr.count("\n") == 1

@@ -7,7 +7,7 @@ import sys
 import pytest
 
 from atoll.core.errors import UserError
-from atoll.core.files import cache_folder, clear_parts, content_digest, whole_file, write_whole
+from atoll.core.files import cache_folder, clear_parts, content_digest, is_file, whole_file, write_whole
 
 
 def old(path):
@@ -36,6 +36,16 @@ def test_a_folder_is_no_file(tmp_path, monkeypatch):
     for path in (tmp_path, tmp_path.relative_to(tmp_path)):
         with pytest.raises(UserError, match="is a folder; name a file"):
             write_whole(path, b"")
+
+
+def test_a_file_that_may_or_may_not_be_is_an_error(tmp_path):
+    """`Path.is_file` says False for it from Python 3.14 on, as for one that is not there."""
+    (file := tmp_path / "file").touch()
+    assert [is_file(path) for path in (file, tmp_path, tmp_path / "none", file / "below")] == [
+        True, False, False, False
+    ]  # fmt: skip
+    with pytest.raises(OSError, match="File name too long"):
+        is_file(tmp_path / ("x" * 300))
 
 
 def test_a_damaged_note_of_a_digest_is_computed_again(tmp_path, monkeypatch):

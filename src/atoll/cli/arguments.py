@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import re
+import sys
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any, NoReturn
@@ -57,6 +58,10 @@ class Parser(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:
         """Say how to set a recipe's value that was given as an option."""
         super().error(message + _how_to_set(message))
+
+    def _print_message(self, message: str, file: Any = None) -> None:
+        """Raise the errors of a full disk, over which argparse passes from Python 3.12 on."""
+        (file or sys.stderr).write(message)
 
     def _check_value(self, action: argparse.Action, value: Any) -> None:
         """Suggest the nearest choice, where argparse lists all of them."""

@@ -12,6 +12,7 @@ import time
 from collections.abc import Collection, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from stat import S_ISREG
 from typing import IO
 
 from atoll.core.digests import checksum
@@ -32,6 +33,18 @@ def cache_folder() -> Path:
         return Path(os.environ.get("ATOLL_CACHE") or "~/.cache/atoll").expanduser()
     except RuntimeError:
         raise UserError("this user has no home folder; set ATOLL_CACHE to a folder for the cache") from None
+
+
+def is_file(path: Path) -> bool:
+    """Whether there is a file. An error that leaves it open is raised, which `Path.is_file` does until Python 3.13.
+
+    Raises:
+        OSError: A folder above it cannot be read, or the path is too long.
+    """
+    try:
+        return S_ISREG(path.stat().st_mode)
+    except (FileNotFoundError, NotADirectoryError):
+        return False
 
 
 def data_folder() -> Path | None:

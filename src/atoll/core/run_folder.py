@@ -35,7 +35,7 @@ from typing import Any
 from atoll.core.checkpoints import checkpoint_files, load_checkpoint, save_checkpoint
 from atoll.core.digests import JSON, TOML, DamagedError, open_text, seal_text
 from atoll.core.errors import UserError
-from atoll.core.files import append, disk_sentence, read_bytes, write_whole
+from atoll.core.files import append, disk_sentence, is_file, read_bytes, write_whole
 from atoll.core.locks import lock
 from atoll.core.metrics_lines import Metrics, Results, format_line, parse_lines
 from atoll.core.remedies import RESTART, damaged
@@ -127,7 +127,7 @@ class Run:
 
     def _holds(self, name: str) -> bool:
         try:
-            return (self.folder / name).is_file()
+            return is_file(self.folder / name)
         except OSError as error:  # the folder's name is too long, or access is denied
             raise UserError(f"cannot read {self.folder}: {error.strerror}; choose another folder") from None
 
@@ -165,7 +165,7 @@ class Run:
         """
         path = self.folder / name
         try:
-            return open_text(path.read_bytes(), FORMS[path.suffix])[0].decode() if path.is_file() else None
+            return open_text(path.read_bytes(), FORMS[path.suffix])[0].decode() if is_file(path) else None
         except OSError as error:
             raise UserError(f"cannot read {path}: {error.strerror}") from None
         except ValueError as error:
@@ -275,7 +275,7 @@ class Run:
         """
         path = self.folder / "metrics.jsonl"
         try:
-            return Metrics(parse_lines(read_bytes(path)) if path.is_file() else [])
+            return Metrics(parse_lines(read_bytes(path)) if is_file(path) else [])
         except DamagedError as error:
             raise damaged(path, error) from None
 
