@@ -287,3 +287,19 @@ def test_only_a_gpu_is_worth_training_ahead(monkeypatch, tmp_path):
     assert type(in_this_process(federation, ClientStates(tmp_path))) is InProcess
     monkeypatch.setattr(EngineOptions, "find_device", lambda _: torch.device("cuda:1"))
     assert type(in_this_process(federation, ClientStates(tmp_path))) is OneAhead
+
+
+def test_cuda_graphs_are_replayed_on_the_thread_that_made_the_client(monkeypatch, tmp_path):
+    """On another one, PyTorch 2.11 ends the first step with an AssertionError: it keeps the graphs of a thread."""
+    federation = Federation(tiny("train.compile=true", "train.cuda_graphs=true"))
+    monkeypatch.setattr(EngineOptions, "find_device", lambda _: torch.device("cuda"))
+    monkeypatch.setattr(torch, "compile", lambda function, **options: function)
+    marked = []
+    monkeypatch.setattr(
+        torch.compiler, "cudagraph_mark_step_begin", lambda: marked.append(threading.current_thread())
+    )
+    server = Server(federation.recipe, federation.setting, federation.initial_weights())
+    executor = in_this_process(federation, ClientStates(tmp_path))
+    executor.start(server.constants)
+    assert len(list(executor.run(server.jobs(1), None))) == 4
+    assert set(marked) == {threading.current_thread()}

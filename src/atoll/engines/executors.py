@@ -129,9 +129,12 @@ def in_this_process(federation: Federation, states: ClientStates) -> InProcess:
     """Executor on the networks of this process, the faster one for their device.
 
     Code of the user's may draw from the process's random streams, which a fold and the training beside it share.
+    And with PyTorch 2.11, the thread that first asks for CUDA graphs, mostly this one, is the only one that can.
     """
-    gpu = federation.recipe.engine.find_device().type == "cuda"
-    return (OneAhead if gpu and not federation.recipe.own_code else InProcess)(federation, states)
+    recipe = federation.recipe
+    gpu = recipe.engine.find_device().type == "cuda"
+    ahead = gpu and not recipe.own_code and not recipe.train.cuda_graphs
+    return (OneAhead if ahead else InProcess)(federation, states)
 
 
 class WorkerPool:
