@@ -66,3 +66,14 @@ def test_a_measured_step_is_one_of_a_run(memory_is_used_again):
     work.step_with_views()
     assert len(memory_is_used_again) == 4
     assert memory_is_used_again[1] > 0
+
+
+def test_a_step_whose_operations_were_counted_is_compiled(graphs):
+    """PyTorch 2.11 went on without compiling: the bench would have timed the encoder as it is."""
+    bench = Bench(torch.device("cpu"), SCALES["test"])
+    plain = bench.workload("resnet-narrow", 4, 16, "bf16").operations()
+    work = bench.workload("resnet-narrow", 4, 16, "bf16", "compiled")
+    assert work.operations() == plain > 0
+    assert graphs == []
+    work.step()
+    assert graphs

@@ -108,10 +108,11 @@ class Workload:
         train_batch(self.client, next(self._endless))
 
     def operations(self) -> int:
-        """Count the floating-point operations of a step."""
+        """Count the floating-point operations of a step, computed without compiled code."""
         from torch.utils.flop_counter import FlopCounterMode
 
-        with FlopCounterMode(display=False) as counter:
+        # What PyTorch 2.11 meets in such a mode it never compiles afterwards; and a replayed graph counts nothing.
+        with torch.compiler.set_stance("force_eager"), FlopCounterMode(display=False) as counter:
             self.step()
         return int(counter.get_total_flops())
 
