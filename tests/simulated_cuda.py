@@ -118,6 +118,19 @@ def results(settings: tuple[str, ...], device: str) -> dict:
         }
 
 
+def given(where: str) -> list[float]:
+    """The losses of a run whose encoder is a module that Python code gives, on a device."""
+    from atoll import simulate
+    from tests.harness import tiny
+
+    torch.manual_seed(0)
+    encoder = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(64, 16)).to(where)
+    recipe = tiny("data.limit=80", "partition.clients=2", "views.mean=[0.5]", "views.std=[0.5]")
+    with tempfile.TemporaryDirectory() as folder:
+        run = simulate(recipe, Path(folder) / "run", encoder=encoder)
+        return [line["loss"] for line in run.metrics[1:]]
+
+
 def races(methods: dict[str, list[str]]) -> dict[str, list[str]]:
     """The races of clients that train on streams, by the method, from the settings of each."""
     from atoll.commands.run import run_recipe
@@ -147,10 +160,12 @@ def main() -> None:
         print(json.dumps(races(json.loads(sys.argv[1]))))
         return
     told = {name: [results(settings, "cpu")] for name, settings in RUNS.items()}
+    encoders = [given("cpu")]
     install()
     with simulated_gpu.Device(), tempfile.TemporaryDirectory() as folder:
         for name, settings in RUNS.items():
             told[name].append(results(settings, "auto"))
+        encoders.append(given("cuda"))
         (cost,) = estimate(tiny(), warm=1, timed=1)
         timed = recommend(tiny(), warm=1, timed=1).row_count
         with patch("cloudpickle.loads", lambda recipe: recipe):
@@ -161,6 +176,7 @@ def main() -> None:
             "workers": cost.workers,
             "timed": timed,
             "worker": str(worker._federation.device),
+            "given": encoders,
         }
         streams = {"count": Stream.count, "reads": Streams.reads, "races": Streams.races[:9]}
     print(json.dumps({"runs": told, **more, "streams": streams}))

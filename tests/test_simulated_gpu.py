@@ -127,6 +127,8 @@ def test_whole_runs_work_on_a_device_that_is_cudas():
         assert here.keys() == there.keys(), name
         assert there["losses"] == pytest.approx(here["losses"], rel=1e-4), name
         assert there["knn/accuracy"] == pytest.approx(here["knn/accuracy"], abs=0.03), name
+    here, there = told["given"]
+    assert there == pytest.approx(here, rel=1e-4)
     assert told["repeats"]
     assert told["workers"] == ["cuda"]
     assert told["worker"] == "cuda"

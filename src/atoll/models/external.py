@@ -88,7 +88,7 @@ class ExternalEncoder(Encoder):
 
     def _measure(self, shape: tuple[int, int, int]) -> int:
         try:
-            h = represent_black(self, shape)
+            h = represent_black(self.cpu(), shape)  # the user's module may be on a GPU
             wrong = self._why_not_fixed(shape)
         except UserError:
             raise
