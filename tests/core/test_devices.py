@@ -1,6 +1,8 @@
 """Names of devices, on a machine whose GPUs are made up."""
 
 import os
+import subprocess
+import sys
 
 import pytest
 import torch
@@ -121,3 +123,17 @@ def test_results_repeat_on_a_gpu_until_the_settings_are_restored(monkeypatch):
         repeat_results(torch.device("cuda:1"))
     assert not torch.are_deterministic_algorithms_enabled()
     assert torch.utils.deterministic.fill_uninitialized_memory
+
+
+def test_the_choice_of_kernels_imports_no_compiler():
+    """Which would take seconds in each process that trains on a GPU."""
+    program = """
+import sys, torch
+from atoll.core.devices import repeat_results
+from atoll.core.process_state import settings_kept
+with settings_kept():
+    repeat_results(torch.device("cuda"))
+print("torch._dynamo" in sys.modules)
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert done.stdout == "False\n"

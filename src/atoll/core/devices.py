@@ -84,7 +84,8 @@ def repeat_results(device: torch.device, wanted: bool = True) -> None:
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # without it, PyTorch warns of cuBLAS
         # Filling memory before it is written would cost a pass over it, and no result depends on that.
         torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]
-        torch.use_deterministic_algorithms(wanted, warn_only=True)
+        # `use_deterministic_algorithms` would set the same, and import PyTorch's compiler in each process.
+        torch.set_deterministic_debug_mode("warn" if wanted else "default")
 
 
 def device_kind(device: torch.device) -> str:

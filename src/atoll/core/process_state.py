@@ -78,25 +78,15 @@ def settings_kept() -> Iterator[None]:
 
     They are whether it records gradients, its threads, its type of new floats, and its choice of kernels.
     """
-    floats, kernels = torch.get_default_dtype(), _choice_of_kernels()
+    floats, kernels = torch.get_default_dtype(), torch.get_deterministic_debug_mode()
+    filled = torch.utils.deterministic.fill_uninitialized_memory  # type: ignore[attr-defined]
     with torch.set_grad_enabled(torch.is_grad_enabled()), threads(torch.get_num_threads()):
         try:
             yield
         finally:
             torch.set_default_dtype(floats)
-            if _choice_of_kernels() != kernels:  # a call imports PyTorch's compiler
-                mode, warn_only, filled = kernels
-                torch.utils.deterministic.fill_uninitialized_memory = filled  # type: ignore[attr-defined]
-                torch.use_deterministic_algorithms(mode, warn_only=warn_only)
-
-
-def _choice_of_kernels() -> tuple[bool, bool, bool]:
-    """Whether kernels must give the same bits each time, only warn, and find filled memory."""
-    return (
-        torch.are_deterministic_algorithms_enabled(),
-        torch.is_deterministic_algorithms_warn_only_enabled(),
-        torch.utils.deterministic.fill_uninitialized_memory,  # type: ignore[attr-defined]
-    )
+            torch.set_deterministic_debug_mode(kernels)
+            torch.utils.deterministic.fill_uninitialized_memory = filled  # type: ignore[attr-defined]
 
 
 @contextmanager
