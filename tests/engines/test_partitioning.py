@@ -12,9 +12,11 @@ from atoll.core.errors import UserError
 from atoll.core.tree import same
 from atoll.data.partition.feature_clusters import feature_clusters
 from atoll.data.sources import load_data
+from atoll.engines import partitioning
 from atoll.engines.federation import Federation
 from atoll.engines.partitioning import cluster_images
 from atoll.evaluation import embed
+from atoll.recipe import engine_options
 from tests.harness import final_models, run_tiny, tiny
 
 SHIFT = ("shift.kinds=['rotation','style','corruption']", "shift.corruptions=['gaussian-noise','shot-noise']")
@@ -51,6 +53,22 @@ def test_clusters_are_of_the_initial_encoders_features(cache):
     kept.unlink()
     assert torch.equal(cluster_images(images, recipe), ids)  # read or made, they are the same
     assert not torch.equal(cluster_images(images, tiny(*CLUSTERS, "seed=1")), ids)
+
+
+def test_features_are_made_by_the_kernels_of_the_run(monkeypatch):
+    """Another process, which may have no cache, must find the same clusters on a GPU."""
+    done = []
+    monkeypatch.setattr(engine_options, "repeat_results", lambda device, wanted: done.append(wanted))
+
+    def embedded(encoder, *arguments):
+        done.append(len(arguments[1]))
+        return embed(encoder, *arguments)
+
+    monkeypatch.setattr(partitioning, "embed", embedded)
+    recipe = tiny(*CLUSTERS, "engine.deterministic=false")
+    images = load_data(recipe.data, recipe.seed).train
+    cluster_images(images, recipe)
+    assert done == [1, False, len(images)]  # one image first, on the CPU
 
 
 def test_an_encoder_of_a_run_or_a_file_makes_the_features(tmp_path):

@@ -81,7 +81,7 @@ def cluster_images(images: ImageSet, recipe: Recipe) -> Tensor | None:
             kept: Tensor = load(path, _LABEL)
             return kept
     with threads(recipe.engine.threads):
-        features = embed(encoder.to(recipe.engine.find_device()), views.plain, images.images)
+        features = embed(encoder.to(recipe.engine.use_device()), views.plain, images.images)
     ids = feature_clusters(features, clusters, options.feature_dims, recipe.seed)
     if images.fingerprint:
         save(path, ids, _LABEL, shared=True)
