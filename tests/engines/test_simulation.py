@@ -1,5 +1,6 @@
 """The promises of the design, on whole runs."""
 
+import gc
 import os
 import random
 from pathlib import Path
@@ -48,6 +49,23 @@ def test_training_changes_the_weights(straight):
     start = federation.initial_weights()
     end = final_models(straight)["global"]
     assert not torch.equal(start["encoder.conv1.weight"], end["encoder.conv1.weight"])
+
+
+@pytest.mark.parametrize("settings", [(), ("engine.streams=2",), ("engine.stack=2",)], ids=str)
+def test_a_finished_run_leaves_no_networks(settings, tmp_path):
+    """Ten runs of a comparison would share the memory of a GPU: Python's collector comes seldom."""
+
+    def living():
+        return {id(one): one for one in gc.get_objects() if isinstance(one, Federation | torch.nn.Conv2d)}
+
+    gc.collect()
+    before = living()
+    gc.disable()
+    try:
+        run_tiny(tmp_path / "run", "train.rounds=1", *settings)
+        assert living().keys() <= before.keys()
+    finally:
+        gc.enable()
 
 
 def test_two_workers_give_the_same_bytes(straight, tmp_path):

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.graph import register_multi_grad_hook
 from torch.func import functional_call, vmap
+from torch.utils.hooks import RemovableHandle
 
 from atoll.core.devices import upload
 from atoll.core.errors import UserError
@@ -32,6 +33,7 @@ class EncoderStack:
         self._stacked_weights = {name: _share(self._weights, name) for name in self._weights[0]}
         self._stacked_buffers = {name: _share(self._buffers, name) for name in self._buffers[0]}
         self._reached: set[int] = set()  # the rows that a loss depends on
+        self._hooks: list[RemovableHandle] = []
 
     def __call__(self, rows: Sequence[int], images: Sequence[Tensor]) -> list[Tensor]:
         """Encode one batch for each of the chosen encoders, in the mode of the first encoder, without autocast.
@@ -75,7 +77,7 @@ class EncoderStack:
             self._stacked_buffers[name].data[chosen] = buffer
         outputs = list(h.unbind())
         if h.requires_grad:
-            register_multi_grad_hook(outputs, partial(self._note, rows))
+            self._hooks.append(register_multi_grad_hook(outputs, partial(self._note, rows)))
         return outputs
 
     def _note(self, rows: Sequence[int], gradients: Sequence[Tensor | None]) -> None:
@@ -96,6 +98,9 @@ class EncoderStack:
                     weight.grad = own if weight.grad is None else weight.grad + own
             stacked.grad = None
         self._reached.clear()
+        for hook in self._hooks:  # which hold the step's graph, which holds them
+            hook.remove()
+        self._hooks.clear()
 
 
 def _refusal(error: RuntimeError) -> Exception:

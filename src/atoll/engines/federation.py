@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import warnings
+import weakref
 from collections.abc import Callable
 from dataclasses import replace
 from functools import cached_property, partial
@@ -78,7 +79,10 @@ class Federation:
         self.views: Views = make_views(recipe.views, size, channels)
         try_transform(self.views)
         encoder, projector = _encoder_and_projector(recipe)
-        self.setting = _setting(recipe, self.partition, encoder, projector, self.further_initial_weights)
+        this = weakref.proxy(self)  # in a cycle, its memory and a GPU's would wait for Python's collector
+        self.setting = _setting(
+            recipe, self.partition, encoder, projector, lambda draw: this.further_initial_weights(draw)
+        )
         if reason := recipe.composed.refuse(self.setting) or refuse_measures(recipe, self.splits):
             raise UserError(reason)
         if any(is_local(name) for name in recipe.composed.images):
