@@ -6,12 +6,15 @@ import multiprocessing
 from collections.abc import Callable
 from datetime import timedelta
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from atoll.core.errors import RunError, UserError
 from atoll.core.tree import leaves, map_tensors, pack, unpack
@@ -185,3 +188,25 @@ def test_two_processes_train_a_client_as_one_does(tmp_path, name):
     before = Federation(tiny(*settings)).initial_weights()
     moved = max(float((value - before[n].double()).abs().max()) for n, value in alone["weights"].items())
     assert moved > 0.01
+
+
+def test_shared_statistics_do_not_make_the_host_wait_for_a_gpu(monkeypatch):
+    """An upload would, in each BatchNorm layer of each pass. The tensors are PyTorch's fake ones of a GPU."""
+    monkeypatch.setattr(dist, "all_reduce", lambda tensor, group: None)
+    uploads = []
+
+    class Uploads(TorchDispatchMode):
+        def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+            made = func(*args, **(kwargs or {}))
+            if func is torch.ops.aten._to_copy.default and made.is_cuda and not args[0].is_cuda:
+                uploads.append(made.shape)
+            return made
+
+    with FakeTensorMode(), torch.device("cuda"):
+        layer, x = _SharedNorm2d(3), torch.empty(4, 3, 2, 2)
+        layer.ranks = SimpleNamespace(splits=True, group=None)
+        with Uploads():
+            assert layer(x).is_cuda
+            assert uploads == []
+            x.new_tensor([1.0])
+            assert uploads  # which is what it would see

@@ -185,7 +185,7 @@ class _SharedNorm(_BatchNorm):
         x = input.to(torch.promote_types(input.dtype, torch.float32))
         dims = [0, *range(2, x.dim())]
         shape = [1, -1, *[1] * (x.dim() - 2)]
-        count = x.new_tensor([x.numel() / x.shape[1]])
+        count = x.new_full((1,), x.numel() / x.shape[1])  # no upload, for which the host would wait
         sums: Tensor = _Sum.apply(torch.cat([x.sum(dims), count]), self.ranks)
         mean, total = sums[:-1] / sums[-1], sums[-1].detach()
         centred = x - mean.view(shape)
