@@ -110,6 +110,7 @@ def test_a_node_uses_its_own_device_of_the_kind_that_the_recipe_names(options, d
 
 def test_results_repeat_on_a_gpu_until_the_settings_are_restored(monkeypatch):
     monkeypatch.delenv("CUBLAS_WORKSPACE_CONFIG", raising=False)
+    monkeypatch.setattr(torch.backends.cudnn, "benchmark", True)  # as scripts for GPUs often set it
     with settings_kept():
         repeat_results(torch.device("cpu"))
         assert not torch.are_deterministic_algorithms_enabled()
@@ -118,11 +119,13 @@ def test_results_repeat_on_a_gpu_until_the_settings_are_restored(monkeypatch):
         assert torch.is_deterministic_algorithms_warn_only_enabled()
         assert not torch.utils.deterministic.fill_uninitialized_memory
         assert os.environ["CUBLAS_WORKSPACE_CONFIG"] == ":4096:8"
+        assert not torch.backends.cudnn.benchmark
         repeat_results(torch.device("cuda:1"), wanted=False)
         assert not torch.are_deterministic_algorithms_enabled()
         repeat_results(torch.device("cuda:1"))
     assert not torch.are_deterministic_algorithms_enabled()
     assert torch.utils.deterministic.fill_uninitialized_memory
+    assert torch.backends.cudnn.benchmark
 
 
 def test_the_choice_of_kernels_imports_no_compiler():

@@ -84,6 +84,8 @@ def repeat_results(device: torch.device, wanted: bool = True) -> None:
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # without it, PyTorch warns of cuBLAS
         # Filling memory before it is written would cost a pass over it, and no result depends on that.
         torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]
+        if wanted:  # cuDNN's search takes the fastest kernel of the day, which rounds as it does
+            torch.backends.cudnn.benchmark = False
         # `use_deterministic_algorithms` would set the same, and import PyTorch's compiler in each process.
         torch.set_deterministic_debug_mode("warn" if wanted else "default")
 

@@ -80,6 +80,7 @@ def settings_kept() -> Iterator[None]:
     """
     floats, kernels = torch.get_default_dtype(), torch.get_deterministic_debug_mode()
     filled = torch.utils.deterministic.fill_uninitialized_memory  # type: ignore[attr-defined]
+    searched = torch.backends.cudnn.benchmark
     with torch.set_grad_enabled(torch.is_grad_enabled()), threads(torch.get_num_threads()):
         try:
             yield
@@ -87,6 +88,7 @@ def settings_kept() -> Iterator[None]:
             torch.set_default_dtype(floats)
             torch.set_deterministic_debug_mode(kernels)
             torch.utils.deterministic.fill_uninitialized_memory = filled  # type: ignore[attr-defined]
+            torch.backends.cudnn.benchmark = searched
 
 
 @contextmanager
