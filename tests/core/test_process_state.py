@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from atoll.components.base import VIEWS, Term
-from atoll.core.process_state import seeded_streams, settings_kept, streams_kept
+from atoll.core.process_state import process_for_training, seeded_streams, settings_kept, streams_kept
 from atoll.models.external import give_encoder
 from tests.harness import remains, run_tiny
 
@@ -45,6 +45,31 @@ def test_settings_are_restored_after_an_error():
         meddle()
     found = torch.is_grad_enabled(), torch.get_default_dtype(), torch.get_num_threads()
     assert found == (True, torch.float32, count)
+
+
+def test_a_run_multiplies_in_float32_whatever_its_caller_has_set():
+    """As its workers do: with AVX-512 and bfloat16, and on GPUs, other precisions give other weights."""
+    torch.set_float32_matmul_precision("medium")
+    try:
+        with process_for_training():
+            assert torch.get_float32_matmul_precision() == "highest"
+            torch.set_float32_matmul_precision("high")
+        assert torch.get_float32_matmul_precision() == "medium"
+    finally:
+        torch.set_float32_matmul_precision("highest")
+
+
+@pytest.mark.skipif(not hasattr(torch.backends.cuda.matmul, "fp32_precision"), reason="an older PyTorch")
+def test_a_precision_for_each_backend_stays_as_it_is():
+    matmul = torch.backends.mkldnn.matmul
+    before = matmul.fp32_precision
+    matmul.fp32_precision = "bf16"
+    try:
+        with process_for_training():
+            assert matmul.fp32_precision == "bf16"
+        assert matmul.fp32_precision == "bf16"
+    finally:
+        matmul.fp32_precision = before
 
 
 class DrawnFold:

@@ -78,6 +78,7 @@ def settings_kept() -> Iterator[None]:
 
     They are whether it records gradients, its threads, its type of new floats, and its choice of kernels.
     """
+    precision = _matmul_precision()
     floats, kernels = torch.get_default_dtype(), torch.get_deterministic_debug_mode()
     filled = torch.utils.deterministic.fill_uninitialized_memory  # type: ignore[attr-defined]
     searched = torch.backends.cudnn.benchmark
@@ -86,16 +87,30 @@ def settings_kept() -> Iterator[None]:
             yield
         finally:
             torch.set_default_dtype(floats)
+            _multiply_with(precision)
             torch.set_deterministic_debug_mode(kernels)
             torch.utils.deterministic.fill_uninitialized_memory = filled  # type: ignore[attr-defined]
             torch.backends.cudnn.benchmark = searched
+
+
+def _matmul_precision() -> str:
+    """Precision of products of float32 matrices; empty if it is set for each backend by itself."""
+    try:
+        return torch.get_float32_matmul_precision()
+    except RuntimeError:  # PyTorch does not mix the two ways to set it
+        return ""
+
+
+def _multiply_with(precision: str) -> None:
+    if precision and _matmul_precision() not in ("", precision):
+        torch.set_float32_matmul_precision(precision)
 
 
 @contextmanager
 def process_for_training() -> Iterator[None]:
     """Have the process for one run within the block, whatever the caller has set; other threads wait.
 
-    Gradients are recorded, floats have 32 bits, and no other run seeds the random streams.
+    Gradients are recorded, floats have 32 bits, also in matrix products, and no other run seeds the random streams.
     """
     if not _RUN.acquire(blocking=False):
         warnings.warn("waits for the run of another thread; use processes to train at once", stacklevel=4)
@@ -103,6 +118,7 @@ def process_for_training() -> Iterator[None]:
     try:
         with settings_kept(), torch.inference_mode(False), torch.enable_grad():
             torch.set_default_dtype(torch.float32)
+            _multiply_with("highest")
             yield
     finally:
         _RUN.release()
