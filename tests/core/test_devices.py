@@ -81,6 +81,10 @@ def test_workers_take_no_more_cores_than_the_process_may_use(monkeypatch):
 
 def test_channels_last_is_for_gpus_unless_the_recipe_says_otherwise(gpus):
     assert EngineOptions().uses_channels_last() is True
+    for chosen in ("auto", True, False):
+        assert EngineOptions(stack=2, channels_last=chosen).uses_channels_last() is False
+        on_cpu = EngineOptions(stack=2, channels_last=chosen, device="cpu")
+        assert on_cpu.uses_channels_last() is (chosen is True)
     assert EngineOptions(device="cpu").uses_channels_last() is False
     for chosen in (True, False):
         assert EngineOptions(channels_last=chosen).uses_channels_last() is chosen

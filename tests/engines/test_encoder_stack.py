@@ -5,10 +5,13 @@ import copy
 import pytest
 import torch
 from torch import nn
+from torch._subclasses.fake_tensor import FakeTensorMode
 
 from atoll.core.errors import UserError
 from atoll.engines.encoder_stack import EncoderStack
 from atoll.models import ModelOptions, build_encoder
+from atoll.models.layout import memory_layout
+from atoll.recipe.engine_options import EngineOptions
 
 ENCODERS = {
     "convolutions and BatchNorm": ModelOptions(encoder="resnet-narrow", width=4),
@@ -144,3 +147,29 @@ def test_other_errors_of_an_encoder_remain():
     encoder = nn.Linear(5, 2)
     with pytest.raises(RuntimeError, match="Expected size for first two dimensions"):
         EncoderStack([encoder, copy.deepcopy(encoder)])([0, 1], torch.ones(2, 3, 4))
+
+
+@pytest.mark.parametrize(
+    "options",
+    # not so narrow that it never has the channels-last layout
+    [ModelOptions(encoder="resnet-narrow", width=16), ENCODERS["attention"]],
+    ids=ENCODERS,
+)
+def test_encoders_are_stacked_on_a_gpu(options, monkeypatch):
+    """In a run's layout. PyTorch chooses a GPU's operations for its fake tensors, and computes nothing."""
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
+    monkeypatch.setattr(EngineOptions, "find_device", lambda self: torch.device("cuda"))
+    encoders = [build_encoder(options, channels=3, image_size=8) for _ in range(2)]
+    with FakeTensorMode(), torch.device("cuda"):
+        for encoder in encoders:
+            layout = memory_layout(encoder, EngineOptions(stack=2).uses_channels_last())
+            for module in encoder.modules():
+                for name, weight in module.named_parameters(recurse=False):
+                    on_gpu = torch.empty(weight.shape)
+                    on_gpu = on_gpu.contiguous(memory_format=layout) if weight.dim() == 4 else on_gpu
+                    setattr(module, name, nn.Parameter(on_gpu))
+                for name, buffer in module.named_buffers(recurse=False):
+                    setattr(module, name, torch.empty(buffer.shape, dtype=buffer.dtype))
+        images = [torch.empty(5, 3, 8, 8).contiguous(memory_format=layout) for _ in encoders]
+        outputs = EncoderStack(encoders)(range(2), images)
+    assert [(h.shape, h.device.type) for h in outputs] == [((5, encoders[0].dim), "cuda")] * 2

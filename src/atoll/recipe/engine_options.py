@@ -37,8 +37,9 @@ class EngineOptions(Options, section="engine"):
             ahead of the training, with ``workers = 1``; 0 to decode between the steps. The result does not depend
             on it.
         channels_last: Use the channels-last memory layout of images and convolutions; ``"auto"``: on a GPU. The
-            last bits of the result depend on it. It is not used if a strided 1 × 1 convolution has fewer than 16
-            input channels, whose gradient oneDNN computes wrongly on a CPU.
+            last bits of the result depend on it. It is not used on a GPU with ``stack``, for which PyTorch has no
+            such BatchNorm, nor if a strided 1 × 1 convolution has fewer than 16 input channels, whose gradient
+            oneDNN computes wrongly on a CPU.
         deterministic: On a GPU, use kernels that give the same bits each time, where PyTorch has them; false may be
             faster, and two equal runs may then differ in their last bits. A CPU's always do.
         checkpoint_every: Rounds between checkpoints.
@@ -87,9 +88,14 @@ class EngineOptions(Options, section="engine"):
         Raises:
             UserError: The recipe requires a GPU that is not there.
         """
-        if self.channels_last == "auto":
-            return self.find_device().type == "cuda"
-        return self.channels_last
+        if self.channels_last != "auto" and self.stack == 1:
+            return self.channels_last
+        gpu = self.find_device().type == "cuda"
+        if (
+            gpu and self.stack > 1
+        ):  # cuDNN's BatchNorm asks for the layout, which PyTorch does not tell in a stack
+            return False
+        return gpu if self.channels_last == "auto" else self.channels_last
 
     def on(self, device: str) -> EngineOptions:
         """These options with all computation on one device."""
