@@ -91,9 +91,7 @@ class EngineOptions(Options, section="engine"):
         if self.channels_last != "auto" and self.stack == 1:
             return self.channels_last
         gpu = self.find_device().type == "cuda"
-        if (
-            gpu and self.stack > 1
-        ):  # cuDNN's BatchNorm asks for the layout, which PyTorch does not tell in a stack
+        if gpu and self.stack > 1:  # cuDNN's BatchNorm asks for the layout, which `vmap` does not tell
             return False
         return gpu if self.channels_last == "auto" else self.channels_last
 
