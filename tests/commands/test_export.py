@@ -3,6 +3,7 @@
 import json
 import re
 import shutil
+import sys
 
 import numpy as np
 import pytest
@@ -316,6 +317,27 @@ def test_exports_of_several_encoders_lie_beside_each_other(several, tmp_path):
         exported = load_encoder(folder / f"encoder-cluster-{number}-export.safetensors").state_dict()
         expected = load_encoder(encoder).state_dict()
         assert all(torch.equal(exported[name], expected[name]) for name in expected)
+
+
+@pytest.mark.parametrize(("objective", "supervised"), [("simclr:SimCLR", False), ("supcon:SupCon", True)])
+def test_an_export_needs_no_code_of_the_method(tmp_path, monkeypatch, objective, supervised):
+    module, _, name = objective.partition(":")
+    code = tmp_path / f"lent_{module}.py"
+    code.write_text(
+        "from atoll.methods.method import Method\n"
+        f"from atoll.objectives.{module} import {name}\n\n"
+        f"METHOD = Method(objective={name}(), title='Lent')\n"
+    )
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("sys.path", [*sys.path])
+    run = run_tiny(tmp_path / "run", f"method.name={code.stem}:METHOD", BOTH)
+    code.unlink()
+    monkeypatch.delitem(sys.modules, code.stem)
+    file = tmp_path / "encoder-export.safetensors"
+    assert main(["export", str(run.folder), "--format", "safetensors", "-o", str(file)]) == 0
+    with safetensors.safe_open(file, "pt") as opened:
+        about = json.loads(opened.metadata()["atoll"])["metadata"]
+    assert about["provenance"]["supervised"] is supervised
 
 
 def test_a_file_that_would_not_be_recognised_is_refused(one, tmp_path, capsys):

@@ -104,9 +104,12 @@ def provenance(run: Run, model: str = "") -> dict[str, Any]:
     models = folder.results.get("by_model", {})
     own = models.get(model or folder.results.get("model"), folder.results)
     results = {key: value for key, value in own.items() if "/" in key and not isinstance(value, list)}
+    supervised = folder.results.get("supervised")
+    if supervised is None:  # a run of 0.1, whose method is imported to know
+        supervised = recipe_of(run).composed.needs_labels
     return {
         "method": str(folder.results.get("method", "")),
-        "supervised": recipe_of(run).composed.needs_labels,
+        "supervised": bool(supervised),
         "setting": without_folders(setting_words(folder.recipe)),
         "clients": len(folder.partition.get("clients", [])),
         "rounds": folder.rounds,

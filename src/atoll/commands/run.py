@@ -320,6 +320,7 @@ def _finish(prepared: PreparedRun, evaluator: Evaluator, server: Server) -> None
         "model": largest,
         **results,
         "method": recipe.label,
+        "supervised": method.needs_labels,
         "egress": list(method.egress),
         "keeps": list(method.keeps),
         "version": prepared.version,
