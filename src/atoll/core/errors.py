@@ -41,7 +41,7 @@ class OldCodeWarning(DeprecationWarning):
 MOST_LISTED = 60  # names in an error message
 
 
-def did_you_mean(name: str, known: Iterable[str]) -> str:
+def did_you_mean(name: str, known: Iterable[str], before: str = "") -> str:
     """Final clause of an error message that suggests the nearest known name, or lists the known names.
 
     Of more than 60 names it lists ten, those that contain the unknown name first.
@@ -49,6 +49,7 @@ def did_you_mean(name: str, known: Iterable[str]) -> str:
     Args:
         name: The unknown name.
         known: The known names.
+        before: What stands before all of them; names are not nearer for what they share.
 
     Example:
         >>> from atoll.core.errors import did_you_mean
@@ -58,8 +59,9 @@ def did_you_mean(name: str, known: Iterable[str]) -> str:
     known = sorted(known)
     same = [one for one in known if one.lower() == name.lower()]
     if near := same or difflib.get_close_matches(name, known, n=1):
-        return f"did you mean {near[0]!r}?"
+        return f"did you mean {before + near[0]!r}?"
     if len(known) <= MOST_LISTED:
-        return f"known: {', '.join(known)}"
+        return f"known: {', '.join(before + one for one in known)}"
     like = [one for one in known if name.lower() in one.lower()] or known
-    return f"known: {', '.join(like[:10])} and {len(known) - len(like[:10])} others"
+    listed = ", ".join(before + one for one in like[:10])
+    return f"known: {listed} and {len(known) - len(like[:10])} others"

@@ -288,7 +288,7 @@ def _nearest_key(known: Mapping[str, Schema], key: str, place: str) -> str:
     before = f"{place}." if place else ""
     if within := places_of(key, known):
         return f"did you mean {' or '.join(repr(before + one) for one in within)}?"
-    return did_you_mean(before + key, [before + one for one in known])
+    return did_you_mean(key, known, before)
 
 
 def _check_list(schema: Schema, value: Any, place: str) -> None:

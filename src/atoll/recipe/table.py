@@ -16,7 +16,7 @@ from typing import Any
 
 from atoll.core.config import over, packaged, read, read_settings, read_text_table
 from atoll.core.errors import UserError
-from atoll.core.schema import Schema, check
+from atoll.core.schema import Schema, check, places_of
 from atoll.methods.names import check_known, check_tables, check_terms
 
 WORDS = {
@@ -110,13 +110,24 @@ def complete_table(table: Mapping[str, Any], settings: Sequence[str] = ()) -> di
         )
     schema = catalogue()["schema"]
     table = _reset(over(table, changes), schema)
-    for key in table:
-        section, _, inner = key.partition(".")
-        if section in schema["properties"] and inner:  # as --set writes it
-            raise UserError(f"unknown key {key!r}; write {inner!r} in the table {section!r}")
+    _check_sections(table, schema["properties"])
     check(schema, table, "")
     _check_method(table.get("method", {}), table.get("options", {}))
     return table
+
+
+def _check_sections(table: Mapping[str, Any], known: Mapping[str, Schema]) -> None:
+    """Refuse keys that have a place of their own in another section."""
+    for key, value in table.items():
+        section, _, inner = key.partition(".")
+        if section in known and inner:  # as --set writes it
+            raise UserError(f"unknown key {key!r}; write {inner!r} in the table {section!r}")
+        own = known.get(key, {}).get("properties", ())
+        for inner in value if own and isinstance(value, Mapping) else ():
+            if inner not in own and key != "options" and (places := places_of(inner, known)):
+                raise UserError(
+                    f"unknown key '{key}.{inner}'; did you mean {' or '.join(map(repr, places))}?"
+                )
 
 
 def _reset(table: Mapping[str, Any], schema: Schema) -> dict[str, Any]:
