@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 
 from atoll.aggregation.private import PrivateFedAvg
-from atoll.components.base import Component, Term
+from atoll.components.base import Component, Forward, Term
 from atoll.core.errors import UserError
 from atoll.engines.federation import Federation
 from atoll.methods.method import Method
@@ -73,6 +73,41 @@ def test_a_part_that_may_send_something_must_say_what_where_only_weights_are_cov
     assert refusal(Tidy()) is None
     assert refusal(Silent(weight=0.0)) is None
     assert Method(objective=SimCLR(), terms=(term,)).refuse(setting()) is None
+
+
+@pytest.mark.parametrize(
+    ("setting", "sentence"),
+    [
+        (
+            "method.objective=atoll.aggregation.fedavg:FedAvg",
+            "objective '.*' is a FedAvg, not an atoll Objective",
+        ),
+        ("method.terms=['atoll.objectives.simclr:SimCLR']", "term '.*' is a SimCLR, not an atoll Term"),
+        ("method.merge=atoll.objectives.simclr:SimCLR", "merge '.*' is a SimCLR, not an atoll Merge"),
+        ("method.aggregation=atoll.objectives.simclr:SimCLR", "is a SimCLR, not an atoll Aggregation"),
+        (
+            "method.server=atoll.objectives.simclr:SimCLR",
+            "server step '.*' is a SimCLR, not an atoll ServerStep",
+        ),
+    ],
+)
+def test_a_component_of_another_axis_is_refused(setting, sentence):
+    with pytest.raises(UserError, match=sentence):
+        _ = tiny(setting).composed
+
+
+@pytest.mark.parametrize("terms", [Honest(), "dsr", ("dsr",)])
+def test_terms_that_are_no_tuple_of_components_are_refused(terms):
+    with pytest.raises(UserError, match=r"give a tuple, as in terms=\(Mine\(\),\)"):
+        Method(objective=SimCLR(), terms=terms)
+
+
+@pytest.mark.parametrize("declared", [Forward("view1"), ("view1",), "view1"])
+def test_forward_passes_that_are_no_tuple_are_refused(monkeypatch, declared):
+    monkeypatch.setattr(Honest, "forwards", lambda self: declared)
+    assert Method(objective=SimCLR(), terms=(Honest(),)).refuse(setting()) == (
+        f"'silent'.forwards() returns {declared!r}; return a tuple, as in (Forward(\"view1\"),)"
+    )
 
 
 @dataclass(frozen=True)

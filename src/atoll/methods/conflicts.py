@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from atoll.aggregation.fedavg import FedAvg
 from atoll.aggregation.server_steps import Direct
-from atoll.components.base import Aggregation, Component, Setting
+from atoll.components.base import Aggregation, Component, Forward, Setting
 
 if TYPE_CHECKING:
     from atoll.methods.method import Method
@@ -20,6 +20,8 @@ def conflicts(method: Method, setting: Setting) -> Iterator[str]:
         method: The method.
         setting: Setting of the run.
     """
+    for component in method.components:
+        yield from _forwards(component)
     yield from _labels(method, setting)
     yield from _server(method)
     yield from _local_models(method, setting)
@@ -35,6 +37,12 @@ def conflicts(method: Method, setting: Setting) -> Iterator[str]:
 def reports_more(aggregation: Aggregation) -> bool:
     """Whether clients report more than the aggregation's `statistics`; nothing declares what that is."""
     return type(aggregation).report is not Aggregation.report
+
+
+def _forwards(component: Component) -> Iterator[str]:
+    declared: object = component.forwards()
+    if not isinstance(declared, Sequence) or not all(isinstance(one, Forward) for one in declared):
+        yield f'{component.name!r}.forwards() returns {declared!r}; return a tuple, as in (Forward("view1"),)'
 
 
 def _labels(method: Method, setting: Setting) -> Iterator[str]:

@@ -72,6 +72,16 @@ class Method:
     family: str = ""
     share: tuple[str, ...] | None = None
 
+    def __post_init__(self) -> None:
+        """Check the terms; Python reads a tuple without its comma as a single one.
+
+        Raises:
+            UserError: The terms are no sequence of components.
+        """
+        terms: object = self.terms
+        if not isinstance(terms, Sequence) or not all(hasattr(one, "name") for one in terms):
+            raise UserError(f"the terms of a method are {terms!r}; give a tuple, as in terms=(Mine(),)")
+
     @property
     def components(self) -> tuple[Component, ...]:
         """All components, in the order in which their hooks run; without terms of weight 0."""

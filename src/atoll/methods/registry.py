@@ -266,16 +266,15 @@ def make_method(chosen: MethodOptions, options: Mapping[str, Mapping[str, Any]])
         )
     used: set[str] = set()
 
-    def component(name: str | None, default: Any, known: Mapping[str, type[Component]], what: str) -> Any:
-        made = (
-            default
-            if name is None or (default is not None and name == default.name)
-            else find(name, known, what)
-        )
+    def component(name: str | None, default: Any, known: Mapping[str, Any], kind: type[Component]) -> Any:
+        what, made = "server step" if kind is ServerStep else kind.__name__.lower(), default
+        if name is not None and (default is None or name != default.name):
+            made = find(name, known, what)
         if isinstance(made, type) and issubclass(made, Component):
             made = _made(made, name, what)
-        if not isinstance(made, Component):
-            raise UserError(f"{what} {name!r} is a {type(made).__name__}, not an atoll component")
+        if not isinstance(made, kind):
+            given = f"{what} {name or chosen.name!r} is a {type(made).__name__}"
+            raise UserError(f"{given}, not an atoll {kind.__name__}")
         _check_name(made, used)
         used.add(made.name)
         table = {**describe(made), **options.get(made.name, {})}
@@ -286,11 +285,11 @@ def make_method(chosen: MethodOptions, options: Mapping[str, Mapping[str, Any]])
     check_terms(names)
     composed = dataclasses.replace(
         method,
-        objective=component(chosen.objective, method.objective, OBJECTIVES, "objective"),
-        terms=tuple(component(name, own_terms.get(name), TERMS, "term") for name in names),
-        merge=component(chosen.merge, method.merge, MERGES, "merge"),
-        aggregation=component(chosen.aggregation, method.aggregation, AGGREGATIONS, "aggregation"),
-        server=component(chosen.server, method.server, SERVER_STEPS, "server step"),
+        objective=component(chosen.objective, method.objective, OBJECTIVES, Objective),
+        terms=tuple(component(name, own_terms.get(name), TERMS, Term) for name in names),
+        merge=component(chosen.merge, method.merge, MERGES, Merge),
+        aggregation=component(chosen.aggregation, method.aggregation, AGGREGATIONS, Aggregation),
+        server=component(chosen.server, method.server, SERVER_STEPS, ServerStep),
         share=method.share if chosen.share is None else chosen.share,
     )
     composed = dataclasses.replace(composed, title=_title(method, composed, chosen.name))
