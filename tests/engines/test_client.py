@@ -177,9 +177,16 @@ def test_a_copy_that_another_client_made_is_not_there():
         rounds.train(1)
 
 
-def test_a_pass_of_images_that_nothing_makes_is_named():
-    settings = (f"method.terms=['{__name__}:Passes']", "options.passes.images_of=weak")
-    with pytest.raises(UserError, match=r"^'passes' declares a pass of the images 'weak', which no inputs"):
+@pytest.mark.parametrize(
+    ("images", "hint"),
+    [("weak", "known: image, other, view1, view2, view3$"), ("view_1", r"did you mean 'view1'\?$")],
+)
+def test_a_pass_of_images_that_nothing_makes_is_named(images, hint):
+    settings = (f"method.terms=['{__name__}:Passes']", f"options.passes.images_of={images}")
+    with pytest.raises(
+        UserError,
+        match=rf"^'passes' declares a pass of the images '{images}', which no inputs\(\) returns; {hint}",
+    ):
         Rounds("method.name=fed_simclr", *settings).train(0)
 
 

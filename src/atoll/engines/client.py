@@ -11,11 +11,12 @@ from torch import Tensor, nn
 from atoll.components.base import Batch, ClientContext, ClientData, Forward, Passes, Setting, run_forwards
 from atoll.components.messages import ClientState, Message, Slices, Update
 from atoll.components.training import learning_rate, make_optimizer
-from atoll.core.errors import UserError
+from atoll.core.errors import UserError, did_you_mean
 from atoll.core.process_state import seeded_streams
 from atoll.core.rng import derive_seed
 from atoll.core.tree import Weights, checked, clone
 from atoll.data.batch import part_sizes
+from atoll.data.client_data import VIEW_NAMES
 from atoll.engines.network_state import NetworkState
 from atoll.engines.weight_names import buffer_names, frozen_names, personal_names, update_names
 from atoll.methods.method import Method
@@ -154,9 +155,10 @@ class Client:
             batch.images.update(component.inputs(context, batch))
         for forward in self.method.forwards:
             if forward.images not in batch.images:
+                known = {*VIEW_NAMES, "image", "other", *batch.images}
                 raise UserError(
                     f"{self._declarer(forward)!r} declares a pass of the images {forward.images!r}, which no "
-                    f"inputs() returns; the others are {', '.join(map(repr, batch.images))}"
+                    f"inputs() returns; {did_you_mean(forward.images, known)}"
                 )
             if forward.network not in ("local", *context.copies):
                 raise UserError(
