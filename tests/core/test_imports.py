@@ -25,6 +25,7 @@ def test_an_attribute_of_a_file_in_the_working_folder_is_imported(folder):
         ("", "module 'named_{}' has no 'net'; it defines nothing$"),
         ("def net(:\n", r"cannot be imported: SyntaxError: .*named_{}\.py, line 1"),
         ("1 / 0\n", r"cannot be imported: ZeroDivisionError: .*named_{}\.py, line 1"),
+        ("import json\n\njson.loads('{')\n", r"cannot be imported: JSONDecodeError: .*named_{}\.py, line 3"),
         ("import named_nothing\n", "no module 'named_nothing'"),
     ],
 )

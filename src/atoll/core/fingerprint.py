@@ -56,7 +56,7 @@ def installed_version(module: str) -> str:
         module: The name of a module that is imported.
     """
     top = module.partition(".")[0]
-    if top in _OF_PYTHON_OR_ATOLL or not _is_library(module):
+    if top in _OF_PYTHON_OR_ATOLL or not is_library(module):
         return ""
     names = importlib.metadata.packages_distributions().get(top, ())
     versions = [importlib.metadata.version(name) for name in sorted({*names})]
@@ -93,7 +93,7 @@ class _Fingerprint:
 
     def _name(self, value: Any) -> str:
         module = str(value.__module__)
-        if not _is_library(module):
+        if not is_library(module):
             return str(value.__qualname__)  # a script's module has another name in other processes
         top = sys.modules.get(module.partition(".")[0])
         version = getattr(top, "__version__", "") if self._versions else ""
@@ -117,7 +117,7 @@ def _parts(value: Any, versions: bool) -> list[Any]:
     if isinstance(value, logging.Logger):
         return [value.name]  # it knows all other loggers
     if isinstance(value, types.ModuleType):
-        return [value.__name__, *([] if _is_library(value.__name__) else _held(value))]
+        return [value.__name__, *([] if is_library(value.__name__) else _held(value))]
     if isinstance(value, functools.partial):
         return [value.func, value.args, value.keywords]
     if isinstance(value, types.MethodType):
@@ -129,9 +129,9 @@ def _parts(value: Any, versions: bool) -> list[Any]:
     if isinstance(value, types.CodeType):
         return [value.co_code, *value.co_names, *value.co_consts]
     if isinstance(value, types.FunctionType):
-        return [] if _is_library(value.__module__) else _of_function(value)
+        return [] if is_library(value.__module__) else _of_function(value)
     if isinstance(value, type):
-        return [] if _is_library(value.__module__) else [*value.__bases__, *_held(value)]
+        return [] if is_library(value.__module__) else [*value.__bases__, *_held(value)]
     held = getattr(value, "__dict__", None)
     return [type(value), re.sub(r" at 0x[0-9a-fA-F]+", "", repr(value)) if held is None else held]
 
@@ -168,7 +168,7 @@ def _imported(code: types.CodeType, around: dict[str, Any]) -> Iterator[Any]:
 
 def _is_own(module: str) -> bool:
     """Whether there is such a module of the user's, which may not be imported yet."""
-    spec = None if _is_library(module) else importlib.util.find_spec(module)
+    spec = None if is_library(module) else importlib.util.find_spec(module)
     return spec is not None and not (spec.origin or "").startswith(_INSTALLED)
 
 
@@ -182,7 +182,7 @@ def _held(value: type | types.ModuleType) -> list[Any]:
     ]
 
 
-def _is_library(module: str) -> bool:
+def is_library(module: str) -> bool:
     """Whether a module is Python's own, Atoll's or an installed library's."""
     if module in ("__main__", "__mp_main__"):  # a notebook's has the file of an installed program
         return False

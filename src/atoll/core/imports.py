@@ -148,8 +148,12 @@ def _file_words(name: str) -> str:
 
 
 def describe_error(error: Exception) -> str:
-    """Describe an error in a user's file: its type, its message and its line."""
+    """Describe an error in a user's file: its type, its message and the last line of the user's own code."""
     if isinstance(error, SyntaxError):
         return f"{type(error).__name__}: {error.msg} ({error.filename}, line {error.lineno})"
-    frames = traceback.extract_tb(error.__traceback__)
-    return f"{type(error).__name__}: {error} ({frames[-1].filename}, line {frames[-1].lineno})"
+    from atoll.core.fingerprint import is_library  # imports PyTorch; only after a mistake
+
+    frames = list(traceback.walk_tb(error.__traceback__))
+    own = [one for one in frames if not is_library(one[0].f_globals.get("__name__", ""))]
+    frame, line = (own or frames)[-1]
+    return f"{type(error).__name__}: {error} ({frame.f_code.co_filename}, line {line})"
