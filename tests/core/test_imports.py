@@ -35,3 +35,12 @@ def test_what_cannot_be_imported_gets_a_sentence(folder, text, sentence, request
         (folder / f"named_{number}.py").write_text(text)
     with pytest.raises(UserError, match=sentence.replace("{}", str(number))):
         import_attribute(f"named_{number}:net", "encoder")
+
+
+@pytest.mark.parametrize("module", ["mine.py", "./mine.py", "code/mine.py", "../mine", "/code/mine", ".mine"])
+def test_a_file_in_the_place_of_a_module_is_told_the_modules_name(folder, module):
+    (folder / "mine.py").write_text("net = 1\n")
+    with pytest.raises(
+        UserError, match="a module is named without folder and suffix, such as mine:net; it is"
+    ):
+        import_attribute(f"{module}:net", "encoder")

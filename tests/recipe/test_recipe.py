@@ -73,13 +73,14 @@ def test_misspelt_key_names_the_right_one():
         load_recipe("digits-ssd", ["train.ronds=3"])
 
 
-def test_a_module_without_its_attribute_is_recognised(tmp_path, monkeypatch):
+@pytest.mark.parametrize("name", ["my_method", "my_method.py", "my_method.METHOD"])
+def test_a_module_without_its_attribute_is_recognised(tmp_path, monkeypatch, name):
     (tmp_path / "my_method.py").touch()
     monkeypatch.chdir(tmp_path)
     with pytest.raises(
-        UserError, match=r"unknown method 'my_method'; .*; for your my_method\.py, write my_method:ATT"
+        UserError, match=rf"unknown method '{name}'; .*; for your my_method\.py, write my_method:ATT"
     ):
-        load_recipe("digits-ssd", ["method.name=my_method"])
+        load_recipe("digits-ssd", [f"method.name={name}"])
 
 
 @pytest.mark.parametrize(
@@ -97,7 +98,7 @@ def test_a_module_without_its_attribute_is_recognised(tmp_path, monkeypatch):
         ("method.name=numpy:pi", "not an atoll Method or Objective"),
         ("method.name=math:pi", "module 'math' is Python's own"),
         ("method.name=:METHOD", "cannot be imported"),
-        ("method.name=.own:METHOD", "cannot be imported"),
+        ("method.name=.own:METHOD", "without folder and suffix, such as own:METHOD"),
         ("method.terms=['pd','dsr','pd']", "names 'pd' twice"),
         ("train.momentum=-1", "train.momentum is -1"),
         ("train.momentum=1.5", "train.momentum is 1.5"),

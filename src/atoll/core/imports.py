@@ -72,6 +72,12 @@ def import_attribute(name: str, what: str) -> Any:
     if not _importing[-1]:
         raise UserError(f"{what} {code_words([name])} is code that this command does not import")
     module, _, attribute = name.partition(":")
+    if module.startswith(".") or module.endswith(".py") or {"/", "\\"}.intersection(module):
+        stem = Path(module).stem.strip(".") or "module"
+        raise UserError(
+            f"{what} {name!r}: a module is named without folder and suffix, such as {stem}:{attribute}; it is "
+            "looked for in the working folder, or beside the recipe's file that names it"
+        )
     if module.partition(".")[0] in sys.stdlib_module_names:  # http.server:test would serve the working folder
         raise UserError(f"{what} {name!r}: module {module!r} is Python's own; call yours something else")
     folder = _folder_of(name)

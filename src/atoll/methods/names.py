@@ -18,7 +18,8 @@ def check_known(name: str, known: Collection[str], what: str) -> None:
         UserError: The name is neither.
     """
     if ":" not in name and name not in known:
-        own = f"; for your {name}.py, write {name}:ATTRIBUTE" if Path(f"{name}.py").is_file() else ""
+        module = name.partition(".")[0]  # of my_method, my_method.py, my_method.METHOD
+        own = f"; for your {module}.py, write {module}:ATTRIBUTE" if Path(f"{module}.py").is_file() else ""
         raise UserError(f"unknown {what} {name!r}; {did_you_mean(name, known)}{own}")
 
 
