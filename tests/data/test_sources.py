@@ -85,7 +85,9 @@ def test_limits_are_nested_random_and_free_of_the_seed():
 
 def test_a_fraction_of_nothing_is_refused(write_parquet, tmp_path, encode_png, digits):
     path = write_parquet(tmp_path / "two.parquet", [encode_png(image) for image in digits[0][:2]])
-    with pytest.raises(UserError, match="cannot be held out of 2 images"):
+    with pytest.raises(
+        UserError, match=r"^data\.test_fraction = 0\.2 cannot be held out of 2 images; set it to 0"
+    ):
         load("parquet", path)
     whole = load("parquet", path, test_fraction=0.0)
     assert (len(whole.train), whole.test) == (2, None)

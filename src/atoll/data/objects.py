@@ -243,6 +243,8 @@ def _part(whose: str, source: Any) -> _Part:
             f"{whose} has the splits {', '.join(map(str, splits))}; give one, such as {one}, and the test images "
             "as test_data"
         )
+    if isinstance(source, type):
+        raise UserError(f"{whose} is the class {source.__name__}; give an object of it, {source.__name__}(…)")
     if not hasattr(source, "__len__") or not hasattr(source, "__getitem__"):
         raise UserError(
             f"{whose} is a {type(source).__name__}; give a dataset with a length and items (image, label), an "

@@ -173,7 +173,7 @@ def _with_validation(splits: Splits, options: DataOptions, seed: int) -> Splits:
     if options.validation_fraction:
         known = [*([] if images.labels is None else [images.labels]), *images.columns.values()]
         strata, rng = [values.numpy() for values in known], numpy_stream(seed, "validation split")
-        rest, held = _hold_out(len(images), strata, options.validation_fraction, rng)
+        rest, held = _hold_out(len(images), strata, options.validation_fraction, rng, "validation_fraction")
         splits.train, splits.validation = (
             images.subset(torch.from_numpy(rest)),
             images.subset(torch.from_numpy(held)),
@@ -181,8 +181,10 @@ def _with_validation(splits: Splits, options: DataOptions, seed: int) -> Splits:
     return splits
 
 
-def _hold_out(size: int, strata: list[Rows], fraction: float, rng: np.random.Generator) -> tuple[Rows, Rows]:
-    """Split rows into those to keep and those to hold out, both sorted.
+def _hold_out(
+    size: int, strata: list[Rows], fraction: float, rng: np.random.Generator, option: str = "test_fraction"
+) -> tuple[Rows, Rows]:
+    """Split rows into those to keep and those to hold out, both sorted; ``option`` holds the fraction.
 
     Samples are ordered by the strata (labels first) and at random within a stratum, and every 1/fraction-th is
     held out: each class contributes its share up to one image, for any number of strata. If there are more
@@ -192,7 +194,8 @@ def _hold_out(size: int, strata: list[Rows], fraction: float, rng: np.random.Gen
     held_size = round(fraction * size)
     if not 0 < held_size < size:
         raise UserError(
-            f"a fraction of {fraction} cannot be held out of {size} images; set it to 0 or load more images"
+            f"data.{option} = {fraction} cannot be held out of {size} {'image' if size == 1 else 'images'}; set it "
+            "to 0 or load more images"
         )
     shuffled = rng.permutation(size)
     stratum = np.zeros(size, dtype=np.int64)

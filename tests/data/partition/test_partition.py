@@ -198,7 +198,7 @@ def test_a_damaged_record_gets_a_sentence(text):
         ({"kind": "shards", "clients": 4}, "do not fit 10 classes; raise"),
         ({"kind": "shards", "classes_per_client": 11}, "do not fit 10 classes; lower"),
         ({"kind": "natural"}, "needs a column"),
-        ({"kind": "natural", "column": "domian"}, "no columns except its labels"),
+        ({"kind": "natural", "column": "domian"}, "none was read except labels"),
     ],
 )
 def test_impossible_partitions_get_a_sentence(options, sentence):
@@ -219,6 +219,13 @@ def test_natural_wants_one_clear_column():
     with pytest.raises(UserError, match="did you mean 'domain'"):
         partition(columns=columns, kind="natural", column="domian")
     assert len(partition(columns={**columns, "client": LABELS // 5}, kind="natural")) == 2
+
+
+def test_a_column_of_texts_that_was_not_read_is_told_how_it_is():
+    with pytest.raises(UserError, match=r"none was read; .* name a column of texts in data\.natural_column"):
+        partition(kind="natural")
+    with pytest.raises(UserError, match=r"'site' is not a column .* with data\.natural_column = 'site'$"):
+        partition(kind="natural", column="site")
 
 
 def test_a_natural_client_without_images_is_named():

@@ -208,8 +208,11 @@ class _Task:
 
     def column(self, name: str) -> Tensor:
         if name not in self.columns:
-            has = did_you_mean(name, self.columns) if self.columns else "it has no columns except its labels"
-            raise UserError(f"partition.column = {name!r} is not a column of the source; {has}")
+            has = did_you_mean(name, self.columns) if self.columns else "none was read except labels"
+            raise UserError(
+                f"partition.column = {name!r} is not a column that was read; {has}; texts are read of Parquet, "
+                f"the hub and tar with data.natural_column = {name!r}"
+            )
         return self.columns[name]
 
     def by_class(self) -> list[Indices]:
@@ -304,8 +307,9 @@ def _single_class(task: _Task) -> _Split:
 def _natural(task: _Task) -> _Split:
     if not task.columns and task.options.column is None:
         raise UserError(
-            "partition.kind = 'natural' needs a column with the client of each image, and there is none; "
-            "use data.source = 'clients', or another partition.kind"
+            "partition.kind = 'natural' needs a column with the client of each image, and none was read; "
+            "of Parquet, the hub and tar, name a column of texts in data.natural_column; for folders of clients, "
+            "set data.source = 'clients'"
         )
     name = task.options.client_column(task.columns)
     if name is None:
