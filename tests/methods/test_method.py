@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 
 from atoll.aggregation.private import PrivateFedAvg
-from atoll.components.base import Component, Forward, Term
+from atoll.components.base import Aggregation, Component, Forward, Objective, Term
 from atoll.core.errors import UserError
 from atoll.engines.federation import Federation
 from atoll.methods.method import Method
@@ -108,6 +108,23 @@ def test_forward_passes_that_are_no_tuple_are_refused(monkeypatch, declared):
     assert Method(objective=SimCLR(), terms=(Honest(),)).refuse(setting()) == (
         f"'silent'.forwards() returns {declared!r}; return a tuple, as in (Forward(\"view1\"),)"
     )
+
+
+@pytest.mark.parametrize("declared", ["samples", ("sample",), None])
+def test_statistics_that_no_update_contains_are_refused(monkeypatch, declared):
+    """A text held the letters of one, which the server then did not expect."""
+    monkeypatch.setattr(Reporting, "statistics", declared)
+    assert Method(objective=SimCLR(), aggregation=Reporting()).refuse(setting()) == (
+        f"'private_fedavg'.statistics is {declared!r}; it must be a tuple of 'samples', 'batches', 'loss', such as "
+        "('samples',)"
+    )
+
+
+@pytest.mark.parametrize("kind", [Objective, Term, Aggregation])
+def test_a_component_without_its_own_method_is_told_which(kind):
+    hook, arguments = ("open", 4) if kind is Aggregation else ("loss", 3)
+    with pytest.raises(UserError, match=rf"^{kind.__name__} has no method {hook}\(.*\); add it$"):
+        getattr(kind(), hook)(*[None] * arguments)
 
 
 @dataclass(frozen=True)

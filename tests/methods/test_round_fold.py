@@ -322,6 +322,7 @@ class Closes(Aggregation):
                     "nothing": None,
                     "no model": {},
                     "a list": {"global": [torch.ones(2)]},
+                    "bare weights": models["global"],
                     "no weight": {"global": rest},
                     "doubles": {"global": {**rest, name: models["global"][name].double()}},
                 }[self_how]
@@ -334,7 +335,8 @@ class Closes(Aggregation):
     [
         ("nothing", "nothing; return the models by name"),
         ("a list", r"a list for the weight '.*' of model 'global', which is a tensor \("),
-        ("no model", r"nothing for the weight '.*' of model 'global', which is a tensor \("),
+        ("no model", "a dict without 'global'; return the models by name"),
+        ("bare weights", "a dict without 'global'; return the models by name"),
         (
             "no weight",
             r"nothing for the weight 'encoder\.conv1\.weight' of model 'global', which is a tensor \(",

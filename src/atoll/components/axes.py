@@ -16,8 +16,16 @@ from atoll.components.folds import Fold
 from atoll.components.forwards import Passes
 from atoll.components.messages import Deployment, Models, ServerState, Update
 from atoll.components.setting import Setting
+from atoll.core.errors import UserError
 from atoll.core.tree import Tree, Weights
 from atoll.data.batch import Batch
+
+# What an update may contain beside weights and losses, and what that is for a data owner.
+STATISTICS = {
+    "samples": "its number of samples",
+    "batches": "its number of batches",
+    "loss": "its mean loss in the last local epoch",
+}
 
 
 @dataclass(frozen=True)
@@ -44,7 +52,7 @@ class Objective(Component):
 
     def loss(self, context: ClientContext, batch: Batch, passes: Passes) -> Tensor:
         """Return the scalar loss to minimise."""
-        raise NotImplementedError
+        raise UserError(f"{type(self).__qualname__} has no method loss(context, batch, passes); add it")
 
 
 @dataclass(frozen=True)
@@ -68,7 +76,7 @@ class Term(Component):
 
     def loss(self, context: ClientContext, batch: Batch, passes: Passes) -> Tensor:
         """Return the scalar loss, before the weight is applied."""
-        raise NotImplementedError
+        raise UserError(f"{type(self).__qualname__} has no method loss(context, batch, passes); add it")
 
 
 @dataclass(frozen=True)
@@ -185,7 +193,9 @@ class Aggregation(Component):
 
     def open(self, models: Models, setting: Setting, round: int, scratch: Path | None) -> Fold:
         """Start a round's fold; ``scratch`` is a folder for data that does not fit in memory."""
-        raise NotImplementedError
+        raise UserError(
+            f"{type(self).__qualname__} has no method open(models, setting, round, scratch); add it"
+        )
 
     def choose(self, context: ClientContext, models: Models) -> Weights:
         """On the client: choose the initial weights among the received models."""

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from atoll.aggregation.fedavg import FedAvg
 from atoll.aggregation.server_steps import Direct
+from atoll.components.axes import STATISTICS
 from atoll.components.base import Aggregation, Component, Forward, Setting
 
 if TYPE_CHECKING:
@@ -22,6 +23,7 @@ def conflicts(method: Method, setting: Setting) -> Iterator[str]:
     """
     for component in method.components:
         yield from _forwards(component)
+    yield from _statistics(method.aggregation)
     yield from _labels(method, setting)
     yield from _server(method)
     yield from _local_models(method, setting)
@@ -43,6 +45,19 @@ def _forwards(component: Component) -> Iterator[str]:
     declared: object = component.forwards()
     if not isinstance(declared, Sequence) or not all(isinstance(one, Forward) for one in declared):
         yield f'{component.name!r}.forwards() returns {declared!r}; return a tuple, as in (Forward("view1"),)'
+
+
+def _statistics(aggregation: Aggregation) -> Iterator[str]:
+    declared: object = aggregation.statistics
+    if (
+        not isinstance(declared, Sequence)
+        or isinstance(declared, str)
+        or not set(declared) <= STATISTICS.keys()
+    ):
+        yield (
+            f"{aggregation.name!r}.statistics is {declared!r}; it must be a tuple of "
+            f"{', '.join(map(repr, STATISTICS))}, such as ('samples',)"
+        )
 
 
 def _labels(method: Method, setting: Setting) -> Iterator[str]:

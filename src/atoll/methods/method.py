@@ -14,6 +14,7 @@ from torch import nn
 
 from atoll.aggregation.fedavg import FedAvg
 from atoll.aggregation.server_steps import Direct
+from atoll.components.axes import STATISTICS
 from atoll.components.base import (
     Aggregation,
     Component,
@@ -130,7 +131,7 @@ class Method:
     @property
     def egress_beyond_weights(self) -> tuple[str, ...]:
         """Description of the data that leaves a client in addition to weights."""
-        numbers = [_STATISTICS[name] for name in self.aggregation.statistics]
+        numbers = [STATISTICS[name] for name in self.aggregation.statistics]
         pieces = [item for component in self.components for item in component.egress]
         return (*dict.fromkeys([*numbers, *pieces]), "the mean of each loss over the round")
 
@@ -287,10 +288,3 @@ def _undeclared(component: Component, piece: Tree, setting: Setting, weights: We
     if declared is None:
         return f"it holds a slice of {component.name!r}, which sends none" if piece is not None else None
     return mismatch(declared, piece, weights, f"its slice of {component.name!r}")
-
-
-_STATISTICS = {
-    "samples": "its number of samples",
-    "batches": "its number of batches",
-    "loss": "its mean loss in the last local epoch",
-}

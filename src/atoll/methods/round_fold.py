@@ -97,13 +97,18 @@ class RoundFold:
     def _folded(self) -> Models:
         """The aggregation's next models."""
         models = self._models.close()
-        if not isinstance(models, Mapping):
+        missing = None if isinstance(models, Mapping) else ""
+        if missing is None:
+            missing = next(
+                (f" without {name!r}" for name in self._state["models"] if name not in models), None
+            )
+        if missing is not None:
             raise UserError(
-                f"the fold of {self._aggregation!r} closes with {_a(models)}; return the models by name, such as "
-                '{"global": weights}'
+                f"the fold of {self._aggregation!r} closes with {_a(models)}{missing}; return the models by name, "
+                'such as {"global": weights}'
             )
         for name, before in self._state["models"].items():
-            after = models.get(name)
+            after = models[name]
             for weight, tensor in before.items():
                 found = after.get(weight) if isinstance(after, Mapping) else after
                 if not isinstance(found, Tensor) or (found.shape, found.dtype) != (
