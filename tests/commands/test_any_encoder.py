@@ -261,9 +261,18 @@ def test_an_object_is_trained_resumed_and_compared_with_what_is_given_again(tmp_
     )
     assert atoll.simulate(small, tmp_path / "run", True, encoder=fixed()).folder == first.folder
     with pytest.raises(
-        UserError, match=r"was started with model.encoder = 'object:Own#\w+', and the recipe now says"
+        UserError,
+        match=r"was started with model.encoder = 'object:Own#\w+', .*: give the same encoder=… again, choose",
     ):
         atoll.simulate(small, tmp_path / "run", True, encoder=Own)
+    alone = atoll.Run(first.folder)
+    with pytest.raises(
+        UserError, match=r"pass it again as encoder=… \(.* to simulate with resume=True, which returns"
+    ):
+        alone.encoder()
+    assert atoll.simulate(small, alone.folder, True, encoder=mine).encoder()(
+        torch.zeros(1, 3, 32, 32)
+    ).shape == (1, 8)
     with pytest.raises(UserError, match=r"given to its run as an object.*pass it again"):
         atoll.simulate(tmp_path / "run/recipe.toml", tmp_path / "other")
     h = atoll.load_encoder(first.encoder_path, mine)(torch.zeros(2, 3, 32, 32))

@@ -222,6 +222,10 @@ def test_the_recipe_holds_the_name_and_a_resumed_run_compares_it(tmp_path: Path)
         UserError, match=r"started with data.path = 'object:Pairs#\w+', and the recipe now says"
     ):
         atoll.simulate(longer, run.folder, resume=True, data=Pairs(pixels()[::-1], LABELS))
+    with pytest.raises(
+        UserError, match=r"data.* = 'object', .*: give the same data=… again, choose another --out"
+    ):
+        atoll.simulate(longer, run.folder, resume=True)
     with pytest.raises(UserError, match=r"given to their run as an object.*pass them again as data="):
         atoll.simulate(run.recipe_path, tmp_path / "other")
 

@@ -21,7 +21,7 @@ from atoll.core.environment import (
     other_code,
 )
 from atoll.core.errors import UserError
-from atoll.core.given import value_of
+from atoll.core.given import PREFIX, value_of
 from atoll.core.remedies import RESTART, missing
 from atoll.core.run_folder import ENVIRONMENT, Run
 from atoll.data.partition.partition import Partition
@@ -55,6 +55,12 @@ class Recovery:
 
 
 NOTHING = Recovery()
+OBJECTS = {
+    "data.path": "data",
+    "model.encoder": "encoder",
+    "views.transform": "transform",
+}  # `simulate` takes them
+
 LAYOUT, AUTO = "engine.channels_last", "auto"
 
 
@@ -253,9 +259,15 @@ def _difference(run: Run, recipe: Recipe, moved: bool = True) -> str | None:
     changed = [key for key in sorted(before | now) if before.get(key) != now.get(key) and key not in free]
     if changed:
         key = changed[0]
+        given = [
+            name
+            for option, name in OBJECTS.items()
+            if str(before.get(option)).startswith(PREFIX) and before[option] != now.get(option)
+        ]
+        again = f"give the same {' and '.join(f'{name}=…' for name in given)} again, " if given else ""
         return (
             f"{run.folder} was started with {key} = {before.get(key)!r}, and the recipe now says {now.get(key)!r}; "
-            f"a resumed run may only change {', '.join(free)}: choose another --out, {RESTART}"
+            f"a resumed run may only change {', '.join(free)}: {again}choose another --out, {RESTART}"
         )
     completed_rounds = run.completed_rounds()
     if now["train.rounds"] < completed_rounds:

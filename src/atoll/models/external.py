@@ -295,7 +295,8 @@ def _own(name: str) -> Any:
     if name.startswith(PREFIX):
         raise MissingEncoderError(
             f"the encoder {name!r} was given to its run as an object, which a file does not hold; pass it again as "
-            "encoder=…, or name it in the recipe as module:attribute"
+            "encoder=… (to load_encoder, or to simulate with resume=True, which returns a run with it), or name it "
+            "in the recipe as module:attribute"
         )
     try:
         return import_attribute(name, "model.encoder")
