@@ -1,7 +1,7 @@
 import pytest
 
 from atoll.core.errors import UserError
-from atoll.core.imports import import_attribute
+from atoll.core.imports import folders_of, import_attribute, search
 
 
 @pytest.fixture(autouse=True)
@@ -35,6 +35,16 @@ def test_what_cannot_be_imported_gets_a_sentence(folder, text, sentence, request
         (folder / f"named_{number}.py").write_text(text)
     with pytest.raises(UserError, match=sentence.replace("{}", str(number))):
         import_attribute(f"named_{number}:net", "encoder")
+
+
+def test_the_folders_of_names_are_those_beside_pythons_path(folder):
+    (folder / "code").mkdir()
+    (folder / "code/placed.py").touch()
+    names = ["placed:net", "placed:other", "torch:pi", "nowhere_at_all:net"]
+    search(names, [folder / "code"])
+    assert folders_of(names) == [str((folder / "code").resolve())]
+    search(names, ())
+    assert folders_of(names) == []
 
 
 @pytest.mark.parametrize("module", ["mine.py", "./mine.py", "code/mine.py", "../mine", "/code/mine", ".mine"])

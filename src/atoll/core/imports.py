@@ -54,6 +54,15 @@ def code_words(names: Iterable[str]) -> str:
     return "; ".join(f"{name} ({_file_words(name)})" for name in names)
 
 
+def folders_of(names: Iterable[str]) -> list[str]:
+    """The folders, other than those of Python's path, in which the modules of names are found.
+
+    Args:
+        names: Names, ``module:attribute``.
+    """
+    return list(dict.fromkeys(str(folder) for name in names if (folder := _folder_of(name)) is not None))
+
+
 def import_attribute(name: str, what: str) -> Any:
     """Import the attribute of a user's module that ``module:attribute`` names.
 

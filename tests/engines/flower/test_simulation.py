@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import socket
+import sys
 
 import pytest
 
@@ -10,6 +11,7 @@ pytest.importorskip("ray", reason="the extra atoll[flower] is not installed")
 
 from atoll.cli.main import main
 from atoll.commands.flower_simulation import run_on_flower
+from atoll.core.run_folder import Run
 from atoll.core.tree import same
 from atoll.engines.callbacks import Callback
 from tests.harness import TINY, final_models, run_tiny, tiny
@@ -74,3 +76,21 @@ def test_a_machine_that_dies_in_mid_round_changes_no_weight(tmp_path, cluster):
     assert [line["round"] for line in theirs.metrics] == [0, 1, 2, 3]
     ours = run_tiny(tmp_path / "ours", *settings)
     assert same(final_models(ours), final_models(theirs))
+
+
+@pytest.mark.slow
+def test_nodes_find_the_code_beside_a_recipe_from_any_folder(tmp_path, monkeypatch):
+    """Ray's workers have the working folder on their path, so only code elsewhere was missed."""
+    code = tmp_path / "code"
+    code.mkdir()
+    (code / "beside_recipe.py").write_text(
+        "from atoll.methods.method import Method\n"
+        "from atoll.objectives.simclr import SimCLR\n\n"
+        "METHOD = Method(objective=SimCLR(temperature=0.3), title='Beside')\n"
+    )
+    (code / "ours.toml").write_text('base = "digits"\n[method]\nname = "beside_recipe:METHOD"\n')
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("sys.path", [*sys.path])
+    for engine in ("flower-sim", "simulation"):
+        assert main(["run", "code/ours.toml", "--engine", engine, "--out", engine, "--set", *TINY]) == 0
+    assert same(final_models(Run("flower-sim")), final_models(Run("simulation")))

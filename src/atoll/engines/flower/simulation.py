@@ -13,13 +13,14 @@ import socket
 import threading
 import time
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 from flwr.serverapp import Grid, ServerApp
 
 from atoll.core.errors import RunError, UserError
+from atoll.core.imports import folders_of
 from atoll.core.run_folder import Run
 from atoll.core.tree import Tree
 from atoll.engines.federation import Federation
@@ -66,7 +67,8 @@ class FlowerSimulation:
         """
         federation = Federation(recipe)
         states = folder / "checkpoints" / "nodes"
-        self._stack.enter_context(_ray(self._address, states.resolve()))
+        code = folders_of(recipe.own_code)
+        self._stack.enter_context(_ray(self._address, states.resolve(), code))
         clients = federation.setting.num_clients
         grid = self._stack.enter_context(_nodes(clients, recipe.engine))
         options = FlowerOptions(wait=SECONDS_TO_START, deadline=SECONDS_OF_A_ROUND)
@@ -96,13 +98,18 @@ class FlowerSimulation:
 
 
 @contextmanager
-def _ray(address: str, states: Path) -> Iterator[None]:
-    """Connect to a Ray cluster, or start Ray here; Flower's simulation uses the connection, and ends it."""
+def _ray(address: str, states: Path, code: Sequence[str] = ()) -> Iterator[None]:
+    """Connect to a Ray cluster, or start Ray here; Flower's simulation uses the connection, and ends it.
+
+    Nodes read the recipe as a text, so the folders of its code, which may lie beside its file, are on their path.
+    """
     import ray
 
     if address:
         _reach(address)
     variables = {name: value for name, value in os.environ.items() if name.startswith(SENT)}
+    if code:
+        variables["PYTHONPATH"] = os.pathsep.join([*code, *filter(None, [variables.get("PYTHONPATH")])])
     on_stop = signal.getsignal(signal.SIGTERM)
     try:
         with warnings.catch_warnings():
