@@ -68,6 +68,16 @@ def test_every_preset_is_valid_and_its_complete_form_means_the_same(name):
     assert complete.to_toml() == recipe.to_toml()
 
 
+def test_options_of_a_base_that_do_not_fit_another_method_are_left_out_as_the_sentence_says():
+    other = "method.name=fed_barlow"
+    with pytest.raises(
+        UserError, match=r"options\.simclr belongs to .* add --set options\.simclr= \("
+    ) as refused:
+        load_recipe("digits-simclr", [other])
+    assert "; known: " in str(refused.value)
+    assert load_recipe("digits-simclr", [other, "options.simclr="]).composed.objective.name == "barlow_twins"
+
+
 def test_misspelt_key_names_the_right_one():
     with pytest.raises(UserError, match=r"train\.ronds.*did you mean 'train\.rounds'"):
         load_recipe("digits-ssd", ["train.ronds=3"])

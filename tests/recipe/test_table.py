@@ -85,7 +85,7 @@ def test_what_we_refuse_an_editor_refuses(table: dict[str, object], sentence: st
         ("options.simclr.temperature=3", "options.simclr belongs to no component"),
         (
             "options.simclr.temperature=3",
-            "compare RECIPE --methods NAME replaces a method without its options",
+            r"compare RECIPE --methods NAME does so by itself\)",
         ),
         ("train.milestones=[60,80]", "each must be above 0 and below 1 .a share of the rounds, not a round"),
         ("data.path=2024", "data.path = 2024 is not a text; put it in quotes"),
