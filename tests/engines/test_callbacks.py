@@ -66,8 +66,15 @@ def test_a_resumed_run_calls_the_hooks_of_its_remaining_rounds(tmp_path: Path) -
 
 
 def test_what_has_no_hook_is_refused_before_the_run(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match="at least one of the methods begin, round, end"):
-        atoll.simulate(tiny(), tmp_path / "run", callbacks=[print])
+    class Misspelt(atoll.Callback):
+        def on_round(self, record, line):
+            raise AssertionError
+
+    for wrong in (print, Misspelt()):
+        with pytest.raises(
+            UserError, match=r"at least one of the methods begin, round, step, end, and .* has none"
+        ):
+            atoll.simulate(tiny(), tmp_path / "run", callbacks=[wrong])
     with pytest.raises(UserError, match=r"write Everything\(\)"):
         Callbacks([Everything])
     assert not (tmp_path / "run").exists()

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from atoll.engines.federation import Federation
     from atoll.engines.server import Record, Server
 
-HOOKS = ("begin", "round", "end")
+HOOKS = ("begin", "round", "step", "end")
 
 
 class Callback:
@@ -67,9 +67,7 @@ class Callbacks(Callback):
 
     def __init__(self, callbacks: Sequence[object]) -> None:
         for one in callbacks:
-            if isinstance(one, type) or not any(
-                callable(getattr(one, hook, None)) for hook in (*HOOKS, "step")
-            ):
+            if isinstance(one, type) or not any(_has_own(one, name) for name in HOOKS):
                 raise UserError(
                     f"a callback is an object with at least one of the methods {', '.join(HOOKS)}, and "
                     f"{one!r} has none"
@@ -98,11 +96,17 @@ class Callbacks(Callback):
     def _call(self, name: str, *values: object) -> None:
         """Call a hook of each one that has it; what it draws or sets does not reach the training."""
         for one in self._callbacks:
-            hook = getattr(one, name, None)
-            if hook is None or getattr(hook, "__func__", None) is getattr(Callback, name):
+            if not _has_own(one, name):
                 continue
+            hook = getattr(one, name)
             if getattr(one, "guarded", True):
                 with streams_kept(), settings_kept():
                     hook(*values)
             else:
                 hook(*values)
+
+
+def _has_own(callback: object, name: str) -> bool:
+    """Whether a callback has a hook other than the one of `Callback`, which does nothing."""
+    hook = getattr(callback, name, None)
+    return callable(hook) and getattr(hook, "__func__", None) is not getattr(Callback, name)
