@@ -123,3 +123,13 @@ def test_a_clients_loss_is_of_the_batches_that_the_recipe_names(batch):
     losses = {name: oracles.nt_xent(*z, 0.3) for name, z in (("joint", joint), ("separate", separate))}
     assert steps.client.step(images).item() == pytest.approx(losses[batch], rel=1e-5)
     assert losses["joint"] != pytest.approx(losses["separate"], rel=1e-3)
+
+
+@pytest.mark.parametrize("joint", [False, True])
+def test_a_head_that_no_component_adds_is_named(joint):
+    own = networks()
+    passes = run_forwards(VIEWS, {"local": own}, views(), joint, {})
+    with pytest.raises(
+        KeyError, match=r"no component of this method adds the head 'predictor'; return it from heads"
+    ):
+        _ = passes[VIEWS[1]].q

@@ -310,6 +310,8 @@ class Closes(Aggregation):
     how: str = ""
 
     def open(self, models, setting, round, scratch):
+        if self.how == "not opened":
+            return None
         self_how, name = self.how, "encoder.conv1.weight"
 
         class Given:
@@ -350,4 +352,12 @@ class Closes(Aggregation):
 def test_a_fold_that_closes_without_the_models_is_named(how, what, tmp_path):
     settings = (f"method.aggregation={__name__}:Closes", f"options.closes.how={how}")
     with pytest.raises(UserError, match=f"^the fold of 'closes' closes with {what}"):
+        run_tiny(tmp_path / "run", "method.name=fed_simclr", *settings)
+
+
+def test_an_aggregation_that_opens_no_fold_is_named(tmp_path):
+    settings = (f"method.aggregation={__name__}:Closes", "options.closes.how='not opened'")
+    with pytest.raises(
+        UserError, match=r"^'closes'\.open returns nothing; return an object with add\(client"
+    ):
         run_tiny(tmp_path / "run", "method.name=fed_simclr", *settings)

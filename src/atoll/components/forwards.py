@@ -57,6 +57,10 @@ class Features:
     def head(self, name: str, of: str = "h") -> Tensor:
         """Return the output of the head ``name`` for the output ``of`` (``"h"`` or another head's name)."""
         if name not in self._outputs:
+            if name not in self._networks:
+                raise KeyError(
+                    f"no component of this method adds the head {name!r}; return it from heads(setting)"
+                )
             output = self._networks[name](self.head(of))
             self._outputs[name] = self._after[name](output) if name in self._after else output
         return self._outputs[name]

@@ -49,7 +49,13 @@ class RoundFold:
         self._server = method.server
         self._state = state
         self._setting = setting
-        self._models = _with_geometry(aggregation.open(state["models"], setting, round, scratch))
+        opened = aggregation.open(state["models"], setting, round, scratch)
+        if not hasattr(opened, "add") or not hasattr(opened, "close"):
+            raise UserError(
+                f"{aggregation.name!r}.open returns {_a(opened)}; return an object with add(client, update, "
+                "geometry) and close()"
+            )
+        self._models = _with_geometry(opened)
         self._slices: dict[str, SliceFold] = {}
         for component in method.components:
             fold: SliceFold | None
