@@ -9,6 +9,8 @@ from PIL import Image
 from safetensors.torch import save_file
 
 import atoll
+from atoll.commands.resume import Recovery
+from atoll.commands.run import run_recipe
 from atoll.core.config import describe
 from atoll.core.errors import UserError
 from atoll.core.run_folder import Run
@@ -124,6 +126,14 @@ def test_a_name_that_is_a_path_is_refused_in_code_too(tmp_path):
     with pytest.raises(UserError, match="name = 'a/b' cannot name a run's folder"):
         atoll.simulate(replace(tiny(), name="a/b"), tmp_path / "run")
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("restart", [False, True])
+def test_a_file_in_the_place_of_a_runs_folder_is_told_of(tmp_path, restart):
+    (tmp_path / "run").write_text("a note")
+    with pytest.raises(UserError, match=r"run is a file, and a run is a folder; choose another --out$"):
+        run_recipe(tiny(), tmp_path / "run", recovery=Recovery(restart=restart))
+    assert (tmp_path / "run").read_text() == "a note"
 
 
 def test_simulates_old_keyword_still_works_with_a_warning(tmp_path):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 import warnings
 from collections.abc import Sequence
@@ -177,6 +178,8 @@ def check_start(run: Run, recipe: Recipe, resume: bool, recovery: Recovery) -> b
 
 
 def _check_not_others(run: Run) -> None:
+    if os.path.isfile(run.folder):  # which does not raise for a name that is too long
+        raise UserError(f"{run.folder} is a file, and a run is a folder; choose another --out")
     if stray := run.stray_files():
         raise UserError(
             f"{run.folder} holds no run, and a run would overwrite its {stray[0]!r}; choose another --out"
@@ -208,8 +211,9 @@ def check_folder(run: Run, recipe: Recipe, resume: bool, other_environment: bool
         Whether the run in the folder is complete: the last round is evaluated, and its encoder is saved.
 
     Raises:
-        UserError: The folder contains other files, a run while ``resume`` is false, a run of another recipe, one
-            of other code of the user's, an unfinished one of another environment, or one that has lost its record.
+        UserError: The folder is a file, or contains other files, a run while ``resume`` is false, a run of another
+            recipe, one of other code of the user's, an unfinished one of another environment, or one that has lost
+            its record.
     """
     _check_not_others(run)
     if not run.exists():
