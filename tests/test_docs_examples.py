@@ -10,14 +10,18 @@ import re
 import shlex
 import shutil
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
+import torch
 
 from atoll.cli.parser import make_parser
+from atoll.core.tree import load
 from atoll.engines.federation import Federation
 from atoll.engines.flower.policy import Policy
 from atoll.recipe.recipe import load_recipe, presets
+from tests.harness import run_tiny, tiny
 from tests.pages import PAGES, ROOT, fences, tables
 
 
@@ -105,3 +109,26 @@ def test_the_casts_that_the_contract_lists_stand_where_it_says() -> None:
             for line in text.splitlines()[node.lineno : node.end_lineno]
         ]
         assert any(what.strip("`").rstrip("…)") in line for line in lines), where
+
+
+def test_the_aggregation_on_the_page_of_your_own_method_weighs_as_it_says(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    page = (ROOT / "docs" / "your-own-method.md").read_text()
+    code = re.findall(r"^```python\n(.*?)^```", page, re.MULTILINE | re.DOTALL)
+    (tmp_path / "calm.py").write_text(code[0])
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("sys.path", [*sys.path])
+    settings = ("method.name=calm:METHOD", "train.rounds=1", "train.keep_local_models=[1]")
+    run = run_tiny(tmp_path / "run", *settings, "train.keep_models_every=1")
+    folder = run.folder / "models"
+    before = load(folder / "round-000000/global.safetensors")
+    after = load(folder / "round-000001/global.safetensors")
+    sizes = Federation(tiny(*settings)).setting.sizes
+    local = [load(folder / f"round-000001/client-{k}.safetensors") for k in range(len(sizes))]
+    floats = [name for name, weight in before.items() if weight.is_floating_point()]
+    moved = [sum(float(((one[n] - before[n]).double() ** 2).sum()) for n in floats) ** 0.5 for one in local]
+    shares = [size / (1 + distance) for size, distance in zip(sizes, moved, strict=True)]
+    for name in floats:
+        mean = sum(share / sum(shares) * one[name].double() for share, one in zip(shares, local, strict=True))
+        torch.testing.assert_close(after[name].double(), mean, rtol=1e-5, atol=1e-7)
