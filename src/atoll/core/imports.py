@@ -170,5 +170,5 @@ def describe_error(error: Exception) -> str:
 
     frames = list(traceback.walk_tb(error.__traceback__))
     own = [one for one in frames if not is_library(one[0].f_globals.get("__name__", ""))]
-    frame, line = (own or frames)[-1]
-    return f"{type(error).__name__}: {error} ({frame.f_code.co_filename}, line {line})"
+    where = "".join(f" ({at.f_code.co_filename}, line {line})" for at, line in (own or frames)[-1:])
+    return f"{type(error).__name__}: {error}{where}"

@@ -1,5 +1,7 @@
 """What a coordinator reads of an error at a site, and what stays there."""
 
+import importlib
+import re
 import sys
 from pathlib import Path
 
@@ -80,3 +82,13 @@ def test_sentences_for_the_coordinator_reach_it():
 def test_where_the_coordinator_has_the_images_itself_it_reads_everything():
     assert sentence_of(UserError(SECRET), at_site=False) == SECRET
     assert sentence_of(KeyError("x"), at_site=False) == "KeyError: 'x'"
+
+
+def test_an_error_in_the_users_code_is_placed_in_a_simulation_and_not_at_a_site():
+    with pytest.raises(ModuleNotFoundError) as raised:
+        importlib.import_module("nowhere_at_all")
+    told = sentence_of(raised.value, at_site=False)
+    assert re.fullmatch(
+        r"ModuleNotFoundError: No module named 'nowhere_at_all' \(.*test_site_errors\.py, line \d+\)", told
+    )
+    assert __file__ not in sentence_of(raised.value, at_site=True)

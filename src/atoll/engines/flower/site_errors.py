@@ -9,6 +9,7 @@ from __future__ import annotations
 import traceback
 
 from atoll.core.errors import RunError, UserError
+from atoll.core.imports import describe_error
 
 
 class SiteError(UserError):
@@ -48,7 +49,7 @@ def sentence_of(error: Exception, at_site: bool) -> str:
     """
     expected = isinstance(error, ValueError | RunError)  # includes UserError
     if not at_site:
-        return str(error) if expected else f"{type(error).__name__}: {error}"
+        return str(error) if expected else describe_error(error)
     if isinstance(error, SiteError):
         return str(error)
     modules = [frame.f_globals.get("__name__", "") for frame, _ in traceback.walk_tb(error.__traceback__)]
