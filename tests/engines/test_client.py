@@ -11,7 +11,8 @@ from atoll.aggregation.fedavg import FedAvg
 from atoll.components.base import Forward, NumberSpec, TensorSpec, Term
 from atoll.core.errors import UserError
 from atoll.core.tree import leaves, map_tensors, pack, unpack
-from tests.harness import final_models, run_tiny
+from atoll.engines.federation import Federation
+from tests.harness import final_models, run_tiny, tiny
 from tests.rounds import Rounds
 
 VIT = ("model.encoder=vit-tiny", "model.stem=cifar", "model.width=64", "model.depth=1", "model.patch=4")
@@ -297,3 +298,14 @@ def test_a_loss_counts_a_part_by_its_share_of_the_batch():
         Rounds(*settings, f"train.accumulate={parts}").train(0)[0]["losses"] for parts in (1, 3)
     )
     assert accumulated == pytest.approx(whole, rel=1e-5)
+
+
+@pytest.mark.parametrize("needs", [False, True])
+def test_a_method_that_says_nothing_of_labels_sees_none(needs, monkeypatch):
+    """Otherwise, a component that forgot `needs_labels` would train a "self-supervised" encoder on them."""
+    monkeypatch.setattr(Passes, "needs_labels", needs)
+    data = Federation(tiny("method.name=fed_simclr", f"method.terms=['{__name__}:Passes']")).client_data(0)
+    batches = [next(data.batches(1, 1, ("view1",))), next(data.ordered())]
+    assert [labels is not None for labels in (data.labels, *(batch.labels for batch in batches))] == 3 * [
+        needs
+    ]

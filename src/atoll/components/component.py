@@ -29,7 +29,7 @@ class Component(Options):
     Class attributes:
         name: Name of the component in recipes, states and messages.
         source: Paper and equation.
-        needs_labels: The component reads ``batch.labels``.
+        needs_labels: The component reads ``batch.labels``, which are None unless a component says so.
         between_neighbours: Without a server, neighbours may exchange the component's slices: each client then has
             its own slice of the state, folded from those of its neighbourhood.
     """

@@ -17,7 +17,7 @@ class Batch:
     Attributes:
         indices: (N,) positions among the client's samples, int64, on the CPU.
         images: Float images by name, each (N, C, H, W).
-        labels: (N,) int64 on the training device, or None if there are no labels.
+        labels: (N,) int64 on the training device; None if there are none, or no component needs them.
         epoch: Local epoch, from 0.
     """
 
@@ -69,7 +69,7 @@ class ClientData(Protocol):
 
     @property
     def labels(self) -> Tensor | None:
-        """Labels of the client's samples, (N,) int64, on the CPU; None if there are none."""
+        """Labels of the client's samples, (N,) int64, on the CPU; None as those of a `Batch`."""
         ...
 
     def pick(self, rows: Tensor, generator: torch.Generator | None = None) -> Tensor:

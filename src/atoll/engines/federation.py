@@ -204,11 +204,18 @@ class Federation:
 
     @cached_property
     def _placed_images(self) -> ImageSet:
-        """The clients' images, on the GPU that trains if they take little of its memory."""
-        pixels = self.images.images
-        if self.device.type == "cpu" or is_streamed(pixels) or math.prod(pixels.shape) > RESIDENT_BYTES:
-            return self.images
-        return replace(self.images, images=DevicePixels(pixels, self.device))
+        """The clients' images, on the GPU that trains if they take little of its memory.
+
+        They have labels only for a method that says that it trains on them.
+        """
+        pixels, labels = self.images.images, self.images.labels if self.recipe.composed.needs_labels else None
+        if (
+            self.device.type == "cuda"
+            and not is_streamed(pixels)
+            and math.prod(pixels.shape) <= RESIDENT_BYTES
+        ):
+            pixels = DevicePixels(pixels, self.device)
+        return replace(self.images, images=pixels, labels=labels)
 
     @cached_property
     def _decoders(self) -> DecodeWorkers:
