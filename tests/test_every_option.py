@@ -10,7 +10,8 @@ import pytest
 
 from atoll.core.config import describe
 from atoll.core.errors import UserError
-from atoll.core.schema import Schema, check, schema_of
+from atoll.core.schema import Schema, schema_of
+from atoll.core.schema_check import check
 from atoll.core.tree import Tree, same
 from atoll.data.sources import Splits, load_data
 from atoll.methods.registry import AGGREGATIONS, COMPONENTS, MERGES, OBJECTIVES, SERVER_STEPS, TERMS

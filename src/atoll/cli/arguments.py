@@ -77,7 +77,7 @@ def _how_to_set(message: str) -> str:
     found = re.match(r"unrecognized arguments: --([\w-]+)", message)
     if not found:
         return ""
-    from atoll.core.schema import places_of  # only after a mistake
+    from atoll.core.schema_check import places_of  # only after a mistake
     from atoll.recipe.table import catalogue
 
     places = places_of(found[1].replace("-", "_"), catalogue()["schema"]["properties"])

@@ -15,7 +15,8 @@ from typing import Any, ClassVar, TypeVar
 
 from atoll.core.digests import TOML, DamagedError, open_text
 from atoll.core.errors import UserError, did_you_mean
-from atoll.core.schema import check, schema_of, schema_of_hint
+from atoll.core.schema import schema_of, schema_of_hint
+from atoll.core.schema_check import check
 
 T = TypeVar("T")
 

@@ -75,7 +75,7 @@ class ModelOptions(Options, section="model"):
         UserError: A value is unknown, or the chosen encoder does not have an option.
     """
 
-    encoder: Annotated[str, OneOfOr(ENCODERS, ":")] = "resnet18"
+    encoder: Annotated[str, OneOfOr(ENCODERS, ":", OTHERS)] = "resnet18"
     stem: Annotated[str, OneOf(STEMS)] = "cifar"
     width: Width | None = None
     depth: Count | None = None
@@ -153,6 +153,7 @@ def _external(options: ModelOptions, channels: int, image_size: int) -> Encoder:
 
 _EXTERNAL = EncoderKind(_external, frozenset(), smallest=1)
 _RESNET = EncoderKind(_resnet, frozenset({"stem", "init"}))
+OTHERS = "timm:NAME, hf:NAME or module:attribute, such as torchvision.models:resnet101"
 ENCODERS = {
     **dict.fromkeys(RESNETS, _RESNET),
     "resnet-narrow": EncoderKind(_narrow, frozenset({"stem", "width"})),

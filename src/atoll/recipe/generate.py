@@ -13,7 +13,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from atoll.core.schema import Schema, schema_of, words
+from atoll.core.schema import Schema, schema_of
+from atoll.core.schema_check import words
 from atoll.evaluation.detection.options import DetectionOptions
 from atoll.methods.registry import (
     AGGREGATIONS,

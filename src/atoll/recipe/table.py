@@ -16,7 +16,8 @@ from typing import Any
 
 from atoll.core.config import over, packaged, read, read_settings, read_text_table
 from atoll.core.errors import UserError
-from atoll.core.schema import Schema, check, places_of
+from atoll.core.schema import Schema
+from atoll.core.schema_check import check, places_of
 from atoll.methods.names import check_known, check_tables, check_terms
 
 WORDS = {
