@@ -104,6 +104,22 @@ class Meddler:
         torch.set_default_dtype(torch.float64)
 
 
+class OfAnotherForm:
+    def begin(self, *rest):
+        """Takes what comes."""
+
+    def end(self, run, wall):
+        """Would fail when all rounds are done."""
+
+
+def test_a_hook_that_takes_other_arguments_is_refused_before_the_run(tmp_path: Path) -> None:
+    with pytest.raises(
+        UserError, match=r"^OfAnotherForm\.end\(run, wall\) is .* called with \(run\): missing .*'wall'$"
+    ):
+        atoll.simulate(tiny(), tmp_path / "run", callbacks=[OfAnotherForm()])
+    assert not (tmp_path / "run").exists()
+
+
 def test_a_callback_changes_no_result(tmp_path: Path) -> None:
     table = {
         "data": {"source": "digits", "limit": 160, "image_size": 8, "channels": 1},

@@ -41,7 +41,10 @@ def test_spec_is_json_and_rebuilds_the_architecture(name):
     ("options", "sentence"),
     [
         ({"encoder": "resnet8"}, "model.encoder is 'resnet8'.*did you mean 'resnet"),
-        ({"encoder": "vit_tiny_patch16_224"}, r"known: .*, vit-tiny \(others are timm:NAME, hf:NAME or module:"),
+        (
+            {"encoder": "vit_tiny_patch16_224"},
+            r"known: .*, vit-tiny \(others are timm:NAME, hf:NAME or module:",
+        ),
         ({"stem": "cifer"}, "model.stem is 'cifer'.*did you mean 'cifar'"),
         ({"init": "imagenet"}, "model.init is 'imagenet'.*known: random, torchvision"),
         ({"projector": "linear"}, "model.projector is 'linear'.*known: mlp, none"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Sequence
 from itertools import chain
 from typing import TYPE_CHECKING, ClassVar
@@ -62,7 +63,7 @@ class Callbacks(Callback):
         callbacks: Objects with at least one of the hooks of `Callback`.
 
     Raises:
-        UserError: An object has no hook.
+        UserError: An object has no hook, or one that cannot be called as that of `Callback`.
     """
 
     def __init__(self, callbacks: Sequence[object]) -> None:
@@ -74,6 +75,9 @@ class Callbacks(Callback):
                     if not isinstance(one, type)
                     else f"a callback is an object, and {one.__name__} is a class; write {one.__name__}()"
                 )
+            for name in HOOKS:
+                if _has_own(one, name):
+                    _check_arguments(one, name)
         parts = (one._callbacks if isinstance(one, Callbacks) else (one,) for one in callbacks)
         self._callbacks: tuple[object, ...] = tuple(chain.from_iterable(parts))
 
@@ -110,3 +114,19 @@ def _has_own(callback: object, name: str) -> bool:
     """Whether a callback has a hook other than the one of `Callback`, which does nothing."""
     hook = getattr(callback, name, None)
     return callable(hook) and getattr(hook, "__func__", None) is not getattr(Callback, name)
+
+
+def _check_arguments(callback: object, name: str) -> None:
+    """Check that a hook takes the arguments of `Callback`'s, before a run that would meet it hours later."""
+    given = list(inspect.signature(getattr(Callback, name)).parameters)[1:]
+    try:
+        signature = inspect.signature(getattr(callback, name))
+    except (TypeError, ValueError):  # a function in C, which does not say
+        return
+    try:
+        signature.bind(*given)
+    except TypeError as error:
+        raise UserError(
+            f"{type(callback).__name__}.{name}{signature} is a callback's hook and is called with "
+            f"({', '.join(given)}): {error}"
+        ) from None
