@@ -173,6 +173,7 @@ def main() -> None:
         repeats = torch.are_deterministic_algorithms_enabled()
         more = {
             "repeats": repeats,
+            "tf32": torch.backends.cudnn.allow_tf32,
             "workers": cost.workers,
             "timed": timed,
             "worker": str(worker._federation.device),

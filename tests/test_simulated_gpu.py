@@ -130,6 +130,7 @@ def test_whole_runs_work_on_a_device_that_is_cudas():
     here, there = told["given"]
     assert there == pytest.approx(here, rel=1e-4)
     assert told["repeats"]
+    assert not told["tf32"]
     assert told["workers"] == ["cuda"]
     assert told["worker"] == "cuda"
     assert told["timed"] == 5

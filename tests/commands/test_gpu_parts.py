@@ -7,8 +7,10 @@ from dataclasses import replace
 
 import torch
 
-from atoll.commands.gpu_parts import Bench, correctness, overhead, rounds
+from atoll.commands.gpu_parts import PRECISIONS, Bench, correctness, overhead, rounds, steps
 from atoll.commands.gpu_scale import SCALES
+from atoll.core.devices import repeat_results
+from atoll.core.process_state import settings_kept
 from atoll.methods.registry import METHODS
 
 
@@ -43,6 +45,30 @@ def test_a_failure_is_an_error_of_its_own_value_and_known_values_are_not_measure
     assert "fatal" not in found["fails"]
     assert found["breaks"]["fatal"]
     assert found["works"] == {"ms": 1.0}
+
+
+def test_steps_are_measured_in_the_precision_they_are_named_after(monkeypatch):
+    """Also after the workload chose float32, as a run on a GPU does."""
+
+    class Work:
+        def __init__(self, precision):
+            self.precision = precision
+            repeat_results(torch.device("cuda"))
+
+        def operations(self):
+            return 1
+
+        def step(self):
+            seen.add((self.precision, torch.backends.cudnn.allow_tf32))
+
+    monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", True)
+    monkeypatch.setattr(
+        Bench, "workload", lambda bench, encoder, batch, side, precision, variant: Work(precision)
+    )
+    seen = set()
+    with settings_kept():
+        dict(steps(Bench(torch.device("cpu"), SCALES["test"])))
+    assert seen == {(name, tf32) for name, (tf32, _) in PRECISIONS.items()}
 
 
 def test_slow_work_is_called_less_often():

@@ -115,21 +115,50 @@ def test_a_node_uses_its_own_device_of_the_kind_that_the_recipe_names(options, d
 def test_results_repeat_on_a_gpu_until_the_settings_are_restored(monkeypatch):
     monkeypatch.delenv("CUBLAS_WORKSPACE_CONFIG", raising=False)
     monkeypatch.setattr(torch.backends.cudnn, "benchmark", True)  # as scripts for GPUs often set it
+    monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", True)  # as PyTorch does
     with settings_kept():
         repeat_results(torch.device("cpu"))
         assert not torch.are_deterministic_algorithms_enabled()
+        assert torch.backends.cudnn.allow_tf32
         repeat_results(torch.device("cuda:1"))
         assert torch.are_deterministic_algorithms_enabled()
         assert torch.is_deterministic_algorithms_warn_only_enabled()
         assert not torch.utils.deterministic.fill_uninitialized_memory
         assert os.environ["CUBLAS_WORKSPACE_CONFIG"] == ":4096:8"
         assert not torch.backends.cudnn.benchmark
+        assert not torch.backends.cudnn.allow_tf32
         repeat_results(torch.device("cuda:1"), wanted=False)
         assert not torch.are_deterministic_algorithms_enabled()
         repeat_results(torch.device("cuda:1"))
     assert not torch.are_deterministic_algorithms_enabled()
     assert torch.utils.deterministic.fill_uninitialized_memory
     assert torch.backends.cudnn.benchmark
+    assert torch.backends.cudnn.allow_tf32
+
+
+@pytest.mark.parametrize("before", [True, False])
+def test_convolutions_are_in_float32_with_any_kernels_too(monkeypatch, before):
+    monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", before)
+    with settings_kept():
+        repeat_results(torch.device("cuda"), wanted=False)
+        assert not torch.backends.cudnn.allow_tf32
+    assert torch.backends.cudnn.allow_tf32 is before
+
+
+@pytest.mark.skipif(not hasattr(torch.backends.cudnn, "conv"), reason="an older PyTorch")
+@pytest.mark.parametrize("precision", ["ieee", "tf32"])
+def test_a_precision_that_is_set_for_convolutions_alone_is_restored(precision):
+    """PyTorch then refuses to say whether TF32 is allowed at all."""
+    convolutions = torch.backends.cudnn.conv
+    before = convolutions.fp32_precision
+    convolutions.fp32_precision = precision
+    try:
+        with settings_kept():
+            repeat_results(torch.device("cuda"))
+            assert convolutions.fp32_precision != "tf32"
+        assert convolutions.fp32_precision == precision
+    finally:
+        convolutions.fp32_precision = before
 
 
 def test_the_choice_of_kernels_imports_no_compiler():

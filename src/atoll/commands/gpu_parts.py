@@ -189,8 +189,8 @@ def _step(
     bench: Bench, kind: tuple[str, int, int, str, str], peak_of: Callable[[str], dict[str, float]]
 ) -> dict[str, Any]:
     _, batch, _, precision, _ = kind
+    work = bench.workload(*kind)  # which chooses float32, as a run does
     with full_float32(not PRECISIONS[precision][0]):
-        work = bench.workload(*kind)
         tflop = work.operations() / 1e12
         if bench.device.type == "cuda":
             torch.cuda.reset_peak_memory_stats(bench.device)

@@ -39,8 +39,9 @@ class TrainOptions(Options, section="train"):
             BatchNorm, the results differ.
         bn_buffers: BatchNorm's running statistics are averaged like weights (``"average"``), retained by each
             client (``"local"``), or left at the server's initial values (``"leave"``).
-        amp: Mixed precision on a GPU: networks and their gradients in bfloat16, weights and losses in float32.
-            It has no effect on a CPU, where PyTorch's bfloat16 convolutions gave wrong gradients on small maps.
+        amp: Mixed precision on a GPU: networks and their gradients in bfloat16, weights and losses in float32;
+            without it all is in float32, and nothing in TF32. It has no effect on a CPU, where PyTorch's bfloat16
+            convolutions gave wrong gradients on small maps.
         checkpoint_gradients: Keep only the inputs of the encoder's blocks for the backward pass, and compute the
             blocks again there: less memory, the same gradients, about a third more time.
         compile: Compute full batches by code that PyTorch compiles for the encoder (``torch.compile``), which takes

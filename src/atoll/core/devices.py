@@ -79,8 +79,12 @@ def repeat_results(device: torch.device, wanted: bool = True) -> None:
     The usual ones may add in whatever order their threads end. PyTorch warns of those that still do: an error would
     end methods that need them. Fused attention is among them, as long as it is a warning. `settings_kept` undoes
     the choice.
+
+    Wanted or not, convolutions of float32 compute in float32, as matrix products do, and not in TF32.
     """
     if device.type == "cuda":
+        if tf32_convolutions():
+            torch.backends.cudnn.allow_tf32 = False
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # without it, PyTorch warns of cuBLAS
         # Filling memory before it is written would cost a pass over it, and no result depends on that.
         torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]
@@ -88,6 +92,14 @@ def repeat_results(device: torch.device, wanted: bool = True) -> None:
             torch.backends.cudnn.benchmark = False
         # `use_deterministic_algorithms` would set the same, and import PyTorch's compiler in each process.
         torch.set_deterministic_debug_mode("warn" if wanted else "default")
+
+
+def tf32_convolutions() -> bool | None:
+    """Whether a GPU's convolutions may round float32 to TF32's 10 bits; None if this is set for each operation."""
+    try:
+        return bool(torch.backends.cudnn.allow_tf32)
+    except RuntimeError:  # PyTorch does not mix the two ways to set it
+        return None
 
 
 def device_kind(device: torch.device) -> str:
