@@ -43,6 +43,28 @@ def test_other_instructions_are_a_difference(variable):
     assert difference(other, {**other, "processor": "another model"}) is None
 
 
+def incompatible():
+    raise RuntimeError("cuDNN version incompatibility")
+
+
+def test_the_version_of_cudnn_counts_on_a_gpu(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "a GPU")
+    monkeypatch.setattr(torch.backends.cudnn, "version", lambda: 91002)
+    gpu = torch.device("cuda")
+    here = environment(gpu, 1)
+    assert "cuDNN 91002" in in_words(here)
+    monkeypatch.setattr(torch.backends.cudnn, "version", lambda: 91100)
+    assert difference(here, environment(gpu, 1)) == "cudnn = 91002, and here it is 91100"
+    before = {key: value for key, value in here.items() if key != "cudnn"}  # by an earlier version of Atoll
+    assert difference(before, here) is None
+    assert difference(before, {**here, "torch": "0"})
+    assert "cudnn" not in environment(CPU, 1)
+    assert difference(here, environment(CPU, 1)).startswith("device = a GPU")
+    for version in (lambda: None, incompatible):  # None: a PyTorch without cuDNN
+        monkeypatch.setattr(torch.backends.cudnn, "version", version)
+        assert "cudnn" not in environment(gpu, 1)
+
+
 CODE = """
 import helping
 from helping import LIMIT

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import platform
 import re
@@ -28,6 +29,7 @@ VARIABLES = (
 )
 # Models of a processor of the same capability compute with the same instructions; for Python, see `other_code`.
 NOT_COMPARED = ("processor", "python")
+LATER = ("cudnn",)  # not recorded by earlier versions of Atoll, whose runs can be resumed
 CODE = "code of "  # before a name, module:attribute
 UNKNOWN = "unknown"  # instead of a fingerprint, which cannot be computed
 # Of code as it was imported; it may change global values as it runs.
@@ -43,7 +45,8 @@ def environment(device: torch.device, threads: int) -> Environment:
 
     Returns:
         ``cpu`` (PyTorch's CPU capability, such as ``"AVX512"``), ``machine``, ``processor``, ``torch``, ``onednn``,
-        ``threads``, ``device``, and the environment variables that are set and choose instructions.
+        ``threads``, ``device``, on a GPU ``cudnn`` (its version as PyTorch's number), and the environment variables
+        that are set and choose instructions.
     """
     onednn = re.search(r"(?:MKL-DNN|oneDNN) v([\w.]+)", torch.__config__.show())
     return {
@@ -54,6 +57,7 @@ def environment(device: torch.device, threads: int) -> Environment:
         "onednn": onednn.group(1) if onednn else "none",
         "threads": threads,
         "device": device_kind(device),
+        **_cudnn(device),
         **{name: os.environ[name] for name in VARIABLES if os.environ.get(name)},
     }
 
@@ -114,18 +118,34 @@ def difference(before: Mapping[str, object], now: Mapping[str, object]) -> str |
     """
     for key in dict.fromkeys([*before, *now]):
         compared = key not in NOT_COMPARED and not key.startswith(CODE)
-        if compared and before.get(key) != now.get(key):
+        unknown = key in LATER and not (key in before and key in now)
+        if compared and not unknown and before.get(key) != now.get(key):
             return f"{key} = {before.get(key, 'unset')}, and here it is {now.get(key, 'unset')}"
     return None
 
 
 def in_words(found: Mapping[str, object]) -> str:
     """Describe an environment in one line, for a report."""
-    names = {"cpu": "{}", "torch": "PyTorch {}", "onednn": "oneDNN {}", "device": "on {}"}
+    names = {
+        "cpu": "{}",
+        "torch": "PyTorch {}",
+        "onednn": "oneDNN {}",
+        "device": "on {}",
+        "cudnn": "cuDNN {}",
+    }
     words = [form.format(found[key]) for key, form in names.items() if key in found]
     threads = found.get("threads")
     words += [f"{threads} thread{'s' * (threads != 1)}"] if threads else []
     return ", ".join([*words, *(f"{key} {value}" for key, value in found.items() if key.startswith(CODE))])
+
+
+def _cudnn(device: torch.device) -> Environment:
+    """Version of the library of a GPU's convolutions, which can be another under the same PyTorch."""
+    version = None
+    if device.type == "cuda":
+        with contextlib.suppress(RuntimeError):  # one that PyTorch does not take for compatible
+            version = torch.backends.cudnn.version()  # type: ignore[no-untyped-call]
+    return {} if version is None else {"cudnn": version}
 
 
 def _processor() -> str:
