@@ -18,6 +18,7 @@ from pathlib import Path
 from unittest.mock import patch
 
 import torch
+from PIL import Image
 from torch import Tensor
 
 from tests import simulated_gpu, simulated_streams
@@ -132,6 +133,47 @@ def given(where: str) -> list[float]:
         return [line["loss"] for line in run.metrics[1:]]
 
 
+def searched(folder: Path, device: str) -> dict:
+    """What ``atoll embed`` and ``atoll neighbours`` find on a device, and how they compute."""
+    from atoll.commands.embed import embed_images
+    from atoll.commands.neighbours import find_neighbours
+    from atoll.commands.run import run_recipe
+    from atoll.core.run_folder import Run
+    from atoll.data.sources import load_data
+    from atoll.evaluation.embed import device_of, embed
+    from atoll.models import load_encoder
+    from tests.harness import tiny
+
+    run, images = Run(folder / "run"), folder / "images"
+    if not run.finished:
+        recipe = tiny("data.limit=80", "partition.clients=2", "train.rounds=1", "engine.device=cpu")
+        run_recipe(recipe, run.folder)
+        images.mkdir()
+        for row, pixels in enumerate(load_data(recipe.data, 0).train.images.gather(torch.arange(3))):
+            Image.fromarray(pixels[0].numpy()).save(images / f"{row}.png")
+    used = set()
+
+    def kernels() -> tuple[bool, bool]:
+        return torch.are_deterministic_algorithms_enabled(), torch.backends.cudnn.allow_tf32
+
+    def noted(encoder, *given):
+        used.add((device_of(encoder).type, *kernels()))
+        return embed(encoder, *given)
+
+    before = kernels()
+    with patch("atoll.commands.embed.embed", noted), patch("atoll.commands.neighbours.embed", noted):
+        names, h = embed_images(load_encoder(run.encoder_path), images, device=device)
+        record = find_neighbours(run, images, k=2, device=device)
+        own = find_neighbours(run, queries=2, k=2, device=device)
+    return {
+        "embedded": [names, h.tolist(), h.device.type],
+        "found": [one[key] for one in (record, own) for key in ("names", "clients")],
+        "numbers": [record["similarity"], own["similarity"], list(record["measures"].values())],
+        "used": sorted(used),
+        "restored": kernels() == before,
+    }
+
+
 def races(methods: dict[str, list[str]]) -> dict[str, list[str]]:
     """The races of clients that train on streams, by the method, from the settings of each."""
     from atoll.commands.run import run_recipe
@@ -162,8 +204,11 @@ def main() -> None:
         return
     told = {name: [results(settings, "cpu")] for name, settings in RUNS.items()}
     encoders = [given("cpu")]
+    place = tempfile.TemporaryDirectory()
+    found = [searched(Path(place.name), "auto")]
     install()
-    with simulated_gpu.Device(), tempfile.TemporaryDirectory() as folder:
+    with simulated_gpu.Device(), place as folder:
+        found += [searched(Path(folder), device) for device in ("auto", "cuda", "cpu")]
         for name, settings in RUNS.items():
             told[name].append(results(settings, "auto"))
         encoders.append(given("cuda"))
@@ -179,6 +224,7 @@ def main() -> None:
             "timed": timed,
             "worker": str(worker._federation.device),
             "given": encoders,
+            "searched": found,
         }
         streams = {"count": Stream.count, "reads": Streams.reads, "races": Streams.races[:9]}
     print(json.dumps({"runs": told, **more, "streams": streams}))

@@ -115,14 +115,34 @@ def test_the_device_is_strict(played):
     assert checked.returncode == 0, checked.stderr
 
 
-def test_whole_runs_work_on_a_device_that_is_cudas():
-    """With the branches of the code that are for CUDA alone: fused optimisers, a thread that trains, stacks."""
+@pytest.fixture(scope="module")
+def on_cuda():
+    """What `tests.simulated_cuda` tells."""
     program = subprocess.run(
         [sys.executable, "-m", "tests.simulated_cuda"],
         env={**os.environ, "OMP_NUM_THREADS": "1"}, capture_output=True, text=True, check=False,
     )  # fmt: skip
     assert program.returncode == 0, program.stderr
-    told = json.loads(program.stdout.splitlines()[-1])
+    return json.loads(program.stdout.splitlines()[-1])
+
+
+def test_images_are_embedded_and_searched_on_the_gpu_unless_the_cpu_is_named(on_cuda):
+    here, *there, cpu = on_cuda["searched"]
+    assert here["used"] == cpu["used"] == [["cpu", False, True]]  # any kernels, and PyTorch's TF32
+    assert [one["used"] for one in there] == [[["cuda", True, False]]] * 2
+    for one in (*there, cpu):
+        assert one["restored"]
+        names, h, device = one["embedded"]
+        assert (names, device) == (here["embedded"][0], "cpu")
+        assert torch.allclose(torch.tensor(h), torch.tensor(here["embedded"][1]), rtol=1e-5)
+        assert one["found"] == here["found"]
+        for values, expected in zip(one["numbers"], here["numbers"], strict=True):
+            assert torch.allclose(torch.tensor(values), torch.tensor(expected))
+
+
+def test_whole_runs_work_on_a_device_that_is_cudas(on_cuda):
+    """With the branches of the code that are for CUDA alone: fused optimisers, a thread that trains, stacks."""
+    told = on_cuda
     for name, (here, there) in told["runs"].items():
         assert here.keys() == there.keys(), name
         assert there["losses"] == pytest.approx(here["losses"], rel=1e-4), name

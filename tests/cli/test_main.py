@@ -197,6 +197,29 @@ def test_embed_and_export(finished, images, tmp_path, capsys):
     assert run("embed", finished, images, "-o", tmp_path / "e.xlsx") == 2
 
 
+def test_a_program_computes_on_the_cpu_alone(finished, images, tmp_path, capsys, monkeypatch):
+    program, out = tmp_path / "encoder.pt2", tmp_path / "h.npz"
+    assert run("export", finished, "--format", "pt2", "-o", program) == 0
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    assert run("embed", program, images, "-o", out) == 0
+    assert np.load(out)["embeddings"].shape[0] == 40
+    assert run("embed", program, images, "-o", out, "--device", "cuda") == 2
+    assert "--device is cuda, and a .pt2 or .onnx file computes on the CPU" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("command", ["embed", "neighbours"])
+@pytest.mark.parametrize(
+    ("device", "reason"), [("cuda", "PyTorch finds no GPU"), ("tpu", "use auto, cpu or")]
+)
+def test_a_device_that_is_not_there_is_refused(
+    finished, images, tmp_path, capsys, monkeypatch, command, device, reason
+):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    more = [images, "-o", tmp_path / "h.npz"] if command == "embed" else []
+    assert run(command, finished, *more, "--device", device) == 2
+    assert reason in capsys.readouterr().err
+
+
 def test_embedding_the_training_pixels_is_what_evaluation_saw(finished, tmp_path):
     """`atoll embed` on image files agrees with the federation's own un-augmented pass."""
     from atoll.commands.embed import embed_images

@@ -60,6 +60,16 @@ def _encoder(sub: argparse.ArgumentParser) -> None:
     )
 
 
+def _device(sub: argparse.ArgumentParser) -> None:
+    """Add the device."""
+    sub.add_argument(
+        "--device",
+        default="auto",
+        metavar="NAME",
+        help="cpu, cuda, cuda:1 … (default: a GPU if there is one)",
+    )
+
+
 def _add_detect(commands: Commands) -> None:
     detect = commands.add(
         _detect,
@@ -119,6 +129,7 @@ def _add_embed(commands: Commands) -> None:
         default="refuse",
         help="of images that cannot be read (default: refuse)",
     )
+    _device(embed)
 
 
 def _embed(options: argparse.Namespace) -> int:
@@ -128,7 +139,7 @@ def _embed(options: argparse.Namespace) -> int:
 
     check_embeddings(options.output)  # before the images are read
     encoder = load_encoder(find_one_encoder(options.encoder))
-    names, h = embed_images(encoder, options.images, options.on_corrupt)
+    names, h = embed_images(encoder, options.images, options.on_corrupt, options.device)
     save_embeddings(options.output, names, h)
     print(f"{len(names)} images, {h.shape[1]} dimensions: {options.output}")  # noqa: T201
     return 0
@@ -155,6 +166,7 @@ def _add_neighbours(commands: Commands) -> None:
     )
     neighbours.add_argument("--queries", type=int, default=8, help="number of images (default: 8)")
     neighbours.add_argument("-k", type=int, default=8, help="neighbours of each (default: 8)")
+    _device(neighbours)
     add_settings(
         neighbours, "other training images, or where they have moved: data.path=DIR …", "data.KEY=VALUE"
     )
@@ -169,7 +181,9 @@ def _neighbours(options: argparse.Namespace) -> int:
     from atoll.report.neighbours import neighbours_lines
 
     run = Run(options.run).require()
-    record = find_neighbours(run, options.images, options.among, options.queries, options.k, options.set)
+    record = find_neighbours(
+        run, options.images, options.among, options.queries, options.k, options.set, options.device
+    )
     console = make_console()
     console.print(neighbours_lines(record))
     report = run.folder / "report.html"

@@ -15,9 +15,11 @@ import pyarrow.parquet as pq
 import torch
 from torch import Tensor
 
+from atoll.core.devices import check_device, find_device, repeat_results
 from atoll.core.errors import UserError
 from atoll.core.files import read_bytes, write_whole
 from atoll.core.outputs import check_output
+from atoll.core.process_state import settings_kept
 from atoll.core.text import clean
 from atoll.data.decode import Decoding, decode_batch
 from atoll.data.folders import IMAGE_SUFFIXES, files_below, is_image
@@ -25,6 +27,7 @@ from atoll.data.images import StoredPixels
 from atoll.evaluation.embed import embed, input_views
 from atoll.models import Encoder
 from atoll.models.encoder import input_metadata
+from atoll.models.exported import ProgramEncoder
 
 BATCH = 256
 OnCorrupt = Literal["refuse", "skip"]
@@ -38,32 +41,61 @@ def decoding_of(encoder: Encoder) -> Decoding:
     return Decoding(channels=about["channels"], **how)
 
 
+def use_device(encoder: Encoder, name: str) -> None:
+    """Move an encoder to a device, with the choice of its kernels made (see `repeat_results`).
+
+    Programs of other formats compute on the CPU, where they were exported.
+
+    Args:
+        encoder: The encoder.
+        name: ``"cpu"``, ``"cuda"``, ``"cuda:1"``…, or ``"auto"`` (a GPU if there is one).
+
+    Raises:
+        UserError: The name is none of these, or requires a GPU that is not there or that a program cannot use.
+    """
+    check_device(name, "--device")
+    if isinstance(encoder, ProgramEncoder):
+        if name != "auto" and torch.device(name).type != "cpu":
+            raise UserError(
+                f"--device is {name}, and a .pt2 or .onnx file computes on the CPU; leave it out, or give the run "
+                "or its encoder.safetensors"
+            )
+        return
+    device = find_device(name, "--device")
+    repeat_results(device)
+    encoder.to(device)
+
+
 def embed_images(
-    encoder: Encoder, images: Path, on_corrupt: OnCorrupt = "refuse"
+    encoder: Encoder, images: Path, on_corrupt: OnCorrupt = "refuse", device: str = "auto"
 ) -> tuple[list[str], Tensor]:
     """Compute the representations of an image file, or of all images below a folder.
 
     Args:
-        encoder: The encoder.
+        encoder: The encoder, which is moved to the device.
         images: The file or folder.
         on_corrupt: If an image cannot be decoded, ``"refuse"`` all or ``"skip"`` it with a warning.
+        device: The device that computes, as for `use_device`.
 
     Shape:
-        - Output: names, and (N, d) float32
+        - Output: names, and (N, d) float32 on the CPU
 
     Raises:
-        UserError: The path does not exist, there are no images, or an image cannot be decoded.
+        UserError: The path does not exist, there are no images, an image cannot be decoded, or the encoder cannot
+            compute on the device.
     """
     how = decoding_of(encoder)
     views = input_views(encoder, how.image_size)
     names: list[str] = []
     rows = []
-    for some, pixels in image_batches(encoder, images, on_corrupt):
-        names += some
-        rows.append(embed(encoder, views.plain, StoredPixels(pixels)))
+    with settings_kept():
+        use_device(encoder, device)
+        for some, pixels in image_batches(encoder, images, on_corrupt):
+            names += some
+            rows.append(embed(encoder, views.plain, StoredPixels(pixels)))
     if not rows:
         raise UserError(f"no image of {images} can be read as the encoder's training images were")
-    return names, torch.cat(rows)
+    return names, torch.cat(rows).cpu()
 
 
 def image_batches(

@@ -20,6 +20,7 @@ from atoll.core import run_folder
 from atoll.core.extras import require
 from atoll.core.given import value_of
 from atoll.core.metrics_lines import numbers
+from atoll.core.process_state import settings_kept
 from atoll.core.tree import Tree
 from atoll.data.items import to_image
 from atoll.data.objects import give_data
@@ -154,6 +155,7 @@ class Run(run_folder.Run):
         image: Path | str | Image.Image | NDArray[np.uint8],
         k: int = 8,
         among: Path | str | None = None,
+        device: str = "auto",
     ) -> Neighbours:
         """Find the training images whose representations are most similar to an image's.
 
@@ -161,9 +163,11 @@ class Run(run_folder.Run):
             image: An image's file, an opened image, or its pixels, (H, W) or (H, W, C).
             k: Number of neighbours.
             among: A folder whose images are searched; None for the run's training images.
+            device: ``"cpu"``, ``"cuda"``, ``"cuda:1"``…, or ``"auto"`` (a GPU if there is one).
 
         Raises:
-            UserError: The run has not finished, or an image is missing or cannot be decoded.
+            UserError: The run has not finished, an image is missing or cannot be decoded, or there is no such
+                device.
 
         Example:
             >>> import tempfile
@@ -179,7 +183,8 @@ class Run(run_folder.Run):
         """
         asked = Path(image) if isinstance(image, str | Path) else to_image(image)
         within = None if among is None else Path(among)
-        record, *_ = search(self, asked, within, 1, k, self.encoder(), self.recipe)
+        with settings_kept():
+            record, *_ = search(self, asked, within, 1, k, self.encoder(), self.recipe, device)
         return Neighbours(record)
 
     def __repr__(self) -> str:

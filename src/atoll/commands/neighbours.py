@@ -12,10 +12,11 @@ import torch
 from torch import Tensor
 
 from atoll import functional
-from atoll.commands.embed import decoding_of, image_batches
+from atoll.commands.embed import decoding_of, image_batches, use_device
 from atoll.commands.evaluate import find_encoder, keep_if_possible, partition_of, with_data_settings
 from atoll.core import tree
 from atoll.core.errors import UserError
+from atoll.core.process_state import settings_kept
 from atoll.core.rng import stream
 from atoll.core.run_folder import NEIGHBOURS, SITES, Run
 from atoll.core.tree import Tree
@@ -60,6 +61,7 @@ def find_neighbours(
     queries: int = 8,
     k: int = 8,
     settings: Sequence[str] = (),
+    device: str = "auto",
 ) -> Tree:
     """Find the nearest images of some images, and save them in the run's folder for its report.
 
@@ -70,17 +72,19 @@ def find_neighbours(
         queries: Number of queries, at most.
         k: Number of neighbours of each.
         settings: ``data.KEY=value`` settings, for other images than the recipe's, or where they have moved.
+        device: The device that computes, as for `atoll.commands.embed.use_device`.
 
     Returns:
         ``queries``: their names; ``query_pictures``: uint8 (q, C, h, w); ``pictures``: uint8 (k, C, h, w) for each;
         ``names``, ``similarity`` (cosine) and ``clients`` of each query's neighbours, nearest first; ``measures``.
 
     Raises:
-        UserError: The run has not finished, or images are missing or cannot be decoded.
+        UserError: The run has not finished, images are missing or cannot be decoded, or there is no such device.
     """
     recipe = with_data_settings(run, settings)
-    record, gallery, encoder = search(run, images, among, queries, k, recipe=recipe)
-    record["measures"] = _measures(recipe, encoder, gallery)
+    with settings_kept():
+        record, gallery, encoder = search(run, images, among, queries, k, recipe=recipe, device=device)
+        record["measures"] = _measures(recipe, encoder, gallery)
     keep_if_possible(lambda: tree.save(run.folder / NEIGHBOURS, record))
     return record
 
@@ -93,8 +97,11 @@ def search(
     k: int = 8,
     encoder: Encoder | None = None,
     recipe: Recipe | None = None,
+    device: str = "auto",
 ) -> tuple[Tree, Gallery, Encoder]:
     """Find the nearest images as `find_neighbours` does, without the measures and without a file.
+
+    PyTorch's settings are then those of the device (see `atoll.core.process_state.settings_kept`).
 
     Args:
         run: The finished run.
@@ -102,18 +109,20 @@ def search(
         among: As for `find_neighbours`.
         queries: As for `find_neighbours`.
         k: As for `find_neighbours`.
-        encoder: The run's encoder; None to read it.
+        encoder: The run's encoder, which is moved to the device; None to read it.
         recipe: The run's recipe, with the objects that the run was given; None to read it.
+        device: As for `find_neighbours`.
 
     Returns:
         The record, the searched images and the encoder.
 
     Raises:
-        UserError: The run has not finished, or images are missing or cannot be decoded.
+        UserError: The run has not finished, images are missing or cannot be decoded, or there is no such device.
     """
     if queries < 1 or k < 1:
         raise UserError(f"neighbours need at least 1 image and 1 neighbour, not {queries} and {k}")
     encoder, recipe = encoder or load_encoder(find_encoder(run.folder)), recipe or recipe_of(run)
+    use_device(encoder, device)
     gallery = _training_images(run, recipe, encoder) if among is None else _folder(encoder, among)
     if len(gallery.names) < 2:
         raise UserError("there is only one image to search; give a folder with more")
