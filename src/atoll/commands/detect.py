@@ -42,7 +42,7 @@ from atoll.evaluation.detection.training import DetectorTraining
 from atoll.models import Encoder, load_encoder
 from atoll.models.options import rebuild_encoder
 
-# Options that a continued training may change: they do not change its result.
+# Options that a continued training may change: they do not change its result, but for rounding on another device.
 MAY_CHANGE = ("options.device", "options.save_every")
 
 
@@ -257,7 +257,8 @@ def _train(
 
     def after_step(training: DetectorTraining) -> None:
         if progress:
-            progress.advance(1, f"loss {training.losses[-1]['loss']:.3f}")
+            # Of the steps before: to read this one's would have the host wait for a GPU.
+            progress.advance(1, f"loss {training.losses[-1]['loss']:.3f}" if training.losses else "")
         if training.step % training.options.save_every == 0 or training.step == training.steps:
             seconds = earlier + time.process_time() - started
             tree.save(path, {"about": about, "training": training.state(), "cpu_seconds": seconds})

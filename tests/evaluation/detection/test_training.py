@@ -117,6 +117,37 @@ def test_a_training_that_diverges_says_so(make: Callable[..., DetectorTraining])
         training.run(lambda training: None)
 
 
+def test_no_state_is_saved_after_a_step_that_diverged(make: Callable[..., DetectorTraining]) -> None:
+    training = make(replace(SMALL, batch_size=1))
+
+    def poison(training: DetectorTraining) -> None:
+        saved.append(training.state()["step"])
+        if training.step == 2:
+            with torch.no_grad():
+                training.detector.roi_heads.box_predictor.bbox_pred.weight.fill_(float("nan"))
+
+    saved: list[int] = []
+    with pytest.raises(RunError, match="not finite in step 3"):
+        training.run(poison)
+    assert saved == [1, 2]
+
+
+def test_the_losses_of_a_step_are_read_in_the_next_one(make: Callable[..., DetectorTraining]) -> None:
+    """So that a GPU computes while the next images are decoded; their means are those of all steps."""
+    training = make(replace(SMALL, batch_size=1, epochs=2))
+    told: list[dict[str, float]] = []
+    training.detector.register_forward_hook(
+        lambda layer, given, out: told.append({name: float(loss) for name, loss in out.items()})
+    )
+    read: list[int] = []
+    training.run(lambda training: read.append(len(training.losses)))
+    assert read == [0, 1, 1, 1, 1, 2, 2, 2]
+    for epoch, means in enumerate(training.losses):
+        steps = told[4 * epoch : 4 * epoch + 4]
+        expected = {name: sum(step[name] for step in steps) / 4 for name in told[0]}
+        assert means == pytest.approx({"loss": sum(expected.values()), **expected}, rel=1e-5)
+
+
 @pytest.mark.slow
 def test_mask_rcnn_learns_coloured_shapes(tmp_path: Path) -> None:
     torch.set_num_threads(1)

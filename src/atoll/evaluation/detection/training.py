@@ -1,4 +1,9 @@
-"""Training of a detector: SGD in seeded steps, continued from any checkpoint to the same bytes."""
+"""Training of a detector: SGD in seeded steps, continued from any checkpoint to the same bytes on a CPU.
+
+On a GPU, other last bits may result each time: torchvision's kernel for the gradient of RoIAlign adds in no fixed
+order. PyTorch's deterministic kernels are not asked for: torchvision would then replace RoIAlign by Python code
+that it compiles with Triton, which takes a C compiler, and without it no training would start.
+"""
 
 from __future__ import annotations
 
@@ -10,6 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from atoll.core.devices import upload
 from atoll.core.errors import RunError
 from atoll.core.rng import derive_seed, stream
 from atoll.core.tree import Tree, clone
@@ -34,7 +40,7 @@ class DetectorTraining:
 
     Attributes:
         step: Number of complete steps.
-        losses: Mean of each loss by epoch, the unfinished epoch included.
+        losses: Mean of each loss by epoch, the unfinished epoch included, as far as they have been read.
     """
 
     detector: nn.Module
@@ -43,6 +49,8 @@ class DetectorTraining:
     options: DetectionOptions
     step: int = 0
     losses: list[Losses] = field(default_factory=list)
+
+    _unread: dict[str, Tensor] = field(default_factory=dict, init=False, repr=False)
 
     def __post_init__(self) -> None:
         self._parameters = [one for one in self.detector.parameters() if one.requires_grad]
@@ -73,7 +81,12 @@ class DetectorTraining:
         return self.options.epochs * self.steps_per_epoch
 
     def state(self) -> Tree:
-        """Return all that a later process needs to continue."""
+        """Return all that a later process needs to continue.
+
+        Raises:
+            RunError: The loss is not finite.
+        """
+        self.read_losses()
         momenta = [self._optimizer.state[one].get("momentum_buffer") for one in self._parameters]
         return clone(
             {
@@ -105,31 +118,45 @@ class DetectorTraining:
         device = self._parameters[0].device
         with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
             while self.step < self.steps:
-                losses = self._take_step(device)
-                self._record(losses)
+                batch = [self._example(row, flip) for row, flip in self._batch()]
+                self.read_losses()  # now, because a GPU may have computed while the images were decoded
+                self._take_step(batch, device)
                 self.step += 1
                 after_step(self)
+            self.read_losses()
 
-    def _take_step(self, device: torch.device) -> Losses:
-        """Take one step and return its losses."""
+    def read_losses(self) -> None:
+        """Read the losses of the last step, unless they have been read; a GPU must have computed them.
+
+        Raises:
+            RunError: The loss is not finite.
+        """
+        if not self._unread:
+            return
+        values = torch.stack(list(self._unread.values())).tolist()
+        losses = dict(zip(self._unread, values, strict=True))
+        if not math.isfinite(losses["loss"]):
+            raise RunError(
+                f"the detector's loss is not finite in step {self.step}: its training diverged; lower lr, or "
+                "raise warmup"
+            )
+        self._record(losses)
+        self._unread = {}
+
+    def _take_step(self, batch: list[tuple[Tensor, dict[str, Tensor]]], device: torch.device) -> None:
+        """Take one step, whose losses are read later."""
         for group in self._optimizer.param_groups:
             group["lr"] = self.options.rate(self.step, self.steps)
-        batch = [self._example(int(row), flip) for row, flip in self._batch()]
-        images = [image.to(device) for image, _ in batch]
-        targets = [{name: one.to(device) for name, one in target.items()} for _, target in batch]
+        images = [upload(image, device) for image, _ in batch]
+        targets = [{name: upload(one, device) for name, one in target.items()} for _, target in batch]
         # torchvision samples anchors and proposals with the default generator.
         torch.manual_seed(derive_seed(self.options.seed, "detection-step", self.step))
         losses: dict[str, Tensor] = self.detector(images, targets)
         total = torch.stack(list(losses.values())).sum()
-        if not total.isfinite():
-            raise RunError(
-                f"the detector's loss is not finite in step {self.step + 1}: its training diverged; lower lr, "
-                "or raise warmup"
-            )
         self._optimizer.zero_grad()
         torch.autograd.backward(total)
         self._optimizer.step()
-        return {name: float(loss.detach()) for name, loss in {"loss": total, **losses}.items()}
+        self._unread = {name: loss.detach() for name, loss in {"loss": total, **losses}.items()}
 
     def _batch(self) -> list[tuple[int, bool]]:
         """Draw the rows of the current step, and whether each is flipped."""
@@ -145,8 +172,8 @@ class DetectorTraining:
         return flipped(image, target) if flip else (image, target)
 
     def _record(self, losses: Losses) -> None:
-        """Update the means of the epoch."""
-        place = self.step % self.steps_per_epoch
+        """Update the means of the last step's epoch."""
+        place = (self.step - 1) % self.steps_per_epoch
         if place == 0:
             self.losses.append(losses)
             return
