@@ -209,13 +209,9 @@ class Federation:
         They have labels only for a method that says that it trains on them.
         """
         pixels, labels = self.images.images, self.images.labels if self.recipe.composed.needs_labels else None
-        if (
-            self.device.type == "cuda"
-            and not is_streamed(pixels)
-            and math.prod(pixels.shape) <= RESIDENT_BYTES
-        ):
-            pixels = DevicePixels(pixels, self.device)
-        return replace(self.images, images=pixels, labels=labels)
+        here = self.device.type == "cpu" or is_streamed(pixels) or math.prod(pixels.shape) > RESIDENT_BYTES
+        placed = pixels if here else DevicePixels(pixels, self.device)
+        return replace(self.images, images=placed, labels=labels)
 
     @cached_property
     def _decoders(self) -> DecodeWorkers:
