@@ -108,6 +108,20 @@ def test_planes_of_16_bits_are_not_read_as_planes_of_8(byteorder: str, compressi
     assert (decode(data, Decoding(6, 3)) == scene(3)).all()
 
 
+@pytest.mark.parametrize("byteorder", ["<", ">"])
+@pytest.mark.parametrize("compression", [None, "zlib"])
+@pytest.mark.parametrize("kind", [np.uint16, np.int16, np.int32, np.float32])
+def test_compressed_grey_values_of_any_byte_order_are_read(
+    kind: type, compression: str | None, byteorder: str
+) -> None:
+    """Of signed and floating-point ones, Pillow swaps the bytes of each value."""
+    low = 0 if kind == np.uint16 else -100
+    grey = np.random.default_rng(0).integers(low, 100, (6, 6)).astype(kind)
+    data = written(grey, byteorder=byteorder, compression=compression)
+    how = Decoding(6, 1, window_low=low, window_high=low + 255)
+    assert (decode(data, how)[0] == grey.astype(np.float64) - low).all()
+
+
 @pytest.mark.parametrize("channels", [1, 3, 4, 5])
 @pytest.mark.parametrize("how", [{}, {"bigtiff": True}, {"byteorder": ">"}])
 def test_a_file_of_other_channels_says_so(

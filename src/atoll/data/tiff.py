@@ -81,7 +81,8 @@ def loses_bits(image: Image.Image) -> bool:
 def misreads(image: Image.Image) -> bool:
     """Whether Pillow takes the samples of a TIFF file for others, without a word.
 
-    It takes signed ones of 8 bits for unsigned, and uncompressed planes of 16 bits for planes of 8.
+    It takes signed ones of 8 bits for unsigned, uncompressed planes of 16 bits for planes of 8, and compressed
+    signed or floating-point ones of the other byte order for those of this machine.
 
     Example:
         >>> from PIL import Image
@@ -93,7 +94,13 @@ def misreads(image: Image.Image) -> bool:
         return False
     bits = max(image.tag_v2.get(TiffImagePlugin.BITSPERSAMPLE, (1,)))
     signed = 2 in image.tag_v2.get(TiffImagePlugin.SAMPLEFORMAT, (1,))
-    return (bits == 8 and signed) or (bits > 8 and len(image.getbands()) > 1 and not loses_bits(image))
+    if bits <= 8:
+        return bits == 8 and signed
+    if len(image.getbands()) > 1:
+        return not loses_bits(image)
+    other_order = (image.tag_v2.prefix == b"MM") == (sys.byteorder == "little")
+    # libtiff gives samples in this machine's order, which Pillow's raw modes with an N expect.
+    return other_order and any(tile[0] == "libtiff" and "N" not in str(tile[3]) for tile in image.tile)
 
 
 def read_tiff(encoded: bytes) -> NDArray[Any]:
