@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import sys
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -120,6 +121,20 @@ def test_compressed_grey_values_of_any_byte_order_are_read(
     data = written(grey, byteorder=byteorder, compression=compression)
     how = Decoding(6, 1, window_low=low, window_high=low + 255)
     assert (decode(data, how)[0] == grey.astype(np.float64) - low).all()
+
+
+@pytest.mark.parametrize("compression", [None, "zlib"])
+@pytest.mark.parametrize("kind", [np.uint8, np.uint16])
+def test_three_planes_are_three_channels_and_not_the_first_one(kind: type, compression: str | None) -> None:
+    """Pillow passes over further planes without a meaning, as a microscope's files have them."""
+    planes = scene(3, kind)
+    data = written(planes, planarconfig="separate", compression=compression)
+    how = Decoding(6, 3, window_high=255)
+    assert (decode(data, how) == scene(3)).all()
+    with pytest.raises(
+        CorruptImageError, match=r"^it has 3 channels, and the encoder reads data.channels = 1$"
+    ):
+        decode(data, replace(how, channels=1))
 
 
 @pytest.mark.parametrize("channels", [1, 3, 4, 5])

@@ -184,14 +184,16 @@ def _open(encoded: bytes, channels: int) -> Image.Image | Scan | NDArray[Any]:
         return read_tiff(encoded)
     try:
         image = Image.open(io.BytesIO(encoded), formats=FORMATS)
+        if not misreads(image):
+            return image
+        found = num_channels(encoded) or 1
     except UnidentifiedImageError:
         found = num_channels(encoded) if is_tiff(encoded) else 0
-        if found in (1, channels):  # floating-point colour, say
-            return read_tiff(encoded)
-        if found:
-            raise _other_channels(found, channels) from None
-        raise
-    return read_tiff(encoded) if misreads(image) else image
+        if not found:
+            raise
+    if found not in (1, channels):
+        raise _other_channels(found, channels)
+    return read_tiff(encoded)  # floating-point colour, say
 
 
 def _bands(

@@ -81,8 +81,9 @@ def loses_bits(image: Image.Image) -> bool:
 def misreads(image: Image.Image) -> bool:
     """Whether Pillow takes the samples of a TIFF file for others, without a word.
 
-    It takes signed ones of 8 bits for unsigned, uncompressed planes of 16 bits for planes of 8, and compressed
-    signed or floating-point ones of the other byte order for those of this machine.
+    It takes signed ones of 8 bits for unsigned, uncompressed planes of 16 bits for planes of 8, compressed
+    signed or floating-point ones of the other byte order for those of this machine, and the first of several
+    compressed planes for a grey image.
 
     Example:
         >>> from PIL import Image
@@ -92,11 +93,15 @@ def misreads(image: Image.Image) -> bool:
     """
     if not isinstance(image, TiffImagePlugin.TiffImageFile):
         return False
+    one_band = len(image.getbands()) == 1
+    apart = image.tag_v2.get(TiffImagePlugin.PLANAR_CONFIGURATION) == 2
+    if one_band and apart and image.tag_v2.get(TiffImagePlugin.SAMPLESPERPIXEL, 1) > 1:
+        return True
     bits = max(image.tag_v2.get(TiffImagePlugin.BITSPERSAMPLE, (1,)))
     signed = 2 in image.tag_v2.get(TiffImagePlugin.SAMPLEFORMAT, (1,))
     if bits <= 8:
         return bits == 8 and signed
-    if len(image.getbands()) > 1:
+    if not one_band:
         return not loses_bits(image)
     other_order = (image.tag_v2.prefix == b"MM") == (sys.byteorder == "little")
     # libtiff gives samples in this machine's order, which Pillow's raw modes with an N expect.
