@@ -124,6 +124,20 @@ def test_compressed_grey_values_of_any_byte_order_are_read(
 
 
 @pytest.mark.parametrize("compression", [None, "zlib"])
+def test_numbers_that_pillow_makes_negative_are_refused(
+    compression: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Others of the type are read without tifffile."""
+    for window in ({"window": "per-image"}, {"window_high": 2.0**32}):
+        with pytest.raises(CorruptImageError, match="numbers of more than 32 bits"):
+            decode(written(scene(1, np.uint32)[0] << 24, compression=compression), Decoding(6, 1, **window))
+    grey = scene(1, np.uint32)
+    data = written(grey[0], compression=compression)
+    monkeypatch.setitem(sys.modules, "tifffile", None)
+    assert (decode(data, Decoding(6, 1, window_high=255)) == grey).all()
+
+
+@pytest.mark.parametrize("compression", [None, "zlib"])
 @pytest.mark.parametrize("kind", [np.uint8, np.uint16])
 def test_three_planes_are_three_channels_and_not_the_first_one(kind: type, compression: str | None) -> None:
     """Pillow passes over further planes without a meaning, as a microscope's files have them."""

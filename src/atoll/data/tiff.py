@@ -82,8 +82,8 @@ def misreads(image: Image.Image) -> bool:
     """Whether Pillow takes the samples of a TIFF file for others, without a word.
 
     It takes signed ones of 8 bits for unsigned, uncompressed planes of 16 bits for planes of 8, compressed
-    signed or floating-point ones of the other byte order for those of this machine, and the first of several
-    compressed planes for a grey image.
+    signed or floating-point ones of the other byte order for those of this machine, the first of several
+    compressed planes for a grey image, and numbers from 2³¹ on for negative ones.
 
     Example:
         >>> from PIL import Image
@@ -103,6 +103,8 @@ def misreads(image: Image.Image) -> bool:
         return bits == 8 and signed
     if not one_band:
         return not loses_bits(image)
+    if image.mode == "I" and not signed and np.asarray(image).min() < 0:
+        return True
     other_order = (image.tag_v2.prefix == b"MM") == (sys.byteorder == "little")
     # libtiff gives samples in this machine's order, which Pillow's raw modes with an N expect.
     return other_order and any(tile[0] == "libtiff" and "N" not in str(tile[3]) for tile in image.tile)
