@@ -137,6 +137,16 @@ def test_numbers_that_pillow_makes_negative_are_refused(
     assert (decode(data, Decoding(6, 1, window_high=255)) == grey).all()
 
 
+@pytest.mark.parametrize("how", [{}, {"byteorder": ">"}, {"compression": "zlib"}])
+@pytest.mark.parametrize("kind", [np.uint8, np.int8, np.uint16, np.int16, np.float32])
+def test_white_may_be_zero_with_any_type(kind: type, how: dict[str, Any]) -> None:
+    """Pillow inverts 8 bits alone; the window is of the values in the file, as for DICOM's MONOCHROME1."""
+    grey, file = scene(1)[0] >> 1, io.BytesIO()
+    tifffile.imwrite(file, grey.astype(kind), photometric="miniswhite", **how)
+    for channels in (1, 3):
+        assert (decode(file.getvalue(), Decoding(6, channels, window_high=255)) == 255 - grey).all()
+
+
 @pytest.mark.parametrize("compression", [None, "zlib"])
 @pytest.mark.parametrize("kind", [np.uint8, np.uint16])
 def test_three_planes_are_three_channels_and_not_the_first_one(kind: type, compression: str | None) -> None:

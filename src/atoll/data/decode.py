@@ -24,9 +24,9 @@ from PIL import Image, ImageOps, UnidentifiedImageError
 from atoll.core.errors import UserError
 from atoll.core.processes import num_cores
 from atoll.core.text import error_words
+from atoll.data import tiff
 from atoll.data.arrays import ArrayError, is_array, of_pillows_types, read_array
 from atoll.data.dicom import DicomError, Scan, is_dicom, read_dicom
-from atoll.data.tiff import is_tiff, loses_bits, misreads, num_channels, pillow_reads, read_tiff
 
 Encoded = bytes | Image.Image | NDArray[Any]
 Window = Literal["fixed", "per-image"]
@@ -145,17 +145,18 @@ def _decoded(
         else:
             opened = encoded
         windowed = how.says_window or how.window != "fixed"
-        if windowed and isinstance(opened, Image.Image) and loses_bits(opened):
+        if windowed and isinstance(opened, Image.Image) and tiff.loses_bits(opened):
             raise CorruptImageError(
                 "it is colour of 16 bits, of which the upper 8 are read, so that data.window does not apply; "
                 "convert it to 8 bits or to an array (.npy)"
             )
+        inverted = isinstance(encoded, bytes) and tiff.is_tiff(encoded) and tiff.white_is_zero(encoded)
         found: list[Values] = []
         planes = []
         for band, mode in _bands(opened, how.channels):
             if isinstance(band, Image.Image) and not stored:
                 band = ImageOps.exif_transpose(band)
-            image = _eight_bit(band, mode, how, found)
+            image = _eight_bit(band, mode, how, found, inverted)
             plane = np.asarray(image if stored else _fit(image, how.image_size))
             planes.append(plane.transpose(2, 0, 1) if plane.ndim == 3 else plane[None])
     except UserError:  # a library is not installed
@@ -180,20 +181,20 @@ def _open(encoded: bytes, channels: int) -> Image.Image | Scan | NDArray[Any]:
         return read_dicom(encoded)
     if is_array(encoded):
         return read_array(encoded)
-    if channels not in (1, 3) and is_tiff(encoded) and not pillow_reads(encoded, channels):
-        return read_tiff(encoded)
+    if channels not in (1, 3) and tiff.is_tiff(encoded) and not tiff.pillow_reads(encoded, channels):
+        return tiff.read_tiff(encoded)
     try:
         image = Image.open(io.BytesIO(encoded), formats=FORMATS)
-        if not misreads(image):
+        if not tiff.misreads(image):
             return image
-        found = num_channels(encoded) or 1
+        found = tiff.num_channels(encoded) or 1
     except UnidentifiedImageError:
-        found = num_channels(encoded) if is_tiff(encoded) else 0
+        found = tiff.num_channels(encoded) if tiff.is_tiff(encoded) else 0
         if not found:
             raise
     if found not in (1, channels):
         raise _other_channels(found, channels)
-    return read_tiff(encoded)  # floating-point colour, say
+    return tiff.read_tiff(encoded)  # floating-point colour, say
 
 
 def _bands(
@@ -282,7 +283,11 @@ def decode_batch(encoded: Sequence[Encoded], how: Decoding) -> Batch:
 
 
 def _eight_bit(
-    image: Image.Image | Scan, mode: Literal["RGB", "L"], how: Decoding, found: list[Values]
+    image: Image.Image | Scan,
+    mode: Literal["RGB", "L"],
+    how: Decoding,
+    found: list[Values],
+    inverted: bool,
 ) -> Image.Image:
     """Convert to 8 bits a channel; the values of an image with more are added to `found`."""
     if isinstance(image, Scan):
@@ -302,7 +307,7 @@ def _eight_bit(
         values = np.asarray(image).astype(np.float64)
         seen = _range(values)
         found.append(seen)
-        image = _windowed(values, _ends(how, how.window_low, how.window_high, seen))
+        image = _windowed(values, _ends(how, how.window_low, how.window_high, seen), inverted)
     if image.mode == "P" and "transparency" in image.info:  # Pillow requires this intermediate mode
         image = image.convert("RGBA")
     return image if image.mode == mode else image.convert(mode)

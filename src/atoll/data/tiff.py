@@ -56,14 +56,31 @@ def num_channels(tiff: bytes) -> int:
         >>> num_channels(b"II*\0damaged")
         0
     """
+    found = _tag(tiff, TiffImagePlugin.SAMPLESPERPIXEL)
+    return found if isinstance(found, int) else 0
+
+
+def white_is_zero(tiff: bytes) -> bool:
+    r"""Whether the value 0 of a grey TIFF file is white (TIFF 6.0, WhiteIsZero). Pillow inverts those of 8 bits.
+
+    Example:
+        >>> from atoll.data.tiff import white_is_zero
+        >>> white_is_zero(b"II*\0damaged")
+        False
+    """
+    return bool(_tag(tiff, TiffImagePlugin.PHOTOMETRIC_INTERPRETATION) == 0)
+
+
+def _tag(tiff: bytes, number: int) -> Any:
+    """A tag of the first image of a TIFF file; None if there is none, or the header is damaged."""
     file = io.BytesIO(tiff)
     try:
         tags = TiffImagePlugin.ImageFileDirectory_v2(file.read(16 if tiff[2] == 43 else 8))
         file.seek(tags.next)
         tags.load(file)
-        return int(tags[TiffImagePlugin.SAMPLESPERPIXEL])
+        return tags.get(number)
     except Exception:  # Pillow raises many kinds on damaged files, of which nothing is known
-        return 0
+        return None
 
 
 def loses_bits(image: Image.Image) -> bool:
