@@ -137,6 +137,22 @@ def test_numbers_that_pillow_makes_negative_are_refused(
     assert (decode(data, Decoding(6, 1, window_high=255)) == grey).all()
 
 
+def test_colours_that_nothing_converts_are_refused() -> None:
+    """Their numbers are no red, green and blue, and those of a palette are no grey values."""
+    palette = {"photometric": "palette", "colormap": np.zeros((3, 2**16), np.uint16)}
+    for array, how in (
+        (scene(3).transpose(1, 2, 0), {"photometric": "icclab"}),
+        (scene(3, np.uint16).transpose(1, 2, 0), {"photometric": "cielab"}),
+        (scene(1, np.uint16)[0], palette),
+    ):
+        tifffile.imwrite(file := io.BytesIO(), array, **how)
+        kind = str(how["photometric"]).upper()
+        with pytest.raises(
+            CorruptImageError, match=f"^it is a TIFF file with colours as {kind}, which are not read"
+        ):
+            decode(file.getvalue(), Decoding(6, 3))
+
+
 @pytest.mark.parametrize("how", [{}, {"byteorder": ">"}, {"compression": "zlib"}])
 @pytest.mark.parametrize("kind", [np.uint8, np.int8, np.uint16, np.int16, np.float32])
 def test_white_may_be_zero_with_any_type(kind: type, how: dict[str, Any]) -> None:

@@ -12,8 +12,17 @@ from PIL import Image, TiffImagePlugin, UnidentifiedImageError
 
 from atoll.core.extras import require
 from atoll.core.text import error_words
+from atoll.data.arrays import ArrayError
 
 _MOST_OF_PILLOW = 4  # channels
+_COLOURS = (
+    "PALETTE",
+    "YCBCR",
+    "CIELAB",
+    "ICCLAB",
+    "ITULAB",
+    "LOGLUV",
+)  # whose samples are no red, green and blue
 _MAGIC = (b"II*\0", b"MM\0*", b"II+\0", b"MM\0+")
 
 
@@ -135,6 +144,7 @@ def read_tiff(encoded: bytes) -> NDArray[Any]:
 
     Raises:
         UserError: tifffile is not installed.
+        ArrayError: Its samples are colours of a kind that is not converted.
         ValueError: The file is damaged, or compressed in a way that needs other libraries.
     """
     tifffile = require("tifffile", "tiff", "a TIFF file of this kind")
@@ -144,9 +154,14 @@ def read_tiff(encoded: bytes) -> NDArray[Any]:
             most = 2 * _MOST_OF_PILLOW * (Image.MAX_IMAGE_PIXELS or sys.maxsize)  # as many as Pillow's
             if page.size > most:
                 raise ValueError("it has more pixels than are safe to decode")
+            kind = getattr(page.photometric, "name", "")
+            if kind in _COLOURS:
+                raise ArrayError(
+                    f"it is a TIFF file with colours as {kind}, which are not read; convert it to RGB"
+                )
             array: NDArray[Any] = np.asarray(page.asarray())
             return np.moveaxis(array, 0, -1) if page.axes == "SYX" else array  # S: samples, TIFF's channels
-    except ValueError:
+    except (ArrayError, ValueError):
         raise
     except Exception as error:  # tifffile and its codecs raise any exception on damaged files
         raise ValueError(error_words(error)) from error
