@@ -72,6 +72,33 @@ def test_grey_values_follow_the_standard(
     assert (decode_stored(data, 3) == decode_stored(data, 1)).all()
 
 
+@pytest.mark.parametrize("groups", ["SharedFunctionalGroupsSequence", "PerFrameFunctionalGroupsSequence"])
+@pytest.mark.parametrize(
+    "how", [Decoding(channels=1), Decoding(channels=1, window_low=-160, window_high=240)]
+)
+def test_an_enhanced_object_says_its_values_by_frame(groups: str, how: Decoding) -> None:
+    """As enhanced CT and MR do: a file of one frame that says the same by itself is the oracle."""
+    rescaling = {"RescaleSlope": 2, "RescaleIntercept": -1024}
+    window = {"WindowCenter": 40, "WindowWidth": 400}
+    frames = []
+    for about in ((rescaling, window), ({"RescaleSlope": 1, "RescaleIntercept": 0}, {})):
+        frames.append(pydicom.Dataset())
+        for macro, tags in zip(
+            ("PixelValueTransformationSequence", "FrameVOILUTSequence"), about, strict=True
+        ):
+            item = pydicom.Dataset()
+            for name, value in tags.items():
+                setattr(item, name, value)
+            setattr(frames[-1], macro, [item])
+    stored = np.arange(0, 1024, dtype=np.int16).reshape(32, 32)
+    if groups.startswith("Shared"):
+        frames = frames[:1]
+    enhanced = file_of(
+        np.stack([stored, stored[::-1]]), Rows=32, Columns=32, NumberOfFrames=2, **{groups: frames}
+    )
+    assert (decode(enhanced, how) == decode(file_of(stored, **rescaling, **window), how)).all()
+
+
 def table_of(entries: list[int], first: int, bits: int, **tags: Any) -> Any:
     """A sequence of one table (LUT), for values of 16 bits with a sign."""
     item = pydicom.Dataset()

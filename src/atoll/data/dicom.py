@@ -70,12 +70,26 @@ def read_dicom(encoded: bytes) -> Scan | Image.Image:
         stored = pixels.pixel_array(file, index=0)
         if kind not in _GREY:
             return _colour(stored, kind)
+        _say_of_first_frame(file)
         values = pixels.apply_modality_lut(stored, file).astype(np.float64)
         return Scan(values, _window(file), _shown(values, file), kind == "MONOCHROME1")
     except DicomError:
         raise
     except Exception as error:  # pydicom and its decoders raise any exception on damaged files
         raise DicomError(f"it is a DICOM file that cannot be read ({error_words(error)})") from error
+
+
+def _say_of_first_frame(file: Any) -> None:
+    """Copy the first frame's rescaling and window to a file that says them by frame, as enhanced objects do.
+
+    Reference:
+        DICOM PS3.3, C.7.6.16: the frame's own groups and those that all frames share.
+    """
+    for groups in ("SharedFunctionalGroupsSequence", "PerFrameFunctionalGroupsSequence"):
+        for group in (file.get(groups) or [])[:1]:
+            for macro in ("PixelValueTransformationSequence", "FrameVOILUTSequence"):
+                for said in (group.get(macro) or [])[:1]:
+                    file.update(said)
 
 
 def _colour(stored: NDArray[Any], kind: str) -> Image.Image:
