@@ -137,6 +137,14 @@ def test_numbers_that_pillow_makes_negative_are_refused(
     assert (decode(data, Decoding(6, 1, window_high=255)) == grey).all()
 
 
+@pytest.mark.parametrize("turned", range(1, 9))
+def test_an_orientation_is_applied_as_pillow_does(turned: int) -> None:
+    planes, how = scene(3)[:, :, :4], {"extratags": [(274, 3, 1, turned, True)]}
+    pillows, ours = colour(planes, **how), colour(planes.astype(np.int16), **how)
+    window = Decoding(4, 3, window_high=255)
+    assert (decode(ours, window) == decode(pillows, Decoding(4, 3))).all()
+
+
 def test_colours_that_nothing_converts_are_refused() -> None:
     """Their numbers are no red, green and blue, and those of a palette are no grey values."""
     palette = {"photometric": "palette", "colormap": np.zeros((3, 2**16), np.uint16)}

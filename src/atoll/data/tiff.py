@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from PIL import Image, TiffImagePlugin, UnidentifiedImageError
+from PIL import ExifTags, Image, TiffImagePlugin, UnidentifiedImageError
 
 from atoll.core.extras import require
 from atoll.core.text import error_words
@@ -23,6 +23,13 @@ _COLOURS = (
     "ITULAB",
     "LOGLUV",
 )  # whose samples are no red, green and blue
+_ON_SIDE = (
+    5,
+    6,
+    7,
+    8,
+)  # TIFF's orientations (Pillow applies them itself), and the axes that they mirror then:
+_MIRRORED = {2: (1,), 3: (0, 1), 4: (0,), 6: (1,), 7: (0, 1), 8: (0,)}
 _MAGIC = (b"II*\0", b"MM\0*", b"II+\0", b"MM\0+")
 
 
@@ -160,7 +167,10 @@ def read_tiff(encoded: bytes) -> NDArray[Any]:
                     f"it is a TIFF file with colours as {kind}, which are not read; convert it to RGB"
                 )
             array: NDArray[Any] = np.asarray(page.asarray())
-            return np.moveaxis(array, 0, -1) if page.axes == "SYX" else array  # S: samples, TIFF's channels
+            if page.axes == "SYX":  # S: samples, TIFF's channels
+                array = np.moveaxis(array, 0, -1)
+            turned = page.tags.valueof(ExifTags.Base.Orientation)
+            return np.flip(array.swapaxes(0, 1) if turned in _ON_SIDE else array, _MIRRORED.get(turned, ()))
     except (ArrayError, ValueError):
         raise
     except Exception as error:  # tifffile and its codecs raise any exception on damaged files
