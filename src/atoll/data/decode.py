@@ -27,6 +27,7 @@ from atoll.core.text import error_words
 from atoll.data import tiff
 from atoll.data.arrays import ArrayError, is_array, of_pillows_types, read_array
 from atoll.data.dicom import DicomError, Scan, is_dicom, read_dicom
+from atoll.data.jpeg2000 import refuse_wrapped
 
 Encoded = bytes | Image.Image | NDArray[Any]
 Window = Literal["fixed", "per-image"]
@@ -185,6 +186,7 @@ def _open(encoded: bytes, channels: int) -> Image.Image | Scan | NDArray[Any]:
         return tiff.read_tiff(encoded)
     try:
         image = Image.open(io.BytesIO(encoded), formats=FORMATS)
+        refuse_wrapped(encoded, image)
         if not tiff.misreads(image):
             return image
         found = tiff.num_channels(encoded) or 1
@@ -291,8 +293,7 @@ def _eight_bit(
 ) -> Image.Image:
     """Convert to 8 bits a channel; the values of an image with more are added to `found`."""
     if isinstance(image, Scan):
-        seen = replace(_range(image.values), scans=True)
-        found.append(seen)
+        found.append(seen := replace(_range(image.values), scans=True))
         low, high = (how.window_low, how.window_high) if how.says_window else image.window or (None, None)
         if image.shown is not None and not how.says_window and how.window == "fixed":
             image = _windowed(image.shown, (0.0, 1.0), image.inverted)
@@ -305,8 +306,7 @@ def _eight_bit(
                 "(data.window_low and data.window_high, or data.window = 'per-image')"
             )
         values = np.asarray(image).astype(np.float64)
-        seen = _range(values)
-        found.append(seen)
+        found.append(seen := _range(values))
         image = _windowed(values, _ends(how, how.window_low, how.window_high, seen), inverted)
     if image.mode == "P" and "transparency" in image.info:  # Pillow requires this intermediate mode
         image = image.convert("RGBA")
