@@ -188,3 +188,20 @@ def test_a_shard_of_two_splits_is_refused(samples, tmp_path):
     told = r"train-val-000000\.tar belongs to the training split and to the test split by its name"
     with pytest.raises(UserError, match=told):
         load(tmp_path)
+
+
+@pytest.mark.parametrize("form", [tarfile.GNU_FORMAT, tarfile.PAX_FORMAT])
+def test_a_sparse_image_is_refused_not_read_from_the_wrong_place(digits, encode_png, tmp_path, form):
+    image = encode_png(digits[0][0])
+    info = tarfile.TarInfo("GNUSparseFile.0/a.png")
+    if form == tarfile.GNU_FORMAT:
+        data, info.type = image, tarfile.GNUTYPE_SPARSE
+    else:  # a map of the file's one part is before it, which GNU tar's manual describes as version 1.0
+        data = f"1\n0\n{len(image)}\n".encode().ljust(tarfile.BLOCKSIZE, b"\0") + image
+        about = {"major": "1", "minor": "0", "name": "a.png", "realsize": str(len(image))}
+        info.pax_headers = {f"GNU.sparse.{key}": value for key, value in about.items()}
+    info.size = len(data)
+    with tarfile.open(tmp_path / "a.tar", "w", format=form) as tar:
+        tar.addfile(info, io.BytesIO(data))
+    with pytest.raises(UserError, match=r"a\.png as a sparse file; write it without tar's --sparse"):
+        load(tmp_path / "a.tar")

@@ -165,13 +165,20 @@ def _samples(number: int, path: Path) -> dict[str, dict[str, _Place]]:
     try:
         with tarfile.open(path, "r:") as tar:
             for member in tar:
+                folder, slash, name = member.name.rpartition("/")
+                stem, dot, rest = name.partition(".")
+                suffix = f".{rest.lower()}"
+                if member.issparse() and suffix in (
+                    *IMAGE_SUFFIXES,
+                    *_LABELS,
+                ):  # its bytes are not in one place
+                    raise UserError(
+                        f"{path} holds {member.name} as a sparse file; write it without tar's --sparse"
+                    )
                 place = _Place(number, member.offset_data, member.size)
                 if place.offset + place.size > size:
                     raise UserError(f"{path} is damaged: {member.name} is cut off")
-                folder, slash, name = member.name.rpartition("/")
-                stem, dot, rest = name.partition(".")
                 if member.type in _PLAIN and stem and dot:
-                    suffix = f".{rest.lower()}"
                     if suffix in samples[f"{folder}{slash}{stem}"]:
                         raise UserError(f"{path} holds {member.name} twice; keep one")
                     samples[f"{folder}{slash}{stem}"][suffix] = place
