@@ -1,6 +1,7 @@
 """The cache: decoded once, whole or not at all, remade when damaged, and streaming with the same bits."""
 
 import errno
+import json
 import os
 import pickle
 import resource
@@ -10,6 +11,7 @@ import numpy as np
 import pytest
 import torch
 
+from atoll.core.digests import JSON, open_text, seal_text
 from atoll.core.errors import UserError
 from atoll.core.files import content_digest, whole_file
 from atoll.data import cache as cache_module
@@ -64,6 +66,18 @@ def test_no_flipped_bit_of_the_notes_is_used(records, cache, monkeypatch):
         assert open_records(records, HOW, PLENTY).corrupt == opened.corrupt
     assert sum(decoded) == 60 * len(range(0, len(whole), 7))
     assert notes.read_bytes() == whole
+
+
+def test_what_an_earlier_version_decoded_is_decoded_again_under_its_fingerprint(records, cache, monkeypatch):
+    """It may have misread images; a run on them can be resumed."""
+    opened = open_records(records, HOW, PLENTY)
+    (path,) = cache.glob("*.json")
+    notes = json.loads(open_text(path.read_bytes(), JSON)[0])
+    decoded = count_decoding(monkeypatch)
+    for earlier in ({"decoder": notes.pop("decoder") - 1}, {}):
+        path.write_bytes(seal_text(json.dumps(notes | earlier).encode(), JSON))
+        assert open_records(records, HOW, PLENTY).fingerprint == opened.fingerprint
+    assert sum(decoded) == 2 * 60
 
 
 def test_other_decoding_is_another_entry(records):

@@ -25,7 +25,8 @@ from atoll.data.images import Pixels, Shape, StoredPixels
 from atoll.data.records import Records
 
 _BATCH = 512  # images in memory while decoding
-_FORMAT = 1  # part of every fingerprint: increase it when a change of decoding changes pixels
+_FORMAT = 1  # part of every fingerprint, by which runs recognise their images
+_DECODER = 2  # of each entry: increase it when a change of decoding changes pixels, to decode them again
 
 
 @dataclass(frozen=True)
@@ -56,12 +57,14 @@ class _Notes:
         corrupt: Reasons why images cannot be decoded, by row.
         brightest: Largest value of a pixel.
         values: Values of the images with more than 8 bits.
+        decoder: Version of what decoded them.
     """
 
     checksum: int | None
     corrupt: dict[int, str] = field(default_factory=dict)
     brightest: int = 0
     values: Values | None = None
+    decoder: int = _DECODER
 
 
 @dataclass(frozen=True)
@@ -193,8 +196,10 @@ def _read_notes(path: Path) -> _Notes | None:
         if not verified:
             return None
         notes = json.loads(text)
+        if notes.get("decoder") != _DECODER:
+            return None
         corrupt = {int(row): str(why) for row, why in notes["corrupt"].items()}
-        values = notes.get("values")  # notes of earlier versions have none
+        values = notes["values"]
         return _Notes(notes["checksum"], corrupt, int(notes["brightest"]), values and Values(**values))
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
         return None  # missing or damaged: created again
