@@ -7,11 +7,8 @@ from PIL import Image
 from atoll.data.arrays import ArrayError
 
 _START = b"\xff\x4f\xff\x51"  # of the codestream: the markers SOC and SIZ (ISO/IEC 15444-1, A.5.1)
-_COUNT, _DEPTHS, _STEP = (
-    40,
-    42,
-    3,
-)  # bytes from there to the number of components and to their depths, and between
+# Bytes from there to the number of components and to the first one's depth, and from one depth to the next.
+_COUNT, _DEPTHS, _STEP = 40, 42, 3
 
 
 def refuse_wrapped(encoded: bytes, image: Image.Image) -> None:
@@ -29,8 +26,9 @@ def refuse_wrapped(encoded: bytes, image: Image.Image) -> None:
         >>> from atoll.data.jpeg2000 import refuse_wrapped
         >>> refuse_wrapped(b"GIF89a", Image.new("RGB", (2, 2)))
     """
-    start = encoded.find(_START)
-    if image.format != "JPEG2000" or start < 0 or len(image.getbands()) == 1:
+    if image.format != "JPEG2000" or len(image.getbands()) == 1:
+        return
+    if (start := encoded.find(_START)) < 0:
         return
     count = int.from_bytes(encoded[start + _COUNT : start + _DEPTHS], "big")
     depths = encoded[start + _DEPTHS : start + _DEPTHS + _STEP * count : _STEP]

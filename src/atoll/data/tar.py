@@ -168,10 +168,8 @@ def _samples(number: int, path: Path) -> dict[str, dict[str, _Place]]:
                 folder, slash, name = member.name.rpartition("/")
                 stem, dot, rest = name.partition(".")
                 suffix = f".{rest.lower()}"
-                if member.issparse() and suffix in (
-                    *IMAGE_SUFFIXES,
-                    *_LABELS,
-                ):  # its bytes are not in one place
+                # A sparse file's bytes are in several places.
+                if member.issparse() and suffix in (*IMAGE_SUFFIXES, *_LABELS):
                     raise UserError(
                         f"{path} holds {member.name} as a sparse file; write it without tar's --sparse"
                     )

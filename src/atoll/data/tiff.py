@@ -15,20 +15,10 @@ from atoll.core.text import error_words
 from atoll.data.arrays import ArrayError
 
 _MOST_OF_PILLOW = 4  # channels
-_COLOURS = (
-    "PALETTE",
-    "YCBCR",
-    "CIELAB",
-    "ICCLAB",
-    "ITULAB",
-    "LOGLUV",
-)  # whose samples are no red, green and blue
-_ON_SIDE = (
-    5,
-    6,
-    7,
-    8,
-)  # TIFF's orientations (Pillow applies them itself), and the axes that they mirror then:
+# Kinds of samples that are no red, green and blue.
+_COLOURS = ("PALETTE", "YCBCR", "CIELAB", "ICCLAB", "ITULAB", "LOGLUV")
+# TIFF's orientations, which Pillow applies itself: those that swap the axes, and the axes that they mirror then.
+_ON_SIDE = (5, 6, 7, 8)
 _MIRRORED = {2: (1,), 3: (0, 1), 4: (0,), 6: (1,), 7: (0, 1), 8: (0,)}
 _MAGIC = (b"II*\0", b"MM\0*", b"II+\0", b"MM\0+")
 
