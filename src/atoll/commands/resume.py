@@ -56,12 +56,8 @@ class Recovery:
 
 
 NOTHING = Recovery()
-OBJECTS = {
-    "data.path": "data",
-    "model.encoder": "encoder",
-    "views.transform": "transform",
-}  # `simulate` takes them
-
+# Options that hold an object, and the argument of `simulate` that takes it.
+OBJECTS = {"data.path": "data", "model.encoder": "encoder", "views.transform": "transform"}
 LAYOUT, AUTO = "engine.channels_last", "auto"
 
 
