@@ -66,6 +66,7 @@ ABOUT_MORE = {
     "engines/flower/test_run_sh.py": "examples/deployment",
     "engines/flower/test_sites.py": "sites and the coordinator together",
     "methods/test_fedu2_fold.py": "the slow reference of FedU²'s aggregation",
+    "methods/test_hook_results.py": "what components' hooks return",
     "methods/test_ldawa_fold.py": "the slow reference of L-DAWA's aggregation",
     "methods/test_resume.py": "every method that keeps client state",
     "report/test_browser.py": "the page in a browser",

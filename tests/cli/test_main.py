@@ -1,6 +1,5 @@
 """The command, as a user meets it: exit codes and one clear sentence for every mistake."""
 
-import io
 import json
 import os
 import re
@@ -10,11 +9,8 @@ import sys
 from argparse import Namespace
 from pathlib import Path
 
-import numpy as np
 import pytest
 import torch
-from PIL import Image
-from sklearn.datasets import load_digits
 
 from atoll.cli.main import _resumable, main
 from atoll.methods.registry import METHODS
@@ -28,25 +24,6 @@ SIXTEEN_BITS = pytest.mark.filterwarnings("ignore:.*images of more than 8 bits h
 
 def run(*arguments):
     return main([*map(str, arguments)])
-
-
-@pytest.fixture(scope="module")
-def images(tmp_path_factory):
-    """A folder of 40 real digits with no labels: greyscale, colour and 16-bit."""
-    folder = tmp_path_factory.mktemp("images")
-    for i, digit in enumerate(load_digits().images[:40]):
-        if i % 3 == 2:
-            Image.fromarray((digit * 4095).astype(np.uint16)).save(folder / f"{i:02d}.png")
-        else:
-            Image.fromarray((digit * 15.9).astype(np.uint8)).convert("RGB" if i % 3 else "L").save(
-                folder / f"{i:02d}.png"
-            )
-    return folder
-
-
-@pytest.fixture(scope="module")
-def finished(tmp_path_factory):
-    return run_tiny(tmp_path_factory.mktemp("finished") / "run", "method.name=ssd").folder
 
 
 @pytest.mark.parametrize(
@@ -174,125 +151,6 @@ def test_a_checkpoint_of_another_recipe(finished, capsys):
     settings = [*TINY, "method.name=ssd", "train.lr=0.7"]
     assert run("run", "digits", "--out", finished, "--resume", "--set", *settings) == 2
     assert "started with train.lr" in capsys.readouterr().err
-
-
-def test_embed_and_export(finished, images, tmp_path, capsys):
-    assert run("embed", finished, images, "-o", tmp_path / "e.npz") == 0
-    with np.load(tmp_path / "e.npz") as file:
-        names, h = file["names"], file["embeddings"]
-    assert list(names) == [f"{i:02d}.png" for i in range(40)]
-    for ending in ("csv", "parquet"):
-        assert run("embed", finished, images, "-o", tmp_path / f"e.{ending}") == 0
-    table = np.loadtxt(tmp_path / "e.csv", delimiter=",", skiprows=1, usecols=range(1, h.shape[1] + 1))
-    np.testing.assert_allclose(table, h, rtol=1e-6)
-    assert run("export", finished, "--format", "pt2", "-o", tmp_path / "e.pt2") == 0
-    program = torch.export.load(io.BytesIO((tmp_path / "e.pt2").read_bytes())).module()
-    import atoll
-
-    x = torch.rand(5, 1, 8, 8)
-    encoder = atoll.load_encoder(finished / "encoder.safetensors")
-    torch.testing.assert_close(program(x), encoder(x))
-    assert run("export", finished, "--format", "safetensors", "-o", tmp_path / "w.safetensors") == 0
-    assert run("export", finished, "--format", "tflite") == 2
-    assert run("embed", finished, images, "-o", tmp_path / "e.xlsx") == 2
-
-
-def test_a_program_computes_on_the_cpu_alone(finished, images, tmp_path, capsys, monkeypatch):
-    program, out = tmp_path / "encoder.pt2", tmp_path / "h.npz"
-    assert run("export", finished, "--format", "pt2", "-o", program) == 0
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    assert run("embed", program, images, "-o", out) == 0
-    assert np.load(out)["embeddings"].shape[0] == 40
-    assert run("embed", program, images, "-o", out, "--device", "cuda") == 2
-    assert "--device is cuda, and a .pt2 or .onnx file computes on the CPU" in capsys.readouterr().err
-
-
-@pytest.mark.parametrize("command", ["embed", "neighbours"])
-@pytest.mark.parametrize(
-    ("device", "reason"), [("cuda", "PyTorch finds no GPU"), ("tpu", "use auto, cpu or")]
-)
-def test_a_device_that_is_not_there_is_refused(
-    finished, images, tmp_path, capsys, monkeypatch, command, device, reason
-):
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    more = [images, "-o", tmp_path / "h.npz"] if command == "embed" else []
-    assert run(command, finished, *more, "--device", device) == 2
-    assert reason in capsys.readouterr().err
-
-
-def test_embedding_the_training_pixels_is_what_evaluation_saw(finished, tmp_path):
-    """`atoll embed` on image files agrees with the federation's own un-augmented pass."""
-    from atoll.commands.embed import embed_images
-    from atoll.core.tree import load
-    from atoll.engines.federation import Federation
-    from atoll.evaluation import embed
-    from atoll.recipe.recipe import load_recipe
-
-    federation = Federation(load_recipe(finished / "recipe.toml"))
-    pixels = federation.splits.test.images.gather(torch.arange(6))
-    folder = tmp_path / "images"
-    folder.mkdir()
-    for i, image in enumerate(pixels):
-        Image.fromarray(image[0].numpy()).save(folder / f"{i}.png")
-    import atoll
-
-    _, h = embed_images(atoll.load_encoder(finished / "encoder.safetensors"), folder)
-    newest = max((finished / "checkpoints").glob("round-*.safetensors"))
-    encoder = federation.load(load(newest)["state"]["models"]["global"])
-    expected = embed(encoder, federation.views.plain, federation.splits.test.images)[:6]
-    torch.testing.assert_close(h, expected, rtol=1e-5, atol=1e-6)
-
-
-@SIXTEEN_BITS
-@pytest.mark.parametrize("window", ["data.window=per-image", "data.window_high=20000"])
-def test_embedding_reads_image_files_as_training_did(images, tmp_path, window):
-    """The window of 16-bit images, and the size that they are stored at before views of another are made."""
-    from atoll.commands.embed import embed_images
-    from atoll.engines.federation import Federation
-    from atoll.evaluation import embed
-    from atoll.recipe.recipe import load_recipe
-
-    folder = shutil.copytree(images, tmp_path / "images")
-    (folder / "folder.png").mkdir()
-    settings = ["data.source=images", f"data.path={folder}", "data.test_fraction=0", window]
-    sizes = ["data.image_size=12", "views.size=8", "train.rounds=0"]
-    done = run_tiny(tmp_path / "run", *settings, *sizes)
-    federation = Federation(load_recipe(done.recipe_path))
-    import atoll
-
-    encoder = atoll.load_encoder(done.encoder_path)
-    names, h = embed_images(encoder, folder)
-    assert len(names) == 40
-    expected = embed(encoder, federation.views.plain, federation.splits.train.images)
-    torch.testing.assert_close(h, expected, rtol=1e-5, atol=1e-6)
-    os.replace(folder / names[0], os.fsencode(folder) + b"/\xe9.png")
-    assert "\N{REPLACEMENT CHARACTER}.png" in embed_images(encoder, folder)[0]
-
-
-def test_embedding_refuses_or_skips_what_is_no_image(finished, tmp_path, capsys):
-    folder = tmp_path / "images"
-    folder.mkdir()
-    for name, shade in (("a.png", 0), ("c.png", 255)):
-        Image.new("L", (8, 8), shade).save(folder / name)
-    (folder / "b.png").write_bytes(b"no image")
-    output = tmp_path / "h.npz"
-    assert run("embed", finished, folder, "-o", output) == 2
-    assert f"{folder / 'b.png'} cannot be read" in capsys.readouterr().err
-    with pytest.warns(UserWarning, match=r"b\.png cannot be read .*; it is left out"):
-        assert run("embed", finished, folder, "-o", output, "--on-corrupt", "skip") == 0
-    assert list(np.load(output)["names"]) == ["a.png", "c.png"]
-    (folder / "a.png").unlink()
-    (folder / "c.png").unlink()
-    with pytest.warns(UserWarning, match="left out"):
-        assert run("embed", finished, folder, "-o", output, "--on-corrupt", "skip") == 2
-    assert f"no image of {folder} can be read" in capsys.readouterr().err
-
-
-def test_evaluate_under_a_named_protocol(finished, capsys):
-    assert run("evaluate", finished, "--protocol", "probe-fedca") == 0
-    results = json.loads((finished / "evaluation-probe-fedca.json").read_text())
-    assert 0 <= results["probe-fedca/accuracy"] <= 1
-    assert run("evaluate", finished, "--protocol", "probee") == 2
 
 
 def test_methods_as_json(capsys):

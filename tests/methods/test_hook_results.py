@@ -1,0 +1,149 @@
+"""What the hooks of a user's components may return."""
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import numpy as np
+import pytest
+import torch
+
+from atoll.components.base import Aggregation, Term
+from atoll.core.errors import UserError
+from tests.harness import run_tiny
+
+
+class ByClient:
+    def __init__(self, state):
+        self.state = state
+
+    def add(self, client, piece):
+        self.state[client] = piece
+
+    def close(self):
+        return self.state
+
+
+@dataclass(frozen=True)
+class Returns(Term):
+    """Returns from one hook what no file can hold."""
+
+    name: ClassVar[str] = "returns"
+    egress: ClassVar[tuple[str, ...]] = ("a number",)
+    keeps: ClassVar[tuple[str, ...]] = ("a number",)
+    hook: str = ""
+
+    def value(self, hook):
+        if hook == self.hook:
+            return {
+                "init": {3: 1},
+                "send": {"a": [np.zeros(2)]},
+                "finish": {1, 2},
+                "keep": {"rounds": np.int64(3)},
+                "constants": torch.eye(2).to_sparse(),
+            }[hook]
+        return {} if hook == "init" else None
+
+    def constants(self, setting, prerequisites):
+        return self.value("constants")
+
+    def init(self, setting):
+        return self.value("init")
+
+    def send(self, state, client, cohort, round):
+        return self.value("send")
+
+    def declares(self, setting):
+        return None
+
+    def fold(self, state, setting, round):
+        return ByClient(state) if self.hook == "fold" else None
+
+    def loss(self, context, batch, passes):
+        return torch.zeros(())
+
+    def finish(self, context):
+        return self.value("finish")
+
+    def keep(self, context):
+        return self.value("keep")
+
+
+@pytest.mark.parametrize(
+    ("hook", "what"),
+    [
+        ("constants", r"a tensor of torch\.sparse_coo and torch\.float32, which no file can hold"),
+        ("init", "a dict with the key 3, of type int"),
+        ("send", r"a numpy\.ndarray"),
+        ("finish", "a set"),
+        ("keep", r"a numpy\.int64"),
+        ("fold", "a dict with the key 0, of type int"),
+    ],
+)
+def test_what_no_file_can_hold_is_named_with_its_hook(hook, what, tmp_path):
+    """A number as a key came back as a text from a checkpoint, and a resumed run found nothing under it."""
+    settings = (f"method.terms=['{__name__}:Returns']", f"options.returns.hook={hook}")
+    with pytest.raises(
+        UserError, match=rf"^'returns'\.{hook} returns {what}; states and messages are made of"
+    ):
+        run_tiny(tmp_path / "run", "method.name=fed_simclr", *settings)
+
+
+@dataclass(frozen=True)
+class Closes(Aggregation):
+    """Closes with the models that it was given, spoiled."""
+
+    name: ClassVar[str] = "closes"
+    how: str = ""
+
+    def open(self, models, setting, round, scratch):
+        if self.how == "not opened":
+            return None
+        self_how, name = self.how, "encoder.conv1.weight"
+
+        class Given:
+            def add(self, client, update, geometry):
+                pass
+
+            def close(self):
+                rest = {key: value for key, value in models["global"].items() if key != name}
+                return {
+                    "nothing": None,
+                    "no model": {},
+                    "a list": {"global": [torch.ones(2)]},
+                    "bare weights": models["global"],
+                    "no weight": {"global": rest},
+                    "doubles": {"global": {**rest, name: models["global"][name].double()}},
+                }[self_how]
+
+        return Given()
+
+
+@pytest.mark.parametrize(
+    ("how", "what"),
+    [
+        ("nothing", "nothing; return the models by name"),
+        ("a list", r"a list for the weight '.*' of model 'global', which is a tensor \("),
+        ("no model", "a dict without 'global'; return the models by name"),
+        ("bare weights", "a dict without 'global'; return the models by name"),
+        (
+            "no weight",
+            r"nothing for the weight 'encoder\.conv1\.weight' of model 'global', which is a tensor \(",
+        ),
+        (
+            "doubles",
+            r"a tensor \(.*\) of torch\.float64 for the weight 'encoder\.conv1\.weight' of model 'global'",
+        ),
+    ],
+)
+def test_a_fold_that_closes_without_the_models_is_named(how, what, tmp_path):
+    settings = (f"method.aggregation={__name__}:Closes", f"options.closes.how={how}")
+    with pytest.raises(UserError, match=f"^the fold of 'closes' closes with {what}"):
+        run_tiny(tmp_path / "run", "method.name=fed_simclr", *settings)
+
+
+def test_an_aggregation_that_opens_no_fold_is_named(tmp_path):
+    settings = (f"method.aggregation={__name__}:Closes", "options.closes.how='not opened'")
+    with pytest.raises(
+        UserError, match=r"^'closes'\.open returns nothing; return an object with add\(client"
+    ):
+        run_tiny(tmp_path / "run", "method.name=fed_simclr", *settings)
