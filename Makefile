@@ -2,6 +2,8 @@
 PYTHON ?= python3
 BIN := .venv/bin
 INSTALL := $(BIN)/python -m pip install -q --disable-pip-version-check -c constraints.txt
+# KaTeX's files alone; see docs/typeset.py.
+KATEX := $(INSTALL) --no-deps djangocms-katex
 DEMO := .venv/.for-demo
 TESTS := .venv/.for-tests
 DOCS := .venv/.for-docs
@@ -20,11 +22,12 @@ $(DEMO): pyproject.toml constraints.txt | $(BIN)/python
 
 $(TESTS): pyproject.toml constraints.txt | $(BIN)/python
 	$(INSTALL) -e '.[dev,dp,flower]'
+	$(KATEX)
 	touch $@
 
 $(DOCS): pyproject.toml constraints.txt | $(BIN)/python
 	$(INSTALL) -e '.[docs]'
-	$(INSTALL) --no-deps djangocms-katex # for KaTeX's files; see docs/typeset.py
+	$(KATEX)
 	touch $@
 
 demo: $(DEMO)   ## Train three methods on the same federated digits and write a report

@@ -56,7 +56,7 @@ def test_a_command_on_a_page_exists(block: str) -> None:
 def test_an_equation_can_be_typeset(equation: str) -> None:
     node, carrier = shutil.which("node"), importlib.util.find_spec("djangocms_katex")
     if node is None or carrier is None or carrier.origin is None:
-        pytest.skip("typesets with Node.js and KaTeX, which `make docs` installs")
+        pytest.skip("typesets with Node.js, and with KaTeX, which `make test` installs")
     katex = Path(carrier.origin).parent / "static" / "djangocms_katex" / "vendor" / "katex" / "katex.min.js"
     script = (
         f"require({json.dumps(str(katex))}).renderToString({json.dumps(equation)}, {{ displayMode: true }})"
