@@ -4,7 +4,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from atoll.commands.evaluate import evaluate_run, measure_run
+from atoll.commands.evaluate import evaluate_on, evaluate_run, measure_run
 from atoll.commands.export import provenance
 from atoll.core.errors import UserError
 from atoll.core.run_folder import Run
@@ -59,6 +59,22 @@ def test_a_finished_run_is_measured_alike(run):
     assert again["clients-knn/worst_accuracy"] == min(found["clients-knn/accuracies"])
 
 
+def test_a_run_of_a_gpu_is_evaluated_without_one(run):
+    recipe = recipe_of(run)
+    there = replace(recipe, engine=replace(recipe.engine, devices=("cuda:0", "cuda:1")))
+    for only in (there, replace(recipe, engine=recipe.engine.on("cuda"))):
+        with pytest.raises(UserError, match=r"engine\.device.*no GPU; name cpu instead: --device cpu$"):
+            evaluate_on(run, "knn", recipe=only)
+        found = evaluate_on(run, "knn", recipe=only, device="cpu")
+        assert found["knn/accuracy"] == measure_run(run, ["knn"])["knn/accuracy"]
+    for device, reason in (
+        ("cuda", "--device names cuda, and PyTorch finds no GPU"),
+        ("tpu", "--device is 'tpu'"),
+    ):
+        with pytest.raises(UserError, match=reason):
+            evaluate_run(run, "knn", device=device)
+
+
 def test_a_result_that_cannot_be_kept_is_shown(run, monkeypatch):
     def refuse(self, name, text):
         raise UserError(f"cannot write {name}: Permission denied")
@@ -109,7 +125,7 @@ def test_what_is_measured_at_the_end_is_plain_like_the_finished_file(tmp_path, m
         measured.append({name: weight.clone() for name, weight in encoder.state_dict().items()})
         return evaluate(encoder, *rest, **options)
 
-    monkeypatch.setattr("atoll.commands.evaluate.evaluate", spy)
+    monkeypatch.setattr("atoll.commands.evaluator.evaluate", spy)
     model = ("model.encoder=timm:test_vit", "model.lora_rank=2", "data.image_size=32")
     run = run_tiny(tmp_path, *model, "train.rounds=1")
     saved = load_encoder(run.encoder_path).state_dict()

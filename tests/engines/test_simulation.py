@@ -203,13 +203,13 @@ def lines(run):
 
 @pytest.mark.parametrize("rounds", [2, 3])
 @pytest.mark.parametrize(
-    "where", ["atoll.commands.evaluate.Evaluator.during", "atoll.core.run_folder.Run.log"]
+    "where", ["atoll.commands.evaluator.Evaluator.during", "atoll.core.run_folder.Run.log"]
 )
 def test_a_kill_after_a_round_was_kept_loses_none_of_its_metrics(tmp_path, monkeypatch, where, rounds):
     """The round of the kill is the last one, or one before; it is not played again."""
     settings = (*SSD, f"train.rounds={rounds}", "evaluation.every=2")
     whole = run_tiny(tmp_path / "whole", *settings)
-    from atoll.commands import evaluate as command
+    from atoll.commands import evaluator as command
     from atoll.core import run_folder as runs
 
     original = command.Evaluator.during if "commands" in where else runs.Run.log

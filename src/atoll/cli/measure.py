@@ -33,6 +33,7 @@ def _add_evaluate(commands: Commands) -> None:
         metavar="NAME",
         help="knn, probe, finetune-10 …; the page on evaluation lists them",
     )
+    _device(evaluate, None, "the recipe's engine.device")
     add_settings(evaluate, "evaluate on other images: data.path=DIR …", "data.KEY=VALUE")
 
 
@@ -45,7 +46,7 @@ def _evaluate(options: argparse.Namespace) -> int:
     from atoll.report import write_report
 
     run = Run(options.run).require()
-    results = evaluate_run(run, options.protocol, options.set)
+    results = evaluate_run(run, options.protocol, options.set, options.device)
     images, usual = results.pop("data", {}), describe(DataOptions())
     chosen = {f"data.{key}": value for key, value in images.items() if value != usual.get(key)}
     make_console().print(results_table(results | chosen))
@@ -60,13 +61,12 @@ def _encoder(sub: argparse.ArgumentParser) -> None:
     )
 
 
-def _device(sub: argparse.ArgumentParser) -> None:
+def _device(
+    sub: argparse.ArgumentParser, default: str | None = "auto", means: str = "a GPU if there is one"
+) -> None:
     """Add the device."""
     sub.add_argument(
-        "--device",
-        default="auto",
-        metavar="NAME",
-        help="cpu, cuda, cuda:1 … (default: a GPU if there is one)",
+        "--device", default=default, metavar="NAME", help=f"cpu, cuda, cuda:1 … (default: {means})"
     )
 
 

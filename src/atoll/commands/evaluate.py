@@ -1,4 +1,4 @@
-"""Evaluation of a run's encoders: during the run, at its end, and later under another protocol."""
+"""``atoll evaluate``: evaluates the encoders of a finished run under a named protocol."""
 
 from __future__ import annotations
 
@@ -6,42 +6,27 @@ import hashlib
 import json
 import warnings
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from torch import Tensor, nn
-
+from atoll.commands.evaluator import client_shares, of_users
 from atoll.core.config import describe
+from atoll.core.devices import check_device, find_device
 from atoll.core.errors import UserError
 from atoll.core.given import value_of
 from atoll.core.process_state import settings_kept
 from atoll.core.remedies import damaged
-from atoll.core.rng import stream
-from atoll.core.run_folder import HELD_OUT, SITES_OWN, Run
-from atoll.core.tree import Weights
+from atoll.core.run_folder import HELD_OUT, Run
 from atoll.data.images import ImageSet
 from atoll.data.options import DataOptions
 from atoll.data.partition.partition import Partition
-from atoll.data.shifts.shift import SHIFTED
 from atoll.data.source_warnings import warn_of_classes
 from atoll.data.sources import load_data
 from atoll.data.views.views import make_views
-from atoll.engines.client_states import States
-from atoll.engines.federation import Federation
 from atoll.engines.partitioning import evaluation_splits
-from atoll.engines.rounds import Engine
-from atoll.engines.server import Server
-from atoll.evaluation import (
-    Results,
-    classifier_correct,
-    client_accuracies,
-    evaluate,
-    mean_over_clients,
-    split_test,
-)
-from atoll.evaluation.client_tests import PREFIX
+from atoll.evaluation import evaluate, mean_over_clients
 from atoll.models import Encoder, load_encoder
-from atoll.models.adapters import merged
 from atoll.models.exported import CONFIG
 from atoll.models.layout import memory_layout
 from atoll.recipe.recipe import Recipe, recipe_of
@@ -58,113 +43,6 @@ def partition_of(run: Run) -> Partition | None:
         return None if text is None else Partition.from_json(text)
     except UserError as error:
         raise damaged(run.partition_path, error) from None
-
-
-class Evaluator:
-    """Evaluates the models of a run, during the run and at its end.
-
-    Args:
-        federation: The federation, with the images for the evaluation.
-        states: The client states, for personal models.
-        engine: The engine, which collects results from the clients.
-    """
-
-    def __init__(self, federation: Federation, states: States, engine: Engine) -> None:
-        self.federation = federation
-        self._states = states
-        self._engine = engine
-
-    def during(self, server: Server) -> dict[str, Any]:
-        """Evaluate under the fast protocols, between two rounds."""
-        return self._measure(server, final=False)
-
-    def final(self, server: Server) -> dict[str, Any]:
-        """Evaluate the untrained or the finished models under all protocols."""
-        return self._measure(server, final=True)
-
-    def models(self, server: Server) -> dict[str, tuple[Weights, list[int]]]:
-        """Return the deployed models by name, each with the clients that use it.
-
-        A client that has not taken part has no personal model. Where no client's state is here, because no client
-        has taken part or the states are at the sites, the models are those that clients share.
-        """
-        recipe, clients = self.federation.recipe, range(self.federation.setting.num_clients)
-        deployment = server.deploy()
-        if recipe.composed.personalises(recipe.train):
-            models = {}
-            for client, round in sorted(server.valid.items()):
-                if (retained := self._states.load(client, round)) is not None:
-                    weights = recipe.composed.personal(deployment, client, retained)
-                    models[f"client-{client}"] = (weights, [client])
-            if models or not deployment.models:
-                return models
-            if recipe.composed.merge.alone and server.valid:
-                warnings.warn(
-                    "the trained models are at the clients; the encoder and results here are the untrained model's",
-                    stacklevel=2,
-                )
-        return {
-            name: (weights, [client for client in clients if deployment.name_of(client) == name])
-            for name, weights in deployment.models.items()
-        }
-
-    def _measure(self, server: Server, final: bool) -> dict[str, Any]:
-        here = self._measure_here(server, final)
-        at_clients = self._engine.measure(server, final)
-        if not here and "sites_mean" in at_clients:  # only the clients have results
-            here = {"split": SITES_OWN, **at_clients["sites_mean"]}
-        return {**here, **at_clients}
-
-    def _measure_here(self, server: Server, final: bool) -> dict[str, Any]:
-        """Evaluate the deployed models here; for several models, return the mean over clients, and each result."""
-        federation, recipe = self.federation, self.federation.recipe
-        split, images = federation.splits.held_out
-        models = self.models(server)
-        if not len(images) or not models:
-            return {}
-        chain = recipe.composed.objective.classifier()
-        protocols = recipe.evaluation.at_end if final else recipe.evaluation.during
-        shares = client_shares(federation.partition, federation.splits.train, images, protocols)
-        by_model: dict[str, Results] = {}
-        for name, (weights, users) in models.items():
-            tests = _of_users(shares, users)
-            by_model[name] = evaluate(
-                merged(federation.load(weights)),
-                federation.splits.train,
-                images,
-                federation.views,
-                recipe.evaluation,
-                seed=recipe.seed,
-                protocols=protocols,
-                client_ids=federation.client_ids(),
-                client_tests=tests,
-            )
-            if chain and images.labels is not None:
-                networks = nn.Sequential(*(federation.networks[network] for network in chain))
-                correct = classifier_correct(networks, federation.views.plain, images)
-                by_model[name]["classifier/accuracy"] = float(correct.double().mean())
-                if tests is not None:
-                    of_clients = client_accuracies(correct, tests)
-                    by_model[name] |= {f"{PREFIX}classifier/{key}": of_clients[key] for key in of_clients}
-        clients = {name: len(users) for name, (_, users) in models.items()}
-        return {"split": split, **mean_over_clients(by_model, clients)}
-
-
-def client_shares(
-    partition: Partition | None, train: ImageSet, test: ImageSet, protocols: Sequence[str]
-) -> dict[int, Tensor] | None:
-    """Split the test images among a partition's clients; None if no protocol needs that, or it is impossible."""
-    if partition is None or not any(name.startswith(PREFIX) for name in protocols):
-        return None
-    column = SHIFTED if SHIFTED in test.columns else partition.options.client_column(train.columns)
-    ids, draws = partition.client_ids(train), stream(partition.seed, "client-tests")
-    return split_test(train, test, ids, column, draws) or None
-
-
-def _of_users(shares: dict[int, Tensor] | None, users: Sequence[int] | None) -> dict[int, Tensor] | None:
-    if shares is None or users is None:
-        return None
-    return {user: shares[user] for user in users if user in shares}
 
 
 def model_path(run: Run, name: str) -> Path:
@@ -214,13 +92,16 @@ def with_data_settings(run: Run, settings: Sequence[str]) -> Recipe:
     return recipe_of(run, settings)
 
 
-def evaluate_run(run: Run, protocol: str, settings: Sequence[str] = ()) -> dict[str, Any]:
+def evaluate_run(
+    run: Run, protocol: str, settings: Sequence[str] = (), device: str | None = None
+) -> dict[str, Any]:
     """Evaluate a finished run under a named protocol, and save the result in its folder.
 
     Args:
         run: The finished run.
         protocol: Name of the protocol.
         settings: ``data.KEY=value`` settings, for other images than the recipe's.
+        device: As for `evaluate_on`.
 
     Returns:
         See `evaluate_on`.
@@ -228,17 +109,41 @@ def evaluate_run(run: Run, protocol: str, settings: Sequence[str] = ()) -> dict[
     Raises:
         UserError: See `measure_run`; also if a setting is not in ``data``.
     """
-    return evaluate_on(run, protocol, with_data_settings(run, settings).data if settings else None)
+    data = with_data_settings(run, settings).data if settings else None
+    return evaluate_on(run, protocol, data, device=device)
 
 
 def evaluate_on(
-    run: Run, protocol: str, data: DataOptions | None = None, recipe: Recipe | None = None
+    run: Run,
+    protocol: str,
+    data: DataOptions | None = None,
+    recipe: Recipe | None = None,
+    device: str | None = None,
 ) -> dict[str, Any]:
-    """Evaluate a finished run as `evaluate_run` does; the parameters are those of `measure_run`.
+    """Evaluate a finished run as `evaluate_run` does; the parameters are those of `measure_run`, and one more.
+
+    Args:
+        run: The finished run.
+        protocol: Name of the protocol.
+        data: Other images than the recipe's.
+        recipe: The run's recipe.
+        device: ``"cpu"``, ``"cuda"``, ``"cuda:1"``…, or ``"auto"`` (a GPU if there is one); None for the recipe's.
 
     Returns:
         The result of `measure_run` without ``by_model``, which is only in the file.
+
+    Raises:
+        UserError: See `measure_run`; also if there is no such device.
     """
+    recipe = recipe or recipe_of(run)
+    if device is not None:
+        check_device(device, "--device")
+        find_device(device, "--device")
+        recipe = replace(recipe, engine=recipe.engine.on(device))
+    try:
+        recipe.engine.find_device()
+    except UserError as error:
+        raise UserError(f"{error}: --device cpu") from None
     results = {"protocol": protocol, **measure_run(run, [protocol], data, recipe)}
     name = f"evaluation-{protocol}.json"
     if data:
@@ -328,7 +233,7 @@ def measure_run(
             seed=recipe.seed,
             protocols=protocols,
             client_ids=client_ids,
-            client_tests=_of_users(shares, users.get(name)),
+            client_tests=of_users(shares, users.get(name)),
             strict=True,
         )
         for name, path in paths.items()

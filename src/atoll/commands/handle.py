@@ -99,7 +99,9 @@ class Run(run_folder.Run):
         """
         return load_encoder(find_one_encoder(self.folder), value_of(self.recipe.model.encoder))
 
-    def evaluate(self, protocol: str, data: object = None, test_data: object = None) -> dict[str, Any]:
+    def evaluate(
+        self, protocol: str, data: object = None, test_data: object = None, device: str | None = None
+    ) -> dict[str, Any]:
         """Evaluate the finished encoder under a named protocol, as ``atoll evaluate`` does, and save the result.
 
         Args:
@@ -107,12 +109,15 @@ class Run(run_folder.Run):
             data: Images on which kNN and probes are fitted, in the forms of `atoll.simulate`; None for the run's. A
                 run that was given its images needs them again if it comes from its folder.
             test_data: The test images; None if ``data.test_fraction`` of ``data`` is held out.
+            device: ``"cpu"``, ``"cuda"``, ``"cuda:1"``…, or ``"auto"`` (a GPU if there is one); None for the
+                recipe's ``engine.device``.
 
         Returns:
             The protocol's numbers, as in `results`, and the ``"split"`` of the evaluation.
 
         Raises:
-            UserError: The run has not finished, the protocol is unknown, or the images lack what it needs.
+            UserError: The run has not finished, the protocol is unknown, the images lack what it needs, or there is
+                no such device.
 
         Example:
             >>> import tempfile
@@ -131,7 +136,7 @@ class Run(run_folder.Run):
                 recipe = replace(recipe, data=images)
             else:
                 other = images
-        return evaluate_on(self, protocol, other, recipe)
+        return evaluate_on(self, protocol, other, recipe, device)
 
     def export(self, format: str, output: Path | str | None = None) -> Path:
         """Export the finished encoder for other programs, as ``atoll export`` does.

@@ -13,7 +13,8 @@ from typing import Any
 from rich.console import Console
 from torch import nn
 
-from atoll.commands.evaluate import Evaluator, model_path
+from atoll.commands.evaluate import model_path
+from atoll.commands.evaluator import Evaluator
 from atoll.commands.handle import Run
 from atoll.commands.inputs import check_inputs
 from atoll.commands.logs import check_logs, opened_logs

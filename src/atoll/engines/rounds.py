@@ -41,7 +41,7 @@ class SiteResults(TypedDict, total=False):
 
 
 class Evaluator(Protocol):
-    """Evaluates the models of a run (see `atoll.commands.evaluate.Evaluator`)."""
+    """Evaluates the models of a run (see `atoll.commands.evaluator.Evaluator`)."""
 
     def during(self, server: Server) -> dict[str, object]:
         """Evaluate under the fast protocols, between two rounds."""
