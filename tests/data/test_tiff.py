@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import io
+import subprocess
 import sys
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -28,7 +30,17 @@ def scene(channels: int, kind: type = np.uint8) -> np.ndarray:
 
 
 @pytest.mark.parametrize("channels", [5, 8, 13])
-@pytest.mark.parametrize("how", [{}, {"bigtiff": True}, {"byteorder": ">"}, {"compression": "zlib"}])
+@pytest.mark.parametrize(
+    "how",
+    [
+        {},
+        {"bigtiff": True},
+        {"byteorder": ">"},
+        {"compression": "zlib"},
+        {"compression": "lzw", "predictor": True},
+        {"compression": "zstd"},
+    ],
+)
 def test_each_channel_is_read(channels: int, how: dict[str, Any]) -> None:
     planes = scene(channels)
     apart = written(planes, planarconfig="separate", **how)
@@ -209,7 +221,7 @@ def test_as_many_channels_as_pixels_in_a_line_are_told_apart() -> None:
 
 
 @pytest.mark.parametrize("end", [6, 60, -1, -40])
-@pytest.mark.parametrize("how", [{}, {"compression": "zlib"}, {"tile": (16, 16)}])
+@pytest.mark.parametrize("how", [{}, {"compression": "zlib"}, {"compression": "zstd"}, {"tile": (16, 16)}])
 def test_a_damaged_file_is_corrupt(end: int, how: dict[str, Any]) -> None:
     with pytest.raises(CorruptImageError, match=r"^it is damaged \("):
         decode(written(scene(5), planarconfig="separate", **how)[:end], Decoding(6, 5))
@@ -228,3 +240,22 @@ def test_without_tifffile_one_sentence_says_what_to_install(monkeypatch: pytest.
         UserError, match=r"needs tifffile; install Atoll's extra 'tiff': pip install '\.\[tiff\]'"
     ):
         decode(data, Decoding(6, 5))
+
+
+def test_without_imagecodecs_one_sentence_says_what_to_install(tmp_path: Path) -> None:
+    """It decompresses for tifffile, which looks for it once."""
+    file = tmp_path / "scene.tif"
+    file.write_bytes(written(scene(5), planarconfig="separate", compression="lzw"))
+    script = f"""
+import sys
+sys.modules["imagecodecs"] = None
+from pathlib import Path
+from atoll.core.errors import UserError
+from atoll.data.decode import Decoding, decode
+try:
+    decode(Path({str(file)!r}).read_bytes(), Decoding(6, 5))
+except UserError as error:
+    print(error)
+"""
+    said = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True).stdout
+    assert "needs imagecodecs; install Atoll's extra 'tiff': pip install '.[tiff]'" in said

@@ -20,6 +20,7 @@ _COLOURS = ("PALETTE", "YCBCR", "CIELAB", "ICCLAB", "ITULAB", "LOGLUV")
 # TIFF's orientations, which Pillow applies itself: those that swap the axes, and the axes that they mirror then.
 _ON_SIDE = (5, 6, 7, 8)
 _MIRRORED = {2: (1,), 3: (0, 1), 4: (0,), 6: (1,), 7: (0, 1), 8: (0,)}
+_EXTRA = ("tiff", "a TIFF file of this kind")
 _MAGIC = (b"II*\0", b"MM\0*", b"II+\0", b"MM\0+")
 
 
@@ -140,11 +141,11 @@ def read_tiff(encoded: bytes) -> NDArray[Any]:
         - output: (H, W) or (H, W, C)
 
     Raises:
-        UserError: tifffile is not installed.
+        UserError: tifffile is not installed, or imagecodecs, which decompresses for it.
         ArrayError: Its samples are colours of a kind that is not converted.
-        ValueError: The file is damaged, or compressed in a way that needs other libraries.
+        ValueError: The file is damaged, or compressed in a way that imagecodecs does not know.
     """
-    tifffile = require("tifffile", "tiff", "a TIFF file of this kind")
+    tifffile = require("tifffile", *_EXTRA)
     try:
         with tifffile.TiffFile(io.BytesIO(encoded)) as file:
             page = file.pages.first
@@ -161,7 +162,9 @@ def read_tiff(encoded: bytes) -> NDArray[Any]:
                 array = np.moveaxis(array, 0, -1)
             turned = page.tags.valueof(ExifTags.Base.Orientation)
             return np.flip(array.swapaxes(0, 1) if turned in _ON_SIDE else array, _MIRRORED.get(turned, ()))
-    except (ArrayError, ValueError):
+    except ArrayError:
         raise
     except Exception as error:  # tifffile and its codecs raise any exception on damaged files
+        if "imagecodecs" in str(error):  # it is needed
+            require("imagecodecs", *_EXTRA)
         raise ValueError(error_words(error)) from error
