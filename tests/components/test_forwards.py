@@ -133,3 +133,10 @@ def test_a_head_that_no_component_adds_is_named(joint):
         KeyError, match=r"no component of this method adds the head 'predictor'; return it from heads"
     ):
         _ = passes[VIEWS[1]].q
+
+
+def test_a_pass_that_no_component_declares_is_named():
+    passes = run_forwards(VIEWS, {"local": networks()}, views(), False, {})
+    with pytest.raises(KeyError, match=r"declares the pass Forward\(images='view3'.*return it from forwards"):
+        _ = passes[Forward("view3")]
+    assert set(passes) == set(VIEWS)  # asking declares nothing

@@ -78,7 +78,13 @@ class _Rows(Features):
 
 
 VIEWS = (Forward("view1"), Forward("view2"))  # both views through the networks under training
-Passes = dict[Forward, Features]
+
+
+class Passes(dict[Forward, Features]):
+    """The outputs of a step's passes."""
+
+    def __missing__(self, forward: Forward) -> Features:
+        raise KeyError(f"no component of this method declares the pass {forward}; return it from forwards()")
 
 
 @dataclass(frozen=True)
@@ -102,7 +108,7 @@ class EncoderCall:
         """Context of the call: copies of networks are not trained."""
         return torch.set_grad_enabled(self.network == "local")
 
-    def features(self, network: nn.ModuleDict, h: Tensor, after: After) -> Passes:
+    def features(self, network: nn.ModuleDict, h: Tensor, after: After) -> dict[Forward, Features]:
         """The passes' outputs, given the call's result."""
         features = Features(network, h, after)
         if len(self.passes) == 1:
@@ -137,7 +143,7 @@ def run_forwards(
 
     ``encode`` computes an encoder's output for images.
     """
-    passes: Passes = {}
+    passes = Passes()
     for call in encoder_calls(forwards, joint):
         network = networks[call.network]
         with call.grad():

@@ -60,7 +60,7 @@ class Stacked(Interleaved):
             with member.turn():
                 member.client.prepare(member.batch)
         client = self._clients[0]
-        passes: dict[int, Passes] = {member.row: {} for member in active}
+        passes = {member.row: Passes() for member in active}
         for call in encoder_calls(client.method.forwards, client.joint):
             groups: dict[torch.Size, dict[Member, Tensor]] = {}
             for member in active:

@@ -157,8 +157,8 @@ class _Subject:
         )
         if bad := int((~h.isfinite().all(1)).sum()):
             raise UserError(
-                f"the encoder gives values that are not finite for {bad} of {len(h)} images: its training "
-                "diverged; lower train.lr"
+                f"the encoder gives values that are not finite for {bad} of {len(h)} images; if its training "
+                "diverged, lower train.lr, otherwise correct the encoder"
             )
         return h
 
