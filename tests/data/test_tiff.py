@@ -17,6 +17,7 @@ from atoll.core.errors import UserError
 from atoll.data.decode import CorruptImageError, Decoding, decode
 
 tifffile = pytest.importorskip("tifffile", reason="the extra atoll[tiff] is not installed")
+imagecodecs = pytest.importorskip("imagecodecs", reason="the extra atoll[tiff] is not installed")
 
 
 def written(array: np.ndarray, **how: Any) -> bytes:
@@ -79,14 +80,25 @@ def test_of_8_bits_with_transparency_pillow_reads_all(monkeypatch: pytest.Monkey
     assert (decode(file.getvalue(), Decoding(6, 4)) == planes).all()
 
 
-def test_a_window_for_colour_of_16_bits_is_refused_not_ignored() -> None:
-    file, planes = io.BytesIO(), scene(3, np.uint16) * 16
-    tifffile.imwrite(file, planes.transpose(1, 2, 0), photometric="rgb")
-    assert (decode(file.getvalue(), Decoding(6, 3)) == planes // 256).all()
-    for how in (Decoding(6, 3, window_high=4095), Decoding(6, 3, window="per-image")):
-        with pytest.raises(CorruptImageError, match=r"colour of 16 bits.*data\.window does not apply"):
-            decode(file.getvalue(), how)
+@pytest.mark.parametrize("how", [{}, {"compression": "lzw"}, {"byteorder": ">"}])
+def test_a_window_for_colour_of_16_bits_reads_all_of_them(how: dict[str, Any]) -> None:
+    planes = scene(3, np.uint16) * 16
+    file = colour(planes, planarconfig="contig", **how)
+    assert (decode(file, Decoding(6, 3)) == planes // 256).all()
+    for windowed in (Decoding(6, 3, window_high=4080), Decoding(6, 3, window="per-image")):
+        assert (decode(file, windowed) == decode(planes, windowed)).all()
     assert (decode(planes, Decoding(6, 3, window_high=4080)) == scene(3)).all()
+
+
+def test_a_window_for_colour_of_16_bits_is_refused_not_ignored_where_pillow_alone_reads_it() -> None:
+    planes = scene(3, np.uint16) * 16
+    file, four = colour(planes), colour(scene(4, np.uint16), extrasamples=["unassalpha"])
+    png = imagecodecs.png_encode(np.ascontiguousarray(planes.transpose(1, 2, 0)))
+    assert (decode(png, Decoding(6, 3)) == planes // 256).all()
+    for encoded, channels in ((png, 3), (four, 3), (file, 1), (Image.open(io.BytesIO(file)), 3)):
+        for how in (Decoding(6, channels, window_high=4095), Decoding(6, channels, window="per-image")):
+            with pytest.raises(CorruptImageError, match=r"colour of 16 bits.*data\.window does not apply"):
+                decode(encoded, how)
 
 
 def colour(array: np.ndarray, **how: Any) -> bytes:

@@ -26,7 +26,7 @@ from atoll.data.records import Records
 
 _BATCH = 512  # images in memory while decoding
 _FORMAT = 1  # part of every fingerprint, by which runs recognise their images
-_DECODER = 2  # of each entry: increase it when a change of decoding changes pixels, to decode them again
+_DECODER = 3  # of each entry: increase it when a change of decoding changes pixels, to decode them again
 
 
 @dataclass(frozen=True)

@@ -147,10 +147,7 @@ def _decoded(
             opened = encoded
         windowed = how.says_window or how.window != "fixed"
         if windowed and isinstance(opened, Image.Image) and tiff.loses_bits(opened):
-            raise CorruptImageError(
-                "it is colour of 16 bits, of which the upper 8 are read, so that data.window does not apply; "
-                "convert it to 8 bits or to an array (.npy)"
-            )
+            opened = tiff.read_all_bits(encoded, how.channels)
         inverted = isinstance(encoded, bytes) and tiff.is_tiff(encoded) and tiff.white_is_zero(encoded)
         found: list[Values] = []
         planes = []

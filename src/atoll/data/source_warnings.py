@@ -68,7 +68,8 @@ def warn_of_values(splits: Sequence[Opened], options: DataOptions) -> None:
         if brightest <= DARK:
             warnings.warn(
                 f"{options.path}: the largest value of all images is {brightest} of 255, so they are nearly black; "
-                "scale them (colour of 16 bits to 0 to 65535, because its upper 8 bits are read)",
+                "scale them (colour of 16 bits to 0 to 65535, because its upper 8 bits are read; such TIFF files "
+                "by data.window = 'per-image')",
                 stacklevel=3,
             )
         return

@@ -102,6 +102,25 @@ def loses_bits(image: Image.Image) -> bool:
     return image.mode[0] != "I" and any(";16" in str(tile[3]) for tile in getattr(image, "tile", ()))
 
 
+def read_all_bits(encoded: object, channels: int) -> NDArray[Any]:
+    """Read a file that `loses_bits` with all of them, for a window.
+
+    Shape:
+        - output: (H, W, C)
+
+    Raises:
+        UserError: See `read_tiff`.
+        ArrayError: It is no TIFF file of this many channels, so that Pillow alone reads it.
+        ValueError: See `read_tiff`.
+    """
+    if isinstance(encoded, bytes) and is_tiff(encoded) and num_channels(encoded) == channels:
+        return read_tiff(encoded)
+    raise ArrayError(
+        "it is colour of 16 bits, of which the upper 8 are read, so that data.window does not apply; convert it to "
+        "8 bits, to an array (.npy), or to a TIFF file of as many channels as data.channels"
+    )
+
+
 def misreads(image: Image.Image) -> bool:
     """Whether Pillow takes the samples of a TIFF file for others, without a word.
 
