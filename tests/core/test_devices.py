@@ -7,6 +7,7 @@ import sys
 import pytest
 import torch
 from torch.cuda._utils import _get_device_index
+from torch.nn.attention import SDPBackend
 
 from atoll.core.devices import find_device, find_devices, repeat_results, use_gpu
 from atoll.core.errors import UserError
@@ -116,10 +117,14 @@ def test_results_repeat_on_a_gpu_until_the_settings_are_restored(monkeypatch):
     monkeypatch.delenv("CUBLAS_WORKSPACE_CONFIG", raising=False)
     monkeypatch.setattr(torch.backends.cudnn, "benchmark", True)  # as scripts for GPUs often set it
     monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", True)  # as PyTorch does
+    q, plain = torch.zeros(1, 2, 4, 8), int(SDPBackend.MATH)
+    fused = torch._fused_sdp_choice(q, q, q)
+    assert fused != plain
     with settings_kept():
         repeat_results(torch.device("cpu"))
         assert not torch.are_deterministic_algorithms_enabled()
         assert torch.backends.cudnn.allow_tf32
+        assert torch._fused_sdp_choice(q, q, q) == fused
         repeat_results(torch.device("cuda:1"))
         assert torch.are_deterministic_algorithms_enabled()
         assert torch.is_deterministic_algorithms_warn_only_enabled()
@@ -127,9 +132,14 @@ def test_results_repeat_on_a_gpu_until_the_settings_are_restored(monkeypatch):
         assert os.environ["CUBLAS_WORKSPACE_CONFIG"] == ":4096:8"
         assert not torch.backends.cudnn.benchmark
         assert not torch.backends.cudnn.allow_tf32
+        assert torch._fused_sdp_choice(q, q, q) == plain
+        assert not torch.backends.cuda.mem_efficient_sdp_enabled()  # which CPUs have not
+        assert not torch.backends.cuda.cudnn_sdp_enabled()
         repeat_results(torch.device("cuda:1"), wanted=False)
         assert not torch.are_deterministic_algorithms_enabled()
+        assert torch._fused_sdp_choice(q, q, q) == fused
         repeat_results(torch.device("cuda:1"))
+    assert torch._fused_sdp_choice(q, q, q) == fused
     assert not torch.are_deterministic_algorithms_enabled()
     assert torch.utils.deterministic.fill_uninitialized_memory
     assert torch.backends.cudnn.benchmark

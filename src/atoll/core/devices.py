@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 from collections.abc import Sequence
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -77,8 +78,8 @@ def repeat_results(device: torch.device, wanted: bool = True) -> None:
     """Have a GPU's kernels give the same bits each time, where PyTorch has such kernels.
 
     The usual ones may add in whatever order their threads end. PyTorch warns of those that still do: an error would
-    end methods that need them. Fused attention is among them, as long as it is a warning. `settings_kept` undoes
-    the choice.
+    end methods that need them. Fused attention would be among them, as long as it is a warning, so attention is
+    computed by products of matrices. `settings_kept` undoes the choice.
 
     Wanted or not, convolutions of float32 compute in float32, as matrix products do, and not in TF32.
     """
@@ -92,6 +93,51 @@ def repeat_results(device: torch.device, wanted: bool = True) -> None:
             torch.backends.cudnn.benchmark = False
         # `use_deterministic_algorithms` would set the same, and import PyTorch's compiler in each process.
         torch.set_deterministic_debug_mode("warn" if wanted else "default")
+        set_attention(_PLAIN_ATTENTION if wanted else _ANY_ATTENTION)
+
+
+class Attention(NamedTuple):
+    """The kernels that PyTorch's attention may use.
+
+    Attributes:
+        flash, efficient, cudnn: The fused ones.
+        plain: Products of matrices.
+        half: Whether the plain ones compute in autocast's type, as the fused ones do, or in float32.
+    """
+
+    flash: bool
+    efficient: bool
+    cudnn: bool
+    plain: bool
+    half: bool
+
+
+_PLAIN_ATTENTION = Attention(flash=False, efficient=False, cudnn=False, plain=True, half=True)
+_ANY_ATTENTION = Attention(
+    flash=True, efficient=True, cudnn=True, plain=True, half=False
+)  # as PyTorch starts
+
+
+def attention() -> Attention:
+    """The kernels that attention may use now."""
+    cuda: Any = torch.backends.cuda  # its functions have no types
+    return Attention(
+        cuda.flash_sdp_enabled(),
+        cuda.mem_efficient_sdp_enabled(),
+        cuda.cudnn_sdp_enabled(),
+        cuda.math_sdp_enabled(),
+        cuda.fp16_bf16_reduction_math_sdp_allowed(),
+    )
+
+
+def set_attention(kernels: Attention) -> None:
+    """Set the kernels that attention may use."""
+    cuda = torch.backends.cuda
+    cuda.enable_flash_sdp(kernels.flash)
+    cuda.enable_mem_efficient_sdp(kernels.efficient)
+    cuda.enable_cudnn_sdp(kernels.cudnn)
+    cuda.enable_math_sdp(kernels.plain)
+    cuda.allow_fp16_bf16_reduction_math_sdp(kernels.half)
 
 
 def tf32_convolutions() -> bool | None:

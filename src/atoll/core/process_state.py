@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from atoll.core.devices import tf32_convolutions
+from atoll.core.devices import attention, set_attention, tf32_convolutions
 from atoll.core.threads import threads
 
 _NUMPY_SEEDS = 2**32
@@ -82,7 +82,7 @@ def settings_kept() -> Iterator[None]:
     precision = _matmul_precision()
     floats, kernels = torch.get_default_dtype(), torch.get_deterministic_debug_mode()
     filled = torch.utils.deterministic.fill_uninitialized_memory  # type: ignore[attr-defined]
-    searched, tf32 = torch.backends.cudnn.benchmark, tf32_convolutions()
+    searched, tf32, attends = torch.backends.cudnn.benchmark, tf32_convolutions(), attention()
     with torch.set_grad_enabled(torch.is_grad_enabled()), threads(torch.get_num_threads()):
         try:
             yield
@@ -92,6 +92,7 @@ def settings_kept() -> Iterator[None]:
             torch.set_deterministic_debug_mode(kernels)
             torch.utils.deterministic.fill_uninitialized_memory = filled  # type: ignore[attr-defined]
             torch.backends.cudnn.benchmark = searched
+            set_attention(attends)
             if tf32 is not None and tf32_convolutions() != tf32:
                 torch.backends.cudnn.allow_tf32 = tf32
 

@@ -40,8 +40,9 @@ class EngineOptions(Options, section="engine"):
             last bits of the result depend on it. It is not used on a GPU with ``stack``, for which PyTorch has no
             such BatchNorm, nor if a strided 1 × 1 convolution has fewer than 16 input channels, whose gradient
             oneDNN computes wrongly on a CPU.
-        deterministic: On a GPU, use kernels that give the same bits each time, where PyTorch has them; false may be
-            faster, and two equal runs may then differ in their last bits. A CPU's always do.
+        deterministic: On a GPU, use kernels that give the same bits each time, where PyTorch has them, and no fused
+            attention; false may be faster, and two equal runs may then differ in their last bits. A CPU's always
+            give the same.
         checkpoint_every: Rounds between checkpoints.
     """
 
