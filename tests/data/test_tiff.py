@@ -14,7 +14,7 @@ import pytest
 from PIL import Image
 
 from atoll.core.errors import UserError
-from atoll.data.decode import CorruptImageError, Decoding, decode
+from atoll.data.decode import CorruptImageError, Decoding, decode, decode_stored
 
 tifffile = pytest.importorskip("tifffile", reason="the extra atoll[tiff] is not installed")
 imagecodecs = pytest.importorskip("imagecodecs", reason="the extra atoll[tiff] is not installed")
@@ -167,6 +167,19 @@ def test_an_orientation_is_applied_as_pillow_does(turned: int) -> None:
     pillows, ours = colour(planes, **how), colour(planes.astype(np.int16), **how)
     window = Decoding(4, 3, window_high=255)
     assert (decode(ours, window) == decode(pillows, Decoding(4, 3))).all()
+    apart = colour(planes.astype(np.uint16) * 257, planarconfig="separate", **how)  # Pillow misreads it
+    assert (decode(apart, Decoding(4, 3)) == decode(pillows, Decoding(4, 3))).all()
+    assert (decode_stored(apart, 3) == decode_stored(pillows, 3)).all()
+
+
+def test_what_pillow_misreads_is_refused_where_pillow_opened_it() -> None:
+    for data in (colour(scene(3, np.uint16), planarconfig="separate"), written(scene(1, np.int8)[0])):
+        with pytest.raises(
+            CorruptImageError, match=r"^it is a TIFF file of a kind that Pillow misreads; give the file"
+        ):
+            decode(Image.open(io.BytesIO(data)), Decoding(6, 3))
+    plain = colour(scene(3))
+    assert (decode(Image.open(io.BytesIO(plain)), Decoding(6, 3)) == decode(plain, Decoding(6, 3))).all()
 
 
 def test_colours_that_nothing_converts_are_refused() -> None:

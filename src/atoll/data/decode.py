@@ -143,8 +143,8 @@ def _decoded(
             if not encoded:
                 raise CorruptImageError("it is empty")
             opened = _open(encoded, how.channels)
-        else:
-            opened = encoded
+        elif isinstance(opened := encoded, Image.Image) and tiff.misreads(opened):
+            raise CorruptImageError("it is a TIFF file of a kind that Pillow misreads; give the file instead")
         windowed = how.says_window or how.window != "fixed"
         if windowed and isinstance(opened, Image.Image) and tiff.loses_bits(opened):
             opened = tiff.read_all_bits(encoded, how.channels)
