@@ -2,7 +2,7 @@
 
 Two levels of centroids make the clients' clusterings consistent. A client trains on
 
-    L = −mean_i Σ_j P'_ij log P_ij + CE(rotation of a third view, predicted from its embedding)
+    L_k = −mean_i Σ_j P'_ij log P_ij + CE(rotation of a third view, predicted from its embedding)
     P' = softmax(ẑ'₁Cᵀ / T),   P = softmax(ẑ₂Cᵀ / T),
 
 where z' is the embedding of a momentum target network, and C are the server's G centroids, constant during a round.
@@ -116,7 +116,7 @@ class Orchestra(Objective):
 
     Attributes:
         temperature: T.
-        momentum: m of the target network.
+        momentum: Momentum μ of the target network.
         target: The target network at the start of a round: a copy of the downloaded network (``"reset"``), or the
             one that the client retained from its last round (``"kept"``).
         global_clusters: G, the number of global centroids.
