@@ -175,6 +175,24 @@ def test_the_local_loss_is_the_cross_entropy_of_the_two_networks_assignments(tem
     assert loss == pytest.approx(expected, rel=1e-4)
 
 
+def test_the_turn_of_each_third_view_is_predicted_from_its_embedding():
+    rounds = Rounds(*ORCHESTRA)
+    rounds.start(0, 2)
+    batch = next(rounds.federation.client_data(0).batches(2, 1, rounds.method.images))
+    rounds.client.step(batch)
+    turned, third, networks = batch.images["rotation_term"], batch.images["view3"], rounds.federation.networks
+    turns = [
+        next(t for t in range(4) if torch.equal(one.rot90(t, (1, 2)), rotated))
+        for one, rotated in zip(third, turned, strict=True)
+    ]
+    with torch.no_grad():
+        logits = networks["rotation_head"](networks["projector"](networks["encoder"](turned))).double()
+    expected = [-log_softmax(row)[turn] for row, turn in zip(logits.tolist(), turns, strict=True)]
+    assert rounds.client._losses["rotation_term"][0].item() == pytest.approx(
+        sum(expected) / len(turns), rel=1e-4
+    )
+
+
 def test_the_memory_holds_the_newest_target_embeddings():
     rounds = Rounds(*ORCHESTRA)
     rounds.start(0, 2)
