@@ -1,4 +1,4 @@
-"""EmInspector: clients whose models embed a few images too much alike are left out (Qian et al. 2024).
+"""EmInspector: leave out clients whose models embed a few images too similarly (Qian et al. 2024).
 
     s_c(x)  = Σ_j cos(f_c(x), f_j(x))                     for each inspection image x, over the round's clients j
     score_c = Σ_x (+1 if s_c(x) ≥ mean over clients of s(x), else −1)
@@ -39,7 +39,7 @@ PREFIX = "encoder."
 
 @dataclass(frozen=True)
 class EmInspector(Aggregation):
-    """The mean of the models that do not embed the inspection images too much alike.
+    """The mean of the models that do not embed the inspection images too similarly.
 
     Without attackers, some honest clients are left out too, because a score is relative to the mean.
 
@@ -58,7 +58,7 @@ class EmInspector(Aggregation):
 
     @property
     def least_updates(self) -> int:
-        """Return 3: of two embeddings, both are as close to the mean, and both clients would be suspected."""
+        """Return 3: two embeddings are equally close to their mean, so both clients would be suspected."""
         return 3
 
     def refuse(self, setting: Setting) -> str | None:

@@ -37,7 +37,7 @@ class PrivateFedAvg(Aggregation):
     Attributes:
         clip: C, the norm to which an update is clipped.
         noise_multiplier: z, the noise in units of C.
-        delta: δ at which ε is reported; well below 1 / clients.
+        delta: δ at which ε is reported; choose it well below 1 / clients.
         secret: Seed of the noise and the sample. It makes a run repeatable, and voids its privacy against anyone
             who knows the seed.
     """

@@ -8,9 +8,9 @@ which the client has. Each term is rounded to whole numbers, and these are added
 cancel exactly: over Flower (`atoll.engines.flower.masks`), the server receives masked numbers and learns their sum.
 A simulation adds the same numbers without masks, and ends with the same weights to the bit.
 
-The server cannot check a term that it cannot see. In place of the update checks stand the clipping at the client,
-to the norm C and to the largest change of a weight, and a bound on the sum: clipped steps of n clients add up to
-at most nC.
+The server cannot check a term that it cannot see. Two rules replace the update checks: clients clip their steps, to
+the norm C and to the largest change of a weight, and the server bounds the sum, because clipped steps of n clients
+add up to at most nC.
 """
 
 from __future__ import annotations
@@ -48,11 +48,11 @@ class SecureSum(Aggregation):
         divergence: δ_k: ``"none"`` (1, FedAvg), ``"layers"`` (the cosine of each tensor to the model's, L-DAWA),
             or ``"model"`` (one cosine, M-DAWA).
         clip: C, the norm to which a client clips its step.
-        largest_change: Largest change of a weight in a step; larger ones are clipped. The resolution is this, times
-            the number of clients in a round, over 2³¹.
+        largest_change: Largest change of a weight in a step; larger ones are clipped. The resolution is this value
+            times the number of clients in a round, divided by 2³¹.
         least_loss: With ``weights = "loss"``, p_k = exp(least_loss − L_k); smaller losses count as this one.
-        threshold: Share of a round's clients that must stay until its end. So many clients together can also open
-            another's masks.
+        threshold: Share of a round's clients that must stay until its end. That many clients together can also
+            open another client's masks.
     """
 
     name: ClassVar[str] = "secure_sum"

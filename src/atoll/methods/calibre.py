@@ -88,8 +88,8 @@ class PrototypeDivergence(FedAvg):
         weights: In place of n_k: ``"samples"``, ``"batches"`` or ``"uniform"``.
         clusters: Number of clusters of a client's representations.
         iterations: Iterations of k-means.
-        normalise: Normalise the representations, as the prototypes are; False as in the released code.
-        least: Smallest d_k that counts; clients of few images have clusters of one image each, and d_k = 0.
+        normalise: Normalise the representations, as the prototypes are; the released code does not.
+        least: Lower bound of d_k; a client with few images has clusters of one image each, and d_k = 0.
     """
 
     name: ClassVar[str] = "prototype_divergence"

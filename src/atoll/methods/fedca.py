@@ -13,8 +13,8 @@ projections over its rounds, and sends some of them:
 The alignment model (f_a, g_a) is trained first, centrally, on public images; x are public images too. The paper
 does not specify t, how M rows are selected from more projections (here each client sends ⌈M/|S|⌉ at random, and the
 server selects M of those), or the schedule on which the alignment model is trained. Its text computes the
-dictionary once with the downloaded and once with the trained model; Algorithm 1 uses the trained model, as does
-this implementation. The dictionary of round 1 is empty.
+dictionary with the downloaded model in one place and with the trained model in another; Algorithm 1 uses the
+trained model, as does this implementation. The dictionary of round 1 is empty.
 """
 
 from __future__ import annotations
@@ -259,7 +259,7 @@ class Alignment(Term):
         return {"public": context.data.plain(images[rows])}
 
     def loss(self, context: ClientContext, batch: Batch, passes: Passes) -> Tensor:
-        """Squared distances of representations (Eq. 12) and of embeddings (Eq. 13), summed or averaged."""
+        """Squared distances of representations (Eq. 11) and of embeddings (Eq. 12), summed or averaged."""
         alignment, networks = passes[ALIGNMENT], context.networks
         with _batch_norm(networks, self.batch_norm):
             local = Features(networks, networks["encoder"](batch.images["public"]), context.after)

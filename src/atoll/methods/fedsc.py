@@ -47,7 +47,7 @@ class FedSC(CohortStatistics):
         mu: μ, the largest squared norm of an embedding; longer ones are clipped. Released code: 4 in its
             configuration, 5 as a default, 2 in one script.
         first_share: Weight a of the client's own negatives in the first round.
-        last_share: The same after the last round.
+        last_share: Weight a after the last round.
         passes: Augmented views of each image in C_k; the released code has five pairs.
         noise: Standard deviation of the Gaussian noise on each entry of C_k. It is drawn from the run's seed, which
             the server knows.

@@ -1,10 +1,10 @@
 """Lagoon: clients take turns, so that the steps of a sweep follow one another.
 
-    a sweep:     the K clients in an order drawn anew, split into G groups; a round for each group
+    a sweep:     the K clients in a new random order, split into G groups; a round for each group
     round r:     w_r = Σ_k p_k w_k over the round's group, each client trained from w_{r−1}
 
-A sweep sends the model to each client once, as a round of FedAvg does: as many images and bytes, and G times the
-steps in a row. G = K is a turn for every client alone, G = 1 is FedAvg.
+A sweep sends the model to each client once, as a round of FedAvg does. It costs as many images and bytes as that
+round, and takes G times as many consecutive steps. With G = K every client has a turn of its own; G = 1 is FedAvg.
 """
 
 from __future__ import annotations
@@ -28,7 +28,8 @@ class Relay(FedAvg):
 
     Attributes:
         weights: p_k within a group: ``"samples"``, ``"batches"`` or ``"uniform"``.
-        groups: G, the groups of a sweep, of ⌊K/G⌋ or ⌈K/G⌉ clients; 0, or more than K: every client alone.
+        groups: G, the number of groups of a sweep, each of ⌊K/G⌋ or ⌈K/G⌉ clients; with 0, or more than K, every
+            client is a group.
     """
 
     name: ClassVar[str] = "relay"
@@ -36,7 +37,7 @@ class Relay(FedAvg):
     groups: Whole = 0
 
     def refuse(self, setting: Setting) -> str | None:
-        """Refuse a share of the clients, because turns say who takes part in a round."""
+        """Refuse a share of the clients, because turns determine who takes part in a round."""
         if setting.train.participation == 1:
             return None
         return (

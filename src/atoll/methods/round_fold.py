@@ -32,8 +32,8 @@ if TYPE_CHECKING:
 class RoundFold:
     """A round's fold: the aggregation folds models, the components fold their slices, then the server steps.
 
-    Components and the server step get copies of the state, which they may change: clients train meanwhile with what
-    they were sent of it, and the last round's checkpoint is perhaps still to be written.
+    Components and the server step get copies of the state, which they may change: clients still train with what
+    they were sent of the state itself, and the last round's checkpoint may not be written yet.
     """
 
     def __init__(

@@ -96,8 +96,8 @@ class DSR(Separation):
         scale: α.
         reduction: ``"fro_over_n"``: ‖Ẑ − T‖_F / N, from the released code, which produced the paper's tables;
             ``"mean_sq"``: Eq. 7.
-        renormalise: Normalise the target again (the released code); false, with ``"mean_sq"``, is Eq. 7 literally,
-            on embeddings that are not normalised: it has no fixed point, and ‖z‖ grows without bound.
+        renormalise: Normalise the target again (the released code). False, with ``"mean_sq"``, is Eq. 7 literally,
+            on embeddings that are not normalised; that loss has no fixed point, and ‖z‖ grows without bound.
     """
 
     name: ClassVar[str] = "dsr"

@@ -58,7 +58,7 @@ class DINO(Objective):
         warmup_rounds: Number of rounds of the warm-up; in the paper, 30 epochs.
         momentum: Momentum m of the teacher in the first round.
         final_momentum: Momentum of the teacher after ``horizon`` rounds, to which m rises with a cosine.
-        horizon: R, the rounds over which m rises; 0 for those of the run.
+        horizon: R, the rounds over which m rises; 0 for all rounds of the run.
         centre_momentum: Momentum of the centre.
         fixed_epochs: Number of local epochs, counted over the rounds, in which the prototypes do not train.
         target: The teacher at the start of a round: the one that the client retained from its last round
@@ -111,7 +111,7 @@ class DINO(Objective):
         return {LOCAL.images: torch.cat(crops)} if crops else {}
 
     def start(self, context: ClientContext) -> None:
-        """Restore teacher and centre, or start them anew, and set the schedules' values of this round."""
+        """Restore or initialise teacher and centre, and set the schedules' values of this round."""
         scope, rounds = context.of(self), self.horizon or max(context.setting.train.rounds, 1)
         kept = None if context.reset else scope.retained
         teacher = kept["teacher"] if kept and self.target == "kept" else None

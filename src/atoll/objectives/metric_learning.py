@@ -157,8 +157,8 @@ class Quadruplet(MetricLearning):
     Attributes:
         margins: (m₁, m₂), fixed; the paper adapts them to the batch when it mines hard negatives.
         power: k; 2 as in the paper's equation, 1 as in re-implementations.
-        second: What n₂ is kept away from: ``"n1"`` as in the paper, or the ``"anchor"``, g(a, n₂) in place of
-            g(n₂, n₁): FedQuad's loss without its classifier, which FedQuad calls "our version of QuadrupletFL".
+        second: What n₂ is compared with: ``"n1"``, g(n₂, n₁), as in the paper, or the ``"anchor"``, g(a, n₂). The
+            latter is FedQuad's loss without its classifier, which FedQuad calls "our version of QuadrupletFL".
     """
 
     name: ClassVar[str] = "quadruplet"

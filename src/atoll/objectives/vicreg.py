@@ -23,8 +23,8 @@ class VICReg(Objective):
         invariance: λ, the weight of the views' distance.
         variance: μ, the weight of the hinge on each dimension's standard deviation.
         covariance: ν, the weight of the covariances.
-        official: The scaling of the released code, to which the weights 25, 25 and 1 belong: it divides s by d and
-            v by 2. By the paper's equations, s outweighs the others by d.
+        official: Use the scaling of the released code, to which the weights 25, 25 and 1 belong: it divides s by d
+            and v by 2. With the paper's equations, s outweighs the other terms by d.
     """
 
     name: ClassVar[str] = "vicreg"
