@@ -98,7 +98,7 @@ class EUA(Aggregation):
         w_g ← w_g − η_s Σ_k α_k u_k
 
     u_k is computed from all trained weights as one vector. Buffers, which no gradient trains, are averaged with
-    p_k. If all updates have the same direction, the step has length 2 η_s, whatever their lengths: η_s is a
+    p_k. If all updates have the same direction, the step has length 2 η_s, regardless of their lengths: η_s is a
     server learning rate.
 
     The directions are needed twice, for their inner products and for their sum, so updates are buffered on disk;
