@@ -1,5 +1,7 @@
 import json
 
+import pytest
+
 from atoll.report.folders import read_folder
 from atoll.report.groups import group_runs, untrained_rows
 from atoll.report.results_tables import other_images
@@ -78,3 +80,43 @@ def test_the_same_test_images_in_another_folder_make_no_other_experiment(tmp_pat
     groups = grouped(*(tmp_path / name for name in "abc"))
     assert [group.seeds for group in groups] == [[0, 1], [2]]
     assert "data.path" not in other_images(groups[:1] * 2)
+
+
+def with_images(run, test, training):
+    (run / "held_out.json").write_text(json.dumps({"fingerprint": test}))
+    partition = json.loads((run / "partition.json").read_text())
+    (run / "partition.json").write_text(json.dumps({**partition, "fingerprint": training}))
+    return run
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "words"),
+    [
+        (("47", "60"), ("48", "61"), "not evaluated on the same images"),
+        (("47", "60"), ("47", "61"), "not trained on the same images"),
+    ],
+)
+def test_seeds_on_other_images_in_the_same_folder_are_no_mean(tmp_path, first, second, words):
+    """The folder's images changed after the first seed; the recipes still differ in the seed alone."""
+    groups = grouped(
+        *(
+            with_images(make_run(tmp_path / f"{seed}", seed=seed, results=evaluation(0.5)), *images)
+            for seed, images in enumerate((first, second, first))
+        )
+    )
+    assert [group.seeds for group in groups] == [[0, 2], [1]]
+    assert [len(row.results) for row in untrained_rows(groups)] == [2, 1]
+    assert words in other_images(groups)
+    assert not other_images(groups[:1])
+
+
+def test_seeds_with_validation_images_of_their_own_are_a_mean(tmp_path):
+    results = {**evaluation(0.5), "split": "validation"}
+    runs = [
+        with_images(make_run(tmp_path / f"{seed}", seed=seed, results=results), f"{seed}", f"{seed}")
+        for seed in (0, 1)
+    ]
+    groups = grouped(*runs)
+    assert [group.seeds for group in groups] == [[0, 1]]
+    assert len(untrained_rows(groups)) == 1
+    assert not other_images(groups)

@@ -63,6 +63,16 @@ class Folder:
         return int(self.recipe.get("seed", 0))
 
     @property
+    def images(self) -> tuple[str, str] | None:
+        """Fingerprints of the test and of the training images, the latter empty if they are at sites.
+
+        None if each seed has images of its own, as with a validation split, or if they were not recorded.
+        """
+        if self.results.get("split") != "test" or not self.held_out:
+            return None
+        return self.held_out, "" if self.of_sites else str(self.partition.get("fingerprint", ""))
+
+    @property
     def rounds(self) -> int:
         """Number of complete rounds."""
         return max(int(line.get("round", 0)) for line in [self.results, *self.metrics])

@@ -73,14 +73,15 @@ def group_runs(folders: Sequence[Folder]) -> list[Group]:
     """Group runs in the order of their first runs, each group with a unique label.
 
     Two runs belong to one group if their recipes only differ in the seed, the name, the title and the number of
-    workers. A group has each seed once; a repeated run is not a further sample, so it starts another group.
+    workers, and if they had the same images. A group has each seed once; a repeated run is not a further sample,
+    so it starts another group.
     """
     groups: dict[str, list[Group]] = {}
     found: list[Group] = []
     for folder in folders:
         recipe = {k: v for k, v in flatten(folder.recipe).items() if k not in SAME}
-        if folder.results.get("split") == "test" and folder.held_out:  # the same images may lie elsewhere
-            recipe["data.path"] = folder.held_out
+        if folder.images:  # the same ones may lie elsewhere, and others in the same place
+            recipe["data.path"] = folder.images
         key = repr(sorted(recipe.items()))
         same = groups.setdefault(key, [])
         group = next((group for group in same if folder.seed not in group.seeds), None)
@@ -141,16 +142,19 @@ def differences(recipes: Sequence[Mapping[str, Any]], except_: Iterable[str] = S
 
 @dataclass
 class _Start:
-    """An initial encoder: its settings, the methods that start from it, and its results by seed."""
+    """An initial encoder: its settings and images, the methods that start from it, and its results by seed."""
 
     recipe: dict[str, Any]
+    images: tuple[str, str] | None
     methods: list[str]
     by_seed: dict[int, dict[str, Any]]
 
-    def is_same(self, recipe: dict[str, Any], by_seed: Mapping[int, dict[str, Any]]) -> bool:
-        shared = by_seed.keys() & self.by_seed.keys()
-        return self.recipe == recipe and all(
-            _scores(by_seed[seed]) == _scores(self.by_seed[seed]) for seed in shared
+    def is_same(self, other: _Start) -> bool:
+        shared = other.by_seed.keys() & self.by_seed.keys()
+        return (
+            self.recipe == other.recipe
+            and (self.images == other.images or not self.images or not other.images)
+            and all(_scores(other.by_seed[seed]) == _scores(self.by_seed[seed]) for seed in shared)
         )
 
 
@@ -161,9 +165,10 @@ def untrained_rows(groups: Sequence[Group]) -> list[Row]:
         by_seed = {run.seed: run.untrained for run in group.runs if run.untrained}
         recipe = {name: group.recipe.get(name) for name in ("data", "model", "views", "evaluation")}
         recipe["train"] = {"start": group.recipe.get("train", {}).get("start")}
-        start = next((start for start in starts if start.is_same(recipe, by_seed)), None)
+        found = _Start(recipe, group.runs[0].images, [group.label], by_seed)
+        start = next((start for start in starts if start.is_same(found)), None)
         if start is None:
-            starts.append(_Start(recipe, [group.label], by_seed))
+            starts.append(found)
         else:
             start.methods.append(group.label)
             start.by_seed |= by_seed

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import re
+from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import PurePath
 from typing import Any
@@ -156,18 +157,17 @@ def other_images(groups: Sequence[Group]) -> str:
     keys = [key for key in recipes if key.startswith("data.") and key not in same]
     if keys:
         return f"No value is bold, because the runs differ in their images ({', '.join(keys)})."
-    tested: dict[tuple[int, str], set[Any]] = {}  # by seed: each may have test images of its own
+    seen: defaultdict[tuple[Any, ...], set[Any]] = defaultdict(set)  # by seed where each has its own
     for run in (run for group in groups for run in group.runs):
         first = _of_a_model(run.results)
         if "knn/test_images" in first:
-            tested.setdefault((run.seed, "count"), set()).add(
-                (run.results.get("split"), first["knn/test_images"])
-            )
+            seen["evaluated", run.seed, "count"].add((run.results.get("split"), first["knn/test_images"]))
         if run.held_out:
-            tested.setdefault((run.seed, "fingerprint"), set()).add(run.held_out)
-    if any(len(sets) > 1 for sets in tested.values()):
-        return "No value is bold, because the runs were not evaluated on the same images."
-    return ""
+            seen["evaluated", None if run.images else run.seed].add(run.held_out)
+        if run.images and run.images[1]:
+            seen["trained", None].add(run.images[1])
+    differ = [done for (done, *_), found in seen.items() if len(found) > 1]
+    return f"No value is bold, because the runs were not {min(differ)} on the same images." if differ else ""
 
 
 def _of_a_model(result: Mapping[str, Any]) -> Mapping[str, Any]:
