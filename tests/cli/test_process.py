@@ -114,6 +114,30 @@ def test_a_command_leaves_its_imports_out_of_garbage_collection(tmp_path):
     assert command(COMMAND.format(arguments)) == (["True False"], errors)  # a program's own objects stay in
 
 
+INTERRUPTED = """
+import importlib.abc, signal, sys
+
+class Interrupt(importlib.abc.MetaPathFinder):
+    def find_spec(self, name, path, target=None):
+        if name == module:
+            sys.meta_path.remove(self)
+            signal.raise_signal(signal.SIGINT)
+
+module = sys.argv.pop(1)
+signal.signal(signal.SIGINT, signal.default_int_handler)
+sys.meta_path.insert(0, Interrupt())
+from atoll.cli.main import main
+sys.exit(main())
+"""
+
+
+@pytest.mark.parametrize("module", ["numpy.lib", "torch.nn"])
+def test_an_interrupted_import_ends_the_command(module):
+    """PyTorch swallowed it while it imported NumPy, and the command went on with half of NumPy."""
+    settings = ["--set", "data.source=folder", "data.path=none"]
+    assert command(INTERRUPTED, module, "data", "digits", *settings) == ([], ["atoll: interrupted"])
+
+
 @pytest.mark.parametrize("modules", ["atoll.engines.preload, triton", "triton, atoll.engines.preload"])
 def test_an_extension_module_finds_its_objects_collected(modules):
     """It says so on the standard error if they were not; PyTorch's compiler imports it."""
