@@ -1,5 +1,6 @@
 """What is said about a source's images when they are read."""
 
+import unicodedata
 import warnings
 
 import numpy as np
@@ -10,7 +11,7 @@ from PIL import Image
 from sklearn.datasets import load_digits
 
 from atoll.commands.data import load_partition
-from atoll.data.source_warnings import warn_of_classes
+from atoll.data.source_warnings import two_forms, warn_of_classes
 from atoll.engines.federation import Federation
 from tests.data.test_sources import load, pixels_of
 from tests.harness import tiny
@@ -85,6 +86,23 @@ def test_test_classes_without_a_training_image_are_told(tmp_path):
     with pytest.warns(UserWarning, match=r"4 of 4 test images .* 'cat'"):
         warn_of_classes(dogs, cats, limit=None)
     load("folder", tmp_path)  # a site may well lack classes
+
+
+def test_a_class_in_two_forms_of_unicode_is_told(tmp_path):
+    """As in folders of two clients of which one has a Mac: their names look alike."""
+    for client, form in (("a", "NFC"), ("b", "NFD")):
+        for number, name in enumerate(("Hände", "Köpfe" if client == "a" else "Kopfe")):
+            folder = tmp_path / client / unicodedata.normalize(form, name)
+            folder.mkdir(parents=True)
+            for i in range(6):
+                image = np.full((8, 8), 90 * number + 20 + i, np.uint8)
+                Image.fromarray(image).save(folder / f"{i}.png")
+    settings = ("data.source=clients", f"data.path={tmp_path}", "partition.kind=natural", "data.limit=")
+    told = r"^the classes 'Ha\\u0308nde' and 'H\\xe4nde' count as two, .*; rename one as the other$"
+    with pytest.warns(UserWarning, match=told):
+        splits = Federation(tiny(*settings)).splits
+    assert len(splits.train.classes) == 4  # o and ö are no forms of one letter
+    assert not two_forms(["Köpfe", "Kopfe", "Köpfe"])
 
 
 def test_a_source_of_one_class_is_told(tmp_path):

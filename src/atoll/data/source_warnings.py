@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import unicodedata
 import warnings
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from functools import reduce
 
 import torch
@@ -31,8 +32,21 @@ def warn_of_marks(listing: Listing) -> None:
         )
 
 
+def two_forms(classes: Iterable[str]) -> str:
+    """A sentence on two classes whose names are one name in two forms of Unicode; nothing without such."""
+    seen: dict[str, str] = {}
+    for name in classes:
+        other = seen.setdefault(unicodedata.normalize("NFC", name), name)
+        if other != name:
+            return (
+                f"the classes {other!a} and {name!a} count as two, but are one name in two forms of Unicode "
+                "(macOS writes another one than other systems); rename one as the other"
+            )
+    return ""
+
+
 def warn_of_classes(train: ImageSet, test: ImageSet | None, limit: int | None) -> None:
-    """Warn of training images of one class, and of test images whose class has no training image.
+    """Warn of names that look alike, of training images of one class, and of test classes without a training image.
 
     Any encoder names the one class, and no protocol can name the other.
     A real site may well lack classes, and is not warned. If at most `limit` training images were drawn, a class may
@@ -40,6 +54,8 @@ def warn_of_classes(train: ImageSet, test: ImageSet | None, limit: int | None) -
     """
     if train.labels is None:
         return
+    if twins := two_forms(dict.fromkeys([*train.classes, *(test.classes if test else [])])):
+        warnings.warn(twins, stacklevel=3)
     if len(train.labels) and bool((train.labels == train.labels[0]).all()):
         warnings.warn(
             f"all training images are of one class, {train.classes[train.labels[0]]!r}, so no accuracy says "

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+import unicodedata
 from types import SimpleNamespace
 
 import pytest
@@ -74,6 +75,18 @@ def test_a_class_that_only_held_out_images_have_is_a_class_of_the_run(place):
     assert run.metrics[-1]["clients"] == 4
     assert run.read_json("partition.json")["classes"][-1] == "rare"
     assert run.read_json("evaluation.json")["sites"]["north"]["knn/test_images"] == 22
+
+
+def test_a_class_that_two_sites_write_in_two_forms_of_unicode_is_told(place, caplog):
+    for name, form in (("north", "NFC"), ("south", "NFD")):
+        for split in ("train", "test"):
+            folder = place / "images" / name / split
+            (folder / "0").rename(folder / unicodedata.normalize(form, "Hände"))
+    play(sites(place), place, "train.rounds=0")
+    (told,) = [
+        record.getMessage() for record in caplog.records if "two forms of Unicode" in record.getMessage()
+    ]
+    assert told.startswith(r"the classes 'Ha\u0308nde' and 'H\xe4nde' count as two")
 
 
 def test_each_site_measures_on_its_own_images_and_sends_numbers_only(place):

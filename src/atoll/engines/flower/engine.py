@@ -17,6 +17,7 @@ from atoll.core.errors import UserError
 from atoll.core.run_folder import SITES, Run, fingerprint_of_sites
 from atoll.data.images import ImageSet, StoredPixels
 from atoll.data.partition.partition import Partition
+from atoll.data.source_warnings import two_forms
 from atoll.data.sources import Splits, load_data
 from atoll.engines.callbacks import Callbacks
 from atoll.engines.federation import Federation
@@ -146,6 +147,8 @@ class FlowerEngine:
         images = self._coordinator_images(recipe)
         self._federation(recipe, images, self._registry.clients or _any_sites(sites, recipe))
         self._registry.gather(sites, wait)
+        if twins := two_forms(all_classes(self._registry.clients)):
+            log.warning(twins)
         return self._federation(recipe, images, self._registry.clients)
 
     def _federation(self, recipe: Recipe, images: Splits | None, sites: Sequence[Site]) -> Federation:
