@@ -140,8 +140,9 @@ def test_a_tuning_run_comes_out_as_recorded(tmp_path):
     if any(record["made"][key] != here[key] for key in ("capability", "torch", "torchvision", "numpy")):
         pytest.skip("the record is of another CPU capability, or of other versions")
     played = tool.run(entry, tmp_path)
-    newer = played["evaluation"].pop("users_by_model")
-    assert newer == {"global": list(range(record["recipe"]["partition"]["clients"]))}
+    newer = {key: played["evaluation"].pop(key) for key in ("users_by_model", "supervised")}
+    clients = list(range(record["recipe"]["partition"]["clients"]))
+    assert newer == {"users_by_model": {"global": clients}, "supervised": False}
     assert same_but_made(played) == same_but_made(with_later_options(record))
 
 
