@@ -330,6 +330,17 @@ def test_the_pages_loaders_run_as_they_stand(tmp_path: Path, monkeypatch: pytest
     assert len(found) == 6
 
 
+@pytest.mark.parametrize("name", ["resnet18", "resnet-narrow", "timm:test_resnet"])
+def test_a_refused_format_names_those_that_write_the_encoder(name: str, tmp_path: Path) -> None:
+    encoder = encoder_of(name, tmp_path)
+    with pytest.raises(UserError, match="is no model of Hugging Face's") as refused:
+        export(encoder, tmp_path / "out", "huggingface")
+    named = re.split(", | or ", str(refused.value).rpartition("choose the format ")[2])
+    assert ("timm" in named) == (name != "resnet-narrow")
+    for format in named:
+        export(encoder, tmp_path / f"out.{format}", format)
+
+
 def test_a_folder_of_other_files_is_not_written_to(tmp_path: Path) -> None:
     encoder = encoder_of("resnet18", tmp_path)
     (tmp_path / "README.md").write_text("mine")

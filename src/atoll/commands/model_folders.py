@@ -19,6 +19,11 @@ _BILINEAR = 2  # Pillow's number
 Files = dict[str, bytes]
 
 
+def _is_in_timm(encoder: Encoder) -> bool:
+    name, stem = encoder.spec["encoder"], encoder.spec.get("stem")
+    return name.startswith(TIMM) or (name in ("resnet18", "resnet50") and stem == "standard")
+
+
 def timm_folder(encoder: Encoder) -> Files:
     """Make the files that ``timm.create_model("local-dir:FOLDER", pretrained=True)`` loads.
 
@@ -31,7 +36,7 @@ def timm_folder(encoder: Encoder) -> Files:
     if name.startswith(TIMM):
         if _fixed_size(encoder):
             arguments["img_size"] = about["image_size"]
-    elif name not in ("resnet18", "resnet50") or encoder.spec.get("stem") != "standard":
+    elif not _is_in_timm(encoder):
         raise UserError(
             f"the encoder {name!r} has no counterpart in timm: it must be timm:…, or resnet18 or resnet50 with "
             "model.stem = 'standard'; choose the format safetensors, pt2 or onnx"
@@ -65,8 +70,9 @@ def hugging_face_folder(encoder: Encoder) -> Files:
     """
     name, about = encoder.spec["encoder"], input_metadata(encoder)
     if not name.startswith(HUGGING_FACE):
+        timm = "timm, " if _is_in_timm(encoder) else ""
         raise UserError(
-            f"the encoder {name!r} is no model of Hugging Face's transformers (hf:…); choose the format timm, "
+            f"the encoder {name!r} is no model of Hugging Face's transformers (hf:…); choose the format {timm}"
             "safetensors, pt2 or onnx"
         )
     model: Any = encoder.get_submodule("model")
