@@ -40,6 +40,15 @@ def test_further_evaluations_are_rows_over_seeds_for_each_images(tmp_path: Path)
     assert "finetune-1: epochs 7" in page.text
 
 
+def test_seeds_that_were_measured_on_other_images_in_one_place_are_no_mean(tmp_path: Path) -> None:
+    folders = [make_run(tmp_path / f"run{seed}", seed=seed, results=evaluation(0.8)) for seed in range(3)]
+    for folder, accuracy, images in zip(folders, (0.5, 0.6, 0.9), ("47", "47", "48"), strict=True):
+        data = {"source": "digits", "path": "/elsewhere"}
+        further(folder, "finetune-1-on-elsewhere-1", accuracy, data=data, fingerprints=["60", images])
+    _, *rows = Page(write_report(folders, tmp_path / "report.html")).tables[CAPTION]
+    assert [row[-1] for row in rows] == ["55.00 ± 7.07", "90.00"]
+
+
 def test_without_them_there_is_no_such_table_and_a_damaged_one_is_named(tmp_path: Path) -> None:
     folder = make_run(tmp_path / "run", results=evaluation(0.8))
     assert CAPTION not in Page(write_report([folder], tmp_path / "report.html")).tables

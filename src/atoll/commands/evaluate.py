@@ -130,7 +130,7 @@ def evaluate_on(
         device: ``"cpu"``, ``"cuda"``, ``"cuda:1"``…, or ``"auto"`` (a GPU if there is one); None for the recipe's.
 
     Returns:
-        The result of `measure_run` without ``by_model``, which is only in the file.
+        The result of `measure_run` without ``by_model`` and ``fingerprints``, which are only in the file.
 
     Raises:
         UserError: See `measure_run`; also if there is no such device.
@@ -151,7 +151,7 @@ def evaluate_on(
         digits = hashlib.sha256(json.dumps(results["data"], sort_keys=True).encode()).hexdigest()[:8]
         name = f"evaluation-{protocol}-on-{data.short_name}-{digits}.json"
     keep_if_possible(lambda: run.write(name, json.dumps(results) + "\n"))
-    return {key: value for key, value in results.items() if key != "by_model"}
+    return {key: value for key, value in results.items() if key not in ("by_model", "fingerprints")}
 
 
 def check_held_out(run: Run, record: Mapping[str, Any], images: ImageSet) -> None:
@@ -189,7 +189,8 @@ def measure_run(
 
     Returns:
         The ``"split"`` of the evaluation, and the results of `atoll.evaluation.evaluate`; for several models
-        the result of `atoll.evaluation.mean_over_clients`.
+        the result of `atoll.evaluation.mean_over_clients`. On the test split of other images, the same for every
+        seed, ``"fingerprints"`` of the training and the test images, too.
 
     Raises:
         UserError: The run has not finished, a protocol is unknown, the images lack the labels or the held-out split
@@ -209,8 +210,11 @@ def measure_run(
         check_held_out(run, run.read_json(HELD_OUT) or {}, splits.held_out[1])
     if partition and partition.fingerprint == splits.train.fingerprint:
         splits = evaluation_splits(splits, partition, recipe)
-    data = data or recipe.data
     split, images = splits.held_out
+    known = (
+        {"fingerprints": [splits.train.fingerprint, images.fingerprint]} if data and split == "test" else {}
+    )
+    data = data or recipe.data
     views = make_views(recipe.views, data.image_size, data.channels)
     client_ids = partition.client_ids(splits.train) if partition else None
     shares = client_shares(partition, splits.train, images, protocols)
@@ -238,7 +242,7 @@ def measure_run(
         )
         for name, path in paths.items()
     }
-    return {"split": split, **mean_over_clients(by_model, counts)}
+    return {"split": split, **known, **mean_over_clients(by_model, counts)}
 
 
 def _models(run: Run) -> tuple[dict[str, Path], dict[str, int], dict[str, list[int]]]:

@@ -209,7 +209,7 @@ def evaluations_table(groups: Sequence[Group]) -> Html:
     for i, group in enumerate(groups):
         for run in group.runs:
             for record in run.evaluations:
-                key = repr((i, record["protocol"], record.get("data")))
+                key = repr((i, record["protocol"], record.get("data"), record.get("fingerprints")))
                 found.setdefault(key, (i, []))[1].append(record | {"seed": run.seed})
     if not found:
         return Html("")
