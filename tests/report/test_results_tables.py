@@ -40,6 +40,15 @@ def test_further_evaluations_are_rows_over_seeds_for_each_images(tmp_path: Path)
     assert "finetune-1: epochs 7" in page.text
 
 
+def test_constants_that_differ_between_images_are_all_shown(tmp_path: Path) -> None:
+    folder = make_run(tmp_path / "run", results=evaluation(0.8))
+    further(folder, "finetune-1", 0.5, **{"finetune-1/test_images": 44})
+    data = {"source": "digits", "path": "/elsewhere"}
+    further(folder, "finetune-1-on-elsewhere-1", 0.6, data=data, **{"finetune-1/test_images": 71})
+    page = Page(write_report([folder], tmp_path / "report.html"))
+    assert "finetune-1: epochs 7 · test images 44 or 71" in page.text
+
+
 def test_seeds_that_were_measured_on_other_images_in_one_place_are_no_mean(tmp_path: Path) -> None:
     folders = [make_run(tmp_path / f"run{seed}", seed=seed, results=evaluation(0.8)) for seed in range(3)]
     for folder, accuracy, images in zip(folders, (0.5, 0.6, 0.9), ("47", "47", "48"), strict=True):

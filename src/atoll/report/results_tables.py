@@ -214,7 +214,6 @@ def evaluations_table(groups: Sequence[Group]) -> Html:
     if not found:
         return Html("")
     body: list[list[str | Html]] = []
-    used: dict[str, dict[str, Any]] = {}
     for i, records in found.values():
         first = records[0]
         seeds = f"{len(records)} seeds" if len(records) > 1 else f"seed {first['seed']}"
@@ -224,7 +223,7 @@ def evaluations_table(groups: Sequence[Group]) -> Html:
         body += [
             [*about, metric.title, _cell(row.spread(metric), metric)] for metric in result_columns([row])
         ]
-        used |= constants(_of_a_model(first))
+    used = _together([constants(_of_a_model(record)) for _, records in found.values() for record in records])
     words = (tag("p", f"{protocol}: {constants_words(values)}") for protocol, values in used.items())
     heads = ["method", "images", "split", "measure", "value"]
     whole = table("Measured after the run, by atoll evaluate", heads, body)
