@@ -243,3 +243,27 @@ def test_folders_beside_the_only_split_are_told(tmp_path, place, source):
         UserWarning, match="'train' is read as the training split, and airplane, car not at all"
     ):
         assert len(load(source, tmp_path, test_fraction=0).train) == 2
+
+
+@pytest.mark.parametrize(
+    ("source", "meaning"),
+    [("folder", "as classes"), ("clients", "as clients"), ("images", "without a split")],
+)
+@pytest.mark.parametrize("names", [("Training", "Testing"), ("Train", "VAL")])
+def test_folders_of_splits_with_other_names_are_told(tmp_path, place, source, meaning, names):
+    """As data sets have them; otherwise the labels are the splits, and test images train."""
+    place(tmp_path, *(f"{name}/{part}/{i}.png" for name in names for part in ("a", "b") for i in range(2)))
+    first, second = sorted(names)
+    told = (
+        f"holds no folder 'train', so '{first}', '{second}' are read {meaning}; if they are splits, "
+        "call them 'train' and 'test', or set data.train_split and data.test_split"
+    )
+    with pytest.warns(UserWarning, match=told):
+        load(source, tmp_path, test_fraction=0.5)
+    splits = load(source, tmp_path, train_split=names[0], test_split=names[1])  # as it says, and not told
+    assert (len(splits.train), len(splits.test)) == (4, 4)
+
+
+def test_a_class_with_the_name_of_a_split_is_not_told(tmp_path, place):
+    place(tmp_path, *(f"{name}/{i}.png" for name in ("car", "train") for i in range(2)))
+    assert load("folder", tmp_path, test_fraction=0).train.classes == ["car", "train"]

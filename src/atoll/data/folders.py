@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import warnings
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from atoll.core.errors import UserError
@@ -21,6 +21,15 @@ IMAGE_SUFFIXES = {
     *(".png", ".jpg", ".jpeg", ".jpe", ".bmp", ".tif", ".tiff", ".webp", ".gif"),
     *(".pgm", ".ppm", ".pbm", ".pnm", ".jp2", ".dcm", ".dicom", ".npy"),
 }
+SPLITS = {
+    "train",
+    "training",
+    "test",
+    "testing",
+    "val",
+    "valid",
+    "validation",
+}  # such as folders of splits have
 
 
 def read_class_folders(options: DataOptions, root: Path) -> tuple[Listing, Listing | None]:
@@ -67,6 +76,7 @@ def _splits(root: Path, options: DataOptions, nested: bool = True) -> tuple[Path
                 f"{root} holds no {kind} {options.train_split!r} for the training split, but "
                 f"{_list_folders(root)}; set data.train_split"
             )
+        _tell_unknown(root, options, [folder.name for folder in _folders(root) if is_split(folder)])
         return root, None
     names = ("test", "val") if options.test_split is None else (options.test_split,)
     test = next((root / name for name in names if is_split(root / name)), None)
@@ -75,6 +85,17 @@ def _splits(root: Path, options: DataOptions, nested: bool = True) -> tuple[Path
     if test is None:
         _tell_unread(root, options.train_split)
     return root / options.train_split, test
+
+
+def _tell_unknown(root: Path, options: DataOptions, names: Sequence[str]) -> None:
+    """Warn of folders that are read like all others, though they have the names of splits."""
+    if splits := [name for name in names if name.lower() in SPLITS]:
+        meaning = {"folder": "as classes", "clients": "as clients"}.get(options.source, "without a split")
+        warnings.warn(
+            f"{root} holds no folder {options.train_split!r}, so {few(map(repr, splits))} are read {meaning}; if "
+            "they are splits, call them 'train' and 'test', or set data.train_split and data.test_split to these",
+            stacklevel=6,
+        )
 
 
 def _tell_unread(root: Path, split: str) -> None:
