@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +17,7 @@ from rich.console import Console
 from torch import nn
 
 import atoll
+from atoll.commands.embed import embed_images
 from atoll.commands.neighbours import find_neighbours
 from atoll.core.errors import UserError
 from atoll.data.sources import DataOptions, load_data
@@ -37,6 +40,56 @@ def test_results_and_metrics_are_what_the_files_hold(run: atoll.Run, tmp_path: P
     assert [line["losses"] for line in run.metrics[1:]] == [line["losses"] for line in lines(run)[1:]]
     nothing = atoll.Run(tmp_path / "none")
     assert (nothing.results, nothing.metrics) == ({}, [])
+
+
+@contextmanager
+def floats_of_64_bits() -> Iterator[None]:
+    torch.set_default_dtype(torch.float64)
+    try:
+        yield
+    finally:
+        torch.set_default_dtype(torch.float32)
+
+
+CALLERS = {
+    "floats of 64 bits": floats_of_64_bits,
+    "inference mode": torch.inference_mode,
+    "autocast": lambda: torch.autocast("cpu", torch.bfloat16),
+    "another default device": lambda: torch.device("meta"),  # in the place of "cuda"
+}
+
+
+@pytest.mark.parametrize("caller", CALLERS)
+def test_what_the_caller_has_set_changes_no_weight_and_no_number(caller: str, tmp_path: Path) -> None:
+    image = tmp_path / "images" / "one.png"
+    image.parent.mkdir()
+    Image.fromarray(np.arange(64, dtype=np.uint8).reshape(8, 8)).save(image)
+
+    def found(folder: Path) -> list[Any]:
+        run = atoll.simulate(tiny("method.name=ssd"), folder)
+        neighbours = run.neighbours(image)
+        exported = run.export("safetensors", folder / "export.safetensors")
+        numbers = [run.evaluate(protocol) for protocol in ("probe", "geometry")]
+        return [run.encoder_path.read_bytes(), exported.read_bytes(), *numbers, neighbours.similarity]
+
+    expected = found(tmp_path / "plain")
+    encoder = atoll.Run(tmp_path / "plain").encoder()
+    h = embed_images(encoder, image.parent)[1]
+    with CALLERS[caller]():
+        assert found(tmp_path / "other") == expected
+        assert torch.equal(embed_images(encoder, image.parent)[1], h)
+
+
+@pytest.mark.parametrize("format", ["pt2", "onnx"])
+def test_a_program_reads_float32_whatever_its_caller_computes_in(
+    format: str, run: atoll.Run, tmp_path: Path
+) -> None:
+    pytest.importorskip("onnxscript") if format == "onnx" else None
+    encoder, images = run.encoder(), torch.rand(3, 1, 8, 8)
+    with floats_of_64_bits():
+        program = atoll.load_encoder(run.export(format, tmp_path / f"program.{format}"))
+        assert next(run.encoder().parameters()).dtype == torch.float32
+    torch.testing.assert_close(program(images), encoder(images))
 
 
 def test_code_that_calls_them_still_works_with_a_warning(run: atoll.Run) -> None:

@@ -19,7 +19,7 @@ from atoll.core.devices import check_device, find_device, repeat_results
 from atoll.core.errors import UserError
 from atoll.core.files import read_bytes, write_whole
 from atoll.core.outputs import check_output
-from atoll.core.process_state import settings_kept
+from atoll.core.process_state import standard_settings
 from atoll.core.text import clean
 from atoll.data.decode import Decoding, decode_batch
 from atoll.data.folders import IMAGE_SUFFIXES, files_below, is_image
@@ -88,7 +88,7 @@ def embed_images(
     views = input_views(encoder, how.image_size)
     names: list[str] = []
     rows = []
-    with settings_kept():
+    with standard_settings():
         use_device(encoder, device)
         for some, pixels in image_batches(encoder, images, on_corrupt):
             names += some

@@ -15,7 +15,7 @@ from atoll.core.config import describe
 from atoll.core.devices import check_device, find_device
 from atoll.core.errors import UserError
 from atoll.core.given import value_of
-from atoll.core.process_state import settings_kept
+from atoll.core.process_state import standard_settings
 from atoll.core.remedies import damaged
 from atoll.core.run_folder import HELD_OUT, Run
 from atoll.data.images import ImageSet
@@ -175,7 +175,7 @@ def keep_if_possible(write: Callable[[], object]) -> None:
         warnings.warn(f"the result is shown and not kept: {error}", stacklevel=3)
 
 
-@settings_kept()
+@standard_settings()
 def measure_run(
     run: Run, protocols: Sequence[str], data: DataOptions | None = None, recipe: Recipe | None = None
 ) -> dict[str, Any]:

@@ -20,7 +20,7 @@ from atoll.core import run_folder
 from atoll.core.extras import require
 from atoll.core.given import value_of
 from atoll.core.metrics_lines import numbers
-from atoll.core.process_state import settings_kept
+from atoll.core.process_state import standard_settings
 from atoll.core.tree import Tree
 from atoll.data.items import to_image
 from atoll.data.objects import give_data
@@ -138,6 +138,7 @@ class Run(run_folder.Run):
                 other = images
         return evaluate_on(self, protocol, other, recipe, device)
 
+    @standard_settings()
     def export(self, format: str, output: Path | str | None = None) -> Path:
         """Export the finished encoder for other programs, as ``atoll export`` does.
 
@@ -188,7 +189,7 @@ class Run(run_folder.Run):
         """
         asked = Path(image) if isinstance(image, str | Path) else to_image(image)
         within = None if among is None else Path(among)
-        with settings_kept():
+        with standard_settings():
             record, *_ = search(self, asked, within, 1, k, self.encoder(), self.recipe, device)
         return Neighbours(record)
 

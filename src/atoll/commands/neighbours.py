@@ -16,7 +16,7 @@ from atoll.commands.embed import decoding_of, image_batches, use_device
 from atoll.commands.evaluate import find_encoder, keep_if_possible, partition_of, with_data_settings
 from atoll.core import tree
 from atoll.core.errors import UserError
-from atoll.core.process_state import settings_kept
+from atoll.core.process_state import standard_settings
 from atoll.core.rng import stream
 from atoll.core.run_folder import NEIGHBOURS, SITES, Run
 from atoll.core.tree import Tree
@@ -82,7 +82,7 @@ def find_neighbours(
         UserError: The run has not finished, images are missing or cannot be decoded, or there is no such device.
     """
     recipe = with_data_settings(run, settings)
-    with settings_kept():
+    with standard_settings():
         record, gallery, encoder = search(run, images, among, queries, k, recipe=recipe, device=device)
         record["measures"] = _measures(recipe, encoder, gallery)
     keep_if_possible(lambda: tree.save(run.folder / NEIGHBOURS, record))
@@ -101,7 +101,7 @@ def search(
 ) -> tuple[Tree, Gallery, Encoder]:
     """Find the nearest images as `find_neighbours` does, without the measures and without a file.
 
-    PyTorch's settings are then those of the device (see `atoll.core.process_state.settings_kept`).
+    PyTorch's settings are then those of the device (see `atoll.core.process_state.standard_settings`).
 
     Args:
         run: The finished run.

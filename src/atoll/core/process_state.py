@@ -6,7 +6,7 @@ import random
 import threading
 import warnings
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from typing import Any
 
 import numpy as np
@@ -111,18 +111,33 @@ def _multiply_with(precision: str) -> None:
 
 
 @contextmanager
-def process_for_training() -> Iterator[None]:
-    """Have the process for one run within the block, whatever the caller has set; other threads wait.
+def standard_settings() -> Iterator[None]:
+    """Set PyTorch for a run or an evaluation within the block, whatever the caller has set.
 
-    Gradients are recorded, floats have 32 bits, also in matrix products, and no other run seeds the random streams.
+    Gradients are recorded, floats have 32 bits, also in matrix products, and new tensors lie on the CPU.
+    """
+    with settings_kept(), torch.inference_mode(False), torch.enable_grad(), ExitStack() as contexts:
+        for device in ("cpu", "cuda"):
+            if torch.is_autocast_enabled(device):
+                contexts.enter_context(torch.autocast(device, enabled=False))
+        if torch.get_default_device().type != "cpu":  # else not, because it slows each function of PyTorch
+            contexts.enter_context(torch.device("cpu"))
+        torch.set_default_dtype(torch.float32)
+        _multiply_with("highest")
+        yield
+
+
+@contextmanager
+def process_for_training() -> Iterator[None]:
+    """Have the process for one run within the block: no other run seeds the random streams, other threads wait.
+
+    PyTorch has its `standard_settings`.
     """
     if not _RUN.acquire(blocking=False):
         warnings.warn("waits for the run of another thread; use processes to train at once", stacklevel=4)
         _RUN.acquire()
     try:
-        with settings_kept(), torch.inference_mode(False), torch.enable_grad():
-            torch.set_default_dtype(torch.float32)
-            _multiply_with("highest")
+        with standard_settings():
             yield
     finally:
         _RUN.release()

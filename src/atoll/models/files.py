@@ -18,6 +18,7 @@ from atoll.core.digests import DIGITS, MISMATCH, DamagedError, seal_at, verify_a
 from atoll.core.errors import UserError
 from atoll.core.files import write_whole
 from atoll.core.given import Given
+from atoll.core.process_state import settings_kept
 from atoll.core.tensor_file import serialise
 from atoll.core.text import first_line
 from atoll.core.tree import FILE_KEY
@@ -73,6 +74,7 @@ def _bytes(state: Mapping[str, Tensor], about: Mapping[str, Any]) -> list[bytes 
     return seal_at(serialise(tensors, {"atoll": json.dumps(described, sort_keys=True)}), _MARKER)
 
 
+@settings_kept()
 def load_encoder(path: str | os.PathLike[str], encoder: nn.Module | Factory | None = None) -> Encoder:
     """Read an encoder that a run or `atoll export` wrote.
 
@@ -97,6 +99,7 @@ def load_encoder(path: str | os.PathLike[str], encoder: nn.Module | Factory | No
         >>> atoll.load_encoder("encoder.safetensors")(torch.zeros(4, 1, 8, 8)).shape
         torch.Size([4, 128])
     """
+    torch.set_default_dtype(torch.float32)  # the files' own, whatever the caller's is
     path = Path(path)
     if path.suffix in (".pt2", ".onnx"):
         return load_program(path)
