@@ -6,6 +6,7 @@ import sys
 
 import pytest
 
+from atoll.core import files
 from atoll.core.errors import UserError
 from atoll.core.files import cache_folder, clear_parts, content_digest, is_file, whole_file, write_whole
 
@@ -73,3 +74,29 @@ def test_a_user_without_a_home_is_told_to_name_the_cache(monkeypatch):
         cache_folder()
     monkeypatch.setenv("ATOLL_CACHE", "/there")
     assert str(cache_folder()) == "/there"
+
+
+@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="no named pipes")
+def test_a_pipe_is_written_and_not_replaced(tmp_path):
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    reader = os.open(pipe, os.O_RDONLY | os.O_NONBLOCK)
+    try:
+        write_whole(pipe, [b"one ", b"two"])
+        assert os.read(reader, 100) == b"one two"
+    finally:
+        os.close(reader)
+    assert pipe.is_fifo()
+    assert list(tmp_path.iterdir()) == [pipe]
+
+
+def test_what_is_written_to_stdout_is_added_to_the_file_there(tmp_path, monkeypatch):
+    """Not with the real one, which a failing test of root's would replace."""
+    monkeypatch.setattr(files, "_DEVICES", tmp_path / "dev")
+    log, stdout = tmp_path / "log", tmp_path / "dev" / "stdout"
+    log.write_text("before ")
+    stdout.parent.mkdir()
+    stdout.symlink_to(log)
+    write_whole(stdout, b"after")
+    assert log.read_text() == "before after"
+    assert stdout.is_symlink()

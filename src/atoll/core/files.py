@@ -21,6 +21,7 @@ from atoll.core.locks import lock
 
 SECONDS_UNTIL_LOCKED = 60  # a writer creates its temporary file, then locks it
 _SYNC_THREADS = 16
+_DEVICES = Path("/dev")  # whose stdout may lead to a file
 
 
 def cache_folder() -> Path:
@@ -97,6 +98,7 @@ def whole_file(path: Path, shared: bool = False, synced: bool = True) -> Iterato
 
     The file appears under its name only if the block ends without an exception; otherwise no partial file remains.
     Once the block has ended, a power failure does not bring the old file back, unless ``synced`` is false.
+    A device or a pipe, such as ``/dev/stdout``, is written and not replaced.
 
     Args:
         path: Path of the file; missing folders are created.
@@ -109,6 +111,13 @@ def whole_file(path: Path, shared: bool = False, synced: bool = True) -> Iterato
     """
     if not path.name or path.is_dir():
         raise UserError(f"{path} is a folder; name a file")
+    if path.exists() and (not path.is_file() or path.parent == _DEVICES):
+        try:
+            with path.open("ab") as file:
+                yield file
+        except OSError as error:
+            raise UserError(disk_sentence(path, error)) from None
+        return
     part = path.with_name(f".{path.name}.part")
     try:
         new = list(itertools.takewhile(lambda folder: not folder.exists(), path.parents))
