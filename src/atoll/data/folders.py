@@ -21,15 +21,8 @@ IMAGE_SUFFIXES = {
     *(".png", ".jpg", ".jpeg", ".jpe", ".bmp", ".tif", ".tiff", ".webp", ".gif"),
     *(".pgm", ".ppm", ".pbm", ".pnm", ".jp2", ".dcm", ".dicom", ".npy"),
 }
-SPLITS = {
-    "train",
-    "training",
-    "test",
-    "testing",
-    "val",
-    "valid",
-    "validation",
-}  # such as folders of splits have
+# What folders of splits are called elsewhere.
+SPLITS = {"train", "training", "test", "testing", "val", "valid", "validation"}
 
 
 def read_class_folders(options: DataOptions, root: Path) -> tuple[Listing, Listing | None]:
