@@ -31,44 +31,47 @@ class TrainOptions(Options, section="train"):
         lr: Learning rate of the first round.
         momentum: Momentum of SGD; also Adam's first beta.
         weight_decay: L2 penalty (decoupled for AdamW).
-        schedule: ``"constant"``, ``"cosine"`` to 0 over all rounds, or ``"step"``.
+        schedule: Schedule of the learning rate over the rounds: ``"constant"``, ``"cosine"`` to 0 over all rounds,
+            or ``"step"``.
         milestones: Shares of the rounds after which ``"step"`` multiplies the rate by ``decay``.
         decay: Factor of the rate at each of the ``milestones``.
-        keep_optimizer: A client retains its optimiser's state across rounds (centralised runs).
+        keep_optimizer: Each client retains its optimiser's state across rounds (for centralised runs).
         views_batch: The networks process two views as ``"separate"`` batches or as one ``"joint"`` batch; with
             BatchNorm, the results differ.
         bn_buffers: BatchNorm's running statistics are averaged like weights (``"average"``), retained by each
             client (``"local"``), or left at the server's initial values (``"leave"``).
-        amp: Mixed precision on a GPU: networks and their gradients in bfloat16, weights and losses in float32;
-            without it all is in float32, and nothing in TF32. It has no effect on a CPU, where PyTorch's bfloat16
-            convolutions gave wrong gradients on small maps.
-        checkpoint_gradients: Keep only the inputs of the encoder's blocks for the backward pass, and compute the
-            blocks again there: less memory, the same gradients, about a third more time.
-        compile: Compute full batches by code that PyTorch compiles for the encoder (``torch.compile``), which takes
-            a C++ compiler, and minutes when a run starts; on a CPU there is little to gain. The last bits of the
-            result depend on it.
+        amp: Mixed precision on a GPU: networks and their gradients in bfloat16, weights and losses in float32.
+            Without it, everything is computed in float32, never in TF32. It has no effect on a CPU, where PyTorch's
+            bfloat16 convolutions gave wrong gradients on small feature maps.
+        checkpoint_gradients: Keep only the inputs of the encoder's blocks for the backward pass, which computes the
+            blocks again. This takes less memory and about a third more time; the gradients are the same.
+        compile: Compile the encoder for full batches (``torch.compile``). This needs a C++ compiler and takes
+            minutes when a run starts; on a CPU it gains little. The last bits of the result depend on it.
         cuda_graphs: With ``compile`` on a GPU, record the encoder's kernels once and replay them with one call
-            (CUDA graphs), which is faster where kernels are short, and takes more memory.
-        accumulate: Parts into which a batch is cut; the optimiser takes one step with the sum of their gradients,
-            weighted by their sizes. Where the loss is a mean over samples, it is the step of the whole batch. A
-            contrastive loss has the negatives of its part alone, and BatchNorm and other statistics of a batch are
-            those of a part. A loss that grows with the batch (FedCA's alignment, FedU²'s FUR, SIGReg) is weaker by
-            this factor.
-        norm_factor: An update is refused if its distance from the model that the client received, the norm of a
-            component's slice, a loss, or the distance of BatchNorm's running statistics exceeds this factor times
-            the running median of accepted ones (for losses, at least 10; for running statistics, at least the norm
-            of the received ones). A loss that weighs clients may give one at most this factor times the largest
-            weight so far.
-        first_norm: Maximum distance, and maximum norm of a slice, in the first round.
-        max_share: Largest share of one client in a weighted mean of models; 1 is no bound. Heavier clients count
-            with less weight, and all with the same if fewer than 1 / ``max_share`` updates are accepted. Until the
-            round ends, the ⌊1 / ``max_share``⌋ heaviest models are in memory.
-        min_accepted: Minimum share of a cohort's updates that must be accepted for the round to complete;
-            otherwise the run stops, or, where clients take turns, the turn is missed.
-        keep_local_models: Rounds whose local models, as the clients sent them, and resulting models are kept in the
-            run's folder; -1 is the last round.
-        keep_models_every: Rounds between the resulting models that are kept, from the initial one on; 0 keeps none.
-        start: Warm start: a run's folder, from whose encoder the first model is initialised. A file is deprecated:
+            (CUDA graphs). This is faster if kernels are short, and takes more memory.
+        accumulate: Number of parts into which a batch is split. The optimiser takes one step with the sum of the
+            parts' gradients, weighted by their sizes. If the loss is a mean over samples, this is the step of the
+            whole batch. A contrastive loss takes its negatives from the same part only, and BatchNorm and other
+            batch statistics are those of a part. A loss that grows with the batch (FedCA's alignment, FedU²'s FUR,
+            SIGReg) becomes weaker by this factor.
+        norm_factor: An update is refused if one of these values exceeds this factor times the running median of the
+            accepted values: its distance from the model that the client received, the norm of a component's slice,
+            a loss, or the distance of BatchNorm's running statistics. The median counts as at least 10 for losses,
+            as at least 1% of the received weights' norm for distances, and as at least the norm of the received
+            running statistics for these. If losses determine the clients' weights, a client gets at most this
+            factor times the largest weight of earlier rounds.
+        first_norm: Maximum distance, and maximum norm of a slice, in the first round; in all rounds, if the
+            aggregation clips updates.
+        max_share: Maximum share of one client in a weighted mean of models; 1 sets no bound. The weights of heavier
+            clients are reduced; if fewer than 1 / ``max_share`` updates are accepted, all have equal weights. The
+            ⌊1 / ``max_share``⌋ heaviest models stay in memory until the round ends.
+        min_accepted: Minimum share of a cohort's updates that must be accepted for the round to complete. Otherwise
+            the run stops; if clients take turns, it skips the turn instead.
+        keep_local_models: Rounds of which the run's folder keeps the local models, as the clients sent them, and
+            the resulting models; -1 is the last round.
+        keep_models_every: Number of rounds between two resulting models that are kept, beginning with the initial
+            model; 0 keeps none.
+        start: Warm start: a run's folder, whose encoder initialises the first model. A file is deprecated here; use
             ``model.weights``.
     """
 

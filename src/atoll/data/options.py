@@ -33,13 +33,13 @@ class DataOptions(Options, section="data"):
         source: ``"digits"`` (scikit-learn's handwritten digits), ``"parquet"`` (Hugging Face image
             convention), ``"folder"`` (a folder for each class), ``"clients"`` (a folder for each client, with
             images or class folders inside), ``"images"`` (any folder of images, no labels), ``"hub"`` (a
-            Hugging Face dataset), ``"torchvision"`` (one of its datasets), ``"tar"`` (WebDataset's shards),
-            ``"object"`` (given in Python, as ``data=``) or ``"synthetic"`` (synthetic images of ten classes, as
-            many as ``limit`` says: to measure speed, not to learn from).
-        path: File, folder, hub name, torchvision class or an object's name; not read by ``"digits"`` and
-            ``"synthetic"``. A folder may hold the splits (``train.parquet``,
-            ``train-00000-of-00002.parquet``, ``train/``). A relative path that does not exist is searched for under
-            the environment variable ``ATOLL_DATA``.
+            Hugging Face dataset), ``"torchvision"`` (a dataset of torchvision), ``"tar"`` (WebDataset's shards),
+            ``"object"`` (images given in Python as ``data=``) or ``"synthetic"`` (``limit`` synthetic images of ten
+            classes, to measure speed, not to learn from).
+        path: File, folder, name of a hub dataset, torchvision class, or name of an object; not read by ``"digits"``
+            and ``"synthetic"``. A folder may hold the splits (``train.parquet``, ``train-00000-of-00002.parquet``,
+            ``train/``). A relative path that does not exist is searched for under the environment variable
+            ``ATOLL_DATA``.
         hub_config: Configuration of a hub dataset that has several.
         train_split: Name of the training split.
         test_split: Name of the test split; by default ``test``, or ``val`` if there is no ``test``.
@@ -47,8 +47,8 @@ class DataOptions(Options, section="data"):
             the recipe's seed. 0 holds out nothing.
         validation_fraction: Share of the training images set aside for tuning: stratified, and drawn with the
             recipe's seed.
-        limit: Maximum number of training images, drawn at random, independently of the seed; a larger limit
-            includes the images of a smaller one.
+        limit: Maximum number of training images. They are drawn at random, independently of the recipe's seed; a
+            larger limit includes the images of a smaller one.
         image_size: Side of the square images in pixels: the shorter side is resized to it, and the centre is
             cropped.
         channels: 3 (colour), 1 (grey), or the number of channels of TIFF files or of arrays (``.npy`` files, or
@@ -64,8 +64,8 @@ class DataOptions(Options, section="data"):
             ``"per-image"`` maps the range of each image.
         window_low: The value that is mapped to black.
         window_high: The value that is mapped to white; 4095 for 12-bit scanners.
-        memory_gib: Memory limit in GiB: a split whose decoded images exceed it is streamed from its source
-            instead of the cache.
+        memory_gib: Memory limit in GiB. A split whose decoded images exceed it is not cached, but streamed from its
+            source.
     """
 
     source: Annotated[str, OneOf(SOURCES)] = "digits"
@@ -129,31 +129,32 @@ class PartitionOptions(Options, section="partition"):
         kind: ``"iid"`` (equal random parts), ``"quantity"`` (random parts, sizes drawn from Dir(α)),
             ``"dirichlet"`` (label proportions drawn from Dir(α)), ``"skew"`` (β-skewness),
             ``"shards"`` (a fixed number of classes at each client),
-            ``"single-class"`` (one class, one client), ``"natural"`` (one client for each value of a column)
-            or ``"centralised"`` (one client holds all).
+            ``"single-class"`` (one client for each class), ``"natural"`` (one client for each value of a column) or
+            ``"centralised"`` (one client holds all).
         clients: Number of clients K; ``"natural"`` and ``"centralised"`` determine it themselves and ignore this
             option.
-        alpha: α of the Dirichlet distribution: small is skewed, large is near IID.
+        alpha: α of the Dirichlet distribution. A small α gives skewed parts, a large one nearly IID parts.
         variant: Variant of the Dirichlet split: ``"moon"`` (A: MOON, FedX, FedDecorr, FedQuad), ``"fedu2"``
             (B: FedU², SSD), ``"dec-ssl"`` (C: Dec-SSL) or ``"l-dawa"`` (D: L-DAWA, Orchestra). They give
             different client sizes.
         balanced: Orchestra's balancing, for the ``"l-dawa"`` variant: 100 Sinkhorn scalings balance the clients'
             sizes.
-        beta: β of the skewness split: 1 is IID, 0 gives the clients separate classes.
+        beta: β of the skewness split: 1 is IID; with 0, the images are sorted by class and cut into equal parts.
         classes_per_client: For ``"shards"``: number of classes of each client. If its product with the number of
             clients equals the number of classes, classes are disjoint (FedCA); if it is larger, clients share
             classes (EasyFL).
         clients_per_value: For ``"natural"``: each value's images are split at random among this many clients.
         min_size: Minimum number of images of a client; by default 10 for ``"moon"`` and 1 otherwise.
-        sit_out_below: Clients with fewer images than this take no part; a warning, ``partition.json`` and the
-            report name them. By default no client sits out, and one that is too small to train is an error.
+        sit_out_below: Clients with fewer images than this take no part; they are named in a warning, in
+            ``partition.json`` and in the report. By default, no client sits out, and a client that is too small to
+            train is an error.
         retries: Maximum number of Dirichlet draws.
         column: Column to read instead of the labels: the clients of ``"natural"`` (by default ``client``,
             or the only column), or cluster ids for ``"dirichlet"``, ``"skew"``, ``"shards"`` and
             ``"single-class"``.
-        features: Clusters of features to split instead of labels (Dec-SSL): the features of a run's folder or of an
-            encoder's file, or ``"untrained"`` for the run's encoder before training. They are reduced by PCA,
-            whitened, and clustered by k-means.
+        features: Split clusters of features instead of labels (Dec-SSL). The features are those of a run's folder
+            or of an encoder's file, or with ``"untrained"`` those of the run's encoder before training. They are
+            reduced by PCA, whitened, and clustered by k-means.
         feature_clusters: Number of clusters; by default the number of clients.
         feature_dims: Number of principal components.
     """

@@ -28,43 +28,44 @@ Protocols = tuple[Annotated[str, OneOf(PROTOCOLS)], ...]
 class EvaluationOptions(Options, section="evaluation"):
     """The recipe's ``[evaluation]`` section.
 
-    Protocols are ``"knn"``, ``"geometry"``, ``"probe"`` (the probe of this section), ``"probe-NAME"`` (a paper's
-    probe, which this section does not change), and ``"finetune-PERCENT"`` (SSD), ``"finetune-fedca-PERCENT"`` and
-    ``"finetune-fedca-federated-PERCENT"`` (by FedAvg, on each client's share), with this percentage of the labels;
-    ``"probe-ssd-N-labels"`` and ``"finetune-N-labels"`` with this number of them.
-    With the prefix ``"clients-"``, kNN and the probes test each client on its share of the test images, with the
-    model that it uses (``"clients-probe"``; see `split_test`).
+    Protocols are ``"knn"``, ``"geometry"``, ``"probe"`` (the probe of this section) and ``"probe-NAME"`` (a paper's
+    probe, of which this section changes only the maximum number of epochs). ``"finetune-PERCENT"`` (SSD),
+    ``"finetune-fedca-PERCENT"`` and ``"finetune-fedca-federated-PERCENT"`` (by FedAvg, on each client's share) use
+    this percentage of the labels, ``"probe-ssd-N-labels"`` and ``"finetune-N-labels"`` this number of labels. With
+    the prefix ``"clients-"`` (``"clients-probe"``), kNN and the probes test each client on its share of the test
+    images, with the model that it uses (see `split_test`).
 
     Attributes:
         every: Rounds between evaluations during training; 0 evaluates only at the end.
-        patience: The run ends after this many evaluations in a row whose kNN accuracy is not above that of all
-            earlier ones since round 1; by default, after ``train.rounds`` alone. The images of the evaluation
-            decide: with test images the results are somewhat optimistic, with ``data.validation_fraction`` they
-            are not.
-        during: Protocols of an evaluation during training.
+        patience: Early stopping: the run ends after this many consecutive evaluations that do not raise the highest
+            kNN accuracy since round 1; by default, it ends after ``train.rounds`` only. These evaluations choose
+            the last round, so results on the same test images are somewhat optimistic; with
+            ``data.validation_fraction`` they are not.
+        during: Protocols of the evaluations during training.
         at_end: Protocols of the last evaluation.
         batch_size: Number of images that are embedded at a time.
-        knn_k: Number of neighbours that vote; if there are fewer training images, all of them, with a warning.
+        knn_k: Number of neighbours that vote. If there are fewer training images, all of them vote, with a warning.
         knn_temperature: Temperature of the neighbours' weights.
         probe: Name of a probe protocol.
         probe_epochs: Number of epochs of the probe; by default the protocol's.
         probe_lr: Learning rate of the probe; by default the protocol's.
         probe_batch_size: Number of features in a step of the probe; by default the protocol's.
         probe_standardise: Standardise features to mean 0 and standard deviation 1; by default as in the protocol.
-        probe_select: Accuracy of the ``"last"`` epoch, or the ``"best"`` on the test set; by default as in the
-            protocol.
-        finetune_select: For all fine-tuning, the accuracy of the ``"last"`` epoch, or the ``"best"`` of several
-            evaluations on the test set.
-        max_epochs: Maximum number of epochs of every probe and fine-tuning, the papers' included; by default the
+        probe_select: Which accuracy counts: that of the ``"last"`` epoch, or the ``"best"`` on the test set; by
+            default as in the protocol.
+        finetune_select: Which accuracy of every fine-tuning counts: that of the ``"last"`` epoch, or the ``"best"``
+            of several evaluations on the test set.
+        max_epochs: Maximum number of epochs of every probe and fine-tuning, including the papers'; by default the
             protocol's.
-        measures: What is measured of a round's models, in every engine at the server: ``"norms"`` of h and z,
-            ``"layers"`` (cosine between local and received models by layer), ``"distances"`` between weights and
-            ``"angles"`` between representations of local models, ``"consensus"`` of a graph of clients.
-        measures_every: Rounds between two measures; the last round is always measured.
+        measures: What the server measures of a round's models, with every engine: ``"norms"`` of h and z,
+            ``"layers"`` (the cosine between local and received models by layer), ``"distances"`` between the
+            weights and ``"angles"`` between the representations of local models, ``"consensus"`` of a graph of
+            clients.
+        measures_every: Rounds between two measurements; the last round is always measured.
         measured_clients: Maximum number of a round's local models whose distances and angles are measured.
         map_points: Number of images on the report's map of embeddings; 0 omits the map.
-        geometry_samples: Maximum number of images on which the geometry is measured; if there are more, the seed
-            determines the sample.
+        geometry_samples: Maximum number of images on which the geometry is measured. If there are more, a sample is
+            drawn with the recipe's seed.
     """
 
     every: Whole = 0

@@ -209,7 +209,8 @@ class MethodOptions:
         aggregation: Name of an aggregation or ``module:attribute``; by default the method's aggregation.
         server: Name of a server step or ``module:attribute``; by default the method's server step.
         share: Patterns over the names of weights, such as ``"encoder.*"``, that clients share; each client retains
-            the others, and ends with a personal model. By default the method's; all, if it has none.
+            its other weights and ends with a personal model. By default the method's patterns; if it has none, all
+            weights are shared.
     """
 
     name: str = "ssd"

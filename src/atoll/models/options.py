@@ -52,14 +52,15 @@ class ModelOptions(Options, section="model"):
         patch: Side of the ViT's patches in pixels; by default 2.
         decoder_depth: Number of blocks of the masked autoencoder's decoder; by default 4.
         weights: Pretrained weights from which the encoder starts: a file (safetensors, or a state dict saved with
-            torch.save) or ``"timm:NAME"``, ``"hf:NAME"`` or ``"torchvision:NAME"``, with the names of any of these.
-        weights_least: Smallest share of the encoder's weights that ``weights`` must give.
-        freeze: Patterns over the names of weights, such as ``"encoder.layer1.*"``, that neither train nor travel.
-            With adapters, by default all of the encoder but its adapters.
-        lora_rank: Rank r of low-rank adapters (LoRA, through peft) in the encoder; none without it.
-        lora_alpha: α of the adapters, whose output has the factor α / r; by default r.
+            ``torch.save``), ``"timm:NAME"``, ``"hf:NAME"`` or ``"torchvision:NAME"``. A file may name its tensors
+            as any of these libraries does.
+        weights_least: Minimum share of the encoder's weights that ``weights`` must provide.
+        freeze: Patterns over the names of weights, such as ``"encoder.layer1.*"``, that are neither trained nor
+            sent. With adapters, the default is the whole encoder except its adapters.
+        lora_rank: Rank r of low-rank adapters (LoRA, through peft) in the encoder; by default, it has no adapters.
+        lora_alpha: α of the adapters, whose output is multiplied by α / r; by default r.
         lora_targets: Patterns over the names of the encoder's layers that get an adapter; by default the
-            projections of attention in timm's and Hugging Face's names.
+            attention's projections, by their names in timm and Hugging Face.
         init: ``"random"``, or ``"torchvision"`` to start a ResNet-18, -34 or -50 from its ImageNet weights;
             deprecated, use ``weights = "torchvision:resnet18"``.
         projector: ``"mlp"``, or ``"none"`` to use the representation as the embedding.

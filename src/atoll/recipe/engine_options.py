@@ -20,29 +20,29 @@ class EngineOptions(Options, section="engine"):
 
     Attributes:
         device: ``"cpu"``, ``"cuda"``, ``"cuda:1"``…, or ``"auto"`` (a GPU if there is one).
-        devices: In place of `device`, the devices over which the workers are spread in turn, such as
-            ``["cuda:0", "cuda:1"]``, or ``"auto"`` (all GPUs); the first also evaluates. They must be of one kind;
-            the result is that of a single one. By default, all workers are on `device`.
-        workers: Number of processes that train clients in parallel, at least one for each of `devices`; 0 for one
-            per core that the process may use. The result does not depend on it.
-        stack: Clients that one process trains at once, their encoders as one with an axis for the client, for small
-            networks that leave a GPU idle; it takes the memory of as many clients, and these encoders compute in
-            float32. Weights are those of clients that train one by one up to rounding. Flower's engines do not use
-            it.
-        streams: Clients that one process trains at once on a GPU, each with networks and a CUDA stream of its own,
-            for small networks that leave a GPU idle; it takes the memory of as many clients. The result does not
-            depend on it. Flower's engines do not use it.
+        devices: Devices to which the workers are assigned in turn, in place of `device`: a list such as
+            ``["cuda:0", "cuda:1"]``, or ``"auto"`` (all GPUs). The first one also evaluates. All must be of one
+            kind; the result is the same as on one device. By default, all workers are on `device`.
+        workers: Number of processes that train clients in parallel, at least one for each of `devices`; 0 starts as
+            many as the available cores divided by `threads`. The result does not depend on it.
+        stack: Number of clients that one process trains at once, with their encoders stacked into one along an axis
+            of clients. This is for small networks, which leave a GPU idle. It takes the memory of as many clients,
+            and these encoders compute in float32. The weights are those of clients that train one by one, up to
+            rounding. Flower's engines ignore it.
+        streams: Number of clients that one process trains at once on a GPU, each with its own networks and CUDA
+            stream. This is for small networks, which leave a GPU idle. It takes the memory of as many clients. The
+            result does not depend on it. Flower's engines ignore it.
         threads: CPU threads of each worker. The last bits of the result depend on it.
         decoders: Number of processes that read and decode the images of a streamed split (``data.memory_gib``)
-            ahead of the training, with ``workers = 1``; 0 to decode between the steps. The result does not depend
-            on it.
-        channels_last: Use the channels-last memory layout of images and convolutions; ``"auto"``: on a GPU. The
-            last bits of the result depend on it. It is not used on a GPU with ``stack``, for which PyTorch has no
-            such BatchNorm, nor if a strided 1 × 1 convolution has fewer than 16 input channels, whose gradient
-            oneDNN computes wrongly on a CPU.
+            ahead of the training, with ``workers = 1``; 0 decodes between the steps. The result does not depend on
+            it.
+        channels_last: Use the channels-last memory layout for images and convolutions; ``"auto"``: on a GPU. The
+            last bits of the result depend on it. It is never used on a GPU with ``stack``, where PyTorch has no
+            BatchNorm for it, or in networks with a strided 1 × 1 convolution of fewer than 16 input channels, whose
+            gradient oneDNN computes wrongly on a CPU.
         deterministic: On a GPU, use kernels that give the same bits each time, where PyTorch has them, and no fused
-            attention; false may be faster, and two equal runs may then differ in their last bits. A CPU's always
-            give the same.
+            attention. False may be faster; two equal runs may then differ in their last bits. A CPU's kernels
+            always give the same bits.
         checkpoint_every: Rounds between checkpoints.
     """
 

@@ -21,10 +21,11 @@ class ShiftOptions(Options, section="shift"):
         kinds: Shifts of the training images, in the order in which they are applied: ``"rotation"`` (client k of K
             by 360·k/K degrees), ``"style"`` (client k has style k modulo 5), ``"corruption"`` (client k has
             corruption k modulo their number).
-        corruptions: The corruptions that the clients have in turn.
+        corruptions: Corruptions that are assigned to the clients in turn.
         severity: Severity of the corruptions, 1 to 5 as in CIFAR-10-C.
-        evaluation: Images of the evaluation: ``"source"`` leaves them as they are, ``"clients"`` shifts each
-            training image as its client does, and each held-out image as a client that is drawn for it does.
+        evaluation: Images of the evaluation. ``"source"`` leaves them unchanged. ``"clients"`` shifts each training
+            image like the images of its client, and each held-out image like those of a client that is drawn for
+            it.
     """
 
     kinds: tuple[Kind, ...] = ()

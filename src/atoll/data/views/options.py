@@ -159,23 +159,24 @@ class ViewOptions(Options, section="views"):
         interpolation: ``"bilinear"`` or ``"bicubic"``, both antialiased.
         pad_crop: Pad by this many reflected pixels, then crop back to the same size at random.
         flip: Probability of a horizontal flip.
-        jitter: Probability of colour jitter; its four steps have a random order for every image.
+        jitter: Probability of colour jitter; its four steps are applied in a random order for each image.
         brightness: Strength b of the brightness jitter: the factor is drawn from [max(0, 1 − b), 1 + b].
         contrast: Strength of the contrast jitter, like ``brightness``.
         saturation: Strength of the saturation jitter, like ``brightness``; no effect unless images have three
             channels.
-        hue: Strength of the hue jitter: the turn is drawn from [−hue, hue], at most 1/2; no effect unless images
-            have three channels.
+        hue: Strength of the hue jitter, at most 1/2: the hue is rotated by a share of a full turn drawn from [−hue,
+            hue]; no effect unless images have three channels.
         grayscale: Probability of the conversion to grey; no effect unless images have three channels.
         blur: Probability of a Gaussian blur.
         blur_sigma: Range of the blur's standard deviation in pixels, uniform.
-        blur_kernel: Size of the blur's kernel, odd; 0 for a tenth of the image as in SimCLR, and at least 3.
+        blur_kernel: Side of the blur's kernel in pixels, an odd number; 0 for a tenth of the image's side as in
+            SimCLR, but at least 3.
         solarize: Probability of solarization, which inverts the values that reach the threshold.
-        solarize_threshold: Threshold of the solarization, on [0, 1].
-        local_size: Side of local crops in pixels, for methods that have them; by default that of the views. With a
-            smaller one, they cost less.
-        local_scale: Range of the share of the image's area that a local crop covers; their other operations are
-            those of the views.
+        solarize_threshold: Threshold of the solarization, for values in [0, 1].
+        local_size: Side of local crops in pixels, for methods that have them; by default that of the views. Smaller
+            crops cost less.
+        local_scale: Range of the share of the image's area that a local crop covers; the other operations on local
+            crops are those of the views.
         mean: Mean that the last step subtracts; one value, or one for each channel.
         std: Standard deviation by which the last step divides; one value, or one for each channel.
         transform: Your own transform of one image, ``module:attribute``, in place of this section's operations;
