@@ -37,7 +37,7 @@ def _add_compare(commands: Commands) -> None:
     compare = commands.add(
         _compare,
         "compare",
-        "Run several recipes over several seeds; resumes automatically.",
+        "Run several recipes with several seeds; resumes automatically.",
         "digits-ssd digits-simclr --seeds 3",
         "digits --methods ssd l_dawa fedema --lines",
         "digits-ssd --sweep partition.alpha=0.1,1,100 train.epochs=1,5",
@@ -51,12 +51,12 @@ def _add_compare(commands: Commands) -> None:
         help="folder of the runs (default: runs/compare)",
     )
     compare.add_argument(
-        "--methods", nargs="+", default=[], metavar="NAME", help="replace each recipe's method"
+        "--methods", nargs="+", default=[], metavar="NAME", help="run each recipe with each of these methods"
     )
     compare.add_argument(
         "--lines",
         action="store_true",
-        help="add the baselines: the centralised and the local-only counterparts",
+        help="add the baselines: each recipe centralised, and with local training only",
     )
     compare.add_argument(
         "--sweep",
@@ -69,7 +69,7 @@ def _add_compare(commands: Commands) -> None:
     compare.add_argument(
         "--restart",
         action="store_true",
-        help="start runs again that cannot be continued, such as those of a method that has changed",
+        help="restart runs that cannot be continued, such as those of a method that has changed",
     )
     add_other_environment(compare)
     add_log(compare)
@@ -117,20 +117,27 @@ def _add_reproduce(commands: Commands) -> None:
         "ssd-3 --scale cpu --seeds 3",
     )
     reproduce.add_argument(
-        "table", nargs="?", metavar="TABLE", help="a name or a TOML file (default: list them)"
+        "table",
+        nargs="?",
+        metavar="TABLE",
+        help="a table or figure, by name or TOML file (default: list them)",
     )
     reproduce.add_argument("--list", action="store_true", help="list the papers' tables and figures")
     reproduce.add_argument(
         "--dry-run", action="store_true", help="build the rows and show the runs without running them"
     )
     reproduce.add_argument(
-        "--rows", nargs="+", default=[], metavar="ROW", help="names or patterns: 'cifar10-*'"
+        "--rows",
+        nargs="+",
+        default=[],
+        metavar="ROW",
+        help="rows to run, by name or pattern: 'cifar10-*' (default: all)",
     )
     reproduce.add_argument(
         "--scale",
         default="paper",
         metavar="NAME",
-        help="paper (default), or NOT the paper's setting: cpu (minutes a run on two cores), test (seconds)",
+        help="paper (default); or, NOT the paper's setting: cpu (minutes per run on two cores), test (seconds)",
     )
     reproduce.add_argument("--seeds", type=int, default=1, help="seeds per row (default: 1)")
     reproduce.add_argument(

@@ -25,18 +25,23 @@ def _add_new(commands: Commands) -> None:
     new = commands.add(
         _new,
         "new",
-        "Write commented files to begin with: a recipe, a method, or a site's folder.",
+        "Write a commented recipe, method, or site's folder to start from.",
         "recipe my.toml --from digits-ssd",
         "method my_method.py",
         "site /srv/east",
     )
     new.add_argument("what", choices=("recipe", "method", "site"), help="what to write")
-    new.add_argument("path", type=path_of, metavar="PATH", help="a file; for a site a folder with its name")
+    new.add_argument(
+        "path",
+        type=path_of,
+        metavar="PATH",
+        help="the file to write; for a site, a folder with the site's name",
+    )
     new.add_argument(
         "--from",
         dest="base",
         metavar="RECIPE",
-        help="for a recipe: the one whose values it has (default: digits-ssd)",
+        help="for a recipe: the recipe whose values it takes (default: digits-ssd)",
     )
 
 
@@ -101,7 +106,7 @@ def _methods(options: argparse.Namespace) -> int:
 
 
 def _add_components(commands: Commands) -> None:
-    commands.add(_components, "components", "List the components of which methods are made.")
+    commands.add(_components, "components", "List the components that methods are composed of.")
 
 
 def _components(options: argparse.Namespace) -> int:

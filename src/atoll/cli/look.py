@@ -23,7 +23,7 @@ def _add_data(commands: Commands) -> None:
     )
     add_recipe(data)
     data.add_argument(
-        "-o", "--output", type=path_of, metavar="SVG", help="the picture (default: data-NAME.svg)"
+        "-o", "--output", type=path_of, metavar="SVG", help="file of the picture (default: data-NAME.svg)"
     )
     add_run_code(data)
     add_settings(data)
@@ -53,7 +53,7 @@ def _add_egress(commands: Commands) -> None:
     )
     add_recipe(egress)
     egress.add_argument(
-        "--images", type=int, default=1000, help="training images at the site (default: 1000)"
+        "--images", type=int, default=1000, help="number of training images at the site (default: 1000)"
     )
     egress.add_argument("--json", action="store_true", help="print JSON")
     add_run_code(egress)
@@ -84,7 +84,7 @@ def _add_theory(commands: Commands) -> None:
     theory = commands.add(
         _theory,
         "theory",
-        "Check Dec-SSL's theorem and proposition on drawn data; resumes automatically.",
+        "Check Dec-SSL's theorem and proposition on random data; resumes automatically.",
         "--dims 100 300 --seeds 20",
     )
     theory.add_argument(
@@ -95,7 +95,7 @@ def _add_theory(commands: Commands) -> None:
         "--samples",
         type=float,
         default=1.0,
-        help="samples of each frequent class, in multiples of d (default: 1)",
+        help="samples of each frequent class, in multiples of the dimension d (default: 1)",
     )
     theory.add_argument(
         "--out", type=path_of, default=Path("theory"), help="folder of theory.json and theory.svg"

@@ -31,7 +31,7 @@ def _add_evaluate(commands: Commands) -> None:
         "--protocol",
         required=True,
         metavar="NAME",
-        help="knn, probe, finetune-10 …; the page on evaluation lists them",
+        help="knn, probe, finetune-10 …; the docs' page on evaluation lists all",
     )
     _device(evaluate, None, "the recipe's engine.device")
     add_settings(evaluate, "evaluate on other images: data.path=DIR …", "data.KEY=VALUE")
@@ -81,12 +81,14 @@ def _add_detect(commands: Commands) -> None:
     detect.add_argument(
         "data", metavar="DATA", help="a folder of annotated images: COCO's JSON, or Parquet files"
     )
-    detect.add_argument("--scratch", action="store_true", help="start from new random weights")
+    detect.add_argument(
+        "--scratch", action="store_true", help="start from random weights instead, for comparison"
+    )
     detect.add_argument("--seeds", type=int, default=1, help="number of seeds (default: 1)")
     detect.add_argument(
         "--out", type=path_of, help="folder of the results (default: detection/DATA beside the encoder)"
     )
-    add_settings(detect, "options of the fine-tuning: epochs=12 size=800 masks=true …")
+    add_settings(detect, "set options of the fine-tuning: epochs=12 size=800 masks=true …")
 
 
 def _detect(options: argparse.Namespace) -> int:
@@ -127,7 +129,7 @@ def _add_embed(commands: Commands) -> None:
         "--on-corrupt",
         choices=("refuse", "skip"),
         default="refuse",
-        help="of images that cannot be read (default: refuse)",
+        help="what to do if an image cannot be read (default: refuse)",
     )
     _device(embed)
 
@@ -149,7 +151,7 @@ def _add_neighbours(commands: Commands) -> None:
     neighbours = commands.add(
         _neighbours,
         "neighbours",
-        "Show the nearest images of some images, and measure the encoder without labels.",
+        "Show the nearest neighbours of images, and measure the encoder without labels.",
         "runs/digits-ssd-seed0",
         "runs/digits-ssd-seed0 photo.png --among photos",
     )
@@ -159,16 +161,23 @@ def _add_neighbours(commands: Commands) -> None:
         nargs="?",
         type=path_of,
         metavar="IMAGES",
-        help="a file or a folder (default: training images)",
+        help="the query images: a file or a folder (default: a sample of the searched images)",
     )
     neighbours.add_argument(
-        "--among", type=path_of, metavar="DIR", help="a folder to search (default: the training images)"
+        "--among",
+        type=path_of,
+        metavar="DIR",
+        help="a folder of images to search (default: the training images)",
     )
-    neighbours.add_argument("--queries", type=int, default=8, help="number of images (default: 8)")
-    neighbours.add_argument("-k", type=int, default=8, help="neighbours of each (default: 8)")
+    neighbours.add_argument(
+        "--queries", type=int, default=8, help="maximum number of query images (default: 8)"
+    )
+    neighbours.add_argument("-k", type=int, default=8, help="number of neighbours of each (default: 8)")
     _device(neighbours)
     add_settings(
-        neighbours, "other training images, or where they have moved: data.path=DIR …", "data.KEY=VALUE"
+        neighbours,
+        "use other training images, or find them in another place: data.path=DIR …",
+        "data.KEY=VALUE",
     )
 
 
@@ -228,7 +237,7 @@ def _add_report(commands: Commands) -> None:
         "-o",
         "--output",
         type=path_of,
-        help="the page, .html (default: report.html in the run; for several runs, here)",
+        help="the page, .html (default: report.html, in the run's folder or, for several runs, here)",
     )
 
 

@@ -20,31 +20,44 @@ def add_commands(commands: Commands) -> None:
     """Add the commands and their arguments."""
     federate = commands.add_group("federate", "Federations of real sites, over Flower.")
     init = federate.add(_init, "init", "Write the Flower app of a recipe.", "app --recipe my.toml --sites 4")
-    init.add_argument("folder", type=path_of, metavar="DIR", help="folder of the app, to write")
+    init.add_argument("folder", type=path_of, metavar="DIR", help="folder of the app to write")
     init.add_argument("--recipe", required=True, metavar="RECIPE", help="a preset's name or a TOML file")
-    init.add_argument("--sites", type=int, default=0, help="real sites; 0: shares of the recipe's images")
+    init.add_argument(
+        "--sites",
+        type=int,
+        default=0,
+        help="number of real sites; 0 (default): nodes train shares of the recipe's images",
+    )
     init.add_argument("--out", type=path_of, help="the run's folder (default: runs/NAME-seedN)")
-    init.add_argument("--images", type=path_of, help="the coordinator's images for evaluation, by class")
-    init.add_argument("--keys", type=path_of, help="sites.toml, which binds the sites' names to their keys")
+    init.add_argument(
+        "--images",
+        type=path_of,
+        help="folder of the coordinator's images for evaluation, a subfolder for each class",
+    )
+    init.add_argument(
+        "--keys", type=path_of, help="the file sites.toml, which binds the sites' names to their keys"
+    )
     init.add_argument(
         "--dry-run",
         action="store_true",
-        help="say what the run will cost, from a few timed steps, and write nothing",
+        help="time a few steps and print the run's estimated cost; write nothing",
     )
     init.add_argument(
         "--site-images",
         type=int,
         metavar="N",
-        help=f"images at a site, for --dry-run (default: {SITE_IMAGES})",
+        help=f"number of images at a site, for --dry-run (default: {SITE_IMAGES})",
     )
     add_run_code(init)
     add_log(init)
     add_settings(init)
     verify = "Verify the audit log of a coordinator or a site."
     audit = federate.add(_audit, "audit", verify, "runs/my-run-seed0")
-    audit.add_argument("log", type=path_of, metavar="LOG", help="an audit log, or a run with one")
     audit.add_argument(
-        "--contains", nargs="+", default=[], metavar="HASH", help="hashes of lines that it must contain"
+        "log", type=path_of, metavar="LOG", help="an audit log, or the folder of a run that has one"
+    )
+    audit.add_argument(
+        "--contains", nargs="+", default=[], metavar="HASH", help="hashes of lines that the log must contain"
     )
 
 

@@ -26,23 +26,23 @@ def add_commands(commands: Commands) -> None:
 
 
 def _engine(sub: argparse.ArgumentParser) -> None:
-    """Add what trains the clients."""
+    """Add the choice of the engine."""
     sub.add_argument(
         "--engine",
         choices=("simulation", "flower-sim"),
         default="simulation",
-        help="what trains the clients: processes of this machine (default), or Flower's simulation, on Ray",
+        help="where clients train: in processes of this machine (default), or in Flower's simulation, on Ray",
     )
     sub.add_argument(
         "--ray",
         metavar="HOST:PORT",
         default="",
-        help="with --engine flower-sim: the Ray cluster (default: this machine alone)",
+        help="with --engine flower-sim: address of the Ray cluster (default: only this machine)",
     )
 
 
 def _recovery(sub: argparse.ArgumentParser, condition: str) -> None:
-    """Add what a resumed run may need."""
+    """Add the options that a resumed run may need."""
     sub.add_argument(
         "--reset-client",
         type=int,
@@ -50,7 +50,7 @@ def _recovery(sub: argparse.ArgumentParser, condition: str) -> None:
         action="extend",
         default=[],
         metavar="ID",
-        help=f"{condition}drop this client's state, which is damaged or lost",
+        help=f"{condition}clients whose damaged or lost state is discarded",
     )
     add_other_environment(sub, condition)
 
@@ -67,14 +67,14 @@ def _add_run(commands: Commands) -> None:
     )
     add_recipe(run)
     run.add_argument("--out", type=path_of, help="the run's folder (default: runs/NAME-seedN)")
-    run.add_argument("--resume", action="store_true", help="continue the run in that folder")
+    run.add_argument("--resume", action="store_true", help="continue the run in its folder")
     run.add_argument(
-        "--restart", action="store_true", help="delete the run in that folder and start it again"
+        "--restart", action="store_true", help="delete the run in its folder and start from the beginning"
     )
     run.add_argument(
         "--dry-run",
         action="store_true",
-        help="time a few steps, say what the run will cost, and write nothing",
+        help="time a few steps and print the run's estimated cost; write nothing",
     )
     _engine(run)
     _recovery(run, "with --resume: ")
@@ -84,7 +84,7 @@ def _add_run(commands: Commands) -> None:
 
 
 def _check_run(options: argparse.Namespace) -> None:
-    """Check what belongs together before PyTorch is imported."""
+    """Check combinations of options before PyTorch is imported."""
     if options.ray and options.engine != "flower-sim":
         raise UserError("--ray needs --engine flower-sim")
     if options.dry_run and (options.resume or options.restart):
@@ -147,7 +147,7 @@ def _add_resume(commands: Commands) -> None:
     _engine(resume)
     _recovery(resume, "")
     add_log(resume)
-    add_settings(resume, "change what a run may change: engine.workers=2 train.rounds=50 …")
+    add_settings(resume, "change values that a resumed run may change: engine.workers=2 train.rounds=50 …")
 
 
 def _resume(options: argparse.Namespace) -> int:
@@ -170,7 +170,11 @@ def _add_bench(commands: Commands) -> None:
         "digits-ssd",
         "gpu --out bench-gpu.json",
     )
-    bench.add_argument("recipe", metavar="RECIPE", help="a recipe, or gpu: check and measure Atoll on a GPU")
+    bench.add_argument(
+        "recipe",
+        metavar="RECIPE",
+        help="a preset's name or a TOML file; or the word gpu, to check and measure Atoll on a GPU",
+    )
     bench.add_argument(
         "--out", type=path_of, help="for gpu: the JSON file to write (default: bench-gpu.json)"
     )
@@ -178,7 +182,7 @@ def _add_bench(commands: Commands) -> None:
     bench.add_argument(
         "--scale",
         choices=("full", "test"),
-        help="for gpu: full (default), or test: tiny sizes, to check the command on a CPU",
+        help="for gpu: full (default), or test (tiny sizes, to check the command on a CPU)",
     )
     add_settings(bench)
 
