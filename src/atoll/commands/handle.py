@@ -39,8 +39,9 @@ class Run(run_folder.Run):
     """A run: its folder, its results, its report and its encoder. A notebook shows it as a table.
 
     Args:
-        folder: Path of the folder; it need not exist. The run remembers where it is if the process moves elsewhere.
-        recipe: The run's recipe, with the objects that the run was given; None to read it from the folder.
+        folder: Path of the folder, which need not exist. The run keeps its place if the process changes its working
+            folder.
+        recipe: The run's recipe, including objects that Python code gave it; None to read it from the folder.
 
     Example:
         >>> import atoll
@@ -106,9 +107,10 @@ class Run(run_folder.Run):
 
         Args:
             protocol: Name of the protocol: ``"knn"``, ``"probe"``, ``"finetune-10"`` …
-            data: Images on which kNN and probes are fitted, in the forms of `atoll.simulate`; None for the run's. A
-                run that was given its images needs them again if it comes from its folder.
-            test_data: The test images; None if ``data.test_fraction`` of ``data`` is held out.
+            data: Images on which kNN and probes are fitted, in the forms of `atoll.simulate`; None for the run's
+                images. If Python code gave the run its images, and this object comes from the run's folder, give
+                them again.
+            test_data: The test images; None to hold out ``data.test_fraction`` of ``data``.
             device: ``"cpu"``, ``"cuda"``, ``"cuda:1"``…, or ``"auto"`` (a GPU if there is one); None for the
                 recipe's ``engine.device``.
 
@@ -116,8 +118,8 @@ class Run(run_folder.Run):
             The protocol's numbers, as in `results`, and the ``"split"`` of the evaluation.
 
         Raises:
-            UserError: The run has not finished, the protocol is unknown, the images lack what it needs, or there is
-                no such device.
+            UserError: The run has not finished, the protocol is unknown, the images lack labels or held-out images
+                that it needs, or there is no such device.
 
         Example:
             >>> import tempfile
@@ -163,12 +165,12 @@ class Run(run_folder.Run):
         among: Path | str | None = None,
         device: str = "auto",
     ) -> Neighbours:
-        """Find the training images whose representations are most similar to an image's.
+        """Find the training images whose representations are most similar to that of a given image.
 
         Args:
-            image: An image's file, an opened image, or its pixels, (H, W) or (H, W, C).
+            image: An image file, an opened image, or its pixels, (H, W) or (H, W, C).
             k: Number of neighbours.
-            among: A folder whose images are searched; None for the run's training images.
+            among: A folder of images to search; None for the run's training images.
             device: ``"cpu"``, ``"cuda"``, ``"cuda:1"``…, or ``"auto"`` (a GPU if there is one).
 
         Raises:
@@ -194,7 +196,7 @@ class Run(run_folder.Run):
         return Neighbours(record)
 
     def __repr__(self) -> str:
-        here = Path.cwd()  # a notebook that is shared shows no home folder
+        here = Path.cwd()  # so that a shared notebook shows no home folder
         shown = self.folder.relative_to(here) if self.folder.is_relative_to(here) else self.folder
         return f"Run({str(shown)!r}): {self._state()}"
 
@@ -231,13 +233,13 @@ class Neighbours:
 
     @property
     def names(self) -> list[str]:
-        """Their names: ``#ROW`` of a training image, or a file."""
+        """Names of the images: ``#ROW`` for a training image, otherwise a file."""
         names: list[str] = self.record["names"][0]
         return names
 
     @property
     def similarity(self) -> list[float]:
-        """Cosine of their representations and the image's."""
+        """Cosine between their representations and that of the image."""
         similarity: list[float] = self.record["similarity"][0]
         return similarity
 

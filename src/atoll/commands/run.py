@@ -69,22 +69,22 @@ def simulate(
 ) -> Run:
     """Simulate a federation on this machine: train, evaluate and save its encoder.
 
-    Runs of several threads wait for one another; use processes to run them at once.
+    A process runs one simulation at a time; other threads wait. Use processes to run several at once.
 
     Args:
         recipe: Name of a preset, path of a TOML file, the table in such a file, or a `Recipe`.
         out: The run's folder; None for ``runs/NAME-seedN``.
         resume: Whether to continue the run in the folder.
-        callback: Follows the run, as those in ``callbacks`` do.
-        encoder: The encoder to train: a module, with whose weights the run starts, or a function or class that
+        callback: An object that follows the run, in addition to those in ``callbacks``.
+        encoder: The encoder to train: a module, from whose weights the run starts, or a function or class that
             makes one; None for the recipe's. Load the run's encoder with ``atoll.load_encoder(path, encoder)``.
         data: The images: a dataset with a length whose items are (image, label), a Hugging Face dataset, an array,
-            (images, labels), or a dict from names of clients to any of these; None for the recipe's.
-        transform: Makes a view of an image: a transform of torchvision's v2, or a function of an image, uint8
-            (C, H, W), that returns a view (C, size, size), uint8 or floats; None for the recipe's views.
-        callbacks: Objects that follow the run, or one; see `atoll.Callback`.
-        log: Tools that follow the run, or one: ``"tensorboard"``, ``"wandb"``, ``"mlflow"``; None for none.
-        test_data: The test images, in the forms of ``data``; None if ``data.test_fraction`` of them is held out.
+            a pair (images, labels), or a dict from clients' names to any of these; None for the recipe's images.
+        transform: Makes a view of an image: a transform of torchvision's v2, or a function that takes an image,
+            uint8 (C, H, W), and returns a view (C, size, size), uint8 or floats; None for the recipe's views.
+        callbacks: One object that follows the run, or several; see `atoll.Callback`.
+        log: One tool that follows the run, or several: ``"tensorboard"``, ``"wandb"``, ``"mlflow"``; None for none.
+        test_data: The test images, in the forms of ``data``; None to hold out ``data.test_fraction`` of ``data``.
         watcher: Deprecated name of ``callback``.
 
     Returns:
@@ -116,7 +116,7 @@ def simulate(
     further = callbacks if isinstance(callbacks, Iterable) else [callbacks]
     own = [*([callback] if callback else []), *([watcher] if watcher else []), *further]
     tools = list(log or ()) if isinstance(log, Iterable | None) and not isinstance(log, str) else [log]
-    with process_for_training():  # for a factory of an encoder, too, so that a thread waits once
+    with process_for_training():  # also for an encoder's factory, so that a thread waits only once
         given = give(recipe, *objects) if any(one is not None for one in objects) else _as_recipe(recipe)
         bar = Bar(Console(), given.label)
         try:
@@ -142,9 +142,9 @@ def run_recipe(
         recipe: A recipe, as for `simulate`.
         out: The run's folder; None for ``runs/NAME-seedN``.
         resume: Whether to continue the run in the folder.
-        callback: Follows the run, such as a progress bar.
-        engine: Runs the rounds; None for the simulation on this machine.
-        recovery: What the user allows beyond a plain continuation.
+        callback: An object that follows the run, such as a progress bar.
+        engine: The engine that runs the rounds; None for the simulation on this machine.
+        recovery: What the user allows when a run continues, beyond a plain continuation.
         log: Tools that follow the run (`atoll.commands.logs`).
 
     Returns:
@@ -173,12 +173,12 @@ def run_recipe(
 
 @dataclass(frozen=True)
 class PreparedRun:
-    """A run whose recipe, images and networks fit together; nothing is written yet.
+    """A run whose recipe, images and networks fit together. Nothing has been written yet.
 
     Attributes:
         recipe: The run's recipe.
         run: The run's folder.
-        engine: Runs the rounds.
+        engine: The engine that runs the rounds.
         federation: The federation that the engine gathered.
         prerequisites: The prerequisite runs, by name.
         version: Version of the code, read before the run: the source files may change before the run ends.
@@ -193,19 +193,19 @@ class PreparedRun:
 
 
 def prepare(recipe: Recipe, run: run_folder.Run, engine: Engine, restart: bool = False) -> PreparedRun:
-    """Load the images and build the networks of a run and of its prerequisites, which finds most errors.
+    """Load the images and build the networks of a run and of its prerequisites, to find most errors early.
 
     Args:
         recipe: The recipe.
         run: The run's folder.
-        engine: Runs the rounds.
+        engine: The engine that runs the rounds.
         restart: Whether the run in the folder is to be deleted.
 
     Raises:
         UserError: The recipe or the data is invalid.
     """
     code = version()
-    if isinstance(engine, Simulation):  # over Flower, each site trains as suits its own device
+    if isinstance(engine, Simulation):  # over Flower, each site settles this for its own device
         recipe = settled(recipe, run, restart)
     prerequisites = {
         name: prepare(other, run_folder.Run(run.folder / FOLDER / name), Simulation(), restart)
@@ -267,7 +267,7 @@ def _start(prepared: PreparedRun) -> None:
         run.reset()
         for other in prepared.prerequisites.values():
             delete_unless_same(other.run, other.recipe, other.federation.partition)
-        # Before any other file, so that the folder holds a run if this process is killed.
+        # Written before any other file, so that the folder is recognised as a run if this process is killed.
         run.write("recipe.toml", prepared.recipe.to_toml())
     check_inputs(run, prepared.recipe, prepared.federation)
     record_environment(run, prepared.recipe, prepared.federation.device)  # which the evaluation lists, too

@@ -20,7 +20,7 @@ from atoll.core.errors import UserError
 from atoll.core.tree import Tree, Weights
 from atoll.data.batch import Batch
 
-# What an update may contain beside weights and losses, and what that is for a data owner.
+# What an update may contain in addition to weights and losses, in words for a data owner.
 STATISTICS = {
     "samples": "its number of samples",
     "batches": "its number of batches",
@@ -39,7 +39,7 @@ class Objective(Component):
 
     @property
     def idle_rounds(self) -> str:
-        """The setting that lets every round train, if there are rounds in which no client does; otherwise empty."""
+        """If there are rounds in which no client trains, the setting that avoids them; otherwise empty."""
         return ""
 
     def classifier(self) -> tuple[str, ...] | None:
@@ -118,12 +118,14 @@ class Aggregation(Component):
     Class attributes:
         whole_cohort: The computation needs all updates at once; they are buffered on disk.
         only_weights: The aggregation requires that only weights leave a client.
-        clips: The aggregation clips updates itself; whether a client's update is accepted must not depend on the
+        clips: The aggregation itself clips updates; whether a client's update is accepted must not depend on the
             updates of other clients.
         serverless: The clients hold the models, and no server can take a server step.
-        hides_updates: The aggregation must not reveal a single client's update, so none may be kept or measured.
-        keeps_updates: The fold may keep an update's weights after it was added, as a median does; they are copied
-            where clients train in the networks of one process. A fold that uses them at once saves that copy.
+        hides_updates: The aggregation must not reveal the update of a single client, so none may be kept or
+            measured.
+        keeps_updates: The fold may keep an update's weights after `add`, as a median does. If clients train in the
+            networks of one process, these weights are therefore copied; a fold that uses them at once saves the
+            copy.
     """
 
     whole_cohort: ClassVar[bool] = False
@@ -164,15 +166,15 @@ class Aggregation(Component):
         return None
 
     def cohort_size(self, setting: Setting) -> int:
-        """Return the number of clients in a round, the fewest if rounds differ; goes with `cohort`."""
+        """Return the number of clients in a round, the smallest if rounds differ; override it with `cohort`."""
         return setting.train.cohort_size(setting.num_clients)
 
     def fewest_clients(self, setting: Setting) -> int:
-        """Return the fewest clients that a round may have: `cohort_size`, unless their number is drawn."""
+        """Return the smallest number of clients that a round may have: `cohort_size`, unless it is random."""
         return self.cohort_size(setting)
 
     def turns(self, setting: Setting) -> int:
-        """Return the rounds from one turn of a client to its next, if clients take turns; otherwise 1."""
+        """Return the number of rounds between two turns of a client, if clients take turns; otherwise 1."""
         return 1
 
     def spent(self, setting: Setting, round: int) -> dict[str, float]:
@@ -180,11 +182,11 @@ class Aggregation(Component):
         return {}
 
     def measure(self, models: Models, setting: Setting, round: int) -> dict[str, float]:
-        """Return what the aggregation measures of its models after a round, for ``evaluation.measures``."""
+        """Return the aggregation's own measurements of its models after a round, for ``evaluation.measures``."""
         return {}
 
     def neighbourhoods(self, setting: Setting, round: int) -> Sequence[Collection[int]]:
-        """Return, without a server, the clients whose updates reach each client in a round, itself included."""
+        """Without a server: return for each client those whose updates reach it in a round, itself included."""
         return ()
 
     def models(self, start: Weights, setting: Setting) -> Models:
@@ -220,7 +222,7 @@ class Aggregation(Component):
 
 @dataclass(frozen=True)
 class ServerStep(Component):
-    """How the server updates its model with the folded model: by replacement, or as a gradient step."""
+    """How the server updates its model with the folded model: by replacement or by a gradient step."""
 
     def step(self, state: Tree, current: Weights, folded: Weights, setting: Setting) -> tuple[Tree, Weights]:
         """Return the next slice of state (None before the first round) and the next weights."""

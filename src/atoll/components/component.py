@@ -29,9 +29,9 @@ class Component(Options):
     Class attributes:
         name: Name of the component in recipes, states and messages.
         source: Paper and equation.
-        needs_labels: The component reads ``batch.labels``, which are None unless a component says so.
-        between_neighbours: Without a server, neighbours may exchange the component's slices: each client then has
-            its own slice of the state, folded from those of its neighbourhood.
+        needs_labels: The component reads ``batch.labels``, which are None unless some component sets this.
+        between_neighbours: If there is no server, neighbours may exchange the component's slices. Each client then
+            has its own slice of the state, folded from the slices of its neighbourhood.
     """
 
     name: ClassVar[str] = ""
@@ -40,11 +40,11 @@ class Component(Options):
     between_neighbours: ClassVar[bool] = False
 
     def __init_subclass__(cls) -> None:
-        """Refuse an option that would replace a hook, or be ignored, silently; warn of a missing declaration.
+        """Refuse options that would silently replace a hook or be ignored; warn of a missing declaration.
 
         Raises:
-            UserError: A field has the name of an inherited attribute that is not an option, or a default of an
-                inherited option has no annotation.
+            UserError: A field has the name of an inherited attribute that is not an option, or the class gives an
+                inherited option a new default without an annotation.
         """
         super().__init_subclass__()
         inherited = {option.name for base in cls.__bases__ if is_dataclass(base) for option in fields(base)}
@@ -73,7 +73,7 @@ class Component(Options):
         """Check all options.
 
         Raises:
-            UserError: A value is of the wrong type or out of range, or the class is no dataclass, so that its
+            UserError: A value has the wrong type or is out of range, or the class is not a dataclass, so that its
                 options would be ignored.
         """
         super().__post_init__()
@@ -89,7 +89,7 @@ class Component(Options):
     def _place(cls) -> str:
         return f"options.{cls.name}"
 
-    # A component may define these properties as class variables if they do not depend on its options.
+    # A component may define the following properties as class variables if they do not depend on its options.
 
     @property
     def egress(self) -> tuple[str, ...]:
@@ -103,20 +103,20 @@ class Component(Options):
 
     @property
     def consecutive_rounds(self) -> bool:
-        """Whether the component relates a round to the one before it, so that the same clients must be in both.
+        """Whether the component relates each round to the previous one, so the same clients must take part in both.
 
-        A client that misses a round now and then is no obstacle; clients that take turns are.
+        Clients may miss single rounds, but must not take turns.
         """
         return False
 
     @property
     def needs_steps(self) -> bool:
-        """Whether a round without training would mislead it, because it relates each round to the last training."""
+        """Whether a round without training would mislead the component, which assumes training in every round."""
         return False
 
     @property
     def follows_rounds(self) -> bool:
-        """Whether it computes something else in a run of more rounds, which therefore cannot be extended."""
+        """Whether what it computes depends on the run's number of rounds; such a run cannot be extended."""
         return False
 
     def refuse(self, setting: Setting) -> str | None:
@@ -154,7 +154,7 @@ class Component(Options):
         return None
 
     def epochs(self, setting: Setting, client: int, cohort: Sequence[int], round: int) -> int | None:
-        """Return a client's local epochs in a round if the component sets them, otherwise None; 0: no training."""
+        """Return a client's local epochs in a round, 0 for no training; None if the component sets none."""
         return None
 
     def fold(self, state: Tree, setting: Setting, round: int) -> SliceFold | None:
@@ -162,7 +162,7 @@ class Component(Options):
         return None
 
     def declares(self, setting: Setting) -> Spec | None:
-        """Declare the form of what `finish` returns (see `atoll.components.declaration`); None if it is nothing."""
+        """Declare the form of what `finish` returns (see `atoll.components.declaration`); None for nothing."""
         return None
 
     def refuse_slice(self, piece: Tree, setting: Setting, weights: Weights) -> str | None:
@@ -207,7 +207,7 @@ class Component(Options):
 
 
 def _annotated(kind: type) -> list[str]:
-    """Names that a class itself annotates as options."""
+    """Names that the class itself, without its bases, annotates as options."""
     return [name for name, hint in inspect.get_annotations(kind).items() if "ClassVar" not in str(hint)]
 
 
@@ -217,9 +217,9 @@ def declares_slice(kind: type[Component]) -> bool:
 
 
 def declared(kind: type[Component], declaration: str, hook: str) -> bool:
-    """Whether a declaration that a component has belongs to the hook that it uses.
+    """Whether a component's declaration describes the hook that the component uses.
 
-    False if the most derived class that defines either of them defines the hook alone.
+    False if, of the classes that define either, the most derived one defines only the hook.
     """
     owner = next(base for base in kind.__mro__ if {declaration, hook} & vars(base).keys())
     return declaration in vars(owner)

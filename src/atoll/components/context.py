@@ -44,8 +44,9 @@ class ClientContext:
         received: The downloaded weights, before any merge; without the local-only weights, and empty for a client
             that trains alone.
         shared: Names of the weights that leave the client.
-        fixed: Names of the weights that do not train, which every client has: a client state need not contain them.
-        reset: The client has no usable retained state, and components initialise theirs.
+        fixed: Names of the weights that do not train. Every client has them, so a client state need not contain
+            them.
+        reset: Whether the client has no usable retained state, so that components initialise theirs.
         lr: Learning rate of this round.
         steps: Number of optimiser steps taken.
         last_epoch_loss: Mean loss of the last completed local epoch.
@@ -78,7 +79,7 @@ class ClientContext:
         self.lr = 0.0
         self.steps = 0
         self.last_epoch_loss = 0.0
-        self._pool = pool  # copies of earlier clients and rounds, whose memory is used again
+        self._pool = pool  # copies made by earlier clients and rounds, whose memory is reused
         self._message = message
         self._constants = constants
         self._retained = retained if retained is not None else ClientState()
@@ -102,14 +103,14 @@ class ClientContext:
     def frozen(self, name: str, weights: Weights | None = None, train: bool = False) -> nn.ModuleDict:
         """Load weights into a copy of the networks without gradients, which a `Forward` can name.
 
-        The copy is this client's until the round ends. Its memory is reused by later calls with the name.
+        The copy belongs to this client until the round ends; later calls with the same name reuse its memory.
 
         Args:
             name: Name of the copy.
-            weights: Weights to load; names that are missing take their current values in `networks`. None loads all
-                weights of `networks`.
-            train: The copy's layers have the modes of those of `networks`, so that BatchNorm uses the batch's
-                statistics (momentum targets) unless it is frozen; otherwise the copy is in eval mode.
+            weights: Weights to load; missing names take their current values in `networks`. None loads all weights
+                of `networks`.
+            train: Give each layer of the copy the mode of the same layer in `networks`, so that BatchNorm uses the
+                batch's statistics (momentum targets) unless it is frozen. Otherwise, the copy is in eval mode.
         """
         if name not in self._pool:
             self._pool[name] = copy.deepcopy(self.networks).requires_grad_(False)
@@ -126,7 +127,7 @@ class ClientContext:
     ) -> list[Tensor]:
         """Compute a network's outputs for all samples of the client, in order, in eval mode.
 
-        The modes of its layers are restored afterwards.
+        Afterwards, each layer has its previous mode again.
 
         Args:
             network: `networks`, or a result of `frozen`.

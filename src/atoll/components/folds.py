@@ -12,7 +12,7 @@ class Fold(Protocol):
     """A round's aggregation."""
 
     def add(self, client: int, update: Update, geometry: UpdateGeometry, /) -> None:
-        """Fold in one client's update, which the fold may keep; its weights if the aggregation has `keeps_updates`.
+        """Fold in one client's update, which the fold may keep (the weights only with `keeps_updates`).
 
         Args:
             client: The client's id.

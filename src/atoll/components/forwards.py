@@ -120,7 +120,7 @@ class EncoderCall:
 
 
 def encoder_calls(forwards: Sequence[Forward], joint: bool) -> list[EncoderCall]:
-    """Calls for the declared passes, each pass once, in order; with ``joint``, a network has both views in one."""
+    """Calls for the declared passes, each pass once, in order; with ``joint``, one call processes both views."""
     calls: list[EncoderCall] = []
     for forward in forwards:
         if any(forward in call.passes for call in calls):

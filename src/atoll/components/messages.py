@@ -96,7 +96,8 @@ class Checkpoint(TypedDict):
         norms: Accepted distances of earlier rounds (see `UpdateChecks`).
         accepted: Other accepted magnitudes of earlier rounds, by name; missing in checkpoints of 0.1.
         constants_sent: Clients that have received the constants.
-        missed: Turns in a row that left the model as it is, if there are any (see `Server.run_round`).
+        missed: Number of consecutive turns so far that left the model unchanged (see `Server.run_round`); absent if
+            0.
         line: The round's line of metrics; a resumed run completes it if the process was killed before the round's
             evaluation.
     """

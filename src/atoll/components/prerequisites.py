@@ -11,14 +11,14 @@ from atoll.data.images import Pixels
 
 @dataclass(frozen=True)
 class Prerequisite:
-    """A run that a component needs first: centralised, resumable, in a folder inside the run's folder.
+    """A run that a component needs first: centralised, resumable, with a folder inside the run's folder.
 
     Both runs build the same networks, from the same ``[model]`` section and for images of the same form.
 
     Attributes:
-        recipe: Name of a preset, or a TOML file with the complete recipe; if empty, this run's seed, views,
-            networks, training and engine are used.
-        settings: Settings that override them, by section and key.
+        recipe: Name of a preset, or a TOML file with the complete recipe. If empty, the seed, views, networks,
+            training and engine are those of this run.
+        settings: Settings that override these values, by section and key.
     """
 
     recipe: str = ""

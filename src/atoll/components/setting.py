@@ -32,18 +32,19 @@ class Setting:
         embedding_dim: Size of an embedding z.
         train: The recipe's ``[train]`` section.
         model: The recipe's ``[model]`` section, for components that build heads.
-        cohort_size: Number of clients in a round, the fewest if rounds differ; 0 in a setting that was
+        cohort_size: Number of clients in a round, the smallest if rounds differ; 0 in a setting that was
             constructed by hand.
         sizes: Number of samples of each client, if the server may know it.
         buffers: Names of the weights that no gradient trains, such as BatchNorm's running statistics.
         running_statistics: Names of the buffers that are BatchNorm's running statistics. They follow the data's
             scale.
         local_only: Names of the weights that never leave a client.
-        base_names: Names of the weights that clients get once, with their initial values: frozen ones, and those
-            that each client trains for itself (``method.share``).
+        base_names: Names of the weights that each client receives once, with their initial values: frozen weights,
+            and those that each client trains for itself (``method.share``).
         personal: Whether clients retain weights, so that each ends with a personal model.
         draw: Index of the independent initial model that is being built; 0 is the model that all clients share.
-        checkpoint_every: Rounds between checkpoints; after a kill, these rounds may run again.
+        checkpoint_every: Rounds between checkpoints. If the run is killed, the rounds since the last checkpoint run
+            again.
         further_models: Function that draws further initial models, independent of the shared one, by index from 1.
             None in a setting that was constructed by hand, without networks.
     """
@@ -87,7 +88,7 @@ class Setting:
 def seeded(module_seed: int, build: Callable[[], T]) -> T:
     """Build a module from separate random streams; the global streams are unchanged."""
     with seeded_streams(module_seed):
-        torch.manual_seed(module_seed)  # also a GPU's, which the user's module may be the first to use
+        torch.manual_seed(module_seed)  # also seeds a GPU, which the user's module may be the first to use
         return build()
 
 

@@ -131,7 +131,7 @@ def learning_rate(train: TrainOptions, round: int) -> float:
 
 
 def make_optimizer(train: TrainOptions, parameters: Iterable[nn.Parameter]) -> torch.optim.Optimizer:
-    """Build the recipe's optimiser; each round sets its learning rate. On a GPU, all weights step in one kernel."""
+    """Build the recipe's optimiser; each round sets its learning rate. On a GPU, one kernel updates all weights."""
     weights = list(parameters)
     fused = all(weight.is_cuda for weight in weights) or None  # None: PyTorch's default
     if train.optimizer == "sgd":
@@ -145,7 +145,7 @@ def make_optimizer(train: TrainOptions, parameters: Iterable[nn.Parameter]) -> t
 
 
 def _start_momentum(optimizer: torch.optim.Optimizer, *_: object) -> None:
-    """Start momentum at zero: PyTorch's fused kernel takes that of all weights or of none, and some start late."""
+    """Start momentum at zero: PyTorch's fused kernel needs it for all weights or none, and some start later."""
     for group in optimizer.param_groups:
         for weight in group["params"]:
             if weight.grad is not None and "momentum_buffer" not in (state := optimizer.state[weight]):

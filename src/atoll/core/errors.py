@@ -24,8 +24,8 @@ class UserError(ValueError):
 class RunError(RuntimeError):
     """Failure during a run; the message says in one sentence what happened and how to continue.
 
-    The command prints the sentence and exits with code 1. Any other exception is a defect in Atoll, or in a
-    component of the user's, and shows its traceback.
+    The command prints the sentence and exits with code 1. Any other exception is a defect in Atoll or in a user's
+    component, and is shown with its traceback.
 
     Example:
         >>> import atoll
@@ -35,7 +35,7 @@ class RunError(RuntimeError):
 
 
 class OldCodeWarning(DeprecationWarning):
-    """Code of the user's own, such as a component, that a later version will refuse; the command shows it."""
+    """Warning of user code, such as a component, that a later version will refuse; the command shows it."""
 
 
 MOST_LISTED = 60  # names in an error message
@@ -44,12 +44,12 @@ MOST_LISTED = 60  # names in an error message
 def did_you_mean(name: str, known: Iterable[str], before: str = "") -> str:
     """Final clause of an error message that suggests the nearest known name, or lists the known names.
 
-    Of more than 60 names it lists ten, those that contain the unknown name first.
+    If there are more than 60 names, it lists ten; names that contain the unknown name come first.
 
     Args:
         name: The unknown name.
         known: The known names.
-        before: What stands before all of them; names are not nearer for what they share.
+        before: Prefix that all known names share; it does not count towards their similarity.
 
     Example:
         >>> from atoll.core.errors import did_you_mean

@@ -32,10 +32,10 @@ def derive_seed(seed: int, purpose: str, *keys: int | str) -> int:
 
 
 def stream(seed: int, purpose: str, *keys: int | str) -> torch.Generator:
-    """CPU generator for a purpose; a run on a GPU draws on the CPU too, and therefore sees the same numbers.
+    """CPU generator for a purpose. A run on a GPU also draws on the CPU, so it gets the same numbers.
 
-    PyTorch's CPU generator uses the low 32 bits of the seed. That is enough for the few streams of a client's round
-    to differ, and a collision somewhere in a long run is harmless, but it is not enough for secrets.
+    PyTorch's CPU generator uses only the low 32 bits of the seed. This is enough to keep the few streams of a
+    client's round apart, and a collision somewhere in a long run is harmless. It is not enough for secrets.
 
     Args:
         seed: The run's seed.

@@ -1,4 +1,4 @@
-"""Callbacks: what follows a run round by round, such as a progress bar, a log, or code of the user's."""
+"""Callbacks: objects that follow a run round by round, such as a progress bar, a log, or the user's code."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ HOOKS = ("begin", "round", "step", "end")
 
 
 class Callback:
-    """Follows a run. Override the hooks that you need; an object of another class that has one of them will do.
+    """Follows a run. Override the hooks that you need. An object of any class with at least one of them works too.
 
-    A run that needs prerequisite runs calls the hooks for each of these first; ``federation.recipe.name`` tells
-    them apart. A resumed run calls `begin` again and `round` for the rounds that remain.
+    If a run needs prerequisite runs, the hooks are first called for each of these; ``federation.recipe.name`` tells
+    the runs apart. A resumed run calls `begin` again, and `round` for the remaining rounds.
 
     Class attributes:
-        guarded: Undo what the hooks draw from the process's random streams or set for all of PyTorch. That takes
-            0.1 ms, which a `step` that does neither can save.
+        guarded: Undo what the hooks draw from the process's random streams and what they set for all of PyTorch.
+            This takes 0.1 ms per call; set it to False if your `step` does neither.
 
     Example:
         >>> import tempfile
@@ -50,7 +50,7 @@ class Callback:
         """Called after a complete round, with its record and its line of the metrics."""
 
     def end(self, run: Run) -> None:
-        """Called when the run has finished, and its results and its encoder are saved."""
+        """Called when the run has finished and its results and encoder are saved."""
 
     def step(self, images: int) -> None:
         """Called after a client has trained on a batch of ``images`` images; for progress bars."""
@@ -63,7 +63,7 @@ class Callbacks(Callback):
         callbacks: Objects with at least one of the hooks of `Callback`.
 
     Raises:
-        UserError: An object has no hook, or one that cannot be called as that of `Callback`.
+        UserError: An object has no hook, or a hook that does not accept the arguments of the one in `Callback`.
     """
 
     def __init__(self, callbacks: Sequence[object]) -> None:
@@ -98,7 +98,7 @@ class Callbacks(Callback):
         self._call("step", images)
 
     def _call(self, name: str, *values: object) -> None:
-        """Call a hook of each one that has it; what it draws or sets does not reach the training."""
+        """Call a hook of each callback that has it; what it draws or sets does not affect the training."""
         for one in self._callbacks:
             if not _has_own(one, name):
                 continue
@@ -117,11 +117,11 @@ def _has_own(callback: object, name: str) -> bool:
 
 
 def _check_arguments(callback: object, name: str) -> None:
-    """Check that a hook takes the arguments of `Callback`'s, before a run that would meet it hours later."""
+    """Check that a hook takes the arguments of `Callback`'s; otherwise the run would fail hours later."""
     given = list(inspect.signature(getattr(Callback, name)).parameters)[1:]
     try:
         signature = inspect.signature(getattr(callback, name))
-    except (TypeError, ValueError):  # a function in C, which does not say
+    except (TypeError, ValueError):  # a function in C may have no signature
         return
     try:
         signature.bind(*given)

@@ -74,10 +74,10 @@ class Method:
     share: tuple[str, ...] | None = None
 
     def __post_init__(self) -> None:
-        """Check the terms; Python reads a tuple without its comma as a single one.
+        """Check the terms; in Python, a tuple of one term without its comma is just the term.
 
         Raises:
-            UserError: The terms are no sequence of components.
+            UserError: The terms are not a sequence of components.
         """
         terms: object = self.terms
         if not isinstance(terms, Sequence) or not all(hasattr(one, "name") for one in terms):
@@ -224,7 +224,7 @@ class Method:
         """Return a client's local epochs in a round; 0: no training.
 
         Raises:
-            UserError: A component asks for no such number.
+            UserError: A component's number of epochs is not a whole number of 0 or more.
         """
         for component in self.components:
             asked = component.epochs(setting, client, cohort, round)
@@ -242,7 +242,7 @@ class Method:
         return setting.train.epochs
 
     def _slice(self, state: ServerState, component: Component, client: int) -> Tree:
-        """Return a component's slice of the state, as a client meets it."""
+        """Return a component's slice of the state, as a client gets it."""
         piece = state["parts"].get(component.name)
         return (piece or {})[str(client)] if self.aggregation.splits(component) else piece
 

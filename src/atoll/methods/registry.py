@@ -239,7 +239,7 @@ def _made(kind: type[P], name: str | None, what: str) -> P:
 
 
 def _check_name(component: Component, used: Collection[str]) -> None:
-    """Refuse a blank name, and a name under which options, losses or state of two components would be mixed."""
+    """Refuse a blank name, and a name that would mix up the options, losses or state of two components."""
     taken = COMPONENTS.get(component.name, type(component)) is not type(component)
     if taken or not component.name.strip() or component.name in ("loss", *used):  # "loss" is the sum of all
         raise UserError(

@@ -1,4 +1,4 @@
-"""What a recipe takes from its encoder's own configuration, and the objects that Python code lays over it."""
+"""Parts of a recipe that come from its encoder's own configuration, or from objects that Python code gives."""
 
 from __future__ import annotations
 
@@ -28,10 +28,10 @@ from atoll.models import (
 
 
 def with_encoder(table: Mapping[str, Any], encoder: Any) -> dict[str, Any]:
-    """Lay an encoder that Python code gives, a module or a factory, over a recipe's table.
+    """Put an encoder that Python code gives, a module or a factory, into a recipe's table.
 
     Raises:
-        UserError: It is neither, or see `with_input`.
+        UserError: It is neither; or an error of `with_input`.
     """
     unnamed = Given.named(call_it(encoder), "", encoder)  # its fingerprint depends on the images
     table = with_input(over(table, {"model": {"encoder": unnamed}}))
@@ -40,10 +40,10 @@ def with_encoder(table: Mapping[str, Any], encoder: Any) -> dict[str, Any]:
 
 
 def with_data(table: Mapping[str, Any], data: Any, test_data: Any = None) -> dict[str, Any]:
-    """Lay images that Python code gives over a recipe's table; a dict's clients are the recipe's.
+    """Put images that Python code gives into a recipe's table; the keys of a dict become the recipe's clients.
 
     Raises:
-        UserError: They are no images; see `give_data`.
+        UserError: They are not images; see `give_data`.
     """
     given = {"source": "object", "path": give_data(data, test_data)}
     natural = {"partition": {"kind": "natural", "column": "client"}} if isinstance(data, Mapping) else {}
@@ -51,32 +51,32 @@ def with_data(table: Mapping[str, Any], data: Any, test_data: Any = None) -> dic
 
 
 def with_transform(table: Mapping[str, Any], transform: Any) -> dict[str, Any]:
-    """Lay a transform that Python code gives over a recipe's table.
+    """Put a transform that Python code gives into a recipe's table.
 
     Raises:
-        UserError: It cannot be called.
+        UserError: It is not callable.
     """
     return over(table, {"views": {"transform": give_transform(transform)}})
 
 
 def with_input(table: Mapping[str, Any], own_code: bool = True) -> dict[str, Any]:
-    """Complete a recipe's table by what the configuration of its encoder says about the encoder's input.
+    """Complete a recipe's table with the input that the encoder's own configuration describes.
 
-    What the recipe itself says has precedence. Atoll's own encoders have no such configuration. Options of Atoll's
-    encoders, which a base may have, are dropped with a warning.
+    Values of the recipe take precedence. Atoll's own encoders have no such configuration. For other encoders,
+    options of Atoll's encoders, which a base may set, are dropped with a warning.
 
     Args:
         table: The recipe's table.
-        own_code: Whether an encoder of the user's own code is asked, which imports that code.
+        own_code: Whether to read the configuration of an encoder in the user's code; this imports that code.
 
     Raises:
         UserError: Neither the recipe nor the configuration gives the size, or the mean and standard deviation; or
-            the encoder is not asked, and the recipe gives no size.
+            ``own_code`` is false, and the recipe gives no size.
     """
     model = table.get("model", {})
     name = model.get("encoder", "")
     if isinstance(model.get("weights"), str):
-        # A library knows what its model was made for.
+        # A library's configuration describes the input for which its model was trained.
         configured = is_external(name) and not is_own_code(name)
         table = _with_statistics(table, weights_input(model["weights"], guess=not configured))
     if not is_external(name):
@@ -119,7 +119,7 @@ def with_input(table: Mapping[str, Any], own_code: bool = True) -> dict[str, Any
 
 
 def _with_statistics(table: Mapping[str, Any], found: InputConfig) -> dict[str, Any]:
-    """Lay a recipe over the mean and std with which its pretrained weights were trained."""
+    """Add the mean and std of pretrained weights to a recipe, unless the recipe sets them."""
     known = found.for_channels(_channels(table))
     views = {"mean": known.mean, "std": known.std}
     return over({"views": {key: list(value) for key, value in views.items() if value}}, table)
@@ -135,7 +135,7 @@ def _without_options(model: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _words(name: str) -> str:
-    """The encoder as a message calls it: a given one as its author does."""
+    """The encoder's name in messages; for a given object, the name that its author gave it."""
     return (
         f"the encoder {name.partition(':')[2].partition('#')[0] if isinstance(name, Given) else repr(name)}"
     )
@@ -146,6 +146,6 @@ def _channels(table: Mapping[str, Any]) -> int:
 
 
 def _size(table: Mapping[str, Any]) -> int | None:
-    """Side of the views in pixels, if the table says it."""
+    """Side of the views in pixels; None if the table does not set it."""
     size: int | None = table.get("views", {}).get("size") or table.get("data", {}).get("image_size")
     return size

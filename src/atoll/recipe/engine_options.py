@@ -84,7 +84,7 @@ class EngineOptions(Options, section="engine"):
         return max(self.stack, self.streams)
 
     def uses_channels_last(self) -> bool:
-        """Return whether networks and images have the channels-last layout, where it is possible.
+        """Return whether networks and images use the channels-last layout, if the networks allow it.
 
         Raises:
             UserError: The recipe requires a GPU that is not there.
@@ -92,7 +92,7 @@ class EngineOptions(Options, section="engine"):
         if self.channels_last != "auto" and self.stack == 1:
             return self.channels_last
         gpu = self.find_device().type == "cuda"
-        if gpu and self.stack > 1:  # cuDNN's BatchNorm asks for the layout, which `vmap` does not tell
+        if gpu and self.stack > 1:  # cuDNN's BatchNorm needs to know the layout, and `vmap` hides it
             return False
         return gpu if self.channels_last == "auto" else self.channels_last
 
@@ -101,13 +101,13 @@ class EngineOptions(Options, section="engine"):
         return replace(self, device=device, devices=())
 
     def of_a_node(self) -> EngineOptions:
-        """These options at a node of Flower, which has a device of its own: of the kind that ``devices`` name."""
+        """These options at a Flower node, which computes on one device, of the kind that ``devices`` name."""
         if not self.devices:
             return self
         return self.on("auto" if self.devices == "auto" else torch.device(self.devices[0]).type)
 
     def find_devices(self) -> list[torch.device]:
-        """Return the PyTorch devices of the workers, over which these are spread in turn.
+        """Return the PyTorch devices to which the workers are assigned in turn.
 
         Raises:
             UserError: The recipe requires a GPU that is not there, or devices of several kinds.
@@ -123,7 +123,7 @@ class EngineOptions(Options, section="engine"):
         return self.find_devices()[0] if self.devices else find_device(self.device, "engine.device")
 
     def use_device(self) -> torch.device:
-        """Return the PyTorch device of this process, with its choice of kernels made (see `repeat_results`).
+        """Return the PyTorch device of this process, after setting its choice of kernels (see `repeat_results`).
 
         Raises:
             UserError: The recipe requires a GPU that is not there, or devices of several kinds.

@@ -42,7 +42,7 @@ NOUNS = {
     "boolean": "true or false",
     "object": "table",
 }
-MOST_CHOICES = 8  # longer lists of words are elsewhere in the docs
+MOST_CHOICES = 8  # longer lists are given elsewhere in the docs
 
 
 def catalogue() -> dict[str, Any]:

@@ -114,7 +114,7 @@ class Recipe(Options):
 
     @property
     def runs_own_code(self) -> bool:
-        """Whether code of the user's runs with this recipe: it is named, or is an object that a run is given."""
+        """Whether a run of this recipe executes user code, which it names or is given as an object."""
         objects = (self.model.encoder, self.views.transform, self.data.path)
         return bool(self.own_code) or any(value_of(name) is not None for name in objects)
 
@@ -141,7 +141,7 @@ class Recipe(Options):
 
 
 def recipe_digest(text: str) -> str:
-    """SHA-256 of a complete recipe's text (`Recipe.to_toml`), by which a site allows it."""
+    """SHA-256 of a complete recipe's text (`Recipe.to_toml`); a site's policy lists recipes by it."""
     return hashlib.sha256(text.encode()).hexdigest()
 
 
@@ -149,12 +149,12 @@ def load_recipe(recipe: str | Path, settings: Sequence[str] = (), own_code: bool
     """Load a preset by name or a TOML file, and override it with ``key=value`` settings.
 
     The run has the name of the preset or file, unless the file or its base has a ``name``. Modules that the file
-    names are looked for beside it, those that settings name in the working folder.
+    names are searched for in the file's folder; modules that settings name, in the working folder.
 
     Args:
         recipe: Name of a preset, or a TOML file.
         settings: Settings that override the recipe's.
-        own_code: Whether a recipe that names code (`Recipe.own_code`) is composed, which imports that code.
+        own_code: Whether to compose a recipe that names code (`Recipe.own_code`); this imports the code.
 
     Raises:
         UserError: The recipe does not exist, the file is not valid TOML, a key is unknown, or a value is out of
@@ -174,14 +174,14 @@ def load_recipe(recipe: str | Path, settings: Sequence[str] = (), own_code: bool
 def make_recipe(
     table: Mapping[str, Any], settings: Sequence[str] = (), folders: Sequence[Path] | None = None
 ) -> Recipe:
-    """Make a recipe of a table, overridden with ``key=value`` settings; its ``base`` may name another recipe.
+    """Make a recipe from a table, overridden with ``key=value`` settings; its ``base`` may name another recipe.
 
     Args:
         table: The table.
         settings: Settings that override the table's.
-        folders: Folders of the files that the table was read from, in which modules that it names are looked for;
-            None if Python code made it: names of an earlier recipe keep their folders, others are looked for in
-            the working folder.
+        folders: Folders of the files from which the table was read; modules that the table names are searched for
+            there. None if Python code made the table: modules that an earlier recipe named keep their folders,
+            others are searched for in the working folder.
 
     Raises:
         UserError: A key is unknown, or a value is out of range.
@@ -203,13 +203,14 @@ def give(
     transform: Any = None,
     test_data: Any = None,
 ) -> Recipe:
-    """Make a recipe of one and of what Python code gives: an encoder (a module, or what makes one), images, views.
+    """Combine a recipe with objects from Python: an encoder (a module or its factory), images, a transform.
 
-    A `Recipe` decides the size of the images; for a name, a file or a table, the encoder's configuration does where
-    that is silent.
+    A `Recipe` determines the size of the images. A name, a file or a table may leave it open; the encoder's
+    configuration then determines it.
 
     Raises:
-        UserError: The recipe, the data or the transform is invalid, or the encoder does not say its input.
+        UserError: The recipe, the data or the transform is invalid, or the encoder's configuration does not
+            describe its input.
     """
     if isinstance(recipe, Recipe):
         table = describe(recipe)
@@ -240,7 +241,7 @@ def recipe_of(run: Run, settings: Sequence[str] = ()) -> Recipe:
     table = complete_table(run.recipe_table(), settings)
     names = names_of_code(table)
     search(names, (), keep=True)  # the run may come from elsewhere
-    made = build(Recipe, table)  # complete: no file of weights is asked for its mean and std again
+    made = build(Recipe, table)  # complete: mean and std need not be read from the weights again
     return replace(made, title=clean(made.title))
 
 
@@ -262,7 +263,7 @@ def read_recipe(text: str) -> Recipe:
 
 
 def _search(table: Mapping[str, Any], settings: Sequence[str], folders: Sequence[Path] | None) -> None:
-    """Set where the code that a recipe names is looked for: what settings name, in the working folder."""
+    """Set where to search for the code that a recipe names; code that settings name: in the working folder."""
     typed = set(names_of_code(read_settings(settings)))
     search(typed, None)
     search([name for name in names_of_code(table) if name not in typed], folders, keep=folders is None)

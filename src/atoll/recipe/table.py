@@ -71,7 +71,7 @@ def recipe_folders(recipe: str | Path) -> list[Path]:
 
 
 def further_imports(table: Mapping[str, Any]) -> list[str]:
-    """Name what a run of a recipe imports beside PyTorch and Atoll, of what takes long; not of the user's own code.
+    """Name the slow imports of a recipe's run other than PyTorch and Atoll, without those of the user's code.
 
     Example:
         >>> from atoll.recipe.table import further_imports
@@ -118,7 +118,7 @@ def complete_table(table: Mapping[str, Any], settings: Sequence[str] = ()) -> di
 
 
 def _check_sections(table: Mapping[str, Any], known: Mapping[str, Schema]) -> None:
-    """Refuse keys that have a place of their own in another section."""
+    """Refuse keys that belong to another section, and name that section."""
     for key, value in table.items():
         section, _, inner = key.partition(".")
         if section in known and inner:  # as --set writes it
