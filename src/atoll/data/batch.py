@@ -69,7 +69,7 @@ class ClientData(Protocol):
 
     @property
     def labels(self) -> Tensor | None:
-        """Labels of the client's samples, (N,) int64, on the CPU; None as those of a `Batch`."""
+        """Labels of the client's samples, (N,) int64, on the CPU; None under the same conditions as in `Batch`."""
         ...
 
     def pick(self, rows: Tensor, generator: torch.Generator | None = None) -> Tensor:

@@ -21,7 +21,7 @@ VIEW_NAMES = ("view1", "view2", "view3")
 def num_batches(samples: int, batch_size: int, drop_last: bool) -> int:
     """Number of batches in one epoch of a client.
 
-    A last, smaller batch counts if it has two images and is not dropped, or if it is the only one.
+    A last, smaller batch counts if it has at least two images and is not dropped, or if it is the only one.
 
     Example:
         >>> from atoll.data.client_data import num_batches
@@ -103,7 +103,7 @@ class FederatedClient:
         Each kind of image has a separate random stream, so requesting another kind does not change the others.
 
         Args:
-            round: The round, which the random streams depend on.
+            round: The round; the random streams depend on it.
             epochs: Number of epochs.
             images: Names of the images to make: ``"view1"`` to ``"view3"``, ``"local1"`` and on, ``"image"``,
                 ``"other"``.
@@ -134,7 +134,7 @@ class FederatedClient:
     def _schedule(
         self, keys: tuple[int, int], epochs: int, with_others: bool
     ) -> Iterator[tuple[int, Tensor, Tensor]]:
-        """Epoch, rows and other, random rows (none unless they are wanted) of each batch."""
+        """Epoch, rows, and randomly chosen other rows of each batch; no other rows if they are not needed."""
         order, others = stream(self._seed, "order", *keys), stream(self._seed, "others", *keys)
         for epoch in range(epochs):
             for rows in self._cut(torch.randperm(self.num_samples, generator=order)):

@@ -68,7 +68,7 @@ class StoredPixels:
     @classmethod
     def open(cls, path: Path) -> StoredPixels:
         """Map an ``.npy`` file into memory."""
-        # Copy-on-write instead of read-only: nothing writes, but torch warns of read-only arrays.
+        # Copy-on-write instead of read-only: Atoll never writes to it, but torch warns of read-only arrays.
         return cls(torch.from_numpy(np.load(path, mmap_mode="c")), path)
 
     def __reduce__(self) -> tuple[object, tuple[object, ...]]:
@@ -114,7 +114,7 @@ class SelectedPixels:
 
 
 class DevicePixels:
-    """Pixels in a GPU's memory, where batches are gathered, so that none has to be uploaded.
+    """Pixels in a GPU's memory; batches are gathered there and need no upload.
 
     Args:
         pixels: The images, all of which are copied.

@@ -107,7 +107,7 @@ def load_data(options: DataOptions, seed: int) -> Splits:
     """Find, decode (once, into the cache) and split a source's images.
 
     Only the validation split depends on the seed. A held-out test split and the choice of `limit` images are the
-    same for all seeds, so runs with different seeds train and are evaluated on the same images.
+    same for all seeds, so runs with different seeds use the same images for training and evaluation.
 
     Args:
         options: The source and how to read it.
@@ -125,7 +125,7 @@ def load_data(options: DataOptions, seed: int) -> Splits:
     """
     if options.source == "synthetic":
         return _with_validation(_synthetic(options), options, seed)
-    if options.source == "digits" and options.path:  # the default source, so maybe nobody chose it
+    if options.source == "digits" and options.path:  # the default source, which the user may not have chosen
         warnings.warn(
             f"data.path = {options.path!r} is not read, because data.source is 'digits'; set data.source to what "
             "the path holds, such as 'folder'",
@@ -186,10 +186,10 @@ def _hold_out(
 ) -> tuple[Rows, Rows]:
     """Split rows into those to keep and those to hold out, both sorted; ``option`` holds the fraction.
 
-    Samples are ordered by the strata (labels first) and at random within a stratum, and every 1/fraction-th is
-    held out: each class contributes its share up to one image, for any number of strata. If there are more
-    strata than samples to hold out, each class has them in another order, as every 1/fraction-th sample could
-    otherwise be of the same client.
+    Samples are ordered by strata (labels first), and randomly within a stratum; every 1/fraction-th sample is held
+    out. Each class thus contributes its share, up to one image, for any number of strata. If there are more strata
+    than samples to hold out, their order differs from class to class; otherwise, all samples that are held out
+    could belong to one client.
     """
     held_size = round(fraction * size)
     if not 0 < held_size < size:
@@ -231,7 +231,7 @@ ON_DISK = ("parquet", "folder", "clients", "images", "tar")
 
 
 def settled(options: DataOptions) -> DataOptions:
-    """Return the same options with the absolute path of their images.
+    """Return the same options with the absolute path of the images.
 
     The target of a relative path may change during a run (the run's folder may take the name), and worker processes
     resolve the path later than their parent.
@@ -257,7 +257,7 @@ def locate(name: str, option: str) -> Path:
     """
     try:
         name.encode()
-    except UnicodeEncodeError:  # a recipe could not hold it
+    except UnicodeEncodeError:  # a recipe cannot contain such a path
         raise UserError(f"{option}: the name {clean(name)!r} is not valid UTF-8; rename it") from None
     path = Path(name).expanduser()
     if path.exists():

@@ -1,8 +1,7 @@
 """Client-local test: every client is tested on its share of the test images, with the model that it uses.
 
-The shares follow the clients' training images: of the test images of a class, a client receives the share that it
-holds of the class's training images. A federation whose clients hold separate classes thus tests each client on
-its classes only.
+The shares follow the clients' training images: a client receives the same share of a class's test images as it
+holds of the class's training images. If clients hold disjoint classes, each is thus tested only on its own classes.
 """
 
 from __future__ import annotations
@@ -27,7 +26,7 @@ def split_test(
     """Split test images among clients in proportion to the training images that they hold.
 
     Images are split within a stratum: a class, or a class and a value of ``column`` if both sets have it. In every
-    stratum a client's share is rounded up or down, and what one stratum rounds away is returned in a later one.
+    stratum, a client's share is rounded up or down; later strata compensate for the rounding of earlier ones.
 
     Args:
         train: Training images.
@@ -40,8 +39,8 @@ def split_test(
         - client_ids: (N,) int, N training images
 
     Returns:
-        For each client the rows of its test images, ascending; a client without test images is absent. Test images
-        of a stratum in which no client holds an image are in no share.
+        For each client, the rows of its test images, ascending; clients without test images are absent. If no
+        client holds a training image of a stratum, its test images are in no share.
 
     Reference:
         Wang et al., "Does Decentralized Learning with Non-IID Unlabeled Data Benefit from Self Supervision?", ICLR
@@ -175,7 +174,7 @@ def tested(results: Mapping[str, Any]) -> list[str]:
 
 
 def join_models(by_model: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """Join the client-local results of several models, of which each was tested on its clients' images.
+    """Join the client-local results of several models, each tested on its own clients' images.
 
     Args:
         by_model: The results of `evaluate` for each model.

@@ -29,7 +29,7 @@ def embed(
 ) -> Tensor:
     """Compute representations h of images, in their order, with the frozen encoder in eval mode.
 
-    Afterwards every submodule of the encoder is in its previous mode again.
+    Afterwards, every submodule of the encoder has its previous mode again.
 
     Args:
         encoder: Maps float images (n, C, H, W) to (n, d).
@@ -73,7 +73,7 @@ def embed(
 
 
 def input_views(encoder: Encoder, image_size: int) -> Views:
-    """Views that convert decoded images to the input of an encoder from a file, as its metadata say.
+    """Views that convert decoded images to the input of an encoder from a file, according to its metadata.
 
     Args:
         encoder: The encoder that `atoll.models.load_encoder` read.
@@ -91,7 +91,7 @@ def sample(n: int, size: int, seed: int, purpose: str) -> Tensor:
 
     Args:
         n: Number of rows.
-        size: Number of rows to draw; all rows if there are no more than this.
+        size: Number of rows to draw; all rows if there are fewer.
         seed: The run's seed.
         purpose: Name of the random stream.
 

@@ -33,11 +33,11 @@ def embedding_map(h: Tensor, seed: int) -> NDArray[np.float32]:
     """Project representations to two dimensions: PCA of normalised rows, then t-SNE.
 
     The same representations and seed give the same map for any number of threads, because t-SNE runs in a single
-    thread, which is about as fast for a thousand points; it takes one to three seconds for them. As in all t-SNE
-    maps, distances between far points mean little.
+    thread. For a thousand points, this takes one to three seconds, about as long as with several threads. As in all
+    t-SNE maps, distances between far points mean little.
 
     Args:
-        h: Representations; `map_rows` chooses some of many.
+        h: Representations; `map_rows` selects a subset if there are many.
         seed: The run's seed.
 
     Shape:

@@ -37,16 +37,17 @@ class FineTuneResult(SelectedAccuracy):
 def label_subset(
     labels: Tensor, fraction: float, generator: torch.Generator, label_count: int | None = None
 ) -> Tensor:
-    """Draw a stratified share, or number, of the labels: of each class at least one.
+    """Draw a stratified share, or number, of the labels, with at least one label of each class.
 
-    Of a share, each class gives the nearest whole number; of a number, its part of it. The function warns if that
-    number cannot be met: all labels are drawn if there are fewer, and one of each class if there are more classes.
+    A share is rounded to the nearest whole number in each class; a number is divided among the classes in
+    proportion to their sizes. The function warns if it cannot draw that number: if there are fewer labels, it draws
+    all, and if there are more classes, one label of each.
 
     Args:
         labels: The class of each sample.
         fraction: Share of each class to draw.
         generator: Source of the random draws, on the CPU.
-        label_count: Number of labels to draw in place of a share; None for the share.
+        label_count: Number of labels to draw in place of a share; None to draw the share.
 
     Shape:
         - labels: (N,) int
@@ -90,7 +91,7 @@ def _stratified(sizes: Tensor, total: int) -> list[int]:
 
 
 class _Classifier(nn.Module):
-    """A copy of an encoder with a head of linear layers, a ReLU between them."""
+    """A copy of an encoder with a head of linear layers with ReLU between them."""
 
     def __init__(self, encoder: nn.Module, head: Sequence[tuple[nn.Parameter, nn.Parameter]]) -> None:
         super().__init__()
@@ -117,7 +118,7 @@ Augment = Callable[[Tensor, torch.Generator], Tensor]
 
 @dataclass(frozen=True)
 class _Training:
-    """What every epoch of a fine-tuning reads."""
+    """Everything that an epoch of fine-tuning reads."""
 
     train: ImageSet
     labels: Tensor
@@ -146,7 +147,7 @@ class _Training:
             yield
 
     def rounds(self, model: _Classifier, clients: Sequence[Tensor], local_epochs: int) -> Iterator[None]:
-        """Train by FedAvg, weighted by the clients' labels; yields once for each epoch of a round, after it."""
+        """Train by FedAvg, weighted by the clients' numbers of labels; yields after a round, once per epoch."""
         if alone := sum(len(chosen) < 2 for chosen in clients):
             warnings.warn(
                 f"{alone} of {len(clients)} clients have one label and take no step, because BatchNorm cannot "
@@ -183,7 +184,8 @@ def finetune(
     """Train a copy of the encoder with a head on few labels; the encoder itself stays unchanged.
 
     With ``protocol.local_epochs``, each client labels the protocol's share of its own images and trains on
-    these; FedAvg averages the clients' models, BatchNorm's statistics included, weighted by their labels.
+    these; FedAvg averages the clients' models, including BatchNorm's statistics, weighted by their numbers of
+    labels.
 
     Args:
         encoder: The encoder from which fine-tuning starts.
@@ -253,7 +255,7 @@ def finetune(
 def _labelled(
     labels: Tensor, client_ids: Tensor | None, protocol: FineTuneProtocol, generator: torch.Generator
 ) -> list[Tensor]:
-    """Draw the labelled samples of each client; of all images together if the protocol is not federated."""
+    """Draw the labelled samples of each client, or of all images together if the protocol is not federated."""
     if not protocol.local_epochs:
         return [label_subset(labels, protocol.fraction, generator, protocol.label_count)]
     if client_ids is None or not bool((client_ids >= 0).any()):

@@ -1,4 +1,4 @@
-"""Every measurement: its key, the function that makes it, and how it is printed.
+"""Every measurement: its key, the function that computes it, and how it is printed.
 
 The report, the terminal and the docs read headings, factors, digits and directions from here only.
 """
@@ -22,16 +22,17 @@ class Metric:
     """One measurement.
 
     Attributes:
-        key: in ``evaluation.json`` and in the evaluations of ``metrics.jsonl``; of a round's own measurements, in a
-            line of ``metrics.jsonl``.
-        heading: of its column or its curve.
-        function: the dotted name of the function that makes it.
-        meaning: one line.
-        place: where the report prints it: the table of results, the table of the geometry, or a curve only.
-        unit: of the printed value.
-        better: which values are better; empty where more is not by itself better.
-        digits: after the point.
-        factor: from the stored value to the printed one.
+        key: Key in ``evaluation.json`` and in the evaluations of ``metrics.jsonl``; for a round's own measurements,
+            key in a line of ``metrics.jsonl``.
+        heading: Heading of its column or its curve.
+        function: Dotted name of the function that computes it.
+        meaning: Meaning, in one line.
+        place: Where the report prints it: in the table of results, in the table of the geometry, or only as a
+            curve.
+        unit: Unit of the printed value.
+        better: Which values are better; empty if neither larger nor smaller ones are.
+        digits: Number of digits after the point.
+        factor: Factor from the stored value to the printed one.
     """
 
     key: str
@@ -265,9 +266,9 @@ _KEYS = {metric.key for metric in METRICS}
 
 
 def measured(results: Iterable[Mapping[str, Any]], place: str = "results") -> list[Metric]:
-    """The metrics of a place that any of the results has: the columns of its table, in the order of `METRICS`.
+    """The metrics of a place that at least one result has: the columns of its table, in the order of `METRICS`.
 
-    An accuracy of a protocol that is not in `METRICS` (an older or a newer version measured it) comes last.
+    Accuracies of protocols that are not in `METRICS`, because another version measured them, come last.
     """
     keys = {key for result in results for key in result}
     known = [metric for metric in METRICS if metric.place == place and metric.key in keys]

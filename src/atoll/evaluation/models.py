@@ -60,7 +60,7 @@ def mean_over_clients(by_model: Mapping[str, Results], clients: Mapping[str, int
 def mean_over_sites(results: Sequence[Mapping[str, float]], images: Sequence[int]) -> dict[str, float]:
     """Average the results of sites, weighted by their held-out images; numbers of images and labels are summed.
 
-    A protocol's constant has no mean: one that differs, such as k where a site has fewer images, is left out.
+    A protocol's constants have no mean: one that differs, such as k at a site with fewer images, is left out.
 
     Args:
         results: The results of each site.

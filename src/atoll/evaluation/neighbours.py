@@ -1,4 +1,4 @@
-"""Nearest neighbours by cosine similarity, and what they tell without labels."""
+"""Nearest neighbours by cosine similarity, and measures from them that need no labels."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ SIMILARITIES_AT_ONCE = 2**24  # 64 MiB of float32
 def nearest(bank: Tensor, queries: Tensor, k: int, own: Tensor | None = None) -> tuple[Tensor, Tensor]:
     """Find the k nearest features of each query by cosine similarity, exactly, in blocks of queries.
 
-    Among equally near features the first ones are found.
+    Among equally near features, the first ones are returned.
 
     Args:
         bank: Features to search.
-        queries: Features whose neighbours are searched.
+        queries: Features whose neighbours are wanted.
         k: Number of neighbours; all features if there are fewer.
         own: The row of the bank that is the query itself, which is left out; by default none is.
 
@@ -41,7 +41,7 @@ def nearest(bank: Tensor, queries: Tensor, k: int, own: Tensor | None = None) ->
 def nearest_blocks(
     bank: Tensor, queries: Tensor, k: int, own: Tensor | None = None
 ) -> Iterator[tuple[Tensor, Tensor]]:
-    """Yield similarities and indices of the k nearest features for one block of queries after the other."""
+    """Yield similarities and indices of the k nearest features, block by block of the queries."""
     columns = F.normalize(bank.float(), dim=1).T.contiguous()
     queries = F.normalize(queries.float(), dim=1)
     rows = max(1, SIMILARITIES_AT_ONCE // len(bank))
@@ -64,7 +64,8 @@ def _largest(similarity: Tensor, k: int) -> tuple[Tensor, Tensor]:
 def same_image_retrieval(view1: Tensor, view2: Tensor) -> float:
     """Share of images whose second view is nearest to their own first view, among all first views.
 
-    Chance is 1/N. It needs no labels: a representation that augmentation changes more than the image does fails.
+    Chance is 1/N. The measure needs no labels; it is low if augmentation changes a representation more than another
+    image does.
 
     Args:
         view1: Features of one view of each image.
@@ -78,14 +79,15 @@ def same_image_retrieval(view1: Tensor, view2: Tensor) -> float:
 
 
 def same_client_share(neighbours: Tensor, clients: Tensor, of_queries: Tensor) -> tuple[float, float]:
-    """Share of the neighbours that the query's own client holds, and the share that chance would give.
+    """Share of the neighbours that the query's own client holds, and the share expected by chance.
 
-    Far above chance, the representation tells clients apart: by their classes, or by what else differs.
+    If the share is far above chance, the representation separates clients, by their classes or by other
+    differences.
 
     Args:
         neighbours: Rows of the neighbours of each query.
         clients: The client of each row; −1 for none.
-        of_queries: The row of each query, whose client holds it and which is not its own neighbour.
+        of_queries: The row of each query; its client holds it, and it is not its own neighbour.
 
     Shape:
         - neighbours: (M, k); clients: (N,) int; of_queries: (M,) int

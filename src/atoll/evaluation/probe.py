@@ -88,7 +88,8 @@ def linear_probe(
     train_y, test_y = train_y.to(train_h.device, torch.long), test_y.to(test_h.device, torch.long)
     if protocol.standardise:
         mean, std = train_h.mean(0), train_h.std(0, correction=0)
-        # A unit that is constant here may not be so on the test images: divided by almost 0, it would drown all.
+        # A feature that is constant here may vary on the test images; divided by almost 0, it would dominate all
+        # others.
         std = torch.where(std > 1e-6 * train_h.abs().amax(0), std, 1.0)
         train_h, test_h = (train_h - mean) / std, (test_h - mean) / std
     accuracy, best, best_epoch = 0.0, -1.0, 0

@@ -39,12 +39,12 @@ class ProbeProtocol(Options, section="probe"):
         shuffle: Shuffle the features in every epoch.
         standardise: Subtract the training features' mean and divide by their standard deviation.
         select: Accuracy after the ``"last"`` epoch, or the ``"best"`` of all epochs on the test set (optimistically
-            biased; for reproduction only).
+            biased; only for reproduction).
         maps: Read the feature maps before the global pooling instead of h.
         normalise: Normalise images as in training; False leaves them on [0, 1].
         fraction: Share of each class's training labels that is used; at least one label of each class.
         label_count: Number of training labels that is used in place of ``fraction``; None for ``fraction``.
-        differs: Differences from the paper or its code, and what they leave open; empty if there are none.
+        differs: Differences from the paper or its code, and what these leave open; empty if there are none.
     """
 
     name: str
@@ -178,13 +178,13 @@ class FineTuneProtocol(Options, section="finetune"):
         encoder_lr: Learning rate of the encoder.
         head_lr: Learning rate of the head.
         momentum: Momentum of SGD.
-        hidden: Widths of the head's hidden layers, a ReLU after each; empty for a linear head.
+        hidden: Widths of the head's hidden layers, each followed by a ReLU; empty for a linear head.
         epochs: Number of passes over the labelled images.
         batch_size: Number of images in a step.
-        local_epochs: Epochs of each client between two averages, if each client trains on its own labels and FedAvg
-            averages; 0 if all labels are in one place. `epochs` is a multiple of it.
+        local_epochs: Number of epochs of each client between two averages, if each client trains on its own labels
+            and FedAvg averages the models; 0 if all labels are in one place. `epochs` is a multiple of it.
         every: Epochs between two evaluations on the test set, if the best of them is selected.
-        select: Accuracy after the ``"last"`` epoch, or the ``"best"`` of these evaluations (for reproduction only).
+        select: Accuracy after the ``"last"`` epoch, or the ``"best"`` of these evaluations (only for reproduction).
         differs: Differences from the paper, and what it leaves open; empty if there are none.
     """
 
@@ -249,7 +249,7 @@ FINE_TUNES = {
             _fedca(f"finetune-fedca-federated-{percent}", percent, local_epochs=5, differs=_FEDERATED)
             for percent in (1, 10)
         ),
-        # Atoll's, for a handful of labels: SSD's one large batch an epoch would be a single step.
+        # Atoll's own, for few labels: with SSD's large batch, an epoch would be a single step.
         *(
             FineTuneProtocol(
                 f"finetune-{count}-labels",
@@ -269,7 +269,7 @@ FINE_TUNES = {
 def find_probe(name: str, **changes: object) -> ProbeProtocol:
     """Return a named protocol, with every change that is not None; its name then lists the changes.
 
-    With other epochs, the milestones move in proportion.
+    If the number of epochs changes, the milestones move in proportion.
 
     Raises:
         UserError: There is no protocol of that name, or a value is invalid.

@@ -48,7 +48,7 @@ def evaluate(
 
     Args:
         encoder: The encoder.
-        train: Training images of kNN and the probe; their labels, if any, are used only here.
+        train: Training images of kNN and the probe; their labels, if any, are used only for these.
         test: Images on which all protocols are evaluated; ``train`` itself if no images are held out.
         views: Converts images to the encoder's input, and draws the two views of alignment.
         options: Constants of the protocols.
@@ -59,7 +59,7 @@ def evaluate(
         client_tests: For client-local protocols, the rows of the test images of each client that uses this encoder
             (see `split_test`).
         device: Device of the computation; None for the encoder's device.
-        strict: Refuse protocols that these images do not support, instead of measuring the geometry only.
+        strict: Refuse protocols that these images do not support, instead of measuring only the geometry.
 
     Shape:
         - client_ids: (N,) int, N training images
@@ -114,7 +114,7 @@ def _obstacle(train: ImageSet, test: ImageSet) -> str:
     unlabelled = [name for name, images in (("training", train), ("test", test)) if images.labels is None]
     if unlabelled:
         return f"the {' and '.join(unlabelled)} images have no labels"
-    if test is train:  # an image is its own nearest neighbour, and a probe has seen its label
+    if test is train:  # every image would be its own nearest neighbour, and a probe would know its label
         return "no images are held out, and a classifier must not be tested on its training images"
     return ""
 
@@ -185,7 +185,7 @@ class _Subject:
         if protocol.normalise and not protocol.maps:
             train_h, test_h = self.train_h, self.test_h
             train_h = train_h if rows is None else train_h[rows.to(train_h.device)]
-        else:  # maps are large: only those that are needed
+        else:  # feature maps are large: compute only those that are needed
             plain = partial(self.views.plain, normalise=protocol.normalise)
             train_h, test_h = (self.features(images, plain, protocol.maps) for images in (train, self.test))
         train_y = _labels(train)

@@ -1,4 +1,4 @@
-"""Which of an encoder's weights train: patterns over their names, and low-rank adapters (LoRA) through peft.
+"""The choice of an encoder's weights that train: name patterns, and low-rank adapters (LoRA) through peft.
 
 Reference:
     Hu et al., LoRA: Low-Rank Adaptation of Large Language Models, ICLR 2022, https://arxiv.org/abs/2106.09685.
@@ -30,7 +30,7 @@ _LORA, _BASE = ".lora_", ".base_layer."
 
 
 def matching(names: Iterable[str], patterns: Sequence[str], option: str) -> set[str]:
-    """Names that match one of the patterns, as in a shell: ``*`` for any text.
+    """Names that match one of the patterns, as in a shell, where ``*`` matches any text.
 
     Raises:
         UserError: A pattern matches nothing.
@@ -63,11 +63,11 @@ def add_adapters(encoder: Encoder, rank: int, alpha: int, targets: Sequence[str]
         encoder: The encoder.
         rank: r, the rank of B A.
         alpha: α.
-        targets: Patterns over the names of its linear and convolutional layers. Those of PyTorch's own attention do
-            not count: `torch.nn.MultiheadAttention` reads their weights and never calls them.
+        targets: Patterns over the names of its linear and convolutional layers. Layers inside PyTorch's own
+            attention do not count, because `torch.nn.MultiheadAttention` reads their weights and never calls them.
 
     Raises:
-        UserError: peft is not installed, no layer matches, or one that does cannot have an adapter.
+        UserError: peft is not installed, no layer matches, or a matching layer cannot have an adapter.
     """
     peft = require("peft", "peft", "model.lora_rank", MissingEncoderError)
     modules = dict(encoder.named_modules())
@@ -89,15 +89,15 @@ def add_adapters(encoder: Encoder, rank: int, alpha: int, targets: Sequence[str]
             "layer's too, or computed (weight_norm and other parametrizations), or the convolution has groups, "
             "dilation or another padding than zeros; name other layers"
         )
-    only = "|".join(map(re.escape, chosen))  # of a list, peft takes every layer whose name ends so
+    only = "|".join(map(re.escape, chosen))  # a pattern, because peft takes names in a list as endings
     config = peft.LoraConfig(r=rank, lora_alpha=alpha, target_modules=only, lora_dropout=0.0)
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", UserWarning)  # about types of models that are not transformers'
+        warnings.simplefilter("ignore", UserWarning)  # about models that are not of transformers' types
         peft.inject_adapter_in_model(config, encoder)
 
 
 def _takes_adapter(encoder: Encoder, layer: nn.Module) -> bool:
-    """Whether W + (α / r) B A can be computed beside a layer, as peft does, and then stored in its weight alone."""
+    """Whether peft can add an adapter to a layer, and later store its product in the layer's weight alone."""
     weight = dict(layer.named_parameters(recurse=False)).get("weight")
     owners = sum(one is weight for one in named_weights(encoder).values())
     plain = not isinstance(layer, nn.Conv2d) or (
@@ -123,7 +123,7 @@ def has_adapters(encoder: nn.Module) -> bool:
 
 
 def merged(encoder: Encoder) -> Encoder:
-    """The same encoder with its adapters added to its weights, W + (α / r) B A; itself if it has none."""
+    """The encoder with its adapters merged into its weights, W + (α / r) B A; itself if it has none."""
     if not has_adapters(encoder):
         return encoder
     from peft.tuners.tuners_utils import BaseTunerLayer
@@ -138,7 +138,7 @@ def merged(encoder: Encoder) -> Encoder:
 
 
 def without_adapters(state: dict[str, Tensor]) -> dict[str, Tensor]:
-    """A state under the names that it has without adapters; the tensors are shared with ``state``."""
+    """A state with the names of an encoder without adapters; the tensors are shared with ``state``."""
     return {name.replace(_BASE, "."): tensor for name, tensor in state.items() if not is_adapter(name)}
 
 

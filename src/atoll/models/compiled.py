@@ -10,22 +10,22 @@ from torch import Tensor, nn
 from atoll.core.errors import UserError
 from atoll.core.text import first_line
 
-MOST = 64  # of versions: shapes of images, with and without gradients, training and not
+MOST = 64  # versions of the code: shapes of images, with and without gradients, in train and eval mode
 
 
 class CompiledEncoders:
-    """Calls encoders, on full batches by compiled code.
+    """Calls encoders; full batches are computed by compiled code.
 
-    Code is generated for each shape of images by itself, so that what it computes does not depend on the batches
-    that a process has met before. All other batches are computed as by the encoder alone.
+    Code is generated separately for each shape of images, so that results do not depend on the batches that a
+    process has computed before. The encoder itself computes all other batches.
 
-    Compiled code of earlier encoders, also of your own functions, is forgotten: there is a limit to the versions
-    of a function, beyond which PyTorch would go on without compiling, and so with other last bits.
+    The constructor discards all compiled code, also that of the user's functions: PyTorch limits the versions of a
+    function, and beyond the limit it would continue without compiled code, and so with other last bits.
 
     Args:
-        sizes: Numbers of images of a full batch or of its parts; multiples of them are full, too (both views).
-        device: Where the encoders are.
-        cuda_graphs: Record the code's kernels as CUDA graphs and replay these; without effect on a CPU.
+        sizes: Numbers of images in a full batch or in its parts; multiples of them are full, too (both views).
+        device: Device of the encoders.
+        cuda_graphs: Record the code's kernels as CUDA graphs and replay these; no effect on a CPU.
     """
 
     def __init__(self, sizes: Collection[int], device: torch.device, cuda_graphs: bool = False) -> None:
@@ -33,11 +33,11 @@ class CompiledEncoders:
         self._sizes = sizes
         self._cuda_graphs = cuda_graphs
         options = {
-            "fallback_random": True,  # dropout draws what it draws without compiled code
+            "fallback_random": True,  # dropout draws the same numbers as without compiled code
             # On a CPU, this would compute all convolutions in the channels-last layout, with which oneDNN
             # damages memory (see `atoll.models.layout`).
             "layout_optimization": device.type != "cpu",
-            "deterministic": True,  # no choice of code by its time on this device
+            "deterministic": True,  # code is not chosen by its speed on this device
             "triton.cudagraphs": cuda_graphs,
         }
         known = torch._inductor.list_options()
@@ -46,9 +46,9 @@ class CompiledEncoders:
         )
 
     def begin_step(self) -> None:
-        """Let the memory of the graphs of the last step, with the gradients, be used again.
+        """Allow the graphs' memory of the last step, including its gradients, to be reused.
 
-        PyTorch would take each pass without gradients for a step of its own, and each part of a batch.
+        Otherwise, PyTorch would treat each pass without gradients, and each part of a batch, as a separate step.
         """
         if self._cuda_graphs:
             begin: Callable[[], None] = torch.compiler.cudagraph_mark_step_begin  # has no types

@@ -49,10 +49,10 @@ class Encoder(nn.Module):
 
 
 def input_metadata(encoder: Encoder) -> dict[str, Any]:
-    """Metadata of an encoder that says what images it takes.
+    """Metadata of an encoder that describe its input images.
 
     Raises:
-        UserError: It does not say all of ``image_size``, ``channels``, ``mean`` and ``std``.
+        UserError: The metadata lack ``image_size``, ``channels``, ``mean`` or ``std``.
 
     Example:
         >>> from atoll.models import ModelOptions, build_encoder

@@ -1,7 +1,7 @@
 """Encoders in the formats of other programs: torch.export's and ONNX's programs, and model folders.
 
-What the programs lack is in their metadata: one text of JSON under `KEY`, with the input's size, channels, mean and
-std, the classes, and where the encoder comes from.
+A program's metadata hold what the format lacks: one JSON text under `KEY`, with the input's size, channels, mean
+and std, the classes, and the origin of the encoder.
 """
 
 from __future__ import annotations
@@ -38,12 +38,12 @@ class ProgramEncoder(Encoder):
 
     Args:
         run: The program.
-        metadata: What the program's file says about it.
+        metadata: Metadata from the program's file.
     """
 
     def __init__(self, run: Callable[[Tensor], Tensor], metadata: Mapping[str, Any]) -> None:
         super().__init__(dim=0)
-        self._run = (run,)  # in a tuple, because an exported module cannot change its mode as submodules must
+        self._run = (run,)  # in a tuple, and so no submodule: an exported module cannot change its mode
         self.metadata = dict(metadata)
         size = self.metadata["image_size"]
         self.dim = self(torch.zeros(1, self.metadata["channels"], size, size)).shape[1]
@@ -120,7 +120,7 @@ def _read_pt2(path: Path) -> tuple[Callable[[Tensor], Tensor], str]:
             f"{path} contains {short(objects[0])}, an object whose reading can run code; export it again"
         )
     extra = {EXTRA: ""}
-    # Under this variable, torch's reader unpickles nothing but tensors as weights and as constants.
+    # With this variable, torch's reader unpickles only tensors, as weights and as constants.
     with environment_variables({"TORCH_FORCE_WEIGHTS_ONLY_LOAD": "1"}):
         module = torch.export.load(path, extra_files=extra).module()
 

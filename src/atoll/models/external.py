@@ -1,7 +1,7 @@
 """Encoders that Atoll does not build itself: timm's, Hugging Face's, and modules of the user's own code.
 
-All are modules from images to representations. Their weights keep the names that their library gives them, behind
-``model.``, so that an export loads there again.
+All are modules that map images to representations. Their weights keep their library's names, with the prefix
+``model.``, so that the library can load an export.
 """
 
 from __future__ import annotations
@@ -97,7 +97,7 @@ class ExternalEncoder(Encoder):
                 f"model.encoder = {self._name!r} cannot process images of shape {shape} (channels, height, width): "
                 f"{first_line(error)}; change data.channels, data.image_size or the encoder"
             ) from error
-        # That of the heads; autocast is off here, and in training it may be on.
+        # The heads' dtype. Autocast is off here; in training it may be on.
         if len(h) != 1 or h.dtype != torch.get_default_dtype():
             found = f"{len(h)} row(s) of {str(h.dtype).removeprefix('torch.')}"
             raise UserError(
@@ -110,7 +110,7 @@ class ExternalEncoder(Encoder):
 
     @torch.no_grad()
     def _why_not_fixed(self, shape: tuple[int, int, int]) -> str:
-        """Why an image has no fixed representation in eval mode; empty if it has one."""
+        """Reason why an image has no fixed representation in eval mode; empty if it has one."""
         image = torch.linspace(0, 1, math.prod(shape)).view(1, *shape)
         given, other = image.clone(), 1 - image
         with evaluating(self), torch.random.fork_rng(devices=[]):
@@ -133,7 +133,7 @@ class ExternalEncoder(Encoder):
 
 
 def _check_state(model: nn.Module, name: str) -> None:
-    """Refuse a state that cannot be averaged: what is no tensor, and complex numbers."""
+    """Refuse a state that cannot be averaged: values that are not tensors, and complex numbers."""
     for key, value in model.state_dict().items():
         if not isinstance(value, Tensor) or value.is_complex():
             kind = "complex numbers" if isinstance(value, Tensor) else "no tensor"
@@ -144,7 +144,7 @@ def _check_state(model: nn.Module, name: str) -> None:
 
 
 def is_external(name: str) -> bool:
-    """Whether an encoder's name is of another library or of the user's code."""
+    """Whether an encoder's name refers to another library or to the user's code."""
     return ":" in name
 
 
@@ -160,7 +160,7 @@ def build_external(name: str, channels: int, size: int, config: Mapping[str, Any
         name: ``timm:NAME``, ``hf:NAME``, ``module:attribute``, or a `Given` module or factory.
         channels: Channels of the images.
         size: Side of the images in pixels.
-        config: Hugging Face's configuration, if it is known; by default that of the name.
+        config: Hugging Face's configuration, if known; by default the configuration that the name has.
 
     Raises:
         MissingEncoderError: The library is not installed, or the object is not here.
@@ -179,11 +179,11 @@ def build_external(name: str, channels: int, size: int, config: Mapping[str, Any
 
 
 def input_config(name: str, channels: int, size: int | None) -> InputConfig:
-    """Read what an external encoder's own configuration says about its input.
+    """Read the input that an external encoder's own configuration describes.
 
     Args:
         name: As for `build_external`.
-        channels: Channels of the images; for one channel, the mean and std are averaged over the network's.
+        channels: Channels of the images; for one channel, mean and std are averaged over the network's channels.
         size: Side of the images, if the recipe gives it.
     """
     if name.startswith(TIMM):
@@ -201,7 +201,7 @@ def make_module(source: nn.Module | Factory, name: str, channels: int, size: int
         _check_parts(source, name)
         try:
             return copy.deepcopy(source)
-        except Exception as error:  # lazy layers without weights; what hooks computed, as of weight_norm
+        except Exception as error:  # such as lazy layers without weights, or tensors computed by hooks
             raise UserError(
                 f"model.encoder = {name!r} cannot be copied: {first_line(error)}; give a function or class that "
                 "makes the module"
@@ -258,24 +258,24 @@ def give_encoder(source: Any, channels: int, size: int) -> Given:
 
 
 def _code_of(model: nn.Module, source: Any) -> str:
-    """A fingerprint of the code of a model's parts and its factory; their text, if they refuse to be read."""
+    """A fingerprint of the code of a model's parts and its factory; their source text if they cannot be read."""
     kinds = [*dict.fromkeys(type(part) for part in model.modules())]
     factory = [] if isinstance(source, nn.Module) else [source]
     try:
         return fingerprint([*kinds, *factory], versions=False)
-    except Exception:  # the user's objects may raise any exception, or hold each other endlessly
+    except Exception:  # the user's objects may raise any exception, or contain each other endlessly
         return "".join(map(_text_of, (type(model), source)))
 
 
 def _text_of(kind: Any) -> str:
     try:
         return inspect.getsource(kind)
-    except (OSError, TypeError):  # built in, or typed where Python keeps no source
+    except (OSError, TypeError):  # built in, or entered where Python keeps no source
         return ""
 
 
 def call_it(source: Any) -> str:
-    """Name that its author gave to a module's class or to a factory.
+    """The name that the author gave to a module's class or to a factory.
 
     Raises:
         UserError: It is neither a module nor callable.
@@ -289,7 +289,7 @@ def call_it(source: Any) -> str:
 
 
 def _own(name: str) -> Any:
-    """The module or factory that a name of the user's stands for."""
+    """The user's module or factory that a name refers to."""
     if isinstance(name, Given):
         return name.value
     if name.startswith(PREFIX):
@@ -325,7 +325,7 @@ def _parameters(source: Any) -> set[str]:
 
 
 def _pooled(model: nn.Module, output: Any) -> Tensor:
-    """One row for each image: the class token, or what the network itself pools, or the mean over places."""
+    """One row for each image: the class token, the network's own pooled output, or the mean over positions."""
     last: Tensor | None = getattr(output, "last_hidden_state", None)
     if last is None:
         return output  # type: ignore[no-any-return]  # the caller names its type

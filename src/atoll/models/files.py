@@ -62,7 +62,7 @@ def save_encoder(path: str | os.PathLike[str], encoder: Encoder, metadata: dict[
 
 
 def library_bytes(encoder: Encoder) -> bytes:
-    """Make a safetensors file with the names of the encoder's own library, which `load_encoder` reads as well."""
+    """Make a safetensors file with the tensor names of the encoder's library; `load_encoder` reads it as well."""
     about = {"spec": encoder.spec, "metadata": encoder.metadata, "names": LIBRARY}
     return b"".join(_bytes(encoder.library_state(), about))
 
@@ -79,10 +79,11 @@ def load_encoder(path: str | os.PathLike[str], encoder: nn.Module | Factory | No
     """Read an encoder that a run or `atoll export` wrote.
 
     Args:
-        path: The encoder's file, a run's folder, or what ``atoll export`` wrote: a file (``.safetensors``,
-            ``.pt2``, ``.onnx``) or a folder for timm or Hugging Face. A ``.pt2`` or ``.onnx`` cannot be trained.
-        encoder: The module, or the function or class that makes it, if the run was given its encoder as an object,
-            or if its code is not on Python's path.
+        path: The encoder's file, a run's folder, or an export of ``atoll export``: a file (``.safetensors``,
+            ``.pt2``, ``.onnx``) or a folder for timm or Hugging Face. An encoder from ``.pt2`` or ``.onnx`` cannot
+            be trained.
+        encoder: The module, or the function or class that makes it; needed if the run got its encoder as an object,
+            or if the encoder's code is not on Python's path.
 
     Returns:
         The encoder in evaluation mode, with the saved metadata as its attribute ``metadata``.
@@ -119,7 +120,7 @@ def load_encoder(path: str | os.PathLike[str], encoder: nn.Module | Factory | No
         raise UserError(
             f"{path} has format {about['format']}, and this version of atoll reads up to {FORMAT}; upgrade"
         )
-    # Drawing the random weights that loading then replaces must not advance the caller's generator.
+    # Building draws random weights, which loading replaces; it must not advance the caller's generator.
     with torch.random.fork_rng(devices=[]):
         try:
             given = None if encoder is None else Given(about["spec"]["encoder"], encoder)
@@ -175,7 +176,7 @@ def read_weights(path: Path) -> dict[str, Tensor]:
 
 
 def input_of(path: Path) -> Mapping[str, Any]:
-    """Read the metadata of an encoder's file of Atoll's; empty for other files."""
+    """Read the metadata of an encoder's file that Atoll wrote; empty for other files."""
     if path.suffix != ".safetensors" or not path.is_file():
         return {}
     about = _read_safetensors(path)[1] or {}
@@ -246,7 +247,7 @@ def _check_file(path: Path) -> None:
         raise UserError(f"{path} is a folder; name the file in it, such as {path / 'encoder.safetensors'}")
     if not path.exists():
         raise UserError(f"there is no file {path}; check the path")
-    try:  # of a file that it may not read, safetensors says that there is none
+    try:  # safetensors reports a file that it may not read as missing
         path.open("rb").close()
     except OSError as error:
         raise UserError(f"cannot read {path}: {error.strerror}") from None

@@ -1,4 +1,4 @@
-"""Gradient checkpointing: an encoder's blocks are computed again in the backward pass instead of kept in memory.
+"""Gradient checkpointing: the backward pass computes an encoder's blocks again instead of keeping their results.
 
 Reference:
     Chen et al., Training Deep Nets with Sublinear Memory Cost, 2016, https://arxiv.org/abs/1604.06174.
@@ -23,7 +23,7 @@ from atoll.models.norms import norm_layers
 def checkpointed(encoder: nn.Module, enabled: bool = True) -> Iterator[None]:
     """Within the context, keep only the inputs of an encoder's blocks for the backward pass.
 
-    Outputs, gradients, random draws and BatchNorm's statistics are those of the encoder as it is.
+    Outputs, gradients, random draws and BatchNorm's statistics do not change.
 
     Args:
         encoder: An encoder.
@@ -53,7 +53,7 @@ def checkpointed(encoder: nn.Module, enabled: bool = True) -> Iterator[None]:
 
 
 def _blocks(module: nn.Module) -> list[nn.Module]:
-    """The blocks that a network repeats: composite modules in a sequence or list, the innermost such."""
+    """The blocks that a network repeats: the innermost composite modules that are in a sequence or list."""
     found: list[nn.Module] = []
     for child in module.children():
         inner = _blocks(child)
@@ -73,7 +73,7 @@ def _run(forward: Callable[..., Any], block: nn.Module, *args: Any, **kwargs: An
 
 @contextmanager
 def _resting(norms: Sequence[_BatchNorm]) -> Iterator[None]:
-    """Leave BatchNorm's running statistics, which the first computation has already moved."""
+    """Keep BatchNorm's running statistics unchanged, because the first computation has already updated them."""
     before = [dict(norm.named_buffers(recurse=False)) for norm in norms]
     for norm, buffers in zip(norms, before, strict=True):
         for name, buffer in buffers.items():

@@ -11,9 +11,10 @@ _BLOCK = 16  # channels that oneDNN's widest kernel (AVX-512) computes together
 def memory_layout(networks: nn.Module, channels_last: bool) -> torch.memory_format:
     """Return the layout in which the networks train.
 
-    On a CPU, the weight gradient of a strided 1 × 1 convolution with few input channels writes outside its memory
-    if they are last: the process crashes, or the gradient is wrong (oneDNN issue 6035; fewer than 8 channels with
-    AVX2, than 16 with AVX-512). Networks with such a convolution keep PyTorch's default layout, on every device.
+    On a CPU, oneDNN's weight gradient of a strided 1 × 1 convolution with few input channels (fewer than 8 with
+    AVX2, fewer than 16 with AVX-512) writes outside its memory in the channels-last layout: the process crashes, or
+    the gradient is wrong (oneDNN issue 6035). Networks with such a convolution keep PyTorch's default layout, on
+    every device.
 
     Args:
         networks: The networks to train.

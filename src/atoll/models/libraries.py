@@ -1,4 +1,4 @@
-"""timm's and Hugging Face's networks: what their configurations say, and how they are built; published weights."""
+"""Networks of timm and Hugging Face, built with their configurations; published weights."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ _CONFIGURATIONS = "pretrained_cfg", "default_cfg", "data_config"
 
 
 class MissingEncoderError(UserError):
-    """The library, the object or the code from which an encoder is built is not here."""
+    """The library, the object or the code from which an encoder is built is missing."""
 
 
 @dataclass(frozen=True)
 class InputConfig:
-    """What a network's own configuration says about its input; None where it says nothing.
+    """The input that a network's own configuration describes; None for values that it does not contain.
 
     Attributes:
         size: Side of the images in pixels.
@@ -38,7 +38,7 @@ class InputConfig:
     std: tuple[float, ...] | None = None
 
     def for_channels(self, channels: int) -> InputConfig:
-        """Return the same with one mean and one std, averaged, if the images have another number of channels."""
+        """Return the same; if the images have another number of channels, with one averaged mean and std."""
         mean, std = (
             values if values is None or len(values) == channels else (sum(values) / len(values),)
             for values in (self.mean, self.std)
@@ -57,10 +57,10 @@ def read_config(config: Mapping[str, Any]) -> InputConfig:
 
 
 def configured_input(source: Any) -> InputConfig | None:
-    """Read what a module or factory says of its input; None if it says nothing.
+    """Read a module's or factory's description of its input; None if it has none.
 
     Raises:
-        UserError: It says it in another form than timm's.
+        UserError: The description does not have timm's form.
     """
     for attribute in _CONFIGURATIONS:
         config = getattr(source, attribute, None)

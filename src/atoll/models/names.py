@@ -1,8 +1,8 @@
-"""The names under which libraries store the weights of one architecture, brought to one form.
+"""A common form of the names under which libraries store the weights of one architecture.
 
-The form is timm's, with query, key and value apart; torchvision's ResNets have it, too. The tables hold what
-differs in torchvision's ViT, Hugging Face's ViT, DINOv2 and ResNet (before and since transformers 5), DINOv2's own
-files, and Atoll's ViT.
+The form is timm's, with query, key and value separated; torchvision's ResNets use it, too. The tables list the
+differences of torchvision's ViT, of Hugging Face's ViT, DINOv2 and ResNet (before and since transformers 5), of
+DINOv2's own files, and of Atoll's ViT.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ _RESNET = re.compile(
 
 
 def common_names(name: str) -> list[str]:
-    """Common form of a weight's name; three names for a weight that holds query, key and value one after another.
+    """Common form of a weight's name; three names for a weight that contains query, key and value in sequence.
 
     Example:
         >>> from atoll.models.names import common_names

@@ -1,4 +1,4 @@
-"""Weights and BatchNorm layers of networks by name, and the modes of networks of which some layers are frozen."""
+"""Weights and BatchNorm layers of networks by name, and modes of networks with some frozen layers."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 
 def named_weights(networks: nn.Module) -> dict[str, nn.Parameter]:
-    """Return the parameters by all names that they have in the state; one that two layers hold has two.
+    """Return the parameters by all their names in the state; a parameter of two layers has two names.
 
     Example:
         >>> from torch import nn
@@ -23,9 +23,9 @@ def named_weights(networks: nn.Module) -> dict[str, nn.Parameter]:
 
 
 def norm_layers(networks: nn.Module, every_name: bool = False) -> dict[str, _BatchNorm]:
-    """Find all BatchNorm layers by their type; names differ from one library to the next.
+    """Find all BatchNorm layers by their type, because names differ between libraries.
 
-    A layer of two names is found under its first, or with ``every_name`` under both.
+    A layer with two names is returned under the first, or with ``every_name`` under both.
 
     Example:
         >>> from torch import nn
@@ -68,7 +68,7 @@ def modes(networks: nn.Module) -> list[bool]:
 
 
 def set_modes(networks: nn.Module, training: list[bool]) -> None:
-    """Set the mode of each module, as `modes` returned them for these networks or for those that they copy.
+    """Set the modes that `modes` returned for these networks or for networks of which they are a copy.
 
     Example:
         >>> from torch import nn

@@ -1,4 +1,4 @@
-"""Pretrained weights: where they come from, and how they are fitted to an encoder of another library's names."""
+"""Pretrained weights: their sources, and how they are fitted to an encoder with other names."""
 
 from __future__ import annotations
 
@@ -38,15 +38,15 @@ _SHOWN = 4
 
 @dataclass(frozen=True)
 class Fit:
-    """How far named weights fit an encoder.
+    """Which weights of a source fit an encoder.
 
     Attributes:
-        source: Their file or name.
-        loaded: Names of the encoder's tensors that they gave.
+        source: File or name of the weights.
+        loaded: Names of the encoder's tensors that the source provided.
         missing: Names of the encoder's other tensors.
-        share: Share of the encoder's trained weights that they gave.
-        unused: Names of their tensors that the encoder has no place for: a classifier's head, or the deeper blocks
-            of a larger architecture.
+        share: Share of the encoder's trained weights that the source provided.
+        unused: Names of the source's tensors that the encoder does not have: those of a classifier's head, or of
+            the deeper blocks of a larger architecture.
     """
 
     source: str
@@ -66,18 +66,19 @@ class Fit:
 def load_pretrained(encoder: Encoder, source: str, least: float = 0.5) -> Fit:
     """Initialise an encoder, in place, from pretrained weights.
 
-    Names of timm, torchvision, Hugging Face and DINOv2 are brought to one form. A ViT's position embeddings are
-    interpolated to the encoder's number of patches, and its patch embedding is fitted to their size, as timm does
-    (bicubic, antialiased). For images of one channel, the first layer's weights are summed over the channels.
+    Tensor names of timm, torchvision, Hugging Face and DINOv2 are converted to a common form. A ViT's position
+    embeddings are interpolated to the encoder's number of patches, and its patch embedding is fitted to the
+    patches' size, as in timm (bicubic, antialiased). For images of one channel, the first layer's weights are
+    summed over the channels.
 
     Args:
         encoder: The encoder.
         source: A file (safetensors, or a state dict of torch.save), ``timm:NAME``, ``hf:NAME`` or
             ``torchvision:NAME``.
-        least: Share of the encoder's trained weights that must be found.
+        least: Minimum share of the encoder's trained weights that the source must provide.
 
     Raises:
-        UserError: They cannot be read or downloaded, or give less than ``least``.
+        UserError: The weights cannot be read or downloaded, or provide less than ``least``.
 
     Example:
         >>> import torch, torchvision
@@ -116,7 +117,7 @@ def load_pretrained(encoder: Encoder, source: str, least: float = 0.5) -> Fit:
 
 
 def fit(target: Mapping[str, Tensor], state: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Find the tensors of a state dict, under any library's names, that fit a network's.
+    """Find the tensors of a state dict, with any library's names, that fit a network.
 
     Args:
         target: The network's state.
@@ -142,18 +143,19 @@ def fit(target: Mapping[str, Tensor], state: Mapping[str, Tensor]) -> dict[str, 
 
 
 def _named(what: str, names: tuple[str, ...]) -> str:
-    """A clause for some names, of which a few are shown; nothing for none."""
+    """A clause that shows a few of some names; empty if there are none."""
     return f"; {what} {few(names, _SHOWN)}" if names else ""
 
 
 def weights_input(source: str, guess: bool = True) -> InputConfig:
-    """Size, mean and std of the images with which weights were trained, as far as their source says it.
+    """Size, mean and std of the images with which weights were trained, as far as the source specifies them.
 
-    A file of Atoll says it; a classifier of ImageNet's classes, or the names of DINOv2, mean ImageNet's statistics.
+    A file that Atoll wrote contains them. A classifier with ImageNet's number of classes, or DINOv2's names, imply
+    ImageNet's statistics.
 
     Args:
         source: As for `load_pretrained`.
-        guess: Whether the classes or names of a file that does not say it count.
+        guess: Whether to infer ImageNet's statistics from the classes or names of a file that does not contain any.
     """
     if source.startswith(TIMM):
         return timm_input(source)
@@ -173,13 +175,13 @@ def weights_input(source: str, guess: bool = True) -> InputConfig:
 
 
 def _pieces(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Tensors by their common names, without names that two tensors would share: either may be meant."""
+    """Tensors by their common names, without ambiguous names, which two tensors would share."""
     pieces: dict[str, Tensor] = {}
     shared: set[str] = set()
     for name, tensor in state.items():
         common = common_names(name)
         if len(common) == 3 and tensor.ndim == 0:
-            continue  # the counter of a BatchNorm after an attention's joint projection, as LeViT's
+            continue  # the counter of a BatchNorm after an attention's joint projection, as in LeViT
         parts = tensor.chunk(3) if len(common) == 3 else (tensor,)
         shared |= pieces.keys() & common
         pieces.update(zip(common, parts, strict=True))
@@ -187,7 +189,7 @@ def _pieces(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
 
 def _reshaped(name: str, tensor: Tensor, wanted: Tensor) -> Tensor | None:
-    """The tensor in the shape that is wanted; None if there is no way from one to the other."""
+    """The tensor converted to the wanted shape; None if that is impossible."""
     if tensor.shape == wanted.shape:
         return tensor
     if name == "pos_embed" and tensor.ndim == wanted.ndim == 3 and tensor.shape[-1] == wanted.shape[-1]:
@@ -201,7 +203,7 @@ def _reshaped(name: str, tensor: Tensor, wanted: Tensor) -> Tensor | None:
 
 
 def _patch_weights(tensor: Tensor, wanted: Tensor) -> Tensor | None:
-    """A patch embedding for other patches, for grey images, or as a linear layer, which Atoll's is."""
+    """A patch embedding converted to other patches, to grey images, or to a linear layer, as in Atoll's ViT."""
     if tensor.ndim != 4:
         return None
     channels, side = wanted.shape[1], wanted.shape[-1]

@@ -165,7 +165,8 @@ def resnet(name: str, stem: str, channels: int, init: str) -> ResNet:
         name: A name in `RESNETS`.
         stem: A name in `STEMS`.
         channels: Channels of the images.
-        init: ``"random"``, or ``"torchvision"`` for its ImageNet weights, downloaded unless they are cached.
+        init: ``"random"``, or ``"torchvision"`` for its ImageNet weights, which are downloaded unless they are
+            cached.
 
     Raises:
         UserError: The weights are neither in torch's cache nor downloadable.

@@ -116,11 +116,11 @@ def random_masking(
 
 
 def resample_positions(positions: Tensor, count: int) -> Tensor | None:
-    """Interpolate a ViT's position embeddings to another number of patches; tokens before the grid stay.
+    """Interpolate a ViT's position embeddings to another number of patches; tokens before the grid are kept.
 
     Args:
-        positions: The embeddings; a square grid behind the class token, if there is one.
-        count: Number of tokens afterwards.
+        positions: The embeddings: a square grid, after the class token if there is one.
+        count: Number of tokens of the result.
 
     Shape:
         - positions: (1, P + G², D). Output: (1, P + G'², D), or None if the P differ.
@@ -139,7 +139,7 @@ def resample_positions(positions: Tensor, count: int) -> Tensor | None:
 
 
 def resample_patches(weight: Tensor, side: int) -> Tensor:
-    """Fit a patch embedding to patches of another side, so that resized patches get nearly the same embedding.
+    """Convert a patch embedding to another patch size, so that resized patches get nearly the same embedding.
 
     Args:
         weight: The weight of a convolution whose kernel is a patch.
@@ -177,12 +177,13 @@ class Block(nn.Module):
         wider, narrower = nn.Linear(width, 4 * width), nn.Linear(4 * width, width)
         for layer in (wider, narrower):
             nn.init.xavier_uniform_(layer.weight)
-            # As nn.init.normal_, which imports PyTorch's compiler for the masked autoencoder's "meta" encoder.
+            # In place of nn.init.normal_, which imports PyTorch's compiler for the masked autoencoder's "meta"
+            # encoder.
             layer.bias.data.copy_(torch.randn(len(layer.bias)).mul_(1e-6))
         self.mlp = nn.Sequential(OrderedDict({"0": wider, "1": nn.GELU(), "3": narrower}))
 
     def forward(self, x: Tensor) -> Tensor:
-        """Let the tokens of each image attend to each other, and transform each by itself."""
+        """Let the tokens of each image attend to each other, then transform each token separately."""
         y = self.ln_1(x)
         x = x + self.self_attention(y, y, y, need_weights=False)[0]
         out: Tensor = x + self.mlp(self.ln_2(x))
@@ -232,7 +233,7 @@ class ViT(Encoder):
         """Compute the class token and the patch tokens after the last norm.
 
         Args:
-            images: A batch of square images; for another size than the network's, position embeddings are
+            images: A batch of square images. If their size is not the network's, position embeddings are
                 interpolated.
             keep: Indices of the visible patches of each image; all patches by default.
 
@@ -250,7 +251,7 @@ class ViT(Encoder):
         x = patches + positions[:, 1:]
         if keep is not None:
             x = x.gather(1, keep.unsqueeze(-1).expand(-1, -1, self.dim))
-        # `len` would be a number, and an exported program would take batches of that size alone.
+        # `len` would be a constant, and an exported program would accept only batches of that size.
         first = (self.cls_token + positions[:, :1]).expand(x.shape[0], -1, -1)
         out: Tensor = self.norm(self.blocks(torch.cat([first, x], dim=1)))
         return out

@@ -21,7 +21,7 @@ def feature_clusters(features: Tensor, clusters: int, dims: int, seed: int) -> T
     Args:
         features: Features of each image.
         clusters: Number of clusters.
-        dims: Largest number of principal components.
+        dims: Maximum number of principal components.
         seed: The run's seed.
 
     Shape:

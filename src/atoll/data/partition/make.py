@@ -52,7 +52,8 @@ def make_partition(
         columns: Further integer columns, such as PACS's ``domain``.
         num_samples: Number of training images N.
         seed: The run's seed.
-        clusters: Cluster of each image; the options' ``features`` require them, and split them instead of labels.
+        clusters: Cluster of each image; the option ``features`` requires them, and then they are split instead of
+            the labels.
         classes: Class names; they determine the number of classes if the last classes have no image.
         column_values: Names of the columns' values, for the names of natural clients.
         fingerprint: Fingerprint of the training set, for the record.

@@ -64,7 +64,7 @@ class Partition:
         fingerprint: str = "",
         classes: Sequence[str] = (),
     ) -> Partition:
-        """Give each client the next images of the set, so many as its size says; their labels are not counted."""
+        """Give each client as many consecutive images of the set as its size; labels are not counted."""
         total = sum(sizes)
         shares = list(torch.split(torch.arange(total), list(sizes)))
         return cls(shares, list(names), None, options, seed, total, fingerprint, tuple(classes))
@@ -115,8 +115,9 @@ class Partition:
             UserError: No client is left.
 
         Reference:
-            With Dirichlet's small α some of many clients get one image, which has no negatives, and which BatchNorm
-            cannot normalise. Loaders that drop the last batch (SSD's, FedU²'s) leave such clients without a step.
+            With a small Dirichlet α and many clients, some clients get only one image, which has no negatives and
+            which BatchNorm cannot normalise. With loaders that drop the last batch (SSD's, FedU²'s), such clients
+            take no step.
         """
         kept = [k for k, size in enumerate(self.sizes) if size >= least]
         if len(kept) == len(self):
@@ -154,7 +155,7 @@ class Partition:
         return json.dumps(record) + "\n"
 
     def _facts(self) -> Iterator[dict[str, Any]]:
-        """What the record says of each client."""
+        """Entries of the record, one for each client."""
         counts = None if self.counts is None else self.counts.tolist()
         clusters = None if self.cluster_counts is None else self.cluster_counts.tolist()
         for k, size in enumerate(self.sizes):

@@ -1,8 +1,8 @@
-"""The shift of each client's images, applied when they are read.
+"""The shift of each client's images, applied when the images are read.
 
-A shift depends on the client's number k and the number of clients K only, and the noise of an image on its place
-among the client's images as well. A site of a real federation therefore applies its own shift: the coordinator
-tells it k and K, and images at a site are shifted as in a simulation over the same folders.
+A shift depends only on the client's number k and the number of clients K; the noise of an image also depends on its
+position among the client's images. Each site of a real federation can therefore apply its own shift: the
+coordinator sends k and K, and the site's images are shifted as in a simulation over the same folders.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from atoll.data.shifts.styles import STYLES
 
 SHIFTED = "shifted as client"  # the column of shifted images that names the client
 
-_DATA_SEED = 0  # of choices that are the same for all runs on the data
+_DATA_SEED = 0  # for choices that are the same in all runs on the data
 _STYLES = tuple(STYLES)
 
 
@@ -78,7 +78,7 @@ class Shift:
         Args:
             pixels: The images.
             client: The client.
-            places: Number of each image among the client's; its noise depends on it.
+            places: Position of each image among the client's images; its noise depends on it.
 
         Shape:
             - pixels: uint8 (n, C, S, S); output: as pixels
@@ -104,7 +104,7 @@ class ShiftedPixels:
     Attributes:
         base: The pixels of the source.
         owners: Client of each image, (N,) int64; −1 for none.
-        places: Number of each image among the client's, (N,) int64.
+        places: Position of each image among its client's images, (N,) int64.
         shift: The shifts.
     """
 
@@ -134,9 +134,9 @@ class ShiftedPixels:
 
 
 def shifted(images: ImageSet, clients: Sequence[Tensor], shift: Shift) -> ImageSet:
-    """Shift each image as its client does, and name the client in the column `SHIFTED`.
+    """Apply to each image the shift of its client, and record the client in the column `SHIFTED`.
 
-    The set keeps its fingerprint, which names the images of the source.
+    The set keeps its fingerprint, which identifies the images of the source.
 
     Args:
         images: The images of the source.
@@ -161,10 +161,10 @@ def _rotated(pixels: Tensor, angle: float) -> Tensor:
 
 
 def shifted_held_out(images: ImageSet, sizes: Sequence[int], shift: Shift, purpose: str) -> ImageSet:
-    """Shift each held-out image as a client that is drawn for it does.
+    """Apply to each held-out image the shift of a client that is drawn for it.
 
-    Clients with images have equal numbers of held-out images, up to one. Client and noise do not depend on the
-    run's seed, so all runs with the same number of clients are evaluated on the same images.
+    All clients that hold images get equally many held-out images, up to one. Neither the clients nor the noise
+    depend on the run's seed, so all runs with the same number of clients are evaluated on the same images.
 
     Args:
         images: The held-out images.

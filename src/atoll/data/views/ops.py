@@ -58,14 +58,14 @@ def resize_taps(
 
     The crop of image i covers the source pixels [start_i, start_i + extent_i); it is resized to S pixels, of which
     the result has pixels ``positions[i]``. Positions in reverse order are therefore a flip, and shifted positions a
-    shift. Output pixel p has its centre at start + (p + 1/2)·extent/S. Where that reduces the size, the filter is
+    shift. Output pixel p has its centre at start + (p + 1/2)·extent/S. If this reduces the size, the filter is
     stretched by extent/S (antialiasing, as in Pillow and in ``torch.nn.functional.interpolate``).
 
     Args:
         start: First source pixel of each crop.
         extent: Number of source pixels of each crop.
         positions: The output pixels to compute, each in 0 … S−1.
-        largest: The largest extent, or more.
+        largest: The largest extent, or an upper bound of it.
         interpolation: ``"bilinear"`` or ``"bicubic"``.
 
     Shape:
@@ -158,7 +158,7 @@ def _resample_rows(images: Tensor, taps: Taps) -> Tensor:
 
 
 def luma(images: Tensor) -> Tensor:
-    """Grey value of every pixel: of three channels their luma, of another number their mean.
+    """Grey value of every pixel: the luma of three channels, the mean of any other number of channels.
 
     Args:
         images: The images.
@@ -179,7 +179,7 @@ def grayscale_(images: Tensor) -> Tensor:
 
 
 def blend_weights(factors: Tensor, steps: Tensor) -> Tensor:
-    """Weights of `blend_` which adjust the brightness, contrast or saturation of images as torchvision does.
+    """Weights for `blend_` that adjust the brightness, contrast or saturation of images as torchvision does.
 
     Args:
         factors: Factors of the steps; 1 does not change an image.
@@ -195,8 +195,8 @@ def blend_weights(factors: Tensor, steps: Tensor) -> Tensor:
 def blend_(images: Tensor, own: Tensor, grey: Tensor, mean: Tensor) -> Tensor:
     """Replace each value x by own·x + grey·g + mean·ḡ, with the pixel's grey value g and the image's mean ḡ of g.
 
-    Brightness, contrast and saturation are three choices of the weights (see `blend_weights`), so a batch of which
-    each image takes another of these steps needs one pass.
+    Brightness, contrast and saturation are three choices of the weights (see `blend_weights`), so one pass suffices
+    for a batch whose images take different ones of these steps.
 
     Args:
         images: The images.

@@ -1,4 +1,4 @@
-"""Views by the user's own transform, which is called with one image at a time."""
+"""Views made by the user's own transform, which is called with one image at a time."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def give_transform(transform: Any) -> Given:
     """Name a transform that Python code gives, with a fingerprint of its code and parameters.
 
     Raises:
-        UserError: It cannot be called.
+        UserError: It is not callable.
 
     Example:
         >>> from torchvision.transforms import v2
@@ -43,8 +43,8 @@ class Transform:
 
     It gets an image, uint8 (C, H, W), and returns a view (C, size, size): uint8, which is normalised as Atoll's
     views are, or floats, which are used as they are. Before each call, the streams of torch, numpy and random are
-    seeded from the stream of the client, round and view, so that the view of an image does not depend on other
-    images, nor on the process.
+    seeded from the stream of the client, round and view, so that the view of an image depends neither on other
+    images nor on the process.
 
     Args:
         name: ``module:attribute``, or a `Given`.
@@ -72,7 +72,7 @@ class Transform:
             images: uint8 (N, C, H, W) on any device; result: float32 (N, C, size, size) on the same device.
 
         Raises:
-            UserError: The transform is not here, fails, or does not return a finite view.
+            UserError: The transform is missing, fails, or does not return a finite view.
         """
         seeds = torch.randint(_SEEDS, (len(images),), generator=generator).tolist()
         views = torch.empty(len(images), images.shape[1], size, size)

@@ -40,8 +40,8 @@ class Views:
         channels: Channels of the images.
 
     Attributes:
-        transform: The user's own, which replaces all operations but the normalisation.
-        local: The same for local crops, of ``local_size`` and ``local_scale``.
+        transform: The user's transform, which replaces all operations but the normalisation.
+        local: Views for local crops, with ``local_size`` and ``local_scale``.
     """
 
     local: Views
@@ -77,7 +77,7 @@ class Views:
     ) -> list[Tensor]:
         """Draw and apply several views of every image in one pass.
 
-        For few images, most of the time goes into calling operations.
+        This is faster for few images, where most of the time is spent on calling operations.
 
         Args:
             images: The images.
@@ -102,8 +102,8 @@ class Views:
     ) -> Draw:
         """Draw the random parameters of n views from each generator, one generator's after the other's.
 
-        The same numbers are drawn for all settings, in the same order. Runs that differ only in their blur, for
-        example, therefore see the same crops.
+        All settings draw the same numbers in the same order. Runs that differ only in their blur, for example,
+        therefore use the same crops.
 
         Args:
             n: Number of views.
@@ -190,10 +190,10 @@ class Views:
         return views.clamp_(0, 1)  # the cubic filter overshoots, and rounding can exceed the range
 
     def _jitter(self, views: Tensor, draw: Draw) -> Tensor:
-        """Apply the colour steps, each image's in its own order.
+        """Apply the colour steps, to each image in its own order.
 
-        The images are sorted by the number of their steps before the hue's. A step before the hue then concerns the
-        first images only, and the same step after it the others: slices, which change in place.
+        The images are sorted by the number of steps that precede the hue's. A step before the hue then applies only
+        to the first images, and the same step after the hue to the others: these are slices, which change in place.
         """
         count = int(draw.jitter.sum())
         if count == 0 or not self._jitters:

@@ -116,8 +116,8 @@ def average_precision(
         masks: Whether to measure masks too.
 
     Returns:
-        For ``"bbox"`` and with ``masks`` also ``"segm"``: COCO's twelve numbers as shares in [0, 1], and AP for
-        each class under ``"classes"``; None where there is no such object.
+        For ``"bbox"``, and with ``masks`` also for ``"segm"``: COCO's twelve numbers as shares in [0, 1], and the
+        AP of each class under ``"classes"``; a number is None if there is no such object.
     """
     return {kind: _measure(data, detections, kind) for kind in (("bbox", "segm") if masks else ("bbox",))}
 
@@ -158,5 +158,5 @@ def _mean(precision: np.ndarray[Any, Any]) -> float:
 
 
 def _known(value: float) -> float | None:
-    """COCO's numbers are −1 where nothing can be measured."""
+    """COCO's value, or None if it is −1, which means that nothing could be measured."""
     return None if value < 0 else float(value)

@@ -24,7 +24,7 @@ from atoll.evaluation.detection.options import DetectionOptions
 from atoll.models import Encoder
 from atoll.models.resnet import ResNet
 
-STRIDES = (4, 8, 16, 32, 64)  # of the pyramid's levels, as in torchvision, for every stem
+STRIDES = (4, 8, 16, 32, 64)  # strides of the pyramid's levels, as in torchvision, for every stem
 ANCHOR = 8  # side of a level's anchors, in its strides: 32 pixels at stride 4, up to 512 at stride 64
 RATIOS = (0.5, 1.0, 2.0)
 MASK_LAYERS = 4

@@ -25,8 +25,8 @@ class DetectionOptions(Options):
 
     Attributes:
         masks: Learn and measure masks too (Mask R-CNN instead of Faster R-CNN); needs annotated masks.
-        size: Shorter side of the images in pixels, to which they are resized.
-        max_size: Limit of the longer side in pixels; an image that would exceed it is made smaller.
+        size: Shorter side in pixels to which the images are resized.
+        max_size: Limit of the longer side in pixels; an image that would exceed it is resized to it instead.
         fpn_width: Channels of the feature pyramid; by default half the encoder's width, at most 256.
         head_width: Width of the box head's two layers; by default four times the pyramid's.
         rois: Number of proposals of an image that the heads learn from.
@@ -36,8 +36,8 @@ class DetectionOptions(Options):
         lr: Learning rate of SGD after the warm-up.
         momentum: Momentum of SGD.
         weight_decay: L2 penalty.
-        schedule: ``"step"`` (a tenth after 2/3 of the steps, a hundredth after 8/9), ``"cosine"`` (to 0) or
-            ``"constant"``.
+        schedule: Schedule of the learning rate: ``"step"`` (a tenth after 2/3 of the steps, a hundredth after 8/9),
+            ``"cosine"`` (to 0) or ``"constant"``.
         warmup: Share of the steps over which the rate rises linearly from 0.
         flip: Flip images horizontally with probability 1/2.
         fraction: Share of the annotated training images that is used, drawn with the seed.

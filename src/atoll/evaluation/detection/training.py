@@ -1,8 +1,8 @@
-"""Training of a detector: SGD in seeded steps, continued from any checkpoint to the same bytes on a CPU.
+"""Training of a detector: SGD in seeded steps. On a CPU, a resumed training ends with the same bytes.
 
-On a GPU, other last bits may result each time: torchvision's kernel for the gradient of RoIAlign adds in no fixed
-order. PyTorch's deterministic kernels are not asked for: torchvision would then replace RoIAlign by Python code
-that it compiles with Triton, which takes a C compiler, and without it no training would start.
+On a GPU, the last bits may differ each time, because torchvision's kernel for the gradient of RoIAlign adds in no
+fixed order. PyTorch's deterministic kernels are not used: torchvision would then replace RoIAlign by Python code
+that it compiles with Triton, and without a C compiler no training would start.
 """
 
 from __future__ import annotations
@@ -40,7 +40,8 @@ class DetectorTraining:
 
     Attributes:
         step: Number of complete steps.
-        losses: Mean of each loss by epoch, the unfinished epoch included, as far as they have been read.
+        losses: Mean of each loss by epoch, including the unfinished epoch, for all steps whose losses have been
+            read.
     """
 
     detector: nn.Module
@@ -81,7 +82,7 @@ class DetectorTraining:
         return self.options.epochs * self.steps_per_epoch
 
     def state(self) -> Tree:
-        """Return all that a later process needs to continue.
+        """Return everything that a later process needs to continue.
 
         Raises:
             RunError: The loss is not finite.
@@ -126,7 +127,7 @@ class DetectorTraining:
             self.read_losses()
 
     def read_losses(self) -> None:
-        """Read the losses of the last step, unless they have been read; a GPU must have computed them.
+        """Read the losses of the last step, unless they have been read; this waits for a GPU.
 
         Raises:
             RunError: The loss is not finite.
