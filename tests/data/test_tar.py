@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import re
 import tarfile
 from pathlib import Path
 
@@ -72,6 +73,19 @@ def test_splits_are_words_of_names_or_folders(samples, digits, tmp_path, place):
     splits = load(tmp_path)
     assert np.array_equal(pixels_of(splits.train), digits[0][:20])
     assert np.array_equal(pixels_of(splits.test), digits[0][20:30])
+
+
+@pytest.mark.parametrize("place", ["Train-0.tar, Test-0.tar", "training/0.tar, testing/0.tar"])
+def test_shards_of_splits_with_other_names_are_told(samples, tmp_path, place):
+    files = train, test = place.split(", ")
+    shard(tmp_path / train, samples(0, 20))
+    shard(tmp_path / test, samples(20, 30))
+    told = f"no .tar file of the split 'train', so all are read as one split; if {test}, {train} belong"
+    with pytest.warns(UserWarning, match=told):
+        assert len(load(tmp_path, test_fraction=0).train) == 30
+    words = [re.split("[-/]", file)[0] for file in files]
+    splits = load(tmp_path, train_split=words[0], test_split=words[1])  # as it says, and not told
+    assert (len(splits.train), len(splits.test)) == (20, 10)
 
 
 def test_labels_and_clients_of_json(samples, tmp_path):

@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import re
 import tarfile
+import warnings
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -20,9 +21,9 @@ import numpy as np
 
 from atoll.core.errors import UserError
 from atoll.core.files import content_digest
-from atoll.core.text import first_line
+from atoll.core.text import few, first_line
 from atoll.data.decode import Encoded
-from atoll.data.folders import IMAGE_SUFFIXES
+from atoll.data.folders import IMAGE_SUFFIXES, SPLITS
 from atoll.data.options import DataOptions
 from atoll.data.records import Listing, Rows, encode
 
@@ -101,6 +102,17 @@ def read_tar(options: DataOptions, root: Path) -> tuple[Listing, Listing | None]
         raise UserError(
             f"{root} holds no .tar file of the split {options.train_split!r}; set data.train_split"
         )
+    like = [
+        str(file.relative_to(root))
+        for file in found
+        if SPLITS & {word.lower() for word in _words(file, root)}
+    ]
+    if not train and like:
+        warnings.warn(
+            f"{root} holds no .tar file of the split {options.train_split!r}, so all are read as one split; if "
+            f"{few(like)} belong to splits, set data.train_split and data.test_split to those words of their names",
+            stacklevel=4,
+        )
     if options.test_split is not None and not test:
         raise UserError(f"{root} holds no .tar file of the split {options.test_split!r}; set data.test_split")
     if both := set(train) & set(test):
@@ -111,11 +123,11 @@ def read_tar(options: DataOptions, root: Path) -> tuple[Listing, Listing | None]
 
 
 def _of_split(files: Sequence[Path], root: Path, split: str) -> list[Path]:
-    return [
-        path
-        for path in files
-        if split in (path.stem, *re.split(r"[^A-Za-z0-9]+", path.stem), *path.relative_to(root).parts[:-1])
-    ]
+    return [path for path in files if split in _words(path, root)]
+
+
+def _words(path: Path, root: Path) -> set[str]:
+    return {path.stem, *re.split(r"[^A-Za-z0-9]+", path.stem), *path.relative_to(root).parts[:-1]}
 
 
 def _listing(files: Sequence[Path], options: DataOptions) -> Listing:
