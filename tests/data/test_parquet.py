@@ -186,7 +186,7 @@ def test_a_damaged_row_group_is_named(tmp_path, images, write_parquet):
         ({"label_column": "lable"}, "did you mean 'label'"),
         ({"natural_column": "sight"}, "no column 'sight'"),
         ({"label_column": "score"}, "labels must be integers or text"),
-        ({"label_column": "gaps"}, "'gaps' is empty in row 1"),
+        ({"label_column": "gaps"}, r"'gaps' is empty in row 1 \(\d+ such rows\); give each a value"),
     ],
 )
 def test_wrong_columns_get_a_sentence(tmp_path, images, write_parquet, options, sentence):

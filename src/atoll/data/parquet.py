@@ -303,7 +303,10 @@ def table_listing(
 def _codes(name: str, column: pa.ChunkedArray, names: list[str], where: str) -> tuple[Rows, list[str]]:
     if column.null_count:
         row = int(np.flatnonzero(column.is_null().to_numpy())[0])
-        raise UserError(f"{where}: column {name!r} is empty in row {row}")
+        raise UserError(
+            f"{where}: column {name!r} is empty in row {row} ({column.null_count} such rows); give each a value, "
+            "or leave them out"
+        )
     if pa.types.is_dictionary(column.type):  # pandas' categories
         column = column.cast(column.type.value_type)
     if any(is_text(column.type) for is_text in _TEXT):
