@@ -1,4 +1,4 @@
-"""A thread that does what the next round need not wait for, such as writing a checkpoint."""
+"""A thread for work that the next round need not wait for, such as writing a checkpoint."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from types import TracebackType
 
 
 class Background:
-    """Runs one task at a time on another thread, in the order in which they were given.
+    """Runs tasks on another thread, one at a time, in the order in which they were given.
 
     An error of a task is raised in the caller's thread: by the next call, or at the end of the ``with`` block,
     which waits for the last task.
@@ -22,7 +22,7 @@ class Background:
         return self
 
     def run(self, task: Callable[[], None]) -> None:
-        """Start a task after the one before has ended."""
+        """Start a task once the previous one has ended."""
         self.wait()
         self._pending = self._pool.submit(task)
 
@@ -35,7 +35,7 @@ class Background:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        """Wait for the task; its error is raised unless the block raises one of its own."""
+        """Wait for the task, and raise its error unless the block itself raises one."""
         self._pool.shutdown()
         if error is None:
             self.wait()

@@ -1,4 +1,4 @@
-"""Client side of a method: an object that any number of clients share in turn, and one client's complete round."""
+"""Client side of a method: an object that clients share in turn, and a client's complete round."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from atoll.models.compiled import CompiledEncoders
 from atoll.models.gradient_checkpointing import checkpointed
 from atoll.models.norms import train_mode
 
-BASE = "base"  # the constant of the weights that do not travel each round
+BASE = "base"  # name of the constant with the weights that are sent only once
 
 
 class Client:
@@ -69,7 +69,7 @@ class Client:
         return {"local": self.networks, **self.context.copies}
 
     def autocast(self) -> torch.autocast:
-        """Context of a step's forward passes and losses, in the precision that the recipe says."""
+        """Context of a step's forward passes and losses, in the precision that the recipe sets."""
         # bfloat16 has float32's range, so gradients need no scaling, as float16's would
         kind = self.device.type
         return torch.autocast(kind, torch.bfloat16, enabled=self.setting.train.amp and kind == "cuda")
@@ -77,8 +77,8 @@ class Client:
     def start(self, message: Message, retained: ClientState | None, data: ClientData) -> None:
         """Load the message and the client state; ``retained`` is None the first time that a client takes part.
 
-        Components get copies of what the message holds for them and the merge of the model, which they may change:
-        within a process, the message's tensors are the server's, or those of other clients' messages.
+        Components get copies of their slices of the message, and the merge gets a copy of the model, so that they
+        may change these: within a process, other clients' messages and the server share the message's tensors.
         """
         method, train = self.method, self.setting.train
         message = {**message, "parts": clone(message["parts"])}
@@ -120,7 +120,7 @@ class Client:
         self._epoch = self._epoch_start = 0
 
     def begin_batch(self, batch: Batch) -> None:
-        """Begin a step, and end the local epoch before if the batch is the first of the next one."""
+        """Begin a step; if the batch is the first of a local epoch, end the previous epoch."""
         if self._compiled is not None:
             self._compiled.begin_step()
         if batch.epoch != self._epoch:
@@ -132,7 +132,7 @@ class Client:
 
         Args:
             batch: The batch, or a part of one.
-            share: The part's share of the batch, with which its loss counts in the means that are reported.
+            share: The part's share of the batch, by which its loss is weighted in the reported means.
 
         Raises:
             UserError: The loss of a component is not a scalar.
@@ -148,7 +148,7 @@ class Client:
         """Add the components' images to a batch.
 
         Raises:
-            UserError: A component declares a pass of images or through a network that there is not.
+            UserError: A component declares a pass with images or a network that do not exist.
         """
         context = self.context
         for component in self.method.components:
@@ -207,14 +207,14 @@ class Client:
         self._epoch_start = len(self._shares)
 
     def _mean_loss(self, name: str, start: int = 0) -> float:
-        """Mean of a loss over the batches from a place in the list on; 0 without any."""
+        """Mean of a loss over the batches from an index on; 0 if there are none."""
         losses, batches = self._losses[name][start:], sum(self._shares[start:])
         return float(torch.stack(losses).sum() / batches) if losses else 0.0
 
     def finish(self) -> tuple[Update, ClientState | None]:
         """End the last epoch; return the update and the client state, which is None if the method retains nothing.
 
-        Both may contain the networks' tensors themselves: use or copy them before the next `start`.
+        Both may share tensors with the networks: use or copy them before the next `start`.
         """
         self._end_epoch()
         self._state.notice_unsaved()
@@ -313,5 +313,5 @@ def training_seed(setting: Setting, message: Message) -> int:
 
 
 def _part(loss: Tensor, share: float) -> Tensor:
-    """What a loss adds to the batch's; on a GPU, one kernel less where that is all of it."""
+    """The share that a part's loss adds to the batch's loss; for a whole batch, this saves a kernel on a GPU."""
     return loss.detach() if share == 1 else share * loss.detach()

@@ -1,6 +1,6 @@
 """Client states on disk, by client and round, so that a state is used only if its round completed.
 
-A state is written to a file of its own. Where many clients keep one, those that a complete round left are packed
+Each state is written to its own file. If many clients have states, those of a complete round are packed
 (`atoll.engines.state_packs`).
 """
 
@@ -19,7 +19,7 @@ from atoll.core.files import sync_all
 from atoll.core.tree import load, read, save
 from atoll.engines.state_packs import Key, StatePacks
 
-MOST_FILES = 1000  # states with a file of their own; of more, the valid ones are packed
+MOST_FILES = 1000  # states in separate files; if there are more, the valid ones are packed
 
 
 class States(Protocol):
@@ -45,8 +45,8 @@ class States(Protocol):
 class ClientStates:
     """Folder of client states.
 
-    A state is stored under the round that produced it. The server decides which round's state is valid, after it
-    has accepted the update: the state of a lost or refused update is never read.
+    A state is stored under the round that produced it. The server decides which round's state is valid once it has
+    accepted the update; the state of a lost or refused update is never read.
 
     Args:
         folder: The folder.
@@ -87,7 +87,7 @@ class ClientStates:
         except UserError:
             if path.parent.exists():
                 raise
-            write()  # `_pack` removed the empty folder at this moment
+            write()  # `_pack` may have removed the empty folder at this moment
 
     def sync(self, states: Iterable[Key]) -> None:
         """Wait until the files of states are on the disk."""
@@ -98,12 +98,12 @@ class ClientStates:
     def _load(self, client: int, round: int) -> ClientState | None:
         path = self.path(client, round)
         retained: ClientState | None
-        try:  # not `is_file` first: a file may be packed between the look and the read
+        try:  # without `is_file` first: the file may be packed between the check and the read
             data, place = path.read_bytes(), str(path)
         except OSError:
             packed = self._packs.read(client, round)
             if packed is None:
-                retained = load(path, label(client, round))  # says what is wrong with the file
+                retained = load(path, label(client, round))  # raises the error that describes the file
                 return retained
             data, place = packed, f"the state in {self.folder}"
         retained = read(data, place, label(client, round))
@@ -130,7 +130,7 @@ class ClientStates:
         self._packs.write(files, [(k, round) for k, round in packed if round < valid.get(k, 0)])
         for path in files.values():
             path.unlink(missing_ok=True)
-            with contextlib.suppress(OSError):  # a newer state is in it
+            with contextlib.suppress(OSError):  # the folder contains a newer state
                 path.parent.rmdir()
 
     def clear(self) -> None:

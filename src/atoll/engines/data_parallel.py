@@ -1,10 +1,10 @@
 """Data-parallel training of one client: several processes (ranks) of a PyTorch process group share each batch.
 
-Every rank draws the same batch and holds the same networks. The encoder computes the rank's own rows of the batch;
-its outputs are gathered, and heads and losses compute the whole batch on every rank. So a contrastive loss sees all
-negatives of the batch, whatever the objective, and only the encoder's BatchNorm layers need the statistics of all
-ranks. Gradients are averaged before the optimiser's step, as DistributedDataParallel does. The weights are those of
-one process up to rounding, not to the bit.
+Every rank draws the same batch and holds the same networks. The encoder computes only the rank's own rows of the
+batch; its outputs are gathered, and every rank computes heads and losses on the whole batch. A contrastive loss
+therefore sees all negatives of the batch, and only the encoder's BatchNorm layers need statistics from all ranks.
+Gradients are averaged before the optimiser's step, as in DistributedDataParallel. The weights equal those of one
+process up to rounding, not bit for bit.
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ from atoll.models.norms import norm_layers
 
 
 class Ranks:
-    """The processes that train a client together; an encoder in training computes the rows of its rank.
+    """The processes that train a client together; in training, an encoder computes the rows of its rank.
 
     Args:
-        encoder: The encoder, which is changed for good, as are the copies that are made of it.
+        encoder: The encoder. It is changed permanently, and so are its copies.
         group: The process group; None for the default one.
 
     Raises:
@@ -70,11 +70,11 @@ class Ranks:
     def check_equal(self, networks: nn.Module) -> None:
         """Compare the networks of all ranks.
 
-        Weights that are not finite on all ranks are equal: whoever gets the update decides what becomes of it, and
-        a site with local privacy must not show that training diverged.
+        Weights that are finite on no rank count as equal: the receiver of the update decides how to treat it, and a
+        site with local privacy must not reveal that training diverged.
 
         Raises:
-            RunError: They differ, because something draws other random numbers on each rank, such as dropout.
+            RunError: They differ, because something such as dropout draws different random numbers on each rank.
         """
         sums = torch.stack([value.double().sum() for value in networks.state_dict().values()])
         sums = torch.where(sums.isfinite(), sums, math.inf)
@@ -113,7 +113,7 @@ def train_together(
     """Run one client's complete round on all ranks; every rank calls it with the same arguments.
 
     Args:
-        ranks: The ranks, made of the client's encoder.
+        ranks: The ranks, built from the client's encoder.
         client: The reusable client side.
         message: Result of `Method.send`.
         retained: The client state, or None.
@@ -138,8 +138,8 @@ def train_together(
 class _Gather(torch.autograd.Function):
     """Rows of all ranks, in order.
 
-    Every rank computes the same loss of them, so that its own rows' gradients are complete. They are multiplied by
-    the number of ranks, because the gradients of the weights are averaged afterwards.
+    Every rank computes the same loss from all rows, so the gradients of its own rows are complete. They are
+    multiplied by the number of ranks, because the gradients of the weights are averaged afterwards.
     """
 
     @staticmethod
@@ -175,7 +175,7 @@ class _Sum(torch.autograd.Function):
 
 
 class _SharedNorm(_BatchNorm):
-    """BatchNorm with the statistics of all ranks' rows; torch's SyncBatchNorm computes on GPUs alone."""
+    """BatchNorm with the statistics of all ranks' rows; torch's SyncBatchNorm works only on GPUs."""
 
     ranks: Ranks
 
@@ -185,7 +185,7 @@ class _SharedNorm(_BatchNorm):
         x = input.to(torch.promote_types(input.dtype, torch.float32))
         dims = [0, *range(2, x.dim())]
         shape = [1, -1, *[1] * (x.dim() - 2)]
-        count = x.new_full((1,), x.numel() / x.shape[1])  # no upload, for which the host would wait
+        count = x.new_full((1,), x.numel() / x.shape[1])  # without an upload, which would block the host
         sums: Tensor = _Sum.apply(torch.cat([x.sum(dims), count]), self.ranks)
         mean, total = sums[:-1] / sums[-1], sums[-1].detach()
         centred = x - mean.view(shape)
@@ -198,7 +198,7 @@ class _SharedNorm(_BatchNorm):
         return y.to(input.dtype)
 
     def _track(self, mean: Tensor, variance: Tensor) -> None:
-        if not self.track_running_stats:  # as for FedCA's public images with batch_norm = "batch"
+        if not self.track_running_stats:  # such as for FedCA's public images with batch_norm = "batch"
             return
         if self.num_batches_tracked is None or self.running_mean is None or self.running_var is None:
             return

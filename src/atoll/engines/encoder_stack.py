@@ -1,4 +1,4 @@
-"""Several encoders of one kind as a single one: their weights share a tensor with an axis for the encoder."""
+"""Several encoders of one kind as a single one: their weights are stacked along an axis for the encoder."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ from atoll.core.text import first_line
 class EncoderStack:
     """Encoders with equal structure, whose weights and buffers become rows of stacked tensors.
 
-    Whatever changes a row (an optimiser, a load) changes the encoder, and the other way round. Only gradients have
-    to be passed on, because optimisers have the encoders' own parameters.
+    A change of a row (by an optimiser, by loading weights) changes the encoder, and vice versa. Only gradients must
+    be passed on, because optimisers use the encoders' own parameters.
 
     Args:
-        encoders: The encoders, which keep their parameters as objects.
+        encoders: The encoders; their parameters remain the same objects.
     """
 
     def __init__(self, encoders: list[nn.Module]) -> None:
@@ -52,7 +52,7 @@ class EncoderStack:
         first = list(rows) == list(range(len(rows)))
         # The first rows are a slice, which needs no copy.
         chosen = slice(len(rows)) if first else upload(torch.tensor(rows), device)
-        for name, stacked in self._stacked_weights.items():  # a component may freeze weights
+        for name, stacked in self._stacked_weights.items():  # a component may have frozen weights
             stacked.requires_grad_(any(own[name].requires_grad for own in self._weights))
         weights = {name: stacked[chosen] for name, stacked in self._stacked_weights.items()}
         buffers = {name: stacked[chosen] for name, stacked in self._stacked_buffers.items()}
@@ -66,14 +66,14 @@ class EncoderStack:
             return h, {name: state[name].detach() for name in buffers if state[name] is not buffers[name]}
 
         try:
-            # Autocast misses what `vmap` makes of a convolution, and BatchNorm refuses mixed precision there.
+            # Autocast does not reach convolutions under `vmap`, and BatchNorm refuses mixed precision there.
             with torch.autocast(device.type, enabled=False):
                 h, assigned = vmap(encode, randomness="error")(weights, buffers, torch.stack(list(images)))
         except RuntimeError as error:
             raise _refusal(error) from None
-        # Buffers that the encoder assigned anew are not rows, and neither are copies.
+        # Buffers that the encoder replaced by new tensors are not rows of the stack, and neither are copies.
         for name, buffer in (assigned if first else {**buffers, **assigned}).items():
-            # `.data`: an earlier call's backward pass holds the buffers, and would refuse them if changed.
+            # `.data`: an earlier call's backward pass still needs the buffers and would refuse changed ones.
             self._stacked_buffers[name].data[chosen] = buffer
         outputs = list(h.unbind())
         if h.requires_grad:
@@ -81,7 +81,7 @@ class EncoderStack:
         return outputs
 
     def _note(self, rows: Sequence[int], gradients: Sequence[Tensor | None]) -> None:
-        """Note which rows of a call a backward pass has reached."""
+        """Record which rows of a call a backward pass has reached."""
         self._reached.update(
             row for row, gradient in zip(rows, gradients, strict=True) if gradient is not None
         )
@@ -98,13 +98,13 @@ class EncoderStack:
                     weight.grad = own if weight.grad is None else weight.grad + own
             stacked.grad = None
         self._reached.clear()
-        for hook in self._hooks:  # which hold the step's graph, which holds them
+        for hook in self._hooks:  # the hooks and the step's graph reference each other
             hook.remove()
         self._hooks.clear()
 
 
 def _refusal(error: RuntimeError) -> Exception:
-    """Say in a sentence why an encoder cannot be stacked, if that is why it failed."""
+    """Return an error that says why an encoder cannot be stacked; the error itself if it has another cause."""
     reason = first_line(error)
     if "randomness error mode" in reason:
         reason = "it draws random numbers (dropout, stochastic depth)"

@@ -36,8 +36,8 @@ from atoll.engines.jobs import Job, Result
 from atoll.recipe.recipe import Recipe
 
 Progress = Callable[[int], None] | None
-HELD_BYTES = 2**28  # of updates that wait for their turn
-_TO_END = 10.0  # seconds that a process may take from closing its pipe to its end
+HELD_BYTES = 2**28  # limit of the updates that wait for their turn
+_TO_END = 10.0  # seconds that a process may take to end after its pipe is closed
 _SENT = "→"  # marks a tensor in a message to a worker: it is sent with the message or was sent before
 
 
@@ -49,7 +49,7 @@ class InProcess:
         self._states = states
         self._stateful = federation.recipe.stateful
         aggregation = federation.recipe.composed.aggregation
-        # A fold of its own may keep updates, unless its class itself says that it does not.
+        # The fold of a user's aggregation may keep updates, unless the class that defines it says otherwise.
         says = declared(type(aggregation), "keeps_updates", "open")
         self._kept = aggregation.keeps_updates or not says
 
@@ -72,7 +72,7 @@ class InProcess:
     def _store(self, job: Job, update: Update, state: ClientState | None) -> Update:
         """Save the client state, and return the update on the CPU.
 
-        What is needed when the next client overwrites the networks is copied.
+        Tensors that are still needed when the next client overwrites the networks are copied.
         """
         if self._stateful:
             self._states.save(job.client, job.round, state)
@@ -83,21 +83,21 @@ class InProcess:
 
 
 class OneAhead(InProcess):
-    """Trains clients one after another on a thread: the next one trains while an update is checked and folded.
+    """Trains clients one after another on a thread, so that one trains while the previous update is folded.
 
-    For a GPU, which would wait for the CPU meanwhile; at most one update more is in memory.
+    This is for a GPU, which would otherwise wait for the CPU meanwhile. It holds at most one more update in memory.
     """
 
     def __init__(self, federation: Federation, states: ClientStates) -> None:
         super().__init__(federation, states)
         self._kept = True  # the next client trains while an update is folded
-        # With a number: "cuda" alone is the current GPU, which in a new thread is the first one.
+        # With a number: "cuda" alone means the current GPU, which is the first one in a new thread.
         device = next(federation.networks.parameters()).device
-        # One thread for all rounds, because cuDNN's plans are a thread's own.
+        # One thread for all rounds, because cuDNN's plans belong to a thread.
         self._thread = ThreadPoolExecutor(1, "training", initializer=use_gpu, initargs=(device,))
 
     def run(self, jobs: Sequence[Job], progress: Progress) -> Generator[Result, None, None]:
-        """Train each client in turn; when the caller stops, so does the client that trains, after its step."""
+        """Train each client in turn; if the caller stops, the client in training stops after its step."""
         stopped = threading.Event()
         begun = deque[tuple[int, Future[Update]]]()
 
@@ -126,10 +126,11 @@ class OneAhead(InProcess):
 
 
 def in_this_process(federation: Federation, states: ClientStates) -> InProcess:
-    """Executor on the networks of this process, the faster one for their device.
+    """Return the faster executor for the device, on the networks of this process.
 
-    Code of the user's may draw from the process's random streams, which a fold and the training beside it share.
-    And with PyTorch 2.11, the thread that first asks for CUDA graphs, mostly this one, is the only one that can.
+    `OneAhead` is not used with user code, which may draw from the process's random streams: the fold and the
+    training share them. It is not used with CUDA graphs either: in PyTorch 2.11, only the first thread that asks
+    for them can use them, and this is mostly the main thread.
     """
     recipe = federation.recipe
     gpu = recipe.engine.find_device().type == "cuda"
@@ -164,7 +165,7 @@ class WorkerPool:
                 self._processes.append(process)
 
     def assign(self, recipe: Recipe, states: Path, times: JobTimes) -> None:
-        """Assign the workers to a run: its recipe, the folder of its client states, and the times of its jobs."""
+        """Assign the workers to a run, with its recipe, the folder of its client states, and its job times."""
         self._times = times
         pickled = cloudpickle.dumps(recipe)
         for pipe in self._pipes:
@@ -206,7 +207,7 @@ class WorkerPool:
         self._times.learn(seconds, jobs)
 
     def _most_held(self, jobs: Sequence[Job]) -> int:
-        """Number of updates that may be in memory, if each is as large as the models that a client is sent."""
+        """Number of updates that may be in memory, if each is as large as the models that a client receives."""
         size = num_bytes(dict(jobs[0].message["models"])) if jobs else 0
         return max(2 * len(self._pipes), HELD_BYTES // max(1, size))
 
@@ -274,13 +275,13 @@ class _Pipe:
 def _work(connection: Connection[bytes, bytes], device: str, environment: dict[str, str]) -> None:
     """Run a worker process: train the jobs that the pipe delivers, of one run after another, until it closes.
 
-    A recipe is unpickled here, so that the failure of an object that it carries is answered as any other.
+    The recipe is unpickled here, so that an error of an object in it is reported like any other.
     """
     for name in ("SIGINT", "SIGHUP"):  # the main process handles Ctrl-C and a closed terminal
         if hasattr(signal, name):  # Windows has no SIGHUP
             signal.signal(getattr(signal, name), signal.SIG_IGN)
     os.environ.clear()
-    os.environ.update(environment)  # the main process's may have changed since the fork server started
+    os.environ.update(environment)  # the main process may have changed its own since the fork server started
     warnings.simplefilter("ignore", UserWarning)  # the main process has shown them
 
     def answer(kind: str, body: Tree) -> None:
@@ -307,7 +308,7 @@ def _work(connection: Connection[bytes, bytes], device: str, environment: dict[s
             elif request["kind"] == "constants":
                 executor.start(body)
             else:
-                started = time.perf_counter()  # the process is ready by now, which the parent cannot know
+                started = time.perf_counter()  # here, because the parent does not know when this begins
                 (result,) = executor.run([Job(body)], progress)
                 seconds = time.perf_counter() - started
                 answer("update", {"client": result.client, "update": result.update, "seconds": seconds})
@@ -317,7 +318,7 @@ def _work(connection: Connection[bytes, bytes], device: str, environment: dict[s
         failure: tuple[str, Tree] = ("user error", str(error))
     except Exception as error:
         failure = ("failure", [f"{type(error).__name__}: {error}", traceback.format_exc()])
-    # If another worker failed first, the main process has left.
+    # If another worker failed first, the main process may have ended.
     with contextlib.suppress(ConnectionResetError, BrokenPipeError):
         answer(*failure)
 

@@ -45,14 +45,14 @@ from atoll.models.layout import memory_layout
 from atoll.models.norms import named_weights
 from atoll.recipe.recipe import Recipe
 
-RESIDENT_BYTES = 2**31  # of images that each process keeps on its GPU: CIFAR-10 has a fourteenth of it
+RESIDENT_BYTES = 2**31  # of images that a process may keep on its GPU: CIFAR-10 takes a fourteenth
 
 
 class Federation:
     """The loaded images, their partition, and the networks.
 
-    `images` are the training images as the clients have them, and `splits` the images of the evaluation; they
-    differ if the recipe shifts the clients' images.
+    `images` are the clients' training images, and `splits` the images of the evaluation; they differ if the recipe
+    shifts the clients' images.
 
     Args:
         recipe: The run's recipe.
@@ -61,7 +61,7 @@ class Federation:
             are not in ``splits``, it contains their number and their classes.
 
     Raises:
-        UserError: The data, the partition, the model and the method do not fit together.
+        UserError: The data, the partition, the model and the method are not compatible.
     """
 
     def __init__(
@@ -79,7 +79,7 @@ class Federation:
         self.views: Views = make_views(recipe.views, size, channels)
         try_transform(self.views)
         encoder, projector = _encoder_and_projector(recipe)
-        this = weakref.proxy(self)  # in a cycle, its memory and a GPU's would wait for Python's collector
+        this = weakref.proxy(self)  # a cycle would keep memory, also on a GPU, until Python's collector runs
         self.setting = _setting(
             recipe, self.partition, encoder, projector, lambda draw: this.further_initial_weights(draw)
         )
@@ -93,7 +93,7 @@ class Federation:
         self.networks = _assemble(recipe, self.setting, encoder, projector).to(self.device)
         freeze(self.networks, recipe.model)
         self.setting = self._with_names(self.setting)
-        method = recipe.composed  # `refuse` once more, because the setting names the weights now
+        method = recipe.composed  # `refuse` again, because the setting now names the weights
         if reason := method.refuse(self.setting) or method.refuse_networks(self.networks):
             raise UserError(reason)
         self.layout = memory_layout(self.networks, recipe.engine.uses_channels_last())
@@ -135,14 +135,14 @@ class Federation:
         return start
 
     def load(self, weights: Weights) -> Encoder:
-        """Load a model into the networks and return the encoder; what no model holds has its initial value."""
+        """Load a model into the networks and return the encoder; weights that no model contains are initial."""
         self.networks.load_state_dict({**self.networks.state_dict(), **self._base, **weights})
         return self.encoder
 
     def further_initial_weights(self, draw: int) -> Weights:
         """Draw a further initial model, independent of the shared one; ``draw`` counts from 1.
 
-        A warm start applies to its encoder, too; then only the other networks are independent.
+        A warm start also applies to its encoder; then only the other networks are independent.
         """
         encoder, projector = _encoder_and_projector(self.recipe, draw)
         self._load_start(encoder)
@@ -152,7 +152,7 @@ class Federation:
 
     def _load_start(self, encoder: Encoder) -> None:
         model = self.recipe.model
-        if has_adapters(encoder) and (model.weights or self.recipe.train.start):  # files know no adapters
+        if has_adapters(encoder) and (model.weights or self.recipe.train.start):  # files contain no adapters
             plain = build_encoder(model, *self.recipe.image_shape[:2])
             self._load_start(plain)
             inner, known = without_adapters(encoder.state_dict()), plain.state_dict()
@@ -190,7 +190,7 @@ class Federation:
         return buffer_names(self.networks)
 
     def client_side(self, constants: Slices, networks: nn.ModuleDict | None = None) -> Client:
-        """Create the client side of the method, by default on the networks of this process, which will train."""
+        """Create the client side of the method, by default to train the networks of this process."""
         keep_freed_memory()
         return Client(self.recipe.composed, self.setting, networks or self.networks, constants)
 
@@ -204,9 +204,9 @@ class Federation:
 
     @cached_property
     def _placed_images(self) -> ImageSet:
-        """The clients' images, on the GPU that trains if they take little of its memory.
+        """The clients' images, on the training GPU if they take little of its memory.
 
-        They have labels only for a method that says that it trains on them.
+        They have labels only if the method declares that it trains on labels.
         """
         pixels, labels = self.images.images, self.images.labels if self.recipe.composed.needs_labels else None
         here = self.device.type == "cpu" or is_streamed(pixels) or math.prod(pixels.shape) > RESIDENT_BYTES
@@ -257,7 +257,7 @@ def _setting(
     projector: nn.Module,
     further_models: Callable[[int], Weights],
 ) -> Setting:
-    """The setting before there are networks, whose weights it will name."""
+    """The setting before the networks exist; the names of their weights are added later."""
     projector.eval()
     with torch.no_grad():
         embedding_dim = projector(torch.zeros(1, encoder.dim)).shape[1]
@@ -296,7 +296,7 @@ def _assemble(recipe: Recipe, setting: Setting, encoder: nn.Module, projector: n
             if name not in networks:
                 try:
                     networks[name] = head
-                except (KeyError, TypeError) as error:  # such as "items", an attribute of a ModuleDict
+                except (KeyError, TypeError) as error:  # a name such as "items", an attribute of a ModuleDict
                     raise UserError(
                         f"the head {name!r} of {component.name!r} cannot be added ({error.args[0]}); heads() "
                         "returns modules by name, without dots"

@@ -1,4 +1,4 @@
-"""History of what updates reported: the bounds of a round follow from the values accepted in earlier rounds."""
+"""History of the accepted updates' magnitudes, from which the bounds of later rounds follow."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import statistics
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-LATEST = 1000  # number of the latest accepted values from which a median is computed
+LATEST = 1000  # number of latest accepted values from which a median is computed
 
 
 @dataclass

@@ -1,7 +1,7 @@
-"""Interleaved clients: one process trains several clients at once, a step of each in turn.
+"""Interleaved clients: one process trains several clients at once, taking a step of each in turn.
 
-Each client has networks and random streams of its own, so its weights are those of a client that trains alone. On a
-GPU, each has a CUDA stream, too: the kernels of several small networks run at the same time.
+Each client has its own networks and random streams, so its weights are those of a client that trains alone. On a
+GPU, each also has its own CUDA stream, so that kernels of several small networks run at the same time.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ class Interleaved(InProcess):
     """Trains ``engine.streams`` clients at once."""
 
     def start(self, constants: Slices) -> None:
-        """Create the client sides, each with networks of its own."""
+        """Create the client sides, each with its own networks."""
         federation = self._federation
         self._others = federation.recipe.runs_own_code
         size = min(federation.recipe.engine.at_once, federation.setting.cohort_size)
@@ -49,7 +49,7 @@ class Interleaved(InProcess):
         return [torch.cuda.Stream(device) for _ in self._clients]  # type: ignore[no-untyped-call]
 
     def _train_group(self, jobs: Sequence[Job], progress: Progress) -> dict[int, Update]:
-        # The clients with the most steps are the first, so that those which still train remain the first ones.
+        # Clients with the most steps come first, so that those that still train are always the first ones.
         data = {job.client: self._federation.client_data(job.client) for job in jobs}
         by_steps = sorted(
             jobs, key=lambda job: job.message["epochs"] * data[job.client].num_batches(), reverse=True
@@ -62,7 +62,7 @@ class Interleaved(InProcess):
             ):
                 retained, samples = self._load(job), data[job.client]
                 members.append(Member(row, client, stream, self._others, job, retained, samples))
-                # Only now, so that copies of the networks that the start makes are plain ones.
+                # Only now, so that copies that `start` makes of the networks are plain ones.
                 contexts.enter_context(checkpointed(client.networks["encoder"], recompute))
             while active := [member for member in members if member.next_batch()]:
                 self._step(active)
@@ -86,10 +86,10 @@ class Member:
     """A client of a group.
 
     Args:
-        row: Its place in the group.
+        row: Its position in the group.
         client: Its client side.
         stream: Its CUDA stream; None for the current one, and without a GPU.
-        others: Whether it draws from the streams of numpy and random, too, which Atoll's own code never does.
+        others: Whether it also draws from the streams of numpy and random, which Atoll's own code never does.
         job: Its job.
         retained: Its client state, or None.
         data: Its samples.
@@ -109,7 +109,7 @@ class Member:
         self.client = client
         self.job = job
         self._stream = stream
-        if stream is not None:  # the networks and the images are of the current stream
+        if stream is not None:  # the networks and the images come from the current stream
             stream.wait_stream(torch.cuda.current_stream(client.device))
         seed_streams(training_seed(client.setting, job.message))
         self._others = others
@@ -129,7 +129,7 @@ class Member:
 
     @contextmanager
     def turn(self) -> Iterator[None]:
-        """Within the context, the client draws what it would if it trained alone, and computes on its stream."""
+        """Within the context, the client draws the same numbers as when alone, and computes on its stream."""
         set_random_streams(self._random)
         with nullcontext() if self._stream is None else torch.cuda.stream(self._stream):
             yield

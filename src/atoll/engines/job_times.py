@@ -1,4 +1,4 @@
-"""Order in which a round's jobs start: the longest first, by times learned from earlier rounds.
+"""Order in which a round's jobs start: the longest first, according to times learned from earlier rounds.
 
 A round ends when its last job does. If the longest jobs start first, the last ones are short, and the processes end
 at nearly the same time (as in Pollen, Sani et al. 2023, arXiv 2306.17453). The order has no influence on results,
@@ -18,8 +18,8 @@ SMOOTHING = 0.5  # share of the newest time; single times are noisy
 class JobTimes:
     """Predicts the time of clients' jobs relative to each other.
 
-    A job's time is its images times its client's pace. Paces are relative to the mean of their round, so that those
-    of one run remain useful in the next one, whose method may take longer for every image.
+    A job's time is its number of images times its client's pace. Paces are relative to the mean of their round, so
+    they remain useful in the next run, whose method may take longer per image.
 
     Args:
         sizes: Number of images of each client.
@@ -49,15 +49,15 @@ class JobTimes:
 
 
 class Schedule:
-    """Decides which job starts next: the longest one whose result needs not wait long for its turn.
+    """Decides which job starts next: the longest one whose result will not wait too long for its turn.
 
-    Results are used in the order of the jobs, and one that is early is held in memory. At most ``held`` jobs are
+    Results are used in the order of the jobs, and early results are held in memory. At most ``held`` jobs are
     therefore started before the result of the first of them is used.
 
     Args:
         jobs: The round's jobs, in the order in which their results are used.
         times: Predicts their times.
-        held: Number of jobs that may be started and not used, at least 1.
+        held: Number of jobs that may be started but not yet used, at least 1.
     """
 
     def __init__(self, jobs: Sequence[Job], times: JobTimes, held: int) -> None:

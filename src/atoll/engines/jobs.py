@@ -41,7 +41,7 @@ class Result:
         client: The client's id.
         update: The update, not yet checked; None if there is none.
         lost: Reason why there is no update.
-        reset: Whether the client state is lost, too: the client then counts as one that has not taken part yet.
+        reset: Whether the client state is lost, too; the client then counts as one that has not taken part yet.
     """
 
     client: int
@@ -69,10 +69,10 @@ class Total:
 
 @runtime_checkable
 class SumExecutor(Protocol):
-    """An executor that can learn the sum of the clients' terms, and nothing else."""
+    """An executor that can learn the sum of the clients' terms, but no single term."""
 
     def total(self, jobs: Sequence[Job], aggregation: SecureSum, size: int, least: float) -> Total:
-        """Run the jobs, and return the sum of terms of ``size`` numbers, if there are at least so many terms."""
+        """Run the jobs; return the sum of at least ``least`` terms, of ``size`` numbers each."""
         ...
 
 
@@ -86,5 +86,5 @@ class Executor(Protocol):
     def run(
         self, jobs: Sequence[Job], progress: Callable[[int], None] | None
     ) -> Generator[Result, None, None]:
-        """Yield results in the order of the jobs; the caller may keep an update if the aggregation says so."""
+        """Yield results in the order of the jobs; the caller may keep updates if `keeps_updates`."""
         ...

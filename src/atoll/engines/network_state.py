@@ -1,4 +1,4 @@
-"""Tensors of networks that train one client after the other."""
+"""Tensors of networks that are trained for one client after another."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from atoll.core.tree import Weights, clone
 
 
 class NetworkState:
-    """State dict of networks, in half its time, and what passes from client to client because it is not in it.
+    """State dict of networks, built in half the time, and a check of buffers that are not in it.
 
     Args:
         networks: The networks.
@@ -26,14 +26,14 @@ class NetworkState:
     def weights(self) -> Weights:
         """Return the state dict; its tensors share memory with the networks.
 
-        Each tensor is looked up again, because a module may have replaced a buffer by another tensor.
+        Each tensor is looked up again, because a module may have replaced a buffer.
         """
         if self._places is None:
             return {name: value.detach() for name, value in self._networks.state_dict().items()}
         return {name: getattr(module, own).detach() for name, (module, own) in self._places.items()}
 
     def load(self, weights: Weights, whole: bool = False) -> None:
-        """Copy weights into the networks, as `nn.Module.load_state_dict` does in several times the time."""
+        """Copy weights into the networks like `nn.Module.load_state_dict`, but several times as fast."""
         own = self.weights()
         known = own.keys() == weights.keys() if whole else own.keys() >= weights.keys()
         if (
@@ -41,16 +41,16 @@ class NetworkState:
             or self._places is None
             or any(own[name].shape != weight.shape for name, weight in weights.items())
         ):
-            self._networks.load_state_dict(weights, strict=whole)  # says what differs
+            self._networks.load_state_dict(weights, strict=whole)  # the error names the differences
             return
         for name, weight in weights.items():
             own[name].copy_(weight)
 
     def notice_unsaved(self) -> None:
-        """Warn of buffers that are in no state dict and differ after one client and after the next.
+        """Warn of buffers that are not in the state dict and change from one client to the next.
 
-        Those that do not differ are caches or constants. To reset a buffer would be no remedy, because a module may
-        keep elsewhere what it knows of a cache.
+        Buffers that do not change are caches or constants. Resetting a buffer would be no remedy, because a module
+        may keep information about a cache elsewhere.
         """
         if self._noticed:
             return
@@ -69,7 +69,7 @@ class NetworkState:
 
 
 def _unsaved_buffers(networks: nn.Module) -> Weights:
-    """The buffers that are in no state dict, unless they are another tensor's memory that is in it."""
+    """The buffers that are not in the state dict, unless they share memory with a tensor that is in it."""
     saved = {tensor.data_ptr() for tensor in networks.state_dict().values()}
     return {
         f"{prefix}.{name}": buffer
@@ -82,7 +82,7 @@ def _unsaved_buffers(networks: nn.Module) -> Weights:
 
 
 def _differ(before: Tensor, after: Tensor) -> bool:
-    """Whether two values of a buffer differ; one of another shape is a cache."""
+    """Whether two values of a buffer differ; values of different shapes count as a cache."""
     if before.shape != after.shape:
         return False
     nan = (before != before) & (after != after)
@@ -90,7 +90,7 @@ def _differ(before: Tensor, after: Tensor) -> bool:
 
 
 def _places(networks: nn.Module) -> dict[str, tuple[nn.Module, str]] | None:
-    """The module and the attribute of each tensor of the state dict; None if one has other names there."""
+    """The module and attribute of each tensor of the state dict; None if one is not stored under its name."""
     modules = dict(networks.named_modules(remove_duplicate=False))
     places = {}
     for name, tensor in networks.state_dict().items():

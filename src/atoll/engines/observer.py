@@ -1,6 +1,7 @@
-"""What the server records of a round besides its model: kept models, and measures of the local models.
+"""What the server records of a round in addition to its model: kept models, and measures of local models.
 
-A client's update is seen once, between its acceptance and the next one, on the server's side of every engine.
+The observer sees each update once, after its acceptance and before the next update, on the server side of every
+engine.
 """
 
 from __future__ import annotations
@@ -67,7 +68,7 @@ class Observer:
         self._local: dict[int, Weights] = {}
 
     def keep(self, round: int, state: ServerState) -> None:
-        """Keep the models of a round, if the recipe says so; 0 is the initial ones."""
+        """Keep the models of a round, if the recipe asks for it; round 0 has the initial models."""
         if not self._federation.recipe.train.keeps_models(round):
             return
         models = self._federation.recipe.composed.deploy(state).models
@@ -172,7 +173,7 @@ class Observer:
         return {name: float(np.average(values, weights=counts)) for name, values in norms.items()}
 
     def _features(self, weights: Weights, network: nn.Module | None = None) -> Tensor:
-        """Load weights and embed the held-out images; weights that are missing remain as they are."""
+        """Load weights and embed the held-out images; missing weights are unchanged."""
         federation = self._federation
         federation.load(weights)
         images: ImageSet = federation.splits.held_out[1]

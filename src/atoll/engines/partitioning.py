@@ -36,7 +36,7 @@ _LABEL = "clusters of images"
 
 
 def partition_clients(images: ImageSet, recipe: Recipe) -> Partition:
-    """Partition training images as a recipe says, by feature clusters if it names features.
+    """Partition training images according to a recipe, by feature clusters if it names features.
 
     Raises:
         UserError: The partition does not exist for these images, or the encoder of the features cannot be used.
@@ -61,7 +61,7 @@ def cluster_images(images: ImageSet, recipe: Recipe) -> Tensor | None:
     encoder, views = _feature_encoder(options.features, recipe)
     clusters = options.feature_clusters or options.clients
     weights = b"".join(tensor.cpu().numpy().tobytes() for tensor in encoder.state_dict().values())
-    # The same weights may be those of another architecture or code, which the features of one image tell.
+    # Equal weights may belong to another architecture or code; the features of one image reveal it.
     first = embed(encoder, views.plain, images.subset(torch.arange(1)).images)
     versions = [torch.__version__, metadata.version("scikit-learn"), np.__version__]
     view = [repr(views.settings), views.size]
@@ -130,10 +130,10 @@ def refuse_crops(encoder: Encoder, channels: int, size: int) -> None:
 
 
 def try_transform(views: Views) -> None:
-    """Make a view of a noisy image by the recipe's own transform, if it has one, and say that it is slow.
+    """Make a view of a noise image with the recipe's own transform, if it has one, and warn that it is slow.
 
     Raises:
-        UserError: The transform is not here, fails, or does not return a view.
+        UserError: The transform is missing, fails, or does not return a view.
     """
     if views.transform is None:
         return
@@ -148,14 +148,14 @@ def try_transform(views: Views) -> None:
 
 
 def shift_of(recipe: Recipe, clients: int) -> Shift | None:
-    """The shift of the clients' images; None if the recipe has none, or has no clients to differ."""
+    """The shift of the clients' images; None if the recipe has none, or only one client."""
     if not recipe.shift.kinds or recipe.partition.kind == "centralised":
         return None
     return Shift(recipe.shift, clients, recipe.seed)
 
 
 def described(partition: Partition, recipe: Recipe) -> Partition:
-    """Add the shift of each client in words to a partition."""
+    """Add a description of each client's shift to a partition."""
     shift = shift_of(recipe, len(partition))
     return (
         replace(partition, shifts=tuple(map(shift.describe, range(len(partition))))) if shift else partition
@@ -163,7 +163,7 @@ def described(partition: Partition, recipe: Recipe) -> Partition:
 
 
 def client_images(images: ImageSet, partition: Partition, recipe: Recipe) -> ImageSet:
-    """The training images as the clients have them: each with its client's shift."""
+    """The training images of the clients, each with its client's shift."""
     shift = shift_of(recipe, len(partition))
     if shift is None or partition.fingerprint != images.fingerprint:  # the clients' images are elsewhere
         return images
@@ -171,7 +171,7 @@ def client_images(images: ImageSet, partition: Partition, recipe: Recipe) -> Ima
 
 
 def evaluation_splits(splits: Splits, partition: Partition, recipe: Recipe) -> Splits:
-    """The images of the evaluation: those of the source, or shifted if the recipe says so."""
+    """The images of the evaluation, shifted if the recipe asks for it."""
     shift = shift_of(recipe, len(partition))
     if shift is None or recipe.shift.evaluation == "source":
         return splits

@@ -1,6 +1,6 @@
-"""Importing this module imports what training needs, in four fifths of the time.
+"""Importing this module imports everything that training needs, in four fifths of the usual time.
 
-It is for processes that have done nothing yet: a command, and the process that workers are forks of.
+It is for processes that have just started: a command, and the fork server of the workers.
 """
 
 from atoll.core.collector import leave_out_existing, paused

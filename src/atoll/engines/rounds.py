@@ -61,7 +61,7 @@ class RunContext:
         store: The run's folder, with the checkpoints and the metrics.
         evaluator: Called before round 1 and every ``evaluation.every`` rounds; None for no evaluation.
         prerequisites: Results of the prerequisite runs, by name.
-        callback: Follows the run.
+        callback: Object that follows the run.
         reset_clients: Clients whose state is dropped; they continue as if they had not taken part yet.
     """
 
@@ -82,7 +82,7 @@ class Engine(Protocol):
         Args:
             recipe: The recipe.
             folder: The run's folder, which may contain an interrupted run.
-            restart: Whether that run is going to be deleted, so that nothing of it counts.
+            restart: Whether that run will be deleted, so that nothing of it is used.
         """
         ...
 
@@ -107,16 +107,16 @@ def run_rounds(
 ) -> Server:
     """Run all rounds of a recipe, starting after the newest complete round in the store.
 
-    A round is saved before its result is used, also before an evaluation at the clients: a repeated round may
-    give another result (a private round draws other noise, and spends privacy again). Its line of metrics is saved
-    in the same checkpoint; if the process is killed before the line is logged, the resumed run logs it.
+    A round is saved before its result is used, also before clients evaluate it, because a repeated round may give
+    another result (a private round draws new noise and spends privacy again). The round's line of metrics is saved
+    in the same checkpoint. If the process is killed before it logs the line, the resumed run logs it.
 
     Args:
         context: The federation, the storage and the callbacks of the run.
         states: The client states.
         open_executor: Opens the executor; called only if there is a round to run.
-        overlap: Whether a round may be saved while the next one trains. A process that is killed meanwhile repeats
-            both rounds; this needs clients that do not see the difference.
+        overlap: Whether a round may be saved while the next one trains. If the process is killed in that time, it
+            repeats both rounds, so clients must not notice the difference.
 
     Returns:
         The server after the last round.
@@ -150,7 +150,7 @@ class _Rounds:
         )
         self._spends = bool(recipe.composed.aggregation.spent(federation.setting, 1))
         self._stateful = recipe.stateful
-        self._reset = context.reset_clients  # who starts the next round without a state
+        self._reset = context.reset_clients  # clients that start the next round without a state
         self._needed: dict[int, int] = {}  # the client states of the newest checkpoint
 
     @property
@@ -200,7 +200,7 @@ class _Rounds:
             save()
             self._observer.keep(
                 record.round, state
-            )  # after the checkpoint: a repeated private round is another one
+            )  # after the checkpoint, because a repeated private round has another result
             self._conclude(record.round, line)
 
         if overlap and not self._spends and not self._evaluator(record.round):
@@ -216,7 +216,7 @@ class _Rounds:
         return self._context.evaluator if every and round % every == 0 else None
 
     def _snapshot(self, line: dict[str, object]) -> Callable[[], None]:
-        """Copy what the round's checkpoint holds; the result saves it. Not every round has a checkpoint."""
+        """Copy the content of the round's checkpoint, and return a function that saves it, if the round has one."""
         round, store, states = self.server.round, self._store, self._states
         may_stall = self._evaluation.patience is not None and self._evaluator(round)
         may_be_last = round == self._train.rounds or may_stall
@@ -229,12 +229,12 @@ class _Rounds:
         def save() -> None:
             states.sync(new)
             store.checkpoint(round, checkpoint)
-            states.prune(needed)  # the others serve only rounds before the previous checkpoint
+            states.prune(needed)  # other states are needed only by rounds before the previous checkpoint
 
         return save
 
     def _conclude(self, round: int, line: dict[str, object]) -> None:
-        """Evaluate a complete round, if it is to be, and log its line."""
+        """Evaluate a complete round, if it is due, and log its line."""
         if evaluator := self._evaluator(round):
             line["evaluation"] = evaluator.during(self.server)
         self._store.log(line)
@@ -268,7 +268,7 @@ class _Rounds:
 def stalled(metrics: Sequence[Tree], patience: int) -> bool:
     """Whether the last ``patience`` evaluations did not raise the highest kNN accuracy.
 
-    Round 0 does not count, and neither do idle rounds, after which the model is as it was.
+    Round 0 does not count, and neither do idle rounds, which leave the model unchanged.
 
     Example:
         >>> from atoll.engines.rounds import stalled

@@ -42,7 +42,7 @@ class Record:
 
     ``angular_divergence`` is μ_δ, the mean cosine between the updates and the model that was sent (L-DAWA,
     Fig. 4: 1 is no divergence). ``measures`` and ``layers`` are the results of `Observer.close`. In an ``idle``
-    round no client trained, or no training counted.
+    round, no client trained, or no update was used.
     """
 
     round: int
@@ -116,7 +116,7 @@ class Server:
         self._observer = observer
 
     def seed(self, round: int) -> int:
-        """Seed of the process's random streams in a round, from which the user's code at the server may draw."""
+        """Seed of the process's random streams in a round; the user's code at the server may draw from these."""
         return derive_seed(self.recipe.seed, "server", round)
 
     def cohort(self, round: int) -> list[int]:
@@ -131,7 +131,7 @@ class Server:
         """Create the jobs of a round, in the order of client ids, which is the order of the fold."""
         cohort = self.cohort(round)
         method = self.recipe.composed
-        # `send` may change what it is given, and the last round's checkpoint is perhaps still to be written.
+        # A copy, because `send` may change it, and the last round's checkpoint may not be written yet.
         sending = {
             component.name for component in method.components if type(component).send is not Component.send
         }
@@ -147,8 +147,8 @@ class Server:
         """Run the next round.
 
         Raises:
-            TooFewUpdatesError: Too few updates were usable; the state is unchanged. Where clients take turns, this
-                must happen in as many turns in a row as a sweep has.
+            TooFewUpdatesError: Too few updates were usable; the state is unchanged. If clients take turns, the
+                error is raised once this has happened in as many consecutive turns as a sweep has.
         """
         started = time.perf_counter()
         method = self.recipe.composed
@@ -190,7 +190,7 @@ class Server:
         return record
 
     def _drop_turn(self, record: Record) -> None:
-        """Leave the model as it is, and what the turn's few accepted updates have left out of the record."""
+        """Leave the model unchanged, and remove the turn's few accepted updates from the record."""
         self.checks.open_round()
         record.losses, record.angular_divergence, record.idle = {}, None, True
         if self._observer:
@@ -239,7 +239,7 @@ class Server:
                 sent = method.aggregation.sent(self.state["models"], job.client)
                 verdict = self.checks.examine(result.update, sent, job.message)
                 if isinstance(verdict, str):
-                    record.refused[str(job.client)] = one_line(verdict)  # it may quote the update
+                    record.refused[str(job.client)] = one_line(verdict)  # the reason may quote the update
                     continue
                 update = cast(Update, result.update)  # the checks have confirmed its form
                 if self._observer:

@@ -83,7 +83,7 @@ class Simulation:
             self._pool.assign(recipe, states.folder, JobTimes(setting.sizes, self._paces))
             yield self._pool
         except BaseException:
-            self._close()  # its workers may be at a job of this run
+            self._close()  # its workers may still train a job of this run
             raise
         if not self._keeps:
             self._close()

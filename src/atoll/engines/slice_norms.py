@@ -13,7 +13,7 @@ from atoll.core.tree import leaves
 
 
 def slice_norms(slices: Slices, specs: Mapping[str, Spec]) -> dict[str, float]:
-    """Return the norms of the slices that have one that tells something; rows that are normalised have none.
+    """Return the norms of the slices that have an informative norm, which normalised rows do not have.
 
     The floating-point tensors of a slice count as one vector. If all of them have a variable number of rows, the
     norm is the root mean square over rows, which does not depend on their number.

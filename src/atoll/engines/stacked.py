@@ -1,8 +1,8 @@
-"""Stacked clients: one process trains several clients at once, their encoders as one with an axis for the client.
+"""Stacked clients: one process trains several clients at once, with their encoders stacked into one.
 
-A GPU needs as many kernels for a stack of small networks as for one of them. Only encoders are stacked: heads,
-losses, components and optimisers run for one client after the other. So every method works as it is written, and
-its weights are those of clients that train one by one, up to rounding.
+A GPU needs as many kernels for a stack of small networks as for one of them. Only encoders are stacked; heads,
+losses, components and optimisers run for one client after another. Every method therefore works unchanged, and the
+weights are those of clients that train one by one, up to rounding.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ class Stacked(Interleaved):
     """Trains ``engine.stack`` clients at once."""
 
     def start(self, constants: Slices) -> None:
-        """Create the client sides, each with networks of its own."""
+        """Create the client sides, each with its own networks."""
         super().start(constants)
         self._stacks: dict[str, EncoderStack] = {}
 
     def _make_streams(self) -> list[torch.cuda.Stream | None]:
-        return [None] * len(self._clients)  # the encoders of all clients are one
+        return [None] * len(self._clients)  # the encoders of all clients form one stack
 
     def _step(self, active: Sequence[Member]) -> None:
         """Take one step of each client that has a batch left.

@@ -1,9 +1,9 @@
 """Packs of client states: files of many states each, so that many clients need few files.
 
-A pack is the files of its states, one after another, and a table of their places. The table has a digest, and each
-state has its own, so one damaged state is one client's. Packs never change: a state that is superseded stays until
-the pack is rewritten with what is left of it. A pack with a damaged table harms only the states that are nowhere
-else, and is deleted once none of them is needed.
+A pack consists of the files of its states, one after another, and a table of their places. The table has a digest,
+and so has each state, so a damaged state affects only one client. Packs never change: a superseded state stays
+until the remaining states are written to a new pack. A damaged table affects only the states that are in no other
+file; its pack is deleted once none of these is needed.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class StatePacks:
         for path in sorted(self.folder.glob("pack-*.states")):
             try:
                 tables[path] = self._tables.get(path) or read_table(path)
-            except FileNotFoundError:  # rewritten meanwhile
+            except FileNotFoundError:  # it was rewritten in the meantime
                 continue
             except UserError as error:
                 damaged[path] = error
@@ -55,7 +55,7 @@ class StatePacks:
         Raises:
             UserError: No other pack has it than, perhaps, a damaged one.
         """
-        for _ in range(3):  # a pack may be rewritten between the look at its table and the look at the state
+        for _ in range(3):  # a pack may be rewritten after its table was read and before the state is read
             for table in reversed(list((self._tables or self.tables()).values())):
                 if (client, round) in table:
                     with suppress(FileNotFoundError):
@@ -66,9 +66,9 @@ class StatePacks:
         return None
 
     def write(self, states: Mapping[Key, Path], superseded: Iterable[Key]) -> None:
-        """Pack the files of states; packs of which less than half is left are rewritten with them.
+        """Pack the files of states, together with the remaining states of packs of which less than half is left.
 
-        The files and the old packs may be deleted afterwards: the new pack is on the disk.
+        Afterwards, the files and the old packs may be deleted, because the new pack is on the disk.
 
         Args:
             states: Files of states.
@@ -89,14 +89,14 @@ class StatePacks:
             path.unlink(missing_ok=True)
 
     def delete_damaged(self, valid: Mapping[int, int], files: Collection[Key]) -> None:
-        """Delete the packs whose table is damaged, unless a valid state may be in them alone.
+        """Delete the packs with a damaged table, unless one may contain the only copy of a valid state.
 
         Args:
             valid: The round of each client's valid state.
             files: The states that have files of their own.
         """
         tables = self.tables()
-        if not self._damaged:  # as nearly always: valid states may be many
+        if not self._damaged:  # the usual case; checking many valid states takes time
             return
         held = {*files, *(key for table in tables.values() for key in table)}
         if held.issuperset(valid.items()):
@@ -105,7 +105,7 @@ class StatePacks:
 
 
 def write_pack(path: Path, places: Mapping[Key, Place]) -> None:
-    """Write a pack atomically, one state after another; the memory does not depend on their number."""
+    """Write a pack atomically, one state after another, with memory that does not depend on their number."""
     table: list[tuple[int, int, int]] = []
     with whole_file(path) as file:
         for (client, round), (source, start, size) in sorted(places.items()):

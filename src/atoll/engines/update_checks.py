@@ -33,12 +33,12 @@ from atoll.methods.conflicts import reports_more
 from atoll.methods.least_loss import least_loss
 from atoll.methods.method import Method
 
-REASON_BYTES = 2**16  # size of an answer with the reason why there is no update
-FIRST = 1e6  # bound in the first round of what differs by thousands between tasks: losses, statistics
-USUAL_LOSS = 10.0  # a loss of this size is not suspicious for any method: it is ln 22,000
-COUNTS = 8_000  # most calls of a BatchNorm layer in a step: 8 passes, each of 1,000 slices of a volume, say
-ROUNDING = 1e-3  # of a loss that is at its lower bound
-QUIET = 0.01  # of the received weights' norm: a usual distance, even if most losses no longer have a gradient
+REASON_BYTES = 2**16  # maximum size of an answer that gives the reason for a missing update
+FIRST = 1e6  # bound in the first round for losses and statistics, which differ by thousands between tasks
+USUAL_LOSS = 10.0  # a loss of this size, ln 22,000, is not suspicious for any method
+COUNTS = 8_000  # most calls of a BatchNorm layer in a step: 8 passes, each of up to 1,000 slices of a volume
+ROUNDING = 1e-3  # tolerance for a loss that is at its lower bound
+QUIET = 0.01  # share of the received weights' norm that counts as a usual distance, even once most gradients vanish
 WEIGHTS, BUFFERS, WEIGHING = "weights", "running statistics", "weighing loss"  # names in the history
 DTYPES = {
     *(torch.float16, torch.bfloat16, torch.float32, torch.float64),
@@ -48,7 +48,7 @@ DTYPES = {
 
 @dataclass
 class UpdateChecks:
-    """Checks updates against what was declared, what was asked, and what earlier rounds' updates were like.
+    """Checks updates against the declarations, the request, and the magnitudes of earlier rounds' updates.
 
     Attributes:
         method: The method, which defines the form of an update.
@@ -64,17 +64,17 @@ class UpdateChecks:
     _references: dict[int, Reference] = field(default_factory=dict)
 
     def bound(self, name: str = WEIGHTS, floor: float = 0.0) -> tuple[float, str]:
-        """Return the largest accepted value of a name of the history, and what sets it.
+        """Return the bound for a value of the history, and the option or rule that sets it.
 
         Args:
             name: Name in the history.
-            floor: The usual value is at least this.
+            floor: Lower bound of the usual value.
         """
         train = self.setting.train
         usual = self.history.usual(name)
         if name in self._free:
             floor = FIRST / train.norm_factor
-        # If updates are clipped, the updates of other clients must not decide whether a client's is accepted.
+        # If the aggregation clips updates, acceptance must not depend on the updates of other clients.
         if usual is not None and not self.method.aggregation.clips:
             return min(train.norm_factor * max(usual, floor), LARGEST), "train.norm_factor"
         if name == BUFFERS or name.startswith(_LOSS) or name in self._free:
@@ -82,19 +82,19 @@ class UpdateChecks:
         return min(train.first_norm, LARGEST), "train.first_norm"
 
     def open_round(self) -> None:
-        """Clear what a failed round may have left."""
+        """Discard values that a failed round may have left."""
         self.history.forget_round()
         self._references = {}
 
     def examine(self, answer: object, models: Models, message: Message | None = None) -> UpdateGeometry | str:
         """Check an answer; return its update geometry, or the reason for refusal as a sentence.
 
-        Cheap checks come first: what is refused is read no further.
+        Cheap checks come first; a refused answer is read no further.
 
         Args:
-            answer: The answer of a client, of any form.
-            models: The models that the client was sent.
-            message: What the client was asked; None if only the update's form is known.
+            answer: A client's answer, of any form.
+            models: The models that were sent to the client.
+            message: The request to the client; None if only the update's form is known.
         """
         asked = self._asked(message)
         reason = self._form(answer, asked)
@@ -109,20 +109,20 @@ class UpdateChecks:
         return reason or self._magnitudes(update, reference)
 
     def weighed(self, update: Update) -> Update:
-        """Return an accepted update whose loss gives it at most `norm_factor` times the largest earlier weight."""
+        """Return an accepted update whose loss gives it at most `norm_factor` times the largest weight so far."""
         if "loss" not in self.method.aggregation.statistics:
             return update
         return {**update, "loss": self._weighing(update["loss"])}
 
     def _weighing(self, value: float) -> float:
-        """Bound a loss L that weighs its client by exp(−L). Honest ones may fall further, so none is refused."""
+        """Bound a loss L that weights its client by exp(−L), without a refusal: an honest loss may fall as fast."""
         earlier = self.history.least(WEIGHING)
         if earlier is None or self.method.aggregation.clips:
             return value
         return max(value, earlier - math.log(max(self.setting.train.norm_factor, 1.0)))
 
     def close_round(self) -> None:
-        """Add the magnitudes accepted in this round to those that bound the next rounds."""
+        """Add the magnitudes that were accepted in this round to those that bound later rounds."""
         self.history.close_round()
         self.open_round()
 
@@ -160,11 +160,11 @@ class UpdateChecks:
         return self._losses(update.get("losses"), asked)
 
     def _losses(self, losses: object, asked: dict[str, int]) -> str | None:
-        """Check the mean losses: of every component that has one and of their sum, or none."""
+        """Check the mean losses: either none, or those of all components with a loss and of their sum."""
         if not isinstance(losses, dict):
             return "its losses are not a table of numbers"
         names = {"loss", *(component.name for _, component in self.method.losses)}
-        if not losses:  # without a step, or with a policy of the site that keeps them
+        if not losses:  # the client took no step, or its site's policy withholds losses
             return None
         expected = names if asked.get("epochs", 1) else set()
         if losses.keys() != expected:
@@ -175,7 +175,7 @@ class UpdateChecks:
         return next((reason for reason in reasons if reason), None)
 
     def _loss(self, name: str, value: Tree, place: str) -> str | None:
-        """Check one loss against what it can be, and against those of earlier rounds."""
+        """Check one loss against its possible values and against those of earlier rounds."""
         bound, option = self.bound(_LOSS + name, USUAL_LOSS)
         if isinstance(value, float) and not math.isfinite(value):
             return f"{place} is {value}: training diverged; lower train.lr"
@@ -247,7 +247,7 @@ class UpdateChecks:
         for name, moved in geometry.moved.items():
             if not math.isfinite(moved):
                 return f"{name!r} contains values that are not finite, or that overflow"
-        # They follow the scale of the data, so the first round may change them by thousands.
+        # Running statistics follow the scale of the data, so the first round may change them by thousands.
         statistics = self.setting.running_statistics
         trained = geometry.moved.keys() - statistics
         values = {
@@ -257,7 +257,7 @@ class UpdateChecks:
         }
         floors = {
             WEIGHTS: QUIET * geometry.norm(statistics),
-            # A server step may scale the weights, and with them what the next round's statistics are.
+            # A server step may scale the weights, and with them the statistics of the next round.
             BUFFERS: geometry.norm(trained),
         }
         for name, value in values.items():
@@ -289,7 +289,7 @@ class SizeLimit(NamedTuple):
 
     Attributes:
         total: All bytes.
-        headers: Those that describe tensors and numbers; many small tensors cost more time than one large one.
+        headers: Bytes that describe tensors and numbers; many small tensors take more time than one large tensor.
     """
 
     total: int
@@ -303,7 +303,7 @@ def declared_slices(method: Method, setting: Setting) -> dict[str, Spec]:
 
 
 def update_spec(method: Method, setting: Setting) -> dict[str, Spec]:
-    """What an update contains, as far as it is declared (see `declares_all`)."""
+    """The declared content of an update (see `declares_all`)."""
     losses = ["loss", *(component.name for _, component in method.losses)]
     return {
         "weights": PerWeight(),
@@ -314,7 +314,7 @@ def update_spec(method: Method, setting: Setting) -> dict[str, Spec]:
 
 
 def declares_all(method: Method) -> bool:
-    """Whether an update contains nothing but what is declared."""
+    """Whether an update contains only declared data."""
     return not reports_more(method.aggregation) and all(declares_slice(type(c)) for c in method.components)
 
 

@@ -1,4 +1,4 @@
-"""Names of the networks' weights: which travel, which are in an update, and which stay at a client."""
+"""Names of the networks' weights: those that are exchanged, those in an update, and those that stay at a client."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from atoll.models.norms import norm_layers
 
 
 def update_names(method: Method, train: TrainOptions, networks: nn.ModuleDict) -> set[str]:
-    """Names of the weights in an update: all that travel and are not local-only by the merge or ``bn_buffers``."""
+    """Names of the weights in an update: all exchanged ones that merge and ``bn_buffers`` do not keep local."""
     local_only = method.merge.private(networks)
     if train.bn_buffers != "average":
         local_only = local_only | buffer_names(networks)
@@ -35,10 +35,10 @@ def personal_names(method: Method, networks: nn.ModuleDict) -> set[str]:
 
 
 def frozen_names(networks: nn.Module) -> set[str]:
-    """Names of the weights that do not train, of the buffers of modules all of whose weights do not, and of others.
+    """Names of the weights that do not train, of the buffers of modules that do not train, and of other tensors.
 
-    The others are tensors of whole numbers outside BatchNorm. The server can take no mean of an index table or a
-    step counter, and knows no bound for what a client may send.
+    The other tensors are those of whole numbers outside BatchNorm. The server cannot average an index table or a
+    step counter, and knows no bound for the values that a client may send.
     """
     counters = buffer_names(networks)
     frozen = {

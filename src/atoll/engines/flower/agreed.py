@@ -1,4 +1,4 @@
-"""What a run agreed on, as a site stores it, and the federation that the site builds from it."""
+"""The data that all participants of a run agree on, as a site stores it, and the federation built from it."""
 
 from __future__ import annotations
 
@@ -24,19 +24,19 @@ from atoll.recipe.recipe import Recipe, read_recipe, recipe_digest
 
 @dataclass(frozen=True)
 class Agreed:
-    """File of what a run agreed on: recipe, classes, constants. Files with the same digest are equal."""
+    """File of the agreed data: recipe, classes, constants. Files with the same digest are equal."""
 
     digest: str
     path: Path = field(compare=False)
 
 
 def digest_of(agreed: Tree) -> str:
-    """Digest of what a run agreed on."""
+    """Digest of the agreed data."""
     return hash_bytes(pack(agreed))
 
 
 class Opened(NamedTuple):
-    """What a site builds from what a run agreed on."""
+    """Objects that a site builds from the agreed data."""
 
     federation: Federation
     client: Client
@@ -44,7 +44,7 @@ class Opened(NamedTuple):
 
 
 def client_side(agreed: Agreed, options: SiteOptions, client: int) -> Opened:
-    """Build the federation and the client side of a site, from what the run agreed on."""
+    """Build the federation and the client side of a site from the agreed data."""
     if options.site:
         return _open(agreed, options, client)
     return _open(agreed, replace(options, share=None), 0)  # the same for every share
@@ -79,7 +79,7 @@ def _open(file: Agreed, options: SiteOptions, client: int) -> Opened:
 
 
 def _rename_classes(images: ImageSet, classes: list[str]) -> None:
-    """Number the labels as the federation does, which may have classes that this site lacks."""
+    """Number the labels as in the federation, which may have classes that this site lacks."""
     if images.labels is not None:
         if unknown := set(images.classes) - set(classes):
             raise SiteError(

@@ -20,13 +20,13 @@ class FlowerOptions(Options, section="tool.flwr.app.config"):
         sites: Number of real sites; 0 if the nodes train shares of the recipe's images.
         images: Folder of the coordinator's images for evaluation; empty for none.
         images_source: Format of that folder (see the recipe's ``data.source``).
-        wait: Seconds to wait for the sites.
-        deadline: Largest duration of a round in seconds.
-        keys: File that binds the sites' names to their keys (see `KnownSites`); empty if any registered key may
-            choose its name.
+        wait: Number of seconds to wait for the sites.
+        deadline: Maximum duration of a round in seconds.
+        keys: File that binds the sites' names to their keys (see `KnownSites`); empty to let a node with any
+            registered key choose its name.
         other_environment: Whether the coordinator and the sites may continue a run on other kinds of CPUs or with
             other libraries; the weights will differ.
-        log: Tools that follow the run (``tensorboard wandb mlflow``), separated by blanks.
+        log: Tools that follow the run (``tensorboard wandb mlflow``), separated by spaces.
     """
 
     recipe: str = "recipe.toml"

@@ -31,7 +31,7 @@ def answer(
 ) -> Message:
     """Answer a request, and log it at the site; after an error, the answer contains its sentence."""
     reply: Tree
-    at_site = True  # unless the configuration, which may be unreadable, says otherwise
+    at_site = True  # assumed until the configuration, which may be unreadable, says otherwise
     with private_files():
         try:
             side = SiteSide(SiteOptions.read(context.node_config))
@@ -39,11 +39,11 @@ def answer(
             request = request_of(message)
             reply = checked(handle, side, request)
             if kind == "hello" and "lost" in reply:
-                reply["name"] = side.options.name  # so that the coordinator knows whom to ask
+                reply["name"] = side.options.name  # so that the coordinator knows which site failed
             reply = logged(side, kind, request, reply)
         except (
             Exception
-        ) as error:  # of the request, the configuration or the log, without which nothing leaves
+        ) as error:  # an error of the request, the configuration or the log: without a log, nothing leaves
             reply = refusal(error, at_site)
     return Message(codec.records(reply), reply_to=message)
 
@@ -52,18 +52,18 @@ def request_of(message: Message) -> Tree:
     """Read a request.
 
     Raises:
-        SiteError: It is of another form.
+        SiteError: The message is not a request.
     """
     try:
         return codec.tree(message.content)
-    except ValueError as error:  # it says what the coordinator sent
+    except ValueError as error:  # its message quotes what the coordinator sent
         raise SiteError(
             f"the coordinator's request cannot be read: {error}; install the same version of Atoll on both sides"
         ) from None
 
 
 def checked(handle: Callable[[SiteSide, Tree], Tree], side: SiteSide, request: Tree) -> Tree:
-    """Answer a request; after an error, with its sentence."""
+    """Answer a request; after an error, answer with the error's sentence."""
     try:
         reply = handle(side, request)
         if "lost" in reply:
@@ -74,7 +74,7 @@ def checked(handle: Callable[[SiteSide, Tree], Tree], side: SiteSide, request: T
 
 
 def refusal(error: Exception, at_site: bool) -> Tree:
-    """Log an error at the site; return the answer that tells the coordinator of it."""
+    """Log an error at the site, and return the answer that reports it to the coordinator."""
     sentence = sentence_of(error, at_site)
     log.error("%s%s", details_of(error), f" ({OPTIONS})" if sentence == IMAGES else "")
     return {"lost": sentence, **({"withdrawn": True} if isinstance(error, WithdrawnError) else {})}
@@ -83,7 +83,7 @@ def refusal(error: Exception, at_site: bool) -> Tree:
 def logged(side: SiteSide, kind: str, request: Tree, reply: Tree) -> Tree:
     """Write the answer into the site's audit log, and return it with the line's hash.
 
-    Flower may run several requests at once, so whether another update may leave is known only here.
+    Flower may process several requests at once, so only here is it known whether another update may leave.
     """
     log_of_site = side.options.audit_log
     if log_of_site is None:
@@ -109,7 +109,7 @@ def hello(message: Message, context: Context) -> Message:
 
 @app.query("farewell")
 def farewell(message: Message, context: Context) -> Message:
-    """Learn that the site is asked no more."""
+    """Learn that the coordinator will send no more requests."""
     return answer(message, context, "farewell", SiteSide.farewell)
 
 

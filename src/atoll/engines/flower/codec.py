@@ -3,10 +3,10 @@
 A tree is encoded by `atoll.core.tree.pack` as safetensors, which contain no code and preserve every dtype bit by
 bit. The tensors in one dict, including those in its lists, form one Array: for example a model, or the slice of a
 component. A further Array contains the tree itself, with a reference in place of each tensor. Flower splits arrays
-into pieces named by their hash, and stores and sends each piece once: the models of a round, which all clients
-receive, cost the server one copy, regardless of the number of clients and of the rest of each message. One Array
-for each tensor would have the same effect, at one request per tensor: a small network of 100 tensors would need
-100 requests instead of one.
+into pieces named by their hash, and stores and sends each piece once. The models of a round, which all clients
+receive, therefore cost the server one copy, regardless of the number of clients and of the rest of each message.
+One Array for each tensor would have the same effect, but take one request per tensor: 100 requests for a small
+network of 100 tensors, instead of one.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ class Encoder:
         }
         record = (
             ArrayRecord()
-        )  # filled by key, because its constructor copies arrays, which are then hashed again
+        )  # filled by key, because the constructor copies arrays, which would then be hashed again
         record[REST] = _array(rest)
         for number, (_, array) in enumerate(self._arrays.values()):
             record[str(number)] = array
@@ -122,7 +122,7 @@ def _tensor(arrays: Mapping[str, Tree], array: object, place: object) -> Tensor:
     if not isinstance(tensors, list) or type(place) is not int:
         raise TypeError(f"array {array} is not a list of tensors, or place {place} is no number")
     found = tensors[place]
-    if not isinstance(found, Tensor):  # a tree instead of a tensor could have any depth
+    if not isinstance(found, Tensor):  # a tree in place of a tensor could have any depth
         raise TypeError(f"place {place} of array {array} contains no tensor")
     return found
 

@@ -41,8 +41,8 @@ class FlowerEngine:
         grid: Flower's grid.
         options: The coordinator's options.
         recipe: Text of the complete recipe, which is sent to the sites.
-        simulated: The federation whose shares the nodes train, in a simulation whose rounds must be complete; None
-            to build it, and to continue a round without the clients that are lost.
+        simulated: The federation whose shares the nodes train, for a simulation in which no client may be lost.
+            None to build the federation, and to continue a round without lost clients.
     """
 
     def __init__(
@@ -58,7 +58,7 @@ class FlowerEngine:
     def gather(self, recipe: Recipe, folder: Path, restart: bool = False) -> Federation:
         """Wait for the sites, and build the federation from their answers.
 
-        Only a run with a complete round is bound to its sites; before, it keeps its id alone.
+        A run is bound to its sites only once a round is complete; before, it keeps only its id.
 
         Raises:
             UserError: Too few sites connected, the recipe does not fit them, or another process began the run.
@@ -71,9 +71,9 @@ class FlowerEngine:
             if not run.started():
                 self._registry.clients = []
         federation = self._gather(recipe)
-        if record is None and not restart:  # before the partition is written, which contains the run's id
+        if record is None and not restart:  # before the partition is written: it contains the run's id
             with run.locked():
-                if run.read_json(SITES) is not None:  # the id of a run that another process goes on with
+                if run.read_json(SITES) is not None:  # the id of a run that another process continues
                     raise UserError(
                         f"another process began the run in {folder} while this one waited for the sites; if that "
                         "one has ended, start again"
@@ -106,7 +106,7 @@ class FlowerEngine:
         finally:
             self._write_sites(
                 checkpoints.parent
-            )  # with the nodes refused, and the sites withdrawn, meanwhile
+            )  # with the nodes that were refused and the sites that withdrew in the meantime
 
     def measure(self, server: Server, final: bool) -> SiteResults:
         """Collect each real site's results on its local held-out images, and their mean weighted by images."""
@@ -142,8 +142,8 @@ class FlowerEngine:
             self._registry.gather(federation.setting.num_clients, wait)
             self._check_shares(federation)
             return federation
-        # Before waiting for the sites: the folder may be wrong, and a recipe that cannot run is refused by each of
-        # them, which does not tell the reason.
+        # Before waiting for the sites: the folder may be wrong; and if a recipe cannot run, each site refuses it
+        # without telling the reason.
         images = self._coordinator_images(recipe)
         self._federation(recipe, images, self._registry.clients or _any_sites(sites, recipe))
         self._registry.gather(sites, wait)

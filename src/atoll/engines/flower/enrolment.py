@@ -31,7 +31,7 @@ class Site:
         classes: Names of its classes, if its images have labels.
         node: Id of its current node; None if none has connected to this process yet.
         version: Version of Atoll at the site.
-        environment: What the last bits of its results depend on (see `atoll.core.environment`).
+        environment: The facts on which the last bits of its results depend (see `atoll.core.environment`).
         withdrawn: Whether it has left the run for good.
     """
 

@@ -17,8 +17,8 @@ from atoll.engines.flower.wire_limit import TooLargeError, limited
 from atoll.engines.update_checks import DTYPES, SizeLimit
 
 QUERY, TRAIN, EVALUATE = "query", "train", "evaluate"
-SMALL_ANSWER = SizeLimit(2**24, 2**24)  # of an answer without tensors: a site's classes, or its results
-# What Flower raises where an answer cannot be put together from its objects, but not where no server answers.
+SMALL_ANSWER = SizeLimit(2**24, 2**24)  # limit of an answer without tensors: a site's classes, or its results
+# What Flower raises if an answer cannot be assembled from its objects, but not if no server responds.
 UNREADABLE = (AttributeError, LookupError, TypeError, ValueError, DecodeError)
 SECONDS_BETWEEN_LOOKS = 0.05, 2.0  # shortest and longest pause between two looks for answers
 
@@ -76,7 +76,7 @@ class Exchange:
         """Yield the answers that have arrived since the last look; after the deadline, the missing ones as lost."""
         while self._unsent:
             yield self._unsent.pop(), Lost("the message could not be sent")
-        late = time.monotonic() >= self._ends - 1  # from then on, Flower itself may have dropped a message
+        late = time.monotonic() >= self._ends - 1  # after this time, Flower itself may have dropped a message
         # One at a time, because all arrived answers together might not fit in memory.
         for message_id in list(self._pending):
             answer = self._pull(message_id, late)

@@ -22,12 +22,12 @@ from atoll.engines.jobs import Job, Result, Total
 from atoll.engines.state_packs import Key
 from atoll.engines.update_checks import SizeLimit
 
-LONGEST_NAME = 100  # of a number among the results of a protocol
+LONGEST_NAME = 100  # limit of a number's name in the results of a protocol
 log = logging.getLogger("flwr")
 
 
 class NodeLostError(RunError):
-    """A node of a simulation died, so that its client's update is missing."""
+    """A node of a simulation died, so its client's update is missing."""
 
 
 class RemoteStates:
@@ -48,7 +48,7 @@ class RemoteStates:
         self.needed = dict(valid)
 
     def clear(self) -> None:
-        """Do nothing: a run that is reset has a new id, and so new folders at the sites."""
+        """Do nothing: a run that is reset has a new id, and therefore new folders at the sites."""
 
 
 class FlowerExecutor:
@@ -62,10 +62,10 @@ class FlowerExecutor:
         registry: The site registry, which knows the node of each client.
         states: Record of the valid client states; clients may delete older ones.
         scratch: Folder of the disk buffer, for early answers.
-        deadline: Largest duration of a round in seconds.
+        deadline: Maximum duration of a round in seconds.
         classes: Classes of the federation.
-        limit: Largest size of an update (see `max_update_size`); None for no limit.
-        complete: Whether a client that is lost ends the run, instead of the round continuing without it.
+        limit: Maximum size of an update (see `max_update_size`); None for no limit.
+        complete: Whether a lost client ends the run; otherwise, the round continues without it.
     """
 
     def __init__(
@@ -90,7 +90,7 @@ class FlowerExecutor:
         self._prepared: set[int] = set()
 
     def start(self, constants: Tree) -> None:
-        """Define what all clients agree on; a client's first request contains it, and the client saves it."""
+        """Define the data that all clients agree on; each gets them with its first request, and saves them."""
         self._agreed = {
             "recipe": self._registry.recipe,
             "clients": len(self._registry.clients),
@@ -150,7 +150,7 @@ class FlowerExecutor:
         exchange = Exchange(self._registry.grid, self._deadline, limit)
         common = {"federation": self._registry.federation, "digest": self._digest}
         nodes = self._registry.connected()
-        unprepared = set(requests) - self._prepared  # they do not have what the run agreed on yet
+        unprepared = set(requests) - self._prepared  # they do not have the agreed data yet
         for client, request in requests.items():
             if reason := self._registry.excluded(client):
                 yield client, Lost(reason)
@@ -166,7 +166,7 @@ class FlowerExecutor:
                 self._registry.record(LOST, **self._facts(client, kind, requests[client]), why=answer.reason)
             else:
                 self._prepared.add(client)
-                if "unprepared" in answer and client not in unprepared:  # it has lost its disk since
+                if "unprepared" in answer and client not in unprepared:  # it has since lost its disk
                     unprepared.add(client)
                     again = {**common, **requests[client], "agreed": self._agreed}
                     exchange.send(client, nodes[client], kind, again)
@@ -178,7 +178,7 @@ class FlowerExecutor:
             yield client, answer
 
     def _facts(self, client: int, kind: str, request: dict[str, Tree]) -> dict[str, object]:
-        """Who was asked for what, for the audit log."""
+        """The client and the kind of request, for the audit log."""
         return {"site": self.site(client).name, "for": kind, **round_of(request)}
 
     def site(self, client: int) -> Site:
@@ -231,7 +231,7 @@ def measure_sites(
     """
     names = "|".join(
         map(re.escape, {*protocols, "geometry"})
-    )  # geometry stands in for what images do not support
+    )  # geometry replaces protocols that the images do not support
     allowed = re.compile(rf"(?:{names})/\w{{1,{LONGEST_NAME}}}", re.ASCII)
     found = {}
     for client, answer in executor.ask(EVALUATE, requests):

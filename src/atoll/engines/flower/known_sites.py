@@ -7,7 +7,7 @@
     [revoked]                       # a site's name and the reason, which the site is told
     west = "its disk was stolen"
 
-The file is read again before every round, so a key can be revoked in mid-run.
+The file is read again before every round, so a key can be revoked during a run.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class KnownSites(Options, section="sites"):
 
     Attributes:
         keys: Each site's public key, as in its ``.pub`` file.
-        revoked: Sites that may not take part any more, with the reasons.
+        revoked: Sites that may no longer take part, with the reasons.
     """
 
     keys: dict[str, str]
@@ -41,7 +41,7 @@ class KnownSites(Options, section="sites"):
         """Read the file.
 
         Raises:
-            UserError: The file cannot be read or is not of this form, or a key is no public key.
+            UserError: The file cannot be read or does not have this form, or a key is not a public key.
         """
         table = parse_toml(read_bytes(path), str(path))
         if "keys" not in table:
@@ -58,7 +58,7 @@ class KnownSites(Options, section="sites"):
         """Public key of a site in hex, as Flower reports it.
 
         Raises:
-            UserError: It is no public key.
+            UserError: It is not a public key.
         """
         try:
             found = load_ssh_public_key(self.keys[site].encode())
@@ -69,7 +69,7 @@ class KnownSites(Options, section="sites"):
         return found.public_bytes(Encoding.PEM, PublicFormat.SubjectPublicKeyInfo).hex()
 
     def refuse(self, site: str, key: str) -> str | None:
-        """Reason why a node with a key cannot be a site; None if it can."""
+        """Reason why a node with this key cannot be this site; None if it can."""
         if site not in self.keys:
             return f"{site!r} is not one of the sites in sites.toml"
         if key != self.key(site):
@@ -77,7 +77,7 @@ class KnownSites(Options, section="sites"):
         return self.why_revoked(site)
 
     def why_revoked(self, site: str) -> str | None:
-        """Reason why a site may not take part any more; None if it may."""
+        """Reason why a site may no longer take part; None if it may."""
         return (
             f"the key of {site!r} was revoked: {clean(self.revoked[site])}" if site in self.revoked else None
         )

@@ -1,7 +1,7 @@
 """Training of a site's client by several processes, which a launcher starts: torchrun, or a command like it.
 
-Only the process that asked speaks to the coordinator. The processes read the request from a folder of the site's
-state, which all of them must see, and the first of them leaves the answer there.
+Only the process that starts the launcher communicates with the coordinator. The processes read the request from a
+folder of the site's state, which all of them must be able to access, and the first of them writes the answer there.
 """
 
 from __future__ import annotations

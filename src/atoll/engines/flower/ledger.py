@@ -1,8 +1,8 @@
-"""What a site and its coordinator write into their audit logs (`atoll.core.audit_log`).
+"""The lines that a site and its coordinator write into their audit logs (`atoll.core.audit_log`).
 
-A site writes a line for each request before its answer leaves: what it sends, by name and bytes, or why it refused.
-The answer carries the line's hash, which the coordinator writes into its own log, so that a site cannot shorten or
-rewrite its log unnoticed.
+Before an answer leaves, the site writes a line with what it sends, by name and bytes, or why it refuses. The answer
+contains the line's hash, which the coordinator writes into its own log, so that the site cannot shorten or rewrite
+its log unnoticed.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from atoll.engines.server import Record, Server
 ASKED, RECEIVED, LOST = "asked", "received", "lost"  # events at the coordinator
 SENT, REFUSED = "sent", "refused"  # outcomes at a site
 UPDATE = "update"  # event
-MOST_LETTERS = 2**20  # of the names in a line of the coordinator's log; those of large models have a tenth
+MOST_LETTERS = 2**20  # limit for the names in a line of the coordinator's log; large models have a tenth
 
 
 def record_answer(
@@ -36,13 +36,13 @@ def record_answer(
 
     Args:
         log: The site's log.
-        kind: What was asked: ``"hello"``, ``"train"`` …
+        kind: The kind of request: ``"hello"``, ``"train"`` …
         request: The coordinator's request.
         reply: The answer.
-        spent: ε and δ of the site's updates so far, this one included, if it adds noise to them.
+        spent: ε and δ of the site's updates so far, including this one, if the site adds noise to them.
 
     Returns:
-        The hash of the line; None if there was nothing to write, because the site asked for what it lacks.
+        The hash of the line; None if there was nothing to write, because the site only requested missing data.
     """
     if "unprepared" in reply:
         return None
@@ -61,7 +61,7 @@ def record_answer(
 
 
 def round_of(request: Mapping[str, Tree]) -> dict[str, Tree]:
-    """Round of a request, for a line of the log: a training's is in its message; empty if it belongs to none."""
+    """Round of a request, for a line of the log; in requests to train, it is in the message. Empty if unknown."""
     message = request.get("message")
     found = message.get("round") if isinstance(message, Mapping) else request.get("round")
     return {} if found is None else {"round": found}
@@ -90,9 +90,9 @@ def received(answer: Mapping[str, Tree]) -> dict[str, object]:
 
 
 def _tensors(body: Tree) -> dict[str, int]:
-    """Bytes of each tensor and number of an answer, of which nothing was checked yet.
+    """Bytes of each tensor and number of an answer that has not been checked yet.
 
-    A long name that leads to many numbers is short in the answer, and would be repeated here for each of them.
+    A long name may occur once in the answer, but would be repeated here for each number below it.
     """
     found: dict[str, int] = {}
     letters = 0

@@ -2,11 +2,12 @@
 
     w_k ← w + min(1, C/‖Δ_k‖) Δ_k + N(0, z²C²);  Δ_k = w_k − w
 
-The Gaussian mechanism (Dwork and Roth 2014, Appendix A) at the client: nobody needs to be trusted, the server
-included. Any two sets of images give clipped steps at a distance of at most 2C, so ε is that of a Gaussian with
-z/2 (`gaussian_epsilon`), and rounds compose. ε is that of the weights: the number of images or batches by which an
-update is weighted leaves without noise, and so does what the site says when it enrols. The noise of K clients
-averages to zC/√K per weight; the server's own (`atoll.aggregation.private`) would be zC/K.
+This is the Gaussian mechanism (Dwork and Roth 2014, Appendix A) at the client, so nobody needs to be trusted, not
+even the server. Any two sets of images give clipped steps at a distance of at most 2C, so ε is that of a Gaussian
+with z/2 (`gaussian_epsilon`), and rounds compose. ε covers only the weights: the number of images or batches, which
+determines an update's weight, leaves without noise, and so do the facts that the site sends when it enrols. The
+noise of K clients averages to zC/√K per weight; noise added by the server (`atoll.aggregation.private`) would be
+zC/K.
 """
 
 from __future__ import annotations
@@ -66,7 +67,7 @@ class LocalPrivacy(Options, section="policy.privacy"):
         elif norm > self.clip:
             torch._foreach_mul_(step, self.clip / norm)
         scale = self.noise_multiplier * self.clip
-        # What takes no noise must say nothing of the images: it leaves as it came.
+        # Tensors without noise must reveal nothing about the images: they leave as they were received.
         noisy = {name: received[name].cpu() for name in weights}
         for name, part in zip(names, step, strict=True):
             draws = uniform_draws(secrets.token_bytes(32), part.numel()).reshape(part.shape)
@@ -75,5 +76,5 @@ class LocalPrivacy(Options, section="policy.privacy"):
         return noisy
 
     def epsilon(self, rounds: int) -> float:
-        """Return ε of so many rounds, between any two sets of images."""
+        """Return ε after this number of rounds, between any two sets of images."""
         return gaussian_epsilon(1.0, self.noise_multiplier / 2, rounds, self.delta)

@@ -1,13 +1,13 @@
-"""The masks of secure aggregation (Bonawitz et al. 2017): who draws which, and how a sum is freed of them.
+"""The masks of secure aggregation (Bonawitz et al. 2017): how they are drawn, and removed from a sum.
 
     y_u = x_u + PRG(b_u) + Σ_{v<u} PRG(s_uv) − Σ_{v>u} PRG(s_uv)   mod 2³²
 
-s_uv is the secret that u and v agree on by their keys, so the pairs' masks cancel in the sum over all. b_u and u's
-key are shared among the clients (Shamir), of whom a threshold can open either: b_u of those who stayed, the key of
-those who dropped out, never both of one client. Each client commits to its shares by their SHA-256, so that a wrong
-one is known when it is opened. Key agreement, encryption of the shares and secret sharing are Flower's
-(`flwr.common.secure_aggregation`). The masks are ChaCha20's key stream (`cryptography`); Flower's own
-generator seeds NumPy with 32 bits, all values of which can be tried.
+s_uv is the secret that u and v agree on by their keys, so the pairs' masks cancel in the sum over all clients. b_u
+and u's key are shared among the clients (Shamir), of whom a threshold can open either: b_u if u stayed, the key if
+u dropped out, never both of one client. Each client commits to its shares by their SHA-256, so that a wrong share
+is detected when it is opened. Key agreement, encryption of the shares and secret sharing are Flower's
+(`flwr.common.secure_aggregation`). The masks are ChaCha20's key stream (`cryptography`); Flower's own generator
+seeds NumPy with 32 bits, all values of which can be tried.
 
 The functions are pure: they take and return trees, and bytes in them are hexadecimal.
 """
@@ -46,14 +46,14 @@ from atoll.engines.flower.site_errors import SiteError
 Shares = dict[str, str]  # one for each client, by its id
 PublicKeys = dict[str, dict[str, str]]
 NO_SHARE = "00"
-NO_KEY = (AttributeError, TypeError, UnsupportedAlgorithm, ValueError)  # no key, or one of another kind
+NO_KEY = (AttributeError, TypeError, UnsupportedAlgorithm, ValueError)  # no key, or a key of another kind
 
 
 def make_keys() -> tuple[Tree, dict[str, str]]:
     """Stage 0, at a client: draw keys for the masks and for the encryption of shares.
 
     Returns:
-        What the client retains for the next stages, and its public keys.
+        The state that the client retains for the next stages, and its public keys.
     """
     state, public = {}, {}
     for purpose in ("mask", "share"):
@@ -76,8 +76,8 @@ def share_secrets(state: Tree, me: int, keys: PublicKeys, threshold: int) -> tup
     """Stage 1, at a client: draw b_u, and share it and the key among all clients.
 
     Returns:
-        What the client retains, the encrypted share for each other client, and the commitment to each client's
-        share: the SHA-256 of that of b_u, then of that of the key.
+        The state that the client retains, the encrypted shares for each other client, and the commitment to each
+        client's shares: the SHA-256 of the share of b_u, then that of the share of the key.
 
     Raises:
         SiteError: The keys are not those of a round in which this client can take part.
@@ -87,7 +87,7 @@ def share_secrets(state: Tree, me: int, keys: PublicKeys, threshold: int) -> tup
     for client, key in keys.items():
         if not all(is_public_key(key[purpose]) for purpose in ("mask", "share")):
             raise SiteError(f"the keys of client {client} for secure aggregation are no public keys")
-    # A key in two roles would open what it must not: of a client that drops out, the key of its masks is opened.
+    # A key must not have two roles: if a client drops out, the key of its masks is opened, and nothing else may be.
     roles = {word for key in keys.values() for word in key.values()}
     if len(roles) < 2 * len(keys) or not 2 <= threshold <= len(keys):
         raise SiteError(f"{len(keys)} keys with the threshold {threshold} are too few for secure aggregation")
@@ -112,22 +112,22 @@ def mask(state: Tree, me: int, received: Shares, term: Tensor) -> tuple[Tree, Te
     """Stage 2, at a client: mask its term.
 
     Args:
-        state: What the client retained.
+        state: The state that the client retained.
         me: Its id.
         received: The encrypted share of each other client that takes part.
         term: Whole numbers in [0, 2³²), in int64.
 
     Returns:
-        What the client retains, and the masked term as int32.
+        The state that the client retains, and the masked term as int32.
 
     Raises:
-        SiteError: Too few clients take part, or unknown ones, or the shares of too few can be read.
+        SiteError: Too few or unknown clients take part, or too few of their shares can be read.
     """
     if len(received) + 1 < state["threshold"] or not received.keys() <= state["keys"].keys() - {str(me)}:
         raise SiteError(f"only {len(received) + 1} clients take part in the sum, fewer than its threshold")
     unread = [name for name, box in received.items() if _open(state, me, int(name), box) is None]
-    # One client's damaged share must not cost this client its round. But a request from before a crash has other
-    # keys throughout, and must not use the masks.
+    # A damaged share of another client must not end this client's round. But in a request from before a crash, all
+    # keys differ, and it must not use the masks.
     if len(received) + 1 - len(unread) < state["threshold"]:
         raise SiteError(f"the shares of clients {', '.join(unread)} are damaged, or of other keys")
     masked = term + _stream(bytes.fromhex(state["own"]), len(term))
@@ -140,7 +140,7 @@ def mask(state: Tree, me: int, received: Shares, term: Tensor) -> tuple[Tree, Te
 def reveal(state: Tree, me: int, stayed: Collection[int]) -> Shares:
     """Stage 3, at a client: open b_u of the clients that stayed, and the key of those that dropped out.
 
-    In place of a share that cannot be read stands `NO_SHARE`; the server sees that its sender committed to another.
+    `NO_SHARE` replaces a share that cannot be read; the server sees that the sender committed to another share.
 
     Raises:
         SiteError: Too few clients stayed.
@@ -174,8 +174,8 @@ def is_committed(share: str, commitment: str, stays: bool) -> bool:
 
     Args:
         share: The share that was opened.
-        commitment: Of the sender to this share (see `share_secrets`).
-        stays: Whether the share is of b_u, and not of the key.
+        commitment: The sender's commitment to this share (see `share_secrets`).
+        stays: Whether the share is one of b_u; otherwise, it is one of the key.
     """
     found = hashlib.sha256(bytes.fromhex(share)).hexdigest()
     return found == (commitment[: len(found)] if stays else commitment[len(found) :])
@@ -184,19 +184,19 @@ def is_committed(share: str, commitment: str, stays: bool) -> bool:
 def unmask(
     total: Tensor, keys: PublicKeys, stayed: Collection[int], opened: Mapping[int, Sequence[str]]
 ) -> Tensor:
-    """Stage 3, at the server: free the sum of the masked terms from what does not cancel.
+    """Stage 3, at the server: remove the masks that do not cancel from the sum of the masked terms.
 
     Args:
         total: Sum of the masked terms of the clients that stayed, in int64.
         keys: All clients' public keys.
         stayed: Clients whose masked terms are in the sum.
-        opened: A threshold of opened shares of each client that shared its secrets.
+        opened: For each client that shared its secrets, a threshold of opened shares.
 
     Returns:
         The sum of the terms modulo 2³².
 
     Raises:
-        ValueError: The shares of a client do not give its secret.
+        ValueError: The shares of a client do not yield its secret.
     """
     for client, shares in opened.items():
         try:

@@ -14,8 +14,8 @@
     clip = 1.0
     noise_multiplier = 2.0
 
-A key that is missing does not restrict, except `modules`: code that is not listed is refused. The file is read for
-every request, so a change applies to the next one.
+A missing key sets no restriction, except `modules`: code that is not listed is refused. The file is read for every
+request, so a change applies from the next request on.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ from atoll.engines.update_checks import declares_all, update_spec
 from atoll.recipe.recipe import names_of_code, recipe_digest
 
 INSTALLED = "installed"  # in place of a module's SHA-256
-RESULTS = "results"  # the entry of `egress` that stands for the results on held-out images
+RESULTS = "results"  # the entry of `egress` for the results on held-out images
 
 
 class PolicyError(SiteError):
@@ -52,7 +52,7 @@ class PolicyError(SiteError):
 
 
 class WithdrawnError(PolicyError):
-    """The site takes part no more."""
+    """The site no longer takes part."""
 
 
 @dataclass(frozen=True)
@@ -64,16 +64,16 @@ class Policy(Options, section="policy"):
         egress: The entries that an update may contain, as ``atoll egress`` lists them: ``"weights"``, ``"losses"``,
             ``"samples"``, ``"parts.NAME"`` …; and ``"results"``, the numbers that the site measures on its held-out
             images.
-        max_bytes: Most bytes of an answer.
-        max_rounds: Most updates that leave the site for a recipe, over all its runs; a round that is run again
-            counts again.
-        min_cohort: Fewest clients whose updates are aggregated, at the least that the recipe accepts
-            (``train.min_accepted``).
-        hours: The hours in which the site trains and evaluates, in its local time, such as ``"20:00-06:00"``.
+        max_bytes: Maximum size of an answer in bytes.
+        max_rounds: Maximum number of updates that leave the site for a recipe, over all its runs; a round that runs
+            again counts again.
+        min_cohort: Minimum number of clients whose updates are aggregated, even if only the recipe's minimum
+            (``train.min_accepted``) is accepted.
+        hours: The hours in which the site trains and evaluates, in local time, such as ``"20:00-06:00"``.
         modules: Python modules that a recipe may name as ``module:attribute``, with the SHA-256 of the file, or
             ``"installed"`` for a module of a package that the site has installed itself.
         privacy: Differential privacy that the site applies to each of its updates.
-        withdrawn: The site takes part in no run any more.
+        withdrawn: The site no longer takes part in any run.
     """
 
     recipes: tuple[str, ...] | None = None
@@ -87,7 +87,7 @@ class Policy(Options, section="policy"):
     withdrawn: bool = False
 
     def __post_init__(self) -> None:
-        """Check the fields, the hours included."""
+        """Check the fields, including the hours."""
         super().__post_init__()
         if self.hours is not None:
             _hours(self.hours)
@@ -97,7 +97,7 @@ class Policy(Options, section="policy"):
         """Read a policy's file.
 
         Raises:
-            UserError: The file cannot be read, or is no policy.
+            UserError: The file cannot be read, or is not a policy.
         """
         return build(cls, parse_toml(read_bytes(path), str(path)))
 
@@ -161,7 +161,7 @@ class Policy(Options, section="policy"):
             raise PolicyError(f"the site's policy adds noise to its updates, and this recipe {reason}")
 
     def check_now(self, now: datetime | None = None) -> None:
-        """Check that the site works now.
+        """Check that the site takes part at this time.
 
         Raises:
             PolicyError: It is outside the site's hours, or the site has withdrawn.
@@ -179,7 +179,7 @@ class Policy(Options, section="policy"):
         """Check the number of clients of a secure sum, as the site sees them; None if it sees none.
 
         Raises:
-            PolicyError: They are too few.
+            PolicyError: There are too few clients.
         """
         if clients is not None and clients < self.min_cohort:
             raise PolicyError(
@@ -190,7 +190,7 @@ class Policy(Options, section="policy"):
         """Check that the site may send another update for a recipe.
 
         Raises:
-            PolicyError: It has sent as many as it allows.
+            PolicyError: It has already sent as many updates as it allows.
         """
         if self.max_rounds is not None and sent >= self.max_rounds:
             raise PolicyError(
@@ -198,16 +198,16 @@ class Policy(Options, section="policy"):
             )
 
     def spent(self, updates: int) -> dict[str, float]:
-        """ε and δ of so many updates for a recipe, if the site adds noise to them; for the site's audit log."""
+        """ε and δ of this number of updates for a recipe, if the site adds noise to them; for its audit log."""
         if self.privacy is None:
             return {}
         return {"epsilon": self.privacy.epsilon(updates), "delta": self.privacy.delta}
 
     def outgoing(self, update: dict[str, Tree], received: Weights) -> dict[str, Tree]:
-        """Return the update as it may leave the site: with noise, if the policy says so, and checked.
+        """Return the update as it may leave the site: with noise, if the policy requires it, and checked.
 
         Args:
-            update: The update that the training gave.
+            update: The update that results from the training.
             received: The weights from which the training started.
 
         Raises:
@@ -249,7 +249,7 @@ class Policy(Options, section="policy"):
 
 
 def _most_bytes(federation: Federation) -> int | None:
-    """Most bytes of an update, as ``atoll egress`` counts them; None if it may contain more than is declared."""
+    """Maximum bytes of an update, counted as in ``atoll egress``; None if it may contain undeclared data."""
     method = federation.recipe.composed
     if not declares_all(method):
         return None
@@ -284,7 +284,7 @@ def _check_module(module: str, allowed: str) -> None:
         raise PolicyError(f"{module!r} is in a package, and the site's policy can list it as installed only")
     elif hashlib.sha256(read_bytes(origin)).hexdigest() != allowed:
         raise PolicyError(f"the file of the module {module!r} is not the one that the site's policy lists")
-    else:  # bytecode that came with the file would be imported in its place
+    else:  # otherwise, bytecode that came with the file would be imported in its place
         Path(importlib.util.cache_from_source(str(origin))).unlink(missing_ok=True)
 
 
@@ -295,7 +295,7 @@ def _hours(text: str) -> tuple[time, time]:
         start, end = time.fromisoformat(first.strip()), time.fromisoformat(last.strip())
     except ValueError:
         raise wrong from None
-    if start.tzinfo or end.tzinfo:  # the clock that they are compared with has none
+    if start.tzinfo or end.tzinfo:  # the local time that they are compared with has no time zone
         raise wrong
     if start == end:
         raise UserError(f"policy.hours = {text!r} ends when it begins; leave it out to allow all hours")

@@ -33,7 +33,7 @@ def main(job: Path) -> int:
         options = replace(options, device=f"cuda:{os.environ['LOCAL_RANK']}")
     dist.init_process_group("nccl" if on_gpus else "gloo")
     answer = checked(SiteSide.train, SiteSide(options, together=True), given["request"])
-    # A process that failed speaks for all: the others wait for it until the launcher ends them.
+    # A failed process answers for all: the others wait for it until the launcher ends them.
     if "lost" in answer or dist.get_rank() == 0:
         save(job / ANSWER, answer)
     if "lost" in answer:

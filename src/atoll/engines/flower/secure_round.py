@@ -1,7 +1,8 @@
-"""Secure aggregation at the coordinator: the four stages of a round, of which only the sum is kept.
+"""Secure aggregation at the coordinator: the four stages of a round; only the sum is kept.
 
-Keys, shares, masked terms, and the shares that open the masks of the sum (`atoll.engines.flower.masks`). A client
-that does not answer at a stage is lost for the round, as long as a threshold of them stays.
+The stages collect keys, shares, masked terms, and the shares that open the masks of the sum
+(`atoll.engines.flower.masks`). A client that does not answer at a stage is lost; the round continues as long as a
+threshold of clients stays.
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ class SecureRound:
         trains: The clients' requests to train.
         aggregation: The sum's options.
         size: Number of whole numbers in a term.
-        least: Fewest terms of a sum that is used; of fewer, the masks are not opened.
+        least: Minimum number of terms in a sum that is used; with fewer, the masks are not opened.
     """
 
     def __init__(
@@ -73,7 +74,7 @@ class SecureRound:
         if len(revealed) < self._threshold:
             return result
         result.numbers = self._open(revealed, stayed)
-        result.lost = lost  # the term of a client that fell silent at the last stage is in the sum
+        result.lost = lost  # the sum contains the term of a client that did not answer at the last stage
         result.clients = stayed
         return result
 
@@ -85,7 +86,7 @@ class SecureRound:
         return list(keys)
 
     def _exchange_shares(self, clients: list[int]) -> dict[int, Shares]:
-        """Stage 1: the encrypted shares of each client's secrets for the others; keep the commitments to them."""
+        """Stage 1: the encrypted shares of each client's secrets for the others; keeps their commitments."""
         agreed = {"round": self._round, "keys": self._keys, "threshold": self._threshold}
         requests = {k: {**agreed, "client": k} for k in clients}
         found = self._stage(SHARES, requests, self._new_shares)
@@ -121,7 +122,7 @@ class SecureRound:
             ) from None
 
     def _right(self, client: int, stays: bool, revealed: dict[int, Shares]) -> list[str]:
-        """A threshold of a client's opened shares, all of them as the client committed to."""
+        """A threshold of a client's opened shares, all of which match the client's commitments."""
         right, wrong = [], []
         for other, shares in revealed.items():
             share = shares[str(client)]
@@ -176,7 +177,7 @@ class SecureRound:
         return shares and commitments and {"shares": shares, "commitments": commitments}
 
     def _add(self, update: Tree) -> Tree:
-        """Add a masked term to the sum; None if it is none."""
+        """Add a masked term to the sum; None if the update is not a masked term."""
         masked = update.get("masked") if isinstance(update, dict) else None
         if not isinstance(masked, Tensor) or masked.dtype != torch.int32 or masked.shape != self._sum.shape:
             return None

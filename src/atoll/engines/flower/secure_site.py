@@ -1,7 +1,7 @@
 """Secure aggregation at a site: its keys and secrets of a round, on disk between the requests.
 
-A site goes through the stages of a round once, with new keys. A second term under the same masks, or a second sum
-of the round over other clients, would, as a difference, reveal a single client's term.
+A site passes through the stages of a round only once, with new keys. A second term under the same masks, or a
+second sum of the round over other clients, would reveal a single client's term as a difference.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ def answer_shares(folder: Path, request: Tree) -> Tree:
     """Share the secrets of a round among its clients.
 
     Raises:
-        SiteError: It has shared them before.
+        SiteError: The site has already shared them.
     """
     kept = _round(folder, request["round"])
     _once(kept, "keys", "shared the secrets")
@@ -74,7 +74,7 @@ def masked_update(folder: Path, request: Tree, update: Update, client: Client) -
 
 
 def answer_reveal(folder: Path, request: Tree) -> Tree:
-    """Open what the sum of a round needs.
+    """Open the shares that the sum of a round needs.
 
     Raises:
         SiteError: The round was opened before, for other clients.
@@ -116,7 +116,7 @@ def _round(folder: Path, round: int) -> dict[str, Tree]:
 
 
 def _once(kept: dict[str, Tree], key: str, done: str) -> None:
-    """Refuse a stage whose result the masks have already."""
+    """Refuse a stage that was already completed with these masks."""
     if key in kept["masks"]:
         raise SiteError(
             f"this site has {done} of round {kept['round']}, and does so once; to repeat the round, begin with "

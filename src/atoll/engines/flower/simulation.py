@@ -34,15 +34,15 @@ from atoll.recipe.recipe import Recipe
 
 SECONDS_TO_START = 600.0
 SECONDS_TO_CONNECT = 5.0
-SECONDS_TO_ANSWER = 30.0  # of a machine, which starts a process first
-SECONDS_OF_A_ROUND = 7 * 86_400.0  # Ray reports a node that died; there is nothing else to wait for
-SENT = "ATOLL_", "PYTHONPATH", "FLWR_"  # environment variables that the nodes get, by their first letters
+SECONDS_TO_ANSWER = 30.0  # limit for a machine, which first starts a process
+SECONDS_OF_A_ROUND = 7 * 86_400.0  # in effect no limit, because Ray reports nodes that died
+SENT = "ATOLL_", "PYTHONPATH", "FLWR_"  # prefixes of the environment variables that the nodes get
 
 
 class FlowerSimulation:
     """Engine that trains each client on a node of Flower's simulation, and ends if one of them is lost.
 
-    Use it in a ``with`` block, at whose end the simulation stops.
+    Use it in a ``with`` block; the simulation stops at the end of the block.
 
     Args:
         address: Address of a Ray cluster, ``HOST:PORT``, of which this machine is a part; empty to start Ray here.
@@ -101,7 +101,7 @@ class FlowerSimulation:
 def _ray(address: str, states: Path, code: Sequence[str] = ()) -> Iterator[None]:
     """Connect to a Ray cluster, or start Ray here; Flower's simulation uses the connection, and ends it.
 
-    Nodes read the recipe as a text, so the folders of its code, which may lie beside its file, are on their path.
+    Nodes read the recipe as a text, so the folders of its code, such as that of its file, are put on their path.
     """
     import ray
 
@@ -136,7 +136,7 @@ def _ray(address: str, states: Path, code: Sequence[str] = ()) -> Iterator[None]
 
 
 def _reach(address: str) -> None:
-    """Try to connect to an address, because Ray itself tries for minutes."""
+    """Try to connect to an address first, because Ray itself would try for minutes."""
     host, _, port = address.rpartition(":")
     if not host or not port.isdecimal() or "/" in host:
         raise UserError(f"--ray is {address!r}; give HOST:PORT, as `ray start --head` prints it")
@@ -149,7 +149,7 @@ def _reach(address: str) -> None:
 
 
 def _wait_for_machines() -> None:
-    """Wait until each machine that Ray lists as alive answers: it lists one that died for up to a minute."""
+    """Wait until each machine that Ray lists as alive answers; Ray lists a dead machine for up to a minute."""
     import ray
     from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
@@ -175,7 +175,7 @@ def _wait_for_machines() -> None:
 
 
 def _machines() -> list[Tree]:
-    """What Ray knows of each machine of the cluster."""
+    """Ray's information about each machine of the cluster."""
     import ray
 
     nodes: Callable[[], list[Tree]] = ray.nodes  # which has no types
@@ -184,7 +184,7 @@ def _machines() -> list[Tree]:
 
 @contextmanager
 def _nodes(count: int, options: EngineOptions) -> Iterator[Grid]:
-    """Start a simulation with so many nodes in a thread of its own; stop it at the end."""
+    """Start a simulation with this number of nodes in a separate thread; stop it at the end."""
     from flwr.server.superlink.fleet.vce.backend.backend import BackendConfig
     from flwr.simulation import run_simulation
 
@@ -227,5 +227,5 @@ def _nodes(count: int, options: EngineOptions) -> Iterator[Grid]:
 
 
 def _is_ours(record: logging.LogRecord) -> bool:
-    """Whether a line of Flower's log is a warning of Atoll's; what befalls a node reaches the engine anyway."""
+    """Whether a line of Flower's log is a warning of Atoll's; the engine learns of nodes' errors in another way."""
     return record.levelno >= logging.WARNING and "atoll" in Path(record.pathname).parts

@@ -1,7 +1,7 @@
 """Site side: the site's images, its state on disk, and its answers to the coordinator's requests.
 
-No state is kept in memory between two requests, because Flower may start a process for each. What the run agreed on
-is a file, and a client state is one file per round (see `atoll.engines.client_states`).
+No state is kept in memory between two requests, because Flower may start a process for each. The agreed data are in
+a file, and so is a client state for each round (see `atoll.engines.client_states`).
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ class SiteSide:
 
     Attributes:
         options: The node's configuration.
-        together: Whether this process trains together with the others of its process group; only the first one
+        together: Whether this process trains together with the others of its process group. Only the first of these
             keeps the client state and answers.
     """
 
@@ -84,7 +84,7 @@ class SiteSide:
         }
 
     def farewell(self, request: Tree) -> Tree:
-        """Learn that the coordinator asks this site no more."""
+        """Learn that the coordinator will send no more requests."""
         log.warning("the coordinator asks this site no more: %s", clean(request["reason"]))
         return {"farewell": True}
 
@@ -135,7 +135,7 @@ class SiteSide:
             return {"update": sent, "recipe": opened.recipe_digest}
 
     def _policy(self, request: Tree) -> Policy | None:
-        """The owner's policy, which allows a round now and with its cohort; None if there is none."""
+        """Return the owner's policy, after checking that it allows a round now, with its cohort; None if unset."""
         policy = self.options.read_policy()
         if policy is not None:
             policy.check_now()
@@ -176,7 +176,7 @@ class SiteSide:
         return {"results": numbers, "images": len(held)}
 
     def agreed(self, request: Tree) -> Agreed | None:
-        """File of what the run agreed on, written if the request contains it; None if the site does not have it."""
+        """File of the agreed data, written if the request contains them; None if the site does not have them."""
         digest = _id(request, "digest")
         agreed = Agreed(digest, self.folder_of(request) / f"agreed-{digest}.safetensors")
         if "agreed" in request and not agreed.path.is_file():
@@ -211,7 +211,7 @@ class SiteSide:
 
 
 def _cohort(request: Tree) -> int | None:
-    """Number of clients of a secure sum, as a stage's request shows them; None if it shows none."""
+    """Number of clients of a secure sum, according to a stage's request; None if the request does not show it."""
     seen = []
     if "stayed" in request:
         seen.append(len(set(request["stayed"])))
@@ -229,13 +229,13 @@ def _classes(splits: Splits) -> list[str]:
 
 
 def _held_out(splits: Splits) -> ImageSet | None:
-    """The images that this site measures on; None if it holds none out."""
+    """The held-out images on which this site measures; None if there are none."""
     split, images = splits.held_out
     return None if split == "train" else images
 
 
 def _id(request: Tree, field: str) -> str:
-    """An id of the coordinator's; it becomes part of a path, so only hexadecimal digits are allowed."""
+    """An id from the coordinator; it becomes part of a path, so only hexadecimal digits are allowed."""
     value = request.get(field)
     if not isinstance(value, str) or not re.fullmatch("[0-9a-f]{32}", value):
         raise SiteError(_unfit(f"no valid {field!r}"))

@@ -1,7 +1,8 @@
-"""Errors at a site: what the coordinator reads of one, and what only the site's own log says.
+"""Errors at a site: the part that the coordinator sees, and the part that only the site's own log contains.
 
-An error may name files, folders and classes of the site. Of a real site's errors, the coordinator therefore reads
-the sentences that were written for it (`SiteError`); of all others, what kind of thing failed and who knows more.
+An error may name files, folders and classes of the site. From a real site, the coordinator therefore receives only
+sentences that were written for it (`SiteError`); for all other errors, it receives the kind of failure and a
+pointer to the site's log.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from atoll.core.imports import describe_error
 class SiteError(UserError):
     """Error whose sentence the coordinator may read: it names no file, no folder and no class of the site.
 
-    Details belong into the error that it is raised from; only the site's own log shows that one.
+    Details belong in the error from which it is raised; only the site's own log shows that error.
     """
 
 
@@ -32,20 +33,20 @@ LIBRARY = (
 )
 OTHER = "the site cannot do what it is asked; its own log says why, so ask its owner"
 KINDS = {
-    "atoll.core.extras": LIBRARY,  # before what needs the library
+    "atoll.core.extras": LIBRARY,  # comes before the modules that need the library
     "atoll.data.": IMAGES,
     "atoll.core.audit_log": FILES,
     "atoll.core.files": FILES,
     "atoll.core.tree": FILES,
-}  # by the module that an error passed
+}  # by a module in the error's traceback
 
 
 def sentence_of(error: Exception, at_site: bool) -> str:
-    """Return what the coordinator is told of an error.
+    """Return the sentence about an error that is sent to the coordinator.
 
     Args:
         error: The error.
-        at_site: Whether it happened at a real site, and not where the coordinator's own images are.
+        at_site: Whether the error happened at a real site, not where the coordinator's own images are.
     """
     expected = isinstance(error, ValueError | RunError)  # includes UserError
     if not at_site:
@@ -60,7 +61,7 @@ def sentence_of(error: Exception, at_site: bool) -> str:
 
 
 def details_of(error: Exception) -> str:
-    """Return all that is known of an error, for the site's own log; a traceback if nobody expected it."""
+    """Return all details of an error, for the site's own log; with a traceback if it is unexpected."""
     if not isinstance(error, ValueError | RunError):
         return "".join(traceback.format_exception(error))
     cause = error.__cause__

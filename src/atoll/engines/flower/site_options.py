@@ -1,4 +1,4 @@
-"""A node's configuration: who the site is, where its images and its state lie, and what it allows."""
+"""A node's configuration: the site's name, the places of its images and its state, and its policy."""
 
 from __future__ import annotations
 
@@ -33,12 +33,13 @@ class SiteOptions:
         state: Folder of the site's persistent state; empty for ``$ATOLL_STATE``, or ``~/.atoll/state``.
         device: Device of the computation; empty for the recipe's.
         launcher: Command that starts several processes, which train the client together (see
-            `atoll.engines.flower.launcher`), as ``"torchrun --standalone --nproc-per-node 4"``; empty for none.
+            `atoll.engines.flower.launcher`), such as ``"torchrun --standalone --nproc-per-node 4"``; empty for
+            none.
         reset: Id of the run in which the site may reset its client if the client state is lost; the error about
             the loss contains this id. Empty for none.
-        policy: File of the site's policy (see `Policy`); empty for the default, which allows every recipe without
-            modules of its own.
-        share: Number of the share that the node trains; Flower sets it in simulation.
+        policy: File of the site's policy (see `Policy`); empty for the default policy, which allows every recipe
+            that names no code.
+        share: Number of the share that the node trains; Flower's simulation sets it.
     """
 
     site: str = ""
@@ -117,7 +118,7 @@ class SiteOptions:
             source=self.source,
             path=self.data,
             limit=None,
-            # Which images of the folder are held out is the site's decision, too.
+            # The site also decides which images of the folder are held out.
             train_split=DataOptions.train_split,
             test_split=DataOptions.test_split,
         )

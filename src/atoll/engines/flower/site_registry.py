@@ -32,7 +32,7 @@ from atoll.engines.flower.ledger import RECEIVED, received
 SECONDS_BETWEEN_LOOKS = 0.3
 SECONDS_UNTIL_ASKED_AGAIN = 5.0, 60.0  # shortest and longest pause before a refused node is asked again
 SECONDS_BETWEEN_REMINDERS = 30.0
-SECONDS_TO_EXAMINE = 60.0  # of a node that has come back; the round begins without one that needs longer
+SECONDS_TO_EXAMINE = 60.0  # limit for a node that has come back; then the round begins without it
 SECONDS_TO_ANSWER = 300.0  # long, because a site first reads all its images to count them
 log = logging.getLogger("flwr")
 
@@ -45,7 +45,8 @@ class SiteRegistry:
         grid: Flower's grid.
         recipe: Text of the complete recipe.
         sites: Number of real sites; 0 if the nodes train shares of the recipe's images.
-        keys: File of the sites' keys (see `KnownSites`); None if any registered key may choose its name.
+        keys: File of the sites' keys (see `KnownSites`); None to let a node with any registered key choose its
+            name.
         other_environment: Whether a site may continue a run on another kind of CPU or with other libraries.
         audit: The coordinator's audit log; None for none.
         federation: Id of the run, under which sites store their states.
@@ -110,7 +111,7 @@ class SiteRegistry:
             log.warning("continuing without %s", ", ".join(missing))
 
     def _enrol(self, count: int, ends: float) -> dict[str, Site]:
-        """Collect the first sites that connect, by name; fewer than ``count`` once the time has passed."""
+        """Collect the first sites that connect, by name; fewer than ``count`` if the time runs out."""
         found: dict[str, Site] = {}
         while len(found) < count and time.monotonic() < ends:
             for node, site in self._receive():
@@ -133,9 +134,9 @@ class SiteRegistry:
     def refresh(self) -> None:
         """Ask new nodes for their names, and assign those that have answered to sites.
 
-        A site whose node has come back is examined before it is asked for anything else, and waited for a minute,
-        once; new nodes are not waited for. The file of the sites' keys is read again; sites whose keys have been
-        revoked are told.
+        If the node of a site has come back, it is examined first, and the round waits for it once, for up to a
+        minute; it does not wait for new nodes. The file of the sites' keys is read again, and sites with revoked
+        keys are notified.
         """
         self._read_keys()
         ends = time.monotonic() + SECONDS_TO_EXAMINE
@@ -146,7 +147,7 @@ class SiteRegistry:
         self._waited |= back
 
     def _examined(self) -> set[tuple[int, str]]:
-        """The sites' nodes that have come back and not answered, with their sessions, and were not waited for."""
+        """Nodes of sites that have come back, have not answered, and were not waited for, with their sessions."""
         asked = {site.node for site in self.clients} & self._hellos.keys()
         return {(node, time) for node, time in self._sessions.items() if node in asked} - self._waited
 
@@ -157,7 +158,7 @@ class SiteRegistry:
             known = sites.get(site.name)
             if known is None:
                 self._refuse(node, site.name, "it is not one of the sites that the run was started with")
-            elif self.sites and known.key and known.key != site.key:  # a simulation's nodes draw new ones
+            elif self.sites and known.key and known.key != site.key:  # a simulation's nodes draw new keys
                 self._refuse(node, site.name, f"{site.name!r} takes part with another key")
             elif known.node is not None and known.node != node and known.node in self._nodes():
                 self._refuse(node, site.name, f"another node already takes part as {site.name!r}")
@@ -172,7 +173,7 @@ class SiteRegistry:
                 self._record_joined(known)
 
     def excluded(self, client: int) -> str | None:
-        """Reason why a client is not asked any more; None if it takes part."""
+        """Reason why a client no longer gets requests; None if it takes part."""
         site = self.clients[client]
         if site.withdrawn:
             return f"{site.name!r} has withdrawn"
@@ -202,7 +203,7 @@ class SiteRegistry:
         }
 
     def to_json(self) -> str:
-        """Serialise what a resumed run needs, and what a coordinator may want to read."""
+        """Serialise the data that a resumed run needs, and that a coordinator may want to read."""
         sites = [{"client": k, **asdict(site)} for k, site in enumerate(self.clients)]
         record = {"federation": self.federation, "sites": sites, "turned_away": self.turned_away}
         return json.dumps(record, indent=1) + "\n"
@@ -247,7 +248,7 @@ class SiteRegistry:
             return
         try:
             self._known = KnownSites.read(self.keys)
-        except UserError as error:  # half-edited, perhaps: the run continues with what was valid
+        except UserError as error:  # half-edited, perhaps: the last valid content stays in use
             log.warning("%s; the sites' keys are as they were", error)
         for site in self.clients:
             reason = self._known.why_revoked(site.name)
@@ -281,7 +282,7 @@ class SiteRegistry:
         online = {node.node_id: node for node in self.grid.get_nodes()}
         keys = {node: info.public_key.hex() for node, info in online.items()}
         sessions = {node: info.last_activated_at for node, info in online.items()}
-        # One that left may come back with other images, also between two looks.
+        # A node that left may come back with other images, also between two calls.
         for node in [node for node in self._ask_at if self._sessions.get(node) != sessions.get(node)]:
             del self._ask_at[node]
             self._pauses.pop(node, None)
@@ -306,7 +307,7 @@ class SiteRegistry:
                     self._refuse(node, claimed_name(answer), site)
 
     def _withdraws(self, answer: dict[str, Tree] | Lost, key: str) -> bool:
-        """Whether a site of the run says, as it enrols again, that it has left for good; record it."""
+        """Whether a site of the run reports, when it enrols again, that it has left for good; this is recorded."""
         if isinstance(answer, Lost) or answer.get("withdrawn") is not True:
             return False
         for client, site in enumerate(self.clients):
@@ -318,7 +319,7 @@ class SiteRegistry:
     def _refuse(self, node: int, name: str, reason: str) -> None:
         """Log a refusal once, and ask again after increasing pauses, because each request starts a process."""
         for site in self.clients:
-            if site.node == node:  # it was accepted before it restarted
+            if site.node == node:  # the site was accepted before its node restarted
                 site.node = None
         first, longest = SECONDS_UNTIL_ASKED_AGAIN
         pause = self._pauses.get(node, first)
@@ -338,5 +339,5 @@ def _images(site: Site) -> str:
 
 
 def _changed(before: Environment, now: Environment) -> str | None:
-    """How a site's environment differs from the one of its earlier rounds, if that is known."""
+    """How a site's environment differs from that of its earlier rounds; None if it does not, or is unknown."""
     return difference(before, now) if before else None

@@ -1,4 +1,4 @@
-"""Limit on the size of an answer while it is fetched, so that a larger one is never in memory as a whole."""
+"""Limit on the size of an answer while it is fetched, so that a larger one is never completely in memory."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ class TooLargeError(Exception):
 
 
 class _Size:
-    """Size of an answer: of what was fetched, and of what Flower will make of it.
+    """Size of an answer: of the pieces that were fetched, and of the Arrays that Flower will assemble from them.
 
-    An Array lists its pieces, each as often as it needs it: a few bytes could stand for any number of copies.
+    An Array may list a piece several times: a few bytes could stand for any number of copies.
     """
 
     def __init__(self) -> None:
@@ -52,20 +52,21 @@ class _Size:
                 self._uses.update(uses)
                 self._made += sum(count * self._pieces.get(piece, 0) for piece, count in uses.items())
         except (LookupError, TypeError, ValueError):
-            return  # Flower cannot put it together either
+            return  # Flower cannot assemble it either
 
 
 @contextmanager
 def limited(grid: Grid, most_bytes: int | None) -> Iterator[None]:
     """Limit what `Grid.pull_messages` fetches inside the block.
 
-    A SuperLink sends an answer in pieces (5 MB by default), and a thread for each core fetches them. As soon as the
-    sum exceeds the limit, no more are fetched, and nothing is put together. Flower has no public hook for this; a
-    grid in the same process, as in Flower's simulation, fetches nothing: the codec alone refuses a large answer.
+    A SuperLink sends an answer in pieces (5 MB by default), and a thread for each core fetches them. As soon as
+    their sum exceeds the limit, no more are fetched, and nothing is assembled. Flower has no public hook for this.
+    A grid in the same process, as in Flower's simulation, fetches nothing; only the codec then refuses a large
+    answer.
 
     Args:
         grid: Flower's grid.
-        most_bytes: Largest size of an answer's Arrays; None for no limit.
+        most_bytes: Maximum size of an answer's Arrays; None for no limit.
 
     Raises:
         TooLargeError: The answer was larger.
@@ -96,4 +97,4 @@ def limited(grid: Grid, most_bytes: int | None) -> Iterator[None]:
             f"it has more than the {most_bytes:,} bytes that are allowed; the rest was not fetched"
         ) from None
     finally:
-        del client.PullObject  # the class's own again
+        del client.PullObject  # restores the method of the class
