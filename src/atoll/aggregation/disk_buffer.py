@@ -118,5 +118,5 @@ class DiskBuffer:
 
 
 def _close(file: IO[bytes]) -> None:
-    with contextlib.suppress(OSError):  # of a full disk, which `add` has reported
+    with contextlib.suppress(OSError):  # the error of a full disk, which `add` has already reported
         file.close()

@@ -4,9 +4,9 @@
     score_c = Σ_x (+1 if s_c(x) ≥ mean over clients of s(x), else −1)
     w ← the mean of the models with score_c ≤ 0; unchanged if there is none
 
-Attackers who implant the same backdoor into the model that they received embed images alike, while honest clients
-move apart. The text of the paper is not available to us: this is our reading of the released code, which inspects
-the normalised features of the backbone in eval mode and weights the remaining clients equally.
+Attackers who implant the same backdoor into the model that they received embed images similarly, while honest
+clients move apart. The text of the paper is not available to us; this implementation follows the released code,
+which inspects the normalised features of the backbone in eval mode and weights the remaining clients equally.
 """
 
 from __future__ import annotations
@@ -44,8 +44,8 @@ class EmInspector(Aggregation):
     Without attackers, some honest clients are left out too, because a score is relative to the mean.
 
     Attributes:
-        data: The inspection images at the server, as a separate ``[data]`` table; without it, they are noise. The
-            released code takes images of any kind; they are scaled to [0, 1] and not normalised further.
+        data: The inspection images at the server, as a separate ``[data]`` table; if it is not set, they are noise.
+            The released code takes images of any kind. Images are scaled to [0, 1] and not normalised further.
         size: Number of inspection images.
     """
 
@@ -62,7 +62,7 @@ class EmInspector(Aggregation):
         return 3
 
     def refuse(self, setting: Setting) -> str | None:
-        """Refuse cohorts of fewer than three clients, and encoders of which clients send a part."""
+        """Refuse cohorts of fewer than three clients, and encoders of which clients send only a part."""
         if too_few := super().refuse(setting):
             return too_few
         if any(name.startswith(PREFIX) for name in setting.base_names):
@@ -74,7 +74,7 @@ class EmInspector(Aggregation):
         return None
 
     def init(self, setting: Setting) -> Tree:
-        """Load the inspection images, so that a mistake in ``data`` shows before the first round."""
+        """Load the inspection images, so that an error in ``data`` is reported before the first round."""
         self._images(setting)
         return None
 
@@ -89,7 +89,7 @@ class EmInspector(Aggregation):
 
 
 class InspectingFold(CollectingFold):
-    """Collection of a round's updates, with the embeddings of the inspection images by each."""
+    """Collection of a round's updates, with each model's embeddings of the inspection images."""
 
     def __init__(self, current: Weights, encoder: nn.Module, images: Tensor, scratch: Path | None) -> None:
         super().__init__(current, partial(_mean_of_unsuspected, self), scratch)
@@ -112,7 +112,7 @@ def _mean_of_unsuspected(fold: InspectingFold, updates: DiskBuffer, current: Wei
     if not fold.embeddings:
         return {}
     embeddings = torch.stack(fold.embeddings)
-    # A model may embed an image as NaN, after which no comparison would suspect anyone: it is left out.
+    # If a model's embeddings contain NaN, no comparison would suspect anyone, so the model is left out.
     finite = torch.nonzero(embeddings.isfinite().flatten(1).all(dim=1)).flatten()
     kept = finite[suspicion(embeddings[finite]) <= 0]
     return updates.map(lambda rows, block: rows[kept].double().mean(dim=0)) if len(kept) else {}

@@ -17,14 +17,15 @@ class Weighing:
     """The weight of an update, up to a factor that all updates share.
 
     Attributes:
-        by: ``"uniform"``, a number that updates contain (``"samples"``, ``"batches"``), or ``"loss"``: exp(−L_k).
+        by: ``"uniform"``, the name of a number in the updates (``"samples"``, ``"batches"``), or ``"loss"``:
+            exp(−L_k).
     """
 
     by: str
     _top: float = field(default=-math.inf, init=False)
 
     def __call__(self, update: Update) -> tuple[float, float]:
-        """Return the update's weight, and the factor by which all earlier weights must first be multiplied.
+        """Return the update's weight, and the factor by which all earlier weights must be multiplied first.
 
         exp(−L_k) is computed relative to the largest value so far, to avoid overflow.
         """
@@ -42,8 +43,8 @@ class FedAvg(Aggregation):
     """w ← Σ_k p_k w_k over the cohort, with p_k by ``weights``.
 
     Attributes:
-        weights: ``"samples"`` (p_k ∝ n_k), ``"batches"`` (the mini-batches of an epoch, as SSD's and FedU²'s code
-            does) or ``"uniform"`` (Dec-SSL).
+        weights: ``"samples"`` (p_k ∝ n_k), ``"batches"`` (the number of mini-batches in an epoch, as in SSD's and
+            FedU²'s code) or ``"uniform"`` (Dec-SSL).
     """
 
     name: ClassVar[str] = "fedavg"
@@ -67,7 +68,7 @@ class MeanFold:
     Args:
         current: The model at the start of the round.
         weights: How p_k is computed (see `Weighing`).
-        max_share: Largest p_k (see `CappedMean`).
+        max_share: Maximum p_k (see `CappedMean`).
     """
 
     def __init__(self, current: Weights, weights: str, max_share: float = 1.0) -> None:
@@ -83,6 +84,6 @@ class MeanFold:
         self._mean.add(update["weights"], weight)
 
     def close(self) -> Models:
-        """Return the mean; tensors that no client sent are unchanged, and so is the model if no client sent one."""
+        """Return the mean. Tensors that no client sent are unchanged; so is the whole model without any update."""
         mean = self._mean.close().mean
         return {"global": {**self._current, **mean} if mean else self._current}

@@ -29,10 +29,9 @@ class PrivateFedAvg(Aggregation):
 
     The cohort is a Poisson sample, as the accountant assumes, and the divisor is its expected size, so neither
     depends on which clients take part. BatchNorm's running statistics are not aggregated: clients retain them, or
-    they do not change. Noise and sample are drawn with keys from the operating system, because every client knows
-    the recipe and therefore the seed: a private run is not repeatable. Running a round again would spend privacy
-    again, so each round is saved before its model is published. The guarantee does not cover the losses in the
-    log.
+    they do not change. Every client knows the recipe and therefore the seed, so noise and sample are drawn with
+    keys from the operating system, and a private run is not repeatable. A repeated round would spend privacy again,
+    so each round is saved before its model is published. The guarantee does not cover the losses in the log.
 
     Attributes:
         clip: C, the norm to which an update is clipped.
@@ -135,7 +134,7 @@ class PrivateFold:
 def uniform_draws(key: bytes, count: int) -> Tensor:
     """Draw (count,) float64 values in (0, 1) from SHAKE-256 with a key.
 
-    PyTorch's generator uses 32 bits of a seed, so an attacker who sees two models could try all seeds.
+    PyTorch's generator uses only 32 bits of a seed, so an attacker who sees two models could try all seeds.
     """
     words = np.frombuffer(hashlib.shake_256(key).digest(8 * count), "<u8")
     return torch.from_numpy(((words >> 12) + 0.5) / 2**52)

@@ -151,7 +151,7 @@ class MultiKrum(Robust):
         distances = (squares[:, None] + squares[None, :] - 2 * gram).clamp_min(0).fill_diagonal_(torch.inf)
         nearest = distances.sort(dim=1).values[:, : clients - self.byzantine - 2]
         best = nearest.sum(dim=1).sort(stable=True).indices
-        honest = clients - self.byzantine  # fewer than chosen, if updates were lost
+        honest = clients - self.byzantine  # may be fewer than `chosen`, if updates were lost
         kept = best[: min(self.chosen or honest, honest)].sort().values
 
         return updates.map(lambda rows, block: rows[kept].double().mean(dim=0))

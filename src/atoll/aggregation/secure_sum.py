@@ -1,4 +1,4 @@
-"""Aggregation by a sum of terms that clients compute, so that the server may learn the sum alone.
+"""Aggregation by a sum of terms that clients compute, so that the server need learn only the sum.
 
     s_k = clip(δ_k w_k − w),  p_k ∈ [0, 1]        at the client; w is the model of the round
     w ← w + Σ_k p_k s_k / Σ_k p_k                 at the server, from the two sums
@@ -32,10 +32,10 @@ from atoll.core.tree import Tree, Weights
 from atoll.data.client_data import num_batches
 
 MODULUS = 2**32
-LARGEST_LOSS = 1000.0  # of the mean loss, which is added like a weight
-ROUNDING = 1e-3  # of the bound on the sum, for the rounding of the terms
-NUMBERS = 3  # at the end of a term: the weight, the loss, and whether there is a loss
-LEAST_WEIGHT = 1e3  # of a sum, in units of its rounding; below it the mean step would be noise
+LARGEST_LOSS = 1000.0  # limit of the mean loss, which is added like a weight
+ROUNDING = 1e-3  # relative tolerance of the bound on the sum, for the rounding of the terms
+NUMBERS = 3  # count of the last numbers of a term: the weight, the loss, and whether there is a loss
+LEAST_WEIGHT = 1e3  # of a sum, in units of its rounding; with less weight, the mean step would be noise
 
 
 @dataclass(frozen=True)
@@ -74,7 +74,7 @@ class SecureSum(Aggregation):
         return () if self.weights == "uniform" else (self.weights,)
 
     def refuse(self, setting: Setting) -> str | None:
-        """Refuse what is not a sum of bounded terms."""
+        """Refuse settings in which the result is not a sum of bounded terms."""
         if setting.train.bn_buffers == "average":
             return (
                 "BatchNorm's running statistics change by more than a bounded step, and its counters are no sum; "
@@ -88,7 +88,7 @@ class SecureSum(Aggregation):
         return None
 
     def constants(self, setting: Setting, prerequisites: Mapping[str, Trained]) -> Tree:
-        """Tell clients the largest weight, relative to which theirs is at most 1."""
+        """Return the largest weight; clients divide their weights by it, so that these are at most 1."""
         largest = max(setting.sizes, default=1)
         train = setting.train
         batches = num_batches(largest, train.batch_size, train.drop_last)
@@ -115,7 +115,7 @@ class SecureSum(Aggregation):
             largest: The largest weight (see `constants`).
 
         Raises:
-            UserError: The update or its loss is not finite: a single such value would undo the clipping.
+            UserError: The update or its loss is not finite; a single such value would defeat the clipping.
         """
         names = summed(update["weights"], setting)
         factors = self._factors(geometry, names)
@@ -136,7 +136,7 @@ class SecureSum(Aggregation):
     def decode(
         self, total: Tensor, clients: int, model: Weights, setting: Setting
     ) -> tuple[Models, float | None]:
-        """Return the next models and the mean loss from the sum of so many terms.
+        """Return the next models and the mean loss from the sum of ``clients`` terms.
 
         If a client withheld its loss, the mean is None.
 
@@ -169,7 +169,7 @@ class SecureSum(Aggregation):
             name: (model[name].double().cpu() + part.reshape(model[name].shape)).to(model[name].dtype)
             for name, part in zip(names, parts, strict=True)
         }
-        # The mean over fewer clients would be nearer to a single client's loss.
+        # A mean over fewer clients would reveal more of a single client's loss.
         mean = loss / clients * LARGEST_LOSS if round(told) == clients else None
         return {"global": {**model, **moved}}, mean
 
@@ -198,9 +198,9 @@ class SumFold:
         self._clients = 0
 
     def add(self, client: int, update: Update, geometry: UpdateGeometry) -> None:
-        """Add one client's term, which this process may see: in a simulation.
+        """Add one client's term; only in a simulation, where this process may see it.
 
-        It is not decoded: rounding may hide a small client's term, and the sum is nevertheless right.
+        The term is not decoded: rounding may hide a small client's term, but the sum is still right.
         """
         options, setting = self._options, self._setting
         self._add(options.encode(update, geometry, self._current, setting, self._largest), 1)
@@ -240,5 +240,5 @@ def vector_size(model: Weights, setting: Setting) -> int:
 
 
 def _levels(setting: Setting) -> int:
-    """Number of levels of a rounded number: the sum over a round's clients stays below 2³²."""
+    """Number of levels to which numbers are rounded, so that the sum over a round's clients stays below 2³²."""
     return int((MODULUS - 1) // max(setting.train.cohort_size(setting.num_clients), 1))

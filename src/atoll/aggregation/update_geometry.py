@@ -1,8 +1,8 @@
 """Update geometry: the difference between an update and its model, computed once for update checks and folds.
 
 An update is large, and the results are few numbers. The update is therefore processed in blocks that fit in a
-core's cache together with the model's block and their difference, and no model is ever copied. Sums within a
-block have the precision of the weights (at least float32), and sums over blocks have float64.
+core's cache together with the model's block and their difference, and no model is ever copied. Sums within a block
+have the precision of the weights (at least float32); sums over blocks are in float64.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class Reference:
 
     @torch.no_grad()
     def measure(self, weights: Weights) -> UpdateGeometry:
-        """Compute an update's geometry; missing names are skipped. Values that are not finite show in ``moved``."""
+        """Compute an update's geometry, without missing names. Non-finite values make ``moved`` non-finite."""
         names = [name for name in self._blocks if name in weights]
         geometry = UpdateGeometry({}, {}, {}, {name: self._squares[name] for name in names})
         for name in names:
@@ -52,7 +52,7 @@ class Reference:
     def _compare(self, w: Blocks, g: Blocks) -> tuple[float, float]:
         """Compute ‖w − g‖² and ‖w‖²."""
         precise = _precise(w[0])
-        if precise not in self._buffers:  # one for the differences of all blocks, so that it stays in cache
+        if precise not in self._buffers:  # one for the differences of all blocks: it stays in cache
             self._buffers[precise] = torch.empty(BLOCK, dtype=precise, device=w[0].device)
         whole = self._buffers[precise]
         moved = update = 0.0
@@ -68,7 +68,7 @@ class Reference:
 
 
 def _inner(w: Blocks, g: Blocks, moved: float, update: float, model: float) -> float:
-    """Compute ⟨g, w⟩ by the law of cosines; directly if the lengths differ tenfold, where that is inaccurate."""
+    """Compute ⟨g, w⟩ by the law of cosines, or directly if that is inaccurate: if the lengths differ tenfold."""
     if math.isfinite(moved) and max(update, model) > 100 * min(update, model):
         return sum(
             float((w_block.to(_precise(w_block)) * g_block).sum())

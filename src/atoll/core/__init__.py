@@ -1,1 +1,1 @@
-"""What everything stands on: configuration, trees, files, run folders, randomness."""
+"""Foundations of all other packages: configuration, trees, files, run folders, randomness."""

@@ -1,4 +1,4 @@
-"""The C library's allocator, set for training: memory that a step frees is kept for the next step."""
+"""Settings of the C library's allocator for training: memory that a step frees is kept for the next step."""
 
 from __future__ import annotations
 
@@ -17,12 +17,13 @@ OWN_CHOICE = ("MALLOC_", "GLIBC_TUNABLES", "LD_PRELOAD")
 def keep_freed_memory() -> bool:
     """Let this process keep up to 256 MiB of freed memory, once.
 
-    By default glibc returns freed memory of more than 64 MiB to the kernel. A training step frees its activations
-    at its end, and the next step asks for the same memory again, whose pages the kernel then has to provide and
-    to clear. The peak of memory does not rise.
+    By default, glibc returns freed memory of more than 64 MiB to the kernel. A training step frees its activations
+    at its end, and the next step requests the same memory again; the kernel then has to provide and clear its
+    pages. The peak memory does not increase.
 
     Returns:
-        Whether it is set: not with another C library or allocator, or if the user's environment sets the allocator.
+        Whether this was set. It is not with another C library or allocator, or if the user's environment sets the
+        allocator.
     """
     if platform.libc_ver()[0] != "glibc" or any(name.startswith(OWN_CHOICE) for name in os.environ):
         return False

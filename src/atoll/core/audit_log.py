@@ -1,9 +1,9 @@
 """Audit log: an append-only file of JSON lines, each with a hash over itself and all lines before it.
 
 A line is ``{"hash": "…", "at": "…", "event": "…", …}``. Its hash is the SHA-256 of the hash before it and of its
-own text without the hash, so a line that was changed, removed, inserted or moved is found by the next one. What
-the chain alone cannot find is an end that was cut off, or a file that was written anew as a whole: for that,
-somebody else must have kept a later hash (a coordinator keeps its sites').
+own text without the hash, so the next line reveals a line that was changed, removed, inserted or moved. The chain
+alone cannot reveal that the end was cut off, or that the whole file was rewritten: for that, somebody else must
+have kept a later hash (a coordinator keeps its sites' hashes).
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from atoll.core.files import disk_sentence, sync
 from atoll.core.locks import lock
 
 FILE = "audit.jsonl"
-START = "0" * 64  # stands before the first line
+START = "0" * 64  # the hash before the first line
 _LINE = re.compile(rb'\{"hash": "([0-9a-f]{64})", (.*\})')
 _BLOCK = 2**16
 
@@ -61,7 +61,7 @@ class AuditLog:
 
     @contextmanager
     def held(self) -> Iterator[None]:
-        """Let no other process into such a block of the same log, to append what follows from its entries.
+        """Hold the log within the block, to append entries that depend on earlier ones; other holders wait.
 
         Raises:
             UserError: The lock's file cannot be written.
@@ -108,7 +108,7 @@ class AuditLog:
         """Yield all entries, each verified before it is yielded; none if there is no file.
 
         Raises:
-            UserError: A line is not what was written, or lines are missing or in another order.
+            UserError: A line was changed, or lines are missing or in another order.
         """
         if not self.path.exists():
             return
@@ -127,7 +127,7 @@ class AuditLog:
             raise UserError(f"cannot read {self.path}: {error.strerror}") from None
 
     def _fields(self, body: bytes, number: int) -> dict[str, object]:
-        """Parse what follows a hash; anybody can compute a hash, so it may be anything."""
+        """Parse the text after a hash; it may be anything, because anybody can compute a hash."""
         try:
             fields: dict[str, object] = json.loads(b"{" + body)
         except (ValueError, RecursionError):

@@ -41,7 +41,7 @@ def load_checkpoint(path: Path, round: int) -> Tree:
     """Load the state after a round.
 
     Raises:
-        UserError: The file is damaged, or is no checkpoint of this round.
+        UserError: The file is damaged, or is not a checkpoint of this round.
     """
     tree = load(path, _label(round))
     fits = isinstance(tree, dict) and all(isinstance(tree.get(key), kind) for key, kind in KINDS.items())

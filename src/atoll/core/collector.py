@@ -1,4 +1,4 @@
-"""Python's cyclic garbage collector, which imports of PyTorch and Atoll keep busy for nothing."""
+"""Python's cyclic garbage collector, which imports of PyTorch and Atoll keep busy without effect."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from contextlib import contextmanager
 def paused() -> Iterator[None]:
     """Pause the collector while modules are imported.
 
-    They create about a million objects, which stay, and the collector goes through all of them again whenever
-    their number has grown by a quarter.
+    Imports create about a million permanent objects; whenever their number has grown by a quarter, the collector
+    would examine all of them again.
 
     Example:
         >>> import gc
@@ -35,11 +35,11 @@ def paused() -> Iterator[None]:
 
 
 def leave_out_existing() -> None:
-    """Let the collector leave out all objects that exist, also at the end of the process, where it takes longest.
+    """Make the collector ignore all existing objects, also at the end of the process, where it takes longest.
 
-    Only for processes that have done nothing but import: what is garbage already would stay.
+    Only for processes that have done nothing but import: existing garbage would never be freed.
     """
     gc.freeze()
-    # PyTorch's compiler imports Triton, which complains at the end of objects that were not collected.
+    # PyTorch's compiler imports Triton, which complains at exit about objects that were not collected.
     if "triton" in sys.modules:
         atexit.register(gc.unfreeze)

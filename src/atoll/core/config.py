@@ -22,10 +22,10 @@ T = TypeVar("T")
 
 
 class Options:
-    """Base of options classes: values are checked against their annotations however an instance is made.
+    """Base of options classes: values are checked against their annotations, however an instance is made.
 
-    A subclass whose fields depend on each other checks that in its ``__post_init__``, after this one. Lists
-    become tuples where a field is one, and whole numbers floats.
+    A subclass whose fields depend on each other checks this in its ``__post_init__``, after the one here. Lists are
+    converted to tuples for tuple fields, and whole numbers to floats for float fields.
     """
 
     _section: ClassVar[str] = ""
@@ -45,7 +45,7 @@ class Options:
         """Check all fields.
 
         Raises:
-            UserError: a value of the wrong type or out of range.
+            UserError: A value has the wrong type or is out of range.
         """
         hints, known = _hints(type(self)), schema_of(type(self))["properties"]
         for name, schema in known.items():
@@ -56,16 +56,17 @@ class Options:
 
 
 def build(cls: type[T], table: Mapping[str, Any], where: str | None = None) -> T:
-    """A dataclass from a table of its fields; nested dataclasses from nested tables.
+    """Build a dataclass from a table of its fields, and nested dataclasses from nested tables.
 
     Args:
-        cls: a dataclass whose fields are strings, numbers, booleans, literals, tuples, dicts, dataclasses or None,
-            and may carry the bounds of `atoll.core.schema`.
-        table: values by field name.
-        where: the table's place in the recipe, for messages; None: the section of a class of `Options`.
+        cls: A dataclass whose fields are strings, numbers, booleans, literals, tuples, dicts, dataclasses or None;
+            they may have the bounds of `atoll.core.schema`.
+        table: Values by field name.
+        where: Place of the table in the recipe, for messages; None for the section of a class of `Options`.
 
     Raises:
-        UserError: an unknown key (the nearest known one is named), or a value of the wrong type or out of range.
+        UserError: A key is unknown (the message names the nearest known one), or a value has the wrong type or is
+            out of range.
     """
     if where is None:
         where = cls._place() if issubclass(cls, Options) else ""
@@ -83,7 +84,7 @@ _hints: Callable[[Any], dict[str, Any]] = cache(typing.get_type_hints)
 
 
 def describe(options: Any) -> dict[str, Any]:
-    """The table that `build` would make these options from; fields that are None are left out."""
+    """Return the table from which `build` would make these options, without fields that are None."""
     table: dict[str, Any] = {}
     for field in dataclasses.fields(options):
         value = getattr(options, field.name)
@@ -97,7 +98,7 @@ def describe(options: Any) -> dict[str, Any]:
 
 
 def flatten(table: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    """Nested tables as one, with dotted keys."""
+    """Convert nested tables to one table with dotted keys."""
     found: dict[str, Any] = {}
     for key, value in table.items():
         found |= (
@@ -107,7 +108,7 @@ def flatten(table: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
 
 
 def _convert(hint: Any, value: Any, place: str) -> Any:
-    """A checked value as its field holds it."""
+    """Convert a checked value to the type of its field."""
     origin, inner = typing.get_origin(hint), typing.get_args(hint)
     if origin in (typing.Union, types.UnionType):
         return _convert(next(one for one in inner if _fits(one, value)), value, place)
@@ -148,17 +149,18 @@ def packaged(folder: str) -> dict[str, str]:
 def read(
     name: str, known: Mapping[str, str], what: str = "recipe", kind: str = "preset", folder: Path = Path()
 ) -> dict[str, Any]:
-    """Read a known text or a file as a table that overrides the base it names.
+    """Read a known text or a file as a table; it overrides the base that it names.
 
     Args:
-        name: of a known text, or a file.
-        known: texts by name.
-        what: such a table is, for messages.
-        kind: what a known one is called.
-        folder: where a file is looked for.
+        name: Name of a known text, or a file.
+        known: Known texts by name.
+        what: Description of such a table, for messages.
+        kind: Word for a known text, for messages.
+        folder: Folder in which a file is searched for.
 
     Raises:
-        UserError: neither a known name nor a file; not TOML; its own base.
+        UserError: There is neither a known text nor a file of this name, it is not valid TOML, or it is its own
+            base.
     """
     return _read(name, known, what, kind, folder, ())
 
@@ -166,12 +168,12 @@ def read(
 def _read(
     name: str, known: Mapping[str, str], what: str, kind: str, folder: Path, above: tuple[str, ...]
 ) -> dict[str, Any]:
-    path = folder / name  # a file's base is looked for beside it
+    path = folder / name  # a file's base is searched for in the file's folder
     based = f", the base of {above[-1]}" if above else ""
     if name in known:
         text, place, folder = known[name], f"{kind} {name}", Path()
     elif path.suffix == ".toml" or path.is_file():
-        path = path.resolve() if ".." in path.parts else path  # a circle over several folders meets itself
+        path = path.resolve() if ".." in path.parts else path  # to detect a cycle over several folders
         try:
             text, place, folder = _text(path), str(path), path.parent
         except FileNotFoundError:
@@ -194,14 +196,14 @@ def _read(
 
 
 def parse_toml(data: str | bytes, place: str) -> dict[str, Any]:
-    """Parse TOML from elsewhere.
+    """Parse TOML from another source.
 
     Args:
         data: The text, or the bytes of a file.
-        place: where it is from, for the message.
+        place: Source of the data, for the message.
 
     Raises:
-        UserError: it is not TOML.
+        UserError: The data are not valid TOML.
     """
     try:
         return tomllib.loads(data if isinstance(data, str) else data.decode())
@@ -228,7 +230,7 @@ def _text(path: Path) -> str:
 
 
 def over(base: Mapping[str, Any], table: Mapping[str, Any]) -> dict[str, Any]:
-    """Override a table by another, key by key and table by table.
+    """Override a table with another, key by key and table by table.
 
     Example:
         >>> from atoll.core.config import over
@@ -243,12 +245,12 @@ def over(base: Mapping[str, Any], table: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def read_settings(settings: Sequence[str]) -> dict[str, Any]:
-    """The table that ``key=value`` settings stand for; later ones override earlier ones.
+    """Return the table that ``key=value`` settings describe; later settings override earlier ones.
 
-    A value is TOML, and what is not valid TOML is a text. No value is None, which TOML cannot express.
+    Values are TOML; a value that is not valid TOML is a text. An empty value is None, which TOML cannot express.
 
     Raises:
-        UserError: One is not of that form.
+        UserError: A setting does not have this form.
 
     Example:
         >>> from atoll.core.config import read_settings

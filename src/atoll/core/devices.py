@@ -1,4 +1,4 @@
-"""The devices that compute, and tensors on their way to them."""
+"""Devices of computations, and the upload of tensors to them."""
 
 from __future__ import annotations
 
@@ -50,8 +50,8 @@ def find_devices(names: Sequence[str], option: str) -> list[torch.device]:
     """Return the devices of a list of names; for ``"auto"`` instead of a list, all GPUs, or the CPU without any.
 
     Raises:
-        UserError: A GPU is not there, or the devices are of several kinds, so that the weights would depend on
-            which of them trains which client.
+        UserError: A GPU is missing, or the devices are of several kinds, so that the weights would depend on which
+            device trains which client.
     """
     if names == "auto":
         names = _gpus() or ["cpu"]
@@ -66,22 +66,22 @@ def find_devices(names: Sequence[str], option: str) -> list[torch.device]:
 
 
 def use_gpu(device: torch.device) -> None:
-    """Make a GPU the one of this thread: what names none, such as pinned memory, would be on the first.
+    """Make a GPU the current one of this thread; operations without a device, such as pinning, would use the first.
 
-    A device without a number is the current one, and `torch.cuda.set_device` refuses it.
+    A device without a number means the current one; `torch.cuda.set_device` would refuse it.
     """
     if device.type == "cuda" and device.index is not None:
         torch.cuda.set_device(device)
 
 
 def repeat_results(device: torch.device, wanted: bool = True) -> None:
-    """Have a GPU's kernels give the same bits each time, where PyTorch has such kernels.
+    """Make a GPU's kernels return the same bits each time, where PyTorch has such kernels.
 
-    The usual ones may add in whatever order their threads end. PyTorch warns of those that still do: an error would
-    end methods that need them. Fused attention would be among them, as long as it is a warning, so attention is
-    computed by products of matrices. `settings_kept` undoes the choice.
+    The usual kernels may add in any order in which their threads end. PyTorch only warns of operations without a
+    deterministic kernel, because an error would stop methods that need them. With warnings, fused attention would
+    remain nondeterministic, so attention is computed with matrix products. `settings_kept` undoes these settings.
 
-    Wanted or not, convolutions of float32 compute in float32, as matrix products do, and not in TF32.
+    In any case, float32 convolutions compute in float32, like matrix products, and not in TF32.
     """
     if device.type == "cuda":
         if tf32_convolutions():
@@ -89,9 +89,9 @@ def repeat_results(device: torch.device, wanted: bool = True) -> None:
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # without it, PyTorch warns of cuBLAS
         # Filling memory before it is written would cost a pass over it, and no result depends on that.
         torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]
-        if wanted:  # cuDNN's search takes the fastest kernel of the day, which rounds as it does
+        if wanted:  # cuDNN's search picks the kernel that is fastest now, and kernels round differently
             torch.backends.cudnn.benchmark = False
-        # `use_deterministic_algorithms` would set the same, and import PyTorch's compiler in each process.
+        # `use_deterministic_algorithms` would do the same, but import PyTorch's compiler in each process.
         torch.set_deterministic_debug_mode("warn" if wanted else "default")
         set_attention(_PLAIN_ATTENTION if wanted else _ANY_ATTENTION)
 
@@ -102,7 +102,7 @@ class Attention(NamedTuple):
     Attributes:
         flash, efficient, cudnn: The fused ones.
         plain: Products of matrices.
-        half: Whether the plain ones compute in autocast's type, as the fused ones do, or in float32.
+        half: Whether the plain kernels compute in autocast's type, like the fused ones, or in float32.
     """
 
     flash: bool
@@ -115,7 +115,7 @@ class Attention(NamedTuple):
 _PLAIN_ATTENTION = Attention(flash=False, efficient=False, cudnn=False, plain=True, half=True)
 _ANY_ATTENTION = Attention(
     flash=True, efficient=True, cudnn=True, plain=True, half=False
-)  # as PyTorch starts
+)  # PyTorch's initial settings
 
 
 def attention() -> Attention:
@@ -141,7 +141,7 @@ def set_attention(kernels: Attention) -> None:
 
 
 def tf32_convolutions() -> bool | None:
-    """Whether a GPU's convolutions may round float32 to TF32's 10 bits; None if this is set for each operation."""
+    """Whether a GPU's convolutions may round float32 to TF32's 10 bits; None if this is set per operation."""
     try:
         return bool(torch.backends.cudnn.allow_tf32)
     except RuntimeError:  # PyTorch does not mix the two ways to set it
@@ -149,7 +149,7 @@ def tf32_convolutions() -> bool | None:
 
 
 def device_kind(device: torch.device) -> str:
-    """Model of a device: with the same libraries, devices of one model compute the same numbers."""
+    """Model of a device; with the same libraries, devices of the same model compute the same numbers."""
     gpu = device.type == "cuda"
     return f"{torch.cuda.get_device_name(device)}, CUDA {torch.version.cuda}" if gpu else device.type
 
@@ -159,10 +159,11 @@ def _gpus() -> list[str]:
 
 
 def upload(tensor: Tensor, device: torch.device) -> Tensor:
-    """The tensor on the device, without waiting for a GPU to take it.
+    """Return the tensor on the device, without waiting for a GPU.
 
-    A copy from ordinary memory would wait until the GPU has done all that was asked of it before; one from pinned
-    memory queues up. Use it for whatever goes up within a step; a tensor that is there already stays as it is.
+    A copy from ordinary memory would wait until the GPU has finished all earlier work; a copy from pinned memory is
+    queued. Use this function for all uploads within a step; a tensor that is already on the device is returned as
+    it is.
     """
     if device.type == "cpu" or tensor.device.type != "cpu":
         return tensor.to(device)

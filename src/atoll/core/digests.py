@@ -1,11 +1,11 @@
-"""Digests: every file of a run that is read again carries the checksum of its own bytes.
+"""Digests: every file of a run that is read again contains a checksum of its own bytes.
 
 The digest is in the file, so that both are replaced in one step: at the start of a JSON object, of each line of
 metrics and of a TOML file, and in the metadata of a safetensors file. It covers all bytes of the file except its
 own digits.
 
-The digest is a CRC-32: it finds every flipped bit and every burst of up to 32 bits, misses other damage once in
-4 billion times, and costs less than copying the bytes in memory. It protects from damage, not from forgery.
+The digest is a CRC-32: it finds every flipped bit and every burst of up to 32 bits, misses other damage in one of 4
+billion cases, and costs less than copying the bytes in memory. It protects from damage, not from forgery.
 
 Files of Atoll 0.1 have no digest and cannot be verified. No single damaged byte makes a file with a digest look
 like one without.
@@ -22,7 +22,7 @@ MISMATCH = "its digest does not match its content"
 
 
 class DamagedError(ValueError):
-    """Error for bytes that are not those that were written; the message is a clause with the reason."""
+    """Error for bytes that differ from those that were written; the message is a clause with the reason."""
 
 
 @dataclass(frozen=True)

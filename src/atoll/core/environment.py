@@ -30,9 +30,9 @@ VARIABLES = (
 # Models of a processor of the same capability compute with the same instructions; for Python, see `other_code`.
 NOT_COMPARED = ("processor", "python")
 LATER = ("cudnn",)  # not recorded by earlier versions of Atoll, whose runs can be resumed
-CODE = "code of "  # before a name, module:attribute
-UNKNOWN = "unknown"  # instead of a fingerprint, which cannot be computed
-# Of code as it was imported; it may change global values as it runs.
+CODE = "code of "  # comes before a name, module:attribute
+UNKNOWN = "unknown"  # replaces a fingerprint that cannot be computed
+# Fingerprints of code at its import; the code may change global values when it runs.
 _fingerprints: dict[str, tuple[Any, str]] = {}
 
 
@@ -63,9 +63,9 @@ def environment(device: torch.device, threads: int) -> Environment:
 
 
 def environment_of_code(names: Sequence[str]) -> Environment:
-    """Describe the user's code that a recipe names: its fingerprints, and the version of Python they depend on.
+    """Describe the user's code that a recipe names: its fingerprints, and the Python version on which they depend.
 
-    Code in an installed package counts by its names and the package's version.
+    Code in an installed package is identified by its names and the package's version.
 
     Args:
         names: Names, ``module:attribute``, which are imported.
@@ -86,20 +86,21 @@ def environment_of_code(names: Sequence[str]) -> Environment:
 
 
 def _fingerprint_of_code(name: str, value: Any) -> str:
-    # A module's weights may be drawn at its import, and the run has a copy of them.
+    # A module's weights may be drawn when it is imported, and the run has a copy of them.
     own = type(value) if isinstance(value, nn.Module) else value
     try:
-        # The code of an installed package counts by its names, which an upgrade may keep.
+        # Code of an installed package is identified by its names, which an upgrade may keep.
         version = installed_version(name.partition(":")[0])
         return fingerprint([own, version] if version else own, versions=False)
-    except Exception:  # the user's objects may refuse to be read, or hold each other endlessly
+    except Exception:  # the user's objects may be unreadable, or contain each other endlessly
         return UNKNOWN
 
 
 def other_code(before: Mapping[str, object], now: Mapping[str, object]) -> str | None:
-    """First name of the user's code that is another in two environments, or None.
+    """Return the first name whose code differs between two environments, or None.
 
-    What another version of Python compiled cannot be compared, nor what an earlier version of Atoll did not record.
+    Code cannot be compared if another Python version compiled it, or if an earlier version of Atoll did not record
+    it.
     """
     if before.get("python") != now.get("python"):
         return None
@@ -112,7 +113,7 @@ def other_code(before: Mapping[str, object], now: Mapping[str, object]) -> str |
 
 
 def difference(before: Mapping[str, object], now: Mapping[str, object]) -> str | None:
-    """First difference of two environments that may change results, in words; None if there is none.
+    """Describe the first difference of two environments that may change results; None if there is none.
 
     The user's code is compared by `other_code`.
     """
@@ -143,7 +144,7 @@ def _cudnn(device: torch.device) -> Environment:
     """Version of the library of a GPU's convolutions, which can be another under the same PyTorch."""
     version = None
     if device.type == "cuda":
-        with contextlib.suppress(RuntimeError):  # one that PyTorch does not take for compatible
+        with contextlib.suppress(RuntimeError):  # a version that PyTorch considers incompatible
             version = torch.backends.cudnn.version()  # type: ignore[no-untyped-call]
     return {} if version is None else {"cudnn": version}
 

@@ -1,4 +1,4 @@
-"""Libraries that come with an extra of Atoll: imported where they are used, named in one sentence if missing."""
+"""Libraries that an extra of Atoll installs: imported where they are used; a missing one is named in a sentence."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ def missing(library: str, extra: str, what: str) -> str | None:
     Args:
         library: Name of the library's package.
         extra: The extra of Atoll that installs it.
-        what: What needs it.
+        what: The feature that needs the library.
 
     Returns:
         The sentence; None if the library is installed.
@@ -38,7 +38,7 @@ def require(module: str, extra: str, what: str, error: type[UserError] = UserErr
     Args:
         module: Name of the module.
         extra: The extra of Atoll that installs its library.
-        what: What needs it.
+        what: The feature that needs the module.
         error: Class of the error.
 
     Returns:
@@ -58,7 +58,7 @@ def require(module: str, extra: str, what: str, error: type[UserError] = UserErr
 
 
 def _is_folder(spec: ModuleSpec | None) -> bool:
-    """Whether Python found a mere folder of that name, such as ``wandb`` beside a script, where W&B keeps files."""
+    """Whether Python found only a folder of that name, such as ``wandb``, W&B's folder next to a script."""
     return spec is not None and spec.origin is None
 
 

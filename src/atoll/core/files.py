@@ -37,7 +37,7 @@ def cache_folder() -> Path:
 
 
 def is_file(path: Path) -> bool:
-    """Whether there is a file. An error that leaves it open is raised, which `Path.is_file` does until Python 3.13.
+    """Whether the file exists. Errors that prevent the answer are raised, as by `Path.is_file` until Python 3.13.
 
     Raises:
         OSError: A folder above it cannot be read, or the path is too long.
@@ -49,7 +49,7 @@ def is_file(path: Path) -> bool:
 
 
 def data_folder() -> Path | None:
-    """Folder in which images are searched for that lie nowhere else, ``$ATOLL_DATA``; None if it is not set."""
+    """Folder in which images are searched for if they are not found elsewhere, ``$ATOLL_DATA``; None if not set."""
     folder = os.environ.get("ATOLL_DATA")
     return Path(folder).expanduser() if folder else None
 
@@ -57,7 +57,7 @@ def data_folder() -> Path | None:
 def content_digest(files: Sequence[tuple[str, Path]]) -> str:
     """Hash of the names and bytes of files, independent of the machine and the folder.
 
-    The cache stores the digest under the files' paths, sizes and times of change, so that a large source is not
+    The cache stores the digest under the files' paths, sizes and modification times, so that a large source is not
     read again at every start.
 
     Args:
@@ -69,11 +69,11 @@ def content_digest(files: Sequence[tuple[str, Path]]) -> str:
     try:
         stats = [path.stat() for _, path in files]
         keys = [
-            # The time of a file's content can be set, as archives do; that of its entry (ctime) cannot.
+            # The modification time of the content can be set, as by archives; that of the entry (ctime) cannot.
             f"{name}\0{path.resolve()}\0{stat.st_size}\0{stat.st_mtime_ns}\0{stat.st_ctime_ns}"
             for (name, path), stat in zip(files, stats, strict=True)
         ]
-        # A file's name may hold bytes that are no text, which Python keeps as surrogates.
+        # A file's name may contain bytes that are not text, which Python keeps as surrogates.
         memo = cache_folder() / "digests" / hash_bytes("\n".join(keys).encode(errors="surrogateescape"))
         with contextlib.suppress(OSError, ValueError):
             known = memo.read_bytes()
@@ -128,7 +128,7 @@ def whole_file(path: Path, shared: bool = False, synced: bool = True) -> Iterato
             part = Path(name)
         with part.open("wb") as file:
             if shared:
-                lock(file)  # `clear_parts` leaves it alone
+                lock(file)  # so that `clear_parts` does not delete it
             yield file
             if synced:
                 sync(file)
@@ -145,7 +145,7 @@ def whole_file(path: Path, shared: bool = False, synced: bool = True) -> Iterato
 
 @contextlib.contextmanager
 def private_files() -> Iterator[None]:
-    """Within the block, new files and folders are readable by their owner alone."""
+    """Within the block, new files and folders are readable only by their owner."""
     before = os.umask(0o077)
     try:
         yield
@@ -157,7 +157,7 @@ def clear_parts(folder: Path) -> None:
     """Delete the temporary files in a shared folder whose writers were killed."""
     for part in folder.glob(".*.part"):
         with contextlib.suppress(OSError), part.open("rb") as file:
-            lock(file, wait=False)  # fails while its writer lives
+            lock(file, wait=False)  # fails while its writer runs
             if time.time() - part.stat().st_mtime > SECONDS_UNTIL_LOCKED:
                 part.unlink()
 
@@ -179,7 +179,7 @@ def append(path: Path, data: bytes) -> None:
 
 
 def sync(file: IO[bytes]) -> None:
-    """Wait until what was written is on the disk."""
+    """Wait until written data are on the disk."""
     file.flush()
     os.fsync(file.fileno())
 
@@ -187,7 +187,7 @@ def sync(file: IO[bytes]) -> None:
 def sync_all(paths: Collection[Path]) -> None:
     """Wait until files, and the names in folders, are on the disk.
 
-    Threads sync many at once, since a file system commits what it is given together in one go.
+    Threads sync many files at once, because a file system commits simultaneous requests together.
 
     Raises:
         UserError: The disk is full, or a file is missing.
@@ -208,7 +208,7 @@ def _sync_path(path: Path) -> None:
 
 
 def hash_bytes(data: bytes) -> str:
-    """Hash of bytes, which all fingerprints use."""
+    """Hash of bytes; all fingerprints use it."""
     return hashlib.blake2b(data, digest_size=16).hexdigest()
 
 

@@ -1,4 +1,4 @@
-"""Fingerprints of Python objects: what an object does and holds, equal in every process."""
+"""Fingerprints of Python objects: digests of their code and content, equal in every process."""
 
 from __future__ import annotations
 
@@ -28,9 +28,9 @@ _OF_PYTHON_OR_ATOLL = {*sys.stdlib_module_names, __name__.partition(".")[0]}
 def fingerprint(value: Any, versions: bool = True) -> str:
     """Compute a digest of an object's type and content.
 
-    Functions and classes of the user's own code count by their compiled code, with the values that a function takes
-    from around it or imports; those of Atoll and of installed libraries by their names, and the library's version.
-    Comments do not count. Another version of Python compiles the same code to another digest.
+    Functions and classes of the user's code are identified by their compiled code, with the values that a function
+    takes from enclosing scopes or imports; those of Atoll and of installed libraries by their names and the
+    library's version. Comments do not count. Other Python versions compile the same code to another digest.
 
     Args:
         value: Any object: a function, a module, an instance of a class.
@@ -67,10 +67,10 @@ class _Fingerprint:
     def __init__(self, versions: bool) -> None:
         self.digest = hashlib.sha256()
         self._versions = versions
-        self._around: dict[int, Any] = {}  # the values that contain the present one, so that circles end
+        self._around: dict[int, Any] = {}  # the values that contain the current one, so that cycles end
 
     def add(self, value: Any) -> None:
-        """Feed the digest with a value and all that it holds."""
+        """Add a value and all its content to the digest."""
         if isinstance(value, _PLAIN):
             return self._feed(f"{type(value).__name__} {value!r}")
         if id(value) in self._around:
@@ -101,7 +101,7 @@ class _Fingerprint:
 
 
 def _parts(value: Any, versions: bool) -> list[Any]:
-    """What makes up a value that is not plain."""
+    """The parts of a value that is not plain."""
     if isinstance(value, torch.Tensor):
         numbers = value.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy()
         return [str(value.dtype), str(tuple(value.shape)), numbers.tobytes()]
@@ -115,7 +115,7 @@ def _parts(value: Any, versions: bool) -> list[Any]:
     if isinstance(value, set | frozenset):
         return sorted(fingerprint(one, versions) for one in value)
     if isinstance(value, logging.Logger):
-        return [value.name]  # it knows all other loggers
+        return [value.name]  # because it refers to all other loggers
     if isinstance(value, types.ModuleType):
         return [value.__name__, *([] if is_library(value.__name__) else _held(value))]
     if isinstance(value, functools.partial):
@@ -137,7 +137,7 @@ def _parts(value: Any, versions: bool) -> list[Any]:
 
 
 def _of_function(function: types.FunctionType) -> list[Any]:
-    """Code, defaults, and what the code imports, and finds in the enclosing functions and in the module."""
+    """Code, defaults, and the values that the code imports or takes from enclosing functions and the module."""
     codes = _codes(function.__code__)
     names = dict.fromkeys(name for code in codes for name in code.co_names)
     used = {name: function.__globals__[name] for name in names if name in function.__globals__}
@@ -153,7 +153,7 @@ def _codes(code: types.CodeType) -> list[types.CodeType]:
 
 
 def _imported(code: types.CodeType, around: dict[str, Any]) -> Iterator[Any]:
-    """What code imports of the user's modules as it runs; what cannot be imported does not count."""
+    """The user's modules that code imports when it runs; modules that cannot be imported do not count."""
     steps = [step for step in dis.get_instructions(code) if step.opname != "EXTENDED_ARG"]
     for level, names, step in zip(steps, steps[1:], steps[2:], strict=False):
         if step.opname != "IMPORT_NAME":
@@ -167,13 +167,13 @@ def _imported(code: types.CodeType, around: dict[str, Any]) -> Iterator[Any]:
 
 
 def _is_own(module: str) -> bool:
-    """Whether there is such a module of the user's, which may not be imported yet."""
+    """Whether the user has a module of this name, which may not be imported yet."""
     spec = None if is_library(module) else importlib.util.find_spec(module)
     return spec is not None and not (spec.origin or "").startswith(_INSTALLED)
 
 
 def _held(value: type | types.ModuleType) -> list[Any]:
-    """What a class or a module of the user's defines, by name."""
+    """The definitions in a user's class or module, by name."""
     return [
         part
         for name, held in vars(value).items()
@@ -184,7 +184,7 @@ def _held(value: type | types.ModuleType) -> list[Any]:
 
 def is_library(module: str) -> bool:
     """Whether a module is Python's own, Atoll's or an installed library's."""
-    if module in ("__main__", "__mp_main__"):  # a notebook's has the file of an installed program
+    if module in ("__main__", "__mp_main__"):  # in a notebook, its file is that of an installed program
         return False
     if module.partition(".")[0] in _OF_PYTHON_OR_ATOLL:
         return True

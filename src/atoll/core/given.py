@@ -1,4 +1,4 @@
-"""Objects that Python code gives to a run: recipes hold their names, the run's own processes the objects."""
+"""Objects that Python code gives to a run: recipes contain their names, and the run's processes the objects."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ PREFIX = "object:"
 class Given(str):
     """The name of an object, ``object:NAME#FINGERPRINT``, that carries the object.
 
-    It stands in a recipe where a recipe of text has a name. A recipe's file holds the text alone, so that a resumed
-    run can be compared with what it is given again. A worker process receives the object with the recipe, by
-    cloudpickle through its own pipe, so that classes of a notebook work; nothing pickled is written to a file.
+    It takes the place of a name in a recipe. A recipe's file contains only the text, with which the objects that a
+    resumed run is given again are compared. A worker process receives the object with the recipe, by cloudpickle
+    through its own pipe, so that classes of a notebook work; nothing pickled is written to a file.
 
     Attributes:
         value: The object.
@@ -38,7 +38,7 @@ class Given(str):
 
     @classmethod
     def named(cls, name: str, fingerprint: str, value: Any) -> Given:
-        """Make the name of an object from what its author calls it and a digest of its content."""
+        """Make the name of an object from its author's name and a digest of its content."""
         plain = re.sub(r"[^\w.]", "", name)  # without "<locals>" and "<lambda>"
         return cls(f"{PREFIX}{plain}#{fingerprint}", value)
 
@@ -47,18 +47,18 @@ class Given(str):
 
 
 def value_of(name: str | None) -> Any:
-    """The object of a name in a recipe; None if it is the name of something else."""
+    """The object that a name in a recipe carries; None if the name carries none."""
     return name.value if isinstance(name, Given) else None
 
 
 def not_given(role: str, found: Any, key: str, expected: str) -> UserError:
-    """Make the error for what is no object for a role, such as a name, which belongs in the recipe under a key."""
+    """Make the error for an unsuitable object, such as a name, which belongs in the recipe under ``key``."""
     name = f"name {found!r} in the recipe, as {key}, or " if isinstance(found, str) else ""
     return UserError(f"{role} is a {type(found).__name__}; {name}give {expected}")
 
 
 def names_code(name: str) -> bool:
-    """Whether a name in a recipe is ``module:attribute``, and not that of an object."""
+    """Whether a name in a recipe is ``module:attribute``, not that of an object."""
     return ":" in name and not name.startswith(PREFIX)
 
 

@@ -1,9 +1,10 @@
-"""Import of what a recipe names as ``module:attribute``: the only place where a user's code is imported.
+"""Import of attributes that a recipe names as ``module:attribute``: the only place that imports user code.
 
-A recipe is not code: a module that a recipe's file names is looked for beside that file and among what is installed
-(on Python's path, without the working folder). The working folder is searched only for names that the user typed,
-or that Python code gave. What a run left, its recipe and its encoder, may come from elsewhere: its names are looked
-for on Python's path alone. Some commands import nothing (`nothing_imported`).
+Reading a recipe must not run arbitrary code. A module that a recipe's file names is searched for in that file's
+folder and among the installed modules (on Python's path, without the working folder). The working folder is
+searched only for names that the user typed or that Python code gave. A finished run's recipe and encoder may come
+from elsewhere, so their names are searched for only on Python's path. Some commands import nothing
+(`nothing_imported`).
 """
 
 from __future__ import annotations
@@ -27,12 +28,12 @@ _importing = [True]
 
 
 def search(names: Iterable[str], folders: Sequence[Path] | None, keep: bool = False) -> None:
-    """Set the folders in which names are looked for, in addition to what is installed.
+    """Set the folders in which names are searched for, in addition to installed modules.
 
     Args:
         names: Names, ``module:attribute``.
         folders: The folders; None for the working folder.
-        keep: Whether names whose folders are set already keep them.
+        keep: Whether names keep folders that are already set.
     """
     for name in names:
         if not keep or name not in _folders:
@@ -50,7 +51,7 @@ def nothing_imported() -> Iterator[None]:
 
 
 def code_words(names: Iterable[str]) -> str:
-    """Describe what names stand for, without importing it: each name with its file and the SHA-256 of that."""
+    """Describe the code of names without importing it: each name with its file and the file's SHA-256."""
     return "; ".join(f"{name} ({_file_words(name)})" for name in names)
 
 
@@ -112,7 +113,7 @@ def import_attribute(name: str, what: str) -> Any:
 
 
 def _where_not(name: str) -> str:
-    """Where a name was looked for in vain, and what to do."""
+    """Say where a name was searched for without success, and what to do."""
     folders = _folders.get(name)
     if folders is None:
         return "in this folder or the environment"
@@ -128,7 +129,7 @@ def _where_not(name: str) -> str:
 
 
 def _folder_of(name: str) -> Path | None:
-    """The first of a name's folders that has its module; None if none has."""
+    """The first of a name's folders that contains its module; None if none does."""
     top = name.partition(":")[0].partition(".")[0]
     folders = _folders.get(name)
     if folders is None:
@@ -138,7 +139,7 @@ def _folder_of(name: str) -> Path | None:
 
 @contextlib.contextmanager
 def _without_working_folder() -> Iterator[None]:
-    """Take the working folder from Python's path, where it stands as "" in an interactive session."""
+    """Remove the working folder from Python's path, where an interactive session lists it as ""."""
     found = "" in sys.path
     if found:
         sys.path.remove("")

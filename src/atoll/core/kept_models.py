@@ -17,7 +17,7 @@ def keep_model(run: Path, round: int, name: str, weights: Weights) -> None:
         run: The run's folder.
         round: The round.
         name: ``global`` or ``global-NAME`` for a resulting model, ``client-K`` for a local one.
-        weights: The model, or what a client sent of it.
+        weights: The model, or the part of it that a client sent.
     """
     save(run / FOLDER / f"round-{round:06d}" / f"{name}.safetensors", weights)
 

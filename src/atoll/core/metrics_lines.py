@@ -34,7 +34,7 @@ def format_line(line: dict[str, Any]) -> bytes:
 
 
 def parse_lines(data: bytes) -> list[dict[str, Any]]:
-    """Parse the lines of metrics; an incomplete last line, as a kill leaves it, does not count.
+    """Parse the lines of metrics; an incomplete last line, which a killed process may leave, does not count.
 
     Raises:
         DamagedError: A line is damaged, or lines are missing.

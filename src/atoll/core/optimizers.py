@@ -1,4 +1,4 @@
-"""PyTorch's optimisers without the import of its compiler, which takes most of a second in each process."""
+"""PyTorch's optimisers, without importing its compiler, which takes most of a second in each process."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import torch
 
 
 def _without_compiler(kind: type[torch.optim.Optimizer]) -> type[torch.optim.Optimizer]:
-    """Give an optimiser the methods that PyTorch wraps for ``torch.compile``; it takes the same steps."""
+    """Give an optimiser unwrapped methods, which PyTorch wraps for ``torch.compile``; its steps are the same."""
     for name in ("zero_grad", "add_param_group", "state_dict", "load_state_dict"):
         setattr(kind, name, inspect.unwrap(getattr(kind, name)))
     kind.step = torch.no_grad()(inspect.unwrap(kind.step))  # type: ignore[method-assign]

@@ -1,4 +1,4 @@
-"""Where commands may write: not in the place of a run's files."""
+"""Check of the paths to which commands write: they must not replace a run's files."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from atoll.core.audit_log import FILE as AUDIT
 from atoll.core.errors import UserError
 from atoll.core.run_folder import OTHER_FILES, RUN_FILES, Run
 
-WRITTEN_AGAIN = ("report.html", "encoder-export")  # beginnings of names that nothing else depends on
+WRITTEN_AGAIN = ("report.html", "encoder-export")  # prefixes of names on which nothing else depends
 
 
 def check_output(path: Path) -> None:
-    """Refuse to write the result of another command in the place of a run's file; its report may be replaced.
+    """Refuse an output path that would replace a run's file; reports and exports may be replaced.
 
     Raises:
         UserError: The path is that of a run's file, or lies in one of its folders.

@@ -1,4 +1,4 @@
-"""What a process holds for all of its code: random streams, and PyTorch's settings."""
+"""State that all code of a process shares: random streams, and PyTorch's settings."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def uses_gpu() -> bool:
 
 def seed_streams(seed: int) -> None:
     """Seed the process's random streams: those of torch, numpy and random."""
-    # `torch.manual_seed` also seeds GPUs, and where there is none formats three tracebacks in case one appears.
+    # `torch.manual_seed` also seeds GPUs; without a GPU, it formats three tracebacks in case one appears.
     torch.default_generator.manual_seed(seed)
     if uses_gpu():
         torch.cuda.manual_seed_all(seed)
@@ -38,7 +38,7 @@ def random_streams(others: bool = True) -> tuple[Any, ...]:
     """The states of the process's random streams.
 
     Args:
-        others: Whether to read those of numpy and random beside torch's, which takes fifty times as long.
+        others: Whether to also read those of numpy and random, which takes fifty times as long.
     """
     gpus = torch.cuda.get_rng_state_all() if uses_gpu() else []
     return torch.get_rng_state(), gpus, (np.random.get_state(), random.getstate()) if others else None
@@ -67,7 +67,7 @@ def streams_kept() -> Iterator[None]:
 
 @contextmanager
 def seeded_streams(seed: int) -> Iterator[None]:
-    """Draw from streams of a seed within the block, and restore the process's own after it."""
+    """Seed the streams within the block, and restore the process's own afterwards."""
     with streams_kept():
         seed_streams(seed)
         yield
@@ -77,7 +77,7 @@ def seeded_streams(seed: int) -> Iterator[None]:
 def settings_kept() -> Iterator[None]:
     """Restore PyTorch's settings after the block.
 
-    They are whether it records gradients, its threads, its type of new floats, and its choice of kernels.
+    These are gradient mode, number of threads, default floating-point type, and choice of kernels.
     """
     precision = _matmul_precision()
     floats, kernels = torch.get_default_dtype(), torch.get_deterministic_debug_mode()
@@ -98,7 +98,7 @@ def settings_kept() -> Iterator[None]:
 
 
 def _matmul_precision() -> str:
-    """Precision of products of float32 matrices; empty if it is set for each backend by itself."""
+    """Precision of float32 matrix products; empty if it is set for each backend separately."""
     try:
         return torch.get_float32_matmul_precision()
     except RuntimeError:  # PyTorch does not mix the two ways to set it
@@ -112,7 +112,7 @@ def _multiply_with(precision: str) -> None:
 
 @contextmanager
 def standard_settings() -> Iterator[None]:
-    """Set PyTorch for a run or an evaluation within the block, whatever the caller has set.
+    """Set PyTorch for a run or an evaluation within the block, independently of the caller's settings.
 
     Gradients are recorded, floats have 32 bits, also in matrix products, and new tensors lie on the CPU.
     """
@@ -129,9 +129,7 @@ def standard_settings() -> Iterator[None]:
 
 @contextmanager
 def process_for_training() -> Iterator[None]:
-    """Have the process for one run within the block: no other run seeds the random streams, other threads wait.
-
-    PyTorch has its `standard_settings`.
+    """Reserve the process for one run within the block, with `standard_settings`; other threads wait.
     """
     if not _RUN.acquire(blocking=False):
         warnings.warn("waits for the run of another thread; use processes to train at once", stacklevel=4)

@@ -23,18 +23,18 @@ def num_cores() -> int:
 def process_context(*modules: str) -> ForkServerContext | SpawnContext:
     """Return the context in which processes that train or decode start.
 
-    On Linux they are forks of Python's fork server, a process that imports PyTorch and Atoll once for all of them.
+    On Linux, they are forks of Python's fork server, a process that imports PyTorch and Atoll once for all of them.
     A fork starts in a fraction of a second and shares the memory of what was imported. The fork server may be
-    forked, because it computes nothing and uses no GPU. It starts in the background with the first call of this
-    function, and ends with this process; a fork has the environment variables of its start.
+    forked, because it computes nothing and uses no GPU. It starts in the background at the first call of this
+    function, and ends with this process; forks have the environment variables of that time.
 
-    Elsewhere every process imports for itself, because a system's own libraries may fail in forks.
+    On other systems, every process imports separately, because system libraries may fail in forks.
 
     Args:
         modules: Further modules that the processes will need; the first call counts.
     """
     main = sys.modules["__main__"]
-    if getattr(main, "__file__", None) == "<stdin>":  # a process would run the script of that name again
+    if getattr(main, "__file__", None) == "<stdin>":  # or a process would run a script of that name
         del main.__file__
     if sys.platform != "linux":
         return multiprocessing.get_context("spawn")
@@ -43,7 +43,7 @@ def process_context(*modules: str) -> ForkServerContext | SpawnContext:
     with interrupts_blocked():
         try:
             forkserver.ensure_running()
-        except ChildProcessError:  # this process is itself a fork, and the server is that of its parent
+        except ChildProcessError:  # this process is itself a fork, and the server belongs to its parent
             vars(forkserver)["_forkserver"]._forkserver_pid = None
             forkserver.ensure_running()
     return context
@@ -53,8 +53,8 @@ def process_context(*modules: str) -> ForkServerContext | SpawnContext:
 def interrupts_blocked() -> Iterator[None]:
     """Block Ctrl-C and the signal of a closed terminal for processes that start within the context.
 
-    They inherit the block, so that neither can end them before they decide what to do with it. Windows has no such
-    blocks.
+    The processes inherit the blocking, so that no signal can end them before they set how to handle it. Windows has
+    no signal blocking.
     """
     if not hasattr(signal, "pthread_sigmask"):
         yield

@@ -48,8 +48,8 @@ WEIGHTS, START = "weights.json", "start.json"  # the digests of weights from whi
 HELD_OUT = "held_out.json"  # the fingerprint of the images of the evaluations
 NEIGHBOURS = "neighbours.safetensors"
 SITES = "sites.json"  # in the folder of a run on Flower
-_OF_SITES = "sites-"  # starts the partition's fingerprint where the images are at real sites
-SITES_OWN = "sites' own"  # the split of an evaluation that only sites made, on their local images
+_OF_SITES = "sites-"  # prefix of the partition's fingerprint if the images are at real sites
+SITES_OWN = "sites' own"  # the split of an evaluation that only sites computed, on their local images
 RETAINED_ROUNDS = 2  # complete rounds that a run retains, in case a crash of the machine damages the newest
 RESULTS = (  # of the finished encoder: out of date once another round is complete
     *("evaluation.json", "evaluation-*.json", "encoder.safetensors", "encoder-*.safetensors"),
@@ -212,7 +212,7 @@ class Run:
         return Results(record or {})
 
     def environments(self) -> list[dict[str, Any]]:
-        """Read the environments in which the rounds were computed, the newest last; empty if unknown.
+        """Read the environments in which the rounds were computed, newest last; empty if unknown.
 
         The results of a finished run list them, too.
 
@@ -228,7 +228,7 @@ class Run:
         return found
 
     def lost_environments(self) -> bool:
-        """Whether the record of the environments is lost; the first versions wrote none, nor held_out.json."""
+        """Whether the record of the environments is lost; the first versions wrote neither it nor held_out.json."""
         return (self.folder / HELD_OUT).is_file() and not self.environments()
 
     def started(self) -> bool:
@@ -236,13 +236,13 @@ class Run:
         return self.finished or self.completed_rounds() > 0 or any(line["round"] > 0 for line in self.metrics)
 
     def reset(self) -> None:
-        """Delete the partition, the checkpoints and so on, because a changed recipe may give other ones."""
+        """Delete the partition, the checkpoints and so on, which a changed recipe may change."""
         names = ("partition.json", ENVIRONMENT, WEIGHTS, START, HELD_OUT)
         for path in (*(self.folder / name for name in names), *checkpoint_files(self.checkpoints).values()):
             path.unlink(missing_ok=True)
 
     def clear(self) -> None:
-        """Delete all files of the run, because the user starts it again.
+        """Delete all files of the run, because the user restarts it.
 
         Raises:
             UserError: A file cannot be deleted.
@@ -280,7 +280,7 @@ class Run:
             raise damaged(path, error) from None
 
     def rewind(self, round: int) -> int:
-        """Delete the metrics after a round, which is going to be run again.
+        """Delete the metrics of later rounds, which will run again.
 
         Returns:
             The newest remaining round; −1 if there is none.
@@ -294,7 +294,7 @@ class Run:
     def checkpoint(self, round: int, tree: Tree) -> None:
         """Save the state after a complete round, and delete the checkpoints that are no longer needed.
 
-        The results of a finished run that is extended are out of date then, and deleted.
+        If a finished run is extended, its results are then out of date and are deleted.
         """
         save_checkpoint(self.checkpoints, round, tree)
         if self.finished:
@@ -309,7 +309,7 @@ class Run:
             The state after the round; None if no round has been completed.
 
         Raises:
-            UserError: Rounds have been completed, and no checkpoint can be read.
+            UserError: Rounds have been completed, but no checkpoint can be read.
         """
         unreadable: list[str] = []
         for round, path in checkpoint_files(self.checkpoints).items():
@@ -330,8 +330,8 @@ class Run:
         return max(checkpoint_files(self.checkpoints), default=0)
 
     def stray_files(self) -> list[str]:
-        """Names of the files and folders that no run wrote, and that one would overwrite."""
-        if self.exists():  # unless somebody wrote a recipe by hand, and keeps it in this folder
+        """Names of the files and folders that no run wrote, and that a run would overwrite."""
+        if self.exists():  # unless the folder only contains a recipe that somebody wrote by hand
             sealed = read_bytes(self.recipe_path).startswith(TOML.before)
             return [] if sealed or self.started() else ["recipe.toml"]
         return [path.name for pattern in RUN_FILES for path in self.folder.glob(pattern)]

@@ -8,7 +8,7 @@ from pathlib import Path
 from atoll.core.errors import UserError
 from atoll.core.text import clean
 
-MAX_NAME_BYTES = 200  # of a recipe's name: file systems allow 255, and suffixes need some of them
+MAX_NAME_BYTES = 200  # limit of a recipe's name: file systems allow 255, and suffixes need some of them
 
 
 def check_name(name: str) -> None:

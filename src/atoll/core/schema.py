@@ -1,10 +1,10 @@
-"""What an option may hold, stated once: annotations become a JSON schema, which `atoll.core.schema_check` reads.
+"""Valid values of options, stated once: annotations become a JSON schema, which `atoll.core.schema_check` reads.
 
     lr: Annotated[float, Above(0)] = 0.1
 
-From the annotations and the docstring of an options class follow its JSON schema (draft 2020-12), the sentences
-about wrong values, the options' tables in the docs, and what an editor knows of a recipe. Numbers are finite
-unless they are `Infinite`. Keywords that begin with ``x-`` are ours; other readers of the schema skip them.
+The annotations and the docstring of an options class determine its JSON schema (draft 2020-12), the messages about
+invalid values, the option tables in the docs, and an editor's completion of recipes. Numbers must be finite unless
+they are `Infinite`. Keywords that begin with ``x-`` are Atoll's own; other readers of the schema skip them.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ class Rule:
     """A bound in an annotation.
 
     Attributes:
-        limit: the bound.
-        why: what an error adds to it, where a reader may ask.
+        limit: The bound.
+        why: Explanation that an error adds if the bound is not obvious.
     """
 
     keyword: ClassVar[str]
@@ -41,37 +41,37 @@ class Rule:
 
 
 class Above(Rule):
-    """A number above this one."""
+    """A number above the limit."""
 
     keyword = "exclusiveMinimum"
 
 
 class AtLeast(Rule):
-    """A number, this one or more."""
+    """A number that is at least the limit."""
 
     keyword = "minimum"
 
 
 class Below(Rule):
-    """A number below this one."""
+    """A number below the limit."""
 
     keyword = "exclusiveMaximum"
 
 
 class AtMost(Rule):
-    """A number, this one or less."""
+    """A number that is at most the limit."""
 
     keyword = "maximum"
 
 
 class MinLength(Rule):
-    """A list of so many values or more."""
+    """A list with at least this number of values."""
 
     keyword = "minItems"
 
 
 class OneOf(Rule):
-    """One of these words, where they are known only as the program runs; otherwise `typing.Literal`."""
+    """One of these words, if they are known only at run time; otherwise use `typing.Literal`."""
 
     keyword = "enum"
 
@@ -80,7 +80,7 @@ class OneOf(Rule):
 
 
 class OneOfOr(Rule):
-    """One of these words, or a text with a mark, such as ``module:attribute``; errors name both forms."""
+    """One of these words, or a text that contains a mark, such as ``module:attribute``; errors name both forms."""
 
     keyword = "anyOf"
 
@@ -137,7 +137,7 @@ def _schema_of(cls: type[Any]) -> Schema:
     return {**schema, "required": required} if required else schema
 
 
-# The schema of a table that makes a dataclass; it is shared, do not change it.
+# The schema of a dataclass's table; it is shared, so it must not be changed.
 schema_of: Callable[[Any], Schema] = cache(_schema_of)
 
 
@@ -147,7 +147,7 @@ def default_of(field: dataclasses.Field[Any]) -> Any:
 
 
 def schema_of_hint(hint: Any) -> Schema:
-    """The schema of values of a type; ``{}`` where JSON has no such type."""
+    """The schema of values of a type; ``{}`` if JSON has no such type."""
     origin, inner = typing.get_origin(hint), typing.get_args(hint)
     if origin is Annotated:
         rules = (rule.keywords() for rule in inner[1:] if isinstance(rule, Rule))
@@ -169,7 +169,7 @@ def schema_of_hint(hint: Any) -> Schema:
 
 
 def descriptions(cls: type) -> dict[str, str]:
-    """What the ``Attributes:`` of a class and its bases say, by field, as Markdown."""
+    """The descriptions in the ``Attributes:`` of a class and its bases, by field, as Markdown."""
     found: dict[str, str] = {}
     for one in reversed(cls.__mro__):
         _, _, section = inspect.cleandoc(one.__dict__.get("__doc__") or "").partition("\nAttributes:\n")

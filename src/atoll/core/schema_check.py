@@ -1,4 +1,4 @@
-"""Values of a recipe compared with a schema of `atoll.core.schema`, and sentences about wrong ones."""
+"""Comparison of a recipe's values with a schema of `atoll.core.schema`, and messages about invalid ones."""
 
 from __future__ import annotations
 
@@ -30,13 +30,14 @@ def check(schema: Schema, value: Any, place: str, whole: Sequence[Any] | None = 
     """Compare a value with a schema.
 
     Args:
-        schema: as `schema_of` makes it.
-        value: of a recipe.
-        place: the value's dotted place in the recipe; empty: the recipe itself.
-        whole: the list at this place, if the value is one of its items.
+        schema: A schema from `schema_of`.
+        value: A value of a recipe.
+        place: The value's dotted place in the recipe; empty for the recipe itself.
+        whole: The list at this place, if the value is one of its items.
 
     Raises:
-        UserError: an unknown key (the nearest known one is named), or a value of the wrong type or out of range.
+        UserError: A key is unknown (the message names the nearest known one), or a value has the wrong type or is
+            out of range.
     """
     if "anyOf" in schema:
         _check_any(schema["anyOf"], value, place, whole)
@@ -70,7 +71,7 @@ def _check_any(choices: Sequence[Schema], value: Any, place: str, whole: Sequenc
 
 
 def _noun(schema: Schema) -> str:
-    """A value of a schema in words."""
+    """Describe a value of a schema in words."""
     if "enum" in schema:
         return " or ".join(f'"{word}"' for word in schema["enum"])
     return "a list" if schema.get("type") == "array" else _KINDS.get(schema.get("type", ""), ((), "", ""))[1]
@@ -100,7 +101,7 @@ def _check_table(schema: Schema, value: Any, place: str) -> None:
 
 
 def places_of(key: str, known: Mapping[str, Schema]) -> list[str]:
-    """Dotted places of the values that a key names: in a table with these keys, and in the tables within it."""
+    """Dotted places of the values with a key: in a table with the known keys, and in the tables within it."""
     within = [f"{table}.{key}" for table, schema in known.items() if key in schema.get("properties", {})]
     return [key, *within] if key in known and "properties" not in known[key] else within
 
@@ -163,7 +164,7 @@ def words(schema: Schema) -> str:
 
 
 def _as_list(schema: Schema, value: Any, place: str) -> str:
-    """How to write a value as the list that it was meant to be, in a file and in a shell, which eats quotes."""
+    """How to write a value as the intended list, in a file and in a shell, which removes quotes."""
     parts = [word.strip() for word in str(value).strip("[] ").split(",")]
     item = schema["prefixItems"][0] if "prefixItems" in schema else schema["items"]
     texts = item.get("type") == "string" or "enum" in item or "anyOf" in item

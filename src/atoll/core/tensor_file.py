@@ -1,8 +1,8 @@
 """The safetensors format, written without copies.
 
-The library's own `save` copies all tensors while it holds the interpreter's lock, which stops the training beside
-which a checkpoint is written. The format is fixed: the header's size in eight bytes, the header as JSON, and the
-tensors' values. The bytes here are those of the library, which reads them.
+The library's own `save` copies all tensors while it holds the interpreter's lock, which stops the training that
+runs while a checkpoint is written. The format is fixed: the header's size in eight bytes, the header as JSON, and
+the tensors' values. The bytes written here are the same as the library's, which can read them.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from torch import Tensor
 
 Piece = bytes | memoryview
 
-# In the library's order, by which it sorts tensors in a file: the widest and last first.
+# In the order in which the library sorts tensors in a file: the widest and last first.
 _NAMES = {
     torch.bool: "BOOL",
     torch.uint8: "U8",
@@ -50,7 +50,7 @@ def serialise(tensors: Mapping[str, Tensor], metadata: Mapping[str, str]) -> lis
         metadata: Text by name.
 
     Raises:
-        TypeError: The format has no such type.
+        TypeError: The format does not support a tensor's type.
     """
     header: dict[str, object] = {"__metadata__": dict(metadata)}
     pieces: list[Piece] = []

@@ -1,4 +1,4 @@
-"""Text from elsewhere, such as names of classes, titles and error messages, cleaned before it is shown."""
+"""Text from other sources, such as names of classes, titles and error messages, cleaned before it is shown."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import reprlib
 import unicodedata
 from collections.abc import Iterable
 
-LONGEST = 1000  # characters of a line
+LONGEST = 1000  # maximum number of characters in a line
 REPLACED = {"Cc", "Cf", "Cs", "Zl", "Zp"}  # control and format characters, lone surrogates, line separators
 
 
@@ -36,7 +36,7 @@ def one_line(value: object) -> str:
 
 
 def error_words(error: BaseException) -> str:
-    """What an error says in one clean line; its type if it says nothing."""
+    """An error's message in one clean line; its type if the message is empty."""
     return one_line(error) or type(error).__name__
 
 
@@ -53,7 +53,7 @@ def few(names: Iterable[str], most: int = 3) -> str:
 
 
 def first_line(error: BaseException | None) -> str:
-    r"""First line of another library's error message, for use within a sentence; its type if it says nothing.
+    r"""First line of another library's error message, for use in a sentence; the error's type if it is empty.
 
     Example:
         >>> from atoll.core.text import first_line

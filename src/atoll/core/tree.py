@@ -62,10 +62,10 @@ def _map_leaves(function: Callable[[Any], Any], tree: Tree) -> Tree:
 
 
 def as_sent(tree: Tree) -> Tree:
-    """Return a tree as a message or a file brings it: contiguous tensors without a graph, and plain numbers.
+    """Return a tree as it arrives from a message or a file: contiguous tensors without a graph, plain numbers.
 
-    Sums and products of a tensor of another layout, such as a transposed one, have other last bits. NumPy's float64
-    is a float, but of a type of its own.
+    Sums and products of tensors with another layout, such as transposed ones, have other last bits. NumPy's float64
+    is a subclass of float.
     """
 
     def sent(leaf: Any) -> Any:
@@ -77,12 +77,12 @@ def as_sent(tree: Tree) -> Tree:
 
 
 def checked(slices: dict[str, Tree], hook: str) -> dict[str, Tree]:
-    """Return what a hook of several components returned, by their names and as sent, if a file can hold it.
+    """Check that a file can hold the slices that a hook of several components returned; return them as sent.
 
-    Keys that are no texts would become texts in a file or a message, and no longer be found there.
+    Keys that are not texts would become texts in a file or a message, and would no longer be found.
 
     Raises:
-        UserError: One is no such tree.
+        UserError: A slice is not such a tree.
     """
     for name, tree in slices.items():
         if (found := _no_tree(tree)) is not None:
@@ -94,7 +94,7 @@ def checked(slices: dict[str, Tree], hook: str) -> dict[str, Tree]:
 
 
 def _no_tree(tree: Tree) -> str | None:
-    """Name the first thing in a value that no tree contains; None if there is none."""
+    """Name the first part of a value that a tree cannot contain; None if there is none."""
     if isinstance(tree, Tensor):
         return (
             None if can_store(tree) else f"a tensor of {tree.layout} and {tree.dtype}, which no file can hold"
@@ -175,7 +175,7 @@ def unpack(data: bytes) -> Tree:
 
 
 def header_bytes(data: bytes) -> int:
-    """Size of what precedes the tensors' values in the bytes of a tree, as the bytes themselves state it."""
+    """Size of the header before the tensors' values in the bytes of a tree, as the bytes themselves state it."""
     return 8 + int.from_bytes(data[:8], "little")
 
 
@@ -185,7 +185,7 @@ def save(path: Path, tree: Tree, label: str = "", shared: bool = False, synced: 
     Args:
         path: Path of the file.
         tree: The tree.
-        label: Words that say what the file is, so that a file in the place of another one is found.
+        label: Words that identify the file's content, so that a file in the place of another is detected.
         shared: Whether several processes may write the file at the same time.
         synced: Whether to wait until the file is on the disk.
     """
@@ -202,7 +202,7 @@ def load(path: Path, label: str | None = None) -> Tree:
         label: The label that the file must have, if it has one; None for any.
 
     Raises:
-        UserError: The file is missing, damaged, another one, or not written by Atoll.
+        UserError: The file is missing or damaged, has another label, or was not written by Atoll.
     """
     try:
         data = path.read_bytes()
@@ -220,7 +220,7 @@ def read(data: bytes, place: str, label: str | None = None) -> Tree:
         label: The label that they must have, if they have one; None for any.
 
     Raises:
-        UserError: The bytes are damaged, another tree's, or not written by Atoll.
+        UserError: The bytes are damaged, have another label, or were not written by Atoll.
     """
     try:
         if not sealed(data):
@@ -266,7 +266,7 @@ def _split(tree: Tree) -> tuple[str, Weights]:
 
 
 def escape(tree: Tree, mark: str) -> Tree:
-    """Lengthen each dict's single key that consists of marks by one, so that it is not taken for a reference.
+    """Add a mark to each dict's only key if it consists of marks, so that it is not mistaken for a reference.
 
     Args:
         tree: The tree.
