@@ -1,4 +1,4 @@
-"""What the parsers of all commands share: the help's form, examples, completion, common arguments."""
+"""Shared parts of all commands' parsers: the form of the help, examples, completion, common arguments."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def path_of(text: str) -> Path:
 
 
 class HelpFormatter(RawDescriptionRichHelpFormatter):
-    """Help in colour on a terminal; brackets in texts are no markup."""
+    """Help in colour on a terminal; brackets in texts are not markup."""
 
     text_markup = False
     help_markup = False
@@ -40,9 +40,9 @@ class OverviewFormatter(HelpFormatter):
 
 
 class Parser(argparse.ArgumentParser):
-    """A parser whose paths and recipes complete to files, and which takes no abbreviations.
+    """A parser that completes paths and recipes to files, and accepts no abbreviations.
 
-    ``--seed 3``, meant as in ``--set seed=3``, would ask for three ``--seeds``.
+    With abbreviations, ``--seed 3``, meant as ``--set seed=3``, would run three ``--seeds``.
     """
 
     def __init__(self, **options: Any) -> None:
@@ -56,15 +56,15 @@ class Parser(argparse.ArgumentParser):
         return action
 
     def error(self, message: str) -> NoReturn:
-        """Say how to set a recipe's value that was given as an option."""
+        """Add to the message how to set a recipe's value that was given as an option."""
         super().error(message + _how_to_set(message))
 
     def _print_message(self, message: str, file: Any = None) -> None:
-        """Raise the errors of a full disk, over which argparse passes from Python 3.12 on."""
+        """Write a message; raise the errors of a full disk, which argparse ignores from Python 3.12 on."""
         (file or sys.stderr).write(message)
 
     def _check_value(self, action: argparse.Action, value: Any) -> None:
-        """Suggest the nearest choice, where argparse lists all of them."""
+        """Suggest the nearest choice, instead of listing all of them as argparse does."""
         if action.choices is not None and value not in action.choices:
             raise argparse.ArgumentError(
                 action, f"{value!r} is unknown; {did_you_mean(str(value), map(str, action.choices))}"
@@ -101,7 +101,7 @@ class Commands:
         """Add a command.
 
         Args:
-            handler: Runs the command; returns the exit code.
+            handler: Function that runs the command and returns the exit code.
             name: Its name.
             help: One line about it.
             *examples: Arguments of examples.
@@ -111,7 +111,7 @@ class Commands:
         return sub
 
     def add_group(self, name: str, help: str) -> Commands:
-        """Add a command that has commands of its own."""
+        """Add a command that has subcommands."""
         return Commands(self._parser(name, help, ()), f"{self._prefix}{name} ")
 
     def _parser(self, name: str, help: str, examples: Iterable[str]) -> argparse.ArgumentParser:

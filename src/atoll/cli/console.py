@@ -11,14 +11,14 @@ from rich.table import Table
 
 
 class _Console(Console):
-    """A console whose closed output is an error as that of any other; rich ends the program with 1."""
+    """A console that raises the error of a closed output; rich's own would end the program with code 1."""
 
     def on_broken_pipe(self) -> None:
         raise BrokenPipeError
 
 
 def make_console(width: int = 120) -> Console:
-    """Create a console on the standard output that reads no markup in texts.
+    """Create a console on the standard output that does not interpret markup in texts.
 
     Args:
         width: Width of the output if it is not a terminal.
@@ -27,7 +27,7 @@ def make_console(width: int = 120) -> Console:
 
 
 def results_table(results: Mapping[str, Any]) -> Table:
-    """Table of an evaluation: the measurements as the report prints them, and the constants that they depend on."""
+    """Table of an evaluation: the measurements, printed as in the report, and the constants behind them."""
     from atoll.evaluation.metrics import METRICS
     from atoll.report.numbers import mean_std
 

@@ -1,4 +1,4 @@
-"""Commands that write files to begin with, and list what Atoll includes."""
+"""Commands that write files to start from, and list the recipes, methods and components of Atoll."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def _new(options: argparse.Namespace) -> int:
         if options.what == "recipe"
         else f"digits-ssd --set method.name={path.stem}:METHOD"
     )
-    # A module is looked for in the working folder.
+    # A module is searched for in the working folder.
     there = (
         f"cd {shlex.quote(str(path.parent))} && "
         if options.what == "method" and path.parent != Path()

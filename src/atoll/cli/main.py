@@ -37,7 +37,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             if "check" in options:
                 options.check(options)
             recipes = _check_recipes(options)
-            if arguments is None:  # not called by a program, whose objects are its own
+            if arguments is None:  # called as a command; a program that calls it has its own objects
                 _import(options, recipes)
             status = int(options.handler(options))
             sys.stdout.flush()
@@ -51,9 +51,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         except RunError as error:
             say(str(error))
             return 1
-        except BrokenPipeError:  # whoever read the output has ended, as `head` does
+        except BrokenPipeError:  # the reader of the output has ended, such as `head`
             drop_output()
-            return 141  # as a command that SIGPIPE ends
+            return 141  # like a command that SIGPIPE ends
         except OSError as error:
             if not is_full_disk(error):
                 raise
@@ -68,7 +68,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
-    """Parse arguments, or print a help, of which nothing is left to be written when the interpreter ends."""
+    """Parse arguments, or print a help and flush it, so that nothing is written when the interpreter ends."""
     try:
         return make_parser().parse_args(arguments)
     finally:
@@ -93,7 +93,7 @@ def _check_recipes(options: argparse.Namespace) -> Sequence[str]:
 
 
 def _import(options: argparse.Namespace, recipes: Sequence[str]) -> None:
-    """Import what a command that computes needs, here and in the process that workers are forks of."""
+    """Import the modules of a computing command, in this process and in the workers' fork server."""
     if options.command in LIGHT:
         return
     simulates = getattr(options, "engine", "simulation") == "simulation"

@@ -1,4 +1,4 @@
-"""Commands that measure and use what was trained."""
+"""Commands that evaluate and use trained encoders."""
 
 from __future__ import annotations
 

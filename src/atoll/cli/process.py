@@ -20,18 +20,18 @@ from atoll.core.text import clean
 SIGNALS = ("SIGTERM", "SIGHUP")  # a stop by the system, a closed terminal
 
 
-_ASCII = str.maketrans("−–—×·’…", "---x.'.")  # as wide as before, for tables
+_ASCII = str.maketrans("−–—×·’…", "---x.'.")  # of the same width, for tables
 
 
 def _nearest(error: UnicodeError) -> tuple[str, int]:
-    """The nearest text in ASCII: without its minus sign, a number would be another one."""
+    """Replace characters by the nearest ASCII text; a number must not lose its minus sign."""
     assert isinstance(error, UnicodeEncodeError)  # noqa: S101
     nearest = error.object[error.start : error.end].translate(_ASCII)
     return "".join(char if char.isascii() else "?" for char in nearest), error.end
 
 
 def accept_any_text() -> None:
-    """Let the standard output take any text: near or "?" for what its encoding lacks, nothing if it is closed."""
+    """Make the standard output accept any text: replace characters that it lacks; drop all if it is closed."""
     if sys.stdout is None:
         sys.stdout = io.TextIOWrapper(io.BytesIO())
     elif isinstance(sys.stdout, io.TextIOWrapper):
@@ -40,7 +40,7 @@ def accept_any_text() -> None:
 
 
 def drop_output() -> None:
-    """Send what is still to be flushed nowhere, because the standard output cannot take it."""
+    """Discard text that is still to be flushed, because the standard output cannot take it."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
@@ -83,7 +83,7 @@ def signals_as_interrupts() -> Iterator[None]:
 
 @contextlib.contextmanager
 def warnings_as_sentences() -> Iterator[None]:
-    """Show Atoll's warnings like its errors, without the line of source that warns."""
+    """Show Atoll's warnings like its errors, without the source line of the warning."""
     before = warnings.formatwarning
 
     def sentence(
@@ -97,14 +97,14 @@ def warnings_as_sentences() -> Iterator[None]:
     try:
         with warnings.catch_warnings():
             if not sys.warnoptions:
-                warnings.simplefilter("default", OldCodeWarning)  # Python ignores those of imported modules
+                warnings.simplefilter("default", OldCodeWarning)  # Python hides those of imported modules
             yield
     finally:
         warnings.formatwarning = before
 
 
 def start_forking(recipe: str | Path, settings: Sequence[str]) -> None:
-    """Start what workers are forks of if the recipe has workers: it imports PyTorch while this process does."""
+    """Start the fork server, if the recipe has workers, to import PyTorch while this process does."""
     from atoll.core.config import over, read_settings
     from atoll.core.processes import process_context
     from atoll.recipe.table import further_imports, read_table

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from atoll.recipe.recipe import Recipe
 
 
-SITE_IMAGES = 1000  # that a dry run assumes
+SITE_IMAGES = 1000  # images at a site that a dry run assumes
 
 
 def add_commands(commands: Commands) -> None:

@@ -25,9 +25,9 @@ from atoll.report.reproduction import remarks
 from atoll.report.terminal import terminal_table
 from atoll.report.wording import plural, source_words
 
-MOST_ROWS = 1000  # clients that a table lists; of more, some are listed
-MOST_CLASSES, SHOWN = 12, 3  # classes that have a column each; of more, the largest are shown
-NARROW = 80  # width of a terminal below which shapes are broken over lines, as names are
+MOST_ROWS = 1000  # maximum number of clients in a table; of more clients, only some are listed
+MOST_CLASSES, SHOWN = 12, 3  # maximum number of classes with a column each; of more, the largest are shown
+NARROW = 80  # width of a terminal below which shapes are wrapped, like names
 
 
 def partition_table(splits: Splits, partition: Partition) -> Group:
@@ -77,7 +77,7 @@ def _largest(counts: Sequence[int], classes: Sequence[str]) -> list[str]:
 def plan_table(job: Reproduction, checks: Sequence[RowCheck]) -> Group:
     """Table of the runs that a paper's table needs, with the clients that a dry run found.
 
-    What is the same in all rows is said once, below the table.
+    Values that are the same in all rows are given once, below the table.
     """
     plans = [_plan(job, check) for check in checks]
     common = {
@@ -147,7 +147,7 @@ def egress_tables(egress: Egress, method: Method, width: int) -> Iterator[Table 
         yield Text(f"{title}: {total:,} bytes", style="italic")
         table = Table(show_edge=False, pad_edge=False)
         table.add_column("what", overflow="fold")
-        table.add_column("shape", no_wrap=width >= NARROW)  # else no room would be left for the names
+        table.add_column("shape", no_wrap=width >= NARROW)  # otherwise, there would be no room for the names
         table.add_column("bytes", no_wrap=True, justify="right")
         table.add_column("why", max_width=36)  # leaves room for the names
         for item, before in zip(items, [None, *items], strict=False):

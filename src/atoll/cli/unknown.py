@@ -22,7 +22,7 @@ def add_run_code(parser: argparse.ArgumentParser) -> None:
 
 @contextlib.contextmanager
 def unknown_recipe(options: argparse.Namespace) -> Iterator[Recipe]:
-    """Load the recipe of a command; without ``--run-code``, say which code it names, and import none of it."""
+    """Load the recipe of a command; without ``--run-code``, list the code that it names without importing it."""
     from atoll.core.imports import code_words, nothing_imported
     from atoll.recipe.recipe import load_recipe
 
