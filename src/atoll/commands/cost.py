@@ -50,7 +50,8 @@ class Cost:
         images: Number of their training images.
         steps: Training steps of all clients in all rounds.
         step_seconds: Duration of a step: the median of the timed ones.
-        switch_seconds: Duration of what a client costs beside its steps: load, return, check and fold its model.
+        switch_seconds: Time that a client takes in addition to its steps: to load, return, check and fold its
+            model.
         workers: Names of the devices of the worker processes.
         at_once: Clients that a process trains at once.
         memory: Peak bytes of one process after these steps.

@@ -227,7 +227,7 @@ def _execute(
     with run.locked(), threads(recipe.engine.threads):
         if recovery.restart and run.exists():
             run.clear()
-        # Again under the lock, because another process may have used the folder meanwhile.
+        # Checked again under the lock, because another process may have used the folder in the meantime.
         check_folder(run, recipe, resume, recovery.other_environment)
         _start(prepared)
         inner = Recovery(other_environment=recovery.other_environment)

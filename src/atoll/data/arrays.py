@@ -1,4 +1,4 @@
-"""Arrays of pixels: ``.npy`` files, and the types of numbers that Pillow reads right."""
+"""Arrays of pixels: ``.npy`` files, and the number types that Pillow reads correctly."""
 
 from __future__ import annotations
 
@@ -28,11 +28,11 @@ def is_array(encoded: bytes) -> bool:
 
 
 def read_array(encoded: bytes) -> NDArray[Any]:
-    """Read an array's file; its header must not claim more than the file holds, because NumPy would allocate it.
+    """Read an array's file. Its header must not claim more data than the file has: NumPy would allocate them.
 
     Raises:
-        ArrayError: It is of another version, or cut off.
-        ValueError: It is damaged, or holds objects.
+        ArrayError: The file has another version, or is truncated.
+        ValueError: The file is damaged, or contains objects.
     """
     file = io.BytesIO(encoded)
     headers = {(1, 0): np.lib.format.read_array_header_1_0, (2, 0): np.lib.format.read_array_header_2_0}
@@ -47,10 +47,10 @@ def read_array(encoded: bytes) -> NDArray[Any]:
 
 
 def of_pillows_types(array: NDArray[Any]) -> NDArray[Any]:
-    """The same values in a type that Pillow reads right: it takes int8 for uint8, and wraps uint32.
+    """The same values in a type that Pillow reads correctly: Pillow treats int8 as uint8, and wraps uint32.
 
     Raises:
-        ArrayError: They are no whole numbers of 32 bits, and no floats.
+        ArrayError: The values are neither whole numbers of up to 32 bits nor floats.
 
     Example:
         >>> import numpy as np

@@ -25,8 +25,8 @@ from atoll.data.images import Pixels, Shape, StoredPixels
 from atoll.data.records import Records
 
 _BATCH = 512  # images in memory while decoding
-_FORMAT = 1  # part of every fingerprint, by which runs recognise their images
-_DECODER = 3  # of each entry: increase it when a change of decoding changes pixels, to decode them again
+_FORMAT = 1  # part of every fingerprint; runs recognise their images by it
+_DECODER = 3  # part of each entry; increase it if decoding gives other pixels, to decode images again
 
 
 @dataclass(frozen=True)
@@ -57,7 +57,7 @@ class _Notes:
         corrupt: Reasons why images cannot be decoded, by row.
         brightest: Largest value of a pixel.
         values: Values of the images with more than 8 bits.
-        decoder: Version of what decoded them.
+        decoder: Version of the decoder.
     """
 
     checksum: int | None
@@ -102,7 +102,7 @@ class StreamedPixels:
             batch = rows[start : start + _BATCH]
             decoded = decode_batch(self.records.read(batch), self.how)
             images[start : start + len(batch)] = decoded.pixels
-            # Callers do not request images known to be corrupt: this one was intact when the source was opened.
+            # Callers never request corrupt images, so this one was intact when the source was opened.
             for position, reason in decoded.corrupt.items():
                 name = self.records.describe(int(batch[position]))
                 raise UserError(f"{name} can no longer be decoded ({reason}); has the source changed?")
@@ -112,7 +112,7 @@ class StreamedPixels:
 def open_records(records: Records, how: Decoding, memory_bytes: int) -> Opened:
     """Decode records into the cache, or open the cached pixels; stream them if they exceed `memory_bytes`.
 
-    Every image is decoded once in both cases, so that corrupt ones are known before the first round.
+    In both cases, every image is decoded once, so that corrupt images are known before the first round.
 
     Args:
         records: The encoded images.
@@ -145,7 +145,7 @@ def open_records(records: Records, how: Decoding, memory_bytes: int) -> Opened:
 
 
 def _can_be_decoded_now(records: Records, how: Decoding, corrupt: Collection[int]) -> bool:
-    """Whether a codec that was installed since, or a limit that was raised, lets a corrupt image be decoded."""
+    """Whether a corrupt image can be decoded now, with a new codec or a higher limit."""
     rows = np.array(sorted(corrupt), dtype=np.int64)
     parts = (rows[start : start + _BATCH] for start in range(0, len(rows), _BATCH))
     return any(len(decode_batch(records.read(part), how).corrupt) < len(part) for part in parts)
@@ -154,7 +154,7 @@ def _can_be_decoded_now(records: Records, how: Decoding, corrupt: Collection[int
 def _decoded(
     records: Records, how: Decoding, notes: _Notes
 ) -> Iterator[np.ndarray[tuple[int, ...], np.dtype[np.uint8]]]:
-    """Decode records batch by batch, and note what is found."""
+    """Decode records batch by batch, and record the corrupt ones and the values."""
     for start in range(0, len(records), _BATCH):
         rows = np.arange(start, min(start + _BATCH, len(records)))
         batch = decode_batch(records.read(rows), how)

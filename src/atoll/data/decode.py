@@ -3,7 +3,8 @@
 Decoding follows torchvision's ``ImageFolder``, ``Resize`` and ``CenterCrop``, so that numbers are comparable:
 alpha is dropped, the shorter side is resized (bilinear, antialiased), and the centre is cropped; an image that
 already has the size is not changed. In addition, EXIF orientation is applied, and images of more than 8 bits are
-windowed, DICOM's by the window that the file says. Arrays may have any number of channels; each is resized alone.
+windowed, DICOM images by the window in the file. Arrays may have any number of channels; each is resized
+separately.
 """
 
 from __future__ import annotations
@@ -38,12 +39,12 @@ _DAMAGED: tuple[type[Exception], ...] = (
     *(struct.error, zlib.error),
 )
 
-# The formats that are opened. Pillow knows more: EPS starts another program (Ghostscript), and each is more code
-# that reads bytes from elsewhere.
+# The formats that are opened. Pillow supports more, but EPS starts another program (Ghostscript), and every format
+# is additional code that reads untrusted bytes.
 FORMATS = ("PNG", "JPEG", "BMP", "TIFF", "WEBP", "GIF", "PPM", "JPEG2000")
 
 _FULL_RANGE = (0.0, 65535.0)
-_THIN = 100  # times as long as wide; such images may become large before the centre is cropped:
+_THIN = 100  # ratio of length to width; such images may become large before the centre is cropped:
 _MOST_RESIZED = 2**26  # pixels
 
 
@@ -53,7 +54,7 @@ class Decoding:
 
     Attributes:
         image_size: Side of a decoded image.
-        channels: 3 for colour, 1 for grey; another number takes arrays of so many channels.
+        channels: 3 for colour, 1 for grey; any other number for arrays with that number of channels.
         window: How images of more than 8 bits become 8 bits: ``"fixed"`` or ``"per-image"``.
         window_low: The value that becomes 0, for a fixed window.
         window_high: The value that becomes 255, for a fixed window.
@@ -72,7 +73,7 @@ class Decoding:
 
     @property
     def says_window(self) -> bool:
-        """Whether the values that become black and white are given, and not merely the default."""
+        """Whether the values that become black and white are given, not only the default."""
         return (self.window_low, self.window_high) != _FULL_RANGE
 
 
@@ -81,9 +82,9 @@ class Values:
     """Values of images with more than 8 bits, before the window.
 
     Attributes:
-        low: The smallest.
-        high: The largest.
-        scans: Whether they are DICOM's, whose files say a window.
+        low: The smallest value.
+        high: The largest value.
+        scans: Whether they are DICOM's, whose files contain a window.
     """
 
     low: float
@@ -193,13 +194,13 @@ def _open(encoded: bytes, channels: int) -> Image.Image | Scan | NDArray[Any]:
             raise
     if found not in (1, channels):
         raise _other_channels(found, channels)
-    return tiff.read_tiff(encoded)  # floating-point colour, say
+    return tiff.read_tiff(encoded)  # such as floating-point colour
 
 
 def _bands(
     opened: Image.Image | Scan | NDArray[Any], channels: int
 ) -> list[tuple[Image.Image | Scan, Literal["RGB", "L"]]]:
-    """The images that make up an image, with the modes that they are converted to: itself, or its channels."""
+    """The parts of an image, with the modes to which they are converted: the image itself, or its channels."""
     if isinstance(opened, np.ndarray):
         if opened.ndim not in (2, 3) or 0 in opened.shape:
             raise CorruptImageError(
@@ -226,7 +227,7 @@ def _bands(
 
 
 def _channels_first(shape: tuple[int, ...], channels: int) -> bool:
-    """Whether an array is (C, H, W), with as many channels as are wanted or else as images usually have."""
+    """Whether an array is (C, H, W), with the wanted number of channels or else a usual one."""
     first, last, usual = shape[0], shape[-1], (1, 3, 4)
     return last != channels and (first == channels or (first in usual and last not in usual))
 
@@ -305,7 +306,7 @@ def _eight_bit(
         values = np.asarray(image).astype(np.float64)
         found.append(seen := _range(values))
         image = _windowed(values, _ends(how, how.window_low, how.window_high, seen), inverted)
-    if image.mode == "P" and "transparency" in image.info:  # Pillow requires this intermediate mode
+    if image.mode == "P" and "transparency" in image.info:  # Pillow requires this mode in between
         image = image.convert("RGBA")
     return image if image.mode == mode else image.convert(mode)
 

@@ -1,4 +1,4 @@
-"""Processes that read and decode the images of coming batches while the present one trains."""
+"""Processes that read and decode the images of later batches while the current one trains."""
 
 from __future__ import annotations
 
@@ -28,7 +28,8 @@ class DecodeWorkers:
 
     Args:
         pixels: The images.
-        count: Number of processes; 0 to read in this process, as also a process does that may not start others.
+        count: Number of processes; 0 to read in this process. A process that must not start others reads itself,
+            too.
     """
 
     def __init__(self, pixels: Pixels, count: int) -> None:
@@ -81,7 +82,7 @@ class DecodeWorkers:
                 prefetch_factor=AHEAD,
                 persistent_workers=True,
                 multiprocessing_context=process_context(),
-                generator=torch.Generator(),  # else it draws from the stream of the networks
+                generator=torch.Generator(),  # otherwise, it would draw from the stream of the networks
             )
         return iter(self._loader)
 
@@ -107,7 +108,7 @@ class _Images(Dataset[Any]):
         self._pixels = pixels
 
     def __getitems__(self, indices: list[int]) -> NDArray[np.uint8] | str:
-        # As an array, which a pipe carries; a tensor would need as much shared memory as containers seldom have.
+        # An array is sent through a pipe; a tensor would need more shared memory than containers usually have.
         try:
             pixels: NDArray[np.uint8] = self._pixels.gather(torch.tensor(indices)).numpy()
         except UserError as error:

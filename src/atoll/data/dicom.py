@@ -65,7 +65,7 @@ def read_dicom(encoded: bytes) -> Scan | Image.Image:
         kind = str(file.PhotometricInterpretation)
         if int(file.Rows) * int(file.Columns) > 2 * (
             Image.MAX_IMAGE_PIXELS or sys.maxsize
-        ):  # as Pillow refuses
+        ):  # the limit at which Pillow refuses images
             raise DicomError("it has more pixels than are safe to decode")
         stored = pixels.pixel_array(file, index=0)
         if kind not in _GREY:
@@ -80,7 +80,7 @@ def read_dicom(encoded: bytes) -> Scan | Image.Image:
 
 
 def _say_of_first_frame(file: Any) -> None:
-    """Copy the first frame's rescaling and window to a file that says them by frame, as enhanced objects do.
+    """Copy the first frame's rescaling and window to the file, if it has them per frame, as in enhanced objects.
 
     Reference:
         DICOM PS3.3, C.7.6.16: the frame's own groups and those that all frames share.
@@ -115,7 +115,7 @@ def _shown(values: NDArray[np.float64], file: Any) -> NDArray[np.float64] | None
     centre, width = _first(file.get("WindowCenter")), _first(file.get("WindowWidth"))
     if centre is None or not width or str(file.get("VOILUTFunction")) != "SIGMOID":
         return None
-    # 1 / (1 + exp(-4 (x - c) / w)), which would overflow
+    # equals 1 / (1 + exp(-4 (x - c) / w)), which could overflow
     shown: NDArray[np.float64] = 0.5 + 0.5 * np.tanh(2 * (values - centre) / width)
     return shown
 

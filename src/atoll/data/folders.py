@@ -92,7 +92,7 @@ def _tell_unknown(root: Path, options: DataOptions, names: Sequence[str]) -> Non
 
 
 def _tell_unread(root: Path, split: str) -> None:
-    """Warn of the folders with images beside the only split, which may be a class of that name."""
+    """Warn of folders with images next to the only split, which may in fact be a class of that name."""
     unread = [folder.name for folder in _folders(root) if folder.name != split and _images(folder, root)]
     if unread:
         warnings.warn(

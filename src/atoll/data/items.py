@@ -1,4 +1,4 @@
-"""What one item of a dataset that Python code gives holds: an image and a label, in any of the usual forms."""
+"""Conversion of an item of a dataset that Python code gives: an image and a label, in any of the usual forms."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def to_image(value: Any) -> Encoded:
     if 0 in value.shape:
         raise UserError(f"its image has no pixels: the shape is {value.shape}")
     if np.issubdtype(value.dtype, np.floating):
-        if not (value.min() >= 0 and value.max() <= 1):  # neither holds for what is not a number
+        if not (value.min() >= 0 and value.max() <= 1):  # neither comparison holds for NaN
             raise UserError(
                 f"its image holds numbers from {value.min():.3g} to {value.max():.3g}; give pixels of 0 "
                 "to 255 as uint8 or of 0 to 1 as floats, before normalisation"
@@ -57,13 +57,13 @@ def to_image(value: Any) -> Encoded:
 
 
 def image_bytes(image: Encoded) -> bytes:
-    """What makes the pixels of an image, for a fingerprint."""
+    """The bytes that determine an image's pixels, for a fingerprint."""
     if isinstance(image, bytes):
         return image
     if isinstance(image, np.ndarray):
         return f"{image.dtype} {image.shape} ".encode() + image.tobytes()
     shown = f"{image.mode} {image.size} ".encode() + image.tobytes()
-    # What else makes the pixels that are decoded: two images may differ in it alone.
+    # Further properties that determine the decoded pixels: two images may differ only in these.
     turned = image.getexif().get(ExifTags.Base.Orientation, 1)
     return shown + bytes(image.getpalette() or ()) + (f" turned {turned}".encode() if turned != 1 else b"")
 

@@ -1,4 +1,4 @@
-"""JPEG 2000 images that Pillow does not read right."""
+"""JPEG 2000 images that Pillow does not read correctly."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ _COUNT, _DEPTHS, _STEP = 40, 42, 3
 
 
 def refuse_wrapped(encoded: bytes, image: Image.Image) -> None:
-    """Refuse colour of more than 8 bits, which Pillow rounds to 8: the 256 of white wraps to 0, black.
+    """Refuse colour of more than 8 bits, which Pillow rounds to 8 bits: white becomes 256, which wraps to 0, black.
 
     Args:
         encoded: The file.
-        image: What Pillow opened.
+        image: The image that Pillow opened.
 
     Raises:
-        ArrayError: It is such a file.
+        ArrayError: The file is such an image.
 
     Example:
         >>> from PIL import Image

@@ -127,7 +127,7 @@ def read_torchvision(options: DataOptions, download: bool = True) -> tuple[Listi
         )
     kind = known[options.path]
     parameters = _parameters(kind)
-    if "train" in parameters:  # beside it, a split is a choice of classes: EMNIST's
+    if "train" in parameters:  # if there is also `split`, it selects classes, as in EMNIST
         choice = {"split": options.train_split} if "split" in parameters else {}
         train, test = (_torchvision(kind, {**choice, "train": train}, download) for train in (True, False))
         return train, test
@@ -181,7 +181,7 @@ def _torchvision(kind: type, split: dict[str, Any], download: bool) -> Listing:
     labels, classes = encode(targets)
     if hasattr(dataset, "classes") and targets.min(initial=0) >= 0:
         labels, classes = targets, [", ".join(c) if isinstance(c, tuple) else str(c) for c in dataset.classes]
-    # Torchvision checks the hashes of archives, which identify the pixels, but not of the files that it unpacked.
+    # Torchvision checks the hashes of archives, which identify the pixels, but not those of unpacked files.
     content = hashlib.blake2b(
         f"{name}\0{len(dataset)}\0".encode() + labels.astype("<i8").tobytes(), digest_size=16
     )
@@ -205,7 +205,7 @@ class _First:
 
 
 def _files(dataset: Any) -> list[Path]:
-    """The files of a dataset's images, where it lists them; [] if it holds the images themselves."""
+    """The files of a dataset's images, if it lists them; [] if it holds the images themselves."""
     for name in ("samples", "_samples", "_image_files", "_images"):
         listed = getattr(dataset, name, None)
         if isinstance(listed, list) and listed:

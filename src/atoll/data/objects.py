@@ -32,7 +32,7 @@ Sample = tuple[Encoded, Any]
 def give_data(source: Any, test: Any = None) -> Given:
     """Name images that Python code gives, with a fingerprint of their pixels, labels and clients.
 
-    Every image is read once. What it is read as must not change: a dataset whose transform draws at random has
+    Every image is read once, and must give the same pixels each time: a dataset with a random transform would have
     another fingerprint each time.
 
     Args:
@@ -45,7 +45,7 @@ def give_data(source: Any, test: Any = None) -> Given:
         The name, which carries the `Listing` of each; None for no test images.
 
     Raises:
-        UserError: It is none of these, or holds no images, or labels only for some.
+        UserError: ``source`` is none of these, contains no images, or has labels for only some images.
 
     Example:
         >>> import numpy as np
@@ -69,7 +69,7 @@ def give_data(source: Any, test: Any = None) -> Given:
 
 
 def _read(source: _Source) -> tuple[str, Listing]:
-    """Read the images that a parameter was given; return their fingerprint and their listing."""
+    """Read the images that a parameter got; return their fingerprint and their listing."""
     role, parts = source.role, source.parts
     digest, labels, owners = hashlib.blake2b(digest_size=16), [], []
     for owner, part in enumerate(parts):
@@ -94,7 +94,7 @@ def _read(source: _Source) -> tuple[str, Listing]:
         columns = {"columns": {"client": np.array(owners)}, "column_values": {"client": source.clients}}
     codes, classes = _classes(labels, owners, parts) if all(known) else (None, [])
     if codes is not None and any(part.classes != parts[0].classes for part in parts):
-        digest.update(codes.astype("<i8").tobytes())  # what the numbers mean at each client counts
+        digest.update(codes.astype("<i8").tobytes())  # the meaning of the numbers at each client matters, too
     content = digest.hexdigest()
     records = ItemRecords(len(labels), _Joined(tuple(parts)), f"the given {source.name}", content)
     return content, Listing(records, codes, classes, **columns)
@@ -104,7 +104,7 @@ def read_given(options: DataOptions) -> tuple[Listing, Listing | None]:
     """Return the images that a run was given as an object.
 
     Raises:
-        UserError: Only their name is here.
+        UserError: Only their name is known in this process.
     """
     if not isinstance(options.path, Given):
         raise UserError(
@@ -122,7 +122,7 @@ class _Part:
     Attributes:
         size: Number of images.
         sample: Returns the image and the label of a row; None for no label.
-        whose: What the user calls the source, for messages.
+        whose: The user's name for the source, for messages.
         classes: Names of the classes by label, if the source has them.
     """
 
@@ -135,7 +135,7 @@ class _Part:
         """Read a sample.
 
         Raises:
-            UserError: It cannot be read, or it is no image with a label.
+            UserError: The sample cannot be read, or is not an image with a label.
         """
         try:
             return self.sample(row)
@@ -146,7 +146,7 @@ class _Part:
 
 
 class _Source:
-    """What a parameter was given: one part, or one for each client."""
+    """The value of a parameter: one part, or one part for each client."""
 
     def __init__(self, role: str, given: Any) -> None:
         self.role = role
@@ -281,7 +281,7 @@ def _is_array(value: Any) -> bool:
 
 
 def _classes(labels: list[Any], owners: list[int], parts: list[_Part]) -> tuple[Any, list[str]]:
-    """Codes and names of the classes; where parts name their classes differently, a class is its name."""
+    """Codes and names of the classes; if parts number their classes differently, classes are matched by name."""
     names = parts[0].classes
     if all(part.classes == names for part in parts):
         if names and all(isinstance(label, int) and 0 <= label < len(names) for label in labels):

@@ -180,7 +180,7 @@ def split_files(root: Path, split: str) -> list[Path]:
 def _listing(
     files: list[Path], options: DataOptions, test: bool = False, other: Sequence[Path] = ()
 ) -> Listing:
-    """List the split in some files, beside those of the other split."""
+    """List the split in some files, given those of the other split."""
     schemas = [open_parquet(path).schema_arrow for path in files]
     paired = list(zip(files, schemas, strict=True))
     for path, schema in paired:
@@ -216,7 +216,7 @@ def choose_columns(
         schema: The schema of the file or table.
         options: The recipe's ``[data]`` section.
         where: Name of the file or table, for error messages.
-        test: Whether it is the test split, which need not say whose an image is.
+        test: Whether it is the test split, which need not contain the clients.
 
     Returns:
         The name of the image column, and the names of the other columns to read.
@@ -275,7 +275,7 @@ def table_listing(
         options: The recipe's ``[data]`` section.
         where: Name of the file or table, for error messages.
         test: Whether it is the test split, as for `choose_columns`.
-        beside: The schema of the other split. Its names of classes hold if this one has none.
+        beside: The schema of the other split; its class names are used if this one has none.
 
     Raises:
         UserError: Labels are missing, out of range, or neither integers nor text.

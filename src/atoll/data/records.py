@@ -188,7 +188,7 @@ def _recode(codes: Rows, names: list[str], onto: list[str]) -> tuple[Rows, list[
 
 
 def refuse_twins(names: Sequence[str]) -> None:
-    """Refuse classes that are to be matched by name, and of which two have the same one."""
+    """Refuse classes that must be matched by name if two of them have the same name."""
     if len(set(names)) < len(names):
         twin = next(name for name in names if names.count(name) > 1)
         raise UserError(

@@ -1,4 +1,4 @@
-"""What is said about the images of a source when they are read: warnings, and the refusal of corrupt ones."""
+"""Messages about the images of a source when they are read: warnings, and the refusal of corrupt images."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ DARK = 16  # brightest value of a 12-bit image in a window of 16 bits
 
 
 def warn_of_marks(listing: Listing) -> None:
-    """Warn if marks of unlabelled images count as a class; −1 beside one other label names two classes."""
+    """Warn if marks of unlabelled images count as a class; −1 and one other label may be two real classes."""
     mark = str(UNLABELLED)
     if listing.labels is not None and mark in listing.classes and len(listing.classes) > 2:
         marked = (listing.labels == listing.classes.index(mark)).sum()
@@ -77,7 +77,7 @@ def warn_of_classes(train: ImageSet, test: ImageSet | None, limit: int | None) -
 
 
 def warn_of_values(splits: Sequence[Opened], options: DataOptions) -> None:
-    """Say which values images of more than 8 bits hold, unless the recipe's window contains them."""
+    """Warn of the values of images with more than 8 bits, unless the recipe's window contains them."""
     found_values = [opened.values for opened in splits if opened.values is not None]
     brightest = max(opened.brightest for opened in splits)
     if not found_values:

@@ -22,7 +22,7 @@ _WORD = 2**32 - 1
 
 @dataclass(frozen=True)
 class SyntheticPixels:
-    """Images that are computed when they are read: the pattern of a class, and noise that the image's number gives.
+    """Images that are computed when they are read: the pattern of a class, plus noise from the image's number.
 
     Attributes:
         first: Number of the first image.
@@ -70,7 +70,7 @@ def synthetic_images(first: int, count: int, decoding: Decoding, labels: bool = 
     """Make a set of synthetic images; image n is of class n mod 10.
 
     Args:
-        first: Number of the first image; sets of other numbers have other images.
+        first: Number of the first image; sets with other numbers contain other images.
         count: Number of images.
         decoding: Size and channels.
         labels: Whether the set has labels.

@@ -1,4 +1,4 @@
-"""Tar files in WebDataset's convention: ``KEY.jpg`` beside ``KEY.cls`` or ``KEY.json``, in any number of shards.
+"""Tar files in WebDataset's convention: ``KEY.jpg`` with ``KEY.cls`` or ``KEY.json``, in any number of shards.
 
 A key is a member's name up to the first dot after its last slash. Members are found by their headers and read in
 place by offset and size; nothing is extracted.
@@ -33,7 +33,7 @@ _PLAIN = (tarfile.REGTYPE, tarfile.AREGTYPE)
 
 
 class _Place(NamedTuple):
-    """Where a member's bytes are."""
+    """The place of a member's bytes."""
 
     file: int
     offset: int
@@ -83,7 +83,7 @@ def read_tar(options: DataOptions, root: Path) -> tuple[Listing, Listing | None]
     (``train/000000.tar``). If no name in the folder is that of a split, all shards are for training.
 
     Raises:
-        UserError: There are no shards, one is damaged or of both splits, or labels are missing.
+        UserError: There are no shards, a shard is damaged or belongs to both splits, or labels are missing.
     """
     if root.is_file():
         if options.test_split is not None:
@@ -194,7 +194,7 @@ def _samples(number: int, path: Path) -> dict[str, dict[str, _Place]]:
                     samples[f"{folder}{slash}{stem}"][suffix] = place
                 last = member.name
             end = tar.offset
-        with path.open("rb") as file:  # tarfile stops at a damaged header as at the end
+        with path.open("rb") as file:  # tarfile treats a damaged header like the end
             file.seek(end - end % tarfile.BLOCKSIZE)
             left = list({any(block) for block in iter(lambda: file.read(2**20), b"")})
     except (tarfile.TarError, OSError) as error:
@@ -251,7 +251,7 @@ def _column(values: list[Any], records: TarRecords, what: str) -> tuple[Rows, li
 
 @contextmanager
 def _opened(path: Path) -> Iterator[IO[bytes]]:
-    """Open a file; an error while it is open is a sentence."""
+    """Open a file; an error while it is open becomes a sentence."""
     try:
         with path.open("rb") as file:
             yield file

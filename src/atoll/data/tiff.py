@@ -1,4 +1,4 @@
-"""TIFF images that Pillow does not read whole, such as a satellite's or a microscope's: tifffile reads them."""
+"""TIFF images that Pillow reads only in part, such as those of satellites or microscopes, read by tifffile."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from atoll.core.text import error_words
 from atoll.data.arrays import ArrayError
 
 _MOST_OF_PILLOW = 4  # channels
-# Kinds of samples that are no red, green and blue.
+# Kinds of samples that are not red, green and blue.
 _COLOURS = ("PALETTE", "YCBCR", "CIELAB", "ICCLAB", "ITULAB", "LOGLUV")
-# TIFF's orientations, which Pillow applies itself: those that swap the axes, and the axes that they mirror then.
+# TIFF's orientations, which Pillow applies itself: those that swap the axes, and the axes that are then mirrored.
 _ON_SIDE = (5, 6, 7, 8)
 _MIRRORED = {2: (1,), 3: (0, 1), 4: (0,), 6: (1,), 7: (0, 1), 8: (0,)}
 _EXTRA = ("tiff", "a TIFF file of this kind")
@@ -36,7 +36,7 @@ def is_tiff(encoded: bytes) -> bool:
 
 
 def pillow_reads(tiff: bytes, channels: int) -> bool:
-    """Whether Pillow reads all of a TIFF file: these channels, of 8 bits. It drops a fourth that is not alpha.
+    """Whether Pillow reads all channels of a TIFF file, of 8 bits each. It drops a fourth one that is not alpha.
 
     Example:
         >>> import io
@@ -56,7 +56,7 @@ def pillow_reads(tiff: bytes, channels: int) -> bool:
 
 
 def num_channels(tiff: bytes) -> int:
-    r"""How many channels the first image of a TIFF file has, by its header alone; 0 if that is damaged.
+    r"""Number of channels of a TIFF file's first image, from its header; 0 if the header is damaged.
 
     Example:
         >>> from atoll.data.tiff import num_channels
@@ -86,12 +86,12 @@ def _tag(tiff: bytes, number: int) -> Any:
         file.seek(tags.next)
         tags.load(file)
         return tags.get(number)
-    except Exception:  # Pillow raises many kinds on damaged files, of which nothing is known
+    except Exception:  # Pillow raises many undocumented kinds of errors on damaged files
         return None
 
 
 def loses_bits(image: Image.Image) -> bool:
-    """Whether a file holds colour of 16 bits, of which Pillow reads the upper 8: it has no such mode.
+    """Whether a file contains colour of 16 bits. Pillow has no such mode, and reads only the upper 8 bits.
 
     Example:
         >>> from PIL import Image
@@ -103,14 +103,14 @@ def loses_bits(image: Image.Image) -> bool:
 
 
 def read_all_bits(encoded: object, channels: int) -> NDArray[Any]:
-    """Read a file that `loses_bits` with all of them, for a window.
+    """Read a file that `loses_bits` with all its bits, for a window.
 
     Shape:
         - output: (H, W, C)
 
     Raises:
         UserError: See `read_tiff`.
-        ArrayError: It is no TIFF file of this many channels, so that Pillow alone reads it.
+        ArrayError: It is not a TIFF file of this number of channels, so that only Pillow reads it.
         ValueError: See `read_tiff`.
     """
     if isinstance(encoded, bytes) and is_tiff(encoded) and num_channels(encoded) == channels:
@@ -122,11 +122,11 @@ def read_all_bits(encoded: object, channels: int) -> NDArray[Any]:
 
 
 def misreads(image: Image.Image) -> bool:
-    """Whether Pillow takes the samples of a TIFF file for others, without a word.
+    """Whether Pillow misinterprets the samples of a TIFF file without an error.
 
-    It takes signed ones of 8 bits for unsigned, uncompressed planes of 16 bits for planes of 8, compressed
-    signed or floating-point ones of the other byte order for those of this machine, the first of several
-    compressed planes for a grey image, and numbers from 2³¹ on for negative ones.
+    It reads signed samples of 8 bits as unsigned, uncompressed planes of 16 bits as planes of 8, compressed signed
+    or floating-point samples of the other byte order as those of this machine, the first of several compressed
+    planes as a grey image, and numbers from 2³¹ on as negative.
 
     Example:
         >>> from PIL import Image
@@ -149,7 +149,7 @@ def misreads(image: Image.Image) -> bool:
     if image.mode == "I" and not signed and np.asarray(image).min() < 0:
         return True
     other_order = (image.tag_v2.prefix == b"MM") == (sys.byteorder == "little")
-    # libtiff gives samples in this machine's order, which Pillow's raw modes with an N expect.
+    # libtiff returns samples in this machine's byte order, which Pillow's raw modes with an N expect.
     return other_order and any(tile[0] == "libtiff" and "N" not in str(tile[3]) for tile in image.tile)
 
 
@@ -160,8 +160,8 @@ def read_tiff(encoded: bytes) -> NDArray[Any]:
         - output: (H, W) or (H, W, C)
 
     Raises:
-        UserError: tifffile is not installed, or imagecodecs, which decompresses for it.
-        ArrayError: Its samples are colours of a kind that is not converted.
+        UserError: tifffile is not installed, or imagecodecs, which it needs for decompression.
+        ArrayError: Its samples are colours of a kind that cannot be converted.
         ValueError: The file is damaged, or compressed in a way that imagecodecs does not know.
     """
     tifffile = require("tifffile", *_EXTRA)

@@ -85,7 +85,7 @@ class InProcess:
 class OneAhead(InProcess):
     """Trains clients one after another on a thread, so that one trains while the previous update is folded.
 
-    This is for a GPU, which would otherwise wait for the CPU meanwhile. It holds at most one more update in memory.
+    This is for a GPU, which would otherwise wait for the CPU. It holds at most one more update in memory.
     """
 
     def __init__(self, federation: Federation, states: ClientStates) -> None:

@@ -45,8 +45,8 @@ class Prototypes(nn.Linear):
 class DINO(Objective):
     """L = mean over the pairs of a global crop u and another crop v of H(softmax((t_u − c)/τ_t), softmax(s_v/τ_s)).
 
-    The two views are the global crops, which student and teacher see; the local crops are small, and the student
-    alone sees them. Their size and their scale are ``views.local_size`` and ``views.local_scale``. The teacher
+    The two views are the global crops, which student and teacher see; the local crops are small, and only the
+    student sees them. Their size and their scale are ``views.local_size`` and ``views.local_scale``. The teacher
     follows the student, and the centre c follows the mean of the teacher's outputs.
 
     Attributes:

@@ -75,7 +75,8 @@ def make_rows(
     Args:
         table: The table.
         settings: ``key=value`` settings, applied to the recipe of every row.
-        folder: Folder of the table's file; modules that the table names are looked for there and beside its recipe.
+        folder: Folder of the table's file; modules that the table names are searched for there and in the folder of
+            its recipe.
         wanted: Rows, by name or by a pattern such as ``"cifar10-*"``; all if empty.
         scale: Name of the scale.
 

@@ -1,7 +1,7 @@
 """Dirichlet partitions over labels, in the four variants that the literature calls "Dir(α)".
 
 All variants draw, for every class c, proportions p_c ~ Dir(α 1_K) over the K clients. They differ in how they
-convert proportions to counts and in which draws they accept, so the same α gives clients of quite different sizes.
+convert proportions to counts and in the draws that they accept, so client sizes for the same α differ considerably.
 A draw determines sizes only; indices are assigned once, after a draw is accepted.
 """
 

@@ -5,7 +5,7 @@ noise of an image does not depend on the other images of its batch.
 
 Reference:
     Hendrycks & Dietterich, "Benchmarking Neural Network Robustness to Common Corruptions and Perturbations",
-    ICLR 2019, and their code for CIFAR-10-C. Two details differ: pixels are rounded to 8 bits instead of cut off,
+    ICLR 2019, and their code for CIFAR-10-C. Two details differ: pixels are rounded to 8 bits instead of truncated,
     and the blur reflects the borders.
 """
 
@@ -97,7 +97,7 @@ def _by_pillow(images: Tensor, change: Callable[[Image.Image], Image.Image]) -> 
     from torchvision.transforms.v2 import functional as V
 
     rows = images.mul(255).round_().to(torch.uint8)
-    if images.shape[1] not in (1, 3):  # each channel alone
+    if images.shape[1] not in (1, 3):  # each channel separately
         rows = rows.flatten(0, 1)[:, None]
     made = torch.stack([V.pil_to_tensor(change(V.to_pil_image(image))) for image in rows])
     return made.view_as(images) / 255

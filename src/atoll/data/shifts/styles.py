@@ -20,8 +20,8 @@ DARK, LIGHT = (0.05, 0.10, 0.40), (1.00, 0.90, 0.60)  # the two inks of the duot
 def painting(images: Tensor) -> Tensor:
     """Paint with flat strokes: Kuwahara's filter, with reflected borders.
 
-    Each pixel becomes the mean of one of the four square neighbourhoods at its corners: that whose grey values vary
-    least.
+    Each pixel becomes the mean of one of the four square neighbourhoods at its corners: the one whose grey values
+    vary least.
     """
     size = images.shape[-1]
     radius = max(1, size // 16)
