@@ -129,8 +129,7 @@ def standard_settings() -> Iterator[None]:
 
 @contextmanager
 def process_for_training() -> Iterator[None]:
-    """Reserve the process for one run within the block, with `standard_settings`; other threads wait.
-    """
+    """Reserve the process for one run within the block, with `standard_settings`; other threads wait."""
     if not _RUN.acquire(blocking=False):
         warnings.warn("waits for the run of another thread; use processes to train at once", stacklevel=4)
         _RUN.acquire()

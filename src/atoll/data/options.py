@@ -15,7 +15,7 @@ from atoll.data.decode import Decoding, Window
 from atoll.data.partition.dirichlet import VARIANTS
 
 SOURCES = (
-    *("digits", "parquet", "folder", "clients", "images", "hub", "torchvision"),
+    *("digits", "parquet", "csv", "folder", "clients", "images", "hub", "torchvision"),
     *("tar", "object", "synthetic"),
 )
 WITHOUT_PATH = ("digits", "synthetic")
@@ -31,11 +31,11 @@ class DataOptions(Options, section="data"):
 
     Attributes:
         source: ``"digits"`` (scikit-learn's handwritten digits), ``"parquet"`` (Hugging Face image
-            convention), ``"folder"`` (a folder for each class), ``"clients"`` (a folder for each client, with
-            images or class folders inside), ``"images"`` (any folder of images, no labels), ``"hub"`` (a
-            Hugging Face dataset), ``"torchvision"`` (a dataset of torchvision), ``"tar"`` (WebDataset's shards),
-            ``"object"`` (images given in Python as ``data=``) or ``"synthetic"`` (``limit`` synthetic images of ten
-            classes, to measure speed, not to learn from).
+            convention), ``"csv"`` (image files that a CSV file lists), ``"folder"`` (a folder for each class),
+            ``"clients"`` (a folder for each client, with images or class folders inside), ``"images"`` (any folder
+            of images, no labels), ``"hub"`` (a Hugging Face dataset), ``"torchvision"`` (a dataset of torchvision),
+            ``"tar"`` (WebDataset's shards), ``"object"`` (images given in Python as ``data=``) or ``"synthetic"``
+            (``limit`` synthetic images of ten classes, to measure speed, not to learn from).
         path: File, folder, name of a hub dataset, torchvision class, or name of an object; not read by ``"digits"``
             and ``"synthetic"``. A folder may hold the splits (``train.parquet``, ``train-00000-of-00002.parquet``,
             ``train/``). A relative path that does not exist is searched for under the environment variable
@@ -53,10 +53,11 @@ class DataOptions(Options, section="data"):
             cropped.
         channels: 3 (colour), 1 (grey), or the number of channels of TIFF files or of arrays (``.npy`` files, or
             given in Python).
-        image_column: Parquet and hub: the column of images; by default the first that holds images.
-        label_column: Parquet and hub: the column of classes; by default ``label`` if there is one. Tar: the key in
-            ``KEY.json``.
-        natural_column: Parquet and hub: a text column to read for the natural partition (integer columns are
+        image_column: Parquet and hub: the column of images; by default the first that holds images. CSV: the column
+            of the image files' names; by default the first whose first value is a file.
+        label_column: Parquet, CSV and hub: the column of classes; by default ``label`` if there is one. Tar: the
+            key in ``KEY.json``.
+        natural_column: Parquet, CSV and hub: a text column to read for the natural partition (integer columns are
             always read). Tar: a key in ``KEY.json``.
         labels: Whether labels are read.
         on_corrupt: If an image cannot be decoded, ``"refuse"`` the source or ``"skip"`` the image.

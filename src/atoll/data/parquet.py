@@ -224,12 +224,7 @@ def choose_columns(
     Raises:
         UserError: A named column is missing, or no column holds images.
     """
-    for option in ("image_column", "label_column", *(() if test else ("natural_column",))):
-        name = getattr(options, option)
-        if name is not None and name not in schema.names:
-            raise UserError(
-                f"{where} has no column {name!r} (data.{option}); {did_you_mean(name, schema.names)}"
-            )
+    refuse_missing_columns(schema.names, options, where, test)
     images = [f.name for f in schema if _holds_images(f.type)]
     image = options.image_column or next(iter(images), None)
     if image is None or image not in images:
@@ -238,15 +233,32 @@ def choose_columns(
             if image
             else f"{where} has no column of images (bytes of image files) among {', '.join(schema.names)}"
         )
+    return image, other_columns(schema, options)
+
+
+def refuse_missing_columns(names: Sequence[str], options: DataOptions, where: str, test: bool) -> None:
+    """Refuse a table that lacks a column which the recipe names; see `choose_columns`."""
+    for option in ("image_column", "label_column", *(() if test else ("natural_column",))):
+        name = getattr(options, option)
+        if name is not None and name not in names:
+            raise UserError(f"{where} has no column {name!r} (data.{option}); {did_you_mean(name, names)}")
+
+
+def other_columns(schema: pa.Schema, options: DataOptions) -> list[str]:
+    """Names of the columns of labels and attributes; see `choose_columns`."""
     label = _label_column(options, schema.names)
     wanted = {label if options.labels else None, options.natural_column} - {None}
-    others = [
+    return [
         f.name
         for f in schema
         if f.name in wanted
         or (f.name != label and (pa.types.is_integer(f.type) or pa.types.is_boolean(f.type)))
     ]
-    return image, others
+
+
+def is_text(kind: pa.DataType) -> bool:
+    """Whether a column's type is one of Arrow's types of text."""
+    return any(is_kind(kind) for is_kind in _TEXT)
 
 
 def _label_column(options: DataOptions, names: Sequence[str]) -> str | None:
@@ -309,7 +321,7 @@ def _codes(name: str, column: pa.ChunkedArray, names: list[str], where: str) -> 
         )
     if pa.types.is_dictionary(column.type):  # pandas' categories
         column = column.cast(column.type.value_type)
-    if any(is_text(column.type) for is_text in _TEXT):
+    if is_text(column.type):
         return encode(column.to_pylist())
     if not (pa.types.is_integer(column.type) or pa.types.is_boolean(column.type)):
         raise UserError(f"{where}: column {name!r} holds {column.type}; labels must be integers or text")

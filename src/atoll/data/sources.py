@@ -15,6 +15,7 @@ from atoll.core.files import data_folder
 from atoll.core.rng import numpy_stream
 from atoll.core.text import clean
 from atoll.data.cache import Opened, open_records
+from atoll.data.csv_files import read_csv
 from atoll.data.folders import read_class_folders, read_client_folders, read_plain_folder
 from atoll.data.images import ImageSet
 from atoll.data.named import read_digits, read_hub, read_torchvision
@@ -61,6 +62,7 @@ _Read = tuple[Listing, Listing | None]
 _READERS: dict[str, Callable[[DataOptions], _Read]] = {  # those that download are in `read_listings`
     "digits": lambda options: (read_digits(), None),
     "parquet": lambda options: read_parquet(options, _locate(options)),
+    "csv": lambda options: read_csv(options, _locate(options)),
     "folder": lambda options: read_class_folders(options, _locate_folder(options)),
     "clients": lambda options: read_client_folders(options, _locate_folder(options)),
     "object": read_given,
@@ -227,7 +229,7 @@ def _intact(listing: Listing, opened: Opened, labels: bool) -> ImageSet:
     return images.subset(torch.from_numpy(np.setdiff1d(np.arange(len(images)), list(opened.corrupt))))
 
 
-ON_DISK = ("parquet", "folder", "clients", "images", "tar")
+ON_DISK = ("parquet", "csv", "folder", "clients", "images", "tar")
 
 
 def settled(options: DataOptions) -> DataOptions:

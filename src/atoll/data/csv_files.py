@@ -1,0 +1,162 @@
+"""Image files that a CSV file lists, each with its label and further columns."""
+
+from __future__ import annotations
+
+import os
+from collections import Counter
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.csv
+from pyarrow.csv import ConvertOptions, ParseOptions
+
+from atoll.core.errors import UserError
+from atoll.core.files import content_digest
+from atoll.core.text import few, first_line
+from atoll.data.options import DataOptions
+from atoll.data.parquet import is_text, other_columns, refuse_missing_columns, table_listing
+from atoll.data.records import FileRecords, Listing
+
+SPLIT = "split"  # the column whose values are splits
+_SUFFIXES = (".csv", ".tsv")
+_DELIMITERS = ",;\t"
+
+
+@dataclass(frozen=True)
+class ListedRecords(FileRecords):
+    """Image files in the order of a CSV file.
+
+    Attributes:
+        root: The CSV file's folder.
+        names: Names as the CSV file has them, relative to the root or absolute.
+        table: The CSV file.
+    """
+
+    table: Path
+
+    def digest(self) -> str:
+        """Hash of the CSV file, which holds the labels, and of the names and contents."""
+        return content_digest([("", self.table), *((name, self.root / name) for name in self.names)])
+
+
+def read_csv(options: DataOptions, root: Path) -> tuple[Listing, Listing | None]:
+    """Read the training and test splits at `root`: a CSV file, or a folder with one for each split.
+
+    Raises:
+        UserError: There is no such file, a column or an image is missing, or a label is.
+    """
+    if root.is_dir() and (train := _file_of(root, options.train_split)):
+        names = ("test", "val") if options.test_split is None else (options.test_split,)
+        test = next((path for name in names if (path := _file_of(root, name))), None)
+        if test is None and options.test_split is not None:
+            raise UserError(
+                f"{root} holds no CSV file of the split {options.test_split!r}; set data.test_split"
+            )
+        listing = _listing(train, _read(train), options)
+        return listing, _listing(test, _read(test), options, test=True) if test else None
+    path = root if root.is_file() else _only_file(root, options)
+    table = _read(path)
+    return _split(_listing(path, table, options), table, path, options)
+
+
+def _file_of(root: Path, split: str) -> Path | None:
+    """The CSV file of a split: ``SPLIT.csv``, or the only one in the folder ``SPLIT``."""
+    named = [path for suffix in _SUFFIXES if (path := root / f"{split}{suffix}").is_file()]
+    found = named or (_files(root / split) if (root / split).is_dir() else [])
+    return found[0] if len(found) == 1 else None
+
+
+def _only_file(root: Path, options: DataOptions) -> Path:
+    found = _files(root)
+    if len(found) != 1:
+        there = few([path.name for path in found]) or "none"
+        raise UserError(
+            f"{root} holds no CSV file of the split {options.train_split!r} (files there: {there}); set "
+            "data.train_split, or give the file in data.path"
+        )
+    return found[0]
+
+
+def _files(folder: Path) -> list[Path]:
+    return sorted(path for path in folder.iterdir() if path.suffix.lower() in _SUFFIXES and path.is_file())
+
+
+def _listing(path: Path, table: pa.Table, options: DataOptions, test: bool = False) -> Listing:
+    refuse_missing_columns(table.column_names, options, str(path), test)
+    image = options.image_column or _image_column(table, path)
+    if not is_text(table.schema.field(image).type):
+        raise UserError(f"{path}: column {image!r} does not hold names of image files; set data.image_column")
+    names = table.column(image).to_pylist()
+    if None in names:
+        raise UserError(f"{path}: column {image!r} is empty in row {names.index(None)}")
+    if missing := [name for name in names if not os.path.isfile(path.parent / name)]:
+        raise UserError(
+            f"{path} lists {len(missing)} of {len(names)} images that do not exist: {few(missing)}; the names in "
+            f"column {image!r} are relative to {path.parent}"
+        )
+    records = ListedRecords(path.parent, tuple(names), path)
+    return table_listing(
+        records, table.select(other_columns(table.schema, options)), options, str(path), test
+    )
+
+
+def _read(path: Path) -> pa.Table:
+    try:
+        with path.open("rb") as file:
+            counts = Counter(file.readline().decode("utf-8-sig"))
+        table = pyarrow.csv.read_csv(
+            path,
+            parse_options=ParseOptions(
+                delimiter=max(_DELIMITERS, key=lambda sign: counts[sign]), newlines_in_values=True
+            ),
+            # Only an empty cell is missing: a class may be called NA or null.
+            convert_options=ConvertOptions(strings_can_be_null=True, null_values=[""]),
+        )
+    except UnicodeDecodeError:
+        table = None
+    except (OSError, pa.ArrowException) as error:
+        raise UserError(f"{path} is not a readable CSV file: {first_line(error)}") from error
+    # Arrow takes text in another encoding for bytes.
+    if table is None or any(pa.types.is_binary(kind) for kind in table.schema.types):
+        raise UserError(f"{path} is not in UTF-8; save it as CSV in UTF-8")
+    if twins := [name for name, count in Counter(table.column_names).items() if count > 1]:
+        raise UserError(f"{path} has several columns called {few(map(repr, twins))}; rename them")
+    return table
+
+
+def _image_column(table: pa.Table, path: Path) -> str:
+    """The first column whose first value is a file."""
+    names: list[str] = table.column_names
+    for name in names:
+        if is_text(table.schema.field(name).type) and len(table):
+            first = table.column(name)[0].as_py()
+            if first and os.path.isfile(path.parent / first):
+                return name
+    raise UserError(
+        f"{path}: no column names image files relative to {path.parent} in its first row (columns: "
+        f"{', '.join(names)}); set data.image_column"
+    )
+
+
+def _split(
+    listing: Listing, table: pa.Table, path: Path, options: DataOptions
+) -> tuple[Listing, Listing | None]:
+    """The splits that a text column ``split`` says; without one, all images are for training."""
+    if SPLIT not in table.column_names or not is_text(table.schema.field(SPLIT).type):
+        if options.test_split is not None:
+            raise UserError(
+                f"{path} has no text column {SPLIT!r}, so it holds no split {options.test_split!r}; leave "
+                "data.test_split out, or give a folder with a CSV file for each split in data.path"
+            )
+        return listing, None
+    splits = np.array([value or "" for value in table.column(SPLIT).to_pylist()])
+    names = ("test", "val") if options.test_split is None else (options.test_split,)
+    test = next((name for name in names if name in splits), None)
+    for option, wanted in (("train_split", options.train_split), ("test_split", test or options.test_split)):
+        if wanted is not None and wanted not in splits:
+            found = few([repr(str(name)) for name in np.unique(splits)], 5)
+            raise UserError(f"{path}: column {SPLIT!r} holds {found}, and not {wanted!r}; set data.{option}")
+    train = listing.select(np.flatnonzero(splits == options.train_split))
+    return train, listing.select(np.flatnonzero(splits == test)) if test is not None else None
