@@ -1,12 +1,17 @@
 """The description of recipes that is read before PyTorch: up to date, a JSON schema, and the classes' own rules."""
 
 import json
+import os
 import subprocess
 import sys
 import tomllib
+from pathlib import Path
+from types import MappingProxyType
 
 import jsonschema
+import numpy as np
 import pytest
+import torch
 
 from atoll.core.errors import UserError
 from atoll.methods.registry import COMPONENTS, METHODS
@@ -177,6 +182,31 @@ def test_a_setting_without_a_value_resets_what_the_base_sets(settings, key, defa
 
 def test_none_resets_a_key_in_a_table() -> None:
     assert make_recipe({"base": "board-short", "train": {"rounds": None}}).train.rounds == 100
+
+
+def test_a_table_may_hold_what_python_code_computes() -> None:
+    """Mappings that are no dicts, as configuration libraries have, numbers of NumPy and PyTorch, and paths."""
+    given = {
+        "base": Path("board-short"),
+        "seed": np.int64(3),
+        "data": {"path": Path("some") / "images", "labels": np.bool_(True)},
+        "partition": MappingProxyType({"alpha": np.float32(0.5), "clients": np.arange(9)[7]}),
+        "views": {"mean": (np.float32(0.25), 0.5, torch.tensor(0.75))},
+    }
+    written = {
+        "base": "board-short",
+        "seed": 3,
+        "data": {"path": os.path.join("some", "images"), "labels": True},
+        "partition": {"alpha": 0.5, "clients": 7},
+        "views": {"mean": [0.25, 0.5, 0.75]},
+    }
+    assert make_recipe(given).to_toml() == make_recipe(written).to_toml()
+
+
+@pytest.mark.parametrize("table", [{3: 4}, {"train": {3: 4}}, {"options": {3: {}}}, {None: 4}])
+def test_a_key_that_is_no_text_gets_a_sentence(table: dict[str, object]) -> None:
+    with pytest.raises(UserError, match=r"a recipe has the key .*; its keys are texts"):
+        make_recipe(table)
 
 
 def test_a_key_that_does_not_exist_cannot_be_reset() -> None:

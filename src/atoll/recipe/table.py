@@ -11,6 +11,7 @@ import json
 from collections.abc import Mapping, Sequence
 from functools import cache
 from importlib import resources
+from os import PathLike, fspath
 from pathlib import Path
 from typing import Any
 
@@ -97,11 +98,12 @@ def further_imports(table: Mapping[str, Any]) -> list[str]:
 def complete_table(table: Mapping[str, Any], settings: Sequence[str] = ()) -> dict[str, Any]:
     """Merge a recipe's table over its ``base``, if any, and ``key=value`` settings over both.
 
-    None resets a key or a section to its default.
+    None resets a key or a section to its default. A path is read as text, a scalar of NumPy or PyTorch as a number.
 
     Raises:
         UserError: A key is unknown, or a value has the wrong type or is out of range.
     """
+    table = _plain(table)
     if "base" in table:
         table = over(read(str(table["base"]), presets()), {k: v for k, v in table.items() if k != "base"})
     changes = read_settings(settings)
@@ -115,6 +117,20 @@ def complete_table(table: Mapping[str, Any], settings: Sequence[str] = ()) -> di
     check(schema, table, "")
     _check_method(table.get("method", {}), table.get("options", {}))
     return table
+
+
+def _plain(value: Any) -> Any:
+    """A value that Python code gives, in the types that a recipe's file has."""
+    if isinstance(value, Mapping):
+        for key in value:
+            if not isinstance(key, str):
+                raise UserError(f"a recipe has the key {key!r}; its keys are texts, such as 'train'")
+        return {key: _plain(one) for key, one in value.items()}
+    if isinstance(value, list | tuple):
+        return [_plain(one) for one in value]
+    if isinstance(value, PathLike):
+        return fspath(value)
+    return value.item() if getattr(value, "shape", None) == () and hasattr(value, "item") else value
 
 
 def _check_sections(table: Mapping[str, Any], known: Mapping[str, Schema]) -> None:
