@@ -307,6 +307,11 @@ def test_whole_floats_are_classes_and_minus_one_is_no_label() -> None:
     assert give_data((images, [-1, 1, 1, -1])).value[0].classes == ["-1", "1"]
 
 
+def test_brain_floats_are_read_as_other_floats_are() -> None:
+    image = torch.rand(3, 8, 8, generator=torch.Generator().manual_seed(0)).bfloat16()
+    assert to_image(image).tobytes() == to_image(image.float()).tobytes()
+
+
 def test_what_is_no_data_is_refused_in_one_sentence(tmp_path: Path) -> None:
     images = pixels(4)
     wrong = {
@@ -322,6 +327,12 @@ def test_what_is_no_data_is_refused_in_one_sentence(tmp_path: Path) -> None:
             "north": TableDict(train=Table())
         },
         "one for each": (images, [1, 2]),
+        "^data has a int as labels; give a list or an array, one for each image$": (images, 3),
+        "^data has a dict as labels": (images, {3: "cat", 2: "cat", 1: "dog", 0: "dog"}),
+        "^data has a set as labels": (images, {0, 1, 2, 3}),
+        "^data has a Tensor as labels": (images, torch.tensor(3)),
+        "^the images of data are a list; give one array, or pairs: list": (list(images), [0, 1, 2, 3]),
+        r"numbers from \S+ to 1.000001; give pixels": np.linspace(0, 1.000001, 64).reshape(4, 4, 4),
         "before normalisation": torch.from_numpy(images).permute(0, 3, 1, 2) / 127.5 - 1,
         "holds int64; give uint8, uint16, or floats": images.astype(np.int64),
         "for some images": {"a": images, "b": (images, [0, 1, 2, 3])},

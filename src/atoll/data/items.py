@@ -6,6 +6,7 @@ import contextlib
 from typing import Any
 
 import numpy as np
+import torch
 from PIL import ExifTags, Image
 from torch import Tensor
 
@@ -27,7 +28,8 @@ def to_image(value: Any) -> Encoded:
     if isinstance(value, Image.Image | bytes):
         return value
     if isinstance(value, Tensor):
-        value = value.detach().cpu().numpy()
+        value = value.detach().cpu()
+        value = (value.float() if value.dtype == torch.bfloat16 else value).numpy()
     if not isinstance(value, np.ndarray) or value.ndim not in (2, 3):
         found = (
             f"an array of shape {value.shape}"
@@ -44,7 +46,7 @@ def to_image(value: Any) -> Encoded:
     if np.issubdtype(value.dtype, np.floating):
         if not (value.min() >= 0 and value.max() <= 1):  # neither comparison holds for NaN
             raise UserError(
-                f"its image holds numbers from {value.min():.3g} to {value.max():.3g}; give pixels of 0 "
+                f"its image holds numbers from {value.min():.8g} to {value.max():.8g}; give pixels of 0 "
                 "to 255 as uint8 or of 0 to 1 as floats, before normalisation"
             )
         value = np.round(value * 255).astype(np.uint8)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import warnings
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass, replace
 from os import PathLike
 from typing import Any
@@ -226,10 +226,19 @@ def _part(whose: str, source: Any) -> _Part:
         images, labels = source
         if labels is None:
             return _part(whose, images)
+        unordered = isinstance(labels, Mapping | Set | str) or getattr(labels, "shape", None) == ()
+        if unordered or not isinstance(labels, Iterable):
+            raise UserError(
+                f"{whose} has a {type(labels).__name__} as labels; give a list or an array, one for each image"
+            )
         labels = list(labels)  # a pandas Series is indexed by its index's values, not by position
         if len(images) != len(labels):
             raise UserError(f"{whose} has {len(images)} images and {len(labels)} labels; give one for each")
         return _Part(len(images), _Arrays(images, labels), whose)
+    if isinstance(source, tuple) and len(source) == 2 and isinstance(source[0], list) and len(source[0]) > 3:
+        raise UserError(
+            f"the images of {whose} are a list; give one array, or pairs: list(zip(images, labels))"
+        )  # and not two samples, which have an image, a label and perhaps more
     if _is_array(source):
         return _Part(len(source), _Arrays(source, None), whose)
     if isinstance(source, str | PathLike):
