@@ -42,6 +42,13 @@ def test_results_and_metrics_are_what_the_files_hold(run: atoll.Run, tmp_path: P
     assert (nothing.results, nothing.metrics) == ({}, [])
 
 
+def test_a_run_that_was_extended_since_shows_its_rounds(tmp_path: Path) -> None:
+    run = atoll.simulate(tiny("train.rounds=1"), tmp_path / "run")
+    assert repr(run).endswith("finished, 1 of 1 rounds")
+    atoll.simulate(tiny("train.rounds=2"), tmp_path / "run", resume=True)
+    assert repr(run).endswith("finished, 2 of 2 rounds")
+
+
 @contextmanager
 def floats_of_64_bits() -> Iterator[None]:
     torch.set_default_dtype(torch.float64)

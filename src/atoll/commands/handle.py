@@ -215,7 +215,8 @@ class Run(run_folder.Run):
     def _state(self) -> str:
         if not self.exists():
             return "no run in this folder"
-        rounds, done = self.recipe.train.rounds, max((line["round"] for line in self.metrics), default=0)
+        rounds = recipe_of(self).train.rounds  # of the folder: the run may have been extended since
+        done = max((line["round"] for line in self.metrics), default=0)
         return (
             f"{self.recipe.label}, {'finished' if self.finished else 'unfinished'}, {done} of {rounds} rounds"
         )
