@@ -49,6 +49,11 @@ def test_a_run_that_was_extended_since_shows_its_rounds(tmp_path: Path) -> None:
     assert repr(run).endswith("finished, 2 of 2 rounds")
 
 
+def test_a_list_of_protocols_gets_a_sentence(run: atoll.Run) -> None:
+    with pytest.raises(UserError, match=r"the name of one protocol, such as 'knn', and not \['knn'\]"):
+        run.evaluate(["knn"])  # type: ignore[arg-type]
+
+
 @contextmanager
 def floats_of_64_bits() -> Iterator[None]:
     torch.set_default_dtype(torch.float64)

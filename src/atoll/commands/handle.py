@@ -17,6 +17,7 @@ from atoll.commands.export import export_run
 from atoll.commands.neighbours import search
 from atoll.commands.report import check_page
 from atoll.core import run_folder
+from atoll.core.errors import UserError
 from atoll.core.extras import require
 from atoll.core.given import value_of
 from atoll.core.metrics_lines import numbers
@@ -131,6 +132,8 @@ class Run(run_folder.Run):
             >>> found["split"], 0 <= found["probe/accuracy"] <= 1
             ('test', True)
         """
+        if not isinstance(protocol, str):
+            raise UserError(f"evaluate takes the name of one protocol, such as 'knn', and not {protocol!r}")
         recipe, other = self.recipe, None
         if data is not None or test_data is not None:
             images = replace(recipe.data, source="object", path=give_data(data, test_data))

@@ -118,6 +118,10 @@ def test_what_cannot_be_called_is_refused() -> None:
         UserError, match=r"transform is a str; name 'simclr' in the recipe, as views\.preset, or"
     ):
         give_transform("simclr")
+    with pytest.raises(
+        UserError, match=r"^transform is the class Compose; give an object of it, Compose\(…\)$"
+    ):
+        give_transform(v2.Compose)
     with pytest.raises(UserError, match="names no code; set it to module:attribute"):
         ViewOptions(transform="simclr")
     named = make_views(ViewOptions(transform="torch:pi"), 8, 3)

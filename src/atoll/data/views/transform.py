@@ -23,7 +23,7 @@ def give_transform(transform: Any) -> Given:
     """Name a transform that Python code gives, with a fingerprint of its code and parameters.
 
     Raises:
-        UserError: It is not callable.
+        UserError: It is not callable, or is a class.
 
     Example:
         >>> from torchvision.transforms import v2
@@ -34,6 +34,9 @@ def give_transform(transform: Any) -> Given:
     if not callable(transform):
         expected = "a function or object that is called with an image"
         raise not_given("transform", transform, "views.preset", expected)
+    if isinstance(transform, type):
+        name = transform.__name__
+        raise UserError(f"transform is the class {name}; give an object of it, {name}(…)")
     name = getattr(transform, "__qualname__", type(transform).__qualname__)
     return Given.named(name, fingerprint(transform), transform)
 
