@@ -154,6 +154,13 @@ def test_a_file_that_is_not_toml(tmp_path):
         load_recipe(path)
 
 
+@pytest.mark.parametrize("encoding", ["utf-16", "latin-1"])
+def test_a_file_in_another_encoding_says_which_to_save_it_in(encoding, tmp_path):
+    (tmp_path / "mine.toml").write_text('base = "digits" # größer\n', encoding=encoding)
+    with pytest.raises(UserError, match=r"mine\.toml is not UTF-8, as TOML is; save it in this encoding"):
+        load_recipe(tmp_path / "mine.toml")
+
+
 def test_no_such_recipe():
     with pytest.raises(UserError, match=r"neither a preset nor a \.toml file; did you mean 'digits-ssd'"):
         load_recipe("digit-ssd")

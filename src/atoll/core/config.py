@@ -178,7 +178,9 @@ def _read(
             text, place, folder = _text(path), str(path), path.parent
         except FileNotFoundError:
             raise UserError(f"there is no {what} {path}{based}") from None
-        except (OSError, UnicodeDecodeError, DamagedError) as error:
+        except UnicodeDecodeError:
+            raise UserError(f"the {what} {path} is not UTF-8, as TOML is; save it in this encoding") from None
+        except (OSError, DamagedError) as error:
             raise UserError(f"cannot read the {what} {path}: {error}") from None
     else:
         if (inside := path / f"{what}.toml").is_file():
