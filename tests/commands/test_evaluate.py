@@ -60,7 +60,8 @@ def test_a_finished_run_is_measured_alike(run):
     assert again["clients-knn/worst_accuracy"] == min(found["clients-knn/accuracies"])
 
 
-def test_a_run_of_a_gpu_is_evaluated_without_one(run):
+def test_a_run_of_a_gpu_is_evaluated_without_one(run, monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     recipe = recipe_of(run)
     there = replace(recipe, engine=replace(recipe.engine, devices=("cuda:0", "cuda:1")))
     for only in (there, replace(recipe, engine=recipe.engine.on("cuda"))):
