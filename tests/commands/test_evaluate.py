@@ -159,9 +159,10 @@ def test_a_record_of_other_images_says_which_they_were(tmp_path):
     settings = ["data.source=folder", f"data.path={folder}"]
     marks = []
     for _ in range(2):
-        assert "fingerprints" not in evaluate_run(run, "knn", settings)
+        found = evaluate_run(run, "knn", settings)
         (file,) = run.folder.glob("evaluation-knn-on-images-*.json")
         marks.append(json.loads(file.read_text())["fingerprints"])
+        assert found["fingerprints"] == marks[-1]
         next(folder.glob("test/*/*.png")).unlink()
     assert marks[0][0] == marks[1][0]
     assert marks[0][1] != marks[1][1]

@@ -47,6 +47,7 @@ def _evaluate(options: argparse.Namespace) -> int:
 
     run = Run(options.run).require()
     results = evaluate_run(run, options.protocol, options.set, options.device)
+    results.pop("fingerprints", None)
     images, usual = results.pop("data", {}), describe(DataOptions())
     chosen = {f"data.{key}": value for key, value in images.items() if value != usual.get(key)}
     make_console().print(results_table(results | chosen))

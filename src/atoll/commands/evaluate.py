@@ -130,7 +130,7 @@ def evaluate_on(
         device: ``"cpu"``, ``"cuda"``, ``"cuda:1"``…, or ``"auto"`` (a GPU if there is one); None for the recipe's.
 
     Returns:
-        The result of `measure_run` without ``by_model`` and ``fingerprints``, which are only in the file.
+        The result of `measure_run` without ``by_model``, which is only in the file.
 
     Raises:
         UserError: See `measure_run`; also if there is no such device.
@@ -151,7 +151,7 @@ def evaluate_on(
         digits = hashlib.sha256(json.dumps(results["data"], sort_keys=True).encode()).hexdigest()[:8]
         name = f"evaluation-{protocol}-on-{data.short_name}-{digits}.json"
     keep_if_possible(lambda: run.write(name, json.dumps(results) + "\n"))
-    return {key: value for key, value in results.items() if key not in ("by_model", "fingerprints")}
+    return {key: value for key, value in results.items() if key != "by_model"}
 
 
 def check_held_out(run: Run, record: Mapping[str, Any], images: ImageSet) -> None:

@@ -116,7 +116,8 @@ class Run(run_folder.Run):
                 recipe's ``engine.device``.
 
         Returns:
-            The protocol's numbers, as in `results`, and the ``"split"`` of the evaluation.
+            The protocol's numbers, as in `results`, and the ``"split"`` of the evaluation. For the test split of
+            other images than the run's also their ``"fingerprints"``.
 
         Raises:
             UserError: The run has not finished, the protocol is unknown, the images lack labels or held-out images
