@@ -15,7 +15,7 @@ from pyarrow.csv import ConvertOptions, ParseOptions
 from atoll.core.errors import UserError
 from atoll.core.files import content_digest
 from atoll.core.text import few, first_line
-from atoll.data.options import DataOptions
+from atoll.data.options import DataOptions, held_out_names
 from atoll.data.parquet import is_text, other_columns, refuse_missing_columns, table_listing
 from atoll.data.records import FileRecords, Listing
 
@@ -48,7 +48,7 @@ def read_csv(options: DataOptions, root: Path) -> tuple[Listing, Listing | None]
         UserError: There is no such file, a column or an image is missing, or a label is.
     """
     if root.is_dir() and (train := _file_of(root, options.train_split)):
-        names = ("test", "val") if options.test_split is None else (options.test_split,)
+        names = held_out_names(options.test_split)
         test = next((path for name in names if (path := _file_of(root, name))), None)
         if test is None and options.test_split is not None:
             raise UserError(
@@ -91,6 +91,7 @@ def _listing(path: Path, table: pa.Table, options: DataOptions, test: bool = Fal
     names = table.column(image).to_pylist()
     if None in names:
         raise UserError(f"{path}: column {image!r} is empty in row {names.index(None)}")
+    # Unlike `atoll.core.files.is_file`, this takes a name that is too long for one that does not exist.
     if missing := [name for name in names if not os.path.isfile(path.parent / name)]:
         raise UserError(
             f"{path} lists {len(missing)} of {len(names)} images that do not exist: {few(missing)}; the names in "
@@ -152,7 +153,7 @@ def _split(
             )
         return listing, None
     splits = np.array([value or "" for value in table.column(SPLIT).to_pylist()])
-    names = ("test", "val") if options.test_split is None else (options.test_split,)
+    names = held_out_names(options.test_split)
     test = next((name for name in names if name in splits), None)
     for option, wanted in (("train_split", options.train_split), ("test_split", test or options.test_split)):
         if wanted is not None and wanted not in splits:

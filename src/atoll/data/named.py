@@ -19,7 +19,7 @@ from atoll.core.extras import require
 from atoll.core.files import cache_folder, content_digest, data_folder, hash_bytes
 from atoll.core.text import first_line
 from atoll.data.decode import Encoded
-from atoll.data.options import DataOptions
+from atoll.data.options import DataOptions, held_out_names
 from atoll.data.parquet import choose_columns, encoded, table_listing
 from atoll.data.records import UNLABELLED, ItemRecords, Listing, Rows, encode
 
@@ -74,7 +74,9 @@ def read_hub(options: DataOptions, download: bool = True) -> tuple[Listing, List
             f"cannot load the hub dataset {options.path!r}: {first_line(error)}; "
             "check its name and, unless it was downloaded before, the network"
         ) from error
-    test_split = options.test_split or next((name for name in ("test", "val") if name in splits), None)
+    test_split = next(
+        (name for name in held_out_names(options.test_split) if name in splits), options.test_split
+    )
     for name in (options.train_split, test_split):
         if name is not None and name not in splits:
             raise UserError(

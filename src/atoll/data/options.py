@@ -25,6 +25,11 @@ BY_CLASS = ("dirichlet", "skew", "shards", "single-class")  # kinds that split c
 Held = Annotated[float, AtLeast(0), Below(1)]
 
 
+def held_out_names(test_split: str | None) -> tuple[str, ...]:
+    """Names that the test split may have, the first that exists: that of ``data.test_split``, or the usual ones."""
+    return ("test", "val") if test_split is None else (test_split,)
+
+
 @dataclass(frozen=True)
 class DataOptions(Options, section="data"):
     """The recipe's ``[data]`` section: the source of the images, and how they are read.

@@ -21,7 +21,7 @@ from atoll.core.errors import UserError, did_you_mean
 from atoll.core.files import content_digest
 from atoll.core.text import few, first_line
 from atoll.data.decode import Encoded
-from atoll.data.options import DataOptions
+from atoll.data.options import DataOptions, held_out_names
 from atoll.data.records import Listing, Records, Rows, encode
 
 _TEXT = (pa.types.is_string, pa.types.is_large_string, pa.types.is_string_view)
@@ -155,9 +155,9 @@ def read_parquet(options: DataOptions, root: Path) -> tuple[Listing, Listing | N
         raise UserError(
             f"{root} holds no Parquet file of the split {options.train_split!r} (files there: {found})"
         )
-    if options.test_split is None:
-        test = split_files(root, "test") or split_files(root, "val")
-    elif not (test := split_files(root, options.test_split)):
+    names = held_out_names(options.test_split)
+    test = next((files for name in names if (files := split_files(root, name))), [])
+    if not test and options.test_split is not None:
         raise UserError(
             f"{root} holds no Parquet file of the split {options.test_split!r}; set data.test_split"
         )

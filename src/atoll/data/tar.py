@@ -24,7 +24,7 @@ from atoll.core.files import content_digest
 from atoll.core.text import few, first_line
 from atoll.data.decode import Encoded
 from atoll.data.folders import IMAGE_SUFFIXES, SPLITS
-from atoll.data.options import DataOptions
+from atoll.data.options import DataOptions, held_out_names
 from atoll.data.records import Listing, Rows, encode
 
 _LABELS = (".cls", ".json")
@@ -95,7 +95,7 @@ def read_tar(options: DataOptions, root: Path) -> tuple[Listing, Listing | None]
     if not found:
         raise UserError(f"{root} holds no .tar files")
     train = _of_split(found, root, options.train_split)
-    names = ("test", "val") if options.test_split is None else (options.test_split,)
+    names = held_out_names(options.test_split)
     test = next((files for name in names if (files := _of_split(found, root, name))), [])
     named = options.train_split != DataOptions.train_split or bool(test) or options.test_split is not None
     if not train and named:

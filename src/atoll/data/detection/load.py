@@ -9,6 +9,7 @@ from atoll.core.errors import UserError
 from atoll.data.detection.coco import ANNOTATIONS, read_coco
 from atoll.data.detection.objects import DetectionSet
 from atoll.data.detection.parquet import read_parquet_objects
+from atoll.data.options import held_out_names
 from atoll.data.sources import locate
 
 
@@ -28,7 +29,7 @@ def load_detection(
     """
     root = locate(data, "the data of detection")
     train = _read(root, (train_split,), "train_split")
-    test = _read(root, ("test", "val") if test_split is None else (test_split,), "test_split")
+    test = _read(root, held_out_names(test_split), "test_split")
     if train.unnamed and test.unnamed:  # plain Parquet lists no categories but those of its objects
         both = dict(sorted((train.classes | test.classes).items()))
         train, test = replace(train, classes=both), replace(test, classes=both)
