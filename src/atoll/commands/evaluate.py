@@ -12,7 +12,7 @@ from typing import Any
 
 from atoll.commands.evaluator import client_shares, of_users
 from atoll.core.config import describe
-from atoll.core.devices import check_device, find_device
+from atoll.core.devices import find_device
 from atoll.core.errors import UserError
 from atoll.core.given import value_of
 from atoll.core.process_state import standard_settings
@@ -137,13 +137,13 @@ def evaluate_on(
     """
     recipe = recipe or recipe_of(run)
     if device is not None:
-        check_device(device, "--device")
         find_device(device, "--device")
         recipe = replace(recipe, engine=recipe.engine.on(device))
-    try:
-        recipe.engine.find_device()
-    except UserError as error:
-        raise UserError(f"{error}: --device cpu") from None
+    else:
+        try:
+            recipe.engine.find_device()
+        except UserError as error:
+            raise UserError(f"{error}: --device cpu") from None
     results = {"protocol": protocol, **measure_run(run, [protocol], data, recipe)}
     name = f"evaluation-{protocol}.json"
     if data:

@@ -14,7 +14,7 @@ from atoll.core.errors import UserError
 
 
 def check_device(name: str, option: str) -> None:
-    """Check the name of a device; `find_device` checks that the device exists.
+    """Check the name of a device; `find_device` also checks that the device exists.
 
     Args:
         name: ``"auto"``, ``"cpu"``, ``"cuda"``, ``"cuda:1"``…
@@ -34,8 +34,9 @@ def find_device(name: str, option: str) -> torch.device:
     """Return the device of a name; for ``"auto"`` a GPU if there is one.
 
     Raises:
-        UserError: The name requires a GPU that is not there.
+        UserError: The name names no device, or requires a GPU that is not there.
     """
+    check_device(name, option)
     if name == "auto":
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
     device = torch.device(name)
@@ -113,9 +114,8 @@ class Attention(NamedTuple):
 
 
 _PLAIN_ATTENTION = Attention(flash=False, efficient=False, cudnn=False, plain=True, half=True)
-_ANY_ATTENTION = Attention(
-    flash=True, efficient=True, cudnn=True, plain=True, half=False
-)  # PyTorch's initial settings
+# PyTorch's initial settings.
+_ANY_ATTENTION = Attention(flash=True, efficient=True, cudnn=True, plain=True, half=False)
 
 
 def attention() -> Attention:
