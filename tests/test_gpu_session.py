@@ -37,7 +37,7 @@ title = "FedSimCLR, many rounds"
 changes.train.rounds = 400
 changes.method.name = "fed_simclr"
 """
-PLAN = '[[rows]]\ntable = "{table}"\nrows = ["*"]\ntogether = 2\n'
+PLAN = '[[rows]]\ntable = "{table}"\nrows = ["*"]\nseeds = [3]\ntogether = 2\n'
 
 
 def start(folder, work, *arguments):
@@ -74,7 +74,7 @@ def test_it_is_interrupted_and_goes_on_from_what_it_left(tmp_path):
 
     work = tmp_path / "work"
     process = start(tmp_path, work, first, tmp_path)
-    metrics = work / "runs" / "mine" / "long-seed0" / "metrics.jsonl"
+    metrics = work / "runs" / "mine" / "long-seed3" / "metrics.jsonl"
     while process.poll() is None and not (metrics.is_file() and len(metrics.read_text().splitlines()) > 4):
         time.sleep(0.1)
     process.send_signal(signal.SIGTERM)
@@ -85,7 +85,7 @@ def test_it_is_interrupted_and_goes_on_from_what_it_left(tmp_path):
     (long, *_) = (run for run in json.loads(inside(first, "results.json")) if "long" in run["run"])
     assert not long["finished"]
     assert 0 < long["round"] < 400
-    before = inside(first, "runs/mine/long-seed0/metrics.jsonl").splitlines()
+    before = inside(first, "runs/mine/long-seed3/metrics.jsonl").splitlines()
     bench = json.loads(inside(first, "bench.json"))
     assert all(part["finished"] for part in bench["parts"].values()), bench
     assert {"fed_simclr", "ssd"} == {k for k, v in bench["parts"]["correctness"]["found"].items() if v["ok"]}
@@ -99,7 +99,7 @@ def test_it_is_interrupted_and_goes_on_from_what_it_left(tmp_path):
     runs = json.loads(inside(second, "results.json"))
     assert [run["finished"] for run in runs] == [True, True]
     assert all(0 < run["results"]["knn/accuracy"] <= 1 for run in runs)
-    after = inside(second, "runs/mine/long-seed0/metrics.jsonl").splitlines()
+    after = inside(second, "runs/mine/long-seed3/metrics.jsonl").splitlines()
     kept = [json.loads(line)["round"] for line in before].index(long["round"])
     assert after[:kept] == before[:kept]  # with the seconds that each round took, so none was run again
     assert json.loads(inside(second, "bench.json")) == bench
@@ -244,9 +244,8 @@ def test_the_seconds_count_from_the_start_of_the_script(tmp_path):
     assert '--started "$started"' in SCRIPT.read_text().splitlines()[-1]
 
 
-def test_the_bench_leaves_a_part_of_the_time_to_the_tables(tmp_path, monkeypatch):
+def test_the_bench_leaves_a_part_of_the_time_to_the_tables(tmp_path):
     program = load_program()
-    monkeypatch.setattr(program, "BENCH", 0.02)
 
     class Session(program.Session):
         def atoll(self, name, *arguments):
@@ -254,6 +253,6 @@ def test_the_bench_leaves_a_part_of_the_time_to_the_tables(tmp_path, monkeypatch
             return self.process
 
     session = Session(tmp_path, "cpu", "test", time.monotonic() + 100)
-    program.bench(session, tmp_path / "out")
+    program.bench(session, tmp_path / "out", share=0.02)
     assert session.process.poll() is not None
     assert session.left > 50

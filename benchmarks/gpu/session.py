@@ -8,6 +8,7 @@ later call that receives these files continues those runs; the others start agai
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import os
 import shutil
@@ -32,7 +33,9 @@ from atoll.papers.reproduction import find_table, images_of
 
 FILES, BYTES = 8, int(15.5 * 2**20)  # largest number and size of the returned files
 PACKING = 40.0  # seconds reserved for stopping and packing
-BENCH = 2 / 3  # most of a call's time for the bench, so that each call advances the tables, too
+BENCH = (
+    2 / 3
+)  # most of a call's time for the bench, if the plan says nothing: each call advances the tables, too
 STARTS = 5  # most starts of the bench
 STALLED = 150.0  # seconds without a new value after which the bench is killed: most values take seconds
 WEIGHTS = ("checkpoints", "*.safetensors", "report.html")  # files of a run that the results do not include
@@ -94,13 +97,13 @@ def end(started: float, seconds: float) -> float:
     return time.monotonic() - (time.time() - started) + seconds - PACKING
 
 
-def bench(session: Session, out: Path) -> None:
+def bench(session: Session, out: Path, share: float = BENCH) -> None:
     """Run the bench, which saves each value and skips those that it has; start it again if the GPU fails it.
 
     It is killed if it hangs at a value, which the next start skips, and interrupted when its share of the time is
     over. What it has found is copied as it comes, in case this process is killed.
     """
-    rest = session.left * (1 - BENCH)
+    rest = session.left * (1 - share)
     found = session.work / "bench.json"
     arguments = ["--out", str(found), "--device", session.device, "--scale", session.scale]
     for _ in range(STARTS):
@@ -134,20 +137,22 @@ def check_images(waves: list[dict[str, Any]], folder: Path) -> None:
 
 
 def rows(session: Session, wave: dict[str, Any]) -> None:
-    """Run some rows of a table in the given order, several at the same time."""
-    table, settings = wave["table"], [f"engine.device={session.device}", "engine.workers=1"]
-    settings += wave.get("settings", [])
+    """Run some rows of a table in the given order, seed by seed, several at the same time."""
+    table, common = wave["table"], [f"engine.device={session.device}", "engine.workers=1"]
+    common += wave.get("settings", [])
     folder = session.work / "runs" / Path(table).stem
-    waiting: OrderedDict[str, Run] = OrderedDict()
-    for pattern in wave["rows"]:
+    waiting: OrderedDict[Path, list[str]] = OrderedDict()
+    for seed, pattern in itertools.product(wave.get("seeds", [None]), wave["rows"]):
+        settings = common if seed is None else [*common, f"seed={seed}"]
         job = find_table(table, [pattern], settings, 1, folder)
-        waiting |= {row.name: Run(job.folders(row)[0]) for row in job.rows if row.name not in waiting}
+        for row in job.rows:
+            waiting.setdefault(job.folders(row)[0], [row.name, "--set", *settings])
     while (waiting or session.running) and session.left > 0:
         while waiting and len(session.running) < wave.get("together", 1):
-            name, run = waiting.popitem(last=False)
-            if not run.finished:
-                arguments = ["reproduce", table, "--rows", name, "--out", str(folder), "--set", *settings]
-                session.atoll(f"{Path(table).stem}-{name}", *arguments)
+            run, chosen = waiting.popitem(last=False)
+            if not Run(run).finished:
+                arguments = ["reproduce", table, "--out", str(folder), "--rows", *chosen]
+                session.atoll(f"{Path(table).stem}-{run.name}", *arguments)
         session.look()
 
 
@@ -250,7 +255,8 @@ def main() -> int:
     until = end(options.started, float(variable("ATOLL_GPU_SECONDS", "560")))
     session = Session(work, variable("ATOLL_GPU_DEVICE", "cuda"), variable("ATOLL_GPU_SCALE", "full"), until)
     plan = Path(variable("ATOLL_GPU_PLAN", str(HERE / "plan.toml")))
-    waves = tomllib.loads(plan.read_text())["rows"]
+    planned = tomllib.loads(plan.read_text())
+    waves = planned["rows"]
     try:
         check_images(waves, work)
     except UserError as error:
@@ -260,7 +266,7 @@ def main() -> int:
     for interruption in (signal.SIGTERM, signal.SIGINT):  # a background process of a shell ignores SIGINT
         signal.signal(interruption, signal.default_int_handler)
     try:
-        bench(session, options.out)
+        bench(session, options.out, planned.get("bench", BENCH))
         for wave in waves:
             rows(session, wave)
     except KeyboardInterrupt:
