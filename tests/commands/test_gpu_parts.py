@@ -86,7 +86,9 @@ def test_the_overhead_is_relative_to_the_bare_loop():
 
 def test_a_measured_step_is_one_of_a_run(memory_is_used_again):
     """Compiled encoders learn when it begins."""
-    work = Bench(torch.device("cpu"), SCALES["test"]).workload("resnet-narrow", 4, 16, "bf16", "graphs")
+    work = Bench(torch.device("cpu"), SCALES["test"]).workload(
+        "resnet-narrow", 4, 16, "bf16", "compiled, graphs"
+    )
     for _ in range(3):
         work.step()
     work.step_with_views()

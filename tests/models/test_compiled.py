@@ -144,11 +144,6 @@ def test_it_is_refused_with_gradient_checkpointing():
         load_recipe("digits-simclr", ["train.compile=true", "train.checkpoint_gradients=true"])
 
 
-def test_cuda_graphs_are_refused_without_compiled_encoders():
-    with pytest.raises(UserError, match=r"train\.cuda_graphs records compiled encoders; add train\.compile"):
-        load_recipe("digits-simclr", ["train.cuda_graphs=true"])
-
-
 def test_outputs_outlive_the_graphs_memory(memory_is_used_again):
     encoder, twin = encoder_and_twin()
     encode = CompiledEncoders({4}, CPU, cuda_graphs=True)

@@ -25,6 +25,7 @@ from atoll.commands.gpu_parts import (
     overhead,
     peak,
     profile,
+    replays,
     rounds,
     steps,
     variant,
@@ -56,16 +57,18 @@ class Part:
 PARTS = {
     "correctness": Part(correctness, 60),
     "rounds": Part(rounds, 60),
+    "replays": Part(replays, 60),
     "steps": Part(steps, 60),
+    "graphs": Part(variant("graphs"), 20),
     "overhead": Part(overhead, 30),
     "views": Part(views, 20),
     "profile": Part(profile, 20),
     "peak": Part(peak, 10),
     "tables": Part(tables, 90),
     "any kernels": Part(variant("any kernels"), 20),
+    "sharing": Part(sharing, 60),  # late, because the Multi-Process Service may hang
     "compiled": Part(variant("compiled"), 60),  # to compile an encoder takes up to a minute
-    "graphs": Part(variant("graphs"), 60),
-    "sharing": Part(sharing, 60),  # last, because the Multi-Process Service may hang
+    "compiled, graphs": Part(variant("compiled, graphs"), 60),
 }
 
 

@@ -26,6 +26,7 @@ from atoll.commands.gpu_workloads import (
     wait_for,
 )
 from atoll.data.views.views import ViewOptions, make_views
+from atoll.engines.step_graphs import can_replay
 
 Found = Iterator[tuple[str, Any]]
 LONGEST_TIMING = 0.5  # seconds
@@ -37,8 +38,9 @@ PRECISIONS = {  # of a step: TF32 in matrix products and convolutions, and the r
 }
 VARIANTS = {  # of a step
     "": (),
+    "graphs": ("train.cuda_graphs=true",),
     "compiled": ("train.compile=true",),
-    "graphs": ("train.compile=true", "train.cuda_graphs=true"),
+    "compiled, graphs": ("train.compile=true", "train.cuda_graphs=true"),
     "any kernels": ("engine.deterministic=false",),
 }
 ENCODERS = {
@@ -128,6 +130,32 @@ def _two_rounds(bench: Bench, name: str) -> dict[str, Any]:
     return {"losses": losses, "ok": accepted and all(map(math.isfinite, losses))}
 
 
+def replays(bench: Bench) -> Found:
+    """Compare a client's round with recorded steps and without, for each method whose steps can be replayed."""
+    yield from bench.new({name: partial(_replayed, bench, name) for name in bench.scale.methods})
+
+
+def _replayed(bench: Bench, name: str) -> dict[str, Any]:
+    usual = ("train.amp=true", "engine.channels_last=auto")
+    settings = [
+        *usual,
+        *bench.scale.digits,
+        f"method.name={name}",
+        *METHOD_NEEDS.get(name, ()),
+        "train.epochs=3",
+    ]
+    found = []
+    for graphs in ("true", "false"):
+        work = digits_workload([*settings, f"train.cuda_graphs={graphs}"], bench.device)
+        train = work.federation.recipe.train
+        if not can_replay(work.method, train):
+            return {"ok": True, "replayed": False}
+        found.append(one_client_round(work))
+    replayed, plain = found
+    moved = max((float((replayed[key] - plain[key]).abs().max()) for key in plain), default=0.0)
+    return {"ok": moved == 0, "replayed": True, "differ_by": moved}
+
+
 def views(bench: Bench) -> Found:
     """Measure views per second of images on the device, and the time of the random draw alone, on the CPU."""
     yield from bench.new(
@@ -206,17 +234,25 @@ def _step(
 
 def profile(bench: Bench) -> Found:
     """Profile the first step: its kernels by their time on the device, and the device's idle time."""
-    kinds = {"prepared batches": False, "with views": True}
-    yield from bench.new({kind: partial(_profile, bench, views) for kind, views in kinds.items()})
+
+    @cache
+    def timed() -> dict[str, tuple[Callable[[], None], float]]:
+        work = bench.workload(*bench.scale.steps[0], "bf16")
+        calls = {"prepared batches": work.step, "with views": work.step_with_views}
+        return {kind: (call, bench.seconds(call)) for kind, call in calls.items()}
+
+    # All are timed before the first is profiled: the profiler slows all later calls of its process.
+    kinds = ("prepared batches", "with views")
+    yield from bench.new({kind: partial(_profile, bench, timed, kind) for kind in kinds})
 
 
-def _profile(bench: Bench, views: bool) -> dict[str, Any]:
+def _profile(
+    bench: Bench, timed: Callable[[], dict[str, tuple[Callable[[], None], float]]], kind: str
+) -> dict[str, Any]:
     from torch.profiler import ProfilerActivity
     from torch.profiler import profile as record
 
-    work = bench.workload(*bench.scale.steps[0], "bf16")
-    call, gpu, calls = work.step_with_views if views else work.step, bench.device.type == "cuda", 10
-    seconds = bench.seconds(call)  # the profiler slows calls down
+    (call, seconds), gpu, calls = timed()[kind], bench.device.type == "cuda", 10
     with record(activities=[ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if gpu else [])]) as recorded:
         for _ in range(calls):
             call()

@@ -32,12 +32,17 @@ class Component(Options):
         needs_labels: The component reads ``batch.labels``, which are None unless some component sets this.
         between_neighbours: If there is no server, neighbours may exchange the component's slices. Each client then
             has its own slice of the state, folded from the slices of its neighbourhood.
+        replays: On a GPU, a step may be recorded once a round and replayed (``train.cuda_graphs``). A class that
+            overrides ``loss``, ``after_heads`` or ``after_step`` must state this itself: the hook depends on the
+            passes, images and labels of the batch, and otherwise only on tensors and numbers that stay the same
+            objects after `start`; it changes tensors in place, draws nothing random, and uploads nothing.
     """
 
     name: ClassVar[str] = ""
     source: ClassVar[str] = ""
     needs_labels: ClassVar[bool] = False
     between_neighbours: ClassVar[bool] = False
+    replays: ClassVar[bool] = True
 
     def __init_subclass__(cls) -> None:
         """Refuse options that would silently replace a hook or be ignored; warn of a missing declaration.
@@ -214,6 +219,13 @@ def _annotated(kind: type) -> list[str]:
 def declares_slice(kind: type[Component]) -> bool:
     """Whether a component declares what its `finish` sends."""
     return declared(kind, "declares", "finish")
+
+
+def replays(kind: type[Component]) -> bool:
+    """Whether a component's steps can be replayed: its class says so, and overrides no hook of a step since."""
+    return kind.replays and all(
+        declared(kind, "replays", hook) for hook in ("loss", "after_heads", "after_step")
+    )
 
 
 def declared(kind: type[Component], declaration: str, hook: str) -> bool:

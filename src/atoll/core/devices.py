@@ -75,6 +75,11 @@ def use_gpu(device: torch.device) -> None:
         torch.cuda.set_device(device)
 
 
+def make_stream(device: torch.device) -> torch.cuda.Stream:
+    """Make a stream of a GPU, whose kernels run beside those of other streams."""
+    return torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+
+
 def repeat_results(device: torch.device, wanted: bool = True) -> None:
     """Make a GPU's kernels return the same bits each time, where PyTorch has such kernels.
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import cast
 
 import torch
@@ -18,6 +18,7 @@ from atoll.core.tree import Weights, checked, clone
 from atoll.data.batch import part_sizes
 from atoll.data.client_data import VIEW_NAMES
 from atoll.engines.network_state import NetworkState
+from atoll.engines.step_graphs import step_graph
 from atoll.engines.weight_names import buffer_names, frozen_names, personal_names, update_names
 from atoll.methods.method import Method
 from atoll.models.compiled import CompiledEncoders
@@ -51,10 +52,13 @@ class Client:
         self._trained = [(weight, weight.requires_grad) for weight in networks.parameters()]
         self._fixed = frozenset(frozen_names(networks))
         self._state = NetworkState(networks)
+        train = setting.train
+        self._graph = step_graph(method, train, self.device)
         self._compiled: CompiledEncoders | None = None
-        if setting.train.compile:
-            sizes = part_sizes(setting.train.batch_size, setting.train.accumulate)
-            self._compiled = CompiledEncoders(set(sizes), self.device, setting.train.cuda_graphs)
+        if train.compile:
+            sizes = part_sizes(train.batch_size, train.accumulate)
+            graphs = train.cuda_graphs and self._graph is None
+            self._compiled = CompiledEncoders(set(sizes), self.device, graphs)
         self._base: Weights = constants.get(BASE, {})
         self._state.load(self._base)
 
@@ -118,6 +122,8 @@ class Client:
         self._losses: dict[str, list[Tensor]] = {"loss": []}
         self._shares: list[float] = []  # of their batches
         self._epoch = self._epoch_start = 0
+        if self._graph is not None:
+            self._graph.start()
 
     def begin_batch(self, batch: Batch) -> None:
         """Begin a step; if the batch is the first of a local epoch, end the previous epoch."""
@@ -138,11 +144,14 @@ class Client:
             UserError: The loss of a component is not a scalar.
         """
         self.prepare(batch)
+        return self.loss(batch, self.passes(batch), share)
+
+    def passes(self, batch: Batch) -> Passes:
+        """Run every declared forward pass of a batch once."""
         encode = self._compiled or nn.Module.__call__
-        passes = run_forwards(
+        return run_forwards(
             self.method.forwards, self.networks_by_name, batch.images, self.joint, self.context.after, encode
         )
-        return self.loss(batch, passes, share)
 
     def prepare(self, batch: Batch) -> None:
         """Add the components' images to a batch.
@@ -176,8 +185,18 @@ class Client:
         Raises:
             UserError: The loss of a component is not a scalar.
         """
+        total, values = self.losses(batch, passes)
+        self.note(values, share)
+        return total
+
+    def losses(self, batch: Batch, passes: Passes) -> tuple[Tensor, dict[str, Tensor]]:
+        """Compute the local loss of a batch, and without gradients all losses by name; see `step`.
+
+        Raises:
+            UserError: The loss of a component is not a scalar.
+        """
         context = self.context
-        total = torch.zeros((), device=context.device)
+        total, values = torch.zeros((), device=context.device), {}
         for weight, component in self.method.losses:
             loss = component.loss(context, batch, passes)
             if not isinstance(loss, Tensor):
@@ -189,11 +208,20 @@ class Client:
                     f"the loss of {component.name!r} has shape {tuple(loss.shape)} and must be a scalar; "
                     "return its mean"
                 )
-            self._losses.setdefault(component.name, []).append(_part(loss, share))
+            values[component.name] = loss.detach()
             total = total + weight * loss if weight != 1 else total + loss
-        self._losses["loss"].append(_part(total, share))
+        return total, {**values, "loss": total.detach()}
+
+    def note(self, values: Mapping[str, Tensor], share: float = 1.0) -> None:
+        """Keep the losses of a batch, or of a part of one, for the reported means."""
+        for name, value in values.items():
+            # For a whole batch, this saves a kernel on a GPU.
+            self._losses.setdefault(name, []).append(value if share == 1 else share * value)
         self._shares.append(share)
-        return total
+
+    def replay(self, batch: Batch) -> bool:
+        """Take a complete step by a replay of its recorded kernels; False if there is none for this batch."""
+        return self._graph is not None and self._graph.take(self, batch)
 
     def after_step(self) -> None:
         """Call the components after an optimiser step."""
@@ -295,6 +323,8 @@ def train_client(
 def train_batch(client: Client, batch: Batch, before_step: Callable[[nn.Module], None] | None = None) -> None:
     """Take one step of a client on a batch; see `train_client`."""
     client.begin_batch(batch)
+    if before_step is None and client.replay(batch):
+        return
     client.optimizer.zero_grad(set_to_none=True)
     for part, share in batch.parts(client.setting.train.accumulate):
         with client.autocast():
@@ -310,8 +340,3 @@ def train_batch(client: Client, batch: Batch, before_step: Callable[[nn.Module],
 def training_seed(setting: Setting, message: Message) -> int:
     """Seed of the random streams while a client trains: random layers and the user's code draw from them."""
     return derive_seed(setting.seed, "networks", message["round"], message["client"])
-
-
-def _part(loss: Tensor, share: float) -> Tensor:
-    """The share that a part's loss adds to the batch's loss; for a whole batch, this saves a kernel on a GPU."""
-    return loss.detach() if share == 1 else share * loss.detach()

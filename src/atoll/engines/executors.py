@@ -129,12 +129,12 @@ def in_this_process(federation: Federation, states: ClientStates) -> InProcess:
     """Return the faster executor for the device, on the networks of this process.
 
     `OneAhead` is not used with user code, which may draw from the process's random streams: the fold and the
-    training share them. It is not used with CUDA graphs either: in PyTorch 2.11, only the first thread that asks
-    for them can use them, and this is mostly the main thread.
+    training share them. It is not used with CUDA graphs of compiled encoders either: in PyTorch 2.11, only the
+    first thread that asks for them can use them, and this is mostly the main thread.
     """
     recipe = federation.recipe
     gpu = recipe.engine.find_device().type == "cuda"
-    ahead = gpu and not recipe.own_code and not recipe.train.cuda_graphs
+    ahead = gpu and not recipe.own_code and not (recipe.train.compile and recipe.train.cuda_graphs)
     return (OneAhead if ahead else InProcess)(federation, states)
 
 

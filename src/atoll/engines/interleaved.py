@@ -14,6 +14,7 @@ import torch
 
 from atoll.components.base import Batch, ClientData
 from atoll.components.messages import ClientState, Slices, Update
+from atoll.core.devices import make_stream
 from atoll.core.process_state import random_streams, seed_streams, set_random_streams, streams_kept
 from atoll.engines.client import Client, train_batch, training_seed
 from atoll.engines.executors import InProcess, Progress
@@ -46,7 +47,7 @@ class Interleaved(InProcess):
         device = self._clients[0].device
         if device.type != "cuda":
             return [None] * len(self._clients)
-        return [torch.cuda.Stream(device) for _ in self._clients]  # type: ignore[no-untyped-call]
+        return [make_stream(device) for _ in self._clients]
 
     def _train_group(self, jobs: Sequence[Job], progress: Progress) -> dict[int, Update]:
         # Clients with the most steps come first, so that those that still train are always the first ones.

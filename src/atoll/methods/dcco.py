@@ -55,6 +55,7 @@ class DCCO(CohortStatistics):
         lambd: λ, the weight of the off-diagonal entries.
     """
 
+    replays: ClassVar[bool] = True
     name: ClassVar[str] = "dcco"
     source: ClassVar[str] = "Vemulapalli et al. 2022 (DCCO)"
     egress: ClassVar[tuple[str, ...]] = ("means, mean squares and mean products of its embeddings",)

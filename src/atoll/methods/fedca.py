@@ -74,6 +74,7 @@ class DictionaryContrast(Objective):
         momentum: α of temporal ensembling; 0 turns it off (Fig. 5).
     """
 
+    replays: ClassVar[bool] = True
     name: ClassVar[str] = "fedca_dictionary"
     source: ClassVar[str] = "Zhang et al. 2023 (FedCA), Eqs. 4-10"
     least_loss: ClassVar[float] = 0.0
@@ -207,6 +208,7 @@ class Alignment(Term):
             them; ``"running"``: the running statistics, as in evaluation. The paper states none.
     """
 
+    replays: ClassVar[bool] = True
     name: ClassVar[str] = "fedca_alignment"
     source: ClassVar[str] = "Zhang et al. 2023 (FedCA), Eqs. 11-13"
     least_loss: ClassVar[float] = 0.0

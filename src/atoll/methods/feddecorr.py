@@ -36,6 +36,7 @@ class FedDecorr(Term):
             without augmentation, ``["image"]`` saves passes.
     """
 
+    replays: ClassVar[bool] = True
     name: ClassVar[str] = "feddecorr"
     source: ClassVar[str] = "Shi et al. 2023 (FedDecorr), Eq. 4"
     least_loss: ClassVar[float] = 0.0

@@ -26,6 +26,7 @@ class FedProx(Term):
         weight: μ.
     """
 
+    replays: ClassVar[bool] = True
     name: ClassVar[str] = "fedprox"
     source: ClassVar[str] = "Li et al. 2020 (FedProx), Eq. 2"
     least_loss: ClassVar[float] = 0.0

@@ -53,6 +53,7 @@ class FedSC(CohortStatistics):
             the server knows.
     """
 
+    replays: ClassVar[bool] = True
     name: ClassVar[str] = "fedsc"
     source: ClassVar[str] = "Jing et al. 2024 (FedSC)"
     egress: ClassVar[tuple[str, ...]] = ("the noisy correlation matrix of its embeddings",)

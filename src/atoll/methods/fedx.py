@@ -45,6 +45,7 @@ class FedX(Term):
         target_temperature: τ' of the targets of the relations.
     """
 
+    replays: ClassVar[bool] = True
     name: ClassVar[str] = "fedx"
     source: ClassVar[str] = "Han et al. 2022 (FedX), Section 3"
     local_relation: bool = True

@@ -33,6 +33,7 @@ class MOON(Term):
         augment: Read an augmented view instead of the image without augmentation, for self-supervised objectives.
     """
 
+    replays: ClassVar[bool] = True
     name: ClassVar[str] = "moon"
     source: ClassVar[str] = "Li et al. 2021 (MOON), Eqs. 3-4"
     needs_steps: ClassVar[bool] = True

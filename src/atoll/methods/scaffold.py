@@ -44,6 +44,7 @@ class Scaffold(Term):
         weight: Factor of the correction; 1 is SCAFFOLD, 0 removes the term, and other values are refused.
     """
 
+    replays: ClassVar[bool] = True
     name: ClassVar[str] = "scaffold"
     source: ClassVar[str] = "Karimireddy et al. 2020 (SCAFFOLD), Eqs. 3-5, option II"
     egress: ClassVar[tuple[str, ...]] = ("its mean gradient, as the change of its control variate",)

@@ -100,6 +100,7 @@ class DSR(Separation):
             on embeddings that are not normalised; that loss has no fixed point, and ‖z‖ grows without bound.
     """
 
+    replays: ClassVar[bool] = True
     name: ClassVar[str] = "dsr"
     source: ClassVar[str] = "SSD Eqs. 6-7"
     least_loss: ClassVar[float] = 0.0
@@ -128,6 +129,7 @@ class HSD(Separation):
         reduction: As for ``dsr``, if ``kind`` is ``"target"``.
     """
 
+    replays: ClassVar[bool] = True
     name: ClassVar[str] = "hsd"
     source: ClassVar[str] = "SSD Fig. 6b (our reading)"
     least_loss: ClassVar[float] = 0.0
@@ -165,6 +167,7 @@ class PD(Term):
         temperature: τ; the paper has no temperature (τ = 1), the code has 0.5.
     """
 
+    replays: ClassVar[bool] = True
     name: ClassVar[str] = "pd"
     source: ClassVar[str] = "SSD Eq. 9"
     least_loss: ClassVar[float] = 0.0

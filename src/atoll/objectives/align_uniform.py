@@ -24,6 +24,7 @@ class AlignUniform(Objective):
 
     name: ClassVar[str] = "align_uniform"
     source: ClassVar[str] = "Wang and Isola 2020; SSD Eqs. 3-4"
+    replays: ClassVar[bool] = True
     beta: float = 1.0
     t: Positive = 2.0
 

@@ -24,6 +24,7 @@ class Autoencoder(Objective):
 
     name: ClassVar[str] = "autoencoder"
     source: ClassVar[str] = "FedCA (a baseline)"
+    replays: ClassVar[bool] = True
     least_loss: ClassVar[float] = 0.0
 
     def embeds(self) -> bool:

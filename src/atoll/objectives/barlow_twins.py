@@ -24,6 +24,7 @@ class BarlowTwins(Objective):
 
     name: ClassVar[str] = "barlow_twins"
     source: ClassVar[str] = "Zbontar et al. 2021, Eqs. 1-2"
+    replays: ClassVar[bool] = True
     lambd: float = 0.0051
     unbiased: bool = False
 

@@ -32,6 +32,7 @@ class BYOL(Objective):
 
     name: ClassVar[str] = "byol"
     source: ClassVar[str] = "Grill et al. 2020, Eqs. 1-2"
+    replays: ClassVar[bool] = True
     least_loss: ClassVar[float] = 0.0
     momentum: Momentum = 0.99
     target: Literal["kept", "reset"] = "kept"

@@ -41,6 +41,7 @@ class CrossEntropy(Objective):
 
     name: ClassVar[str] = "cross_entropy"
     source: ClassVar[str] = "McMahan et al. 2017; Dec-SSL Section 2.1"
+    replays: ClassVar[bool] = True
     least_loss: ClassVar[float] = 0.0
     needs_labels: ClassVar[bool] = True
     augment: bool = False

@@ -36,6 +36,7 @@ class MetricLearning(Objective):
             embedding ``"z"``; neither is normalised.
     """
 
+    replays: ClassVar[bool] = True
     needs_labels: ClassVar[bool] = True
     members: ClassVar[int] = 4  # rows of `draw_quadruplets` that the loss reads
     beta: float = 1.0

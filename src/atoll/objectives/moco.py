@@ -36,6 +36,7 @@ class MoCo(Objective):
             queries.
     """
 
+    replays: ClassVar[bool] = True
     name: ClassVar[str] = "moco"
     source: ClassVar[str] = "He et al. 2020, Eqs. 1-2; Chen et al. 2020 (v2)"
     least_loss: ClassVar[float] = 0.0
@@ -58,7 +59,7 @@ class MoCo(Objective):
             scope.queue = normalize(torch.randn(shape, generator=context.stream("moco-queue")))
         else:
             scope.queue = scope.retained
-        scope.queue = scope.queue.to(context.device)
+        scope.queue = scope.queue.to(context.device, copy=True)
         scope.keys = []
 
     def loss(self, context: ClientContext, batch: Batch, passes: Passes) -> Tensor:
@@ -77,7 +78,7 @@ class MoCo(Objective):
         """Move the key encoder towards the query encoder, and enqueue this step's keys."""
         scope = context.of(self)
         follow(scope.key, context.networks, self.momentum)
-        scope.queue = enqueue(scope.queue, *scope.keys)
+        scope.queue.copy_(enqueue(scope.queue, *scope.keys))
         scope.keys = []
 
     def keep(self, context: ClientContext) -> Tree:

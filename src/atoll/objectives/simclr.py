@@ -24,6 +24,7 @@ class SimCLR(Objective):
             denominator with similarity 0).
     """
 
+    replays: ClassVar[bool] = True
     name: ClassVar[str] = "simclr"
     source: ClassVar[str] = "Chen et al. 2020, Eq. 1"
     least_loss: ClassVar[float] = 0.0

@@ -17,6 +17,7 @@ from atoll.models.heads import build_predictor
 class SimSiam(Objective):
     """L = ½ (D(q₁, sg z₂) + D(q₂, sg z₁)) with D = −cos."""
 
+    replays: ClassVar[bool] = True
     name: ClassVar[str] = "simsiam"
     source: ClassVar[str] = "Chen and He 2021, Eqs. 1-4"
     least_loss: ClassVar[float] = -1.0

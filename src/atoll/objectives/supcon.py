@@ -27,6 +27,7 @@ class SupCon(Objective):
             report SupCon's accuracy do not say where its classifier comes from; the alternative is a linear probe.
     """
 
+    replays: ClassVar[bool] = True
     name: ClassVar[str] = "supcon"
     source: ClassVar[str] = "Khosla et al. 2020, Eq. 2"
     least_loss: ClassVar[float] = 0.0

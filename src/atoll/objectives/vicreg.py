@@ -27,6 +27,7 @@ class VICReg(Objective):
             and v by 2. With the paper's equations, s outweighs the other terms by d.
     """
 
+    replays: ClassVar[bool] = True
     name: ClassVar[str] = "vicreg"
     source: ClassVar[str] = "Bardes et al. 2022, Eqs. 1-6"
     least_loss: ClassVar[float] = 0.0

@@ -94,8 +94,6 @@ class Recipe(Options):
         for first, second in _NOT_TOGETHER:
             if used[first] and used[second]:
                 raise UserError(f"{second} cannot be used with {first}; leave out one of them")
-        if self.train.cuda_graphs and not self.train.compile:
-            raise UserError("train.cuda_graphs records compiled encoders; add train.compile = true")
 
     @cached_property
     def composed(self) -> Method:

@@ -1,0 +1,195 @@
+"""Steps that are recorded and replayed: on a CPU, by simulated graphs (`tests.simulated_graphs`)."""
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import pytest
+import torch
+from torch import nn
+
+from atoll.components.base import VIEWS, Objective
+from atoll.components.component import replays
+from atoll.core.errors import UserError
+from atoll.core.tree import same
+from atoll.engines.step_graphs import Recorder, StepGraph, can_replay
+from atoll.methods.registry import METHODS
+from atoll.objectives.simclr import SimCLR
+from tests.harness import remains, run_tiny, tiny
+from tests.rounds import Rounds
+from tests.simulated_graphs import Recorder as SimulatedRecorder
+from tests.simulated_graphs import use_simulated_graphs
+from tests.test_every_method import NEEDS
+
+# Three batches an epoch at each of four clients, the last of which is smaller: of nine steps, one is taken before
+# the recording, and three are of small batches.
+STEPS = ("data.limit=180", "train.epochs=3", "train.lr=0.01", "train.cuda_graphs=true")
+DRAW_IN_STEPS = {  # random numbers, on the CPU, in their losses
+    "calibre", "dec_mar", "featarc", "featarc_align", "fed_dino", "fed_mae", "fed_mar", "fed_pr", "fed_sigreg",
+    "fedu2", "orchestra",
+}  # fmt: skip
+
+
+@pytest.fixture
+def recorder(monkeypatch):
+    return use_simulated_graphs(monkeypatch)
+
+
+def recipe(name, *settings):
+    return tiny(f"method.name={name}", "train.rounds=2", *NEEDS.get(name, ()), *STEPS, *settings)
+
+
+def test_the_methods_that_cannot_be_replayed_are_these():
+    assert {
+        name for name in METHODS if not can_replay(recipe(name).composed, recipe(name).train)
+    } == DRAW_IN_STEPS
+
+
+@pytest.mark.parametrize("name", ["fed_simclr", "ssd", "fed_moco", "fedema", "scaffold", "moon", "fedquad"])
+def test_replays_give_the_same_bytes(name, recorder, tmp_path):
+    check_bytes(name, recorder, tmp_path)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", sorted(METHODS.keys() - DRAW_IN_STEPS))
+def test_replays_of_every_method_give_the_same_bytes(name, recorder, tmp_path):
+    check_bytes(name, recorder, tmp_path)
+
+
+def check_bytes(name, recorder, tmp_path):
+    settings = (f"method.name={name}", "train.rounds=2", *NEEDS.get(name, ()), *STEPS)
+    replayed = remains(run_tiny(tmp_path / "replayed", *settings))
+    assert recorder.recorded > 0
+    assert recorder.replayed > recorder.recorded
+    plain = remains(run_tiny(tmp_path / "plain", *settings, "train.cuda_graphs=false"))
+    assert same(replayed, plain)
+
+
+def test_each_client_is_recorded_in_each_round_and_small_batches_are_not_replayed(recorder, tmp_path):
+    run_tiny(tmp_path, "method.name=fed_simclr", "train.rounds=2", *STEPS)
+    assert (recorder.recorded, recorder.replayed) == (8, 8 * 5)
+
+
+def test_losses_and_steps_are_counted_as_usual(recorder):
+    replayed, plain = (
+        Rounds("method.name=fed_byol", *STEPS, f"train.cuda_graphs={on}") for on in ("true", "false")
+    )
+    (one, _), (two, _) = replayed.train(0), plain.train(0)
+    assert recorder.replayed
+    assert one["losses"] == two["losses"]
+    assert replayed.client.context.steps == plain.client.context.steps > 0
+    assert replayed.client.context.last_epoch_loss == plain.client.context.last_epoch_loss
+
+
+@dataclass(frozen=True)
+class Counting(Objective):
+    """A loss that depends on a number which Python counts, and so on the step."""
+
+    name: ClassVar[str] = "counting"
+    replays: ClassVar[bool] = True
+
+    def forwards(self):
+        return VIEWS
+
+    def start(self, context):
+        context.of(self).calls = 0
+
+    def loss(self, context, batch, passes):
+        scope = context.of(self)
+        scope.calls += 1
+        return scope.calls * passes[VIEWS[0]].h.square().mean()
+
+
+@dataclass(frozen=True)
+class Honest(Counting):
+    """The same, and the class says that it cannot be replayed."""
+
+    replays: ClassVar[bool] = False
+
+
+def test_the_simulation_notices_what_a_replay_would_do_wrong(recorder):
+    """The red test: with a false declaration, the weights differ."""
+    for kind, right in ((Counting, False), (Honest, True)):
+        weights = []
+        for on in ("true", "false"):
+            rounds = Rounds(
+                f"method.objective={kind.__module__}:{kind.__name__}", *STEPS, f"train.cuda_graphs={on}"
+            )
+            weights.append(rounds.train(0)[0]["weights"])
+        assert same(*weights) == right
+
+
+@dataclass(frozen=True)
+class Own(SimCLR):
+    """A subclass with a loss of its own, which declares nothing about it."""
+
+    def loss(self, context, batch, passes):
+        return super().loss(context, batch, passes)
+
+
+def test_a_declaration_does_not_apply_to_hooks_that_a_subclass_overrides():
+    assert replays(SimCLR)
+    assert not replays(Own)
+
+
+@pytest.mark.parametrize("setting", ["train.accumulate=2", "train.checkpoint_gradients=true"])
+def test_parts_of_batches_and_recomputed_activations_are_not_replayed(setting, recorder, tmp_path):
+    run_tiny(tmp_path, "method.name=fed_simclr", *STEPS, setting, "train.rounds=1")
+    assert recorder.recorded == 0
+
+
+class Dropping(nn.Sequential):
+    """An encoder with dropout."""
+
+    output_dim = 16
+
+    def __init__(self):
+        super().__init__(nn.Flatten(), nn.Linear(64, 16), nn.Dropout(0.5))
+
+
+def test_networks_that_draw_random_numbers_are_not_replayed(recorder):
+    settings = ("method.name=fed_simclr", *STEPS, "model.encoder=tests.engines.test_step_graphs:Dropping")
+    settings = (
+        *settings,
+        "model.width=",
+        "model.stem=",
+        "data.channels=1",
+        "views.mean=[0.5]",
+        "views.std=[0.5]",
+    )
+    Rounds(*settings).train(0)
+    assert recorder.recorded == 0
+
+
+def test_without_a_gpu_nothing_is_recorded(tmp_path):
+    settings = ("method.name=fed_simclr", *STEPS)
+    graphs = remains(run_tiny(tmp_path / "graphs", *settings))
+    assert same(graphs, remains(run_tiny(tmp_path / "plain", *settings, "train.cuda_graphs=false")))
+
+
+def test_a_step_that_cannot_be_recorded_ends_the_run_with_a_sentence(monkeypatch):
+    class Refusing(SimulatedRecorder):
+        def record(self, work):
+            raise RuntimeError("operation not permitted when stream is capturing\nmore")
+
+    monkeypatch.setattr("atoll.engines.client.step_graph", lambda *_: StepGraph(Refusing()))
+    with pytest.raises(
+        UserError, match=r"cuda_graphs: a step cannot be recorded \(operation not.*capturing\);"
+    ):
+        Rounds("method.name=fed_simclr", *STEPS).train(0)
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+@pytest.mark.parametrize("name", sorted(METHODS.keys() - DRAW_IN_STEPS))
+def test_a_gpu_replays_to_the_same_bytes(name, tmp_path, monkeypatch):
+    replayed = []
+    record = Recorder.record
+
+    def counted(self, work):
+        replayed.append(record(self, work))
+        return replayed[-1]
+
+    monkeypatch.setattr(Recorder, "record", counted)
+    settings = (f"method.name={name}", "train.rounds=2", *NEEDS.get(name, ()), *STEPS)
+    graphs = remains(run_tiny(tmp_path / "replayed", *settings))
+    assert replayed
+    assert same(graphs, remains(run_tiny(tmp_path / "plain", *settings, "train.cuda_graphs=false")))
