@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import torch
 from torch import Tensor
-from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 from torch.utils._pytree import tree_leaves
 
 from atoll.engines.step_graphs import StepGraph, can_replay
@@ -59,6 +59,11 @@ class Recorder:
 
     def random_state(self):
         return torch.get_rng_state()
+
+    def provide(self, make):
+        with _disable_current_modes():  # a GPU records nothing of what a CPU does
+            first = make()
+            return first.clone(), first  # here, what is recorded is computed, too
 
     def record(self, work):
         tape = Tape()

@@ -137,7 +137,7 @@ def test_streams_are_of_one_process(setting):
     tiny("engine.streams=2", f"engine.{setting}", *str(refused.value).partition("; add ")[2].split())
 
 
-@pytest.mark.parametrize("setting", ["engine.stack=2", "train.compile=true"])
+@pytest.mark.parametrize("setting", ["engine.stack=2", "train.compile=true", "train.cuda_graphs=true"])
 def test_what_cannot_be_combined_is_refused(setting):
     with pytest.raises(UserError, match=r"cannot be used with"):
         tiny("engine.streams=2", setting)

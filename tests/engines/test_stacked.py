@@ -203,7 +203,8 @@ def test_a_stack_is_of_one_process(settings):
 
 
 @pytest.mark.parametrize(
-    "setting", ["train.accumulate=2", "train.checkpoint_gradients=true", "train.compile=true"]
+    "setting",
+    ["train.accumulate=2", "train.checkpoint_gradients=true", "train.compile=true", "train.cuda_graphs=true"],
 )
 def test_options_that_change_how_an_encoder_is_computed_are_refused(setting):
     with pytest.raises(UserError, match=r"cannot be used with engine\.stack; leave out one of them"):

@@ -35,7 +35,8 @@ class Component(Options):
         replays: On a GPU, a step may be recorded once a round and replayed (``train.cuda_graphs``). A class that
             overrides ``loss``, ``after_heads`` or ``after_step`` must state this itself: the hook depends on the
             passes, images and labels of the batch, and otherwise only on tensors and numbers that stay the same
-            objects after `start`; it changes tensors in place, draws nothing random, and uploads nothing.
+            objects after `start`; it changes tensors in place, and what else it draws, uploads or takes from the
+            batch's indices, it makes by `ClientContext.from_host`.
     """
 
     name: ClassVar[str] = ""

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import copy
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from types import SimpleNamespace
 from typing import Protocol
 
@@ -14,6 +15,7 @@ from torch import Tensor, nn
 from atoll.components.forwards import Features
 from atoll.components.messages import ClientState, Message, Slices
 from atoll.components.setting import Setting
+from atoll.core.devices import upload
 from atoll.core.errors import OldCodeWarning
 from atoll.core.rng import stream
 from atoll.core.tree import Tree, Weights
@@ -84,6 +86,7 @@ class ClientContext:
         self._constants = constants
         self._retained = retained if retained is not None else ClientState()
         self._scopes: dict[str, Scope] = {}
+        self._remade: Callable[[Callable[[], Tensor]], Tensor] | None = None
 
     def of(self, component: Named) -> Scope:
         """Return a component's scope: its message, constants and retained state, and attributes that it stores."""
@@ -99,6 +102,22 @@ class ClientContext:
     def stream(self, purpose: str) -> torch.Generator:
         """Open a random stream of this client in this round."""
         return stream(self.setting.seed, purpose, self.round, self.client)
+
+    def from_host(self, make: Callable[[], Tensor]) -> Tensor:
+        """Return what ``make`` returns, on the device: random draws, or what depends on the batch's indices.
+
+        `loss` makes in this way what each step makes anew; a step that is replayed calls ``make`` again.
+        """
+        return upload(make(), self.device) if self._remade is None else self._remade(make)
+
+    @contextmanager
+    def recorded(self, remade: Callable[[Callable[[], Tensor]], Tensor]) -> Iterator[None]:
+        """Within the block, ``remade`` provides what `from_host` returns."""
+        self._remade = remade
+        try:
+            yield
+        finally:
+            self._remade = None
 
     def frozen(self, name: str, weights: Weights | None = None, train: bool = False) -> nn.ModuleDict:
         """Load weights into a copy of the networks without gradients, which a `Forward` can name.

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import cache
 from typing import TYPE_CHECKING, Protocol
 
 import torch
@@ -16,7 +17,7 @@ from torch import Tensor
 from atoll.components.base import Batch
 from atoll.components.component import replays
 from atoll.components.training import TrainOptions
-from atoll.core.devices import make_stream
+from atoll.core.devices import make_stream, upload
 from atoll.core.errors import UserError
 from atoll.core.text import first_line
 from atoll.methods.method import Method
@@ -41,12 +42,17 @@ class Recorder:
 
     def __init__(self, device: torch.device) -> None:
         self._pool = torch.cuda.graph_pool_handle()
-        self._stream = make_stream(device)
+        self._stream = _recording_stream(device)
         self._device = device
 
     def random_state(self) -> Tensor:
         """State of the GPU's random stream."""
         return torch.cuda.get_rng_state(self._device)
+
+    def provide(self, make: Callable[[], Tensor]) -> tuple[Tensor, Tensor]:
+        """Provide memory on the GPU for what recorded work takes from the host; also return what it takes first."""
+        first = make()
+        return torch.empty(first.shape, dtype=first.dtype, device=self._device), first
 
     def record(self, work: Callable[[], None]) -> Recording:
         """Record the kernels of ``work`` without computing them."""
@@ -97,8 +103,11 @@ class StepGraph:
             return False
         client.prepare(batch)
         if self._recorded:
+            self._batch.indices = batch.indices
             for static, tensor in zip(_tensors(self._batch), _tensors(batch), strict=True):
                 static.copy_(tensor)
+            for static, make in self._remade:
+                static.copy_(upload(make(), static.device))
             client.context.steps += 1
         else:
             self._record(client, batch)
@@ -118,6 +127,14 @@ class StepGraph:
         images = {name: image.clone() for name, image in batch.images.items()}
         labels = None if batch.labels is None else batch.labels.clone()
         self._batch = Batch(batch.indices, images, labels, batch.epoch)
+        self._remade: list[tuple[Tensor, Callable[[], Tensor]]] = []
+        made: list[Tensor] = []
+
+        def remade(make: Callable[[], Tensor]) -> Tensor:
+            static, first = self._recorder.provide(make)
+            self._remade.append((static, make))
+            made.append(first)
+            return static
 
         def step() -> None:
             client.optimizer.zero_grad(set_to_none=True)
@@ -129,13 +146,21 @@ class StepGraph:
             client.after_step()
 
         try:
-            with _recordable(client.optimizer):
+            with _recordable(client.optimizer), client.context.recorded(remade):
                 recording = self._recorder.record(step)
         except RuntimeError as error:
             raise UserError(
                 f"train.cuda_graphs: a step cannot be recorded ({first_line(error)}); leave out train.cuda_graphs"
             ) from error
         self._recording, self._recorded = recording, True
+        for (static, _), first in zip(self._remade, made, strict=True):
+            static.copy_(upload(first, static.device))
+
+
+@cache
+def _recording_stream(device: torch.device) -> torch.cuda.Stream:
+    """The stream of all recordings in this process: cuBLAS keeps tens of MiB of memory for each."""
+    return make_stream(device)
 
 
 def step_graph(method: Method, train: TrainOptions, device: torch.device) -> StepGraph | None:

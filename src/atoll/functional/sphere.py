@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
 import torch
@@ -202,16 +202,22 @@ def sphere_sliced_uniformity(
         >>> bool(loss(spread) < loss(collapsed))
         True
     """
+
+    def normal(*shape: int) -> Tensor:
+        return upload(torch.randn(shape, generator=generator), z.device)
+
+    return sliced_uniformity(z, normal, projections)
+
+
+@full_precision
+def sliced_uniformity(z: Tensor, normal: Callable[..., Tensor], projections: int) -> Tensor:
+    """`sphere_sliced_uniformity` with ``normal(*shape)``, which draws normal numbers on the device."""
     check_rows(z=z)
     check_positive(projections=projections)
     n, d = z.shape
-
-    def drawn(*shape: int) -> Tensor:
-        return upload(torch.randn(shape, generator=generator).to(z.dtype), z.device)
-
-    tangents = unit(drawn(n, d))
-    samples = unit(drawn(n, d))
-    directions = drawn(n, projections, d)
+    tangents = unit(normal(n, d).to(z.dtype))
+    samples = unit(normal(n, d).to(z.dtype))
+    directions = normal(n, projections, d).to(z.dtype)
     return _sliced_distance(unit(z), samples, tangents, directions)
 
 

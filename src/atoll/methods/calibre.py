@@ -37,7 +37,6 @@ from atoll.components.base import (
     UpdateGeometry,
 )
 from atoll.components.declaration import LARGEST
-from atoll.core.devices import upload
 from atoll.core.schema import Count, Positive
 from atoll.functional import k_means, prototype_classification, prototype_contrast, prototype_divergence
 from atoll.methods.method import Method
@@ -55,6 +54,7 @@ class Prototypes(Term):
         iterations: Iterations of k-means; the released code iterates to convergence, at most 200 times.
     """
 
+    replays: ClassVar[bool] = True
     name: ClassVar[str] = "prototypes"
     source: ClassVar[str] = "Chen et al. 2024 (Calibre), released code"
     weight: float = 0.3
@@ -73,7 +73,8 @@ class Prototypes(Term):
     def loss(self, context: ClientContext, batch: Batch, passes: Passes) -> Tensor:
         """Cluster the representations of both views, and compare views with prototypes."""
         (h1, h2), (z1, z2) = ([getattr(passes[view], head) for view in VIEWS] for head in ("h", "z"))
-        draws = upload(torch.rand(self.clusters, generator=context.of(self).seeds), h1.device)
+        seeds = context.of(self).seeds
+        draws = context.from_host(lambda: torch.rand(self.clusters, generator=seeds))
         labels = k_means(torch.cat([h1, h2]).detach(), draws, self.iterations)
         first, second = labels[: len(h1)], labels[len(h1) :]
         contrast = prototype_contrast(z1, z2, first, second, self.clusters, self.temperature)

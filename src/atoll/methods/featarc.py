@@ -44,7 +44,6 @@ from atoll.components.base import (
     Update,
     UpdateGeometry,
 )
-from atoll.core.devices import upload
 from atoll.core.schema import Count
 from atoll.core.tree import Tree, Weights
 from atoll.methods.method import Method
@@ -200,6 +199,7 @@ class FeatureAlignment(Term):
             with representations.
     """
 
+    replays: ClassVar[bool] = True
     name: ClassVar[str] = "featarc_alignment"
     source: ClassVar[str] = "Wang et al. 2023 (Dec-SSL), Algorithm 2"
     least_loss: ClassVar[float] = -1.0
@@ -227,7 +227,7 @@ class FeatureAlignment(Term):
     def loss(self, context: ClientContext, batch: Batch, passes: Passes) -> Tensor:
         """Mean of both distances (Algorithm 2), in [−1, 1]."""
         anchors = context.of(self).anchors
-        zg = anchors[upload(batch.indices, anchors.device)]
+        zg = anchors[context.from_host(lambda: batch.indices)]
         predicts = self.reading == "paper" and "predictor" in context.networks
         outputs = [passes[forward] for forward in self.forwards()]
         return torch.stack(

@@ -39,8 +39,8 @@ from atoll.components.base import (
 from atoll.core.schema import Count, Positive
 from atoll.core.tree import Weights
 from atoll.data.client_data import num_batches
-from atoll.functional import sphere_sliced_uniformity
 from atoll.functional.aggregation import shortest_in_hull
+from atoll.functional.sphere import sliced_uniformity
 from atoll.methods.method import Method
 from atoll.objectives.simclr import SimCLR
 
@@ -58,6 +58,7 @@ class FUR(Term):
             server knows the clients' sizes.
     """
 
+    replays: ClassVar[bool] = True
     name: ClassVar[str] = "fur"
     source: ClassVar[str] = "Liao et al. 2024 (FedU²), released code"
     least_loss: ClassVar[float] = 0.0
@@ -85,7 +86,11 @@ class FUR(Term):
     def loss(self, context: ClientContext, batch: Batch, passes: Passes) -> Tensor:
         """Sum of FUR over both views."""
         draws = context.of(self).draws
-        one, two = (sphere_sliced_uniformity(passes[view].z, draws, self.projections) for view in VIEWS)
+
+        def normal(*shape: int) -> Tensor:
+            return context.from_host(lambda: torch.randn(shape, generator=draws))
+
+        one, two = (sliced_uniformity(passes[view].z, normal, self.projections) for view in VIEWS)
         return one + two
 
 

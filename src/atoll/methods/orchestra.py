@@ -125,6 +125,7 @@ class Orchestra(Objective):
         server_steps: Steps of SGD on C after each round.
     """
 
+    replays: ClassVar[bool] = True
     name: ClassVar[str] = "orchestra"
     source: ClassVar[str] = "Lubana et al. 2022 (Orchestra), Algorithm 1"
     least_loss: ClassVar[float] = 0.0
@@ -172,7 +173,7 @@ class Orchestra(Objective):
             chosen = torch.randperm(len(z), generator=context.stream("orchestra-memory"))[: self.memory]
             scope.memory = normalize(z[chosen.to(z.device)])
         else:
-            scope.memory = retained["memory"].to(context.device)
+            scope.memory = retained["memory"].to(context.device, copy=True)
 
     def loss(self, context: ClientContext, batch: Batch, passes: Passes) -> Tensor:
         """Cross-entropy between the assignments of the two networks."""
@@ -184,7 +185,7 @@ class Orchestra(Objective):
     def after_step(self, context: ClientContext) -> None:
         """Append the newest embeddings to the memory, and move the target towards the online network."""
         scope = context.of(self)
-        scope.memory = enqueue(scope.memory, *scope.newest)
+        scope.memory.copy_(enqueue(scope.memory, *scope.newest))
         scope.newest = []
         follow(scope.target, context.networks, self.momentum)
 

@@ -10,7 +10,6 @@ import torch
 from torch import Tensor, nn
 
 from atoll.components.base import Batch, ClientContext, Objective, Passes, Setting
-from atoll.core.devices import upload
 from atoll.core.schema import Above, Below
 from atoll.functional import masked_reconstruction
 from atoll.models import build_encoder
@@ -38,6 +37,7 @@ class MAE(Objective):
         mask_ratio: Share of an image's patches that is masked: at 3/4, 192 of the 256 patches of 2×2 pixels.
     """
 
+    replays: ClassVar[bool] = True
     name: ClassVar[str] = "mae"
     source: ClassVar[str] = "He et al. 2022, Section 3; Dec-SSL Appendix B"
     mask_ratio: Annotated[float, Above(0), Below(1)] = 0.75
@@ -91,8 +91,9 @@ class MAE(Objective):
         encoder, decoder = context.networks["encoder"], context.networks["mae_decoder"]
         assert isinstance(encoder, ViT)  # noqa: S101  (see refuse)
         images = batch.images["image"]
-        keep, mask = random_masking(len(images), encoder.patches, context.of(self).masks, self.mask_ratio)
-        keep = upload(keep, images.device)
+        shape, draws = (len(images), encoder.patches), context.of(self).masks
+        keep = context.from_host(lambda: random_masking(*shape, draws, self.mask_ratio)[0])
+        mask = torch.ones(shape, device=images.device).scatter(1, keep, 0.0)
         tokens = encoder.forward_masked(images, keep)
         target = patchify(images, encoder.patch)
-        return masked_reconstruction(decoder(tokens, keep), target, upload(mask, images.device)), tokens
+        return masked_reconstruction(decoder(tokens, keep), target, mask), tokens

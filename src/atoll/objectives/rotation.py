@@ -29,6 +29,7 @@ class RotationTask(Component):
         on: Input of the linear layer: the representation ``"h"`` or the embedding ``"z"`` (Orchestra).
     """
 
+    replays: ClassVar[bool] = True
     every: bool = True
     images_of: Literal["view1", "view3", "image"] = "view1"
     on: Space = "h"
@@ -73,7 +74,8 @@ class RotationTask(Component):
     def loss(self, context: ClientContext, batch: Batch, passes: Passes) -> Tensor:
         """Cross-entropy of the predicted rotation; ln 4 for uniform predictions."""
         logits = context.networks["rotation_head"](read(self.on, passes[Forward(self.name)]))
-        return F.cross_entropy(logits, context.of(self).turns)
+        scope = context.of(self)
+        return F.cross_entropy(logits, context.from_host(lambda: scope.turns))
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,6 @@ from torch import Tensor
 from torch.nn.functional import normalize
 
 from atoll.components.base import VIEWS, Batch, ClientContext, Forward, Objective, Passes
-from atoll.core.devices import upload
 from atoll.core.schema import AtLeast, Count, Positive, Share
 from atoll.functional import sigreg
 
@@ -30,6 +29,7 @@ class SIGReg(Objective):
         points: Number of points t in [0, limit]; 9 make the paper's 17 in [−5, 5], its code has 17 in [0, 3].
     """
 
+    replays: ClassVar[bool] = True
     name: ClassVar[str] = "sigreg"
     source: ClassVar[str] = "Balestriero and LeCun 2025 (LeJEPA)"
     least_loss: ClassVar[float] = 0.0
@@ -49,8 +49,8 @@ class SIGReg(Objective):
     def loss(self, context: ClientContext, batch: Batch, passes: Passes) -> Tensor:
         """Agreement of the views, and distance of each from a Gaussian."""
         z1, z2 = (passes[view].z for view in VIEWS)
-        drawn = torch.randn(self.slices, z1.shape[1], generator=context.of(self).draws)
-        slices = upload(normalize(drawn), z1.device)
+        shape, draws = (self.slices, z1.shape[1]), context.of(self).draws
+        slices = context.from_host(lambda: normalize(torch.randn(shape, generator=draws)))
         gaussian = (
             sigreg(z1, slices, self.limit, self.points) + sigreg(z2, slices, self.limit, self.points)
         ) / 2

@@ -37,7 +37,9 @@ _NOT_TOGETHER = (
     ("engine.stack", "train.checkpoint_gradients"),
     ("engine.stack", "train.compile"),
     ("engine.stack", "engine.streams"),
+    ("engine.stack", "train.cuda_graphs"),
     ("engine.streams", "train.compile"),
+    ("engine.streams", "train.cuda_graphs"),
     ("train.checkpoint_gradients", "train.compile"),
 )
 
@@ -90,6 +92,7 @@ class Recipe(Options):
             "train.accumulate": self.train.accumulate > 1,
             "train.checkpoint_gradients": self.train.checkpoint_gradients,
             "train.compile": self.train.compile,
+            "train.cuda_graphs": self.train.cuda_graphs,
         }
         for first, second in _NOT_TOGETHER:
             if used[first] and used[second]:
