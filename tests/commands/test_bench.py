@@ -6,6 +6,7 @@ from rich.console import Console
 
 from atoll.commands import bench
 from atoll.methods.registry import METHODS
+from atoll.recipe.engine_options import EngineOptions
 from tests.harness import tiny
 from tests.test_every_method import NEEDS
 
@@ -42,6 +43,22 @@ def test_the_recommendation_says_why_nothing_was_compiled(setting, reason, monke
     caption = bench.recommend(tiny(setting), warm=1, timed=1).caption
     assert reason in caption
     assert "train.compile=false" in caption
+
+
+@pytest.mark.parametrize(("seconds", "recommended"), [(0.5, True), (3.0, False)])
+def test_on_a_gpu_recorded_steps_are_recommended_where_they_are_faster(seconds, recommended, monkeypatch):
+    monkeypatch.setattr("os.sched_getaffinity", lambda process: {0, 1, 2, 3})
+    monkeypatch.setattr(EngineOptions, "find_device", lambda _: torch.device("cuda"))
+    timed = []
+
+    def time_step(recipe, warm, count):
+        timed.append((recipe.engine.threads, recipe.train.cuda_graphs, recipe.train.compile))
+        return (seconds if recipe.train.cuda_graphs else 2.0), 20
+
+    monkeypatch.setattr(bench, "time_step", time_step)
+    caption = bench.recommend(tiny()).caption
+    assert timed == [(1, False, False)] * 2 + [(1, True, False), (1, recommended, True)]
+    assert ("train.cuda_graphs=true" in caption) == recommended
 
 
 @pytest.mark.parametrize("name", sorted(METHODS))

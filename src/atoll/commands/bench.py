@@ -1,10 +1,10 @@
-"""``atoll bench``: recommends threads, memory layout and compilation for a recipe on this machine."""
+"""``atoll bench``: recommends threads, memory layout, recording and compilation for a recipe on this machine."""
 
 from __future__ import annotations
 
 import time
 from contextlib import suppress
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import torch
 from rich.markup import escape
@@ -20,60 +20,80 @@ from atoll.engines.server import Server
 from atoll.recipe.recipe import Recipe
 
 WARM, TIMED = 3, 12  # steps
-MARGIN = 1.05  # how much faster compiled steps have to be, because each run has to compile first
+MARGIN = 1.05  # how much faster compiled steps have to be
 
 
 def recommend(recipe: Recipe, warm: int = WARM, timed: int = TIMED) -> Table:
-    """Time a client's training step for each number of threads and each memory layout; the fastest also compiled.
+    """Time a client's training step for each number of threads and each memory layout; the fastest further ways.
+
+    The fastest is also recorded, on a GPU, and compiled. A GPU's steps are started by one thread.
 
     Args:
         recipe: The recipe whose training steps are timed.
         warm: Number of first steps that are not timed.
         timed: Number of timed steps, of which the fastest counts.
     """
-    table = Table(
-        "threads", "channels_last", "compile", "ms a step", "images/s a worker", "images/s all cores"
-    )
-    cores = num_cores()
-    best = (0.0, 1, False, False)
+    gpu, cores = recipe.engine.find_device().type == "cuda", num_cores()
+    ways = ("threads", "channels_last", *(("cuda_graphs",) if gpu else ()), "compile")
+    table = Table(*ways, "ms a step", "images/s a worker", "images/s all cores")
+    best = (0.0, Way(1, False))
 
-    def measure(count: int, channels_last: bool, compile: bool) -> int:
+    def measure(way: Way) -> int:
         nonlocal best
-        engine = replace(recipe.engine, threads=count, channels_last=channels_last)
-        train = replace(recipe.train, compile=compile)
-        seconds, images = time_step(replace(recipe, engine=engine, train=train), warm, timed)
-        together = images / seconds * max(1, cores // count)
-        worth = together / MARGIN if compile else together
-        best = max(best, (worth, count, channels_last, compile))
+        seconds, images = time_step(way.of(recipe), warm, timed)
+        together = images / seconds * max(1, cores // way.threads)
+        # Each run has to compile first.
+        best = max(best, (together / MARGIN if way.compile else together, way))
         table.add_row(
-            str(count),
-            str(channels_last).lower(),
-            str(compile).lower(),
+            *(str(getattr(way, name)).lower() for name in ways),
             f"{1000 * seconds:.1f}",
             f"{images / seconds:,.0f}",
             f"{together:,.0f}",
         )
         return images
 
-    for count in sorted({1, max(1, cores // 2), cores}):
+    for count in (1,) if gpu else sorted({1, max(1, cores // 2), cores}):
         for channels_last in (False, True):
-            images = measure(count, channels_last, False)
+            images = measure(Way(count, channels_last))
     note = ""
     if images < recipe.train.batch_size:
         note = "train.compile compiles full batches alone, and no client has that many images\n"
     else:
         try:
-            measure(*best[1:3], True)
+            if gpu:
+                measure(replace(best[1], cuda_graphs=True))
+            measure(replace(best[1], compile=True))
         except UserError as error:
             note = f"{escape(str(error))}\n"
     # Clients that train at once in one process need that process alone.
-    workers = f" engine.workers={max(1, cores // best[1])}" if recipe.engine.at_once == 1 else ""
+    workers = f" engine.workers={max(1, cores // best[1].threads)}" if recipe.engine.at_once == 1 else ""
     table.caption = (
-        f"{note}fastest here: engine.threads={best[1]} engine.channels_last={str(best[2]).lower()} "
-        f"train.compile={str(best[3]).lower()}{workers}; "
-        "the last column assumes that workers do not slow each other"
+        f"{note}fastest here: {best[1]}{workers}; the last column assumes that workers do not slow each other"
     )
     return table
+
+
+@dataclass(frozen=True, order=True)
+class Way:
+    """A way to compute a step, by the recipe's options of these names."""
+
+    threads: int
+    channels_last: bool
+    compile: bool = False
+    cuda_graphs: bool = False
+
+    def of(self, recipe: Recipe) -> Recipe:
+        """The recipe with these options."""
+        engine = replace(recipe.engine, threads=self.threads, channels_last=self.channels_last)
+        train = replace(recipe.train, compile=self.compile, cuda_graphs=self.cuda_graphs)
+        return replace(recipe, engine=engine, train=train)
+
+    def __str__(self) -> str:
+        graphs = " train.cuda_graphs=true" if self.cuda_graphs else ""
+        return (
+            f"engine.threads={self.threads} engine.channels_last={str(self.channels_last).lower()} "
+            f"train.compile={str(self.compile).lower()}{graphs}"
+        )
 
 
 def time_step(recipe: Recipe, warm: int = WARM, timed: int = TIMED) -> tuple[float, int]:
