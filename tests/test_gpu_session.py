@@ -9,6 +9,7 @@ import sys
 import tarfile
 import time
 import tomllib
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -256,3 +257,46 @@ def test_the_bench_leaves_a_part_of_the_time_to_the_tables(tmp_path):
     program.bench(session, tmp_path / "out", share=0.02)
     assert session.process.poll() is not None
     assert session.left > 50
+
+
+@pytest.mark.parametrize(
+    ("device", "together", "code", "shared"),
+    [("cuda", 6, 0, True), ("cuda", 1, 0, False), ("cpu", 6, 0, False), ("cuda", 6, 1, False)],
+)
+def test_processes_that_share_a_gpu_run_under_its_service(
+    device, together, code, shared, tmp_path, monkeypatch, capsys
+):
+    program = load_program()
+    control = tmp_path / program.CONTROL
+    control.write_text(f"#!/bin/sh\nexit {code}\n")
+    control.chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
+    session = program.Session(tmp_path, device, "test", time.monotonic() + 60)
+    with program.shared_gpu(session, together):
+        assert ("CUDA_MPS_PIPE_DIRECTORY" in os.environ) == shared
+    assert "CUDA_MPS_PIPE_DIRECTORY" not in os.environ
+    assert ("does not start" in capsys.readouterr().out) == (code == 1)
+
+
+def test_rows_end_before_the_service_does(tmp_path, monkeypatch):
+    """It would wait for them, or they would lose the GPU."""
+    program = load_program()
+    (tmp_path / "tiny.toml").write_text(tomli_w.dumps(over({"base": "digits"}, read_settings(TINY))))
+    (tmp_path / "mine.toml").write_text(TABLE)
+    running, ended = [], []
+
+    class Session(program.Session):
+        def atoll(self, name, *arguments):
+            self.running[name] = subprocess.Popen(["sleep", "600"])
+            running.append(self.running[name])
+
+    @contextmanager
+    def shared_gpu(session, together):
+        yield
+        ended.append([process.poll() is not None for process in running])
+
+    monkeypatch.setattr(program, "shared_gpu", shared_gpu)
+    session = Session(tmp_path, "cuda", "test", time.monotonic() + 3)
+    wave = {"table": str(tmp_path / "mine.toml"), "rows": ["*"], "seeds": [0, 1], "together": 3}
+    program.rows(session, {**wave, "settings": ["engine.device=cpu"]})
+    assert ended == [[True, True, True]]

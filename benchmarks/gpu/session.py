@@ -20,11 +20,13 @@ import tempfile
 import time
 import tomllib
 from collections import OrderedDict
-from contextlib import ExitStack, suppress
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from atoll.commands.gpu_sharing import CONTROL, mps
 from atoll.core.checkpoints import checkpoint_files
 from atoll.core.errors import UserError
 from atoll.core.run_folder import Run
@@ -147,13 +149,33 @@ def rows(session: Session, wave: dict[str, Any]) -> None:
         job = find_table(table, [pattern], settings, 1, folder)
         for row in job.rows:
             waiting.setdefault(job.folders(row)[0], [row.name, "--set", *settings])
-    while (waiting or session.running) and session.left > 0:
-        while waiting and len(session.running) < wave.get("together", 1):
-            run, chosen = waiting.popitem(last=False)
-            if not Run(run).finished:
-                arguments = ["reproduce", table, "--out", str(folder), "--rows", *chosen]
-                session.atoll(f"{Path(table).stem}-{run.name}", *arguments)
-        session.look()
+    together = wave.get("together", 1)
+    with shared_gpu(session, together):
+        try:
+            while (waiting or session.running) and session.left > 0:
+                while waiting and len(session.running) < together:
+                    run, chosen = waiting.popitem(last=False)
+                    if not Run(run).finished:
+                        arguments = ["reproduce", table, "--out", str(folder), "--rows", *chosen]
+                        session.atoll(f"{Path(table).stem}-{run.name}", *arguments)
+                session.look()
+        finally:
+            session.stop()
+
+
+@contextmanager
+def shared_gpu(session: Session, together: int) -> Iterator[None]:
+    """Let the kernels of several processes run at the same time, if NVIDIA's Multi-Process Service is installed.
+
+    Without it, an H200 gave each of twenty processes its time in turn, and most of that time was idle.
+    """
+    with ExitStack() as service:
+        if together > 1 and session.device.startswith("cuda") and shutil.which(CONTROL):
+            try:
+                service.enter_context(mps())
+            except (OSError, subprocess.SubprocessError) as error:
+                say(f"the Multi-Process Service does not start, so processes take turns: {error}")
+        yield
 
 
 def unpack(previous: Path, work: Path) -> None:
