@@ -17,6 +17,7 @@ from atoll.cli.process import (
     start_forking,
     warnings_as_sentences,
 )
+from atoll.core import processes
 from atoll.core.errors import RunError, UserError
 from atoll.core.files import is_full_disk
 from atoll.core.memory import NO_MEMORY, is_out_of_memory
@@ -38,6 +39,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
                 options.check(options)
             recipes = _check_recipes(options)
             if arguments is None:  # called as a command; a program that calls it has its own objects
+                processes.in_command = True
                 _import(options, recipes)
             status = int(options.handler(options))
             sys.stdout.flush()

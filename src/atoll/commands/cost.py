@@ -30,6 +30,7 @@ from atoll.data.client_data import num_batches
 from atoll.engines.client import Client, train_client
 from atoll.engines.federation import Federation
 from atoll.engines.server import Server
+from atoll.engines.worker_devices import worker_devices
 from atoll.recipe.prerequisites import prerequisite_recipes
 from atoll.recipe.recipe import Recipe
 from atoll.report.wording import plural
@@ -213,7 +214,7 @@ def _cost(recipe: Recipe, images: int, warm: int, timed: int) -> Cost:
         steps=steps,
         step_seconds=seconds if steps else 0.0,
         switch_seconds=_switch(federation, server, client, message),
-        workers=tuple(map(str, recipe.engine.worker_devices(len(cohort)))),
+        workers=tuple(map(str, worker_devices(federation))),
         at_once=min(recipe.engine.at_once, len(cohort)),
         memory=_peak(federation.device),
         checkpoints=RETAINED_ROUNDS * num_bytes(server.checkpoint()),

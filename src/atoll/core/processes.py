@@ -15,6 +15,9 @@ if TYPE_CHECKING:  # on Windows there is no ForkServerContext
     from multiprocessing.context import ForkServerContext, SpawnContext
 
 
+in_command = False  # whether this process is one of the command's, and not of a program that uses Atoll
+
+
 def num_cores() -> int:
     """Return the number of cores that this process may use, which may be fewer than the machine has."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

@@ -18,6 +18,7 @@ from atoll.engines.jobs import Executor
 from atoll.engines.rounds import RunContext, SiteResults, run_rounds
 from atoll.engines.server import Server
 from atoll.engines.stacked import Stacked
+from atoll.engines.worker_devices import worker_devices
 from atoll.recipe.recipe import Recipe
 from atoll.recipe.table import further_imports
 
@@ -66,7 +67,7 @@ class Simulation:
     @contextlib.contextmanager
     def _executor(self, federation: Federation, states: ClientStates) -> Iterator[Executor]:
         recipe, setting = federation.recipe, federation.setting
-        devices = recipe.engine.worker_devices(setting.cohort_size)
+        devices = worker_devices(federation)
         if recipe.engine.stack > 1:
             yield Stacked(federation, states)
             return

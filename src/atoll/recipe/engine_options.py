@@ -24,7 +24,9 @@ class EngineOptions(Options, section="engine"):
             ``["cuda:0", "cuda:1"]``, or ``"auto"`` (all GPUs). The first one also evaluates. All must be of one
             kind; the result is the same as on one device. By default, all workers are on `device`.
         workers: Number of processes that train clients in parallel, at least one for each of `devices`; 0 starts as
-            many as the available cores divided by `threads`. The result does not depend on it.
+            many as the available cores divided by `threads`. ``"auto"`` means 1. In a command on a GPU, it means up
+            to 8 if the networks are small and would leave the GPU idle: at most a million weights, and batches of
+            at most 512 images of 32 pixels. The result does not depend on it.
         stack: Number of clients that one process trains at once, with their encoders stacked into one along an axis
             of clients. This is for small networks, which leave a GPU idle. It takes the memory of as many clients,
             and these encoders compute in float32. The weights are those of clients that train one by one, up to
@@ -48,7 +50,7 @@ class EngineOptions(Options, section="engine"):
 
     device: str = "auto"
     devices: tuple[str, ...] | Literal["auto"] = ()
-    workers: Annotated[int, AtLeast(0), AtMost(1024)] = 1
+    workers: Annotated[int, AtLeast(0), AtMost(1024)] | Literal["auto"] = "auto"
     stack: Annotated[int, Above(0), AtMost(1024)] = 1
     streams: Annotated[int, Above(0), AtMost(1024)] = 1
     threads: Annotated[int, Above(0), AtMost(1024)] = 1
@@ -65,10 +67,10 @@ class EngineOptions(Options, section="engine"):
                 check_device(name, "engine.devices")
             if "auto" in self.devices:
                 raise UserError('engine.devices lists devices; write engine.devices = "auto" for all GPUs')
-        if self.at_once > 1 and (self.workers != 1 or self.decoders or self.devices):
+        if self.at_once > 1 and (self.workers not in (1, "auto") or self.decoders or self.devices):
             name = "engine.stack" if self.stack > 1 else "engine.streams"
             changes = [
-                *(["engine.workers=1"] if self.workers != 1 else []),
+                *(["engine.workers=1"] if self.workers not in (1, "auto") else []),
                 *(["engine.decoders=0"] if self.decoders else []),
                 *(["engine.devices=[]"] if self.devices else []),
             ]
@@ -132,13 +134,17 @@ class EngineOptions(Options, section="engine"):
         repeat_results(device, self.deterministic)
         return device
 
-    def worker_devices(self, cohort: int) -> list[torch.device]:
+    def worker_devices(self, cohort: int, auto: int = 1) -> list[torch.device]:
         """Return the device of each worker process for a cohort of this size.
+
+        Args:
+            cohort: Number of clients in a round.
+            auto: Number of processes where the recipe leaves it open.
 
         Raises:
             UserError: The recipe requires a GPU that is not there, or devices of several kinds.
         """
         devices = self.find_devices()
-        wanted = self.workers or max(1, num_cores() // self.threads)
+        wanted = auto if self.workers == "auto" else self.workers or max(1, num_cores() // self.threads)
         count = max(1, min(max(wanted, len(devices)), cohort))
         return [devices[worker % len(devices)] for worker in range(count)]

@@ -102,8 +102,11 @@ def option_table(schema: Schema) -> str:
 def kind_of(schema: Schema) -> str:
     """Describe the type and the range of a value."""
     if "anyOf" in schema:
-        kinds = [kind_of(one) for one in schema["anyOf"] if one != {"type": "null"}]
-        return "text" if "text" in kinds else " or ".join(kinds)  # any text includes the words that are named
+        # Nouns first, then ranges: "whole number or `auto`, between 0 and 8".
+        kinds = [kind_of(one).partition(", ") for one in schema["anyOf"] if one != {"type": "null"}]
+        nouns, ranges = [noun for noun, _, _ in kinds], [limits for _, _, limits in kinds if limits]
+        noun = "text" if "text" in nouns else " or ".join(nouns)  # any text includes the words that are named
+        return ", ".join([noun, *ranges])
     if "enum" in schema and len(schema["enum"]) <= MOST_CHOICES:
         return " or ".join(f"`{literal(one)}`" for one in schema["enum"])
     if schema.get("type") == "array":
