@@ -20,7 +20,7 @@ import tempfile
 import time
 import tomllib
 from collections import OrderedDict
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -99,7 +99,7 @@ def end(started: float, seconds: float) -> float:
     return time.monotonic() - (time.time() - started) + seconds - PACKING
 
 
-def bench(session: Session, out: Path, share: float = BENCH) -> None:
+def bench(session: Session, out: Path, share: float = BENCH, parts: Sequence[str] = ()) -> None:
     """Run the bench, which saves each value and skips those that it has; start it again if the GPU fails it.
 
     It is killed if it hangs at a value, which the next start skips, and interrupted when its share of the time is
@@ -108,6 +108,7 @@ def bench(session: Session, out: Path, share: float = BENCH) -> None:
     rest = session.left * (1 - share)
     found = session.work / "bench.json"
     arguments = ["--out", str(found), "--device", session.device, "--scale", session.scale]
+    arguments += ["--parts", *parts] if parts else []
     for _ in range(STARTS):
         process = session.atoll("bench", "bench", "gpu", *arguments)
         last = time.time()
@@ -288,7 +289,7 @@ def main() -> int:
     for interruption in (signal.SIGTERM, signal.SIGINT):  # a background process of a shell ignores SIGINT
         signal.signal(interruption, signal.default_int_handler)
     try:
-        bench(session, options.out, planned.get("bench", BENCH))
+        bench(session, options.out, planned.get("bench", BENCH), planned.get("parts", ()))
         for wave in waves:
             rows(session, wave)
     except KeyboardInterrupt:

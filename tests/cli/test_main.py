@@ -64,7 +64,11 @@ def run(*arguments):
             ["federate", "init", "app", "--recipe", "digits", "--site-images", "9"],
             "--site-images is for --dry-run",
         ),
-        (["bench", "digits", "--device", "cpu"], "--out, --device and --scale belong to atoll bench gpu"),
+        (["bench", "digits", "--device", "cpu"], "--scale and --parts belong to atoll bench gpu"),
+        (
+            ["bench", "gpu", "--parts", "speed"],
+            "the bench has no part 'speed'; the parts are correctness, rounds",
+        ),
         (["bench", "gpu", "--set", "train.lr=1"], "atoll bench gpu takes no --set"),
         (["bench", "gpu", "--device", "foo"], "--device is 'foo'; use auto, cpu or cuda"),
         (["bench", "gpu", "--device", "cpu"], "the full scale takes a CPU many hours; add --scale test"),

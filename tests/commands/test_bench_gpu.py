@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+import tomllib
+from pathlib import Path
 
 import pytest
 
@@ -76,3 +78,21 @@ def test_the_record_of_another_device_is_kept_aside(tmp_path, monkeypatch):
     out.write_text("damaged")
     bench_gpu(out, "cpu", "test")
     assert len(list(tmp_path.iterdir())) == 3  # nothing is worth keeping of a damaged record
+
+
+def test_chosen_parts_are_measured_in_their_order(tmp_path, monkeypatch):
+    def part(name):
+        return Part(lambda bench: bench.new({name: lambda: {"value": name}}), 60)
+
+    monkeypatch.setattr(program, "PARTS", {name: part(name) for name in "abc"})
+    said = []
+    record = bench_gpu(tmp_path / "bench.json", "cpu", "test", said.append, ["c", "a"])
+    assert list(record["parts"]) == ["c", "a"]
+    assert [line[0] for line in said] == ["c", "a"]
+    record = bench_gpu(tmp_path / "bench.json", "cpu", "test")
+    assert sorted(record["parts"]) == ["a", "b", "c"]
+
+
+def test_the_gpu_plan_names_each_part_once():
+    plan = tomllib.loads((Path(__file__).parents[2] / "benchmarks" / "gpu" / "plan.toml").read_text())
+    assert sorted(plan["parts"]) == sorted(program.PARTS)

@@ -184,6 +184,9 @@ def _add_bench(commands: Commands) -> None:
         choices=("full", "test"),
         help="for gpu: full (default), or test (tiny sizes, to check the command on a CPU)",
     )
+    bench.add_argument(
+        "--parts", nargs="+", metavar="PART", help="for gpu: parts to measure, in this order (default: all)"
+    )
     add_settings(bench)
 
 
@@ -192,7 +195,9 @@ def _bench(options: argparse.Namespace) -> int:
     from atoll.commands.bench import recommend
     from atoll.recipe.recipe import load_recipe
 
-    asked = {key: getattr(options, key) for key in ("out", "device", "scale") if getattr(options, key)}
+    asked = {
+        key: getattr(options, key) for key in ("out", "device", "scale", "parts") if getattr(options, key)
+    }
     if options.recipe == "gpu":
         from atoll.commands.bench_gpu import bench_gpu
 
@@ -201,6 +206,8 @@ def _bench(options: argparse.Namespace) -> int:
         bench_gpu(**{"out": Path("bench-gpu.json"), **asked}, say=print)
         return 0
     if asked:
-        raise UserError("--out, --device and --scale belong to atoll bench gpu; set a recipe's engine.device")
+        raise UserError(
+            "--out, --device, --scale and --parts belong to atoll bench gpu; set a recipe's engine.device"
+        )
     make_console().print(recommend(load_recipe(options.recipe, options.set)))
     return 0

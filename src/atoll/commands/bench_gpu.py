@@ -11,7 +11,7 @@ import itertools
 import json
 import platform
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -73,20 +73,29 @@ PARTS = {
 
 
 def bench_gpu(
-    out: Path, device: str = "cuda", scale: str = "full", say: Callable[[str], None] = lambda line: None
+    out: Path,
+    device: str = "cuda",
+    scale: str = "full",
+    say: Callable[[str], None] = lambda line: None,
+    parts: Sequence[str] = (),
 ) -> dict[str, Any]:
-    """Measure all parts, and write each value to a JSON file at once.
+    """Measure all parts, or some, and write each value to a JSON file at once.
 
     Args:
         out: The file; finished parts of an earlier call on the same device are not measured again.
         device: A device, as in ``engine.device``.
         scale: ``"full"``, or ``"test"`` for a minute on a CPU.
         say: Receives a line after each part.
+        parts: Names of the parts to measure, in this order; by default all.
 
     Raises:
-        UserError: The device does not exist on this machine, or is a CPU at full scale.
+        UserError: There is no part of such a name; or the device does not exist on this machine, or is a CPU at
+            full scale.
         RunError: The GPU cannot be used any more by this process; the next call continues with the next value.
     """
+    for name in parts:
+        if name not in PARTS:
+            raise UserError(f"the bench has no part {name!r}; the parts are {', '.join(PARTS)}")
     check_device(device, "--device")
     if device != "cpu" and not torch.cuda.is_available():
         raise UserError("PyTorch finds no GPU here; try the parts with --device cpu --scale test")
@@ -96,7 +105,8 @@ def bench_gpu(
     repeat_results(where)  # as in a run
     bench, about = Bench(where, SCALES[scale]), _about(where, scale)
     record = _earlier(out, about) or {"about": about, "parts": {}}
-    for name, part in PARTS.items():
+    for name in parts or PARTS:
+        part = PARTS[name]
         if record["parts"].get(name, {}).get("finished"):
             continue
         started = time.perf_counter()
