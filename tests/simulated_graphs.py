@@ -11,6 +11,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 from torch.utils._pytree import tree_leaves
 
+from atoll.components.base import ClientContext
 from atoll.engines.step_graphs import StepGraph, can_replay
 
 
@@ -57,14 +58,6 @@ class Recorder:
     def __init__(self):
         self.recorded, self.replayed = 0, 0
 
-    def random_state(self):
-        return torch.get_rng_state()
-
-    def provide(self, make):
-        with _disable_current_modes():  # a GPU records nothing of what a CPU does
-            first = make()
-            return first.clone(), first  # here, what is recorded is computed, too
-
     def record(self, work):
         tape = Tape()
         with tape:
@@ -94,5 +87,14 @@ def use_simulated_graphs(monkeypatch):
     def step_graph(method, train, device):
         return StepGraph(recorder) if train.cuda_graphs and can_replay(method, train) else None
 
+    def from_host(context, make):
+        def outside():
+            with _disable_current_modes():  # a GPU records nothing of what a CPU does
+                return make()
+
+        return usual(context, outside)
+
+    usual = ClientContext.from_host
+    monkeypatch.setattr(ClientContext, "from_host", from_host)
     monkeypatch.setattr("atoll.engines.client.step_graph", step_graph)
     return recorder

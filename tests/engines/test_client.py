@@ -11,6 +11,7 @@ from atoll.aggregation.fedavg import FedAvg
 from atoll.components.base import Forward, NumberSpec, TensorSpec, Term
 from atoll.core.errors import UserError
 from atoll.core.tree import leaves, map_tensors, pack, unpack
+from atoll.engines.client import Client
 from atoll.engines.federation import Federation
 from tests.harness import final_models, run_tiny, tiny
 from tests.rounds import Rounds
@@ -309,3 +310,12 @@ def test_a_method_that_says_nothing_of_labels_sees_none(needs, monkeypatch):
     assert [labels is not None for labels in (data.labels, *(batch.labels for batch in batches))] == 3 * [
         needs
     ]
+
+
+def test_within_a_callers_autocast_steps_compute_with_their_own_weights(monkeypatch):
+    """PyTorch keeps the converted weights until the outermost context ends: later steps used the first step's."""
+    monkeypatch.setattr(Client, "autocast", lambda _: torch.autocast("cpu", torch.bfloat16))
+    alone, _ = Rounds("method.name=fed_simclr").train(0)
+    with torch.autocast("cpu", enabled=False):
+        within, _ = Rounds("method.name=fed_simclr").train(0)
+    assert within["losses"] == alone["losses"]  # of two steps; gradients of these convolutions do not repeat

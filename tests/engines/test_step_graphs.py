@@ -31,6 +31,12 @@ def recorder(monkeypatch):
     return use_simulated_graphs(monkeypatch)
 
 
+def own(encoder):
+    """Settings of an encoder of this file."""
+    encoder = f"model.encoder={__name__}:{encoder}"
+    return encoder, "model.width=", "model.stem=", "data.channels=1", "views.mean=[0.5]", "views.std=[0.5]"
+
+
 def recipe(name, *settings):
     return tiny(f"method.name={name}", "train.rounds=2", *NEEDS.get(name, ()), *STEPS, *settings)
 
@@ -75,6 +81,46 @@ def test_losses_and_steps_are_counted_as_usual(recorder):
     assert one["losses"] == two["losses"]
     assert replayed.client.context.steps == plain.client.context.steps > 0
     assert replayed.client.context.last_epoch_loss == plain.client.context.last_epoch_loss
+
+
+def test_what_is_taken_from_the_host_has_memory_of_its_own_before_the_recording(recorder, monkeypatch):
+    """In a recording, memory that an earlier kernel writes is used again."""
+    kept = []
+    record = recorder.record
+    monkeypatch.setattr(recorder, "record", lambda work: kept.append(list(graph._statics)) or record(work))
+    rounds = Rounds("method.name=fedu2", *STEPS)
+    graph = rounds.client.graph
+    rounds.train(0)
+    assert [tensor.shape[1:] for tensor in kept[0]] == [tensor.shape[1:] for tensor in graph._statics]
+    assert len(kept[0]) == 6  # three sets of normal numbers for each view
+    assert all(one is other for one, other in zip(kept[0], graph._statics, strict=True))
+
+
+def test_few_steps_are_not_worth_a_recording(recorder):
+    Rounds("method.name=fed_simclr", *STEPS, "train.epochs=1").train(0)
+    assert recorder.recorded == 0
+
+
+class Replacing(nn.Module):
+    """An encoder that replaces a buffer in each pass."""
+
+    output_dim = 64
+
+    def __init__(self):
+        super().__init__()
+        self.register_buffer("calls", torch.zeros(()))
+        self.scale = nn.Parameter(torch.ones(64))
+
+    def forward(self, images):
+        self.calls = self.calls + 1
+        return images.flatten(1) * self.scale
+
+
+def test_networks_that_replace_their_buffers_are_refused(recorder):
+    with pytest.raises(
+        UserError, match=r"cuda_graphs: a step cannot be recorded \(a network replaces its buffers"
+    ):
+        Rounds("method.name=fed_simclr", *STEPS, *own("Replacing")).train(0)
 
 
 @dataclass(frozen=True)
@@ -144,16 +190,7 @@ class Dropping(nn.Sequential):
 
 
 def test_networks_that_draw_random_numbers_are_not_replayed(recorder):
-    settings = ("method.name=fed_simclr", *STEPS, "model.encoder=tests.engines.test_step_graphs:Dropping")
-    settings = (
-        *settings,
-        "model.width=",
-        "model.stem=",
-        "data.channels=1",
-        "views.mean=[0.5]",
-        "views.std=[0.5]",
-    )
-    Rounds(*settings).train(0)
+    Rounds("method.name=fed_simclr", *STEPS, *own("Dropping")).train(0)
     assert recorder.recorded == 0
 
 

@@ -114,6 +114,9 @@ class Workload:
         # What PyTorch 2.11 meets in such a mode it never compiles afterwards; and a replayed graph counts nothing.
         with torch.compiler.set_stance("force_eager"), FlopCounterMode(display=False) as counter:
             self.step()
+        self.client.start(
+            self.message, None, self.data
+        )  # the first step that counts compiles, or is recorded next
         return int(counter.get_total_flops())
 
     def federated_round(self) -> Record:

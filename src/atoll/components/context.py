@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import copy
 import warnings
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Protocol
 
@@ -53,6 +52,7 @@ class ClientContext:
         steps: Number of optimiser steps taken.
         last_epoch_loss: Mean loss of the last completed local epoch.
         data: The client's samples.
+        host: What takes the place of the upload in `from_host` while a step is recorded.
     """
 
     def __init__(
@@ -86,7 +86,7 @@ class ClientContext:
         self._constants = constants
         self._retained = retained if retained is not None else ClientState()
         self._scopes: dict[str, Scope] = {}
-        self._remade: Callable[[Callable[[], Tensor]], Tensor] | None = None
+        self.host: Callable[[Callable[[], Tensor], torch.device], Tensor] | None = None
 
     def of(self, component: Named) -> Scope:
         """Return a component's scope: its message, constants and retained state, and attributes that it stores."""
@@ -108,16 +108,7 @@ class ClientContext:
 
         `loss` makes in this way what each step makes anew; a step that is replayed calls ``make`` again.
         """
-        return upload(make(), self.device) if self._remade is None else self._remade(make)
-
-    @contextmanager
-    def recorded(self, remade: Callable[[Callable[[], Tensor]], Tensor]) -> Iterator[None]:
-        """Within the block, ``remade`` provides what `from_host` returns."""
-        self._remade = remade
-        try:
-            yield
-        finally:
-            self._remade = None
+        return upload(make(), self.device) if self.host is None else self.host(make, self.device)
 
     def frozen(self, name: str, weights: Weights | None = None, train: bool = False) -> nn.ModuleDict:
         """Load weights into a copy of the networks without gradients, which a `Forward` can name.

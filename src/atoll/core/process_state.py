@@ -34,7 +34,10 @@ def seed_streams(seed: int) -> None:
     random.seed(seed)
 
 
-def random_streams(others: bool = True) -> tuple[Any, ...]:
+RandomStreams = tuple[Any, ...]  # the states of the process's random streams
+
+
+def random_streams(others: bool = True) -> RandomStreams:
     """The states of the process's random streams.
 
     Args:
@@ -44,7 +47,17 @@ def random_streams(others: bool = True) -> tuple[Any, ...]:
     return torch.get_rng_state(), gpus, (np.random.get_state(), random.getstate()) if others else None
 
 
-def set_random_streams(states: tuple[Any, ...]) -> None:
+def equal_streams(first: RandomStreams, second: RandomStreams) -> bool:
+    """Whether two results of `random_streams` are equal: nothing was drawn in between."""
+    (cpu, gpus, others), (cpu2, gpus2, others2) = first, second
+    return (
+        all(map(torch.equal, (cpu, *gpus), (cpu2, *gpus2)))
+        and len(gpus) == len(gpus2)
+        and repr(others) == repr(others2)
+    )
+
+
+def set_random_streams(states: RandomStreams) -> None:
     """Set the process's random streams to states that `random_streams` returned."""
     torchs, gpus, others = states
     torch.set_rng_state(torchs)

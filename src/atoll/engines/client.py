@@ -53,11 +53,11 @@ class Client:
         self._fixed = frozenset(frozen_names(networks))
         self._state = NetworkState(networks)
         train = setting.train
-        self._graph = step_graph(method, train, self.device)
+        self.graph = step_graph(method, train, self.device)
         self._compiled: CompiledEncoders | None = None
         if train.compile:
             sizes = part_sizes(train.batch_size, train.accumulate)
-            graphs = train.cuda_graphs and self._graph is None
+            graphs = train.cuda_graphs and self.graph is None
             self._compiled = CompiledEncoders(set(sizes), self.device, graphs)
         self._base: Weights = constants.get(BASE, {})
         self._state.load(self._base)
@@ -122,11 +122,12 @@ class Client:
         self._losses: dict[str, list[Tensor]] = {"loss": []}
         self._shares: list[float] = []  # of their batches
         self._epoch = self._epoch_start = 0
-        if self._graph is not None:
-            self._graph.start()
+        if self.graph is not None:
+            self.graph.start(message["epochs"] * data.num_batches())
 
     def begin_batch(self, batch: Batch) -> None:
         """Begin a step; if the batch is the first of a local epoch, end the previous epoch."""
+        torch.clear_autocast_cache()  # within a caller's autocast, it would keep the last step's weights
         if self._compiled is not None:
             self._compiled.begin_step()
         if batch.epoch != self._epoch:
@@ -221,7 +222,7 @@ class Client:
 
     def replay(self, batch: Batch) -> bool:
         """Take a complete step by a replay of its recorded kernels; False if there is none for this batch."""
-        return self._graph is not None and self._graph.take(self, batch)
+        return self.graph is not None and self.graph.take(self, batch)
 
     def after_step(self) -> None:
         """Call the components after an optimiser step."""

@@ -7,7 +7,7 @@ to start it. A replay starts all of them at once, and computes the same bytes.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import cache
 from typing import TYPE_CHECKING, Protocol
 
@@ -17,13 +17,18 @@ from torch import Tensor
 from atoll.components.base import Batch
 from atoll.components.component import replays
 from atoll.components.training import TrainOptions
+from atoll.core import collector
 from atoll.core.devices import make_stream, upload
 from atoll.core.errors import UserError
+from atoll.core.process_state import RandomStreams, equal_streams, random_streams
 from atoll.core.text import first_line
 from atoll.methods.method import Method
 
 if TYPE_CHECKING:
     from atoll.engines.client import Client
+
+LEAST = 5  # steps of a round that are worth a recording, which takes about as long as a step
+OLDEST = (2, 9)  # PyTorch: before, scatter's deterministic kernels upload, which cannot be recorded
 
 
 class Recording(Protocol):
@@ -44,27 +49,26 @@ class Recorder:
         self._pool = torch.cuda.graph_pool_handle()
         self._stream = _recording_stream(device)
         self._device = device
-
-    def random_state(self) -> Tensor:
-        """State of the GPU's random stream."""
-        return torch.cuda.get_rng_state(self._device)
-
-    def provide(self, make: Callable[[], Tensor]) -> tuple[Tensor, Tensor]:
-        """Provide memory on the GPU for what recorded work takes from the host; also return what it takes first."""
-        first = make()
-        return torch.empty(first.shape, dtype=first.dtype, device=self._device), first
+        self._used = False
 
     def record(self, work: Callable[[], None]) -> Recording:
         """Record the kernels of ``work`` without computing them."""
+        if not self._used:  # the steps so far keep memory in a cache, which no recording can take
+            torch.cuda.empty_cache()
+            self._used = True
         graph = torch.cuda.CUDAGraph()
         self._stream.wait_stream(torch.cuda.current_stream(self._device))
-        with torch.cuda.stream(self._stream):  # a GPU does not record its default stream
+        # A GPU does not record its default stream. The collector could free another graph meanwhile.
+        with torch.cuda.stream(self._stream), collector.paused():
             # Another thread may fold the last client's update meanwhile.
             graph.capture_begin(pool=self._pool, capture_error_mode="thread_local")
             try:
                 work()
-            finally:
-                graph.capture_end()
+            except BaseException:
+                with suppress(RuntimeError):  # which would only say that there was an error before
+                    graph.capture_end()
+                raise
+            graph.capture_end()
         return graph
 
 
@@ -80,13 +84,15 @@ class StepGraph:
 
     def __init__(self, recorder: Recorder) -> None:
         self._recorder = recorder
-        self.start()
+        self.start(0)
 
-    def start(self) -> None:
-        """Begin another client or round."""
+    def start(self, steps: int) -> None:
+        """Begin another client or round, with so many steps."""
         # What was recorded before stays until the next recording, which uses its memory again.
-        self._recorded = False
-        self._random: Tensor | None = None
+        self.recorded = False
+        self._worth = steps >= LEAST
+        self._random: RandomStreams | None = None
+        self._statics: list[Tensor] = []
 
     def take(self, client: Client, batch: Batch) -> bool:
         """Take a step of the client by a replay, if it can be replayed.
@@ -97,16 +103,16 @@ class StepGraph:
         Raises:
             UserError: The step cannot be recorded.
         """
-        if len(batch.indices) != client.setting.train.batch_size:
+        if not self._worth or len(batch.indices) != client.setting.train.batch_size:
             return False
-        if not self._recorded and not self._can_record():
+        if not self.recorded and not self._prepared(client):
             return False
         client.prepare(batch)
-        if self._recorded:
+        if self.recorded:
             self._batch.indices = batch.indices
             for static, tensor in zip(_tensors(self._batch), _tensors(batch), strict=True):
                 static.copy_(tensor)
-            for static, make in self._remade:
+            for static, make in zip(self._statics, self._made_by, strict=True):
                 static.copy_(upload(make(), static.device))
             client.context.steps += 1
         else:
@@ -115,26 +121,40 @@ class StepGraph:
         client.note({name: loss.clone() for name, loss in self._losses.items()})
         return True
 
-    def _can_record(self) -> bool:
-        """Whether the round's first step has loaded the kernels and made the optimiser's state, without draws."""
-        state = self._recorder.random_state()
+    def _prepared(self, client: Client) -> bool:
+        """Whether the round's first step is done: it loads kernels, and makes the optimiser's state.
+
+        It also makes the memory of what a step takes from the host: memory of a recording may be written by kernels
+        before the one that reads it.
+        """
+        state = random_streams()
         if self._random is None:
             self._random = state
+            client.context.host = self._keep
             return False
-        return torch.equal(state, self._random)
+        client.context.host = None
+        self._worth = equal_streams(state, self._random)  # else the networks draw random numbers
+        return self._worth
+
+    def _keep(self, make: Callable[[], Tensor], device: torch.device) -> Tensor:
+        made = upload(make(), device)
+        self._statics.append(made.clone())
+        return made
 
     def _record(self, client: Client, batch: Batch) -> None:
         images = {name: image.clone() for name, image in batch.images.items()}
         labels = None if batch.labels is None else batch.labels.clone()
         self._batch = Batch(batch.indices, images, labels, batch.epoch)
-        self._remade: list[tuple[Tensor, Callable[[], Tensor]]] = []
+        self._made_by: list[Callable[[], Tensor]] = []
         made: list[Tensor] = []
 
-        def remade(make: Callable[[], Tensor]) -> Tensor:
-            static, first = self._recorder.provide(make)
-            self._remade.append((static, make))
+        def provide(make: Callable[[], Tensor], device: torch.device) -> Tensor:
+            first = make()
+            if len(made) == len(self._statics) or first.shape != self._statics[len(made)].shape:
+                raise RuntimeError("a loss does not take the same from the host in each step")
+            self._made_by.append(make)
             made.append(first)
-            return static
+            return self._statics[len(made) - 1]
 
         def step() -> None:
             client.optimizer.zero_grad(set_to_none=True)
@@ -145,22 +165,20 @@ class StepGraph:
             client.optimizer.step()
             client.after_step()
 
+        before = _buffers(client)
+        client.context.host = provide
         try:
-            with _recordable(client.optimizer), client.context.recorded(remade):
+            with _recordable(client.optimizer):
                 recording = self._recorder.record(step)
         except RuntimeError as error:
-            raise UserError(
-                f"train.cuda_graphs: a step cannot be recorded ({first_line(error)}); leave out train.cuda_graphs"
-            ) from error
-        self._recording, self._recorded = recording, True
-        for (static, _), first in zip(self._remade, made, strict=True):
+            raise _refusal(first_line(error)) from error
+        finally:
+            client.context.host = None
+        if _buffers(client) != before:
+            raise _refusal("a network replaces its buffers, and a replay would not")
+        for static, first in zip(self._statics, made, strict=True):
             static.copy_(upload(first, static.device))
-
-
-@cache
-def _recording_stream(device: torch.device) -> torch.cuda.Stream:
-    """The stream of all recordings in this process: cuBLAS keeps tens of MiB of memory for each."""
-    return make_stream(device)
+        self._recording, self.recorded = recording, True
 
 
 def step_graph(method: Method, train: TrainOptions, device: torch.device) -> StepGraph | None:
@@ -171,8 +189,15 @@ def step_graph(method: Method, train: TrainOptions, device: torch.device) -> Ste
 
 def can_replay(method: Method, train: TrainOptions) -> bool:
     """Whether a step of the method is the same kernels on the same memory each time, as its components declare."""
-    alike = train.accumulate == 1 and not train.checkpoint_gradients
+    version = tuple(map(int, torch.__version__.split(".")[:2]))
+    alike = version >= OLDEST and train.accumulate == 1 and not train.checkpoint_gradients
     return alike and all(replays(type(component)) for component in method.components)
+
+
+@cache
+def _recording_stream(device: torch.device) -> torch.cuda.Stream:
+    """The stream of all recordings in this process: cuBLAS keeps tens of MiB of memory for each."""
+    return make_stream(device)
 
 
 @contextmanager
@@ -181,10 +206,21 @@ def _recordable(optimizer: torch.optim.Optimizer) -> Iterator[None]:
     groups = [group for group in optimizer.param_groups if group.get("fused") and "capturable" in group]
     for group in groups:
         group["capturable"] = True
-    yield
-    for group in groups:
-        group["capturable"] = False
+    try:
+        yield
+    finally:
+        for group in groups:
+            group["capturable"] = False
+
+
+def _buffers(client: Client) -> list[int]:
+    networks = client.networks_by_name.values()
+    return [buffer.data_ptr() for network in networks for buffer in network.buffers()]
 
 
 def _tensors(batch: Batch) -> list[Tensor]:
     return [*batch.images.values(), *([] if batch.labels is None else [batch.labels])]
+
+
+def _refusal(reason: str) -> UserError:
+    return UserError(f"train.cuda_graphs: a step cannot be recorded ({reason}); leave out train.cuda_graphs")
