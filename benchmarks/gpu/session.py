@@ -168,7 +168,7 @@ def rows(session: Session, wave: dict[str, Any]) -> None:
 def shared_gpu(session: Session, together: int) -> Iterator[None]:
     """Let the kernels of several processes run at the same time, if NVIDIA's Multi-Process Service is installed.
 
-    Without it, an H200 gave each of twenty processes its time in turn, and most of that time was idle.
+    Without it, processes take turns on the GPU, and small networks leave much of each turn idle.
     """
     with ExitStack() as service:
         if together > 1 and session.device.startswith("cuda") and shutil.which(CONTROL):

@@ -13,6 +13,7 @@ import pytest
 import torch
 
 from atoll.cli.main import _resumable, main
+from atoll.core import processes
 from atoll.methods.registry import METHODS
 from tests.harness import TINY, run_tiny
 
@@ -270,3 +271,11 @@ def test_the_advice_after_an_interruption_is_accepted_and_deletes_nothing():
     assert "with --resume in place of --restart" in _resumable(restarted)
     resumed = Namespace(command="resume", resume=True, restart=False)  # the command has no --resume
     assert _resumable(resumed) == "; repeat the command to continue"
+
+
+@pytest.mark.parametrize("arguments", [None, ["presets"]])
+def test_only_the_command_may_share_a_gpu_by_default(arguments, monkeypatch):
+    monkeypatch.setattr(processes, "in_command", False)
+    monkeypatch.setattr(sys, "argv", ["atoll", "presets"])
+    assert main(arguments) == 0
+    assert processes.in_command == (arguments is None)

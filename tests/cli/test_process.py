@@ -55,6 +55,7 @@ def test_an_ignored_signal_stays_ignored():
     [
         ([], False),
         (["engine.workers=1"], False),
+        (["engine.workers=auto"], False),
         (["engine.stack=4"], False),
         (["engine.workers=0"], True),
         (["engine.decoders=2"], True),

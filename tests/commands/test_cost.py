@@ -230,3 +230,10 @@ def test_runs_that_are_needed_first_come_first():
     costs = estimate(tiny(*SETTINGS, *settings), warm=1, timed=1)
     assert len(costs) == 2
     assert (costs[0].clients, costs[1].clients) == (1, 5)
+
+
+def test_the_workers_are_those_of_the_run(monkeypatch):
+    """Also where several share a GPU by default."""
+    monkeypatch.setattr(cost_of, "worker_devices", lambda federation: [torch.device("cuda")] * 3)
+    (cost,) = estimate(tiny(*SETTINGS, "engine.workers=auto"), warm=1, timed=1)
+    assert cost.workers == ("cuda",) * 3

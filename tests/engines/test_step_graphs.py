@@ -72,6 +72,55 @@ def test_each_client_is_recorded_in_each_round_and_small_batches_are_not_replaye
     assert (recorder.recorded, recorder.replayed) == (8, 8 * 5)
 
 
+def test_a_smaller_batch_between_the_first_step_and_the_recording_changes_nothing(recorder):
+    """One full batch an epoch, and a smaller one after it, which draws, too."""
+    sizes = ("data.limit=100", "train.epochs=6")
+    weights = [
+        Rounds("method.name=fedu2", *STEPS, *sizes, f"train.cuda_graphs={on}").train(0)[0]["weights"]
+        for on in ("true", "false")
+    ]
+    assert recorder.recorded == 1
+    assert same(*weights)
+
+
+@dataclass(frozen=True)
+class Wavering(Objective):
+    """A loss that takes something from the host in some steps only."""
+
+    name: ClassVar[str] = "wavering"
+    replays: ClassVar[bool] = True
+
+    def forwards(self):
+        return VIEWS
+
+    def loss(self, context, batch, passes):
+        loss = passes[VIEWS[0]].h.square().mean()
+        wanted = {"more": context.steps > 0, "fewer": context.steps == 0, "other": True}[self.name_of()]
+        shape = (1 + context.steps,) if self.name_of() == "other" else (1,)
+        return loss + context.from_host(lambda: torch.ones(shape)).sum() if wanted else loss
+
+    def name_of(self):
+        return type(self).__name__.lower()
+
+
+class More(Wavering):
+    name: ClassVar[str] = "wavering_more"
+
+
+class Fewer(Wavering):
+    name: ClassVar[str] = "wavering_fewer"
+
+
+class Other(Wavering):
+    name: ClassVar[str] = "wavering_other"
+
+
+@pytest.mark.parametrize("kind", [More, Fewer, Other])
+def test_a_loss_that_takes_other_tensors_from_step_to_step_is_refused(kind, recorder):
+    with pytest.raises(UserError, match=r"a loss calls context.from_host differently from step to step\)"):
+        Rounds(f"method.objective={__name__}:{kind.__name__}", *STEPS).train(0)
+
+
 def test_losses_and_steps_are_counted_as_usual(recorder):
     replayed, plain = (
         Rounds("method.name=fed_byol", *STEPS, f"train.cuda_graphs={on}") for on in ("true", "false")
@@ -213,8 +262,11 @@ def test_a_step_that_cannot_be_recorded_ends_the_run_with_a_sentence(monkeypatch
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
-@pytest.mark.parametrize("name", sorted(METHODS.keys() - NOT_ALIKE))
-def test_a_gpu_replays_to_the_same_bytes(name, tmp_path, monkeypatch):
+@pytest.mark.parametrize(
+    ("name", "optimizer"),
+    [("fedquad", "adam"), *((name, "sgd") for name in sorted(METHODS.keys() - NOT_ALIKE))],
+)
+def test_a_gpu_replays_to_the_same_bytes(name, optimizer, tmp_path, monkeypatch):
     replayed = []
     record = Recorder.record
 
@@ -223,7 +275,13 @@ def test_a_gpu_replays_to_the_same_bytes(name, tmp_path, monkeypatch):
         return replayed[-1]
 
     monkeypatch.setattr(Recorder, "record", counted)
-    settings = (f"method.name={name}", "train.rounds=2", *NEEDS.get(name, ()), *STEPS)
+    settings = (
+        f"method.name={name}",
+        "train.rounds=2",
+        *NEEDS.get(name, ()),
+        *STEPS,
+        f"train.optimizer={optimizer}",
+    )
     graphs = remains(run_tiny(tmp_path / "replayed", *settings))
     assert replayed
     assert same(graphs, remains(run_tiny(tmp_path / "plain", *settings, "train.cuda_graphs=false")))

@@ -57,6 +57,8 @@ def test_a_small_gpu_is_shared_by_fewer(gpu):
         ("engine.workers=1",),
         ("engine.streams=2",),
         ("engine.stack=2",),
+        ("engine.decoders=1",),
+        ("engine.devices=['cpu']",),
         ("train.batch_size=20000", "data.image_size=8"),
         ("model.width=", "model.encoder=resnet18"),
         ("model.encoder=tests.engines.test_client:Counting", "model.width=", "model.stem=", "data.channels=1",

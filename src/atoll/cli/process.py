@@ -111,5 +111,5 @@ def start_forking(recipe: str | Path, settings: Sequence[str]) -> None:
 
     table = over(read_table(recipe), read_settings(settings))
     engine = table.get("engine", {})
-    if engine.get("workers", 1) != 1 or engine.get("devices") or engine.get("decoders"):
+    if engine.get("workers", 1) not in (1, "auto") or engine.get("devices") or engine.get("decoders"):
         process_context(*further_imports(table))

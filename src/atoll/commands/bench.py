@@ -57,7 +57,7 @@ def recommend(recipe: Recipe, warm: int = WARM, timed: int = TIMED) -> Table:
             images = measure(Way(count, channels_last))
     note = ""
     if images < recipe.train.batch_size:
-        note = "train.compile compiles full batches alone, and no client has that many images\n"
+        note = "full batches alone are recorded or compiled, and no client has that many images\n"
     else:
         try:
             if gpu:
@@ -65,11 +65,12 @@ def recommend(recipe: Recipe, warm: int = WARM, timed: int = TIMED) -> Table:
             measure(replace(best[1], compile=True))
         except UserError as error:
             note = f"{escape(str(error))}\n"
-    # Clients that train at once in one process need that process alone.
-    workers = f" engine.workers={max(1, cores // best[1].threads)}" if recipe.engine.at_once == 1 else ""
-    table.caption = (
-        f"{note}fastest here: {best[1]}{workers}; the last column assumes that workers do not slow each other"
-    )
+    graphs = f" train.cuda_graphs={str(best[1].cuda_graphs).lower()}" if gpu else ""
+    # Clients that train at once in one process need that process alone; how many may share a GPU is not timed.
+    alone = gpu or recipe.engine.at_once > 1
+    workers = "" if alone else f" engine.workers={max(1, cores // best[1].threads)}"
+    slowed = "the last column assumes that workers do not slow each other"
+    table.caption = f"{note}fastest here: {best[1]}{graphs}{workers}; {slowed}"
     return table
 
 
@@ -89,10 +90,9 @@ class Way:
         return replace(recipe, engine=engine, train=train)
 
     def __str__(self) -> str:
-        graphs = " train.cuda_graphs=true" if self.cuda_graphs else ""
         return (
             f"engine.threads={self.threads} engine.channels_last={str(self.channels_last).lower()} "
-            f"train.compile={str(self.compile).lower()}{graphs}"
+            f"train.compile={str(self.compile).lower()}"
         )
 
 

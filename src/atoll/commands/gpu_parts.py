@@ -26,6 +26,7 @@ from atoll.commands.gpu_workloads import (
     wait_for,
 )
 from atoll.data.views.views import ViewOptions, make_views
+from atoll.engines.step_graphs import can_replay
 
 Found = Iterator[tuple[str, Any]]
 LONGEST_TIMING = 0.5  # seconds
@@ -136,7 +137,7 @@ def replays(bench: Bench) -> Found:
 
 def _replayed(bench: Bench, name: str) -> dict[str, Any]:
     settings = ["train.amp=true", "engine.channels_last=auto", *bench.scale.digits, f"method.name={name}"]
-    settings += [*METHOD_NEEDS.get(name, ()), "train.epochs=3"]
+    settings += [*METHOD_NEEDS.get(name, ()), "train.epochs=6"]
     usual, recorded = (
         digits_workload([*settings, f"train.cuda_graphs={graphs}"], bench.device)
         for graphs in ("false", "true")
@@ -144,7 +145,9 @@ def _replayed(bench: Bench, name: str) -> dict[str, Any]:
     plain, replayed = one_client_round(usual), one_client_round(recorded)
     differ = [name for name, weight in plain.items() if not torch.equal(replayed[name], weight)]
     graph = recorded.client.graph
-    return {"ok": not differ, "replayed": graph is not None and graph.recorded, "differ": differ}
+    replayed_steps = graph is not None and graph.recorded
+    wanted = bench.device.type == "cuda" and can_replay(recorded.method, recorded.federation.recipe.train)
+    return {"ok": not differ and replayed_steps == wanted, "replayed": replayed_steps, "differ": differ}
 
 
 def views(bench: Bench) -> Found:

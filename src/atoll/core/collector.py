@@ -11,7 +11,7 @@ from contextlib import contextmanager
 
 @contextmanager
 def paused() -> Iterator[None]:
-    """Pause the collector while modules are imported.
+    """Pause the collector: while modules are imported, and while a GPU records.
 
     Imports create about a million permanent objects; whenever their number has grown by a quarter, the collector
     would examine all of them again.

@@ -31,6 +31,9 @@ LEAST = 5  # steps of a round that are worth a recording, which takes about as l
 OLDEST = (2, 9)  # PyTorch: before, scatter's deterministic kernels upload, which cannot be recorded
 
 
+UNLIKE = "a loss calls context.from_host differently from step to step"
+
+
 class Recording(Protocol):
     """Recorded work."""
 
@@ -103,6 +106,7 @@ class StepGraph:
         Raises:
             UserError: The step cannot be recorded.
         """
+        client.context.host = None  # the first step is over
         if not self._worth or len(batch.indices) != client.setting.train.batch_size:
             return False
         if not self.recorded and not self._prepared(client):
@@ -132,7 +136,6 @@ class StepGraph:
             self._random = state
             client.context.host = self._keep
             return False
-        client.context.host = None
         self._worth = equal_streams(state, self._random)  # else the networks draw random numbers
         return self._worth
 
@@ -150,8 +153,8 @@ class StepGraph:
 
         def provide(make: Callable[[], Tensor], device: torch.device) -> Tensor:
             first = make()
-            if len(made) == len(self._statics) or first.shape != self._statics[len(made)].shape:
-                raise RuntimeError("a loss does not take the same from the host in each step")
+            if len(made) == len(self._statics) or not _alike(first, self._statics[len(made)]):
+                raise RuntimeError(UNLIKE)
             self._made_by.append(make)
             made.append(first)
             return self._statics[len(made) - 1]
@@ -174,6 +177,8 @@ class StepGraph:
             raise _refusal(first_line(error)) from error
         finally:
             client.context.host = None
+        if len(made) < len(self._statics):
+            raise _refusal(UNLIKE)
         if _buffers(client) != before:
             raise _refusal("a network replaces its buffers, and a replay would not")
         for static, first in zip(self._statics, made, strict=True):
@@ -183,12 +188,16 @@ class StepGraph:
 
 def step_graph(method: Method, train: TrainOptions, device: torch.device) -> StepGraph | None:
     """Make the graph of a client's steps; None if there is none to make."""
-    wanted = train.cuda_graphs and can_replay(method, train)
-    return StepGraph(Recorder(device)) if wanted and device.type == "cuda" else None
+    return StepGraph(Recorder(device)) if device.type == "cuda" and can_replay(method, train) else None
 
 
 def can_replay(method: Method, train: TrainOptions) -> bool:
-    """Whether a step of the method is the same kernels on the same memory each time, as its components declare."""
+    """Whether steps are to be recorded, and are the same kernels on the same memory each time.
+
+    The latter is what the method's components declare.
+    """
+    if not train.cuda_graphs:
+        return False
     version = tuple(map(int, torch.__version__.split(".")[:2]))
     alike = version >= OLDEST and train.accumulate == 1 and not train.checkpoint_gradients
     return alike and all(replays(type(component)) for component in method.components)
@@ -216,6 +225,10 @@ def _recordable(optimizer: torch.optim.Optimizer) -> Iterator[None]:
 def _buffers(client: Client) -> list[int]:
     networks = client.networks_by_name.values()
     return [buffer.data_ptr() for network in networks for buffer in network.buffers()]
+
+
+def _alike(first: Tensor, second: Tensor) -> bool:
+    return first.shape == second.shape and first.dtype == second.dtype
 
 
 def _tensors(batch: Batch) -> list[Tensor]:

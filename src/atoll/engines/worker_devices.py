@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
+import math
 import subprocess
 
 import torch
 
 from atoll.core import processes
-from atoll.engines.federation import Federation
+from atoll.engines.federation import RESIDENT_BYTES, Federation
 
 MOST = 8  # processes on a GPU
 WEIGHTS = 1_000_000  # most weights of networks that are small
 PIXELS = 512 * 32 * 32  # most pixels of a batch of small images, in each channel
-MEMORY = 3 * 2**30  # bytes of a GPU for each process
+MEMORY = 3 * 2**30  # bytes of a GPU for each process, beside the images that it keeps there
 
 
 def worker_devices(federation: Federation) -> list[torch.device]:
@@ -54,4 +55,6 @@ def _admits_several() -> bool:
 
 def _processes(federation: Federation) -> int:
     memory = torch.cuda.get_device_properties(federation.device).total_memory
-    return min(MOST, processes.num_cores() // federation.recipe.engine.threads, memory // MEMORY)
+    images = min(RESIDENT_BYTES, math.prod(federation.images.images.shape))
+    cores = processes.num_cores() // federation.recipe.engine.threads
+    return min(MOST, cores, memory // (MEMORY + images))

@@ -26,17 +26,17 @@ class EngineOptions(Options, section="engine"):
         workers: Number of processes that train clients in parallel, at least one for each of `devices`; 0 starts as
             many as the available cores divided by `threads`. ``"auto"`` means 1. In a command on a GPU, it means up
             to 8 if the networks are small and would leave the GPU idle: at most a million weights, and batches of
-            at most 512 images of 32 pixels. The result does not depend on it.
+            at most as many pixels as 512 images of 32 × 32. The result does not depend on it.
         stack: Number of clients that one process trains at once, with their encoders stacked into one along an axis
             of clients. This is for small networks, which leave a GPU idle. It takes the memory of as many clients,
             and these encoders compute in float32. The weights are those of clients that train one by one, up to
             rounding. Flower's engines ignore it.
         streams: Number of clients that one process trains at once on a GPU, each with its own networks and CUDA
-            stream. This is for small networks, which leave a GPU idle. It takes the memory of as many clients. The
-            result does not depend on it. Flower's engines ignore it.
+            stream. It takes the memory of as many clients. On an H200, small networks gained nothing; several
+            `workers` are faster. The result does not depend on it. Flower's engines ignore it.
         threads: CPU threads of each worker. The last bits of the result depend on it.
         decoders: Number of processes that read and decode the images of a streamed split (``data.memory_gib``)
-            ahead of the training, with ``workers = 1``; 0 decodes between the steps. The result does not depend on
+            ahead of the training, with one worker; 0 decodes between the steps. The result does not depend on
             it.
         channels_last: Use the channels-last memory layout for images and convolutions; ``"auto"``: on a GPU. The
             last bits of the result depend on it. It is never used on a GPU with ``stack``, where PyTorch has no
