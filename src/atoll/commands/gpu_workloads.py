@@ -18,7 +18,7 @@ from atoll.components.training import make_optimizer
 from atoll.core.config import describe
 from atoll.core.devices import upload
 from atoll.core.tree import Weights
-from atoll.data.images import DevicePixels, ImageSet, StoredPixels
+from atoll.data.images import ImageSet, StoredPixels
 from atoll.data.options import DataOptions
 from atoll.data.sources import Splits, load_data
 from atoll.engines.client import train_batch, train_client
@@ -87,11 +87,6 @@ class Workload:
         cohort = range(setting.num_clients)
         self.message = self.method.send(self.server.state, setting, 0, cohort, ROUND)
         self._executor: InProcess | None = None
-
-    @cached_property
-    def pixels(self) -> DevicePixels:
-        """The training images, on the device, as those of a run."""
-        return DevicePixels(self.federation.splits.train.images, self.device)
 
     def batches(self, epochs: int) -> Iterator[Batch]:
         """Iterate over the client's batches, which are made on demand."""
@@ -195,7 +190,7 @@ def bare_round(work: Workload) -> None:
     encoder, projector = networks["encoder"], networks["projector"]
     optimizer = make_optimizer(train, networks.parameters())
     draws = torch.Generator().manual_seed(0)
-    pixels, kind = work.pixels, work.device.type
+    pixels, kind = federation.placed_images.images, work.device.type
     total = torch.zeros((), device=work.device)
     for indices in federation.partition.clients:
         order = indices[torch.randperm(len(indices), generator=draws)]

@@ -198,12 +198,12 @@ class Federation:
         """Samples of a client."""
         train = self.recipe.train
         return FederatedClient(
-            self._placed_images, self.partition.clients[client], client, self.views, self.recipe.seed,
+            self.placed_images, self.partition.clients[client], client, self.views, self.recipe.seed,
             train.batch_size, train.drop_last, self.device, self.layout, self._decoders,
         )  # fmt: skip
 
     @cached_property
-    def _placed_images(self) -> ImageSet:
+    def placed_images(self) -> ImageSet:
         """The clients' images, on the training GPU if they take little of its memory.
 
         They have labels only if the method declares that it trains on labels.
@@ -215,7 +215,7 @@ class Federation:
 
     @cached_property
     def _decoders(self) -> DecodeWorkers:
-        pixels = self._placed_images.images
+        pixels = self.placed_images.images
         return DecodeWorkers(pixels, self.recipe.engine.decoders if is_streamed(pixels) else 0)
 
     def client_ids(self) -> Tensor:
