@@ -76,7 +76,7 @@ def play(name: str, settings: list[str], on_device: bool) -> dict:
         executor.start(server.constants)
         for _ in range(recipe.train.rounds):
             server.run_round(executor)
-        resident = isinstance(federation._placed_images.images, DevicePixels)
+        resident = isinstance(federation.placed_images.images, DevicePixels)
         return {"state": server.state, "notes": Device.notes, "steps": Device.steps, "resident": resident}
 
 
