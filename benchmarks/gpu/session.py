@@ -35,9 +35,7 @@ from atoll.papers.reproduction import find_table, images_of
 
 FILES, BYTES = 8, int(15.5 * 2**20)  # largest number and size of the returned files
 PACKING = 40.0  # seconds reserved for stopping and packing
-BENCH = (
-    2 / 3
-)  # most of a call's time for the bench, if the plan says nothing: each call advances the tables, too
+BENCH = 2 / 3  # most of a call's time for the bench, if the plan says nothing: rows advance in each call
 STARTS = 5  # most starts of the bench
 STALLED = 150.0  # seconds without a new value after which the bench is killed: most values take seconds
 WEIGHTS = ("checkpoints", "*.safetensors", "report.html")  # files of a run that the results do not include

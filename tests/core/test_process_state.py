@@ -10,7 +10,14 @@ import torch
 from torch import nn
 
 from atoll.components.base import VIEWS, Term
-from atoll.core.process_state import process_for_training, seeded_streams, settings_kept, streams_kept
+from atoll.core.process_state import (
+    equal_streams,
+    process_for_training,
+    random_streams,
+    seeded_streams,
+    settings_kept,
+    streams_kept,
+)
 from atoll.models.external import give_encoder
 from tests.harness import remains, run_tiny
 
@@ -129,3 +136,13 @@ def test_an_encoder_whose_weights_numpy_draws_is_the_same_each_time():
         return nn.Sequential(nn.Flatten(), layer)
 
     assert give_encoder(own, 1, 8) == give_encoder(own, 1, 8)
+
+
+@pytest.mark.parametrize("draw", [lambda: torch.rand(()), np.random.rand, random.random])
+def test_a_draw_from_any_stream_is_noticed(draw):
+    with streams_kept(), np.printoptions(threshold=5):  # however few numbers of an array are shown
+        before = random_streams()
+        assert equal_streams(before, random_streams())
+        for _ in range(1300):  # at some counts, numpy's position in its block is as before
+            draw()
+            assert not equal_streams(before, random_streams())

@@ -195,9 +195,7 @@ def _bench(options: argparse.Namespace) -> int:
     from atoll.commands.bench import recommend
     from atoll.recipe.recipe import load_recipe
 
-    asked = {
-        key: getattr(options, key) for key in ("out", "device", "scale", "parts") if getattr(options, key)
-    }
+    asked = {key: value for key in ("out", "device", "scale", "parts") if (value := getattr(options, key))}
     if options.recipe == "gpu":
         from atoll.commands.bench_gpu import bench_gpu
 

@@ -299,9 +299,7 @@ def attempt(measure: Callable[[], dict[str, Any]]) -> dict[str, Any]:
         return measure()
     except Exception as error:
         found = {"ok": False, "error": f"{type(error).__name__}: {error}", "where": where_from(error)}
-        broken = isinstance(error, torch.AcceleratorError) or isinstance(
-            error.__cause__, torch.AcceleratorError
-        )
+        broken = any(isinstance(one, torch.AcceleratorError) for one in (error, error.__cause__))
         return {**found, "fatal": True} if broken else found
 
 

@@ -114,9 +114,8 @@ class Workload:
         # What PyTorch 2.11 meets in such a mode it never compiles afterwards; and a replayed graph counts nothing.
         with torch.compiler.set_stance("force_eager"), FlopCounterMode(display=False) as counter:
             self.step()
-        self.client.start(
-            self.message, None, self.data
-        )  # the first step that counts compiles, or is recorded next
+        # Another first step, which compiles, and after which a step is recorded.
+        self.client.start(self.message, None, self.data)
         return int(counter.get_total_flops())
 
     def federated_round(self) -> Record:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pickle
 import random
 import threading
 import warnings
@@ -53,7 +54,7 @@ def equal_streams(first: RandomStreams, second: RandomStreams) -> bool:
     return (
         all(map(torch.equal, (cpu, *gpus), (cpu2, *gpus2)))
         and len(gpus) == len(gpus2)
-        and repr(others) == repr(others2)
+        and pickle.dumps(others) == pickle.dumps(others2)
     )
 
 

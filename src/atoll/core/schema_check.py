@@ -62,9 +62,8 @@ def _check_any(choices: Sequence[Schema], value: Any, place: str, whole: Sequenc
             check(choice, value, place, whole)
             return
     lists = [one for one in others if one.get("type") == "array" and isinstance(value, list | tuple)]
-    lists += [
-        one for one in others if one.get("type") == "integer" and type(value) is int
-    ]  # out of its range
+    # A whole number that no choice took is out of the range of one.
+    lists += [one for one in others if one.get("type") == "integer" and type(value) is int]
     if forms := [one["description"] for one in others if "pattern" in one]:
         _check_choice(last["enum"], value, place, whole, f" (others are {forms[0]})")
     elif lists or not others or "enum" not in last:

@@ -6,7 +6,6 @@ import contextlib
 from collections.abc import Iterator
 from pathlib import Path
 
-from atoll.core import processes
 from atoll.core.config import describe
 from atoll.core.processes import process_context
 from atoll.core.run_folder import Run
@@ -47,8 +46,7 @@ class Simulation:
 
     def gather(self, recipe: Recipe, folder: Path, restart: bool = False) -> Federation:
         """Load the images and partition them."""
-        sharing = processes.in_command and recipe.engine.find_device().type == "cuda"
-        if len(recipe.engine.worker_devices(cohort=2, auto=1 + sharing)) > 1 or recipe.engine.decoders:
+        if len(recipe.engine.worker_devices(cohort=2)) > 1 or recipe.engine.decoders:
             # The processes' imports take as long as loading the images.
             process_context(*further_imports(describe(recipe)))
         return Federation(recipe)

@@ -29,8 +29,6 @@ if TYPE_CHECKING:
 
 LEAST = 5  # steps of a round that are worth a recording, which takes about as long as a step
 OLDEST = (2, 9)  # PyTorch: before, scatter's deterministic kernels upload, which cannot be recorded
-
-
 UNLIKE = "a loss calls context.from_host differently from step to step"
 
 

@@ -67,10 +67,11 @@ class EngineOptions(Options, section="engine"):
                 check_device(name, "engine.devices")
             if "auto" in self.devices:
                 raise UserError('engine.devices lists devices; write engine.devices = "auto" for all GPUs')
-        if self.at_once > 1 and (self.workers not in (1, "auto") or self.decoders or self.devices):
+        several = self.workers not in (1, "auto")
+        if self.at_once > 1 and (several or self.decoders or self.devices):
             name = "engine.stack" if self.stack > 1 else "engine.streams"
             changes = [
-                *(["engine.workers=1"] if self.workers not in (1, "auto") else []),
+                *(["engine.workers=1"] if several else []),
                 *(["engine.decoders=0"] if self.decoders else []),
                 *(["engine.devices=[]"] if self.devices else []),
             ]
