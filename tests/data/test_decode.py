@@ -240,6 +240,7 @@ def test_transparency_is_a_channel_where_four_are_wanted():
     [
         (picture(8, 8), 6, r"^it has 3 channels, and the encoder reads data.channels = 6"),
         (np.zeros((8, 8, 5), np.uint8), 3, r"^it has 5 channels, and the encoder reads data.channels = 3"),
+        (np.zeros((5, 9, 8), np.uint8), 3, r"^it has 5 channels, and the encoder reads data.channels = 3"),
         (np.zeros((2, 8, 8, 3), np.uint8), 3, r"^it is an array of shape \(2, 8, 8, 3\)"),
     ],
 )

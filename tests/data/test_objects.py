@@ -319,6 +319,9 @@ def test_what_is_no_data_is_refused_in_one_sentence(tmp_path: Path) -> None:
         r"^data is 'cats'; a path goes into the recipe \(data.source, data.path\), and images here$": "cats",
         "^data is 'dogs'; ": Path("dogs"),
         r"^data is the class Table; give an object of it, Table\(…\)$": Table,
+        r"^data is a DataFrame; give its rows as a list of images and labels, list\(zip\(": pd.DataFrame(
+            {"image": list(images), "label": range(4)}
+        ),
         "^data is a Stream; give a dataset with a length": Stream(),
         r"^data has the splits train, test; give one, such as data\['train'\], .* as test_data$": TableDict(
             train=Table(), test=Table()

@@ -120,6 +120,17 @@ def test_a_hook_that_takes_other_arguments_is_refused_before_the_run(tmp_path: P
     assert not (tmp_path / "run").exists()
 
 
+class Awaited:
+    async def round(self, record, line):
+        """Would never run."""
+
+
+def test_an_async_hook_is_refused_before_the_run(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=r"^Awaited\.round is an async function, .*; write def$"):
+        atoll.simulate(tiny(), tmp_path / "run", callbacks=[Awaited()])
+    assert not (tmp_path / "run").exists()
+
+
 def test_a_callback_changes_no_result(tmp_path: Path) -> None:
     table = {
         "data": {"source": "digits", "limit": 160, "image_size": 8, "channels": 1},

@@ -214,7 +214,8 @@ def _bands(
         if opened.ndim == 3 and opened.shape[-1] == 1:
             opened = opened[..., 0]
         if opened.ndim == 3 and (opened.shape[-1] not in (3, 4) or opened.dtype != np.uint8):
-            raise _other_channels(opened.shape[-1], channels)
+            first, *others = opened.shape
+            raise _other_channels(first if first < min(others) else others[-1], channels)
         opened = Image.fromarray(opened)  # grey, or colour with 8 bits
     if channels == 3:
         return [(opened, "RGB")]

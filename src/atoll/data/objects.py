@@ -254,6 +254,11 @@ def _part(whose: str, source: Any) -> _Part:
         )
     if isinstance(source, type):
         raise UserError(f"{whose} is the class {source.__name__}; give an object of it, {source.__name__}(…)")
+    if hasattr(source, "iloc"):  # of a DataFrame, an item is a column
+        raise UserError(
+            f"{whose} is a {type(source).__name__}; give its rows as a list of images and labels, "
+            "list(zip(frame[…], frame[…])), or the path of a CSV file in the recipe"
+        )
     if not hasattr(source, "__len__") or not hasattr(source, "__getitem__"):
         raise UserError(
             f"{whose} is a {type(source).__name__}; give a dataset with a length and items (image, label), an "

@@ -63,7 +63,7 @@ class Callbacks(Callback):
         callbacks: Objects with at least one of the hooks of `Callback`.
 
     Raises:
-        UserError: An object has no hook, or a hook that does not accept the arguments of the one in `Callback`.
+        UserError: An object has no hook, or a hook that is async or does not accept the arguments of `Callback`'s.
     """
 
     def __init__(self, callbacks: Sequence[object]) -> None:
@@ -117,7 +117,14 @@ def _has_own(callback: object, name: str) -> bool:
 
 
 def _check_arguments(callback: object, name: str) -> None:
-    """Check that a hook takes the arguments of `Callback`'s; otherwise the run would fail hours later."""
+    """Check that a hook takes the arguments of `Callback`'s; otherwise the run would fail hours later.
+
+    What an ``async def`` returns when it is called does nothing, so such a hook is refused, too.
+    """
+    if inspect.iscoroutinefunction(getattr(callback, name)):
+        raise UserError(
+            f"{type(callback).__name__}.{name} is an async function, which a run would not await; write def"
+        )
     given = list(inspect.signature(getattr(Callback, name)).parameters)[1:]
     try:
         signature = inspect.signature(getattr(callback, name))
