@@ -1,10 +1,13 @@
 import io
+import statistics
 
 import pytest
 import torch
 from rich.console import Console
 
 from atoll.commands import bench
+from atoll.core.errors import UserError
+from atoll.data.batch import Batch
 from atoll.methods.registry import METHODS
 from atoll.recipe.engine_options import EngineOptions
 from tests.harness import tiny
@@ -65,6 +68,24 @@ def test_on_a_gpu_recorded_steps_are_recommended_where_they_are_faster(seconds, 
     assert "engine.workers" not in caption
 
 
+def test_recorded_steps_are_not_timed_where_a_round_has_too_few(monkeypatch):
+    few = tiny("train.cuda_graphs=true", "train.epochs=1", "train.batch_size=20")
+    with pytest.raises(UserError, match=r"take 5 or more a round; here they take [1-4]$") as refused:
+        bench.time_step(few, warm=1, timed=1)
+    assert bench.time_step(tiny("train.cuda_graphs=true", "train.epochs=5"), warm=1, timed=1)
+
+    def time_step(recipe, warm, count):
+        if recipe.train.cuda_graphs:
+            raise refused.value
+        return (1.0 if recipe.train.compile else 2.0), 20
+
+    monkeypatch.setattr(EngineOptions, "find_device", lambda _: torch.device("cuda"))
+    monkeypatch.setattr(bench, "time_step", time_step)
+    caption = bench.recommend(tiny()).caption
+    assert str(refused.value) in caption
+    assert "train.compile=true train.cuda_graphs=false" in caption
+
+
 @pytest.mark.parametrize("name", sorted(METHODS))
 def test_the_step_of_every_method_is_timed(name):
     before = torch.random.get_rng_state()
@@ -73,3 +94,43 @@ def test_the_step_of_every_method_is_timed(name):
     assert 0 < seconds < 60
     assert images == 20
     assert torch.equal(torch.random.get_rng_state(), before)
+
+
+@pytest.mark.parametrize("in_a_pass", [1, 4])
+def test_a_step_includes_its_share_of_the_pass_that_made_its_batch(in_a_pass, monkeypatch):
+    """A step on 10 images takes 2 s, on 6 images 1 s; a pass takes 0.5 s an image, and the first 90 s more."""
+    clock = [100.0]
+    monkeypatch.setattr(bench.time, "perf_counter", lambda: clock[0])
+    sizes = [10, 10, 6] * 20
+
+    class Data:
+        num_samples = 26
+
+        def batches_in_a_pass(self, images):
+            assert images == ("view1",)
+            return in_a_pass
+
+        def batches(self, round, epochs, images):
+            assert (round, epochs, images) == (3, 20, ("view1",))
+            for i, size in enumerate(sizes):
+                if i % in_a_pass == 0:
+                    clock[0] += 0.5 * sum(sizes[i : i + in_a_pass]) + (90 if i == 0 else 0)
+                yield Batch(torch.arange(size), {}, None)
+
+    watch = bench.Stopwatch(3, torch.device("cpu"))
+    data = watch.over(Data(), ("view1",))
+    assert data.num_samples == 26
+    steps = 0
+
+    def train():
+        nonlocal steps
+        for batch in data.batches(3, 20, ("view1",)):
+            clock[0] += 2 if len(batch.indices) == 10 else 1
+            steps += 1
+            watch(len(batch.indices))
+
+    with pytest.raises(bench.Enough):
+        train()
+    assert steps == {1: 4, 4: 8}[in_a_pass]  # three full batches, in two whole passes at least
+    for choose in (min, statistics.median):
+        assert watch.step_seconds(1, choose) == pytest.approx(2 + 10 * 0.5)

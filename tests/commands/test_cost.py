@@ -9,7 +9,7 @@ import torch
 from atoll.aggregation.private import PrivateFedAvg
 from atoll.cli.main import main
 from atoll.commands import cost as cost_of
-from atoll.commands.bench import Enough
+from atoll.commands.bench import Enough, Stopwatch
 from atoll.commands.cost import Cost, at_sites, estimate, estimate_at_sites
 from atoll.commands.run import run_recipe
 from atoll.core.tree import load, num_bytes
@@ -124,10 +124,14 @@ def test_states_are_those_of_the_clients_that_are_expected_to_have_taken_part(mo
 
 
 def test_the_duration_of_a_step_is_the_median_after_the_warm_ones(monkeypatch):
-    class Watch:
+    class Watch(Stopwatch):
         def __init__(self, most, device):
             assert most == 5
-            self.seconds = [99.0, 98.0, 3.0, 1.0, 1.5]
+            self.seconds, self.images = [99.0, 98.0, 3.0, 1.0, 1.5], 20
+            self._in_a_pass, self._made = 1, [(90.0, 20), (2.0, 20), (1.0, 10), (8.0, 10)]
+
+        def over(self, data, images):
+            return data
 
         def __call__(self, images):
             raise Enough
@@ -136,7 +140,7 @@ def test_the_duration_of_a_step_is_the_median_after_the_warm_ones(monkeypatch):
     monkeypatch.setattr(cost_of, "_switch", lambda *_: 0.5)
     monkeypatch.setattr(cost_of, "_traffic", lambda *_: cost_of._Traffic(0, 0, 0))
     (cost,) = estimate(tiny(*SETTINGS), warm=2, timed=3)
-    assert cost.step_seconds == 1.5
+    assert cost.step_seconds == 1.5 + 20 * 0.1
 
 
 @pytest.mark.parametrize(("method", "rounds"), [("orchestra", 2), ("dcco", 1), ("fedsc", 1)])

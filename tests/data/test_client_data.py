@@ -1,6 +1,8 @@
 import pytest
 import torch
 
+from atoll.core.rng import stream
+from atoll.data import client_data
 from tests.steps import federation
 
 SETTINGS = ("method.name=fed_sl", "views.pad_crop=1")
@@ -98,3 +100,60 @@ def test_a_single_sample_is_left_out_and_a_short_batch_if_the_recipe_says_so(ove
 def test_the_only_batch_stays_however_short():
     data = federation(*SETTINGS, "train.batch_size=500", "train.drop_last=true").client_data(0)
     assert [len(rows) for rows in rows_of(data, 1, 1)[0]] == [data.num_samples]
+
+
+EVERYTHING = ("view1", "view2", "image", "other", "local1")
+SMALL = ("train.batch_size=7", "views.preset=ssd", "views.local_size=5", "views.local_scale=[0.2,0.6]")
+
+
+@pytest.mark.parametrize("layout", ["false", "true"])
+@pytest.mark.parametrize("method", ["fed_sl", "fed_simclr"])
+def test_images_do_not_depend_on_how_many_batches_are_made_in_a_pass(method, layout, monkeypatch):
+    settings = (*SMALL, f"method.name={method}", f"engine.channels_last={layout}")
+    made = {}
+    for most in (1, 3, 16):
+        monkeypatch.setattr(client_data, "MOST_BATCHES", most)
+        data = federation(*settings).client_data(0)
+        assert data.batches_in_a_pass(EVERYTHING) == most
+        made[most] = list(data.batches(2, 3, EVERYTHING))
+    assert len({len(batch.indices) for batch in made[1]}) == 2  # with a short one at the end of each epoch
+    for alone, *others in zip(*made.values(), strict=True):
+        for other in others:
+            assert (alone.epoch, alone.images.keys()) == (other.epoch, other.images.keys())
+            assert torch.equal(alone.indices, other.indices)
+            assert alone.labels is other.labels is None or torch.equal(alone.labels, other.labels)
+            for name, image in alone.images.items():
+                assert torch.equal(image, other.images[name])
+                assert image.stride() == other.images[name].stride()
+
+
+def test_other_images_are_those_of_randomly_chosen_rows():
+    data = federation("method.name=fed_sl", "views.preset=none", "train.batch_size=7").client_data(1)
+    draws = stream(data._seed, "others", 2, 1)
+    for batch in data.batches(2, 2, ("image", "other")):
+        rows = torch.randint(data.num_samples, batch.indices.shape, generator=draws)
+        torch.testing.assert_close(batch.images["other"], data.pick(rows), atol=1e-6, rtol=0)
+        assert torch.equal(batch.images["image"], data.pick(batch.indices))
+
+
+def test_a_pass_has_as_many_batches_as_fit():
+    def batches(*settings, images=("view1", "view2")):
+        return federation(*SETTINGS, *settings).client_data(0).batches_in_a_pass(images)
+
+    size = 2 * 20 * 8 * 8  # values of two views of a batch of digits
+    assert batches("train.batch_size=20") == client_data.MOST_BATCHES
+    large = "train.batch_size=20", "views.size=192"
+    assert batches(*large) == client_data.MOST_VALUES // (size * 24**2) > 1
+    assert batches(*large, images=("view1",)) == client_data.MOST_VALUES // (size * 24**2 // 2)
+    assert batches("train.batch_size=20", "views.size=1024") == 1
+    assert batches(images=()) == client_data.MOST_BATCHES
+
+
+def test_a_transform_and_streamed_images_are_taken_batch_by_batch(monkeypatch):
+    data = federation(*SETTINGS).client_data(0)
+    monkeypatch.setattr(client_data, "is_streamed", lambda pixels: True)
+    assert data.batches_in_a_pass(("view1",)) == 1
+    monkeypatch.undo()
+    assert data.batches_in_a_pass(("view1",)) > 1
+    data._views.transform = torch.clone
+    assert data.batches_in_a_pass(("view1",)) == 1

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from typing import cast
 
 import torch
 from rich.markup import escape
@@ -14,9 +16,12 @@ from atoll.commands.egress import stand_ins
 from atoll.core.errors import UserError
 from atoll.core.processes import num_cores
 from atoll.core.threads import threads
+from atoll.data.batch import Batch, ClientData
+from atoll.data.client_data import MOST_BATCHES, FederatedClient
 from atoll.engines.client import train_client
 from atoll.engines.federation import Federation
 from atoll.engines.server import Server
+from atoll.engines.step_graphs import LEAST
 from atoll.recipe.recipe import Recipe
 
 WARM, TIMED = 3, 12  # steps
@@ -59,12 +64,11 @@ def recommend(recipe: Recipe, warm: int = WARM, timed: int = TIMED) -> Table:
     if images < recipe.train.batch_size:
         note = "full batches alone are recorded or compiled, and no client has that many images\n"
     else:
-        try:
-            if gpu:
-                measure(replace(best[1], cuda_graphs=True))
-            measure(replace(best[1], compile=True))
-        except UserError as error:
-            note = f"{escape(str(error))}\n"
+        for option in ways[2:]:
+            try:
+                measure(replace(best[1], **{option: True}))
+            except UserError as error:
+                note += f"{escape(str(error))}\n"
     graphs = f" train.cuda_graphs={str(best[1].cuda_graphs).lower()}" if gpu else ""
     # Clients that train at once in one process need that process alone; how many may share a GPU is not timed.
     alone = gpu or recipe.engine.at_once > 1
@@ -100,6 +104,9 @@ def time_step(recipe: Recipe, warm: int = WARM, timed: int = TIMED) -> tuple[flo
     """Time the fastest training step of the largest client in seconds, and count the images of a step.
 
     The steps are those of `train_client` in round 1. Stand-ins on noise replace prerequisite runs.
+
+    Raises:
+        UserError: The recipe is invalid, or asks for recorded steps and the client takes too few.
     """
     steps = warm + timed
     with threads(recipe.engine.threads):
@@ -110,12 +117,18 @@ def time_step(recipe: Recipe, warm: int = WARM, timed: int = TIMED) -> tuple[flo
         cohort = largest_cohort(federation)
         largest = cohort[0]
         message = method.send(server.state, setting, largest, cohort, 1)
-        message["epochs"] = steps  # enough: each epoch has a batch of the full size
+        a_round = message["epochs"] * federation.client_data(largest).num_batches()
+        if recipe.train.cuda_graphs and a_round < LEAST:
+            raise UserError(
+                f"train.cuda_graphs records the steps of clients that take {LEAST} or more a round; "
+                f"here they take {a_round}"
+            )
+        message["epochs"] = steps + 2 * MOST_BATCHES  # enough: each epoch has a batch of the full size
         watch = Stopwatch(steps, federation.device)
         client, data = federation.client_side(server.constants), federation.client_data(largest)
         with suppress(Enough):
-            train_client(client, message, None, data, watch)
-    return min(watch.seconds[warm:]), watch.images
+            train_client(client, message, None, watch.over(data, method.images), watch)
+    return watch.step_seconds(warm, min), watch.images
 
 
 def largest_cohort(federation: Federation) -> list[int]:
@@ -131,23 +144,74 @@ class Enough(Exception):  # noqa: N818
 
 
 class Stopwatch:
-    """Progress callback of a client's training that records the duration of each step on a full batch."""
+    """Times a client's steps on full batches, and the making of its batches, of which several are made in a pass.
+
+    It is the progress callback of a client's training, on the data that `over` returns.
+
+    Args:
+        steps: Number of steps on full batches after which the training stops.
+        device: Device of the training.
+
+    Attributes:
+        seconds: Duration of each of these steps, without the making of its batch.
+        images: Number of images of a full batch.
+    """
 
     def __init__(self, steps: int, device: torch.device) -> None:
         self.seconds: list[float] = []
         self.images = 0
         self._steps = steps
         self._device = device
+        self._in_a_pass = 1
+        self._made: list[tuple[float, int]] = []  # seconds and images of each batch
         self._last = time.perf_counter()
+
+    def over(self, data: FederatedClient, images: Sequence[str]) -> ClientData:
+        """Return the data with timed batches, at least two passes of them."""
+        self._in_a_pass = data.batches_in_a_pass(images)
+        return cast(ClientData, _TimedData(data, self))
+
+    def step_seconds(self, warm: int, choose: Callable[[list[float]], float]) -> float:
+        """Duration of a step on a full batch and of the batch's making, each chosen among those after the first."""
+        passes = [self._made[i : i + self._in_a_pass] for i in range(0, len(self._made), self._in_a_pass)]
+        an_image = [sum(one for one, _ in made) / sum(n for _, n in made) for made in passes]
+        return choose(self.seconds[warm:]) + choose(an_image[1:] or an_image) * self.images
 
     def __call__(self, images: int) -> None:
         """Record a step of ``images`` images."""
-        if self._device.type == "cuda":
-            torch.cuda.synchronize(self._device)
-        now = time.perf_counter()
+        seconds = self._lap()
         if images >= self.images:
             self.images = images
-            self.seconds.append(now - self._last)
-        if len(self.seconds) == self._steps:
+            self.seconds.append(seconds)
+        passes, rest = divmod(len(self._made), self._in_a_pass)
+        whole = not self._made or (passes > 1 and rest == 0)
+        if len(self.seconds) >= self._steps and whole:
             raise Enough
-        self._last = now
+
+    def batches(self, batches: Iterator[Batch]) -> Iterator[Batch]:
+        """Time the making of batches."""
+        self._lap()
+        for batch in batches:
+            self._made.append((self._lap(), len(batch.indices)))
+            yield batch
+            self._lap()
+
+    def _lap(self) -> float:
+        if self._device.type == "cuda":
+            torch.cuda.synchronize(self._device)
+        last, self._last = self._last, time.perf_counter()
+        return self._last - last
+
+
+class _TimedData:
+    """A client's data, with timed batches."""
+
+    def __init__(self, data: FederatedClient, watch: Stopwatch) -> None:
+        self._data, self._watch = data, watch
+
+    def __getattr__(self, name: str) -> object:
+        return getattr(self._data, name)
+
+    def batches(self, round: int, epochs: int, images: Sequence[str]) -> Iterator[Batch]:
+        """Iterate over the batches; see `FederatedClient.batches`."""
+        return self._watch.batches(self._data.batches(round, epochs, images))

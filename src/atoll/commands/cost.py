@@ -26,7 +26,8 @@ from atoll.core.run_folder import RETAINED_ROUNDS
 from atoll.core.text import byte_size
 from atoll.core.threads import threads
 from atoll.core.tree import clone, map_tensors, num_bytes
-from atoll.data.client_data import num_batches
+from atoll.data.batch import ClientData
+from atoll.data.client_data import MOST_BATCHES, num_batches
 from atoll.engines.client import Client, train_client
 from atoll.engines.federation import Federation
 from atoll.engines.server import Server
@@ -230,16 +231,19 @@ def _timed_steps(
 ) -> tuple[float, ClientState | None]:
     """Time steps of a client; return their median, and what the client retains after them."""
     watch = Stopwatch(warm + timed, federation.device)
-    _, retained = _train(federation, client, {**message, "epochs": warm + timed}, None, watch)
-    return median(watch.seconds[warm:]), retained
+    # Enough epochs: each has a batch of the full size.
+    longer: Message = {**message, "epochs": warm + timed + 2 * MOST_BATCHES}
+    data = watch.over(federation.client_data(message["client"]), client.method.images)
+    _, retained = _train(client, longer, None, data, watch)
+    return watch.step_seconds(warm, median), retained
 
 
 def _train(
-    federation: Federation, client: Client, message: Message, retained: ClientState | None, watch: Stopwatch
+    client: Client, message: Message, retained: ClientState | None, data: ClientData, watch: Stopwatch
 ) -> tuple[Update, ClientState | None]:
     """Train a client until the watch has seen enough; return its update and what it retains."""
     try:
-        return train_client(client, message, retained, federation.client_data(message["client"]), watch)
+        return train_client(client, message, retained, data, watch)
     except Enough:
         return client.finish()
 
@@ -267,7 +271,7 @@ def _traffic(federation: Federation, server: Server, client: Client, cohort: lis
     for number in range(1, ROUNDS + 1):
         message = method.send(server.state, setting, chosen, cohort, number, number - 1)
         watch = Stopwatch(1, federation.device)
-        trained, retained = _train(federation, client, message, kept, watch)
+        trained, retained = _train(client, message, kept, federation.client_data(chosen), watch)
         update, kept = map_tensors(Tensor.cpu, trained), clone(retained)  # as executors do
         down.append(num_bytes(message) if number > 1 else later)
         up.append(num_bytes(update))

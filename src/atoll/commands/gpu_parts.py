@@ -25,6 +25,7 @@ from atoll.commands.gpu_workloads import (
     synthetic_workload,
     wait_for,
 )
+from atoll.data.client_data import batches_in_a_pass
 from atoll.data.views.views import ViewOptions, make_views
 from atoll.engines.step_graphs import can_replay
 
@@ -63,12 +64,18 @@ class Bench:
     known: dict[str, Any] = field(default_factory=dict)
     begin: Callable[[str], None] = lambda name: None
 
-    def seconds(self, work: Callable[[], Any]) -> float:
-        """Measure the median time of one call, including the device's work; slow work is called less often."""
+    def seconds(self, work: Callable[[], Any], together: int = 1) -> float:
+        """Measure the median time of one call, including the device's work; slow work is called less often.
+
+        Args:
+            work: The work.
+            together: Number of consecutive calls of which one does some work for all, such as making their batches.
+        """
         for _ in range(self.scale.warm):
             work()
-        once = self._mean(work, 1)
+        once = self._mean(work, together)
         count = max(1, min(self.scale.timed, int(LONGEST_TIMING / once)))
+        count = math.ceil(count / together) * together
         return sorted(self._mean(work, count) for _ in range(3))[1]
 
     def _mean(self, work: Callable[[], Any], count: int) -> float:
@@ -167,7 +174,16 @@ def _views(bench: Bench, preset: str, n: int, side: int) -> dict[str, float]:
     draws = torch.Generator().manual_seed(0)
     both = bench.seconds(partial(made, images, draws))
     draw = bench.seconds(partial(made.draw, n, draws, source=images.shape[-2:]))
-    return {"views_a_second": n / both, "ms": 1e3 * both, "draw_ms": 1e3 * draw}
+    batches = batches_in_a_pass(2 * n * made.values(images.shape[-2:]))
+    many = images.repeat(batches, 1, 1, 1)
+    a_pass = bench.seconds(partial(made.make, many, [draws, draws], sizes=[n] * batches))
+    return {
+        "views_a_second": n / both,
+        "ms": 1e3 * both,
+        "draw_ms": 1e3 * draw,
+        "batches_in_a_pass": batches,
+        "views_a_second_in_passes": 2 * n * batches / a_pass,
+    }
 
 
 def peak(bench: Bench) -> Found:
@@ -230,10 +246,12 @@ def profile(bench: Bench) -> Found:
     """Profile the first step: its kernels by their time on the device, and the device's idle time."""
 
     @cache
-    def timed() -> dict[str, tuple[Callable[[], None], float]]:
+    def timed() -> dict[str, tuple[Callable[[], None], float, int]]:
         work = bench.workload(*bench.scale.steps[0], "bf16")
         calls = {"prepared batches": work.step, "with views": work.step_with_views}
-        return {kind: (call, bench.seconds(call)) for kind, call in calls.items()}
+        return {
+            kind: (call, bench.seconds(call, work.in_a_pass), work.in_a_pass) for kind, call in calls.items()
+        }
 
     # All are timed before the first is profiled: the profiler slows all later calls of its process.
     kinds = ("prepared batches", "with views")
@@ -241,12 +259,13 @@ def profile(bench: Bench) -> Found:
 
 
 def _profile(
-    bench: Bench, timed: Callable[[], dict[str, tuple[Callable[[], None], float]]], kind: str
+    bench: Bench, timed: Callable[[], dict[str, tuple[Callable[[], None], float, int]]], kind: str
 ) -> dict[str, Any]:
     from torch.profiler import ProfilerActivity
     from torch.profiler import profile as record
 
-    (call, seconds), gpu, calls = timed()[kind], bench.device.type == "cuda", 10
+    gpu, (call, seconds, in_a_pass) = bench.device.type == "cuda", timed()[kind]
+    calls = math.ceil(10 / in_a_pass) * in_a_pass
     with record(activities=[ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if gpu else [])]) as recorded:
         for _ in range(calls):
             call()

@@ -59,7 +59,7 @@ def _training_key(recipe: Recipe) -> dict[str, Any]:
 def _speed(bench: Bench, recipe: Recipe) -> dict[str, Any]:
     settings = (*PRECISIONS["bf16"][1], *bench.scale.settings)
     work = synthetic_workload(make_recipe(describe(recipe)), settings, bench.device)
-    return {"samples_a_second": work.batch_size / bench.seconds(work.step_with_views)}
+    return {"samples_a_second": work.batch_size / bench.seconds(work.step_with_views, work.in_a_pass)}
 
 
 def _projected(recipe: Recipe, speed: dict[str, Any]) -> dict[str, Any]:

@@ -92,6 +92,11 @@ class Workload:
         """Iterate over the client's batches, which are made on demand."""
         return self.data.batches(ROUND, epochs, self.method.images)
 
+    @property
+    def in_a_pass(self) -> int:
+        """Number of consecutive batches that are made together."""
+        return self.data.batches_in_a_pass(self.method.images)
+
     def first_loss(self) -> float:
         """Compute the loss of the first batch."""
         self.client.start(self.message, None, self.data)

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from itertools import tee
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import islice, tee
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -11,11 +12,28 @@ from torch import Tensor
 from atoll.core.devices import upload
 from atoll.core.rng import stream
 from atoll.data.batch import Batch
-from atoll.data.decode_workers import DecodeWorkers
+from atoll.data.decode_workers import DecodeWorkers, is_streamed
 from atoll.data.sources import ImageSet
 from atoll.data.views.views import Views, is_local
 
 VIEW_NAMES = ("view1", "view2", "view3")
+# How much is made in one pass: enough to amortise the draws, and the start of some 160 kernels on a GPU.
+MOST_BATCHES = 16
+MOST_VALUES = 1 << 23
+
+
+class _Planned(NamedTuple):
+    """A batch before its images are read.
+
+    Attributes:
+        epoch: Local epoch, from 0.
+        rows: Positions among the client's samples.
+        others: As many positions, drawn at random; none if they are not needed.
+    """
+
+    epoch: int
+    rows: Tensor
+    others: Tensor
 
 
 def num_batches(samples: int, batch_size: int, drop_last: bool) -> int:
@@ -30,6 +48,17 @@ def num_batches(samples: int, batch_size: int, drop_last: bool) -> int:
     """
     full, rest = divmod(samples, batch_size)
     return max(full + (rest > 1 and not drop_last), 1)
+
+
+def batches_in_a_pass(values: int) -> int:
+    """Number of batches of so many values whose images are made in one pass.
+
+    Example:
+        >>> from atoll.data.client_data import batches_in_a_pass
+        >>> [batches_in_a_pass(images * 3 * 32 * 32) for images in (64, 1024, 4096)]
+        [16, 2, 1]
+    """
+    return max(1, min(MOST_BATCHES, MOST_VALUES // max(values, 1)))
 
 
 class FederatedClient:
@@ -109,37 +138,66 @@ class FederatedClient:
                 ``"other"``.
         """
         keys = (round, self._client)
+        draws = {name: stream(self._seed, "views", *keys, name) for name in images}
+        schedule, together = self._schedule(keys, epochs, "other" in images), self.batches_in_a_pass(images)
+        passes, coming = tee(iter(lambda: list(islice(schedule, together)), []))
+        stored = self._decoders.read(
+            self._indices[torch.cat([*(one.rows for one in some), *(one.others for one in some)])]
+            for some in coming
+        )
+        for pixels, some in zip(stored, passes, strict=False):
+            yield from self._batches(some, upload(pixels, self._device), images, draws)
+
+    def batches_in_a_pass(self, images: Sequence[str]) -> int:
+        """Number of consecutive batches whose images are made together, which is faster for small batches.
+
+        The images do not depend on it.
+
+        Args:
+            images: Names of the images; see `batches`.
+        """
+        if self._views.transform is not None or is_streamed(self._set.images):
+            return (
+                1  # a transform may draw numbers of its own, and streamed images are decoded batch by batch
+            )
+        source = self._set.images.shape[-2:]
+        values = sum((self._views.local if is_local(name) else self._views).values(source) for name in images)
+        return batches_in_a_pass(min(self._batch_size, self.num_samples) * values)
+
+    def _batches(
+        self,
+        some: list[_Planned],
+        pixels: Tensor,
+        images: Sequence[str],
+        draws: Mapping[str, torch.Generator],
+    ) -> Iterator[Batch]:
+        """Make the images of consecutive batches in one pass, given the pixels of all rows and all other rows."""
+        sizes = [len(one.rows) for one in some]
+        pixels, others = pixels[: sum(sizes)], pixels[sum(sizes) :]
+        made: dict[str, Tensor] = {}
         kinds = {
             self._views: [name for name in VIEW_NAMES if name in images],
             self._views.local: [name for name in images if is_local(name)],
         }
-        names = [name for each in kinds.values() for name in each]
-        draws = {name: stream(self._seed, "views", *keys, name) for name in (*names, "other")}
-        schedule, coming = tee(self._schedule(keys, epochs, "other" in images))
-        stored = self._decoders.read(self._indices[torch.cat([rows, others])] for _, rows, others in coming)
-        for both, (epoch, rows, _) in zip(stored, schedule, strict=False):
-            on_device = upload(both, self._device)
-            pixels, other = on_device[: len(rows)], on_device[len(rows) :]
-            made: dict[str, Tensor] = {}
-            for views, names in kinds.items():
-                made |= zip(
-                    names, views.make(pixels, [draws[name] for name in names], self._layout), strict=True
-                )
-            if "image" in images:
-                made["image"] = self._views.plain(pixels).contiguous(memory_format=self._layout)
-            if "other" in images:
-                (made["other"],) = self._views.make(other, [draws["other"]], self._layout)
-            yield Batch(rows, made, self._labels(rows), epoch)
+        for views, names in kinds.items():
+            generators = [draws[name] for name in names]
+            made |= zip(names, views.make(pixels, generators, self._layout, sizes), strict=True)
+        if "image" in images:
+            made["image"] = self._views.plain(pixels).contiguous(memory_format=self._layout)
+        if "other" in images:
+            (made["other"],) = self._views.make(others, [draws["other"]], self._layout, sizes)
+        labels = self._labels(torch.cat([one.rows for one in some]))
+        cut = {name: torch.split(image, sizes) for name, image in made.items()}
+        cut_labels = [None] * len(some) if labels is None else torch.split(labels, sizes)
+        for i, one in enumerate(some):
+            yield Batch(one.rows, {name: image[i] for name, image in cut.items()}, cut_labels[i], one.epoch)
 
-    def _schedule(
-        self, keys: tuple[int, int], epochs: int, with_others: bool
-    ) -> Iterator[tuple[int, Tensor, Tensor]]:
-        """Epoch, rows, and randomly chosen other rows of each batch; no other rows if they are not needed."""
+    def _schedule(self, keys: tuple[int, int], epochs: int, with_others: bool) -> Iterator[_Planned]:
         order, others = stream(self._seed, "order", *keys), stream(self._seed, "others", *keys)
         for epoch in range(epochs):
             for rows in self._cut(torch.randperm(self.num_samples, generator=order)):
                 size = (len(rows) if with_others else 0,)
-                yield epoch, rows, torch.randint(self.num_samples, size, generator=others)
+                yield _Planned(epoch, rows, torch.randint(self.num_samples, size, generator=others))
 
     def ordered(self, generator: torch.Generator | None = None) -> Iterator[Batch]:
         """Iterate over every sample once, in order, as ``images["image"]``.

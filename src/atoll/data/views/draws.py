@@ -57,31 +57,24 @@ class Draw:
 
 def draw_views(
     settings: ViewSettings,
-    n: int,
+    sizes: Sequence[int],
     source: tuple[int, int] | torch.Size,
     generators: Sequence[torch.Generator],
 ) -> Draw:
-    """Draw the parameters of n views from each generator; see `atoll.data.views.views.Views.draw`.
+    """Draw the parameters of batches of views from each generator; see `atoll.data.views.views.Views.draw`.
 
     Args:
         settings: Settings of the operations.
-        n: Number of views.
+        sizes: Number of views of each batch.
         source: Size (H, W) of the images.
         generators: Sources of the random draws, on the CPU.
     """
     source_height, source_width = source
-
-    def rand(*shape: int, rows: int = 0, dtype: torch.dtype = torch.float32) -> Tensor:
-        drawn = [torch.rand(shape, generator=generator, dtype=dtype) for generator in generators]
-        return torch.cat(drawn, rows)
-
-    tries = rand(2, n, CROP_TRIES, rows=1, dtype=torch.float64)
-    place = rand(2, n, rows=1, dtype=torch.float64)
-    shift = rand(n, 2)
-    fires = rand(5, n, rows=1)
-    strength = rand(n, 4)
-    order = rand(n, 4).argsort(stable=True)
-    spread = rand(n)
+    drawn = zip(*(_uniform(n, generator) for generator in generators for n in sizes), strict=True)
+    tries, place, fires, shift, strength, order, spread = (
+        torch.cat(each, rows) for each, rows in zip(drawn, (1, 1, 1, 0, 0, 0, 0), strict=True)
+    )
+    order = order.argsort(stable=True)
 
     top, left, height, width = _crop_boxes(tries, place, source_height, source_width, settings)
     half = torch.tensor([settings.brightness, settings.contrast, settings.saturation, settings.hue])
@@ -105,6 +98,16 @@ def draw_views(
         sigma=sigma_low + (sigma_high - sigma_low) * spread,
         solarize=solarize,
     )
+
+
+def _uniform(n: int, generator: torch.Generator) -> tuple[Tensor, ...]:
+    """Draw all numbers of a batch of n views; the order of the draws is that of the runs so far."""
+    tries = torch.rand(2, n, CROP_TRIES, generator=generator, dtype=torch.float64)
+    place = torch.rand(2, n, generator=generator, dtype=torch.float64)
+    shift = torch.rand(n, 2, generator=generator)
+    fires = torch.rand(5, n, generator=generator)
+    strength, order = (torch.rand(n, 4, generator=generator) for _ in range(2))
+    return tries, place, fires, shift, strength, order, torch.rand(n, generator=generator)
 
 
 def _crop_boxes(

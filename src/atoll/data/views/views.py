@@ -7,6 +7,7 @@ draw.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
@@ -27,7 +28,7 @@ LOCAL = "local"  # local crops are images named local1, local2, …
 HUE = len(ops.BLENDS)  # the column of the hue among a draw's factors, behind the blends'
 # Number of values of a batch that a CPU processes at a time: few enough to stay in a core's cache between
 # operations, and enough to amortise the cost of calling an operation.
-CPU_CHUNK = 1 << 19
+CPU_CHUNK = 3 << 18
 
 
 class Views:
@@ -74,8 +75,9 @@ class Views:
         images: Tensor,
         generators: Sequence[torch.Generator],
         layout: torch.memory_format = torch.contiguous_format,
+        sizes: Sequence[int] | None = None,
     ) -> list[Tensor]:
-        """Draw and apply several views of every image in one pass.
+        """Draw and apply several views of every image of one or more batches, in one pass.
 
         This is faster for few images, where most of the time is spent on calling operations.
 
@@ -83,17 +85,26 @@ class Views:
             images: The images.
             generators: Source of the random draws of each view, on the CPU.
             layout: Memory layout of the views.
+            sizes: Numbers of images of consecutive batches, each of which is drawn by itself; by default all
+                images are one batch.
 
         Shape:
             images: uint8 (N, C, H, W) on any device; results: float32 (N, C, size, size) on the same device.
         """
+        sizes = [len(images)] if sizes is None else sizes
         if self.transform is not None:
             self._check(images)
-            made = [self.transform(images, generator, self.size, self._normalise) for generator in generators]
-            return [views.contiguous(memory_format=layout) for views in made]
+            made = [
+                [
+                    self.transform(batch, generator, self.size, self._normalise)
+                    for batch in torch.split(images, list(sizes))
+                ]
+                for generator in generators
+            ]
+            return [torch.cat(views).contiguous(memory_format=layout) for views in made]
         if not generators:
             return []
-        draw = self.draw(len(images), *generators, source=images.shape[-2:])
+        draw = draw_views(self.settings, sizes, images.shape[-2:], generators)
         views = self.apply(images.repeat(len(generators), 1, 1, 1), draw, layout)
         return list(torch.split(views, len(images)))
 
@@ -110,7 +121,7 @@ class Views:
             generators: Sources of the random draws, on the CPU.
             source: Size (H, W) of the images; by default that of the stored images.
         """
-        return draw_views(self.settings, n, source or (self.image_size, self.image_size), generators)
+        return draw_views(self.settings, [n], source or (self.image_size, self.image_size), generators)
 
     def apply(
         self, images: Tensor, draw: Draw, layout: torch.memory_format = torch.contiguous_format
@@ -131,15 +142,23 @@ class Views:
         self._check(images)
         if len(draw) != len(images):
             raise ValueError(f"a draw of {len(draw)} views cannot be applied to images {tuple(images.shape)}")
-        pixels = self.channels * max(self.size**2, images.shape[2] * images.shape[3])
-        chunk = max(1, CPU_CHUNK // pixels) if images.device.type == "cpu" else max(1, len(images))
-        shape = (len(images), self.channels, self.size, self.size)
+        n, on_cpu = len(images), images.device.type == "cpu"
+        chunk = max(1, CPU_CHUNK // self.values(images.shape[-2:]) if on_cpu else n)
+        shape = (n, self.channels, self.size, self.size)
         views = torch.empty(shape, device=images.device, memory_format=layout)
         with torch.no_grad():
-            for start in range(0, len(images), chunk):
+            for start in range(0, n, chunk):
                 rows = slice(start, start + chunk)
                 views[rows] = self._view(images[rows], draw[rows])
         return views
+
+    def values(self, source: tuple[int, ...]) -> int:
+        """Count the values that are computed for one view of an image.
+
+        Args:
+            source: Size (H, W) of the image.
+        """
+        return self.channels * max(self.size**2, math.prod(source))
 
     def plain(self, images: Tensor, normalise: bool = True) -> Tensor:
         """Convert images without augmentation: to [0, 1], to the size of the views, normalised as in the settings.
