@@ -128,9 +128,9 @@ def test_the_duration_of_a_step_is_the_median_after_the_warm_ones(monkeypatch):
         def __init__(self, most, device):
             assert most == 5
             self.seconds, self.images = [99.0, 98.0, 3.0, 1.0, 1.5], 20
-            self._in_a_pass, self._made = 1, [(90.0, 20), (2.0, 20), (1.0, 10), (8.0, 10)]
+            self.making = [0.05, 0.1, 0.8]
 
-        def over(self, data, images):
+        def over(self, data, epochs):
             return data
 
         def __call__(self, images):

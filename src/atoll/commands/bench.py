@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from itertools import islice
 from typing import cast
 
 import torch
@@ -17,7 +18,7 @@ from atoll.core.errors import UserError
 from atoll.core.processes import num_cores
 from atoll.core.threads import threads
 from atoll.data.batch import Batch, ClientData
-from atoll.data.client_data import MOST_BATCHES, FederatedClient
+from atoll.data.client_data import FederatedClient
 from atoll.engines.client import train_client
 from atoll.engines.federation import Federation
 from atoll.engines.server import Server
@@ -117,17 +118,18 @@ def time_step(recipe: Recipe, warm: int = WARM, timed: int = TIMED) -> tuple[flo
         cohort = largest_cohort(federation)
         largest = cohort[0]
         message = method.send(server.state, setting, largest, cohort, 1)
-        a_round = message["epochs"] * federation.client_data(largest).num_batches()
+        epochs, data = message["epochs"], federation.client_data(largest)
+        a_round = epochs * data.num_batches()
         if recipe.train.cuda_graphs and a_round < LEAST:
             raise UserError(
                 f"train.cuda_graphs records the steps of clients that take {LEAST} or more a round; "
                 f"here they take {a_round}"
             )
-        message["epochs"] = steps + 2 * MOST_BATCHES  # enough: each epoch has a batch of the full size
+        message["epochs"] = steps  # enough: each epoch has a batch of the full size
         watch = Stopwatch(steps, federation.device)
-        client, data = federation.client_side(server.constants), federation.client_data(largest)
+        client = federation.client_side(server.constants)
         with suppress(Enough):
-            train_client(client, message, None, watch.over(data, method.images), watch)
+            train_client(client, message, None, watch.over(data, epochs), watch)
     return watch.step_seconds(warm, min), watch.images
 
 
@@ -144,7 +146,7 @@ class Enough(Exception):  # noqa: N818
 
 
 class Stopwatch:
-    """Times a client's steps on full batches, and the making of its batches, of which several are made in a pass.
+    """Times a client's steps on full batches, and the passes that make its batches, of which one makes several.
 
     It is the progress callback of a client's training, on the data that `over` returns.
 
@@ -155,48 +157,36 @@ class Stopwatch:
     Attributes:
         seconds: Duration of each of these steps, without the making of its batch.
         images: Number of images of a full batch.
+        making: Seconds an image of each pass.
     """
 
     def __init__(self, steps: int, device: torch.device) -> None:
         self.seconds: list[float] = []
         self.images = 0
+        self.making: list[float] = []
         self._steps = steps
         self._device = device
-        self._in_a_pass = 1
-        self._made: list[tuple[float, int]] = []  # seconds and images of each batch
         self._last = time.perf_counter()
 
-    def over(self, data: FederatedClient, images: Sequence[str]) -> ClientData:
-        """Return the data with timed batches, at least two passes of them."""
-        self._in_a_pass = data.batches_in_a_pass(images)
-        return cast(ClientData, _TimedData(data, self))
+    def over(self, data: FederatedClient, epochs: int) -> ClientData:
+        """Return the data with timed batches, made as in rounds of so many epochs: short ones have small passes."""
+        return cast(ClientData, _TimedData(data, self, max(1, epochs)))
 
     def step_seconds(self, warm: int, choose: Callable[[list[float]], float]) -> float:
-        """Duration of a step on a full batch and of the batch's making, each chosen among those after the first."""
-        passes = [self._made[i : i + self._in_a_pass] for i in range(0, len(self._made), self._in_a_pass)]
-        an_image = [sum(one for one, _ in made) / sum(n for _, n in made) for made in passes]
-        return choose(self.seconds[warm:]) + choose(an_image[1:] or an_image) * self.images
+        """Duration of a step on a full batch and of the batch's making, each chosen among those that are timed."""
+        return choose(self.seconds[warm:]) + choose(self.making) * self.images
 
     def __call__(self, images: int) -> None:
         """Record a step of ``images`` images."""
-        seconds = self._lap()
+        seconds = self.lap()
         if images >= self.images:
             self.images = images
             self.seconds.append(seconds)
-        passes, rest = divmod(len(self._made), self._in_a_pass)
-        whole = not self._made or (passes > 1 and rest == 0)
-        if len(self.seconds) >= self._steps and whole:
+        if len(self.seconds) == self._steps:
             raise Enough
 
-    def batches(self, batches: Iterator[Batch]) -> Iterator[Batch]:
-        """Time the making of batches."""
-        self._lap()
-        for batch in batches:
-            self._made.append((self._lap(), len(batch.indices)))
-            yield batch
-            self._lap()
-
-    def _lap(self) -> float:
+    def lap(self) -> float:
+        """Return the seconds since the last call."""
         if self._device.type == "cuda":
             torch.cuda.synchronize(self._device)
         last, self._last = self._last, time.perf_counter()
@@ -206,12 +196,22 @@ class Stopwatch:
 class _TimedData:
     """A client's data, with timed batches."""
 
-    def __init__(self, data: FederatedClient, watch: Stopwatch) -> None:
-        self._data, self._watch = data, watch
+    def __init__(self, data: FederatedClient, watch: Stopwatch, epochs: int) -> None:
+        self._data, self._watch, self._epochs = data, watch, epochs
 
     def __getattr__(self, name: str) -> object:
         return getattr(self._data, name)
 
     def batches(self, round: int, epochs: int, images: Sequence[str]) -> Iterator[Batch]:
-        """Iterate over the batches; see `FederatedClient.batches`."""
-        return self._watch.batches(self._data.batches(round, epochs, images))
+        """Iterate over the batches of the round's epochs, again and again; see `FederatedClient.batches`."""
+        together = self._data.batches_in_a_pass(images)
+        next(self._data.batches(round, self._epochs, images))  # a first pass takes longer
+        for start in range(0, epochs, self._epochs):
+            batches = self._data.batches(round, min(self._epochs, epochs - start), images)
+            self._watch.lap()
+            while made := list(islice(batches, together)):
+                self._watch.making.append(self._watch.lap() / sum(len(batch.indices) for batch in made))
+                for batch in made:
+                    self._watch.lap()
+                    yield batch
+                self._watch.lap()

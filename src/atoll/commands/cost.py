@@ -27,7 +27,7 @@ from atoll.core.text import byte_size
 from atoll.core.threads import threads
 from atoll.core.tree import clone, map_tensors, num_bytes
 from atoll.data.batch import ClientData
-from atoll.data.client_data import MOST_BATCHES, num_batches
+from atoll.data.client_data import num_batches
 from atoll.engines.client import Client, train_client
 from atoll.engines.federation import Federation
 from atoll.engines.server import Server
@@ -231,9 +231,9 @@ def _timed_steps(
 ) -> tuple[float, ClientState | None]:
     """Time steps of a client; return their median, and what the client retains after them."""
     watch = Stopwatch(warm + timed, federation.device)
+    data = watch.over(federation.client_data(message["client"]), message["epochs"])
     # Enough epochs: each has a batch of the full size.
-    longer: Message = {**message, "epochs": warm + timed + 2 * MOST_BATCHES}
-    data = watch.over(federation.client_data(message["client"]), client.method.images)
+    longer: Message = {**message, "epochs": warm + timed}
     _, retained = _train(client, longer, None, data, watch)
     return watch.step_seconds(warm, median), retained
 

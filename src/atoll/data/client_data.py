@@ -156,10 +156,9 @@ class FederatedClient:
         Args:
             images: Names of the images; see `batches`.
         """
+        # A transform may draw numbers of its own, and streamed images are decoded batch by batch.
         if self._views.transform is not None or is_streamed(self._set.images):
-            return (
-                1  # a transform may draw numbers of its own, and streamed images are decoded batch by batch
-            )
+            return 1
         source = self._set.images.shape[-2:]
         values = sum((self._views.local if is_local(name) else self._views).values(source) for name in images)
         return batches_in_a_pass(min(self._batch_size, self.num_samples) * values)
