@@ -212,6 +212,5 @@ class _TimedData:
             while made := list(islice(batches, together)):
                 self._watch.making.append(self._watch.lap() / sum(len(batch.indices) for batch in made))
                 for batch in made:
-                    self._watch.lap()
                     yield batch
-                self._watch.lap()
+                    self._watch.lap()

@@ -77,7 +77,7 @@ class Callbacks(Callback):
                 )
             for name in HOOKS:
                 if _has_own(one, name):
-                    _check_arguments(one, name)
+                    _check_hook(one, name)
         parts = (one._callbacks if isinstance(one, Callbacks) else (one,) for one in callbacks)
         self._callbacks: tuple[object, ...] = tuple(chain.from_iterable(parts))
 
@@ -116,18 +116,19 @@ def _has_own(callback: object, name: str) -> bool:
     return callable(hook) and getattr(hook, "__func__", None) is not getattr(Callback, name)
 
 
-def _check_arguments(callback: object, name: str) -> None:
+def _check_hook(callback: object, name: str) -> None:
     """Check that a hook takes the arguments of `Callback`'s; otherwise the run would fail hours later.
 
     What an ``async def`` returns when it is called does nothing, so such a hook is refused, too.
     """
-    if inspect.iscoroutinefunction(getattr(callback, name)):
+    hook = getattr(callback, name)
+    if inspect.iscoroutinefunction(hook):
         raise UserError(
             f"{type(callback).__name__}.{name} is an async function, which a run would not await; write def"
         )
     given = list(inspect.signature(getattr(Callback, name)).parameters)[1:]
     try:
-        signature = inspect.signature(getattr(callback, name))
+        signature = inspect.signature(hook)
     except (TypeError, ValueError):  # a function in C may have no signature
         return
     try:

@@ -86,25 +86,18 @@ class Views:
             generators: Source of the random draws of each view, on the CPU.
             layout: Memory layout of the views.
             sizes: Numbers of images of consecutive batches, each of which is drawn by itself; by default all
-                images are one batch.
+                images are one batch, as they always are for a transform of the user's.
 
         Shape:
             images: uint8 (N, C, H, W) on any device; results: float32 (N, C, size, size) on the same device.
         """
-        sizes = [len(images)] if sizes is None else sizes
         if self.transform is not None:
             self._check(images)
-            made = [
-                [
-                    self.transform(batch, generator, self.size, self._normalise)
-                    for batch in torch.split(images, list(sizes))
-                ]
-                for generator in generators
-            ]
-            return [torch.cat(views).contiguous(memory_format=layout) for views in made]
+            made = [self.transform(images, generator, self.size, self._normalise) for generator in generators]
+            return [views.contiguous(memory_format=layout) for views in made]
         if not generators:
             return []
-        draw = draw_views(self.settings, sizes, images.shape[-2:], generators)
+        draw = draw_views(self.settings, sizes or [len(images)], images.shape[-2:], generators)
         views = self.apply(images.repeat(len(generators), 1, 1, 1), draw, layout)
         return list(torch.split(views, len(images)))
 
