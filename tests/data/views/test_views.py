@@ -122,6 +122,17 @@ class TestApply:
         full, without = (make_views(ViewOptions("ssd", **change), 8, 1) for change in ({}, off))
         torch.testing.assert_close(full(images, generator()), without(images, generator()), atol=0, rtol=0)
 
+    def test_several_views_of_each_image(self):
+        views = make_views(ViewOptions("ssd"), 32, 3)
+        draw = views.draw(len(PHOTOS), generator(), generator(1), generator(2))
+        assert torch.equal(views.apply(PHOTOS, draw), views.apply(PHOTOS.repeat(3, 1, 1, 1), draw))
+
+    @pytest.mark.parametrize("count", [0, 5, 9])
+    def test_a_draw_of_another_number_is_refused(self, count):
+        views = make_views(ViewOptions("ssd"), 32, 3)
+        with pytest.raises(ValueError, match=rf"a draw of 6 views cannot be applied to images \({count}, 3"):
+            views.apply(PHOTOS[:count], views.draw(6, generator()))
+
     def test_image_does_not_depend_on_its_batch(self, monkeypatch):
         views = make_views(ViewOptions("ssd", blur=0.5, solarize=0.2), 32, 3)
         draw = views.draw(len(PHOTOS), generator())

@@ -13,7 +13,7 @@ one weighted sum of taps for each axis.
 from __future__ import annotations
 
 import math
-from typing import NamedTuple
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -39,7 +39,8 @@ def _cubic(x: Tensor) -> Tensor:
 FILTERS = {"bilinear": (_triangle, 1), "bicubic": (_cubic, 2)}  # and how many source pixels it extends
 
 
-class Taps(NamedTuple):
+@dataclass(frozen=True)
+class Taps:
     """The source pixels whose weighted sum is a pixel of the result, along one axis of every image.
 
     Attributes:
@@ -49,6 +50,14 @@ class Taps(NamedTuple):
 
     pixels: Tensor
     weights: Tensor
+
+    def __getitem__(self, images: slice) -> Taps:
+        return Taps(self.pixels[images], self.weights[images])
+
+    def choose(self, images: Tensor, start: Tensor) -> Taps:
+        """Return the taps of the images of these indices, (M,), with their first pixels at ``start``, (M,)."""
+        pixels = self.pixels.index_select(0, images).add_(start[:, None, None])
+        return Taps(pixels, self.weights.index_select(0, images))
 
 
 def resize_taps(
@@ -140,9 +149,14 @@ def separable(images: Tensor, rows: Taps, columns: Taps) -> Tensor:
     Shape:
         images: (N, C, H, W); taps: of S rows and of T columns; result: float32 (N, C, S, T).
     """
+    return separable_turned(images.transpose(2, 3).contiguous(), rows, columns)
+
+
+def separable_turned(images: Tensor, rows: Taps, columns: Taps) -> Tensor:
+    """`separable` of images whose axes are exchanged, (N, C, W, H), which is done once for several views of one."""
     # Rows are contiguous in memory, so each axis is resampled as one of rows.
-    turned = _resample_rows(images.transpose(2, 3).contiguous().float(), columns)
-    return _resample_rows(turned.transpose(2, 3).contiguous(), rows)
+    across = _resample_rows(images.float(), columns)
+    return _resample_rows(across.transpose(2, 3).contiguous(), rows)
 
 
 def _resample_rows(images: Tensor, taps: Taps) -> Tensor:

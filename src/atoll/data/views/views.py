@@ -17,7 +17,9 @@ from torch import Tensor
 from atoll.core.devices import upload
 from atoll.core.errors import UserError
 from atoll.data.views import ops as ops
+from atoll.data.views.crop import plan_crops
 from atoll.data.views.draws import Draw, draw_views
+from atoll.data.views.jitter import plan_jitter
 from atoll.data.views.ops import rotate90
 from atoll.data.views.options import PRESETS, ViewOptions, ViewSettings
 from atoll.data.views.transform import Transform
@@ -25,7 +27,6 @@ from atoll.data.views.transform import Transform
 __all__ = ["PRESETS", "Draw", "ViewOptions", "ViewSettings", "Views", "make_views", "rotate90"]
 
 LOCAL = "local"  # local crops are images named local1, local2, …
-HUE = len(ops.BLENDS)  # the column of the hue among a draw's factors, behind the blends'
 # Number of values of a batch that a CPU processes at a time: few enough to stay in a core's cache between
 # operations, and enough to amortise the cost of calling an operation.
 CPU_CHUNK = 3 << 18
@@ -98,7 +99,7 @@ class Views:
         if not generators:
             return []
         draw = draw_views(self.settings, sizes or [len(images)], images.shape[-2:], generators)
-        views = self.apply(images.repeat(len(generators), 1, 1, 1), draw, layout)
+        views = self.apply(images, draw, layout)
         return list(torch.split(views, len(images)))
 
     def draw(
@@ -123,26 +124,35 @@ class Views:
 
         Args:
             images: The images.
-            draw: Random parameters for images of this number and size.
+            draw: Random parameters of one or more views of each image: first one of every image, then the next.
             layout: Memory layout of the views.
 
         Shape:
-            images: uint8 (N, C, H, W) on any device; result: float32 (N, C, size, size) on the same device.
+            images: uint8 (N, C, H, W) on any device; result: float32 (M, C, size, size) on the same device.
 
         Raises:
-            ValueError: The images are not such a batch, or the draw has another number of views.
+            ValueError: The images are not such a batch, or the draw has not as many views of each.
         """
         self._check(images)
-        if len(draw) != len(images):
-            raise ValueError(f"a draw of {len(draw)} views cannot be applied to images {tuple(images.shape)}")
-        n, on_cpu = len(images), images.device.type == "cpu"
-        chunk = max(1, CPU_CHUNK // self.values(images.shape[-2:]) if on_cpu else n)
+        n, device = len(draw), images.device
+        if n > 0 and (len(images) == 0 or n % len(images)):
+            raise ValueError(f"a draw of {n} views cannot be applied to images {tuple(images.shape)}")
         shape = (n, self.channels, self.size, self.size)
-        views = torch.empty(shape, device=images.device, memory_format=layout)
+        views = torch.empty(shape, device=device, memory_format=layout)
+        if n == 0:
+            return views
+        chunk = max(1, CPU_CHUNK // self.values(images.shape[-2:])) if device.type == "cpu" else n
+        order, jitter = plan_jitter(draw, chunk, device) if self._jitters else (torch.arange(n), None)
+        rows, columns = plan_crops(draw[order], self.size, self.settings.interpolation, device)
+        rows.weights.div_(255)  # from 0 … 255 to [0, 1]
+        shown = upload(order % len(images), device)
         with torch.no_grad():
+            turned = images.transpose(2, 3).contiguous()
             for start in range(0, n, chunk):
-                rows = slice(start, start + chunk)
-                views[rows] = self._view(images[rows], draw[rows])
+                some = slice(start, start + chunk)
+                made = ops.separable_turned(turned.index_select(0, shown[some]), rows[some], columns[some])
+                made.clamp_(0, 1)  # the cubic filter overshoots, and rounding can exceed the range
+                views[some] = self._finish(jitter.apply(made, some) if jitter else made, draw[some])
         return views
 
     def values(self, source: tuple[int, ...]) -> int:
@@ -181,50 +191,11 @@ class Views:
                 f"got {images.dtype} {tuple(images.shape)}"
             )
 
-    def _view(self, images: Tensor, draw: Draw) -> Tensor:
-        views = self._jitter(self._crop(images, draw), draw)
+    def _finish(self, views: Tensor, draw: Draw) -> Tensor:
         _on_rows(views, draw.grayscale, ops.grayscale_)
         _on_rows(views, draw.blur, self._blur, draw.sigma)
         _on_rows(views, draw.solarize, lambda chosen: ops.solarize_(chosen, self.settings.solarize_threshold))
         return self._normalise(views)
-
-    def _crop(self, images: Tensor, draw: Draw) -> Tensor:
-        """Crop, resize, shift and flip, in one pass over each axis."""
-        shown = torch.arange(self.size).expand(len(draw), -1)
-        mirrored = torch.where(draw.flip[:, None], self.size - 1 - shown, shown)
-        positions = ops.reflect(torch.stack([shown, mirrored]) + draw.shift.T[:, :, None], self.size)
-        start, extent = torch.stack([draw.top, draw.left]), torch.stack([draw.height, draw.width])
-        largest = int(extent.max())
-        start, extent, positions = (upload(each, images.device) for each in (start, extent, positions))
-        both = ops.resize_taps(start, extent, positions, largest, self.settings.interpolation)
-        rows, columns = map(ops.Taps, both.pixels, both.weights)
-        views = ops.separable(images, rows._replace(weights=rows.weights / 255), columns)
-        return views.clamp_(0, 1)  # the cubic filter overshoots, and rounding can exceed the range
-
-    def _jitter(self, views: Tensor, draw: Draw) -> Tensor:
-        """Apply the colour steps, to each image in its own order.
-
-        The images are sorted by the number of steps that precede the hue's. A step before the hue then applies only
-        to the first images, and the same step after the hue to the others: these are slices, which change in place.
-        """
-        count = int(draw.jitter.sum())
-        if count == 0 or not self._jitters:
-            return views
-        before = torch.where(draw.jitter, draw.order.argsort(1)[:, HUE], -1)
-        image_in = before.argsort(descending=True, stable=True)
-        ends = (before > torch.arange(len(ops.BLENDS))[:, None]).sum(1).tolist()
-        order, factors = draw.order[image_in[:count]], draw.factors[image_in[:count]]
-        blends = order[order != HUE].view(count, len(ops.BLENDS))
-        weights = upload(ops.blend_weights(factors.gather(1, blends), blends).movedim(2, 0), views.device)
-        hue = upload(factors[:, HUE], views.device)
-
-        views = views.index_select(0, upload(image_in, views.device))
-        for weight, end in zip(weights, ends, strict=True):
-            ops.blend_(views[:end], *weight[:, :end])
-        ops.adjust_hue_(views[:count], hue)
-        for weight, end in zip(weights, ends, strict=True):
-            ops.blend_(views[end:count], *weight[:, end:])
-        return views.index_select(0, upload(image_in.argsort(), views.device))
 
     def _blur(self, images: Tensor, sigma: Tensor) -> Tensor:
         taps = ops.blur_taps(sigma, self.blur_kernel, self.size)

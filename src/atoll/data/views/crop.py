@@ -1,0 +1,40 @@
+"""Crops of many images, resized, shifted and flipped: the taps of each axis, which `separable_turned` sums up."""
+
+from __future__ import annotations
+
+import torch
+
+from atoll.core.devices import upload
+from atoll.data.views.draws import Draw
+from atoll.data.views.ops import Taps, reflect, resize_taps
+
+
+def plan_crops(draw: Draw, size: int, interpolation: str, device: torch.device) -> tuple[Taps, Taps]:
+    """Return the taps of the rows and of the columns of views.
+
+    Args:
+        draw: Random parameters of N views.
+        size: Side of the views, S.
+        interpolation: ``"bilinear"`` or ``"bicubic"``.
+        device: Device of the images.
+
+    Shape:
+        results: (N, S, K).
+
+    Raises:
+        UserError: The interpolation is unknown.
+    """
+    start, extent = torch.stack([draw.top, draw.left]), torch.stack([draw.height, draw.width])
+    flip, shift = torch.stack([torch.zeros_like(draw.flip), draw.flip]), draw.shift.T
+    # Counted from the crop's first pixel, many crops have equal taps: those of each kind are computed once.
+    kinds, kind = torch.unique((2 * extent + flip) * 2 * size + shift, return_inverse=True)
+    one = torch.empty_like(kinds).scatter_(0, kind.flatten(), torch.arange(kind.numel()))
+    extent, flip, shift = (each.flatten()[one] for each in (extent, flip, shift))
+    shown = torch.arange(size)
+    positions = reflect(torch.where(flip[:, None], size - 1 - shown, shown) + shift[:, None], size)
+    first = torch.zeros(len(kinds), device=device)
+    taps = resize_taps(
+        first, upload(extent, device), upload(positions, device), int(extent.max()), interpolation
+    )
+    (rows, columns), (top, left) = upload(kind, device), upload(start, device)
+    return taps.choose(rows, top), taps.choose(columns, left)
