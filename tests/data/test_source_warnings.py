@@ -124,3 +124,20 @@ def test_a_source_of_one_class_is_told(tmp_path):
         one = "all training images are of one class, 'images', so no accuracy says anything of the encoder; "
         told = [str(each.message) for each in said if str(each.message).startswith(one)]
         assert len(told) == (name == "images")
+
+
+def test_test_images_that_are_also_training_images_are_told(tmp_path):
+    digits = (load_digits().images[:12] * 15).astype(np.uint8)
+    for split, rows in (("train", range(8)), ("test", (8, 3, 9, 7, 3))):
+        (tmp_path / split / "a").mkdir(parents=True)
+        for i, row in enumerate(rows):
+            Image.fromarray(digits[row]).save(tmp_path / split / "a" / f"{i}.png")
+    settings = ("data.source=folder", f"data.path={tmp_path}", "data.image_size=8", "partition.clients=2")
+    told = r"3 of 5 test images are also training images, pixel by pixel \(such as the test images 1, 3, 4\)"
+    with pytest.warns(UserWarning, match=told):
+        load_partition(tiny(*settings))
+    for quiet in ((*settings, "data.memory_gib=1e-9"), ()):  # streamed images; scikit-learn's digits
+        with warnings.catch_warnings(record=True) as said:
+            warnings.simplefilter("always")
+            load_partition(tiny(*quiet))
+        assert not [one for one in said if "pixel by pixel" in str(one.message)]

@@ -8,7 +8,7 @@ from atoll.core.config import describe
 from atoll.core.errors import UserError
 from atoll.core.files import write_whole
 from atoll.data.partition.partition import Partition
-from atoll.data.source_warnings import warn_of_classes
+from atoll.data.source_warnings import warn_of_classes, warn_of_copies
 from atoll.data.sources import Splits, load_data
 from atoll.engines.partitioning import client_images, described, partition_clients
 from atoll.recipe.recipe import Recipe
@@ -24,6 +24,8 @@ def load_partition(recipe: Recipe) -> tuple[Splits, Partition]:
     """
     splits = load_data(recipe.data, recipe.seed)
     warn_of_classes(splits.train, splits.test, recipe.data.limit)
+    if splits.test is not None:
+        warn_of_copies(splits.train, splits.test)
     return splits, described(partition_clients(splits.train, recipe), recipe)
 
 

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import unicodedata
 import warnings
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from functools import reduce
+from hashlib import blake2b
 
 import torch
 
@@ -13,6 +14,7 @@ from atoll.core.errors import UserError
 from atoll.core.text import few
 from atoll.data.cache import Opened
 from atoll.data.decode import Values
+from atoll.data.decode_workers import is_streamed
 from atoll.data.images import ImageSet
 from atoll.data.options import DataOptions
 from atoll.data.records import UNLABELLED, Listing
@@ -74,6 +76,26 @@ def warn_of_classes(train: ImageSet, test: ImageSet | None, limit: int | None) -
             f"the training classes are called {few(map(repr, train.classes))}",
             stacklevel=3,
         )
+
+
+def warn_of_copies(train: ImageSet, test: ImageSet) -> None:
+    """Warn of test images that are also training images, pixel by pixel; streamed images are not compared."""
+    if is_streamed(train.images) or is_streamed(test.images):
+        return
+    seen = set(_digests(train))
+    copies = [row for row, digest in enumerate(_digests(test)) if digest in seen]
+    if copies:
+        warnings.warn(
+            f"{len(copies)} of {len(test)} test images are also training images, pixel by pixel (such as the test "
+            f"images {few(map(str, copies))}); an accuracy on them says little about new images",
+            stacklevel=3,
+        )
+
+
+def _digests(images: ImageSet) -> Iterator[bytes]:
+    for rows in torch.split(torch.arange(len(images)), 1024):
+        for pixels in images.images.gather(rows).numpy():
+            yield blake2b(pixels.tobytes(), digest_size=16).digest()
 
 
 def warn_of_values(splits: Sequence[Opened], options: DataOptions) -> None:
