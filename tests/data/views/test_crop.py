@@ -19,7 +19,7 @@ CPU = torch.device("cpu")
     st.sampled_from([7, 16]),
     st.integers(0, 3),
 )
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=40, deadline=None)
 def test_crops_are_torchvisions(seed, interpolation, size, pad):
     generator = torch.Generator().manual_seed(seed)
     images = torch.rand(9, 2, 13, 16, generator=generator)

@@ -133,6 +133,12 @@ class TestApply:
         with pytest.raises(ValueError, match=rf"a draw of 6 views cannot be applied to images \({count}, 3"):
             views.apply(PHOTOS[:count], views.draw(6, generator()))
 
+    @pytest.mark.parametrize("sizes", [[], [2], [4, 4], [24, 24], [23, 2]])
+    def test_batches_of_another_number_of_images_are_refused(self, sizes):
+        views = make_views(ViewOptions("ssd"), 32, 3)
+        with pytest.raises(ValueError, match="cannot be made of 24"):
+            views.make(PHOTOS, [generator(), generator()], sizes=sizes)
+
     def test_image_does_not_depend_on_its_batch(self, monkeypatch):
         views = make_views(ViewOptions("ssd", blur=0.5, solarize=0.2), 32, 3)
         draw = views.draw(len(PHOTOS), generator())
@@ -264,8 +270,13 @@ class TestOperations:
         y, x = torch.randint(19, (2,), generator=generator(seed)).sort().values.tolist()
         a, b = torch.randint(33, (2,), generator=generator(seed + 1)).sort().values.tolist()
         positions = torch.arange(size)[None]
-        rows = ops.resize_taps(torch.tensor([y]), torch.tensor([x - y + 1]), positions, 19, kind)
-        columns = ops.resize_taps(torch.tensor([a]), torch.tensor([b - a + 1]), positions, 33, kind)
+        rows, columns = (
+            ops.resize_taps(torch.tensor([extent]), positions, largest, kind).choose(torch.tensor([0]), start)
+            for start, extent, largest in (
+                (torch.tensor([y]), x - y + 1, 19),
+                (torch.tensor([a]), b - a + 1, 33),
+            )
+        )
         crop = image[:, :, y : x + 1, a : b + 1]
         slow = torch.nn.functional.interpolate(crop, (size, size), mode=kind, antialias=True)
         torch.testing.assert_close(ops.separable(image, rows, columns), slow, atol=1e-5, rtol=1e-4)
@@ -289,7 +300,7 @@ class TestOperations:
 
     def test_unknown_interpolation(self):
         with pytest.raises(UserError, match="did you mean 'bicubic'"):
-            ops.resize_taps(torch.zeros(1), torch.ones(1), torch.zeros(1, 4), 4, "bicubik")
+            ops.resize_taps(torch.ones(1), torch.zeros(1, 4), 4, "bicubik")
 
 
 class TestRotate90:

@@ -26,15 +26,15 @@ def plan_crops(draw: Draw, size: int, interpolation: str, device: torch.device) 
     """
     start, extent = torch.stack([draw.top, draw.left]), torch.stack([draw.height, draw.width])
     flip, shift = torch.stack([torch.zeros_like(draw.flip), draw.flip]), draw.shift.T
-    # Counted from the crop's first pixel, many crops have equal taps: those of each kind are computed once.
-    kinds, kind = torch.unique((2 * extent + flip) * 2 * size + shift, return_inverse=True)
-    one = torch.empty_like(kinds).scatter_(0, kind.flatten(), torch.arange(kind.numel()))
-    extent, flip, shift = (each.flatten()[one] for each in (extent, flip, shift))
+    # Counted from the crop's first pixel, the taps of many axes are equal, and are computed once. A shift lies
+    # between −size and size, so that 2·size numbers keep shifts, flips and extents apart.
+    keys, key = torch.unique((2 * extent + flip) * 2 * size + shift, return_inverse=True)
+    example = torch.empty_like(keys).scatter_(
+        0, key.flatten(), torch.arange(key.numel())
+    )  # any axis of each key
+    extent, flip, shift = (each.flatten()[example] for each in (extent, flip, shift))
     shown = torch.arange(size)
     positions = reflect(torch.where(flip[:, None], size - 1 - shown, shown) + shift[:, None], size)
-    first = torch.zeros(len(kinds), device=device)
-    taps = resize_taps(
-        first, upload(extent, device), upload(positions, device), int(extent.max()), interpolation
-    )
-    (rows, columns), (top, left) = upload(kind, device), upload(start, device)
+    taps = resize_taps(upload(extent, device), upload(positions, device), int(extent.max()), interpolation)
+    (rows, columns), (top, left) = upload(key, device), upload(start, device)
     return taps.choose(rows, top), taps.choose(columns, left)

@@ -22,10 +22,15 @@ class Jitter(NamedTuple):
     """Colour steps of images that are sorted chunk by chunk.
 
     Attributes:
-        before: (N,), number of steps that precede the hue's, on the CPU; −1 for an image without colour steps.
-        weights: (3, 3, N), weights of three blends in each image's order; see `atoll.data.views.ops.blend_`.
-        hue: (N,), rotation of the hue.
-        places: (N,), the place of each image among its chunk's sorted ones.
+        before: Number of steps that precede the hue's, of the sorted images, on the CPU; −1 for an image without
+            colour steps, so that these are last.
+        weights: Three blends, in each image's own order, with three weights each for the sorted images; see
+            `atoll.data.views.ops.blend_`.
+        hue: Rotation of the hue of the sorted images.
+        places: The place of each image, in the original order, among the sorted ones of its chunk.
+
+    Shape:
+        before, hue, places: (N,); weights: (3, 3, N).
     """
 
     before: Tensor
@@ -34,7 +39,7 @@ class Jitter(NamedTuple):
     places: Tensor
 
     def apply(self, views: Tensor, chunk: slice) -> Tensor:
-        """Apply the steps to the sorted images of a chunk, which change, and return them in their first order.
+        """Apply the steps to the sorted images of a chunk, which change, and return them in the original order.
 
         Shape:
             views, result: (N, C, H, W).
@@ -62,6 +67,7 @@ def plan_jitter(draw: Draw, chunk: int, device: torch.device) -> tuple[Tensor, J
     """
     before = torch.where(draw.jitter, draw.order.argsort(1)[:, HUE], -1)
     first = torch.arange(len(draw)) // chunk * chunk
+    # `before` is −1 … HUE, so a distance of HUE + 2 keeps the chunks apart.
     order = (before - (HUE + 2) * first).argsort(descending=True, stable=True)
     blends = draw.order[draw.order != HUE].view(len(draw), HUE)
     weights = ops.blend_weights(draw.factors.gather(1, blends), blends)[:, order].movedim(2, 0)

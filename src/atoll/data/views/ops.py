@@ -54,32 +54,32 @@ class Taps:
     def __getitem__(self, images: slice) -> Taps:
         return Taps(self.pixels[images], self.weights[images])
 
-    def choose(self, images: Tensor, start: Tensor) -> Taps:
-        """Return the taps of the images of these indices, (M,), with their first pixels at ``start``, (M,)."""
-        pixels = self.pixels.index_select(0, images).add_(start[:, None, None])
-        return Taps(pixels, self.weights.index_select(0, images))
+    def choose(self, which: Tensor, start: Tensor) -> Taps:
+        """Give each of M images the taps of one of these N, and move its pixels by its ``start``.
+
+        Shape:
+            which, start: (M,); result: (M, S, K).
+        """
+        pixels = self.pixels.index_select(0, which).add_(start[:, None, None])
+        return Taps(pixels, self.weights.index_select(0, which))
 
 
-def resize_taps(
-    start: Tensor, extent: Tensor, positions: Tensor, largest: int, interpolation: str = "bilinear"
-) -> Taps:
-    """Taps of the antialiased resampling of one axis of every image's crop.
+def resize_taps(extent: Tensor, positions: Tensor, largest: int, interpolation: str = "bilinear") -> Taps:
+    """Taps of the antialiased resampling of one axis of crops, counted from each crop's first source pixel.
 
-    The crop of image i covers the source pixels [start_i, start_i + extent_i); it is resized to S pixels, of which
-    the result has pixels ``positions[i]``. Positions in reverse order are therefore a flip, and shifted positions a
-    shift. Output pixel p has its centre at start + (p + 1/2)·extent/S. If this reduces the size, the filter is
-    stretched by extent/S (antialiasing, as in Pillow and in ``torch.nn.functional.interpolate``).
+    A crop of extent E is resized to S pixels, of which the result has pixels ``positions[i]``. Positions in reverse
+    order are therefore a flip, and shifted positions a shift. Output pixel p has its centre at (p + 1/2)·E/S. If
+    this reduces the size, the filter is stretched by E/S (antialiasing, as in Pillow and in
+    ``torch.nn.functional.interpolate``).
 
     Args:
-        start: First source pixel of each crop.
         extent: Number of source pixels of each crop.
         positions: The output pixels to compute, each in 0 … S−1.
         largest: The largest extent, or an upper bound of it.
         interpolation: ``"bilinear"`` or ``"bicubic"``.
 
     Shape:
-        start, extent: (…, N); positions: (…, N, S); result: (…, N, S, K), of one axis or of several. Weights sum
-        to 1.
+        extent: (N,); positions: (N, S); result: (N, S, K). Weights sum to 1.
 
     Raises:
         UserError: The interpolation is unknown.
@@ -90,19 +90,19 @@ def resize_taps(
         )
     weigh, radius = FILTERS[interpolation]
     size = positions.shape[-1]
-    start, extent = start[..., None, None].float(), extent[..., None, None]
+    extent = extent[:, None, None]
     scale = extent / size
     stretch = scale.clamp(min=1)
     # Pixels are named by their centres here, which lie at half-integers.
-    centre = torch.addcmul(start, positions[..., None] + 0.5, scale)
+    centre = (positions[..., None] + 0.5) * scale
     first = centre.sub(stretch, alpha=radius).sub_(0.5).ceil_().add_(0.5)
     # An open interval of length d contains at most ⌈d⌉ centres.
     taps = math.ceil(2 * radius * max(1.0, largest / size))
-    pixels = first + torch.arange(taps, device=start.device)
+    pixels = first + torch.arange(taps, device=extent.device)
     weights = weigh(pixels.sub(centre).abs_().div_(stretch))
     # The crop's border ends the image: what is beyond has no weight.
-    weights.mul_((pixels > start) & (pixels < start + extent))
-    pixels = pixels.clamp_(start, start + extent - 1).long()
+    weights.mul_((pixels > 0) & (pixels < extent))
+    pixels = pixels.clamp_(min=0).minimum(extent - 1).long()
     return Taps(pixels, weights.div_(weights.sum(-1, keepdim=True)))
 
 
@@ -142,7 +142,7 @@ def separable(images: Tensor, rows: Taps, columns: Taps) -> Tensor:
     """Resample each channel of each image along both axes.
 
     Args:
-        images: The images, uint8 or float32.
+        images: The images, of any type.
         rows: Taps of the vertical axis.
         columns: Taps of the horizontal axis.
 
@@ -153,7 +153,7 @@ def separable(images: Tensor, rows: Taps, columns: Taps) -> Tensor:
 
 
 def separable_turned(images: Tensor, rows: Taps, columns: Taps) -> Tensor:
-    """`separable` of images whose axes are exchanged, (N, C, W, H), which is done once for several views of one."""
+    """`separable` of images that are already transposed, contiguous (N, C, W, H): several views need it once."""
     # Rows are contiguous in memory, so each axis is resampled as one of rows.
     across = _resample_rows(images.float(), columns)
     return _resample_rows(across.transpose(2, 3).contiguous(), rows)

@@ -91,6 +91,9 @@ class Views:
 
         Shape:
             images: uint8 (N, C, H, W) on any device; results: float32 (N, C, size, size) on the same device.
+
+        Raises:
+            ValueError: The images are not such a batch, or the batches have another number of them.
         """
         if self.transform is not None:
             self._check(images)
@@ -98,7 +101,10 @@ class Views:
             return [views.contiguous(memory_format=layout) for views in made]
         if not generators:
             return []
-        draw = draw_views(self.settings, sizes or [len(images)], images.shape[-2:], generators)
+        sizes = [len(images)] if sizes is None else sizes
+        if sum(sizes) != len(images):
+            raise ValueError(f"batches of {list(sizes)} images cannot be made of {len(images)}")
+        draw = draw_views(self.settings, sizes, images.shape[-2:], generators)
         views = self.apply(images, draw, layout)
         return list(torch.split(views, len(images)))
 
@@ -128,14 +134,15 @@ class Views:
             layout: Memory layout of the views.
 
         Shape:
-            images: uint8 (N, C, H, W) on any device; result: float32 (M, C, size, size) on the same device.
+            images: uint8 (N, C, H, W) on any device; result: float32 (M, C, size, size) on the same device, in the
+            order of the draw's M views, where M is a multiple of N.
 
         Raises:
             ValueError: The images are not such a batch, or the draw has not as many views of each.
         """
         self._check(images)
         n, device = len(draw), images.device
-        if n > 0 and (len(images) == 0 or n % len(images)):
+        if n % len(images) if len(images) else n:
             raise ValueError(f"a draw of {n} views cannot be applied to images {tuple(images.shape)}")
         shape = (n, self.channels, self.size, self.size)
         views = torch.empty(shape, device=device, memory_format=layout)
@@ -152,7 +159,7 @@ class Views:
                 some = slice(start, start + chunk)
                 made = ops.separable_turned(turned.index_select(0, shown[some]), rows[some], columns[some])
                 made.clamp_(0, 1)  # the cubic filter overshoots, and rounding can exceed the range
-                views[some] = self._finish(jitter.apply(made, some) if jitter else made, draw[some])
+                views[some] = self._finish(made if jitter is None else jitter.apply(made, some), draw[some])
         return views
 
     def values(self, source: tuple[int, ...]) -> int:
