@@ -51,3 +51,14 @@ def test_equal_crops_at_other_places_have_equal_weights():
         assert torch.equal(rows.pixels[i] - draw.top[i], rows.pixels[j] - draw.top[j])
     assert rows.pixels.min() >= 0
     assert columns.pixels.max() < 16
+
+
+def test_crops_of_other_extents_flips_and_shifts_are_kept_apart():
+    options = ViewOptions("none", crop_scale=[0.1, 1.0], flip=0.5, pad_crop=6)
+    draw = make_views(options, 7, 3).draw(300, torch.Generator().manual_seed(0))
+    together = plan_crops(draw, 7, "bilinear", CPU)
+    for i in range(300):
+        for many, one in zip(together, plan_crops(draw[i : i + 1], 7, "bilinear", CPU), strict=True):
+            taps = one.weights.shape[-1]
+            torch.testing.assert_close(many.weights[i, :, :taps], one.weights[0], atol=1e-6, rtol=0)
+            assert torch.equal(many.pixels[i, :, :taps], one.pixels[0])
