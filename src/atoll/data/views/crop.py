@@ -29,9 +29,8 @@ def plan_crops(draw: Draw, size: int, interpolation: str, device: torch.device) 
     # Counted from the crop's first pixel, the taps of many axes are equal, and are computed once. A shift lies
     # between −size and size, so that 2·size numbers keep shifts, flips and extents apart.
     keys, key = torch.unique((2 * extent + flip) * 2 * size + shift, return_inverse=True)
-    example = torch.empty_like(keys).scatter_(
-        0, key.flatten(), torch.arange(key.numel())
-    )  # any axis of each key
+    axes = torch.arange(key.numel())
+    example = torch.empty_like(keys).scatter_(0, key.flatten(), axes)  # any axis of each key
     extent, flip, shift = (each.flatten()[example] for each in (extent, flip, shift))
     shown = torch.arange(size)
     positions = reflect(torch.where(flip[:, None], size - 1 - shown, shown) + shift[:, None], size)

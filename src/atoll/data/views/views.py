@@ -134,8 +134,8 @@ class Views:
             layout: Memory layout of the views.
 
         Shape:
-            images: uint8 (N, C, H, W) on any device; result: float32 (M, C, size, size) on the same device, in the
-            order of the draw's M views, where M is a multiple of N.
+            images: uint8 (N, C, H, W) on any device; result: float32 (M, C, size, size) on the same device, the
+            draw's M views in its order; M is a multiple of N.
 
         Raises:
             ValueError: The images are not such a batch, or the draw has not as many views of each.
@@ -149,6 +149,7 @@ class Views:
         if n == 0:
             return views
         chunk = max(1, CPU_CHUNK // self.values(images.shape[-2:])) if device.type == "cpu" else n
+        # Each chunk is sorted for the colour steps, which restore the draw's order.
         order, jitter = plan_jitter(draw, chunk, device) if self._jitters else (torch.arange(n), None)
         rows, columns = plan_crops(draw[order], self.size, self.settings.interpolation, device)
         rows.weights.div_(255)  # from 0 … 255 to [0, 1]
