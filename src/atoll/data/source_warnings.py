@@ -6,11 +6,11 @@ import unicodedata
 import warnings
 from collections.abc import Iterable, Iterator, Sequence
 from functools import reduce
-from hashlib import blake2b
 
 import torch
 
 from atoll.core.errors import UserError
+from atoll.core.files import hash_bytes
 from atoll.core.text import few
 from atoll.data.cache import Opened
 from atoll.data.decode import Values
@@ -82,8 +82,8 @@ def warn_of_copies(train: ImageSet, test: ImageSet) -> None:
     """Warn of test images that are also training images, pixel by pixel; streamed images are not compared."""
     if is_streamed(train.images) or is_streamed(test.images):
         return
-    seen = set(_digests(train))
-    copies = [row for row, digest in enumerate(_digests(test)) if digest in seen]
+    seen = set(_hashes(train))
+    copies = [row for row, each in enumerate(_hashes(test)) if each in seen]
     if copies:
         warnings.warn(
             f"{len(copies)} of {len(test)} test images are also training images, pixel by pixel (such as the test "
@@ -92,10 +92,10 @@ def warn_of_copies(train: ImageSet, test: ImageSet) -> None:
         )
 
 
-def _digests(images: ImageSet) -> Iterator[bytes]:
+def _hashes(images: ImageSet) -> Iterator[str]:
     for rows in torch.split(torch.arange(len(images)), 1024):
         for pixels in images.images.gather(rows).numpy():
-            yield blake2b(pixels.tobytes(), digest_size=16).digest()
+            yield hash_bytes(pixels.tobytes())
 
 
 def warn_of_values(splits: Sequence[Opened], options: DataOptions) -> None:

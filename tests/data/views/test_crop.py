@@ -17,7 +17,7 @@ CPU = torch.device("cpu")
     st.integers(0, 2**31),
     st.sampled_from(["bilinear", "bicubic"]),
     st.sampled_from([7, 16]),
-    st.integers(0, 3),
+    st.integers(0, 6),
 )
 @settings(max_examples=40, deadline=None)
 def test_crops_are_torchvisions(seed, interpolation, size, pad):
