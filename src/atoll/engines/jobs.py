@@ -42,12 +42,14 @@ class Result:
         update: The update, not yet checked; None if there is none.
         lost: Reason why there is no update.
         reset: Whether the client state is lost, too; the client then counts as one that has not taken part yet.
+        sent: Whether the message was sent to the client.
     """
 
     client: int
     update: object = None
     lost: str = ""
     reset: bool = False
+    sent: bool = True
 
 
 @dataclass
@@ -58,12 +60,14 @@ class Total:
         numbers: The sum modulo 2³², of shape (d,), in int64; None if too few clients stayed.
         clients: The clients whose terms are in it.
         lost: Reasons why there is no term, by client.
+        sent: The clients to which the message was sent.
         bytes_up: Bytes that the clients sent.
     """
 
     numbers: Tensor | None = None
     clients: list[int] = field(default_factory=list)
     lost: dict[int, str] = field(default_factory=dict)
+    sent: set[int] = field(default_factory=set)
     bytes_up: int = 0
 
 

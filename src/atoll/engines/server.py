@@ -159,11 +159,6 @@ class Server:
         self.checks.open_round()
         if self._observer:
             self._observer.open(record.round)
-        for job in jobs:
-            record.bytes_down += num_bytes(job.message)
-            if job.client not in self._constants_sent:
-                record.bytes_down += num_bytes(self.constants)
-                self._constants_sent.add(job.client)
         aggregation = method.aggregation
         if isinstance(aggregation, SecureSum) and isinstance(executor, SumExecutor):
             accepted = self._fold_total(executor, jobs, aggregation, fold, record)
@@ -208,6 +203,7 @@ class Server:
         size = vector_size(self.state["models"]["global"], self.setting)
         total = executor.total(jobs, aggregation, size, self.recipe.train.min_accepted * len(jobs))
         record.bytes_up = total.bytes_up
+        record.bytes_down = sum(self._download(job) for job in jobs if job.client in total.sent)
         record.lost = {str(client): reason for client, reason in total.lost.items()}
         if total.numbers is not None:
             loss = fold.add_total(total.numbers, len(total.clients))
@@ -230,6 +226,7 @@ class Server:
         reported: Counter[str] = Counter()  # clients by the losses that they reported
         with closing(executor.run(jobs, progress)) as results:
             for job, result in zip(jobs, results, strict=True):
+                record.bytes_down += self._download(job) if result.sent else 0
                 if result.lost:
                     record.lost[str(job.client)] = result.lost
                     if result.reset:
@@ -260,6 +257,12 @@ class Server:
         if cosines and not method.aggregation.hides_updates:
             record.angular_divergence = fmean(cosines)
         return accepted
+
+    def _download(self, job: Job) -> int:
+        """Bytes of a message, with those of the constants if it is the client's first."""
+        first = job.client not in self._constants_sent
+        self._constants_sent.add(job.client)
+        return num_bytes(job.message) + (num_bytes(self.constants) if first else 0)
 
     def deploy(self) -> Deployment:
         """Return the current models."""

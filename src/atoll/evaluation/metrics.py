@@ -130,7 +130,7 @@ BYTES_UP, BYTES_DOWN = (
     Metric(
         f"bytes_{way}",
         heading,
-        f"atoll.engines.server.Server.{function}",
+        "atoll.engines.server.Server._fold_updates",
         meaning,
         "curve",
         "MB per round",
@@ -138,9 +138,9 @@ BYTES_UP, BYTES_DOWN = (
         digits=2,
         factor=1e-6,
     )
-    for way, heading, function, meaning in (
-        ("up", "upload", "_fold_updates", "size of all clients' updates of the round"),
-        ("down", "download", "run_round", "size of all messages to clients of the round"),
+    for way, heading, meaning in (
+        ("up", "upload", "size of all clients' updates of the round"),
+        ("down", "download", "size of all messages that were sent to clients of the round"),
     )
 )
 

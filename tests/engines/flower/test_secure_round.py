@@ -151,6 +151,9 @@ def test_a_site_may_fall_silent_at_any_stage(place, terms, totals, kind):
     assert [line["clients"] for line in run.metrics[1:]] == [4, 4 if stays else 3]
     assert run.metrics[-1].get("lost") == (None if stays else {"3": "no answer within 1.5 s"})
     assert torch.equal(totals[2], sum(terms[4 : 8 if stays else 7]) % MODULUS)
+    first, second = (line["bytes_down"] for line in run.metrics[1:])
+    received = 4 if kind in ("train", "query.secure_reveal") else 3  # the others were not sent the model
+    assert second / first == pytest.approx(received / 4, rel=1e-3)
 
 
 def test_too_few_sites_learn_the_coordinator_nothing(place, totals):

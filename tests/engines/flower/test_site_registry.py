@@ -47,6 +47,7 @@ def test_a_name_stays_with_its_key(place):
     grid.keys = {20: b"\0", 21: b"\1", 22: b"\2", 23: b"thief"}
     run = play(grid, place, "train.rounds=2", resume=True, wait=1.0)
     assert run.metrics[-1]["lost"] == {"3": "its site is not connected"}
+    assert 4 * run.metrics[2]["bytes_down"] == 3 * run.metrics[1]["bytes_down"]
     assert json.loads((run.folder / "sites.json").read_text())["turned_away"][-1]["reason"].endswith(
         "another key"
     )

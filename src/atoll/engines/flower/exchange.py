@@ -25,9 +25,10 @@ SECONDS_BETWEEN_LOOKS = 0.05, 2.0  # shortest and longest pause between two look
 
 @dataclass(frozen=True)
 class Lost:
-    """Reason why there is no answer."""
+    """Reason why there is no answer, and whether the request was sent."""
 
     reason: str
+    sent: bool = True
 
 
 class Exchange:
@@ -75,7 +76,7 @@ class Exchange:
     def look(self) -> Iterator[tuple[int, dict[str, Tree] | Lost]]:
         """Yield the answers that have arrived since the last look; after the deadline, the missing ones as lost."""
         while self._unsent:
-            yield self._unsent.pop(), Lost("the message could not be sent")
+            yield self._unsent.pop(), Lost("the message could not be sent", sent=False)
         late = time.monotonic() >= self._ends - 1  # after this time, Flower itself may have dropped a message
         # One at a time, because all arrived answers together might not fit in memory.
         for message_id in list(self._pending):

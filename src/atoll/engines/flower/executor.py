@@ -153,10 +153,10 @@ class FlowerExecutor:
         unprepared = set(requests) - self._prepared  # they do not have the agreed data yet
         for client, request in requests.items():
             if reason := self._registry.excluded(client):
-                yield client, Lost(reason)
+                yield client, Lost(reason, sent=False)
                 continue
             if client not in nodes:
-                yield client, Lost("its site is not connected")
+                yield client, Lost("its site is not connected", sent=False)
                 continue
             agreed = {"agreed": self._agreed} if client in unprepared else {}
             exchange.send(client, nodes[client], kind, {**common, **request, **agreed})
@@ -210,7 +210,8 @@ class FlowerExecutor:
 def _result(client: int, answer: dict[str, Tree] | Lost) -> Result:
     if isinstance(answer, Lost) or "update" not in answer:
         reset = not isinstance(answer, Lost) and answer.get("reset") is True
-        return Result(client, lost=_reason(answer), reset=reset)
+        sent = not isinstance(answer, Lost) or answer.sent
+        return Result(client, lost=_reason(answer), reset=reset, sent=sent)
     return Result(client, answer.pop("update"))  # removed, because callers hold the answer until the next one
 
 

@@ -102,6 +102,7 @@ class SecureRound:
             }
             for k in boxes
         }
+        self._result.sent = set(requests)
         return list(self._stage(TRAIN, requests, lambda _, answer: self._add(answer.get("update"))))
 
     def _reveal(self, members: Iterable[int], stayed: list[int]) -> dict[int, Shares]:
@@ -155,6 +156,8 @@ class SecureRound:
             if value is None:
                 why = answer.reason if isinstance(answer, Lost) else answer.get("lost")
                 self._result.lost[client] = one_line(why) if isinstance(why, str) else "its answer is invalid"
+                if kind == TRAIN and isinstance(answer, Lost) and not answer.sent:
+                    self._result.sent.discard(client)
             else:
                 found[client] = value
                 self._result.bytes_up += num_bytes(value)
