@@ -25,7 +25,7 @@ def close_to(w, g):
 @settings(max_examples=25, deadline=None)
 @given(
     seed=st.integers(0, 999),
-    n=st.sampled_from([1, 7, 16, 17, 50]),
+    n=st.sampled_from([0, 1, 7, 16, 17, 32, 50, 64, 77]),
     step=st.sampled_from([1e-4, 1.0, 1e3]),
     dtype=st.sampled_from([torch.float32, torch.float64, torch.bfloat16]),
 )
@@ -35,7 +35,8 @@ def test_all_numbers_agree_with_a_slow_loop(seed, n, step, dtype):
     w = (g + step * torch.randn(n, generator=draw, dtype=torch.float64)).to(dtype)
     g = g.to(dtype)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(update_geometry, "BLOCK", 16)  # so that blocks have to be put together
+        patch.setattr(update_geometry, "BLOCK", 16)  # so that blocks and parts have to be put together
+        patch.setattr(update_geometry, "PART", 2)
         found = Reference({"x": g}).measure({"x": w})
     moved, inner, update, length = close_to(w, g)
     assert found.moved["x"] == pytest.approx(moved, rel=1e-5)
@@ -111,3 +112,20 @@ def test_memory_layout_and_alignment_change_no_bit():
     for other in (shifted, last):
         assert Reference({"x": g}).measure({"x": other}) == plain
         assert Reference({"x": other}).measure({"x": g}).moved == plain.moved
+
+
+@pytest.mark.parametrize("scale", [1.0, 1e3])  # with the inner product by the law of cosines, and directly
+def test_threads_and_alignment_of_many_blocks_change_no_bit(scale):
+    draw = torch.Generator().manual_seed(0)
+    g, w = torch.randn(2, 9 * update_geometry.BLOCK + 5, generator=draw).unbind()
+    w = scale * w
+    shifted = torch.empty(len(w) + 1)[1:].copy_(w)
+    threads = torch.get_num_threads()
+    try:
+        found = []
+        for number in (1, 2, 3, 8):
+            torch.set_num_threads(number)
+            found += [Reference({"x": g}).measure({"x": tensor}) for tensor in (w, shifted)]
+    finally:
+        torch.set_num_threads(threads)
+    assert all(geometry == found[0] for geometry in found)
