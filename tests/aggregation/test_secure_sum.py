@@ -108,6 +108,19 @@ def test_a_step_is_clipped_to_its_norm():
     assert float(step.norm()) == pytest.approx(0.5, rel=1e-4)
 
 
+def test_each_change_is_clipped_before_it_is_weighted():
+    """Clients of 100 and of 10 images change one weight each, by five times the most that is allowed."""
+    base = {"w": torch.zeros(3)}
+    of = replace(setting(2), sizes=(100, 10))
+    opened = SecureSum(clip=100.0, largest_change=1.0).open({"global": base}, of, 1, None)
+    for client, (samples, step) in enumerate(((100, [5.0, 0, 0.2]), (10, [0, -5.0, 0.2]))):
+        weights = {"w": torch.tensor(step)}
+        update = {"weights": weights, "losses": {}, "parts": {}, "samples": samples}
+        opened.add(client, update, Reference(base).measure(weights))
+    expected = torch.tensor([100 / 110, -10 / 110, 0.2])
+    torch.testing.assert_close(opened.close()["global"]["w"], expected, rtol=0, atol=1e-6)
+
+
 def test_levels_are_those_of_flowers_quantisation_within_its_rounding():
     quantization = pytest.importorskip("flwr.common.secure_aggregation.quantization")
     options, of = SecureSum(weights="uniform", clip=1e6, largest_change=0.25), known(4)

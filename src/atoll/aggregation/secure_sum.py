@@ -128,6 +128,7 @@ class SecureSum(Aggregation):
         if not all(map(math.isfinite, (norm, loss, update.get("loss", 0.0)))):
             raise UserError("training diverged: the update or its loss is not finite; lower train.lr")
         step *= min(1.0, self.clip / max(norm, 1e-30))
+        step.clamp_(-self.largest_change, self.largest_change)
         weight = min(1.0, self._weight(update) / largest)
         numbers = torch.tensor([weight, loss / LARGEST_LOSS, told], dtype=torch.float64)
         term = torch.cat([weight * step / self.largest_change, numbers])
