@@ -57,7 +57,8 @@ class TrainOptions(Options, section="train"):
             parts' gradients, weighted by their sizes. If the loss is a mean over samples, this is the step of the
             whole batch. A contrastive loss takes its negatives from the same part only, and BatchNorm and other
             batch statistics are those of a part. A loss that grows with the batch (FedCA's alignment, FedU²'s FUR,
-            SIGReg) becomes weaker by this factor.
+            SIGReg, and FedDecorr of correlated features) becomes weaker by this factor, and SSD's DSR, which
+            shrinks with the batch's root, stronger by its root.
         norm_factor: An update is refused if one of these values exceeds this factor times the running median of the
             accepted values: its distance from the model that the client received, the norm of a component's slice,
             a loss, or the distance of BatchNorm's running statistics. The median counts as at least 10 for losses,
