@@ -53,6 +53,22 @@ def test_a_finished_run_can_be_renamed(folder):
     assert Run(folder).read("recipe.toml") == text
 
 
+def test_a_protocol_that_the_encoder_cannot_have_leaves_a_finished_run_alone(tmp_path):
+    vit = ("model.encoder=vit-tiny", "model.width=64", "model.depth=1", "model.patch=4", "model.stem=")
+    at_end, refused = (
+        "evaluation.at_end=",
+        "'probe.* reads feature maps .*model.encoder = 'vit-tiny' has none",
+    )
+    run = run_tiny(tmp_path / "run", *SETTINGS, *vit, f'{at_end}["knn"]')
+    before = {path: path.read_bytes() for path in run.folder.rglob("*") if path.is_file()}
+    with pytest.raises(UserError, match=refused):
+        run_tiny(run.folder, *SETTINGS, *vit, f'{at_end}["knn", "probe-l-dawa"]', resume=True)
+    assert {path: path.read_bytes() for path in run.folder.rglob("*") if path.is_file()} == before
+    with pytest.raises(UserError, match=refused):
+        run_tiny(tmp_path / "new", *SETTINGS, *vit, "evaluation.probe=l-dawa", f'{at_end}["probe"]')
+    assert not (tmp_path / "new").exists()
+
+
 def flip(path, byte=-3):
     data = bytearray(path.read_bytes())
     data[byte] ^= 1

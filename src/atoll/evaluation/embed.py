@@ -108,6 +108,11 @@ def device_of(encoder: nn.Module) -> torch.device:
     return next((parameter.device for parameter in encoder.parameters()), torch.device("cpu"))
 
 
+def has_feature_maps(encoder: nn.Module) -> bool:
+    """Whether an encoder gives the feature maps before its global pooling, as ResNets of Atoll do."""
+    return callable(getattr(encoder, "feature_maps", None))
+
+
 def _feature_maps(encoder: nn.Module) -> Callable[[Tensor], Tensor]:
     feature_maps = getattr(encoder, "feature_maps", None)
 

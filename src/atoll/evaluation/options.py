@@ -109,6 +109,16 @@ class EvaluationOptions(Options, section="evaluation"):
         )
         return shortened(chosen, self.max_epochs)
 
+    def reading_maps(self) -> list[str]:
+        """Return the names of the run's protocols whose classifier reads feature maps instead of h."""
+        probes = {
+            "probe": self.probe_protocol(),
+            **{f"probe-{name}": probe for name, probe in PROBES.items()},
+        }
+        reading = {name for name, probe in probes.items() if probe.maps}
+        during = self.during if self.every else ()
+        return [name for name in (*during, *self.at_end) if name.removeprefix(PREFIX) in reading]
+
     def fine_tuning(self, protocol: FineTuneProtocol) -> FineTuneProtocol:
         """Return a protocol with this section's choice of the epoch."""
         return shortened(replace(protocol, select=self.finetune_select), self.max_epochs)
