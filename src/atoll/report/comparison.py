@@ -7,6 +7,7 @@ from collections.abc import Iterable, Sequence
 from rich.console import Group
 
 from atoll.core.run_folder import Run
+from atoll.evaluation.metrics import constants
 from atoll.report.folders import Folder, read_folder
 from atoll.report.formats import markdown_table
 from atoll.report.groups import Row, group_runs, result_columns, result_rows
@@ -64,13 +65,18 @@ def _protocol(folder: Folder) -> str:
     facts = [
         f"{folder.recipe.get('title') or setting_words(folder.recipe)}; {results.get('split', 'unknown')} split"
     ]
-    if "knn/k" in results:
-        facts.append(f"kNN k={results['knn/k']}, T={results['knn/temperature']}, cosine")
-    if "probe/name" in results:
-        facts.append(
-            f"probe {results['probe/name']} ({results['probe/optimizer']}, lr {results['probe/lr']}, "
-            f"{results['probe/epochs']} epochs, batch {results['probe/batch_size']})"
-        )
+    for protocol, values in constants(results).items():
+        if "k" in values:
+            name = protocol.replace("knn", "kNN")
+            facts.append(f"{name} k={values['k']}, T={values['temperature']}, cosine")
+        if "optimizer" in values:
+            name = f"{protocol} {values['name']}" if protocol.endswith("probe") else protocol
+            rate, epochs, batch = (
+                values.get("lr") or values["head_lr"],
+                values["epochs"],
+                values["batch_size"],
+            )
+            facts.append(f"{name} ({values['optimizer']}, lr {rate}, {epochs} epochs, batch {batch})")
     if "note" in results:
         facts.append(results["note"])
     return "; ".join(facts)
