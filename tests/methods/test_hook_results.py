@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 
-from atoll.components.base import Aggregation, Term
+from atoll.components.base import Aggregation, ServerStep, Term
 from atoll.core.errors import UserError
 from tests.harness import run_tiny
 
@@ -113,6 +113,7 @@ class Closes(Aggregation):
                     "bare weights": models["global"],
                     "no weight": {"global": rest},
                     "doubles": {"global": {**rest, name: models["global"][name].double()}},
+                    "no number": {"global": {**rest, name: models["global"][name] / 0}},
                 }[self_how]
 
         return Given()
@@ -133,11 +134,38 @@ class Closes(Aggregation):
             "doubles",
             r"a tensor \(.*\) of torch\.float64 for the weight 'encoder\.conv1\.weight' of model 'global'",
         ),
+        (
+            "no number",
+            r"values that are not finite, or that overflow, for the weight 'encoder\.conv1\.weight' of model "
+            "'global'; the clients' updates were finite",
+        ),
     ],
 )
 def test_a_fold_that_closes_without_the_models_is_named(how, what, tmp_path):
     settings = (f"method.aggregation={__name__}:Closes", f"options.closes.how={how}")
     with pytest.raises(UserError, match=f"^the fold of 'closes' closes with {what}"):
+        run_tiny(tmp_path / "run", "method.name=fed_simclr", *settings)
+
+
+@dataclass(frozen=True)
+class Steps(ServerStep):
+    """Returns the folded model, spoiled."""
+
+    name: ClassVar[str] = "steps"
+    how: str = ""
+
+    def step(self, state, current, folded, setting):
+        name = "encoder.conv1.weight"
+        rest = {key: value for key, value in folded.items() if key != name}
+        return None, rest if self.how == "no weight" else {**rest, name: folded[name] / 0}
+
+
+@pytest.mark.parametrize(
+    ("how", "what"), [("no weight", "nothing"), ("no number", "values that are not finite")]
+)
+def test_a_server_step_that_spoils_the_model_is_named(how, what, tmp_path):
+    settings = (f"method.server={__name__}:Steps", f"options.steps.how={how}")
+    with pytest.raises(UserError, match=rf"^the step of 'steps' returns {what}.* 'encoder\.conv1\.weight'"):
         run_tiny(tmp_path / "run", "method.name=fed_simclr", *settings)
 
 

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import inspect
+import math
 import warnings
 from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import torch
 from torch import Tensor
 
 from atoll.aggregation.secure_sum import SumFold
@@ -82,7 +84,8 @@ class RoundFold:
         """Return the server's next state.
 
         Raises:
-            UserError: The aggregation returns no models like those it was given, or a component no tree.
+            UserError: The aggregation or the server step returns no models like those it was given, or one that is
+                not finite, or a component no tree.
         """
         models = self._folded()
         slices = dict(self._state["parts"])
@@ -95,6 +98,8 @@ class RoundFold:
             if folded is not current and takes_steps:  # no step for a cluster that no client chose
                 before = (clone(steps.get(name)), clone(current))
                 steps[name], models[name] = server.step(*before, folded, self._setting)
+        if takes_steps:
+            self._check(models, f"the step of {server.name!r} returns")
         steps = checked({server.name: steps}, "step")[server.name]
         if any(value is not None for value in steps.values()):
             slices[server.name] = steps
@@ -113,19 +118,27 @@ class RoundFold:
                 f"the fold of {self._aggregation!r} closes with {_a(models)}{missing}; return the models by name, "
                 'such as {"global": weights}'
             )
+        self._check(models, f"the fold of {self._aggregation!r} closes with")
+        return models
+
+    def _check(self, models: Models, source: str) -> None:
+        """Check that models are finite and have the form of those before; the next round would blame clients."""
         for name, before in self._state["models"].items():
             after = models[name]
             for weight, tensor in before.items():
                 found = after.get(weight) if isinstance(after, Mapping) else after
-                if not isinstance(found, Tensor) or (found.shape, found.dtype) != (
-                    tensor.shape,
-                    tensor.dtype,
-                ):
-                    raise UserError(
-                        f"the fold of {self._aggregation!r} closes with {_a(found)} for the weight {weight!r} of "
-                        f"model {name!r}, which is {_a(tensor)}"
-                    )
-        return models
+                place = f"for the weight {weight!r} of model {name!r}"
+                form = (tensor.shape, tensor.dtype)
+                if not isinstance(found, Tensor) or (found.shape, found.dtype) != form:
+                    raise UserError(f"{source} {_a(found)} {place}, which is {_a(tensor)}")
+                if found.is_floating_point() and not _finite(found):
+                    reason = "values that are not finite, or that overflow,"
+                    raise UserError(f"{source} {reason} {place}; the clients' updates were finite")
+
+
+def _finite(tensor: Tensor) -> bool:
+    precise = torch.promote_types(tensor.dtype, torch.float32)
+    return math.isfinite(float(torch.linalg.vector_norm(tensor, dtype=precise)))
 
 
 def _a(value: object) -> str:
