@@ -4,7 +4,7 @@ import pytest
 
 from atoll.report.folders import read_folder
 from atoll.report.groups import group_runs, untrained_rows
-from atoll.report.results_tables import other_images
+from atoll.report.same_images import other_images
 from tests.report.run_folders import evaluation, make_run
 
 

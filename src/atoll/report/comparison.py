@@ -12,6 +12,7 @@ from atoll.report.folders import Folder, read_folder
 from atoll.report.formats import markdown_table
 from atoll.report.groups import Row, group_runs, result_columns, result_rows
 from atoll.report.numbers import UNMEASURED
+from atoll.report.same_images import other_sites
 from atoll.report.terminal import terminal_table
 from atoll.report.wording import setting_words
 
@@ -24,11 +25,13 @@ def comparison_cells(runs: Sequence[Run]) -> Cells:
     The label of a method contains its number of runs if another method has more.
     """
     folders = [read_folder(run.folder) for run in runs]
-    header, cells = result_cells(result_rows(group_runs(folders)))
+    groups = group_runs(folders)
+    header, cells = result_cells(result_rows(groups))
     seeds = sorted({folder.seed for folder in folders})
     versions = sorted({str(folder.results["version"]) for folder in folders if "version" in folder.results})
     made = f"seed{'s' * (len(seeds) > 1)} {', '.join(map(str, seeds))}; Atoll {', '.join(versions)}"
-    notes = [*sorted({_protocol(folder) for folder in folders if folder.results}), made]
+    protocols = sorted({_protocol(folder) for folder in folders if folder.results})
+    notes = [note for note in (*protocols, other_sites(groups), made) if note]
     return header, cells, notes
 
 

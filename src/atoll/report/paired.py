@@ -10,7 +10,8 @@ from atoll.evaluation.metrics import Metric
 from atoll.report.groups import Group, Row, result_columns
 from atoll.report.html import Html, join, table, tag
 from atoll.report.numbers import UNMEASURED
-from atoll.report.results_tables import method_label, other_images, same_protocol
+from atoll.report.results_tables import method_label, same_protocol
+from atoll.report.same_images import other_images
 
 WORDS = (
     "Mean over the common seeds of a method's result less the first method's, with its 95 % confidence interval "

@@ -4,20 +4,21 @@ from __future__ import annotations
 
 import math
 import re
-from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import PurePath
 from typing import Any
 from urllib.parse import quote
 
+from atoll.core.run_folder import SITES_OWN
 from atoll.evaluation.client_tests import by_client
 from atoll.evaluation.metrics import KNN, Metric, constants
 from atoll.report.comparison import result_cells
 from atoll.report.folders import Folder
 from atoll.report.formats import csv_table, latex_table
-from atoll.report.groups import Group, Row, differences, result_columns, untrained_rows
+from atoll.report.groups import Group, Row, result_columns, untrained_rows
 from atoll.report.html import Html, folded, join, table, tag
 from atoll.report.numbers import UNMEASURED, Spread, best
+from atoll.report.same_images import of_a_model, other_baseline, other_images
 from atoll.report.wording import either, show
 
 GEOMETRY_NOTE = (
@@ -49,7 +50,7 @@ def results_table(groups: Sequence[Group], rows: Sequence[Row]) -> Html:
         best(column) if metric.better == "higher" else [False] * len(column)
         for metric, column in zip(columns, spreads, strict=True)
     ]
-    other = other_images(groups) if any(map(any, marks)) else ""
+    other = (other_images(groups) or other_baseline(groups)) if any(map(any, marks)) else ""
     marks = [
         mark if same and not other else [False] * len(rows) for mark, same in zip(marks, alike, strict=True)
     ]
@@ -130,7 +131,7 @@ def _settings(result: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
     """
     return {
         protocol: {name: value for name, value in values.items() if not name.endswith(("images", "labels"))}
-        for protocol, values in constants(_of_a_model(result)).items()
+        for protocol, values in constants(of_a_model(result)).items()
     }
 
 
@@ -148,33 +149,6 @@ def _other_protocols(columns: Sequence[Metric], alike: Sequence[bool]) -> str:
     )
 
 
-def other_images(groups: Sequence[Group]) -> str:
-    """A sentence that says in which images the runs differ, so that no accuracy is the best one; or nothing."""
-    recipes = differences([group.recipe for group in groups])
-    # Earlier versions did not record the images.
-    known = all(run.held_out for group in groups for run in group.runs)
-    same = {"data.memory_gib", *(["data.path"] if known else [])}
-    keys = [key for key in recipes if key.startswith("data.") and key not in same]
-    if keys:
-        return f"No value is bold, because the runs differ in their images ({', '.join(keys)})."
-    seen: defaultdict[tuple[Any, ...], set[Any]] = defaultdict(set)  # by seed where each has its own
-    for run in (run for group in groups for run in group.runs):
-        first = _of_a_model(run.results)
-        if "knn/test_images" in first:
-            seen["evaluated", run.seed, "count"].add((run.results.get("split"), first["knn/test_images"]))
-        if run.held_out:
-            seen["evaluated", None if run.images else run.seed].add(run.held_out)
-        if run.images and run.images[1]:
-            seen["trained", None].add(run.images[1])
-    differ = [done for (done, *_), found in seen.items() if len(found) > 1]
-    return f"No value is bold, because the runs were not {min(differ)} on the same images." if differ else ""
-
-
-def _of_a_model(result: Mapping[str, Any]) -> Mapping[str, Any]:
-    """The result of a model, which has the protocols' constants: the first one if there are several."""
-    return next(iter(result.get("by_model", {}).values()), result)
-
-
 def _standard_error(groups: Sequence[Group], accuracies: Sequence[float]) -> str:
     results = [result for group in groups for result in group.results]
     tested = {(found["knn/test_images"], found["split"]) for found in results if "knn/test_images" in found}
@@ -183,9 +157,9 @@ def _standard_error(groups: Sequence[Group], accuracies: Sequence[float]) -> str
     ((images, split),) = tested
     top = max(accuracies) / KNN.factor
     error = KNN.factor * math.sqrt(top * (1 - top) / images)
+    tests = f"{images:,} images of the sites" if split == SITES_OWN else f"{images:,} {split} images"
     return (
-        f"With {images:,} {split} images, the standard error of an accuracy of {KNN.factor * top:.0f} % is "
-        f"{error:.1f} points."
+        f"With {tests}, the standard error of an accuracy of {KNN.factor * top:.0f} % is {error:.1f} points."
     )
 
 
@@ -223,7 +197,7 @@ def evaluations_table(groups: Sequence[Group]) -> Html:
         body += [
             [*about, metric.title, _cell(row.spread(metric), metric)] for metric in result_columns([row])
         ]
-    used = _together([constants(_of_a_model(record)) for _, records in found.values() for record in records])
+    used = _together([constants(of_a_model(record)) for _, records in found.values() for record in records])
     words = (tag("p", f"{protocol}: {constants_words(values)}") for protocol, values in used.items())
     heads = ["method", "images", "split", "measure", "value"]
     whole = table("Measured after the run, by atoll evaluate", heads, body)
@@ -304,7 +278,7 @@ def protocols(groups: Sequence[Group]) -> Html:
     for label, result in measured:
         split = str(result.get("split", "unknown"))
         labels, _, constants_of = sets.setdefault(repr((split, _settings(result))), ([], split, []))
-        constants_of.append(constants(_of_a_model(result)))
+        constants_of.append(constants(of_a_model(result)))
         if label not in labels:
             labels.append(label)
     blocks = []

@@ -30,6 +30,7 @@ from atoll.engines.flower.site_options import SiteOptions
 from atoll.engines.flower.site_registry import Site
 from atoll.engines.jobs import Result
 from atoll.engines.server import TooFewUpdatesError
+from atoll.report.comparison import comparison_cells
 from tests.engines.flower.deployment import SITES, one_folder
 from tests.engines.flower.grid import FakeGrid, node
 from tests.engines.flower.test_engine import FEDCA
@@ -108,6 +109,19 @@ def test_each_site_measures_on_its_own_images_and_sends_numbers_only(place):
     assert measured
     for answer in measured:
         assert all(type(value) in (int, float) for value in answer["results"].values())
+
+
+def test_a_site_that_is_missing_at_the_end_is_told_beside_the_baseline(place):
+    measured = []
+
+    def silent_at_the_end(reply):
+        measured.extend(["results"] if "results" in tree(reply.content) else [])
+        return None if len(measured) > 1 else reply
+
+    run = play(sites(place, north=silent_at_the_end), place, "train.rounds=1", deadline=2.0)
+    assert run.read_json("evaluation.json")["sites"].keys() == {"east", "south", "west"}
+    note = "not the same sites measured before and after the training (only before: north)"
+    assert note in comparison_cells([run])[2]
 
 
 def test_every_model_of_a_run_without_images_here_is_measured_on_others(place):
