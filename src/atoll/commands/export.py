@@ -26,7 +26,7 @@ from atoll.models.exported import EXTRA, INPUT, KEY, OUTPUT, is_ours
 from atoll.models.files import library_bytes
 from atoll.recipe.recipe import recipe_digest, recipe_of
 from atoll.report.folders import read_folder
-from atoll.report.wording import setting_words, without_folders
+from atoll.report.wording import without_folders
 
 _REMEDY = "in its code, write images.shape[0] in place of len(images), or choose the format safetensors"
 Provenance = Mapping[str, Any]
@@ -110,7 +110,7 @@ def provenance(run: Run, model: str = "") -> dict[str, Any]:
     return {
         "method": str(folder.results.get("method", "")),
         "supervised": bool(supervised),
-        "setting": without_folders(setting_words(folder.recipe)),
+        "setting": without_folders(folder.setting),
         "clients": len(folder.partition.get("clients", [])),
         "rounds": folder.rounds,
         "seed": folder.seed,

@@ -14,7 +14,6 @@ from atoll.report.groups import Row, group_runs, result_columns, result_rows
 from atoll.report.numbers import UNMEASURED
 from atoll.report.same_images import other_sites
 from atoll.report.terminal import terminal_table
-from atoll.report.wording import setting_words
 
 Cells = tuple[list[str], list[list[str]], list[str]]  # a table's header, its rows, and the notes below it
 
@@ -65,21 +64,16 @@ def comparison_markdown(cells: Cells, failures: Iterable[str] = ()) -> str:
 
 def _protocol(folder: Folder) -> str:
     results = folder.results
-    facts = [
-        f"{folder.recipe.get('title') or setting_words(folder.recipe)}; {results.get('split', 'unknown')} split"
-    ]
+    facts = [f"{folder.recipe.get('title') or folder.setting}; {results.get('split', 'unknown')} split"]
     for protocol, values in constants(results).items():
         if "k" in values:
             name = protocol.replace("knn", "kNN")
             facts.append(f"{name} k={values['k']}, T={values['temperature']}, cosine")
         if "optimizer" in values:
             name = f"{protocol} {values['name']}" if protocol.endswith("probe") else protocol
-            rate, epochs, batch = (
-                values.get("lr") or values["head_lr"],
-                values["epochs"],
-                values["batch_size"],
-            )
-            facts.append(f"{name} ({values['optimizer']}, lr {rate}, {epochs} epochs, batch {batch})")
+            rate = values.get("lr") or values["head_lr"]
+            steps = f"{values['epochs']} epochs, batch {values['batch_size']}"
+            facts.append(f"{name} ({values['optimizer']}, lr {rate}, {steps})")
     if "note" in results:
         facts.append(results["note"])
     return "; ".join(facts)

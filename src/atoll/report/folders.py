@@ -17,6 +17,7 @@ from atoll.core.run_folder import DETECTION, HELD_OUT, NEIGHBOURS, SITES_OWN, Ru
 from atoll.core.tree import Tree, load
 from atoll.report.artifacts import FILE as MAP_FILE
 from atoll.report.client_pictures import FILE as SAMPLES_FILE
+from atoll.report.wording import plural, setting_words
 
 DETECTED, EVALUATED = f"{DETECTION}/*/*.json", "evaluation-*.json"
 
@@ -71,6 +72,13 @@ class Folder:
         if self.results.get("split") != "test" or not self.held_out:
             return None
         return self.held_out, "" if self.of_sites else str(self.partition.get("fingerprint", ""))
+
+    @property
+    def setting(self) -> str:
+        """Words for the images, the clients and their partition; real sites do not have the recipe's."""
+        if self.of_sites:
+            return f"{plural(len(self.partition['clients']), 'site')}, their own images"
+        return setting_words(self.recipe)
 
     @property
     def rounds(self) -> int:

@@ -20,7 +20,7 @@ from atoll.report.groups import Group, group_runs, result_rows
 from atoll.report.html import Html, bullets, join, json_for_script, tag
 from atoll.report.neighbours import neighbours_tables
 from atoll.report.paired import differences_table
-from atoll.report.wording import images_words, partition_kind, plural, without_folders
+from atoll.report.wording import images_words, partition_words, plural, without_folders
 
 NOTHING = Html("")
 
@@ -188,11 +188,11 @@ def _facts(groups: Sequence[Group]) -> Html:
         "Federation": ["real sites" if run.of_sites else "simulation" for run in runs],
         "Data": [
             "sites' local folders"
-            if "sites" in run.results
+            if run.of_sites or "sites" in run.results
             else str(run.recipe.get("data", {}).get("source", ""))
             for run in runs
         ],
-        "Partition": [partition_kind(run.partition.get("options", {})) for run in runs if run.partition],
+        "Partition": [partition_words(run.partition) for run in runs if run.partition],
         "Training images": [
             f"{run.partition['num_samples']:,}" for run in runs if "num_samples" in run.partition
         ],

@@ -15,7 +15,7 @@ from atoll.report.groups import EXPECTED, Group, differences
 from atoll.report.html import Html, bullets, folded, join, table, tag
 from atoll.report.numbers import UNMEASURED
 from atoll.report.results_tables import method_label
-from atoll.report.wording import partition_kind, show, without_folders
+from atoll.report.wording import partition_words, show, without_folders
 
 MAX_LISTED = 20  # largest number of refused and lost updates that are listed
 MAX_SAMPLED = 5  # largest number of partitions whose sample images are shown
@@ -187,14 +187,16 @@ def partition_facts(partitions: Sequence[tuple[str, Mapping[str, Any]]]) -> Html
     for label, partition in partitions:
         sizes = [client["size"] for client in partition["clients"]]
         total, distance = sum(sizes), partition.get("label_distance")
+        # Sites tell their classes, and not how many images of each they have.
+        without = "unknown" if partition.get("classes") else "no labels"
         body.append(
             [
                 label,
                 f"{len(sizes):,}",
-                partition_kind(partition.get("options", {})),
+                partition_words(partition),
                 f"{total:,} of {partition.get('num_samples', total):,}",
                 f"{min(sizes):,} – {max(sizes):,}",
-                "no labels" if distance is None else f"{distance:.3f}",
+                without if distance is None else f"{distance:.3f}",
             ]
         )
     head = ["runs", "clients", "partition", "training images held", "smallest – largest", "label distance"]

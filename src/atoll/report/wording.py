@@ -6,6 +6,8 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from atoll.core.run_folder import is_of_sites
+
 # The main options of each kind of partition.
 PARTITION_PARAMETERS = {
     "quantity": ("alpha",),
@@ -53,6 +55,11 @@ def partition_kind(partition: Mapping[str, Any]) -> str:
     )
     of = " of feature clusters" if partition.get("features") and kind != "centralised" else ""
     return f"{kind}{of} ({parameters})" if parameters else f"{kind}{of}"
+
+
+def partition_words(partition: Mapping[str, Any]) -> str:
+    """Describe a run's partition, as its file has it; the recipe's options do not apply to real sites' images."""
+    return "sites' own images" if is_of_sites(partition) else partition_kind(partition.get("options", {}))
 
 
 def setting_words(recipe: Mapping[str, Any]) -> str:

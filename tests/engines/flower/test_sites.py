@@ -16,6 +16,7 @@ import torch
 from flwr.app import Array, ArrayRecord, RecordDict
 
 from atoll.commands.evaluate import evaluate_run, measure_run
+from atoll.commands.export import provenance
 from atoll.commands.run import run_recipe
 from atoll.core.errors import UserError
 from atoll.core.run_folder import Run
@@ -31,10 +32,12 @@ from atoll.engines.flower.site_registry import Site
 from atoll.engines.jobs import Result
 from atoll.engines.server import TooFewUpdatesError
 from atoll.report.comparison import comparison_cells
+from atoll.report.page import write_report
 from tests.engines.flower.deployment import SITES, one_folder
 from tests.engines.flower.grid import FakeGrid, node
 from tests.engines.flower.test_engine import FEDCA
 from tests.harness import final_models, run_tiny, tiny
+from tests.report.pages import Page
 
 FOLDERS = ("data.source=clients", "data.channels=1", "partition.kind=natural", "evaluation.during=['knn']")
 
@@ -122,6 +125,21 @@ def test_a_site_that_is_missing_at_the_end_is_told_beside_the_baseline(place):
     assert run.read_json("evaluation.json")["sites"].keys() == {"east", "south", "west"}
     note = "not the same sites measured before and after the training (only before: north)"
     assert note in comparison_cells([run])[2]
+
+
+def test_the_recipes_images_and_partition_are_not_said_to_be_the_sites(place):
+    simulated = ("data.source=digits", "data.path=", "partition.kind=dirichlet", "title=")
+    run = play(sites(place), place, *simulated, "train.rounds=1")
+    (note, _) = comparison_cells([run])[2]
+    assert note.startswith("4 sites, their own images; sites' own split; ")
+    about = provenance(run)
+    assert (about["setting"], about["clients"]) == ("4 sites, their own images", 4)
+    page = Page(write_report([run.folder], place / "report.html"))
+    _, (_, clients, partition, *_, distance) = page.tables["Partition of the training images"]
+    assert (clients, partition, distance) == ("4", "sites' own images", "unknown")
+    told = page.text.split("Recipe of")[0]
+    assert "digits" not in told
+    assert "dirichlet" not in told
 
 
 def test_every_model_of_a_run_without_images_here_is_measured_on_others(place):
