@@ -229,13 +229,31 @@ def test_resume_continues_a_run_in_its_folder(tmp_path, capsys):
     assert str(half) in capsys.readouterr().out
 
 
-def test_resume_of_real_sites_names_what_continues_them(tmp_path, capsys):
-    made = run_tiny(tmp_path / "run")
-    (made.folder / "evaluation.json").unlink()
+def of_sites(made):
+    """Make a run look like one of real sites."""
     partition = json.loads(made.partition_path.read_text())
     made.write("partition.json", json.dumps({**partition, "fingerprint": "sites-12ab"}))
+    return made
+
+
+def test_resume_of_real_sites_names_what_continues_them(tmp_path, capsys):
+    made = of_sites(run_tiny(tmp_path / "run"))
+    (made.folder / "evaluation.json").unlink()
     assert run("resume", made.folder) == 2
     assert "is a run of real sites, which its app continues: flwr run APP" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("change", ["train.rounds=3", "evaluation.at_end=['knn','geometry','probe']"])
+def test_a_finished_run_of_real_sites_is_extended_by_its_app(tmp_path, change, capsys):
+    made = of_sites(run_tiny(tmp_path / "run", "evaluation.at_end=['knn','geometry']"))
+    assert run("resume", made.folder) == 0  # nothing is left to do
+    before = made.read("evaluation.json")
+    recipe = str(made.recipe_path)
+    resumed = ["run", recipe, "--resume", "--out", made.folder]
+    for command in (["resume", made.folder], resumed):
+        assert run(*command, "--set", change) == 2
+        assert "is a run of real sites, which its app continues: flwr run APP" in capsys.readouterr().err
+    assert made.read("evaluation.json") == before
 
 
 def test_resume_refuses_another_recipe_and_a_folder_without_a_run(finished, capsys):

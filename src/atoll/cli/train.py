@@ -151,13 +151,16 @@ def _add_resume(commands: Commands) -> None:
 
 
 def _resume(options: argparse.Namespace) -> int:
+    from atoll.commands.resume import is_done
+    from atoll.core.remedies import of_sites
     from atoll.core.run_folder import Run, is_of_sites
-    from atoll.recipe.recipe import recipe_of
+    from atoll.recipe.recipe import load_recipe, recipe_of
 
     run = Run(options.run).require()
     recipe_of(run)  # a damaged recipe is named
-    if not run.finished and is_of_sites(run.read_json(run.partition_path.name) or {}):
-        raise UserError(f"{run.folder} is a run of real sites, which its app continues: flwr run APP")
+    partition = run.read_json(run.partition_path.name) or {}
+    if is_of_sites(partition) and not is_done(run, load_recipe(run.recipe_path, options.set)):
+        raise of_sites(run.folder)
     options.recipe, options.out, options.resume, options.restart = run.recipe_path, run.folder, True, False
     return _train(options)
 

@@ -89,7 +89,7 @@ def delete_unless_same(run: Run, recipe: Recipe, partition: Partition) -> None:
         shutil.rmtree(run.folder)
 
 
-def _is_done(run: Run, recipe: Recipe) -> bool:
+def is_done(run: Run, recipe: Recipe) -> bool:
     """Whether the run is complete: the last round is evaluated, and its encoder is saved."""
     record = run.results if run.exists() else {}
     if not record or not run.partition_path.is_file():
@@ -227,7 +227,7 @@ def check_folder(run: Run, recipe: Recipe, resume: bool, other_environment: bool
         if run.lost_environments():
             raise UserError(missing(run.folder / ENVIRONMENT))
         _check_code(run, recipe)
-    done = _is_done(run, recipe)
+    done = is_done(run, recipe)
     if not done and not other_environment:
         _check_environment(run, recipe)
     if done and (changed := other_weights(run, recipe)):

@@ -61,5 +61,10 @@ def missing(path: Path) -> str:
     return f"{path} is missing; {_of(path).sentence('')}"
 
 
+def of_sites(folder: Path) -> UserError:
+    """Make the error for a run whose images are at real sites, which only its app reaches."""
+    return UserError(f"{folder} is a run of real sites, which its app continues: flwr run APP")
+
+
 def _of(path: Path) -> _Remedy:
     return next((found for end, found in _REMEDIES.items() if path.match(end)), _USUAL)
