@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 
 from atoll.aggregation.private import PrivateFedAvg
-from atoll.components.base import Aggregation, Component, Forward, Objective, Term
+from atoll.components.base import Aggregation, Component, Forward, NumberSpec, Objective, Term
 from atoll.core.errors import UserError
 from atoll.engines.federation import Federation
 from atoll.methods.method import Method
@@ -118,6 +118,53 @@ def test_statistics_that_no_update_contains_are_refused(monkeypatch, declared):
         f"'private_fedavg'.statistics is {declared!r}; it must be a tuple of 'samples', 'batches', 'loss', such as "
         "('samples',)"
     )
+
+
+@pytest.mark.parametrize("name", ["egress", "keeps"])
+@pytest.mark.parametrize("declared", ["a mean", None, (3,)])
+def test_descriptions_that_are_no_tuple_of_texts_are_refused(monkeypatch, name, declared):
+    """A text was listed letter by letter."""
+    monkeypatch.setattr(Honest, name, declared)
+    assert Method(objective=SimCLR(), terms=(Honest(),)).refuse(setting()) == (
+        f"'silent'.{name} is {declared!r}; it must be a tuple of texts, such as ('the mean embedding',)"
+    )
+
+
+@dataclass(frozen=True)
+class Undescribed(Silent):
+    """Declares the form of what it sends, and describes nothing."""
+
+    def declares(self, setting):
+        return NumberSpec(int, least=0)
+
+
+@dataclass(frozen=True)
+class UndescribedInWords(Undescribed):
+    """Says that nothing leaves."""
+
+    egress: ClassVar[tuple[str, ...]] = ()
+
+
+@dataclass(frozen=True)
+class Described(Undescribed):
+    """Says so."""
+
+    egress: ClassVar[tuple[str, ...]] = ("its number of samples",)
+
+
+def test_what_a_part_declares_to_send_must_be_described_in_egress():
+    """What leaves a client did not contain it: neither in the command's list nor in the report."""
+
+    def refused(term):
+        return Method(objective=SimCLR(), terms=(term,)).refuse(setting())
+
+    assert refused(Undescribed()) == (
+        "'silent' declares data that it sends, and its egress does not describe them; add egress, as in "
+        "egress: ClassVar[tuple[str, ...]] = ('the mean embedding',)"
+    )
+    assert "its egress does not describe" in refused(UndescribedInWords())
+    assert refused(Described()) is None
+    assert refused(Undescribed(weight=0.0)) is None
 
 
 @pytest.mark.parametrize("kind", [Objective, Term, Aggregation])

@@ -279,7 +279,8 @@ def _why(method: Method, place: str, name: str) -> str:
         if component is None:
             return f"for {owner}"
         words = {"up": component.egress, "kept": component.keeps}.get(place, ())
-        return "; ".join(words) or f"for {owner} ({component.source})"
+        source = f" ({component.source})" if component.source else ""
+        return "; ".join(words) or f"for {owner}{source}"
     return _REASONS.get((place, first)) or _REASONS.get(("", first)) or "for the fold"
 
 

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeGuard, TypeVar
 
 from atoll.aggregation.fedavg import FedAvg
 from atoll.aggregation.server_steps import Direct
 from atoll.components.axes import STATISTICS
 from atoll.components.base import Aggregation, Component, Forward, Setting
+from atoll.components.component import declares_slice
 
 if TYPE_CHECKING:
     from atoll.methods.method import Method
+
+T = TypeVar("T")
 
 
 def conflicts(method: Method, setting: Setting) -> Iterator[str]:
@@ -23,6 +26,7 @@ def conflicts(method: Method, setting: Setting) -> Iterator[str]:
     """
     for component in method.components:
         yield from _forwards(component)
+        yield from _descriptions(component)
     yield from _statistics(method.aggregation)
     yield from _labels(method, setting)
     yield from _server(method)
@@ -34,6 +38,8 @@ def conflicts(method: Method, setting: Setting) -> Iterator[str]:
     for component in method.components:
         yield from _kept(component)
     yield from (reason for part in method.components if (reason := part.refuse(setting)))
+    for component in method.components:  # last: a declaration may assume a setting that the component accepts
+        yield from _sent(component, setting)
 
 
 def reports_more(aggregation: Aggregation) -> bool:
@@ -41,19 +47,32 @@ def reports_more(aggregation: Aggregation) -> bool:
     return type(aggregation).report is not Aggregation.report
 
 
+def _is_sequence_of(declared: object, kind: type[T]) -> TypeGuard[Sequence[T]]:
+    """Whether a declaration is a sequence of a kind; a text, which is a sequence of letters, is none."""
+    if not isinstance(declared, Sequence) or isinstance(declared, str):
+        return False
+    return all(isinstance(one, kind) for one in declared)
+
+
 def _forwards(component: Component) -> Iterator[str]:
     declared: object = component.forwards()
-    if not isinstance(declared, Sequence) or not all(isinstance(one, Forward) for one in declared):
+    if not _is_sequence_of(declared, Forward):
         yield f'{component.name!r}.forwards() returns {declared!r}; return a tuple, as in (Forward("view1"),)'
+
+
+def _descriptions(component: Component) -> Iterator[str]:
+    for name in ("egress", "keeps"):
+        declared: object = getattr(component, name)
+        if not _is_sequence_of(declared, str):
+            yield (
+                f"{component.name!r}.{name} is {declared!r}; it must be a tuple of texts, such as "
+                "('the mean embedding',)"
+            )
 
 
 def _statistics(aggregation: Aggregation) -> Iterator[str]:
     declared: object = aggregation.statistics
-    if (
-        not isinstance(declared, Sequence)
-        or isinstance(declared, str)
-        or not set(declared) <= STATISTICS.keys()
-    ):
+    if not _is_sequence_of(declared, str) or not set(declared) <= STATISTICS.keys():
         yield (
             f"{aggregation.name!r}.statistics is {declared!r}; it must be a tuple of "
             f"{', '.join(map(repr, STATISTICS))}, such as ('samples',)"
@@ -144,4 +163,14 @@ def _kept(component: Component) -> Iterator[str]:
         yield (
             f"{component.name!r} overrides keep without declaring in keeps what a client retains, and nothing "
             "would be retained; declare it (keeps = () if nothing is)"
+        )
+
+
+def _sent(component: Component, setting: Setting) -> Iterator[str]:
+    if component.egress or not declares_slice(type(component)):  # one written for 0.1 declares nothing
+        return
+    if component.declares(setting) is not None:
+        yield (
+            f"{component.name!r} declares data that it sends, and its egress does not describe them; add egress, "
+            "as in egress: ClassVar[tuple[str, ...]] = ('the mean embedding',)"
         )
