@@ -74,11 +74,13 @@ def test_the_log_names_sites_and_tells_epsilon(caplog):
     record.losses, record.privacy = {"loss": 0.5}, {"epsilon": 1.2345, "delta": 1e-5}
     record.lost, record.refused = {"0": "no answer within 2 s"}, {"1": "it lacks 'w'"}
     lines.round(record, record.to_dict())
+    lines.round(Record(4, clients=1, seconds=1.25), {})
     assert [line.getMessage() for line in caplog.records] == [
         "continuing after round 2 of 9",
         "round 3/9: 5 clients, 1.2 s, loss 0.5000, ε = 1.23 at δ = 1e-05",
         "round 3 continued without client 1: it lacks 'w'",
         "round 3 continued without client 0 (east): no answer within 2 s",
+        "round 4/9: 1 client, 1.2 s",
     ]
 
 

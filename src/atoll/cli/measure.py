@@ -138,13 +138,14 @@ def _add_embed(commands: Commands) -> None:
 def _embed(options: argparse.Namespace) -> int:
     from atoll.commands.embed import check_embeddings, embed_images, save_embeddings
     from atoll.commands.evaluate import find_one_encoder
+    from atoll.core.text import plural
     from atoll.models import load_encoder
 
     check_embeddings(options.output)  # before the images are read
     encoder = load_encoder(find_one_encoder(options.encoder))
     names, h = embed_images(encoder, options.images, options.on_corrupt, options.device)
     save_embeddings(options.output, names, h)
-    print(f"{len(names)} images, {h.shape[1]} dimensions: {options.output}")  # noqa: T201
+    print(f"{plural(len(names), 'image')}, {plural(h.shape[1], 'dimension')}: {options.output}")  # noqa: T201
     return 0
 
 

@@ -14,8 +14,9 @@ from atoll.commands.egress import Egress, Item
 from atoll.commands.reproduce import RowCheck
 from atoll.core.config import describe
 from atoll.core.run_folder import Run
-from atoll.data.partition.make import sit_out_words
+from atoll.core.text import plural
 from atoll.data.partition.partition import Partition
+from atoll.data.partition.small_clients import sit_out_words
 from atoll.data.sources import Splits
 from atoll.methods.method import Method
 from atoll.papers.inventory import inventory
@@ -23,7 +24,7 @@ from atoll.papers.reproduction import Reproduction, image_names
 from atoll.report.client_pictures import chosen_clients
 from atoll.report.reproduction import remarks
 from atoll.report.terminal import terminal_table
-from atoll.report.wording import plural, source_words
+from atoll.report.wording import source_words
 
 MOST_ROWS = 1000  # maximum number of clients in a table; of more clients, only some are listed
 MOST_CLASSES, SHOWN = 12, 3  # maximum number of classes with a column each; of more, the largest are shown

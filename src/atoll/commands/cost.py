@@ -23,7 +23,7 @@ from atoll.commands.egress import stand_ins
 from atoll.components.messages import ClientState, Message, Update
 from atoll.core.errors import UserError
 from atoll.core.run_folder import RETAINED_ROUNDS
-from atoll.core.text import byte_size
+from atoll.core.text import byte_size, plural
 from atoll.core.threads import threads
 from atoll.core.tree import clone, map_tensors, num_bytes
 from atoll.data.batch import ClientData
@@ -34,7 +34,6 @@ from atoll.engines.server import Server
 from atoll.engines.worker_devices import worker_devices
 from atoll.recipe.prerequisites import prerequisite_recipes
 from atoll.recipe.recipe import Recipe
-from atoll.report.wording import plural
 
 WARM, TIMED = 2, 5  # steps
 ROUNDS = 3  # the first one, and two later ones, since some methods gather in one round and train in the next

@@ -17,6 +17,7 @@ from atoll.core.errors import RunError, UserError
 from atoll.core.files import private_files
 from atoll.core.run_folder import Run
 from atoll.core.run_names import default_folder
+from atoll.core.text import plural
 from atoll.engines.callbacks import Callback
 from atoll.engines.federation import Federation
 from atoll.engines.flower.app_options import FlowerOptions
@@ -42,7 +43,8 @@ class LogLines(Callback):
     def round(self, record: Record, line: dict[str, Any]) -> None:
         """Log a complete round."""
         loss = record.losses.get("loss")
-        facts = f"round {record.round}/{self._rounds}: {record.clients} clients, {record.seconds:.1f} s"
+        clients = plural(record.clients, "client")
+        facts = f"round {record.round}/{self._rounds}: {clients}, {record.seconds:.1f} s"
         if loss is not None:
             facts += f", loss {loss:.4f}"
         if record.privacy:

@@ -52,6 +52,17 @@ def few(names: Iterable[str], most: int = 3) -> str:
     return ", ".join(listed[:most]) + (f" and {len(listed) - most} more" if len(listed) > most else "")
 
 
+def plural(count: int, word: str) -> str:
+    """Format a count with its noun.
+
+    Example:
+        >>> from atoll.core.text import plural
+        >>> plural(1, "image"), plural(2000, "image")
+        ('1 image', '2,000 images')
+    """
+    return f"{count:,} {word}{'' if count == 1 else 's'}"
+
+
 def first_line(error: BaseException | None) -> str:
     r"""First line of another library's error message, for use in a sentence; the error's type if it is empty.
 

@@ -21,8 +21,8 @@ from atoll.core.tree import Weights
 from atoll.data.client_data import FederatedClient
 from atoll.data.decode_workers import DecodeWorkers, is_streamed
 from atoll.data.images import DevicePixels, ImageSet
-from atoll.data.partition.make import too_small_words
 from atoll.data.partition.partition import Partition
+from atoll.data.partition.small_clients import too_small_words
 from atoll.data.source_warnings import warn_of_classes
 from atoll.data.sources import Splits, load_data, settled
 from atoll.data.views.views import Views, is_local, make_views

@@ -11,13 +11,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from atoll.core.text import plural
 from atoll.core.tree import Tree
 from atoll.data.images import ImageSet
 from atoll.data.partition.partition import Partition
 from atoll.report.html import Html, join, table, tag
 from atoll.report.pictures import data_uri, thumbnails
 from atoll.report.svg import MUTED, picture, text
-from atoll.report.wording import plural
 
 FILE = "clients.safetensors"  # in a run's folder
 MAX_CLIENTS = 40  # that are drawn; of more clients, so many are drawn at equal distances

@@ -14,10 +14,11 @@ import torch
 from atoll.core.errors import UserError
 from atoll.core.files import hash_bytes
 from atoll.core.run_folder import DETECTION, HELD_OUT, NEIGHBOURS, SITES_OWN, Run, is_of_sites
+from atoll.core.text import plural
 from atoll.core.tree import Tree, load
 from atoll.report.artifacts import FILE as MAP_FILE
 from atoll.report.client_pictures import FILE as SAMPLES_FILE
-from atoll.report.wording import plural, setting_words
+from atoll.report.wording import setting_words
 
 DETECTED, EVALUATED = f"{DETECTION}/*/*.json", "evaluation-*.json"
 

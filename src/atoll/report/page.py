@@ -12,6 +12,7 @@ from typing import Any
 from atoll.core.environment import in_words
 from atoll.core.errors import UserError
 from atoll.core.files import write_whole
+from atoll.core.text import plural
 from atoll.report import results_tables, run_tables
 from atoll.report.detection import detection_table
 from atoll.report.figures import figures
@@ -20,7 +21,7 @@ from atoll.report.groups import Group, group_runs, result_rows
 from atoll.report.html import Html, bullets, join, json_for_script, tag
 from atoll.report.neighbours import neighbours_tables
 from atoll.report.paired import differences_table
-from atoll.report.wording import images_words, partition_words, plural, without_folders
+from atoll.report.wording import images_words, partition_words, without_folders
 
 NOTHING = Html("")
 

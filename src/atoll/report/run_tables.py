@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from atoll.core.text import byte_size
-from atoll.data.partition.make import sit_out_words
+from atoll.data.partition.small_clients import sit_out_words
 from atoll.evaluation.metrics import BYTES_DOWN, BYTES_UP
 from atoll.recipe.table import catalogue
 from atoll.report.client_pictures import samples_table

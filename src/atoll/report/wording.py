@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from atoll.core.run_folder import is_of_sites
+from atoll.core.text import plural
 
 # The main options of each kind of partition.
 PARTITION_PARAMETERS = {
@@ -16,11 +17,6 @@ PARTITION_PARAMETERS = {
     "shards": ("classes_per_client",),
     "natural": ("column",),
 }
-
-
-def plural(count: int, word: str) -> str:
-    """Format a count with its noun."""
-    return f"{count:,} {word}{'' if count == 1 else 's'}"
 
 
 def either(words: Sequence[str]) -> str:

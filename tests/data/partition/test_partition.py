@@ -13,8 +13,9 @@ from atoll.core.errors import UserError
 from atoll.data.images import ImageSet, StoredPixels
 from atoll.data.options import KINDS, PartitionOptions
 from atoll.data.partition.dirichlet import VARIANTS
-from atoll.data.partition.make import make_partition, partition_images, sit_out_words
+from atoll.data.partition.make import make_partition, partition_images
 from atoll.data.partition.partition import Partition
+from atoll.data.partition.small_clients import sit_out_words, too_small_words
 
 LABELS = torch.arange(10).repeat_interleave(500)[
     torch.randperm(5000, generator=torch.Generator().manual_seed(0))
@@ -222,9 +223,9 @@ def test_natural_wants_one_clear_column():
 
 
 def test_a_column_of_texts_that_was_not_read_is_told_how_it_is():
-    with pytest.raises(UserError, match=r"none was read; .* name a column of texts in data\.natural_column"):
+    with pytest.raises(UserError, match=r"read; of Parquet, CSV, .* column of texts in data\.natural_column"):
         partition(kind="natural")
-    with pytest.raises(UserError, match=r"'site' is not a column .* with data\.natural_column = 'site'$"):
+    with pytest.raises(UserError, match=r"'site' is not .* of Parquet, CSV, .*\.natural_column = 'site'$"):
         partition(kind="natural", column="site")
 
 
@@ -268,6 +269,9 @@ def test_small_clients_sit_out_named_and_counted(recwarn):
     assert str(recwarn.pop().message) == "1 client is too small to train and sits out: 2 (1 image)"
     said = "2 clients are too small to train and sit out: 1 (3 images), 2 (1 image)"
     assert sit_out_words({"1": 3, "2": 1}) == said
+    assert too_small_words(dict.fromkeys("01234", 1)) == (
+        "5 clients are too small to train: 0 (1 image), 1 (1 image), 2 (1 image) and 2 more"
+    )
     again = Partition.from_json(rest.to_json())
     assert (again.sit_out, again.sizes, again.names) == (rest.sit_out, rest.sizes, rest.names)
     with pytest.raises(UserError, match="all 3 clients have fewer than 7 images"):
@@ -309,7 +313,7 @@ def test_quantity_skew_has_the_sizes_of_a_dirichlet_draw_and_nearly_equal_labels
 
 def test_quantity_skew_keeps_the_minimum_or_says_why_not():
     assert min(partition(kind="quantity", clients=10, alpha=0.3, min_size=50).sizes) >= 50
-    with pytest.raises(UserError, match="no draw of sizes out of 3"):
+    with pytest.raises(UserError, match=r"no draw of sizes out of 3 .* at least 1 image; raise alpha"):
         partition(kind="quantity", clients=100, alpha=0.01, retries=3)
 
 

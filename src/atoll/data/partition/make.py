@@ -19,6 +19,7 @@ from torch import Tensor
 
 from atoll.core.errors import UserError, did_you_mean
 from atoll.core.rng import numpy_stream
+from atoll.core.text import plural
 from atoll.data.images import ImageSet
 from atoll.data.options import PartitionOptions
 from atoll.data.partition.dirichlet import VARIANTS, dirichlet_counts, split_dirichlet
@@ -30,6 +31,7 @@ from atoll.data.partition.iid_skew_shards import (
     split_skewed,
 )
 from atoll.data.partition.partition import Partition, join_shares
+from atoll.data.partition.small_clients import sit_out_words
 
 
 def make_partition(
@@ -147,30 +149,6 @@ def partition_images(
     return partition
 
 
-def sit_out_words(clients: Mapping[str, int]) -> str:
-    """Say which clients are too small to take part, and how many images each has.
-
-    Example:
-        >>> from atoll.data.partition.make import sit_out_words
-        >>> sit_out_words({"7": 1, "31": 3})
-        '2 clients are too small to train and sit out: 7 (1 image), 31 (3 images)'
-    """
-    return too_small_words(clients, f" and sit{'s' * (len(clients) == 1)} out")
-
-
-def too_small_words(clients: Mapping[str, int], further: str = "") -> str:
-    """Say which clients are too small to train, what follows from it, and how many images each has.
-
-    Example:
-        >>> from atoll.data.partition.make import too_small_words
-        >>> too_small_words({"7": 1})
-        '1 client is too small to train: 7 (1 image)'
-    """
-    named = ", ".join(f"{name} ({size} image{'' if size == 1 else 's'})" for name, size in clients.items())
-    is_are = "client is" if len(clients) == 1 else "clients are"
-    return f"{len(clients)} {is_are} too small to train{further}: {named}"
-
-
 def _count(labels: Tensor, clients: Sequence[Tensor], num_classes: int) -> Tensor:
     num_classes = max(num_classes, int(labels.max()) + 1)
     sizes = torch.tensor([len(indices) for indices in clients])
@@ -212,7 +190,7 @@ class _Task:
             has = did_you_mean(name, self.columns) if self.columns else "none was read except labels"
             raise UserError(
                 f"partition.column = {name!r} is not a column that was read; {has}; texts are read of Parquet, "
-                f"the hub and tar with data.natural_column = {name!r}"
+                f"CSV, the hub and tar with data.natural_column = {name!r}"
             )
         return self.columns[name]
 
@@ -252,8 +230,8 @@ def _quantity(task: _Task) -> _Split:
             return _numbered([np.sort(share) for share in np.split(order, np.cumsum(sizes)[:-1])])
     raise UserError(
         f"no draw of sizes out of {options.retries} with partition.alpha = {options.alpha:g} gave each of "
-        f"{options.clients} clients at least {options.smallest_client} images; raise alpha, or lower clients or "
-        "min_size"
+        f"{options.clients} clients at least {plural(options.smallest_client, 'image')}; raise alpha, or lower "
+        "clients or min_size"
     )
 
 
@@ -309,8 +287,8 @@ def _natural(task: _Task) -> _Split:
     if not task.columns and task.options.column is None:
         raise UserError(
             "partition.kind = 'natural' needs a column with the client of each image, and none was read; "
-            "of Parquet, the hub and tar, name a column of texts in data.natural_column; for folders of clients, "
-            "set data.source = 'clients'"
+            "of Parquet, CSV, the hub and tar, name a column of texts in data.natural_column; for folders of "
+            "clients, set data.source = 'clients'"
         )
     name = task.options.client_column(task.columns)
     if name is None:
