@@ -162,8 +162,12 @@ def test_the_fingerprint_follows_labels_and_images(tmp_path):
             {},
             r"lists 1 of 12 images that do not exist: photos/none\.png; .*relative to",
         ),
-        ({"file": ""}, {"image_column": "file"}, "column 'file' is empty in row 1"),
-        ({"label": ""}, {}, "column 'label' is empty in row 1"),
+        (
+            {"file": ""},
+            {"image_column": "file"},
+            r"column 'file' is empty in row 2, counted from 1 below the row of names \(1 such row\); name an image",
+        ),
+        ({"label": ""}, {}, r"column 'label' is empty for photos/1\.png \(1 such row\); give"),
         ({}, {"label_column": "lable"}, r"no column 'lable' \(data.label_column\); did you mean 'label'"),
         (
             {},

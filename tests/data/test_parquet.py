@@ -186,7 +186,10 @@ def test_a_damaged_row_group_is_named(tmp_path, images, write_parquet):
         ({"label_column": "lable"}, "did you mean 'label'"),
         ({"natural_column": "sight"}, "no column 'sight'"),
         ({"label_column": "score"}, "labels must be integers or text"),
-        ({"label_column": "gaps"}, r"'gaps' is empty in row 1 \(\d+ such rows\); give each a value"),
+        (
+            {"label_column": "gaps"},
+            r"'gaps' is empty for row 1 of a\.parquet \(1 such row\); give each a value",
+        ),
     ],
 )
 def test_wrong_columns_get_a_sentence(tmp_path, images, write_parquet, options, sentence):
@@ -198,7 +201,7 @@ def test_wrong_columns_get_a_sentence(tmp_path, images, write_parquet, options, 
 
 def test_labels_outside_the_named_classes_are_refused(tmp_path, images, write_parquet):
     path = write_parquet(tmp_path / "a.parquet", images[:3], {"label": ["a", "b"]}, label=[0, -1, 1])
-    with pytest.raises(UserError, match="'label' is -1 in row 1"):
+    with pytest.raises(UserError, match=r"'label' is -1 for row 1 of a\.parquet, outside 0 to 1"):
         load(path, test_fraction=0.0)
 
 
@@ -253,7 +256,8 @@ def test_names_of_one_split_hold_for_numbers_without_names_in_the_other(
         tmp_path / "test.parquet", images[45:], {"label": names} if named == "test" else None, label=outside
     )
     with pytest.raises(
-        UserError, match=r"test\.parquet: column 'label' is 10 in row .*named \(digit 0, digit 1"
+        UserError,
+        match=r"test\.parquet: column 'label' is 10 for row 3 of test\.parquet.*named \(digit 0, digit 1",
     ):
         load(tmp_path)
 

@@ -14,7 +14,7 @@ from pyarrow.csv import ConvertOptions, ParseOptions
 
 from atoll.core.errors import UserError
 from atoll.core.files import content_digest
-from atoll.core.text import few, first_line
+from atoll.core.text import few, first_line, plural
 from atoll.data.options import DataOptions, held_out_names
 from atoll.data.parquet import is_text, other_columns, refuse_missing_columns, table_listing
 from atoll.data.records import FileRecords, Listing
@@ -90,7 +90,10 @@ def _listing(path: Path, table: pa.Table, options: DataOptions, test: bool = Fal
         raise UserError(f"{path}: column {image!r} does not hold names of image files; set data.image_column")
     names = table.column(image).to_pylist()
     if None in names:
-        raise UserError(f"{path}: column {image!r} is empty in row {names.index(None)}")
+        raise UserError(
+            f"{path}: column {image!r} is empty in row {names.index(None) + 1}, counted from 1 below the row of "
+            f"names ({plural(names.count(None), 'such row')}); name an image in each, or leave them out"
+        )
     # Unlike `atoll.core.files.is_file`, this takes a name that is too long for one that does not exist.
     if missing := [name for name in names if not os.path.isfile(path.parent / name)]:
         raise UserError(

@@ -19,7 +19,7 @@ import pyarrow.parquet as pq
 
 from atoll.core.errors import UserError, did_you_mean
 from atoll.core.files import content_digest
-from atoll.core.text import few, first_line
+from atoll.core.text import few, first_line, plural
 from atoll.data.decode import Encoded
 from atoll.data.options import DataOptions, held_out_names
 from atoll.data.records import Listing, Records, Rows, encode
@@ -302,7 +302,7 @@ def table_listing(
         if table.column(name).null_count and name not in required:
             continue  # an optional column with missing values is ignored
         given = _class_names(table.schema, name) or (_class_names(beside, name) if name == label else [])
-        codes, names = _codes(name, table.column(name), given, where)
+        codes, names = _codes(name, table.column(name), given, where, records)
         if name == label:
             labels, classes = (codes, names) if names else encode(codes)
         else:
@@ -312,12 +312,14 @@ def table_listing(
     return Listing(records, labels, classes, columns, column_values)
 
 
-def _codes(name: str, column: pa.ChunkedArray, names: list[str], where: str) -> tuple[Rows, list[str]]:
+def _codes(
+    name: str, column: pa.ChunkedArray, names: list[str], where: str, records: Records
+) -> tuple[Rows, list[str]]:
     if column.null_count:
         row = int(np.flatnonzero(column.is_null().to_numpy())[0])
         raise UserError(
-            f"{where}: column {name!r} is empty in row {row} ({column.null_count} such rows); give each a value, "
-            "or leave them out"
+            f"{where}: column {name!r} is empty for {records.describe(row)} "
+            f"({plural(column.null_count, 'such row')}); give each a value, or leave them out"
         )
     if pa.types.is_dictionary(column.type):  # pandas' categories
         column = column.cast(column.type.value_type)
@@ -330,7 +332,7 @@ def _codes(name: str, column: pa.ChunkedArray, names: list[str], where: str) -> 
     if names and outside.any():
         row = int(outside.argmax())
         raise UserError(
-            f"{where}: column {name!r} is {codes[row]} in row {row}, outside 0 to {len(names) - 1}, "
+            f"{where}: column {name!r} is {codes[row]} for {records.describe(row)}, outside 0 to {len(names) - 1}, "
             f"the numbers of the classes that are named ({few(names)}); set data.labels = false if this split is "
             "not labelled"
         )
