@@ -122,11 +122,21 @@ def test_embedding_refuses_or_skips_what_is_no_image(finished, tmp_path, capsys)
     (folder / "b.png").write_bytes(b"no image")
     output = tmp_path / "h.npz"
     assert run("embed", finished, folder, "-o", output) == 2
-    assert f"{folder / 'b.png'} cannot be read" in capsys.readouterr().err
+    said = capsys.readouterr().err
+    assert f"{folder / 'b.png'} cannot be read" in said
+    assert "atoll embed can also leave it out" in said
+    assert run("neighbours", finished, folder / "b.png") == 2
+    said = capsys.readouterr().err
+    assert f"{folder / 'b.png'} cannot be read" in said
+    assert "atoll embed" not in said
     with pytest.warns(UserWarning, match=r"b\.png cannot be read .*; it is left out"):
         assert run("embed", finished, folder, "-o", output, "--on-corrupt", "skip") == 0
     assert list(np.load(output)["names"]) == ["a.png", "c.png"]
     (folder / "a.png").unlink()
+    capsys.readouterr()
+    with pytest.warns(UserWarning, match="left out"):
+        assert run("embed", finished, folder, "-o", output, "--on-corrupt", "skip") == 0
+    assert capsys.readouterr().out.startswith("1 image, ")
     (folder / "c.png").unlink()
     with pytest.warns(UserWarning, match="left out"):
         assert run("embed", finished, folder, "-o", output, "--on-corrupt", "skip") == 2

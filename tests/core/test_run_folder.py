@@ -204,13 +204,16 @@ def test_a_run_that_lost_its_metrics_has_no_untrained_encoder_to_show(folder):
     assert next(line for line in shown if line.startswith("Untrained")).split()[-1] == "–"
 
 
-def test_rounds_can_only_be_raised(tmp_path, monkeypatch):
+def test_rounds_are_not_set_below_the_completed_ones(tmp_path, monkeypatch):
     monkeypatch.setattr(
         "atoll.commands.run._finish", lambda *arguments: None
     )  # as if killed after the last round
     run_tiny(tmp_path)
     monkeypatch.undo()
-    with pytest.raises(UserError, match="has completed 2 rounds already"):
+    with pytest.raises(
+        UserError,
+        match=r"has completed 2 rounds already, and train\.rounds = 1 is fewer; set train\.rounds = 2 or more",
+    ):
         run_tiny(tmp_path, "train.rounds=1", resume=True)
 
 

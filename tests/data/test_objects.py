@@ -342,7 +342,7 @@ def test_what_is_no_data_is_refused_in_one_sentence(tmp_path: Path) -> None:
         "an empty dict": {},
         "no images": images[:0],
         r"^data\[0\]: its image has no pixels: the shape is \(0, 8\)": np.zeros((4, 0, 8), np.uint8),
-        "from nan to nan": np.full((4, 8, 8), np.nan, np.float32),
+        r"^data\[0\]: its image holds NaN; give pixels of 0 to 255": np.full((4, 8, 8), np.nan, np.float32),
         "its label is a Tensor; give one number or text": (images, torch.zeros(4, 14)),
         "its label is a list": (images, [[0, 1]] * 4),
         "its label is a ndarray": [(image, np.arange(3)) for image in images],

@@ -99,9 +99,14 @@ def embed_images(
 
 
 def image_batches(
-    encoder: Encoder, images: Path, on_corrupt: OnCorrupt = "refuse"
+    encoder: Encoder, images: Path, on_corrupt: OnCorrupt | None = None
 ) -> Iterator[tuple[list[str], Tensor]]:
     """Decode an image file, or all images below a folder, as an encoder's training images were.
+
+    Args:
+        encoder: The encoder.
+        images: The file or folder.
+        on_corrupt: As for `embed_images`; None to refuse all, if the caller cannot leave images out.
 
     Shape:
         - Each batch: n names, and uint8 (n, C, H, W)
@@ -120,10 +125,10 @@ def image_batches(
         decoded = decode_batch([read_bytes(path) for path in some], how)
         for row, reason in decoded.corrupt.items():
             what = f"{some[row]} cannot be read as the encoder's training images were: {reason}"
-            if on_corrupt == "refuse":
+            if on_corrupt != "skip":
+                or_skip = "; atoll embed can also leave it out (--on-corrupt skip)" if on_corrupt else ""
                 raise UserError(
-                    f"{what}; convert it to a common format with 8 or 16 bits, or remove it; "
-                    "atoll embed can also leave it out (--on-corrupt skip)"
+                    f"{what}; convert it to a common format with 8 or 16 bits, or remove it{or_skip}"
                 )
             warnings.warn(f"{what}; it is left out", stacklevel=2)
         kept = [row for row in range(len(some)) if row not in decoded.corrupt]

@@ -25,6 +25,7 @@ from atoll.core.errors import UserError
 from atoll.core.given import PREFIX, value_of
 from atoll.core.remedies import RESTART, missing
 from atoll.core.run_folder import ENVIRONMENT, Run
+from atoll.core.text import plural
 from atoll.data.partition.partition import Partition
 from atoll.models import load_encoder
 from atoll.recipe.prerequisites import FOLDER, prerequisite_recipes
@@ -272,7 +273,8 @@ def _difference(run: Run, recipe: Recipe, moved: bool = True) -> str | None:
     completed_rounds = run.completed_rounds()
     if now["train.rounds"] < completed_rounds:
         return (
-            f"{run.folder} has completed {completed_rounds} rounds already; train.rounds can only be raised"
+            f"{run.folder} has completed {plural(completed_rounds, 'round')} already, and train.rounds = "
+            f"{now['train.rounds']} is fewer; set train.rounds = {completed_rounds} or more"
         )
     over = _over_all_rounds(recipe)
     if completed_rounds and now["train.rounds"] != before["train.rounds"] and over:

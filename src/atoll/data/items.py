@@ -45,9 +45,10 @@ def to_image(value: Any) -> Encoded:
         raise UserError(f"its image has no pixels: the shape is {value.shape}")
     if np.issubdtype(value.dtype, np.floating):
         if not (value.min() >= 0 and value.max() <= 1):  # neither comparison holds for NaN
+            numbers = f"numbers from {value.min():.8g} to {value.max():.8g}"
             raise UserError(
-                f"its image holds numbers from {value.min():.8g} to {value.max():.8g}; give pixels of 0 "
-                "to 255 as uint8 or of 0 to 1 as floats, before normalisation"
+                f"its image holds {'NaN' if np.isnan(value.min()) else numbers}; give pixels of 0 to 255 as uint8 "
+                "or of 0 to 1 as floats, before normalisation"
             )
         value = np.round(value * 255).astype(np.uint8)
     if value.dtype not in (np.uint8, np.uint16):
