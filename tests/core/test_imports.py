@@ -1,7 +1,10 @@
+import re
+
 import pytest
 
 from atoll.core.errors import UserError
 from atoll.core.imports import folders_of, import_attribute, search
+from atoll.recipe.recipe import names_of_code
 
 
 @pytest.fixture(autouse=True)
@@ -54,3 +57,18 @@ def test_a_file_in_the_place_of_a_module_is_told_the_modules_name(folder, module
         UserError, match="a module is named without folder and suffix, such as mine:net; it is"
     ):
         import_attribute(f"{module}:net", "encoder")
+
+
+@pytest.mark.parametrize(
+    ("table", "setting"),
+    [
+        ({"method": {"aggregation": "gone_away:Mine"}}, "method.aggregation=gone_away:Mine"),
+        ({"method": {"terms": ["gone_away:Mine", "dsr"]}}, "\"method.terms=['gone_away:Mine', 'dsr']\""),
+        ({"model": {"encoder": "gone_away:Mine"}}, "model.encoder=gone_away:Mine"),
+        ({"views": {"transform": "gone_away:Mine"}}, "views.transform=gone_away:Mine"),
+    ],
+)
+def test_missing_code_is_told_the_setting_that_names_it(folder, table, setting):
+    search(["gone_away:Mine"], [folder], settings=names_of_code(table))
+    with pytest.raises(UserError, match=rf"in the command, such as --set {re.escape(setting)}$"):
+        import_attribute("gone_away:Mine", "the recipe's code")

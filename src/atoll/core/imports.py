@@ -15,7 +15,7 @@ import importlib
 import os
 import sys
 import traceback
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from importlib.machinery import PathFinder
 from pathlib import Path
 from typing import Any
@@ -24,17 +24,25 @@ from atoll.core.errors import UserError, did_you_mean
 
 # Folders for names; None for the working folder. Like Python's own path, they belong to the process.
 _folders: dict[str, tuple[Path, ...] | None] = {}
+_settings: dict[str, str] = {}  # those of a recipe that name code, for messages
 _importing = [True]
 
 
-def search(names: Iterable[str], folders: Sequence[Path] | None, keep: bool = False) -> None:
+def search(
+    names: Iterable[str],
+    folders: Sequence[Path] | None,
+    keep: bool = False,
+    settings: Mapping[str, str] | None = None,
+) -> None:
     """Set the folders in which names are searched for, in addition to installed modules.
 
     Args:
         names: Names, ``module:attribute``.
         folders: The folders; None for the working folder.
         keep: Whether names keep folders that are already set.
+        settings: The setting, ``key=value``, that gives each name in the command.
     """
+    _settings.update(settings or {})
     for name in names:
         if not keep or name not in _folders:
             _folders[name] = None if folders is None else tuple(folder.resolve() for folder in folders)
@@ -122,9 +130,11 @@ def _where_not(name: str) -> str:
             "in the environment; what a run or an encoder's file names is not taken from the working folder: if "
             "you trust that code, set PYTHONPATH to its folder"
         )
+    setting = _settings.get(name, "method.name=MODULE:ATTRIBUTE")
+    setting = f'"{setting}"' if "'" in setting else setting  # a list, whose quotes a shell would remove
     return (
         f"in {' or '.join(map(str, folders))} or the environment; a recipe's file names modules beside it, and one "
-        "of the working folder is named in the command, such as --set method.name=MODULE:ATTRIBUTE"
+        f"of the working folder is named in the command, such as --set {setting}"
     )
 
 

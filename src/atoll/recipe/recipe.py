@@ -111,7 +111,7 @@ class Recipe(Options):
     @property
     def own_code(self) -> tuple[str, ...]:
         """The names ``module:attribute``, in this recipe, of code that is not Atoll's."""
-        return names_of_code(describe(self))
+        return tuple(names_of_code(describe(self)))
 
     @property
     def runs_own_code(self) -> bool:
@@ -265,21 +265,28 @@ def read_recipe(text: str) -> Recipe:
 
 def _search(table: Mapping[str, Any], settings: Sequence[str], folders: Sequence[Path] | None) -> None:
     """Set where to search for the code that a recipe names; code that settings name: in the working folder."""
-    typed = set(names_of_code(read_settings(settings)))
+    typed = names_of_code(read_settings(settings))
     search(typed, None)
-    search([name for name in names_of_code(table) if name not in typed], folders, keep=folders is None)
+    named = names_of_code(table)
+    search([name for name in named if name not in typed], folders, folders is None, named)
 
 
-def names_of_code(table: Mapping[str, Any]) -> tuple[str, ...]:
-    """Names of code in a recipe's table, ``module:attribute``; the table may have any form."""
+def names_of_code(table: Mapping[str, Any]) -> dict[str, str]:
+    """Names of code in a recipe's table, ``module:attribute``, each with the setting, ``key=value``, that gives it.
+
+    The table may have any form.
+    """
     method, model, views = (
         part if isinstance(part := table.get(name), Mapping) else {} for name in ("method", "model", "views")
     )
-    named = [name for value in method.values() for name in (value if isinstance(value, list) else [value])]
+    found: dict[str, str] = {}
+    for key, value in method.items():
+        for name in value if isinstance(value, list) else [value]:
+            if isinstance(name, str) and ":" in name:
+                found.setdefault(name, f"method.{key}={value}")
     encoder, transform = str(model.get("encoder", "")), str(views.get("transform", ""))
-    code = [
-        *(name for name in named if isinstance(name, str) and ":" in name),
-        *([encoder] if is_own_code(encoder) else []),
-        *([transform] if names_code(transform) else []),
-    ]
-    return tuple(dict.fromkeys(code))
+    if is_own_code(encoder):
+        found.setdefault(encoder, f"model.encoder={encoder}")
+    if names_code(transform):
+        found.setdefault(transform, f"views.transform={transform}")
+    return found
