@@ -1,12 +1,15 @@
+from dataclasses import dataclass
 from io import StringIO
+from typing import ClassVar
 
 import pytest
+import torch
 from rich.console import Console
 
 from atoll.cli.main import main
 from atoll.cli.tables import egress_tables
 from atoll.commands.egress import egress
-from atoll.components.base import TensorSpec
+from atoll.components.base import TensorSpec, Term
 from atoll.components.declaration import declared_leaves
 from atoll.core.errors import UserError
 from atoll.engines.federation import Federation
@@ -161,3 +164,22 @@ def test_secure_aggregation_says_what_goes_with_the_masked_sum(capsys):
     assert "leaves masked, over Flower" in " ".join(capsys.readouterr().out.split())
     assert main(["egress", "digits-ssd"]) == 0
     assert "leaves masked" not in capsys.readouterr().out
+
+
+@dataclass(frozen=True)
+class Older(Term):
+    """A component as written for 0.1: it neither declares nor describes what it sends."""
+
+    name: ClassVar[str] = "older"
+
+    def loss(self, context, batch, passes):
+        return torch.zeros(())
+
+    def finish(self, context):
+        return 3
+
+
+def test_data_that_nothing_describes_are_listed_with_their_component_alone():
+    """The purpose was "for older ()", which holds no source."""
+    found = egress(tiny("method.name=ssd", f"method.terms=['{__name__}:Older']"), images=50)
+    assert {item.name: item.why for item in found.up}["parts.older"] == "for older"
