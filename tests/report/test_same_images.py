@@ -14,7 +14,7 @@ from atoll.report.page import write_report
 from tests.report.pages import Page
 from tests.report.run_folders import evaluation, make_run
 
-UNLIKE = "not the same sites measured before and after the training"
+UNLIKE = "different sites measured before and after the training"
 
 
 def at_sites(accuracy: float, *names: str, images: int = 12) -> dict[str, Any]:

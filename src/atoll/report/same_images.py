@@ -49,7 +49,7 @@ def other_sites(groups: Sequence[Group]) -> str:
             once["before"] |= before - after
             once["after"] |= after - before
     words = [f"only {when}: {', '.join(sorted(names))}" for when, names in once.items() if names]
-    return f"not the same sites measured before and after the training ({'; '.join(words)})" if words else ""
+    return f"different sites measured before and after the training ({'; '.join(words)})" if words else ""
 
 
 def of_a_model(result: Mapping[str, Any]) -> Mapping[str, Any]:

@@ -123,7 +123,7 @@ def test_a_site_that_is_missing_at_the_end_is_told_beside_the_baseline(place):
 
     run = play(sites(place, north=silent_at_the_end), place, "train.rounds=1", deadline=2.0)
     assert run.read_json("evaluation.json")["sites"].keys() == {"east", "south", "west"}
-    note = "not the same sites measured before and after the training (only before: north)"
+    note = "different sites measured before and after the training (only before: north)"
     assert note in comparison_cells([run])[2]
 
 
