@@ -33,10 +33,7 @@ class Reference:
     def __init__(self, model: Weights) -> None:
         self.model = model
         self._flat = {name: tensor.flatten() for name, tensor in model.items() if tensor.is_floating_point()}
-        self._squares = {
-            name: sum(_square(part.to(_precise(part))) for part in _parts(flat))
-            for name, flat in self._flat.items()
-        }
+        self._squares = {name: sum(map(_square, _parts(flat))) for name, flat in self._flat.items()}
         self._differences: dict[torch.dtype, Tensor] = {}
 
     @torch.no_grad()
@@ -60,8 +57,7 @@ class Reference:
         moved = update = 0.0
         for w_part, g_part in zip(_parts(w), _parts(g), strict=True):
             difference = whole[: w_part.numel()]
-            if w_part.dtype != precise:
-                w_part = w_part.to(precise)
+            w_part = w_part.to(precise)
             torch.sub(w_part, g_part, out=difference)
             moved += _square(difference)
             update += _square(w_part)
@@ -94,7 +90,7 @@ def _blocks(part: Tensor) -> Tensor:
 
 def _square(part: Tensor) -> float:
     """Compute the squared norm of a part."""
-    norms: list[float] = torch.linalg.vector_norm(_blocks(part), dim=1).tolist()
+    norms: list[float] = torch.linalg.vector_norm(_blocks(part), dim=1, dtype=_precise(part)).tolist()
     return sum(norm**2 for norm in norms)
 
 

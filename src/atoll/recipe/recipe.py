@@ -268,7 +268,7 @@ def _search(table: Mapping[str, Any], settings: Sequence[str], folders: Sequence
     typed = names_of_code(read_settings(settings))
     search(typed, None)
     named = names_of_code(table)
-    search([name for name in named if name not in typed], folders, folders is None, named)
+    search([name for name in named if name not in typed], folders, keep=folders is None, settings=named)
 
 
 def names_of_code(table: Mapping[str, Any]) -> dict[str, str]:

@@ -208,10 +208,10 @@ class FlowerExecutor:
 
 
 def _result(client: int, answer: dict[str, Tree] | Lost) -> Result:
-    if isinstance(answer, Lost) or "update" not in answer:
-        reset = not isinstance(answer, Lost) and answer.get("reset") is True
-        sent = not isinstance(answer, Lost) or answer.sent
-        return Result(client, lost=_reason(answer), reset=reset, sent=sent)
+    if isinstance(answer, Lost):
+        return Result(client, lost=answer.reason, sent=answer.sent)
+    if "update" not in answer:
+        return Result(client, lost=_reason(answer), reset=answer.get("reset") is True)
     return Result(client, answer.pop("update"))  # removed, because callers hold the answer until the next one
 
 
