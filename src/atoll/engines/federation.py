@@ -39,7 +39,7 @@ from atoll.engines.partitioning import (
 )
 from atoll.engines.update_checks import SizeLimit, max_update_size
 from atoll.engines.weight_names import buffer_names, travelling_names, update_names
-from atoll.evaluation.embed import has_feature_maps
+from atoll.evaluation.embed import feature_maps
 from atoll.models import Encoder, build_encoder, build_projector, load_pretrained, load_weights
 from atoll.models.adapters import add_adapters, freeze, has_adapters, without_adapters
 from atoll.models.layout import memory_layout
@@ -87,7 +87,7 @@ class Federation:
         if reason := recipe.composed.refuse(self.setting) or refuse_measures(recipe, self.splits):
             raise UserError(reason)
         maps = recipe.evaluation.reading_maps()
-        if maps and not has_feature_maps(encoder):
+        if maps and feature_maps(encoder) is None:
             raise UserError(
                 f"the protocol {maps[0]!r} reads feature maps before the global pooling, and model.encoder = "
                 f"{recipe.model.encoder!r} has none; remove it from the recipe's evaluation, or choose a ResNet"

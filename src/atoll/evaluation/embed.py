@@ -56,7 +56,7 @@ def embed(
         torch.Size([4, 192])
     """
     device = torch.device(device) if device is not None else device_of(encoder)
-    forward = _feature_maps(encoder) if maps else encoder
+    forward = _flat_maps(encoder) if maps else encoder
     features = torch.empty(0, 0, device=device)
     with torch.no_grad(), evaluating(encoder):
         for start in range(0, len(images), batch_size):
@@ -108,16 +108,17 @@ def device_of(encoder: nn.Module) -> torch.device:
     return next((parameter.device for parameter in encoder.parameters()), torch.device("cpu"))
 
 
-def has_feature_maps(encoder: nn.Module) -> bool:
-    """Whether an encoder gives the feature maps before its global pooling, as ResNets of Atoll do."""
-    return callable(getattr(encoder, "feature_maps", None))
+def feature_maps(encoder: nn.Module) -> Callable[[Tensor], object] | None:
+    """What gives an encoder's feature maps before its global pooling, as in ResNets of Atoll; None without any."""
+    found = getattr(encoder, "feature_maps", None)
+    return found if callable(found) else None
 
 
-def _feature_maps(encoder: nn.Module) -> Callable[[Tensor], Tensor]:
-    feature_maps = getattr(encoder, "feature_maps", None)
+def _flat_maps(encoder: nn.Module) -> Callable[[Tensor], Tensor]:
+    make = feature_maps(encoder)
 
     def forward(images: Tensor) -> Tensor:
-        maps = feature_maps(images) if callable(feature_maps) else None
+        maps = make(images) if make is not None else None
         if not isinstance(maps, Tensor) or maps.ndim != 4:
             raise UserError(
                 f"this protocol reads feature maps before the global pooling, and {type(encoder).__name__} "

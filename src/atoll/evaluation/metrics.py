@@ -12,7 +12,7 @@ from typing import Any, Literal
 
 from atoll.evaluation.client_tests import PREFIX
 from atoll.evaluation.options import CLASSIFIERS
-from atoll.evaluation.protocols import FINE_TUNES, PROBES
+from atoll.evaluation.protocols import FINE_TUNES, PAPERS_PROBES
 
 ACCURACY = "/accuracy"  # ends the key of every protocol's accuracy
 
@@ -213,7 +213,10 @@ MEASURES: tuple[Metric, ...] = (  # keys in the "measures" of a round's line of 
 METRICS: tuple[Metric, ...] = (
     KNN,
     _accuracy("probe", _PROBE, "accuracy of the linear probe that `evaluation.probe` names"),
-    *(_accuracy(f"probe-{name}", _PROBE, f"accuracy of the linear probe `{name}`") for name in PROBES),
+    *(
+        _accuracy(name, _PROBE, f"accuracy of the linear probe `{probe.name}`")
+        for name, probe in PAPERS_PROBES.items()
+    ),
     *(metric for protocol in (*CLASSIFIERS, "classifier") for metric in _client_accuracies(protocol)),
     *(
         _accuracy(name, _FINE_TUNE, f"accuracy after fine-tuning with {one.labelled}")

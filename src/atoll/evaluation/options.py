@@ -11,6 +11,7 @@ from atoll.core.schema import AtLeast, Count, OneOf, Positive, Whole
 from atoll.evaluation.client_tests import PREFIX
 from atoll.evaluation.protocols import (
     FINE_TUNES,
+    PAPERS_PROBES,
     PROBES,
     FineTuneProtocol,
     ProbeProtocol,
@@ -19,7 +20,7 @@ from atoll.evaluation.protocols import (
     shortened,
 )
 
-CLASSIFIERS = ("knn", "probe", *(f"probe-{name}" for name in PROBES))
+CLASSIFIERS = ("knn", "probe", *PAPERS_PROBES)
 PROTOCOLS = ("geometry", *CLASSIFIERS, *(f"{PREFIX}{name}" for name in CLASSIFIERS), *FINE_TUNES)
 Protocols = tuple[Annotated[str, OneOf(PROTOCOLS)], ...]
 
@@ -111,10 +112,7 @@ class EvaluationOptions(Options, section="evaluation"):
 
     def reading_maps(self) -> list[str]:
         """Return the names of the run's protocols whose classifier reads feature maps instead of h."""
-        probes = {
-            "probe": self.probe_protocol(),
-            **{f"probe-{name}": probe for name, probe in PROBES.items()},
-        }
+        probes = {"probe": self.probe_protocol(), **PAPERS_PROBES}
         reading = {name for name, probe in probes.items() if probe.maps}
         during = self.during if self.every else ()
         return [name for name in (*during, *self.at_end) if name.removeprefix(PREFIX) in reading]

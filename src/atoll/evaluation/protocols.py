@@ -163,6 +163,9 @@ PROBES = (
         for count in _COUNTS
     }
 )
+PAPERS_PROBES = {
+    f"probe-{name}": probe for name, probe in PROBES.items()
+}  # by the names of evaluation.at_end
 
 
 @dataclass(frozen=True)

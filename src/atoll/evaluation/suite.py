@@ -22,7 +22,7 @@ from atoll.evaluation.geometry import geometry
 from atoll.evaluation.knn import knn_predictions
 from atoll.evaluation.options import EvaluationOptions, check_protocols
 from atoll.evaluation.probe import ProbeResult, linear_probe
-from atoll.evaluation.protocols import FINE_TUNES, PROBES, FineTuneProtocol, ProbeProtocol
+from atoll.evaluation.protocols import FINE_TUNES, PAPERS_PROBES, FineTuneProtocol, ProbeProtocol
 
 Results: TypeAlias = dict[str, bool | float | int | str | list[float]]
 
@@ -308,12 +308,12 @@ EVALUATORS: dict[str, Evaluator] = {
     "geometry": _geometry,
     "knn": _knn,
     "probe": _probe,
-    **{f"probe-{name}": partial(_probe, protocol=protocol) for name, protocol in PROBES.items()},
+    **{name: partial(_probe, protocol=protocol) for name, protocol in PAPERS_PROBES.items()},
     f"{PREFIX}knn": _clients_knn,
     f"{PREFIX}probe": _clients_probe,
     **{
-        f"{PREFIX}probe-{name}": partial(_clients_probe, protocol=protocol)
-        for name, protocol in PROBES.items()
+        f"{PREFIX}{name}": partial(_clients_probe, protocol=protocol)
+        for name, protocol in PAPERS_PROBES.items()
     },
     **{name: partial(_finetune, protocol=protocol) for name, protocol in FINE_TUNES.items()},
 }

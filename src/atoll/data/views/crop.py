@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import torch
+from torch import Tensor
 
 from atoll.core.devices import upload
 from atoll.data.views.draws import Draw
 from atoll.data.views.ops import Taps, reflect, resize_taps
 
 
-def plan_crops(draw: Draw, size: int, interpolation: str, device: torch.device) -> tuple[Taps, Taps]:
+def plan_crops(
+    draw: Draw, order: Tensor, size: int, interpolation: str, device: torch.device
+) -> tuple[Taps, Taps]:
     """Return the taps of the rows and of the columns of views.
 
     Args:
         draw: Random parameters of N views.
+        order: (N,), the views' positions in the draw, in the order of the results.
         size: Side of the views, S.
         interpolation: ``"bilinear"`` or ``"bicubic"``.
         device: Device of the images.
@@ -35,5 +39,5 @@ def plan_crops(draw: Draw, size: int, interpolation: str, device: torch.device) 
     shown = torch.arange(size)
     positions = reflect(torch.where(flip[:, None], size - 1 - shown, shown) + shift[:, None], size)
     taps = resize_taps(upload(extent, device), upload(positions, device), int(extent.max()), interpolation)
-    (rows, columns), (top, left) = upload(key, device), upload(start, device)
+    (rows, columns), (top, left) = upload(key[:, order], device), upload(start[:, order], device)
     return taps.choose(rows, top), taps.choose(columns, left)

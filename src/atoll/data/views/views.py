@@ -151,7 +151,7 @@ class Views:
         chunk = max(1, CPU_CHUNK // self.values(images.shape[-2:])) if device.type == "cpu" else n
         # Each chunk is sorted for the colour steps, which restore the draw's order.
         order, jitter = plan_jitter(draw, chunk, device) if self._jitters else (torch.arange(n), None)
-        rows, columns = plan_crops(draw[order], self.size, self.settings.interpolation, device)
+        rows, columns = plan_crops(draw, order, self.size, self.settings.interpolation, device)
         rows.weights.div_(255)  # from 0 … 255 to [0, 1]
         shown = upload(order % len(images), device)
         with torch.no_grad():
