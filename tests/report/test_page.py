@@ -329,6 +329,19 @@ def test_refused_and_lost_updates_are_named(tmp_path):
     assert "No update was refused or lost." in report(tmp_path, make_run(tmp_path / "calm")).text
 
 
+def test_a_lost_site_is_named(tmp_path):
+    run = make_run(tmp_path / "run")
+    partition = json.loads((run / "partition.json").read_text())
+    partition["clients"][1]["name"] = "north"
+    (run / "partition.json").write_text(json.dumps(partition))
+    with (run / "metrics.jsonl").open("a") as file:
+        line = {"round": 4, "bytes_up": 1, "bytes_down": 1, "lost": {"1": "a crash", "9": "no such client"}}
+        file.write(json.dumps(line) + "\n")
+    text = report(tmp_path, run).text
+    assert "round 4: client 1 (north)’s update was lost (a crash)" in text
+    assert "round 4: client 9’s update was lost (no such client)" in text
+
+
 def test_of_damaged_metrics_nothing_is_claimed(tmp_path):
     damaged = make_run(tmp_path / "damaged", results=evaluation(0.8) | {"round": 3})
     (damaged / "metrics.jsonl").write_text("{")

@@ -11,6 +11,7 @@ from atoll.data.partition.small_clients import sit_out_words
 from atoll.evaluation.metrics import BYTES_DOWN, BYTES_UP
 from atoll.recipe.table import catalogue
 from atoll.report.client_pictures import samples_table
+from atoll.report.folders import Folder
 from atoll.report.groups import EXPECTED, Group, differences
 from atoll.report.html import Html, bullets, folded, join, table, tag
 from atoll.report.numbers import UNMEASURED
@@ -102,7 +103,8 @@ def traffic_table(groups: Sequence[Group]) -> Html:
 def failed_updates(groups: Sequence[Group]) -> Html:
     """List of the refused and lost updates."""
     sentences = [
-        f"{group.label}, seed {run.seed}, round {line['round']}: client {client}’s update was {name} ({reason})"
+        f"{group.label}, seed {run.seed}, round {line['round']}: {_client(run, client)}’s update was {name} "
+        f"({reason})"
         for group in groups
         for run in group.runs
         for line in run.metrics
@@ -120,6 +122,13 @@ def failed_updates(groups: Sequence[Group]) -> Html:
     more = len(sentences) - MAX_LISTED
     listed = sentences[:MAX_LISTED] + ([f"and {more:,} more, listed in metrics.jsonl"] if more > 0 else [])
     return bullets(listed)
+
+
+def _client(run: Folder, client: str) -> str:
+    """A client's number, with its name if that is another."""
+    clients = run.partition.get("clients") or []
+    name = str(clients[int(client)]["name"]) if int(client) < len(clients) else client
+    return f"client {client}" + (f" ({name})" if name != client else "")
 
 
 def egress_table(groups: Sequence[Group]) -> Html:
