@@ -1,3 +1,4 @@
+import re
 from dataclasses import dataclass
 from io import StringIO
 from typing import ClassVar
@@ -12,7 +13,9 @@ from atoll.commands.egress import egress
 from atoll.components.base import TensorSpec, Term
 from atoll.components.declaration import declared_leaves
 from atoll.core.errors import UserError
+from atoll.core.version import VERSION
 from atoll.engines.federation import Federation
+from tests.engines.flower.deployment import write_digits
 from tests.harness import tiny
 
 
@@ -164,6 +167,24 @@ def test_secure_aggregation_says_what_goes_with_the_masked_sum(capsys):
     assert "leaves masked, over Flower" in " ".join(capsys.readouterr().out.split())
     assert main(["egress", "digits-ssd"]) == 0
     assert "leaves masked" not in capsys.readouterr().out
+
+
+def test_all_that_a_site_tells_of_itself_is_listed(capsys, tmp_path):
+    pytest.importorskip("flwr", reason="the extra atoll[flower] is not installed")
+    from atoll.engines.flower.enrolment import FORMAT
+    from atoll.engines.flower.site import SiteSide
+    from atoll.engines.flower.site_options import SiteOptions
+
+    write_digits(tmp_path)
+    side = SiteSide(SiteOptions(site="east", data=str(tmp_path / "east"), source="folder"))
+    recipe = tiny("data.channels=1").to_toml()
+    told = side.hello({"format": FORMAT, "version": VERSION, "recipe": recipe, "sites": 1})
+    assert main(["egress", "digits-ssd"]) == 0
+    printed = " ".join(capsys.readouterr().out.split())
+    (line,) = re.findall("leaves when the node enrols: (.*?) leaves at", printed)
+    words = {"train": "its training", "test": "held-out", "classes": "class names"}
+    for key in told:
+        assert words.get(key, key) in line
 
 
 @dataclass(frozen=True)

@@ -171,7 +171,8 @@ def egress_tables(egress: Egress, method: Method, width: int) -> Iterator[Table 
             "each other site, some hundred bytes of public keys, encrypted shares of secrets, and commitments"
         )
     lines.add_row(
-        "leaves once: a real site's name, the numbers of its training and held-out images, its class names"
+        "leaves when the node enrols: a real site's name, the numbers of its training and held-out images, its "
+        "class names, its version of Atoll, and its environment (processor, device, threads, libraries)"
     )
     lines.add_row(
         "leaves at evaluations: a real site's accuracies and geometry on its held-out images, as numbers"
