@@ -1,5 +1,7 @@
 """Folders by class, by client, and plain; torchvision's ImageFolder is the oracle for the first."""
 
+import shutil
+
 import numpy as np
 import pytest
 import torch
@@ -267,3 +269,14 @@ def test_folders_of_splits_with_other_names_are_told(tmp_path, place, source, me
 def test_a_class_with_the_name_of_a_split_is_not_told(tmp_path, place):
     place(tmp_path, *(f"{name}/{i}.png" for name in ("car", "train") for i in range(2)))
     assert load("folder", tmp_path, test_fraction=0).train.classes == ["car", "train"]
+
+
+@pytest.mark.parametrize("source", ["folder", "clients", "images"])
+@pytest.mark.parametrize("split", ["train", "test"])
+def test_an_empty_split_is_named_and_not_left_out(tmp_path, place, source, split):
+    """As of a disk that is not mounted: the run would hold out training images instead, or see a class 'test'."""
+    place(tmp_path, "train/a/1.png", "train/b/2.png", "test/a/3.png", "test/b/4.png")
+    shutil.rmtree(tmp_path / split)
+    (tmp_path / split).mkdir()
+    with pytest.raises(UserError, match=rf"{split} holds no images"):
+        load(source, tmp_path)

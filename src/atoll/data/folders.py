@@ -62,6 +62,9 @@ def _splits(root: Path, options: DataOptions, nested: bool = True) -> tuple[Path
     def is_split(folder: Path) -> bool:
         return folder.is_dir() and (not nested or bool(_folders(folder)))
 
+    for name in (options.train_split, *held_out_names(options.test_split)):
+        if (root / name).is_dir() and not any(is_image(path.name) for path in files_below(root / name)):
+            raise UserError(f"the folder {root / name} holds no images; fill or remove it")
     if not is_split(root / options.train_split):
         if options.test_split is not None or options.train_split != DataOptions.train_split:
             kind = "folder of folders" if nested else "folder"
