@@ -63,6 +63,12 @@ def test_files_of_the_coordinator_are_checked_where_they_are(tmp_path, capsys):
     assert not capsys.readouterr().err
 
 
+def test_a_folder_in_place_of_the_keys_is_refused(tmp_path, capsys):
+    arguments = ["federate", "init", str(tmp_path / "app"), "--recipe", "digits-ssd", "--sites", "2"]
+    assert main([*arguments, "--keys", str(tmp_path)]) == 2
+    assert f"cannot read {tmp_path}: Is a directory" in capsys.readouterr().err
+
+
 def public_key():
     key = ec.generate_private_key(ec.SECP384R1()).public_key()
     return key.public_bytes(Encoding.OpenSSH, PublicFormat.OpenSSH).decode()

@@ -394,6 +394,14 @@ def test_a_second_start_leaves_the_run_of_the_first_alone(place):
     assert play(sites(place), place, "train.rounds=2", resume=True).metrics[-1]["round"] == 2
 
 
+def test_a_folder_that_another_process_uses_is_refused_before_anybody_is_asked(place):
+    grid = sites(place)
+    with Run(place / "run").locked(), pytest.raises(UserError, match="another process is using"):
+        play(grid, place)
+    assert not grid.sent
+    assert not (place / "run" / "audit.jsonl").exists()
+
+
 def test_a_run_without_a_complete_round_may_go_on_with_other_sites(place):
     silent = sites(
         place, **dict.fromkeys(SITES, lambda reply: None if "update" in tree(reply.content) else reply)

@@ -106,7 +106,7 @@ def _check_coordinators_files(sites: int, images: Path | None, keys: Path | None
     """Check the files that the coordinator reads when the run starts, which may be on another machine."""
     from atoll.engines.flower.known_sites import KnownSites  # it needs a library that comes with Flower
 
-    if keys is not None and keys.is_file():
+    if keys is not None and keys.exists():
         known = KnownSites.read(keys)
         allowed = len(known.keys) - len(known.revoked)
         if allowed < sites:

@@ -61,10 +61,12 @@ class FlowerEngine:
         A run is bound to its sites only once a round is complete; before, it keeps only its id.
 
         Raises:
-            UserError: Too few sites connected, the recipe does not fit them, or another process began the run.
+            UserError: Too few sites connected, the recipe does not fit them, or another process uses the folder.
         """
-        self._registry.audit = AuditLog(folder / AUDIT)
         run = Run(folder)
+        with run.locked():  # before waiting, and before this process writes into the run's audit log
+            pass
+        self._registry.audit = AuditLog(folder / AUDIT)
         record = None if restart else run.read_json(SITES)
         if record is not None:
             self._registry.restore(record)
