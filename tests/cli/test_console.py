@@ -2,10 +2,16 @@
 
 import pytest
 
-from atoll.cli.console import make_console
+from atoll.cli.console import make_console, results_table
 
 
 def test_a_closed_output_is_an_error_of_its_own_kind():
     """Rich would end the program with 1, and `main` ends it with 141."""
     with pytest.raises(BrokenPipeError):
         make_console().on_broken_pipe()
+
+
+def test_a_constant_that_does_not_apply_has_no_row():
+    """``finetune-10`` has no hidden layers and differs in nothing; its rows were empty."""
+    table = results_table({"finetune-10/hidden": "", "finetune-10/epochs": 200, "finetune-10/differs": ""})
+    assert list(table.columns[0].cells) == ["finetune-10/epochs"]

@@ -38,9 +38,19 @@ def test_what_cannot_be_found_out_is_asked_for_in_one_sentence():
         give({"data": {"channels": 1}}, flat)
     with pytest.raises(UserError, match=r"set views.mean and views.std, such as"):
         give(with_size({}), flat)
+    with pytest.raises(
+        UserError, match=r'set views.std, such as \{"views": \{"std": \[0.5\]\}\} in the recipe$'
+    ):
+        give({**with_size({}), "views": {"mean": [0.5]}}, flat)
     recipe = give({**with_size({}), "views": {"mean": [0.5], "std": [0.5]}}, flat)
     assert recipe.model.encoder.startswith("object:Flatten#")
     assert give(with_size({"views": {"preset": "fedx"}}), flat).views.mean is None  # the preset has one
+
+
+def test_a_command_is_told_to_set_what_is_missing_only():
+    """The example named an image size to recipes that have one."""
+    with pytest.raises(UserError, match=r"such as --set views.mean=\[0.5\] views.std=\[0.5\]$"):
+        make_recipe(with_size({"model": {"encoder": "torch.nn:Flatten"}}))
 
 
 def test_an_option_of_another_encoder_is_ignored_with_a_warning():

@@ -37,7 +37,9 @@ def results_table(results: Mapping[str, Any]) -> Table:
         metric = metrics.get(key)
         if metric and (printed := metric.values([results])):
             table.add_row(metric.title, mean_std(printed, metric.digits))
-        elif not isinstance(value, list):
+        elif (
+            not isinstance(value, list) and value != ""
+        ):  # a constant that does not apply, such as hidden layers
             table.add_row(key, f"{value:.4g}" if isinstance(value, float) else str(value))
     return table
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -134,10 +135,15 @@ def _transformers() -> Any:
     return require("transformers", "hf", "the encoder hf:…", MissingEncoderError)
 
 
+def _is_kind(known: str) -> bool:
+    """Whether a name is a kind of model (``vit``), which has no files of its own, neither here nor on the hub."""
+    return known in _transformers().CONFIG_MAPPING and not Path(known).is_dir()
+
+
 def _hugging_face_config(name: str) -> Any:
     """The configuration of a folder, of a kind of model (``vit``), or of a name on the hub."""
     transformers, known = _transformers(), name.removeprefix(HUGGING_FACE)
-    if known in transformers.CONFIG_MAPPING and not Path(known).is_dir():
+    if _is_kind(known):
         return transformers.AutoConfig.for_model(known)
     try:
         return transformers.AutoConfig.from_pretrained(known)
@@ -174,14 +180,14 @@ def hugging_face_model(
 
 def hugging_face_input(name: str) -> InputConfig:
     """Read the configuration of the input of ``hf:NAME``; a kind of model has no mean and std."""
-    size = getattr(_hugging_face_config(name), "image_size", None)
+    size, known = getattr(_hugging_face_config(name), "image_size", None), name.removeprefix(HUGGING_FACE)
     size = size[-1] if isinstance(size, list | tuple) and size else size
-    try:
-        from transformers.image_processing_base import ImageProcessingMixin
+    processor: dict[str, Any] = {}
+    if not _is_kind(known):
+        with suppress(ImportError, OSError, ValueError):
+            from transformers.image_processing_base import ImageProcessingMixin
 
-        processor = ImageProcessingMixin.get_image_processor_dict(name.removeprefix(HUGGING_FACE))[0]
-    except (ImportError, OSError, ValueError):
-        processor = {}
+            processor = ImageProcessingMixin.get_image_processor_dict(known)[0]
     mean, std = processor.get("image_mean"), processor.get("image_std")
     return InputConfig(
         int(size) if isinstance(size, int) else None,

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import warnings
 from collections.abc import Mapping
 from typing import Any
 
-from atoll.core.config import over
+from atoll.core.config import over, read_settings
 from atoll.core.errors import UserError
 from atoll.core.given import Given
 from atoll.core.imports import code_words
@@ -105,12 +106,13 @@ def with_input(table: Mapping[str, Any], own_code: bool = True) -> dict[str, Any
             filled["views"][key] = getattr(found, key)
             missing += [] if getattr(found, key) or normalises else [f"views.{key}"]
     if missing:
+        such = [f"{key}={64 if key == 'data.image_size' else [0.5]}" for key in missing]
         raise UserError(
             f"{_words(name)} does not say what input it was made for; set {' and '.join(missing)}, such as "
             + (
-                '{"data": {"image_size": 64}, "views": {"mean": [0.5], "std": [0.5]}} in the recipe'
+                f"{json.dumps(read_settings(such))} in the recipe"
                 if isinstance(name, Given)
-                else "--set data.image_size=64 views.mean=[0.5] views.std=[0.5]"
+                else f"--set {' '.join(such)}"
             )
         )
     kept = {part: {key: list(v) if isinstance(v, tuple) else v for key, v in values.items() if v is not None}
