@@ -195,6 +195,7 @@ def test_files_that_are_no_lists_of_images_are_refused(tmp_path):
             b"a,b\n1,x\n",
             r"no column names image files relative to .* \(columns: a, b\); set data\.image_column",
         ),
+        (b"a,b\n", "has no row below the row of names; add one for each image"),
         (b"", "is not a readable CSV file"),
         (b"a,b\n1,2,3\n", "is not a readable CSV file"),
         (b"a,b,a\nx,y,z\n", "several columns called 'a'; rename them"),

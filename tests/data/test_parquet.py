@@ -186,6 +186,7 @@ def test_a_damaged_row_group_is_named(tmp_path, images, write_parquet):
         ({"label_column": "lable"}, "did you mean 'label'"),
         ({"natural_column": "sight"}, "no column 'sight'"),
         ({"label_column": "score"}, "labels must be integers or text"),
+        ({"natural_column": "score"}, "clients and labels must be integers or text"),
         (
             {"label_column": "gaps"},
             r"'gaps' is empty for row 1 of a\.parquet \(1 such row\); give each a value",

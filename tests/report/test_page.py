@@ -185,6 +185,18 @@ def test_seeds_with_other_numbers_of_images_have_one_protocol(tmp_path):
     assert "client images 1438 or 1430" in text
 
 
+def test_a_run_that_measured_nothing_is_under_no_protocol(tmp_path):
+    """With no protocol in evaluation.at_end, the page said that the run was measured on the test images."""
+    nothing = {"round": 2, "split": "test", "method": "MOON"}
+    a = make_run(tmp_path / "a", "moon", results=nothing)
+    assert "Measured on" not in report(tmp_path, a).text
+    assert "Nothing has been measured yet." in report(tmp_path, a).text
+    b = make_run(tmp_path / "b", "ssd")
+    text = report(tmp_path, a, b).text
+    assert "Measured on the test images" in text
+    assert "The runs were evaluated under different protocols" not in text
+
+
 def test_different_protocols_are_not_passed_off_as_one(tmp_path):
     a = make_run(tmp_path / "a", "moon")
     b = make_run(tmp_path / "b", "ssd", results={**evaluation(0.9), "knn/k": 200})

@@ -127,6 +127,8 @@ def _read(path: Path) -> pa.Table:
         raise UserError(f"{path} is not in UTF-8; save it as CSV in UTF-8")
     if twins := [name for name, count in Counter(table.column_names).items() if count > 1]:
         raise UserError(f"{path} has several columns called {few(map(repr, twins))}; rename them")
+    if not len(table):
+        raise UserError(f"{path} has no row below the row of names; add one for each image")
     return table
 
 

@@ -326,7 +326,9 @@ def _codes(
     if is_text(column.type):
         return encode(column.to_pylist())
     if not (pa.types.is_integer(column.type) or pa.types.is_boolean(column.type)):
-        raise UserError(f"{where}: column {name!r} holds {column.type}; labels must be integers or text")
+        raise UserError(
+            f"{where}: column {name!r} holds {column.type}; clients and labels must be integers or text"
+        )
     codes = np.array(column.to_numpy(), dtype=np.int64)
     outside = (codes < 0) | (codes >= len(names))
     if names and outside.any():

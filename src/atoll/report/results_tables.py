@@ -276,6 +276,8 @@ def protocols(groups: Sequence[Group]) -> Html:
     measured = [(group.label, result) for group in groups for result in group.results]
     measured = measured or [(row.label, result) for row in untrained_rows(groups) for result in row.results]
     for label, result in measured:
+        if not any("/" in key for key in result):  # the recipe names no protocol
+            continue
         split = str(result.get("split", "unknown"))
         labels, _, constants_of = sets.setdefault(repr((split, _settings(result))), ([], split, []))
         constants_of.append(constants(of_a_model(result)))
