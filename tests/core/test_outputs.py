@@ -33,5 +33,6 @@ def test_what_a_run_does_not_need_may_be_written_into_its_folder(tmp_path):
     run.write("recipe.toml", "seed = 0\n")
     for name in ("report.html", "encoder-export.safetensors", "h.npz", "encoder-export-timm"):
         check_output(run.folder / name)
+    check_output(run.folder / "encoder-a-export.onnx")
     (tmp_path / "recipe.toml").write_text("seed = 0\n")  # a person's, beside their models
     check_output(tmp_path / "models" / "encoder.pt2")

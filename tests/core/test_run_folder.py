@@ -48,6 +48,21 @@ def test_a_file_that_may_not_be_read_is_named(name, folder, monkeypatch):
         run_recipe(tiny("train.rounds=3"), folder, resume=True)
 
 
+def test_exports_of_a_run_that_gets_more_rounds_are_out_of_date_in_every_format(folder):
+    """The one in safetensors was deleted with the encoder; the others stayed and looked like the new encoder."""
+    names = ("encoder-export.safetensors", "encoder-export.onnx", "encoder-a-export.pt2", "my-encoder.onnx")
+    for name in names:
+        (folder / name).write_text("of the old encoder")
+    for name in ("encoder-export-timm", "encoder-a-export-timm"):
+        (folder / name).mkdir()
+        (folder / name / "config.json").write_text("{}")
+    run_recipe(tiny("train.rounds=3"), folder, resume=True)
+    assert sorted(path.name for path in folder.glob("*encoder*")) == [
+        "encoder.safetensors",
+        "my-encoder.onnx",
+    ]
+
+
 @pytest.mark.parametrize("resume", [False, True])
 def test_files_that_no_run_wrote_stay_as_they_are(tmp_path, resume):
     (tmp_path / "checkpoints").mkdir()

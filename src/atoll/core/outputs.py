@@ -7,9 +7,9 @@ from pathlib import Path
 
 from atoll.core.audit_log import FILE as AUDIT
 from atoll.core.errors import UserError
-from atoll.core.run_folder import OTHER_FILES, RUN_FILES, Run
+from atoll.core.run_folder import EXPORTS, OTHER_FILES, RUN_FILES, Run
 
-WRITTEN_AGAIN = ("report.html", "encoder-export")  # prefixes of names on which nothing else depends
+WRITTEN_AGAIN = ("report.html*", *EXPORTS)  # nothing else depends on them
 
 
 def check_output(path: Path) -> None:
@@ -21,7 +21,10 @@ def check_output(path: Path) -> None:
     place = path.resolve()
     for folder in place.parents:
         name = place.relative_to(folder).parts[0].lower()  # RECIPE.TOML may be the same file
-        taken = any(fnmatchcase(name, pattern) for pattern in (*RUN_FILES, *OTHER_FILES, AUDIT))
+        taken, again = (
+            any(fnmatchcase(name, pattern) for pattern in patterns)
+            for patterns in ((*RUN_FILES, *OTHER_FILES, AUDIT), WRITTEN_AGAIN)
+        )
         run = Run(folder)
-        if taken and not name.startswith(WRITTEN_AGAIN) and run.exists() and not run.stray_files():
+        if taken and not again and run.exists() and not run.stray_files():
             raise UserError(f"{path} belongs to the run {folder}, which needs it; choose another --output")

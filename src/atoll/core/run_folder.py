@@ -12,6 +12,7 @@
 ``checkpoints/``         the newest complete rounds, and the client states (many of them packed)
 ``prerequisites/``       runs that the method needs before its first round
 ``encoder.safetensors``  the finished encoder; ``encoder-NAME.safetensors`` if there are several models
+``encoder-export…``      what ``atoll export`` wrote, if no other output was named
 ``evaluation.json``      results of the finished encoder, with the constants of the protocols
 ``detection/``           average precision of detectors that start from the encoder, by data
 ``map.safetensors``      some test images and their places on the report's map
@@ -51,9 +52,10 @@ SITES = "sites.json"  # in the folder of a run on Flower
 _OF_SITES = "sites-"  # prefix of the partition's fingerprint if the images are at real sites
 SITES_OWN = "sites' own"  # the split of an evaluation that only sites computed, on their local images
 RETAINED_ROUNDS = 2  # complete rounds that a run retains, in case a crash of the machine damages the newest
+EXPORTS = ("encoder-export*", "encoder-*-export*")  # by `atoll export`, in any format
 RESULTS = (  # of the finished encoder: out of date once another round is complete
     *("evaluation.json", "evaluation-*.json", "encoder.safetensors", "encoder-*.safetensors"),
-    *("map.safetensors", NEIGHBOURS),
+    *("map.safetensors", NEIGHBOURS, *EXPORTS),
 )
 RUN_FILES = (
     *("metrics.jsonl", "partition.json", ENVIRONMENT, WEIGHTS, START, HELD_OUT, LOGS),
@@ -250,7 +252,7 @@ class Run:
         self._delete((*RUN_FILES, *OTHER_FILES))
 
     def _delete(self, patterns: Sequence[str]) -> None:
-        for path in [path for pattern in patterns for path in self.folder.glob(pattern)]:
+        for path in dict.fromkeys(path for pattern in patterns for path in self.folder.glob(pattern)):
             try:
                 shutil.rmtree(path) if path.is_dir() and not path.is_symlink() else path.unlink()
             except OSError as error:
