@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -20,8 +21,13 @@ def verify_log(path: Path, hashes: Sequence[str] = ()) -> str:
         What was verified, in one line.
 
     Raises:
-        UserError: There is no log, a line was changed, or a hash is not in the log.
+        UserError: There is no log, a line was changed, or a hash is not in the log or no hash.
     """
+    for one in hashes:
+        if not re.fullmatch("[0-9a-f]{64}", one):
+            raise UserError(
+                f"{one!r} is not the hash of a line, which has 64 hexadecimal digits; copy all of it"
+            )
     path = path / FILE if path.is_dir() else path
     count, ends, missing = 0, ["", ""], set(hashes)
     head = ""

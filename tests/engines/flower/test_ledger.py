@@ -128,6 +128,8 @@ def test_the_command_verifies_a_log_and_what_others_have_kept_of_it(place):  # n
     verify_log(there)
     with pytest.raises(UserError, match=f"does not contain the line with the hash {kept[-1]}"):
         verify_log(there, kept)
+    with pytest.raises(UserError, match="has 64 hexadecimal digits; copy all of it"):
+        verify_log(there, [kept[0][:40]])  # no reason to say that lines were cut off
     with pytest.raises(UserError, match="is no audit log"):
         verify_log(place / "nothing")
 
