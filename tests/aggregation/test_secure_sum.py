@@ -231,6 +231,7 @@ def test_no_term_leaves_the_model_and_counters_are_no_part():
         ("train.keep_local_models=[1]", "must not reveal the update of a single client"),
         ("evaluation.measures=['angles']", "must not reveal the update of a single client"),
         ("train.max_share=0.5", "caps a client's weight against the others'"),
+        ("train.participation=0.1", "'secure_sum' needs at least 2 updates in a round, and there are 1"),
     ],
 )
 def test_what_needs_single_updates_is_refused_with_a_sentence(settings, words):

@@ -73,8 +73,13 @@ class SecureSum(Aggregation):
         """Name the number from which p_k is computed."""
         return () if self.weights == "uniform" else (self.weights,)
 
+    @property
+    def least_updates(self) -> int:
+        """A sum of one update would reveal it."""
+        return 2
+
     def refuse(self, setting: Setting) -> str | None:
-        """Refuse settings in which the result is not a sum of bounded terms."""
+        """Refuse settings in which the result is not a sum of several bounded terms."""
         if setting.train.bn_buffers == "average":
             return (
                 "BatchNorm's running statistics change by more than a bounded step, and its counters are no sum; "
@@ -85,7 +90,7 @@ class SecureSum(Aggregation):
                 "train.max_share caps a client's weight against the others', which a sum does not show; set it to "
                 "1, or options.secure_sum.weights = 'uniform'"
             )
-        return None
+        return super().refuse(setting)
 
     def constants(self, setting: Setting, prerequisites: Mapping[str, Trained]) -> Tree:
         """Return the largest weight; clients divide their weights by it, so that these are at most 1."""
@@ -100,7 +105,7 @@ class SecureSum(Aggregation):
 
     def least(self, clients: int) -> int:
         """Number of a round's clients that must stay until its end."""
-        return max(2, math.ceil(self.threshold * clients))
+        return max(self.least_updates, math.ceil(self.threshold * clients))
 
     def encode(
         self, update: Update, geometry: UpdateGeometry, model: Weights, setting: Setting, largest: float

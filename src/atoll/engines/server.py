@@ -331,6 +331,8 @@ def _too_few(record: Record, accepted: int, cohort: int, share: float, aggregati
         if by_share
         else f"{aggregation.name!r} requires {aggregation.least_updates}"
     )
+    if isinstance(aggregation, SecureSum) and (least := aggregation.least(cohort)) > share * cohort:
+        required = f"options.secure_sum.threshold requires {least}"
     remedies = {
         "lower train.lr if training diverges, or raise a bound that is too tight, or correct a component that "
         "does not send what it declares": record.refused,

@@ -12,7 +12,7 @@ import torch
 
 from atoll.aggregation.secure_sum import MODULUS, SecureSum
 from atoll.core.audit_log import AuditLog
-from atoll.core.errors import RunError
+from atoll.core.errors import RunError, UserError
 from atoll.core.run_folder import Run
 from atoll.core.tree import leaves, same
 from atoll.engines.flower import secure_site
@@ -24,6 +24,7 @@ from atoll.engines.flower.site import SiteSide
 from atoll.engines.flower.site_options import SiteOptions
 from atoll.engines.server import TooFewUpdatesError
 from tests.engines.flower.deployment import SITES, one_folder, write_digits
+from tests.engines.flower.grid import FakeGrid
 from tests.engines.flower.test_sites import FOLDERS, play, sites
 from tests.harness import final_models, run_tiny
 
@@ -164,6 +165,23 @@ def test_too_few_sites_learn_the_coordinator_nothing(place, totals):
         play(grid, place, *SECURE, deadline=1.5)
     assert totals == []
     assert "query.secure_reveal" not in [kind for _, kind, _ in grid.sent]
+
+
+def test_the_threshold_is_named_where_more_sites_stay_than_the_recipe_accepts(place):
+    grid = sites(place)
+    for number in (12, 13):
+        grid.nodes[number] = falling_silent("train", 0)(grid.nodes[number])
+    with pytest.raises(
+        TooFewUpdatesError, match=r"usable and options\.secure_sum\.threshold requires 3; client 2"
+    ):
+        play(grid, place, *SECURE, "train.min_accepted=0.5", deadline=1.5)
+
+
+def test_a_single_site_is_refused_before_it_is_asked(place):
+    grid = FakeGrid({10: sites(place).nodes[10]})
+    with pytest.raises(UserError, match="'secure_sum' needs at least 2 updates in a round, and there are 1"):
+        play(grid, place, *SECURE, sites=1)
+    assert not grid.sent
 
 
 def test_a_sum_of_fewer_sites_than_the_recipe_accepts_is_not_opened(place, totals):
