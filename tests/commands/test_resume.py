@@ -279,6 +279,16 @@ def test_a_comparison_starts_again_what_cannot_be_continued(tmp_path):
     assert again.runs[0].results["round"] == 3
 
 
+@pytest.mark.parametrize("restart", [False, True])
+def test_a_comparison_leaves_a_run_of_real_sites_alone(tmp_path, restart):
+    run = run_tiny(tmp_path / "x-seed0", *SETTINGS, "name=x")
+    run.write("partition.json", json.dumps({**run.read_json("partition.json"), "fingerprint": "sites-12ab"}))
+    before = remains(run)
+    with pytest.raises(UserError, match="is a run of real sites, which its app continues: flwr run APP"):
+        compare([tiny(*LONGER, "name=x")], 1, tmp_path, restart=restart)
+    assert same(remains(run), before)
+
+
 def test_a_comparison_starts_again_a_run_whose_prerequisite_changed(tmp_path):
     alignment = tmp_path / "alignment.toml"
     settings = ("data.limit=40", "partition.clients=2", "name=x", "method.name=fedca")

@@ -151,16 +151,11 @@ def _add_resume(commands: Commands) -> None:
 
 
 def _resume(options: argparse.Namespace) -> int:
-    from atoll.commands.resume import is_done
-    from atoll.core.remedies import of_sites
-    from atoll.core.run_folder import Run, is_of_sites
-    from atoll.recipe.recipe import load_recipe, recipe_of
+    from atoll.core.run_folder import Run
+    from atoll.recipe.recipe import recipe_of
 
     run = Run(options.run).require()
     recipe_of(run)  # a damaged recipe is named
-    partition = run.read_json(run.partition_path.name) or {}
-    if is_of_sites(partition) and not is_done(run, load_recipe(run.recipe_path, options.set)):
-        raise of_sites(run.folder)
     options.recipe, options.out, options.resume, options.restart = run.recipe_path, run.folder, True, False
     return _train(options)
 

@@ -12,8 +12,7 @@ import torch
 
 from atoll.commands.evaluate import check_held_out, partition_of
 from atoll.core.errors import UserError
-from atoll.core.remedies import of_sites
-from atoll.core.run_folder import HELD_OUT, START, WEIGHTS, Run, is_of_sites
+from atoll.core.run_folder import HELD_OUT, START, WEIGHTS, Run
 from atoll.data.partition.partition import Partition
 from atoll.engines.federation import Federation
 from atoll.recipe.recipe import Recipe
@@ -64,9 +63,6 @@ def has_other_images(run: Run, partition: Partition) -> bool:
 
 def _check_partition(run: Run, recipe: Recipe, partition: Partition) -> None:
     if has_other_images(run, partition):
-        before, now = run.read_json(run.partition_path.name) or {}, {"fingerprint": partition.fingerprint}
-        if is_of_sites(before) and not is_of_sites(now):
-            raise of_sites(run.folder)
         raise UserError(
             f"{run.folder} was started with other training images than the recipe's data contain now; restore "
             "them, or choose another --out"

@@ -23,8 +23,8 @@ from atoll.core.environment import (
 )
 from atoll.core.errors import UserError
 from atoll.core.given import PREFIX, value_of
-from atoll.core.remedies import RESTART, missing
-from atoll.core.run_folder import ENVIRONMENT, Run
+from atoll.core.remedies import RESTART, missing, of_sites
+from atoll.core.run_folder import ENVIRONMENT, Run, is_of_sites
 from atoll.core.text import plural
 from atoll.data.partition.partition import Partition
 from atoll.models import load_encoder
@@ -155,7 +155,7 @@ def check_clients(clients: Sequence[int], count: int) -> None:
         raise UserError(f"--reset-client {wrong} names no client; the run's are 0 to {count - 1}")
 
 
-def check_start(run: Run, recipe: Recipe, resume: bool, recovery: Recovery) -> bool:
+def check_start(run: Run, recipe: Recipe, resume: bool, recovery: Recovery, at_sites: bool) -> bool:
     """Check that a run can start, start again or continue in a folder, before its images are loaded.
 
     Returns:
@@ -171,7 +171,7 @@ def check_start(run: Run, recipe: Recipe, resume: bool, recovery: Recovery) -> b
     if recovery.restart:
         _check_not_others(run)
         return False
-    return check_folder(run, recipe, resume, recovery.other_environment)
+    return check_folder(run, recipe, resume, recovery.other_environment, at_sites)
 
 
 def _check_not_others(run: Run) -> None:
@@ -186,7 +186,9 @@ def _check_not_others(run: Run) -> None:
 def cannot_continue(run: Run, recipe: Recipe, other_environment: bool = False) -> bool:
     """Whether a folder holds a run that this recipe, this code or this environment cannot continue."""
     try:
-        if not check_folder(run, recipe, True, other_environment) and run.exists() and run.started():
+        # A run of real sites is not one to delete here; its app may continue it.
+        done = check_folder(run, recipe, True, other_environment, at_sites=True)
+        if not done and run.exists() and run.started():
             run.latest()
             for name, other in prerequisite_recipes(recipe).items():
                 check_folder(Run(run.folder / FOLDER / name), other, True, other_environment)
@@ -195,7 +197,9 @@ def cannot_continue(run: Run, recipe: Recipe, other_environment: bool = False) -
     return False
 
 
-def check_folder(run: Run, recipe: Recipe, resume: bool, other_environment: bool = False) -> bool:
+def check_folder(
+    run: Run, recipe: Recipe, resume: bool, other_environment: bool = False, at_sites: bool = False
+) -> bool:
     """Check that a run of this recipe can start or continue in a folder.
 
     Args:
@@ -203,14 +207,15 @@ def check_folder(run: Run, recipe: Recipe, resume: bool, other_environment: bool
         recipe: The recipe.
         resume: Whether a run in the folder may be continued.
         other_environment: Whether it may be continued in another environment.
+        at_sites: Whether the engine reaches images at real sites.
 
     Returns:
         Whether the run in the folder is complete: the last round is evaluated, and its encoder is saved.
 
     Raises:
         UserError: The folder is a file, or contains other files, a run while ``resume`` is false, a run of another
-            recipe, one of other code of the user's, an unfinished one of another environment, or one that has lost
-            its record.
+            recipe, one of other code of the user's, an unfinished one of real sites or of another environment, or
+            one that has lost its record.
     """
     _check_not_others(run)
     if not run.exists():
@@ -229,6 +234,8 @@ def check_folder(run: Run, recipe: Recipe, resume: bool, other_environment: bool
             raise UserError(missing(run.folder / ENVIRONMENT))
         _check_code(run, recipe)
     done = is_done(run, recipe)
+    if not done and not at_sites and is_of_sites(run.read_json(run.partition_path.name) or {}):
+        raise of_sites(run.folder)
     if not done and not other_environment:
         _check_environment(run, recipe)
     if done and (changed := other_weights(run, recipe)):

@@ -162,10 +162,11 @@ def run_recipe(
     check_logs(log)
     recipe = _as_recipe(recipe)
     run = run_folder.Run(out or default_folder(recipe.name, recipe.seed))
-    if check_start(run, recipe, resume, recovery):
+    engine = engine or Simulation()
+    if check_start(run, recipe, resume, recovery, engine.at_sites):
         rename_finished(run, recipe, bool(log or recovery.reset_clients))
         return run
-    prepared = prepare(recipe, run, engine or Simulation(), recovery.restart)
+    prepared = prepare(recipe, run, engine, recovery.restart)
     check_clients(recovery.reset_clients, prepared.federation.setting.num_clients)
     _execute(prepared, resume, Callbacks([callback] if callback else []), recovery, log)
     return run
@@ -228,7 +229,7 @@ def _execute(
         if recovery.restart and run.exists():
             run.clear()
         # Checked again under the lock, because another process may have used the folder in the meantime.
-        check_folder(run, recipe, resume, recovery.other_environment)
+        check_folder(run, recipe, resume, recovery.other_environment, engine.at_sites)
         _start(prepared)
         inner = Recovery(other_environment=recovery.other_environment)
         trained = {

@@ -76,6 +76,11 @@ class RunContext:
 class Engine(Protocol):
     """Gathers the clients of a run and runs its rounds."""
 
+    @property
+    def at_sites(self) -> bool:
+        """Whether the images are at real sites, so that no other engine can continue the run."""
+        ...
+
     def gather(self, recipe: Recipe, folder: Path, restart: bool = False) -> Federation:
         """Build the federation of a recipe.
 

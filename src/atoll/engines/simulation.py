@@ -29,6 +29,8 @@ class Simulation:
     One engine may run several recipes, one after another; `keep` then retains its worker processes between runs.
     """
 
+    at_sites = False
+
     def __init__(self) -> None:
         self._keeps = False
         self._pool: WorkerPool | None = None

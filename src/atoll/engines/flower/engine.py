@@ -55,6 +55,11 @@ class FlowerEngine:
         self._states = RemoteStates()
         self._executor: FlowerExecutor | None = None
 
+    @property
+    def at_sites(self) -> bool:
+        """Whether the images are at real sites."""
+        return self._options.sites > 0
+
     def gather(self, recipe: Recipe, folder: Path, restart: bool = False) -> Federation:
         """Wait for the sites, and build the federation from their answers.
 

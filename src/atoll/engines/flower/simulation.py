@@ -48,6 +48,8 @@ class FlowerSimulation:
         address: Address of a Ray cluster, ``HOST:PORT``, of which this machine is a part; empty to start Ray here.
     """
 
+    at_sites = False
+
     def __init__(self, address: str = "") -> None:
         self._address = address
         self._stack = ExitStack()
