@@ -7,6 +7,7 @@ from typing import ClassVar
 
 import pytest
 import torch
+from torch import nn
 
 from atoll.components.base import VIEWS, Objective
 from atoll.core.tree import clone, same
@@ -204,6 +205,25 @@ def test_a_training_that_changes_no_weight_is_said(settings, expected, tmp_path,
     run_tiny(tmp_path / "run", *settings)
     said = [one for one in recwarn.list if "no weight that leaves them changed" in str(one.message)]
     assert bool(said) == expected
+
+
+class Detached(nn.Sequential):
+    """An author's mistake: an encoder that computes without gradients."""
+
+    output_dim = 64
+
+    def __init__(self):
+        super().__init__(nn.Flatten(), nn.Linear(64, 64))
+
+    @torch.no_grad()
+    def forward(self, x):
+        return super().forward(x)
+
+
+def test_an_encoder_that_does_not_learn_is_said(tmp_path):
+    own = (f"model.encoder={__name__}:Detached", "model.width=", "model.stem=", "data.channels=1")
+    with pytest.warns(UserWarning, match=r"no weight of the encoder changed.*no_grad"):
+        run_tiny(tmp_path / "run", "method.name=fed_simclr", *own, "views.mean=[0.5]", "views.std=[0.5]")
 
 
 def test_a_private_round_without_clients_is_not_idle(monkeypatch):

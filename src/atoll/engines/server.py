@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-import warnings
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
@@ -15,7 +14,7 @@ from typing import cast
 import torch
 
 from atoll.aggregation.secure_sum import SecureSum, vector_size
-from atoll.components.base import Aggregation, Component, Deployment, Setting, Trained
+from atoll.components.base import Component, Deployment, Setting, Trained
 from atoll.components.messages import Checkpoint, ServerState, Update
 from atoll.components.training import learning_rate
 from atoll.core.errors import RunError, UserError
@@ -27,6 +26,7 @@ from atoll.engines.client import BASE
 from atoll.engines.history import History
 from atoll.engines.jobs import Executor, Job, SumExecutor
 from atoll.engines.observer import Observer
+from atoll.engines.round_problems import too_few, warn_of_still
 from atoll.engines.update_checks import WEIGHTS, UpdateChecks
 from atoll.methods.round_fold import RoundFold
 from atoll.recipe.recipe import Recipe
@@ -167,7 +167,7 @@ class Server:
         share = self.recipe.train.min_accepted
         if jobs and len(accepted) < max(share * len(jobs), aggregation.least_updates):
             if self._missed + 1 >= aggregation.turns(self.setting):
-                raise TooFewUpdatesError(_too_few(record, len(accepted), len(jobs), share, aggregation))
+                raise TooFewUpdatesError(too_few(record, len(accepted), len(jobs), share, aggregation))
             self._missed += 1
             self._drop_turn(record)
             accepted = []
@@ -222,7 +222,7 @@ class Server:
         method = self.recipe.composed
         accepted: list[int] = []
         cosines: list[float] = []
-        distance = 0.0
+        changed: set[str] = set()  # weights that some client changed
         reported: Counter[str] = Counter()  # clients by the losses that they reported
         with closing(executor.run(jobs, progress)) as results:
             for job, result in zip(jobs, results, strict=True):
@@ -244,16 +244,11 @@ class Server:
                 fold.add(job.client, self.checks.weighed(update), verdict)
                 accepted.append(job.client)
                 _average(record.losses, update["losses"], reported)
-                distance = max(distance, verdict.distance(self.setting.buffers))
+                changed |= {name for name, moved in verdict.moved.items() if moved}
                 if verdict.moved:
                     cosines.append(verdict.cosine())
-        trains = self.checks.names - self.setting.buffers and learning_rate(self.recipe.train, record.round)
-        if trains and record.losses and not distance:
-            warnings.warn(
-                "clients trained, and no weight that leaves them changed; check that the loss depends on the "
-                "weights and that nothing cuts it off, such as .item() or .detach()",
-                stacklevel=2,
-            )
+        if record.losses and learning_rate(self.recipe.train, record.round):
+            warn_of_still(self.checks.names - self.setting.buffers, changed)
         if cosines and not method.aggregation.hides_updates:
             record.angular_divergence = fmean(cosines)
         return accepted
@@ -321,27 +316,3 @@ def _average(means: dict[str, float], values: dict[str, float], counts: Counter[
     for name, value in values.items():
         counts[name] += 1
         means[name] = means.get(name, 0.0) + (value - means.get(name, 0.0)) / counts[name]
-
-
-def _too_few(record: Record, accepted: int, cohort: int, share: float, aggregation: Aggregation) -> str:
-    reasons = [f"client {client}: {reason}" for client, reason in {**record.refused, **record.lost}.items()]
-    by_share = accepted < share * cohort or not accepted
-    required = (
-        f"train.min_accepted requires {share:.0%}"
-        if by_share
-        else f"{aggregation.name!r} requires {aggregation.least_updates}"
-    )
-    if isinstance(aggregation, SecureSum) and (least := aggregation.least(cohort)) > share * cohort:
-        required = f"options.secure_sum.threshold requires {least}"
-    remedies = {
-        "lower train.lr if training diverges, or raise a bound that is too tight, or correct a component that "
-        "does not send what it declares": record.refused,
-        "resume when the lost clients are back": record.lost,
-        "lower train.min_accepted to continue with fewer": accepted and by_share,
-        f"change options.{aggregation.name} to continue with fewer": not by_share,
-    }
-    return (
-        f"round {record.round} failed: {accepted} of {cohort} updates were usable and {required}; "
-        f"{'; '.join(reasons[:3])}{' …' if len(reasons) > 3 else ''}; "
-        f"{', or '.join(remedy for remedy, applies in remedies.items() if applies)}"
-    )

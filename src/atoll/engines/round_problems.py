@@ -1,0 +1,56 @@
+"""What the server says of a round that failed, or that changed nothing."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Set
+from typing import TYPE_CHECKING
+
+from atoll.aggregation.secure_sum import SecureSum
+from atoll.components.base import Aggregation
+
+if TYPE_CHECKING:
+    from atoll.engines.server import Record
+
+
+def too_few(record: Record, accepted: int, cohort: int, share: float, aggregation: Aggregation) -> str:
+    """Say why a round failed, and what can be done about it."""
+    reasons = [f"client {client}: {reason}" for client, reason in {**record.refused, **record.lost}.items()]
+    by_share = accepted < share * cohort or not accepted
+    required = (
+        f"train.min_accepted requires {share:.0%}"
+        if by_share
+        else f"{aggregation.name!r} requires {aggregation.least_updates}"
+    )
+    if isinstance(aggregation, SecureSum) and (least := aggregation.least(cohort)) > share * cohort:
+        required = f"options.secure_sum.threshold requires {least}"
+    remedies = {
+        "lower train.lr if training diverges, or raise a bound that is too tight, or correct a component that "
+        "does not send what it declares": record.refused,
+        "resume when the lost clients are back": record.lost,
+        "lower train.min_accepted to continue with fewer": accepted and by_share,
+        f"change options.{aggregation.name} to continue with fewer": not by_share,
+    }
+    return (
+        f"round {record.round} failed: {accepted} of {cohort} updates were usable and {required}; "
+        f"{'; '.join(reasons[:3])}{' …' if len(reasons) > 3 else ''}; "
+        f"{', or '.join(remedy for remedy, applies in remedies.items() if applies)}"
+    )
+
+
+def warn_of_still(trained: Set[str], changed: Set[str]) -> None:
+    """Warn of a round after which all weights, or all of the encoder, are as before.
+
+    Args:
+        trained: Names of the weights that clients train and send.
+        changed: Names of those that some client changed.
+    """
+    encoder = {name for name in trained if name.startswith("encoder.")}
+    for names, words in ((trained, "that leaves them"), (encoder, "of the encoder")):
+        if names and not names & changed:
+            warnings.warn(
+                f"clients trained, and no weight {words} changed; check that the loss depends on the weights and "
+                "that nothing cuts it off, such as .item(), .detach() or torch.no_grad()",
+                stacklevel=3,
+            )
+            return
