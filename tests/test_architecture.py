@@ -64,8 +64,6 @@ ABOUT_MORE = {
     "engines/flower/test_deployment_files.py": "the Dockerfile and the manifests",
     "engines/flower/test_flower_simulation.py": "Flower's simulation against ours",
     "engines/flower/test_run_sh.py": "examples/deployment",
-    "engines/flower/test_site_faults.py": "sites that fail",
-    "engines/flower/test_site_runs.py": "how a run of sites starts and goes on",
     "engines/flower/test_sites.py": "sites and the coordinator together",
     "methods/test_fedu2_fold.py": "the slow reference of FedU²'s aggregation",
     "methods/test_hook_results.py": "what components' hooks return",

@@ -25,7 +25,7 @@ from atoll.engines.flower.site_options import SiteOptions
 from atoll.engines.server import TooFewUpdatesError
 from tests.engines.flower.deployment import SITES, one_folder, write_digits
 from tests.engines.flower.grid import FakeGrid
-from tests.engines.flower.sites import FOLDERS, play, sites
+from tests.engines.flower.test_sites import FOLDERS, play, sites
 from tests.harness import final_models, run_tiny
 
 SECURE = (
