@@ -1,4 +1,4 @@
-"""Images that Python code gives, against the same images read from a file."""
+"""Images that Python code gives: their forms, classes and clients, and what is refused."""
 
 from __future__ import annotations
 
@@ -11,38 +11,16 @@ import pandas as pd
 import pytest
 import torch
 from PIL import ExifTags, Image, ImageOps
-from torch.utils.data import Dataset, TensorDataset
-from torchvision.datasets import ImageFolder
+from torch.utils.data import TensorDataset
 
 import atoll
 from atoll.core.config import describe
 from atoll.core.errors import UserError
-from atoll.core.tree import same
 from atoll.data.items import to_image
 from atoll.data.objects import give_data
 from atoll.data.sources import DataOptions, load_data
-from tests.harness import final_models, tiny
-from tests.kills import ends_alike_after_kills
-
-
-def pixels(count: int = 60, size: int = 8) -> np.ndarray:
-    return np.random.default_rng(0).integers(0, 256, (count, size, size, 3), dtype=np.uint8)
-
-
-LABELS = [i % 3 for i in range(60)]
-
-
-class Pairs(Dataset):
-    """A dataset of one's own."""
-
-    def __init__(self, images: np.ndarray, labels: list[int]) -> None:
-        self.images, self.labels = images, labels
-
-    def __len__(self) -> int:
-        return len(self.images)
-
-    def __getitem__(self, row: int) -> tuple[Image.Image, int]:
-        return Image.fromarray(self.images[row]), self.labels[row]
+from tests.data.given import LABELS, Named, Pairs, pixels, small
+from tests.harness import tiny
 
 
 class Table:
@@ -73,27 +51,6 @@ class Stream:
 
     def __iter__(self) -> Iterator[dict[str, object]]:
         return map(Table().__getitem__, range(60))
-
-
-def clients(images: np.ndarray) -> dict[str, Pairs]:
-    return {
-        "north": Pairs(images[:25], LABELS[:25]),
-        "south": Pairs(images[25:], LABELS[25:]),
-    }
-
-
-def small(**tables: dict[str, object]) -> dict[str, object]:
-    return {
-        "name": "given",
-        "data": {"image_size": 8},
-        "partition": {"kind": "iid", "clients": 2},
-        "model": {"encoder": "resnet-narrow", "width": 4, "stem": "strided", "projector_hidden": [16]},
-        "method": {"name": "fed_simclr"},
-        "train": {"rounds": 3, "epochs": 1, "batch_size": 16, "lr": 0.01},
-        "evaluation": {"at_end": [], "every": 0, "map_points": 0},
-        "engine": {"workers": 1},
-        **tables,
-    }
 
 
 def read(given: object) -> list[np.ndarray]:
@@ -155,25 +112,6 @@ def test_images_that_differ_in_palette_or_orientation_alone_are_other_images() -
             assert np.array_equal(one.gather(torch.tensor([2]))[0].numpy(), expected)
 
 
-def test_a_folder_as_a_dataset_trains_the_same_weights_as_the_folder(tmp_path: Path) -> None:
-    for row, image in enumerate(pixels()):
-        folder = tmp_path / "images" / "abc"[LABELS[row]]
-        folder.mkdir(parents=True, exist_ok=True)
-        Image.fromarray(image).save(folder / f"{row:02}.png")
-    folder = {"image_size": 8, "source": "folder", "path": str(tmp_path / "images")}
-    named = atoll.simulate(small(data=folder), tmp_path / "named")
-    given = atoll.simulate(small(), tmp_path / "given", data=ImageFolder(str(tmp_path / "images")))
-    assert given.encoder_path.read_bytes() == named.encoder_path.read_bytes()
-
-
-def test_a_dict_is_a_client_for_each_name(tmp_path: Path) -> None:
-    run = atoll.simulate(small(), tmp_path / "run", data=clients(pixels()))
-    found = run.read_json("partition.json")["clients"]
-    assert [client["name"] for client in found] == ["north", "south"]
-    assert sum(len(client["indices"]) for client in found) == 48  # a fifth is held out
-    assert {run.neighbours(pixels()[0], k=1).clients[0]} <= {"north", "south"}
-
-
 def test_test_images_are_those_given_and_match_by_name(tmp_path: Path) -> None:
     images = pixels()
     train = Named(images[:40], LABELS[:40], ["cat", "dog", "owl"])
@@ -212,82 +150,6 @@ def test_splits_that_are_given_as_clients_are_warned_of() -> None:
         give_data({"train": pixels(3), "test": pixels(3)})
 
 
-def test_the_recipe_holds_the_name_and_a_resumed_run_compares_it(tmp_path: Path) -> None:
-    run = atoll.simulate(small(), tmp_path / "run", data=Pairs(pixels(), LABELS))
-    path = atoll.load_recipe(run.recipe_path).data.path
-    assert path.startswith("object:Pairs#")
-    longer = small(train={"rounds": 4, "epochs": 1, "batch_size": 16, "lr": 0.01})
-    atoll.simulate(longer, run.folder, resume=True, data=Pairs(pixels(), LABELS))
-    with pytest.raises(
-        UserError, match=r"started with data.path = 'object:Pairs#\w+', and the recipe now says"
-    ):
-        atoll.simulate(longer, run.folder, resume=True, data=Pairs(pixels()[::-1], LABELS))
-    with pytest.raises(
-        UserError, match=r"data.* = 'object', .*: give the same data=… again, choose another --out"
-    ):
-        atoll.simulate(longer, run.folder, resume=True)
-    with pytest.raises(UserError, match=r"given to their run as an object.*pass them again as data="):
-        atoll.simulate(run.recipe_path, tmp_path / "other")
-
-
-def bands(count: int = 60, channels: int = 6) -> np.ndarray:
-    return np.random.default_rng(1).integers(0, 256, (count, 8, 8, channels), dtype=np.uint8)
-
-
-def test_arrays_of_any_number_of_channels_train(tmp_path: Path) -> None:
-    """As arrays, as tensors and as files: the same weights, of a network for six channels."""
-    data = {"image_size": 8, "channels": 6}
-    evaluation = {"at_end": [], "every": 0, "map_points": 8}
-    run = atoll.simulate(small(data=data, evaluation=evaluation), tmp_path / "run", data=(bands(), LABELS))
-    assert run.report().is_file()  # its pictures show three of the channels
-    assert run.encoder()(torch.zeros(1, 6, 8, 8)).shape[0] == 1
-    assert run.neighbours(bands()[0], k=1).names == ["#0"]
-    again = torch.from_numpy(bands()).permute(0, 3, 1, 2)
-    other = atoll.simulate(small(data=data), tmp_path / "tensor", data=(again, torch.tensor(LABELS)))
-    assert other.encoder_path.read_bytes() == run.encoder_path.read_bytes()
-    for row, image in enumerate(bands()):
-        folder = tmp_path / "files" / "abc"[LABELS[row]]
-        folder.mkdir(parents=True, exist_ok=True)
-        np.save(folder / f"{row:02}.npy", image.transpose(2, 0, 1) if row % 2 else image)
-    files = {**data, "source": "folder", "path": str(tmp_path / "files")}
-    in_order = np.argsort(LABELS, kind="stable")
-    by_file = atoll.simulate(small(data=files), tmp_path / "named")
-    given = atoll.simulate(small(data=data), tmp_path / "given", data=(bands()[in_order], np.sort(LABELS)))
-    assert same(final_models(by_file), final_models(given))
-
-
-def test_another_number_of_channels_is_refused_by_name(tmp_path: Path) -> None:
-    with pytest.raises(
-        UserError,
-        match=r"image 0 of the given tuple \(it has 6 channels, and the encoder reads data.channels = 4\)",
-    ):
-        atoll.simulate(small(data={"image_size": 8, "channels": 4}), tmp_path / "run", data=(bands(), LABELS))
-
-
-KILLED = """
-import sys; sys.path.insert(0, {root!r})
-from collections.abc import Iterator
-from pathlib import Path
-import atoll
-from tests.data import test_objects as ours
-from tests.kills import Killed
-
-class Cell(ours.Pairs):  # of __main__, as a notebook's classes are
-    pass
-
-if __name__ == "__main__":
-    workers, kill = int(sys.argv[2]), sys.argv[3] == "kill"
-    data = {{name: Cell(part.images, part.labels) for name, part in ours.clients(ours.pixels()).items()}}
-    recipe = ours.small(engine={{"workers": workers}})
-    atoll.simulate(recipe, sys.argv[1], Path(sys.argv[1]).exists(), data=data, callbacks=[Killed()] if kill else [])
-"""
-
-
-@pytest.mark.slow
-def test_two_workers_and_a_kill_end_with_the_same_bytes(tmp_path: Path) -> None:
-    ends_alike_after_kills(KILLED, tmp_path)
-
-
 class Torn(Pairs):
     """A dataset of which an item cannot be read."""
 
@@ -305,11 +167,6 @@ def test_whole_floats_are_classes_and_minus_one_is_no_label() -> None:
         unlabelled = give_data((images, [-1] * 4)).value[0]
     assert unlabelled.labels is None
     assert give_data((images, [-1, 1, 1, -1])).value[0].classes == ["-1", "1"]
-
-
-def test_brain_floats_are_read_as_other_floats_are() -> None:
-    image = torch.rand(3, 8, 8, generator=torch.Generator().manual_seed(0)).bfloat16()
-    assert to_image(image).tobytes() == to_image(image.float()).tobytes()
 
 
 def test_what_is_no_data_is_refused_in_one_sentence(tmp_path: Path) -> None:
@@ -364,14 +221,6 @@ def test_what_is_no_data_is_refused_in_one_sentence(tmp_path: Path) -> None:
     recipe = tiny("data.source=digits")
     with pytest.raises(UserError, match="an array of images"):
         atoll.simulate(describe(recipe), tmp_path / "run", data=7)
-
-
-class Named(Pairs):
-    """A dataset with names of its classes, which may be those of its client alone."""
-
-    def __init__(self, images: np.ndarray, labels: list[int], classes: object) -> None:
-        super().__init__(images, labels)
-        self.classes = classes
 
 
 def test_what_numbers_mean_at_each_client_is_part_of_the_fingerprint() -> None:

@@ -20,7 +20,7 @@ from atoll.data.views.transform import give_transform
 from atoll.data.views.views import ViewOptions, make_views
 from atoll.recipe.recipe import load_recipe, make_recipe
 from atoll.report.neighbours import measures_words
-from tests.data.test_objects import LABELS, pixels, small
+from tests.data.given import LABELS, pixels, small
 from tests.kills import ends_alike_after_kills
 
 IMAGES = torch.from_numpy(pixels(6)).permute(0, 3, 1, 2)
@@ -177,7 +177,7 @@ import sys; sys.path.insert(0, {root!r})
 import random
 from pathlib import Path
 import atoll, torch
-from tests.data import test_objects as ours
+from tests.data import given as ours
 from tests.kills import Killed
 
 class Noise:  # of __main__, as a notebook's classes are

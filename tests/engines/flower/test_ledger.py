@@ -27,9 +27,9 @@ from atoll.engines.flower.site_registry import Site, SiteRegistry
 from atoll.engines.server import TooFewUpdatesError
 from tests.engines.flower.deployment import SITES
 from tests.engines.flower.grid import FakeGrid
+from tests.engines.flower.site_runs import play, site, sites
 from tests.engines.flower.test_policy import place  # noqa: F401
 from tests.engines.flower.test_site_registry import clock, saying  # noqa: F401
-from tests.engines.flower.test_sites import play, site, sites
 
 SETTINGS = ("train.rounds=3", "train.min_accepted=0.25", "evaluation.at_end=['geometry']")
 

@@ -29,7 +29,7 @@ from atoll.engines.flower.site_options import SiteOptions
 from atoll.engines.flower.site_registry import SiteRegistry
 from atoll.recipe.recipe import load_recipe, recipe_digest
 from tests.engines.flower.grid import FakeGrid, node
-from tests.engines.flower.test_sites import FOLDERS, play, site, sites
+from tests.engines.flower.site_runs import FOLDERS, play, site, sites
 from tests.harness import tiny
 
 

@@ -19,7 +19,7 @@ from atoll.engines.flower.codec import records
 from atoll.engines.flower.site_registry import Site, SiteRegistry
 from tests.engines.flower.deployment import SITES
 from tests.engines.flower.grid import FakeGrid, node
-from tests.engines.flower.test_sites import play, site, sites
+from tests.engines.flower.site_runs import play, site, sites
 
 
 def test_a_site_enrols_with_the_number_of_images_that_it_measures_on(place):

@@ -1,0 +1,113 @@
+"""Whole runs on images that Python code gives, against the same images read from a file."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from torchvision.datasets import ImageFolder
+
+import atoll
+from atoll.core.errors import UserError
+from atoll.core.tree import same
+from tests.data.given import LABELS, Pairs, clients, pixels, small
+from tests.harness import final_models
+from tests.kills import ends_alike_after_kills
+
+
+def test_a_folder_as_a_dataset_trains_the_same_weights_as_the_folder(tmp_path: Path) -> None:
+    for row, image in enumerate(pixels()):
+        folder = tmp_path / "images" / "abc"[LABELS[row]]
+        folder.mkdir(parents=True, exist_ok=True)
+        Image.fromarray(image).save(folder / f"{row:02}.png")
+    folder = {"image_size": 8, "source": "folder", "path": str(tmp_path / "images")}
+    named = atoll.simulate(small(data=folder), tmp_path / "named")
+    given = atoll.simulate(small(), tmp_path / "given", data=ImageFolder(str(tmp_path / "images")))
+    assert given.encoder_path.read_bytes() == named.encoder_path.read_bytes()
+
+
+def test_a_dict_is_a_client_for_each_name(tmp_path: Path) -> None:
+    run = atoll.simulate(small(), tmp_path / "run", data=clients(pixels()))
+    found = run.read_json("partition.json")["clients"]
+    assert [client["name"] for client in found] == ["north", "south"]
+    assert sum(len(client["indices"]) for client in found) == 48  # a fifth is held out
+    assert {run.neighbours(pixels()[0], k=1).clients[0]} <= {"north", "south"}
+
+
+def test_the_recipe_holds_the_name_and_a_resumed_run_compares_it(tmp_path: Path) -> None:
+    run = atoll.simulate(small(), tmp_path / "run", data=Pairs(pixels(), LABELS))
+    path = atoll.load_recipe(run.recipe_path).data.path
+    assert path.startswith("object:Pairs#")
+    longer = small(train={"rounds": 4, "epochs": 1, "batch_size": 16, "lr": 0.01})
+    atoll.simulate(longer, run.folder, resume=True, data=Pairs(pixels(), LABELS))
+    with pytest.raises(
+        UserError, match=r"started with data.path = 'object:Pairs#\w+', and the recipe now says"
+    ):
+        atoll.simulate(longer, run.folder, resume=True, data=Pairs(pixels()[::-1], LABELS))
+    with pytest.raises(
+        UserError, match=r"data.* = 'object', .*: give the same data=… again, choose another --out"
+    ):
+        atoll.simulate(longer, run.folder, resume=True)
+    with pytest.raises(UserError, match=r"given to their run as an object.*pass them again as data="):
+        atoll.simulate(run.recipe_path, tmp_path / "other")
+
+
+def bands(count: int = 60, channels: int = 6) -> np.ndarray:
+    return np.random.default_rng(1).integers(0, 256, (count, 8, 8, channels), dtype=np.uint8)
+
+
+def test_arrays_of_any_number_of_channels_train(tmp_path: Path) -> None:
+    """As arrays, as tensors and as files: the same weights, of a network for six channels."""
+    data = {"image_size": 8, "channels": 6}
+    evaluation = {"at_end": [], "every": 0, "map_points": 8}
+    run = atoll.simulate(small(data=data, evaluation=evaluation), tmp_path / "run", data=(bands(), LABELS))
+    assert run.report().is_file()  # its pictures show three of the channels
+    assert run.encoder()(torch.zeros(1, 6, 8, 8)).shape[0] == 1
+    assert run.neighbours(bands()[0], k=1).names == ["#0"]
+    again = torch.from_numpy(bands()).permute(0, 3, 1, 2)
+    other = atoll.simulate(small(data=data), tmp_path / "tensor", data=(again, torch.tensor(LABELS)))
+    assert other.encoder_path.read_bytes() == run.encoder_path.read_bytes()
+    for row, image in enumerate(bands()):
+        folder = tmp_path / "files" / "abc"[LABELS[row]]
+        folder.mkdir(parents=True, exist_ok=True)
+        np.save(folder / f"{row:02}.npy", image.transpose(2, 0, 1) if row % 2 else image)
+    files = {**data, "source": "folder", "path": str(tmp_path / "files")}
+    in_order = np.argsort(LABELS, kind="stable")
+    by_file = atoll.simulate(small(data=files), tmp_path / "named")
+    given = atoll.simulate(small(data=data), tmp_path / "given", data=(bands()[in_order], np.sort(LABELS)))
+    assert same(final_models(by_file), final_models(given))
+
+
+def test_another_number_of_channels_is_refused_by_name(tmp_path: Path) -> None:
+    with pytest.raises(
+        UserError,
+        match=r"image 0 of the given tuple \(it has 6 channels, and the encoder reads data.channels = 4\)",
+    ):
+        atoll.simulate(small(data={"image_size": 8, "channels": 4}), tmp_path / "run", data=(bands(), LABELS))
+
+
+KILLED = """
+import sys; sys.path.insert(0, {root!r})
+from collections.abc import Iterator
+from pathlib import Path
+import atoll
+from tests.data import given as ours
+from tests.kills import Killed
+
+class Cell(ours.Pairs):  # of __main__, as a notebook's classes are
+    pass
+
+if __name__ == "__main__":
+    workers, kill = int(sys.argv[2]), sys.argv[3] == "kill"
+    data = {{name: Cell(part.images, part.labels) for name, part in ours.clients(ours.pixels()).items()}}
+    recipe = ours.small(engine={{"workers": workers}})
+    atoll.simulate(recipe, sys.argv[1], Path(sys.argv[1]).exists(), data=data, callbacks=[Killed()] if kill else [])
+"""
+
+
+@pytest.mark.slow
+def test_two_workers_and_a_kill_end_with_the_same_bytes(tmp_path: Path) -> None:
+    ends_alike_after_kills(KILLED, tmp_path)
