@@ -258,7 +258,10 @@ def test_a_finished_run_of_real_sites_is_extended_by_its_app(tmp_path, change, c
 
 def test_resume_refuses_another_recipe_and_a_folder_without_a_run(finished, capsys):
     assert run("resume", finished, "--set", "train.lr=7") == 2
-    assert "train.lr" in capsys.readouterr().err
+    said = capsys.readouterr().err
+    assert "train.lr" in said
+    also = f"; that is, atoll run {finished}/recipe.toml with --out OTHER or --out {finished} --restart\n"
+    assert said.endswith(also)
     assert run("resume", finished.parent / "nothing") == 2
     assert "holds no run" in capsys.readouterr().err
 

@@ -157,7 +157,13 @@ def _resume(options: argparse.Namespace) -> int:
     run = Run(options.run).require()
     recipe_of(run)  # a damaged recipe is named
     options.recipe, options.out, options.resume, options.restart = run.recipe_path, run.folder, True, False
-    return _train(options)
+    try:
+        return _train(options)
+    except UserError as error:  # which may name an option that only ``atoll run`` has
+        ways = {"--out": "--out OTHER", "--restart": f"--out {run.folder} --restart"}
+        if not (named := [way for option, way in ways.items() if option in str(error)]):
+            raise
+        raise UserError(f"{error}; that is, atoll run {run.recipe_path} with {' or '.join(named)}") from error
 
 
 def _add_bench(commands: Commands) -> None:
