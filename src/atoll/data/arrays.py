@@ -4,16 +4,24 @@ from __future__ import annotations
 
 import io
 import math
+import sys
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+from PIL import Image
 
+TOO_LARGE = "it has more pixels than are safe to decode"
 _MAGIC = b"\x93NUMPY"
 
 
 class ArrayError(Exception):
     """Error for an array that cannot be read; the message is a clause that begins with "it"."""
+
+
+def most_pixels() -> int:
+    """Largest number of pixels of an image that is decoded: Pillow refuses larger ones, and so do other readers."""
+    return 2 * (Image.MAX_IMAGE_PIXELS or sys.maxsize)
 
 
 def is_array(encoded: bytes) -> bool:

@@ -26,7 +26,7 @@ from atoll.core.errors import UserError
 from atoll.core.processes import num_cores
 from atoll.core.text import error_words
 from atoll.data import tiff
-from atoll.data.arrays import ArrayError, is_array, of_pillows_types, read_array
+from atoll.data.arrays import TOO_LARGE, ArrayError, is_array, of_pillows_types, read_array
 from atoll.data.dicom import DicomError, Scan, is_dicom, read_dicom
 from atoll.data.jpeg2000 import refuse_wrapped
 
@@ -167,7 +167,7 @@ def _decoded(
             f"it is damaged, or in no format that is read ({', '.join(FORMATS)})"
         ) from error
     except (Image.DecompressionBombError, MemoryError) as error:
-        raise CorruptImageError("it has more pixels than are safe to decode") from error
+        raise CorruptImageError(TOO_LARGE) from error
     except _DAMAGED as error:
         raise CorruptImageError(f"it is damaged ({error_words(error)})") from error
     values = reduce(Values.joined, found) if found else None

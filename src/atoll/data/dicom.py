@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import io
-import sys
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,6 +12,7 @@ from PIL import Image
 
 from atoll.core.extras import require
 from atoll.core.text import error_words
+from atoll.data.arrays import TOO_LARGE, most_pixels
 
 _GREY = ("MONOCHROME1", "MONOCHROME2")
 _PREAMBLE = 128  # bytes before the mark DICM
@@ -63,10 +63,8 @@ def read_dicom(encoded: bytes) -> Scan | Image.Image:
     try:
         file = pydicom.dcmread(io.BytesIO(encoded))
         kind = str(file.PhotometricInterpretation)
-        if int(file.Rows) * int(file.Columns) > 2 * (
-            Image.MAX_IMAGE_PIXELS or sys.maxsize
-        ):  # the limit at which Pillow refuses images
-            raise DicomError("it has more pixels than are safe to decode")
+        if int(file.Rows) * int(file.Columns) > most_pixels():
+            raise DicomError(TOO_LARGE)
         stored = pixels.pixel_array(file, index=0)
         if kind not in _GREY:
             return _colour(stored, kind)

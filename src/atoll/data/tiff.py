@@ -12,7 +12,7 @@ from PIL import ExifTags, Image, TiffImagePlugin, UnidentifiedImageError
 
 from atoll.core.extras import require
 from atoll.core.text import error_words
-from atoll.data.arrays import ArrayError
+from atoll.data.arrays import TOO_LARGE, ArrayError, most_pixels
 
 _MOST_OF_PILLOW = 4  # channels
 # Kinds of samples that are not red, green and blue.
@@ -161,16 +161,15 @@ def read_tiff(encoded: bytes) -> NDArray[Any]:
 
     Raises:
         UserError: tifffile is not installed, or imagecodecs, which it needs for decompression.
-        ArrayError: Its samples are colours of a kind that cannot be converted.
+        ArrayError: It is too large, or its samples are colours of a kind that cannot be converted.
         ValueError: The file is damaged, or compressed in a way that imagecodecs does not know.
     """
     tifffile = require("tifffile", *_EXTRA)
     try:
         with tifffile.TiffFile(io.BytesIO(encoded)) as file:
             page = file.pages.first
-            most = 2 * _MOST_OF_PILLOW * (Image.MAX_IMAGE_PIXELS or sys.maxsize)  # as many as Pillow's
-            if page.size > most:
-                raise ValueError("it has more pixels than are safe to decode")
+            if page.size > _MOST_OF_PILLOW * most_pixels():
+                raise ArrayError(TOO_LARGE)
             kind = getattr(page.photometric, "name", "")
             if kind in _COLOURS:
                 raise ArrayError(
