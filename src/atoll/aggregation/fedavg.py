@@ -38,6 +38,11 @@ class Weighing:
         return math.exp(-update["loss"] - self._top), math.exp(before - self._top)
 
 
+def counted(weights: str) -> tuple[str, ...]:
+    """Name the number of an update from which p_k is computed (see `Weighing`); none if all p_k are equal."""
+    return () if weights == "uniform" else (weights,)
+
+
 @dataclass(frozen=True)
 class FedAvg(Aggregation):
     """w ← Σ_k p_k w_k over the cohort, with p_k by ``weights``.
@@ -55,7 +60,7 @@ class FedAvg(Aggregation):
     @property
     def statistics(self) -> tuple[str, ...]:
         """Name the number from which p_k is computed."""
-        return () if self.weights == "uniform" else (self.weights,)
+        return counted(self.weights)
 
     def open(self, models: Models, setting: Setting, round: int, scratch: Path | None) -> Fold:
         """Start a round's mean."""

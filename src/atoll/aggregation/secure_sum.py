@@ -24,7 +24,7 @@ from typing import Annotated, ClassVar, Literal
 import torch
 from torch import Tensor
 
-from atoll.aggregation.fedavg import Weighing
+from atoll.aggregation.fedavg import Weighing, counted
 from atoll.components.base import Aggregation, Models, Setting, Trained, Update, UpdateGeometry
 from atoll.core.errors import RunError, UserError
 from atoll.core.schema import Above, AtMost, Positive
@@ -71,7 +71,7 @@ class SecureSum(Aggregation):
     @property
     def statistics(self) -> tuple[str, ...]:
         """Name the number from which p_k is computed."""
-        return () if self.weights == "uniform" else (self.weights,)
+        return counted(self.weights)
 
     @property
     def least_updates(self) -> int:

@@ -15,6 +15,7 @@ from atoll.core.errors import UserError
 from atoll.core.run_folder import HELD_OUT, START, WEIGHTS, Run
 from atoll.data.partition.partition import Partition
 from atoll.engines.federation import Federation
+from atoll.models.files import encoder_file
 from atoll.recipe.recipe import Recipe
 
 RECORDS = {"model.weights": WEIGHTS, "train.start": START}  # of the weights that an option names
@@ -84,8 +85,7 @@ def _weights(recipe: Recipe) -> Iterator[tuple[str, Path]]:
     if recipe.model.weights:
         yield "model.weights", Path(recipe.model.weights)
     if recipe.train.start:
-        start = Path(recipe.train.start)
-        yield "train.start", Run(start).encoder_path if start.is_dir() else start
+        yield "train.start", encoder_file(Path(recipe.train.start))
 
 
 def _digest(path: Path) -> str:

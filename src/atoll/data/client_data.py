@@ -118,9 +118,7 @@ class FederatedClient:
         Shape:
             rows: (N,) positions among the client's samples; result: float32 (N, C, size, size).
         """
-        pixels = self._pixels(rows)
-        images = self._views.plain(pixels) if generator is None else self._views(pixels, generator)
-        return images.contiguous(memory_format=self._layout)
+        return self._shown(rows, generator).contiguous(memory_format=self._layout)
 
     def num_batches(self) -> int:
         """Number of batches in one epoch."""
@@ -205,9 +203,7 @@ class FederatedClient:
             generator: Source of the augmentation's random draws; None for images without augmentation.
         """
         for rows in torch.split(torch.arange(self.num_samples), self._batch_size):
-            pixels = self._pixels(rows)
-            image = self._views.plain(pixels) if generator is None else self._views(pixels, generator)
-            yield Batch(rows, {"image": image}, self._labels(rows))
+            yield Batch(rows, {"image": self._shown(rows, generator)}, self._labels(rows))
 
     def plain(self, pixels: Tensor) -> Tensor:
         """Convert other images to the networks' input, without augmentation.
@@ -228,8 +224,10 @@ class FederatedClient:
             cuts.pop()
         return cuts
 
-    def _pixels(self, rows: Tensor) -> Tensor:
-        return upload(self._set.images.gather(self._indices[rows]), self._device)
+    def _shown(self, rows: Tensor, generator: torch.Generator | None) -> Tensor:
+        """Images of samples; a view of each if there is a generator."""
+        pixels = upload(self._set.images.gather(self._indices[rows]), self._device)
+        return self._views.plain(pixels) if generator is None else self._views(pixels, generator)
 
     def _labels(self, rows: Tensor) -> Tensor | None:
         labels = self._set.labels

@@ -42,6 +42,7 @@ from atoll.engines.weight_names import buffer_names, travelling_names, update_na
 from atoll.evaluation.embed import feature_maps
 from atoll.models import Encoder, build_encoder, build_projector, load_pretrained, load_weights
 from atoll.models.adapters import add_adapters, freeze, has_adapters, without_adapters
+from atoll.models.files import encoder_file
 from atoll.models.layout import memory_layout
 from atoll.models.norms import named_weights
 from atoll.recipe.recipe import Recipe
@@ -177,7 +178,7 @@ class Federation:
                     DeprecationWarning,
                     stacklevel=2,
                 )
-            self.warm_start = load_weights(encoder, path / "encoder.safetensors" if path.is_dir() else path)
+            self.warm_start = load_weights(encoder, encoder_file(path))
 
     def update_names(self) -> set[str]:
         """Names of the weights that an update must contain."""

@@ -29,6 +29,7 @@ from atoll.data.views.views import Views, make_views
 from atoll.evaluation.embed import embed, input_views
 from atoll.models import Encoder, build_encoder, load_encoder
 from atoll.models.encoder import represent_black
+from atoll.models.files import encoder_file
 from atoll.recipe.recipe import Recipe
 
 UNTRAINED = "untrained"  # as partition.features
@@ -93,9 +94,8 @@ def _feature_encoder(name: str, recipe: Recipe) -> tuple[Encoder, Views]:
     size, channels = recipe.data.image_size, recipe.data.channels
     if name == UNTRAINED:
         return initial_encoder(recipe), make_views(recipe.views, size, channels)
-    path = Path(name)
     try:
-        encoder = load_encoder(path / "encoder.safetensors" if path.is_dir() else path)
+        encoder = load_encoder(encoder_file(Path(name)))
     except UserError as error:
         raise UserError(f"partition.features = {name!r}: {error}") from None
     if encoder.metadata.get("channels") != channels:

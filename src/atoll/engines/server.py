@@ -19,6 +19,7 @@ from atoll.components.messages import Checkpoint, ServerState, Update
 from atoll.components.training import learning_rate
 from atoll.core.errors import RunError, UserError
 from atoll.core.process_state import seeded_streams
+from atoll.core.remedies import RESTART
 from atoll.core.rng import derive_seed, stream
 from atoll.core.text import one_line
 from atoll.core.tree import Weights, clone, num_bytes
@@ -294,7 +295,7 @@ class Server:
         if not fits or any(client >= self.setting.num_clients for client in self.valid):
             raise UserError(
                 f"the newest checkpoint (round {checkpoint['round']}) belongs to another run, with other networks "
-                "or clients; restore this run's from a copy, or start the run again with --restart"
+                f"or clients; restore this run's from a copy, {RESTART}"
             )
 
     def _restore(self, checkpoint: Checkpoint) -> None:

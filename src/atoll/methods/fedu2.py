@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 
 from atoll.aggregation.disk_buffer import DiskBuffer
-from atoll.aggregation.fedavg import Weighing
+from atoll.aggregation.fedavg import Weighing, counted
 from atoll.aggregation.running_mean import CappedMean
 from atoll.components.base import (
     VIEWS,
@@ -126,7 +126,7 @@ class EUA(Aggregation):
     @property
     def statistics(self) -> tuple[str, ...]:
         """Name the number from which p_k is computed."""
-        return () if self.weights == "uniform" else (self.weights,)
+        return counted(self.weights)
 
     def open(self, models: Models, setting: Setting, round: int, scratch: Path | None) -> EUAFold:
         """Start to collect a round's updates."""

@@ -19,7 +19,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated, ClassVar, Literal
 
-from atoll.aggregation.fedavg import MeanFold, Weighing
+from atoll.aggregation.fedavg import MeanFold, Weighing, counted
 from atoll.aggregation.loss_weighted import LossWeighted
 from atoll.aggregation.running_mean import CappedMean
 from atoll.components.base import Aggregation, Fold, Models, Setting, Update, UpdateGeometry
@@ -52,8 +52,8 @@ class DAWA(Aggregation):
     @property
     def statistics(self) -> tuple[str, ...]:
         """Name the numbers from which p_k is computed."""
-        needed = [] if self.weights == "uniform" else [self.weights]
-        return tuple(dict.fromkeys([*needed, *(["samples"] if self.warmup_rounds else [])]))
+        warmup = counted("samples") if self.warmup_rounds else ()
+        return tuple(dict.fromkeys((*counted(self.weights), *warmup)))
 
     def open(self, models: Models, setting: Setting, round: int, scratch: Path | None) -> Fold:
         """Start a round's sum; in the warm-up, a mean weighted by samples."""

@@ -74,6 +74,11 @@ def _bytes(state: Mapping[str, Tensor], about: Mapping[str, Any]) -> list[bytes 
     return seal_at(serialise(tensors, {"atoll": json.dumps(described, sort_keys=True)}), _MARKER)
 
 
+def encoder_file(path: Path) -> Path:
+    """The file of an encoder: that of a run's folder, or the given file itself."""
+    return path / "encoder.safetensors" if path.is_dir() else path
+
+
 @settings_kept()
 def load_encoder(path: str | os.PathLike[str], encoder: nn.Module | Factory | None = None) -> Encoder:
     """Read an encoder that a run or `atoll export` wrote.
@@ -104,9 +109,9 @@ def load_encoder(path: str | os.PathLike[str], encoder: nn.Module | Factory | No
     path = Path(path)
     if path.suffix in (".pt2", ".onnx"):
         return load_program(path)
-    if path.is_dir() and not (path / "encoder.safetensors").is_file():
+    if path.is_dir() and not encoder_file(path).is_file():
         return load_folder(path)
-    path = path / "encoder.safetensors" if path.is_dir() else path
+    path = encoder_file(path)
     tensors, about = _read_safetensors(path)
     if about is None:
         raise UserError(
