@@ -13,7 +13,8 @@ from PIL import Image
 
 from atoll.cli.main import main
 from atoll.commands.embed import embed_images
-from atoll.commands.evaluate import evaluate_run, find_one_encoder, measure_run
+from atoll.commands.evaluate import evaluate_run, measure_run
+from atoll.commands.run_files import find_one_encoder
 from atoll.core.errors import UserError
 from atoll.core.run_folder import Run
 from atoll.data.options import DataOptions

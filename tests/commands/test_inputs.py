@@ -6,8 +6,9 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from atoll.commands.evaluate import measure_run, partition_of
+from atoll.commands.evaluate import measure_run
 from atoll.commands.handle import Run as RunHandle
+from atoll.commands.run_files import partition_of
 from atoll.core.errors import UserError
 from atoll.core.run_folder import Run
 from tests.harness import run_tiny

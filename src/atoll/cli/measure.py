@@ -39,7 +39,8 @@ def _add_evaluate(commands: Commands) -> None:
 
 def _evaluate(options: argparse.Namespace) -> int:
     from atoll.cli.console import make_console, results_table
-    from atoll.commands.evaluate import evaluate_run, keep_if_possible
+    from atoll.commands.evaluate import evaluate_run
+    from atoll.commands.run_files import keep_if_possible
     from atoll.core.config import describe
     from atoll.core.run_folder import Run
     from atoll.data.options import DataOptions
@@ -137,7 +138,7 @@ def _add_embed(commands: Commands) -> None:
 
 def _embed(options: argparse.Namespace) -> int:
     from atoll.commands.embed import check_embeddings, embed_images, save_embeddings
-    from atoll.commands.evaluate import find_one_encoder
+    from atoll.commands.run_files import find_one_encoder
     from atoll.core.text import plural
     from atoll.models import load_encoder
 
@@ -185,8 +186,8 @@ def _add_neighbours(commands: Commands) -> None:
 
 def _neighbours(options: argparse.Namespace) -> int:
     from atoll.cli.console import make_console
-    from atoll.commands.evaluate import keep_if_possible
     from atoll.commands.neighbours import find_neighbours
+    from atoll.commands.run_files import keep_if_possible
     from atoll.core.run_folder import Run
     from atoll.report import write_report
     from atoll.report.neighbours import neighbours_lines

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 
-from atoll.commands.evaluate import partition_of
+from atoll.commands.run_files import partition_of
 from atoll.core import tree
 from atoll.core.audit_log import FILE as AUDIT
 from atoll.core.audit_log import AuditLog

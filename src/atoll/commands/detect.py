@@ -19,7 +19,7 @@ from typing import Any, Protocol
 import torch
 from torchvision.models.detection import FasterRCNN
 
-from atoll.commands.evaluate import find_one_encoder
+from atoll.commands.run_files import find_one_encoder
 from atoll.core import tree
 from atoll.core.config import build, describe, flatten, read_settings
 from atoll.core.devices import find_device

@@ -4,78 +4,29 @@ from __future__ import annotations
 
 import hashlib
 import json
-import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from atoll.commands.evaluator import client_shares, of_users
+from atoll.commands.run_files import find_encoder, keep_if_possible, model_path, partition_of
 from atoll.core.config import describe
 from atoll.core.devices import find_device
 from atoll.core.errors import UserError
 from atoll.core.given import value_of
 from atoll.core.process_state import standard_settings
-from atoll.core.remedies import damaged
 from atoll.core.run_folder import HELD_OUT, Run
 from atoll.data.images import ImageSet
 from atoll.data.options import DataOptions
-from atoll.data.partition.partition import Partition
 from atoll.data.source_warnings import warn_of_classes
 from atoll.data.sources import load_data
 from atoll.data.views.views import make_views
 from atoll.engines.partitioning import evaluation_splits
 from atoll.evaluation import evaluate, mean_over_clients
 from atoll.models import Encoder, load_encoder
-from atoll.models.exported import CONFIG
 from atoll.models.layout import memory_layout
 from atoll.recipe.recipe import Recipe, recipe_of
-
-
-def partition_of(run: Run) -> Partition | None:
-    """Load the partition of a run; None if its file does not exist.
-
-    Raises:
-        UserError: The file is damaged.
-    """
-    text = run.read("partition.json")
-    try:
-        return None if text is None else Partition.from_json(text)
-    except UserError as error:
-        raise damaged(run.partition_path, error) from None
-
-
-def model_path(run: Run, name: str) -> Path:
-    """File of the finished encoder of one of several models."""
-    return run.folder / f"encoder-{name}.safetensors"
-
-
-def find_encoder(run_or_encoder: Path | str) -> Path:
-    """Find the encoder's file in a run's folder; any other path is returned unchanged.
-
-    Raises:
-        UserError: The folder contains no run, or the run has not finished.
-    """
-    path = Path(run_or_encoder)
-    if not path.is_dir() or (path / CONFIG).is_file():  # a file, or a folder that `atoll export` wrote
-        return path
-    run = Run(path).require()
-    if not run.encoder_path.is_file():
-        raise UserError(f"{path} has no finished encoder yet; finish it with: atoll resume {path}")
-    return run.encoder_path
-
-
-def find_one_encoder(run_or_encoder: Path | str) -> Path:
-    """Find the encoder's file as `find_encoder` does, and warn if a run has further encoders."""
-    path = find_encoder(run_or_encoder)
-    results = Run(path.parent).results if Path(run_or_encoder).is_dir() and path.is_file() else {}
-    if models := results.get("clients_by_model"):
-        warnings.warn(
-            f"{run_or_encoder} ended with {len(models)} encoders; this is that of {results['model']}, whose "
-            "clients hold the most images; the others are encoder-NAME.safetensors in its folder",
-            stacklevel=2,
-        )
-    return path
 
 
 def with_data_settings(run: Run, settings: Sequence[str]) -> Recipe:
@@ -165,14 +116,6 @@ def check_held_out(run: Run, record: Mapping[str, Any], images: ImageSet) -> Non
             f"{run.folder} was evaluated on other held-out images than its recipe's data contain now; restore "
             "those, choose another --out, or name images for the evaluation: --set data.source=folder data.path=…"
         )
-
-
-def keep_if_possible(write: Callable[[], object]) -> None:
-    """Write a result into a folder, or warn that this is not possible, so that the result can be shown."""
-    try:
-        write()
-    except UserError as error:
-        warnings.warn(f"the result is shown and not kept: {error}", stacklevel=3)
 
 
 @standard_settings()

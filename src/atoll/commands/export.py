@@ -11,8 +11,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from atoll.commands.evaluate import find_one_encoder
 from atoll.commands.model_folders import FOLDERS
+from atoll.commands.run_files import find_one_encoder
 from atoll.core.errors import UserError, did_you_mean
 from atoll.core.extras import require
 from atoll.core.files import write_whole

@@ -12,10 +12,11 @@ from PIL import Image
 from rich.console import Group
 from rich.text import Text
 
-from atoll.commands.evaluate import evaluate_on, find_one_encoder
+from atoll.commands.evaluate import evaluate_on
 from atoll.commands.export import export_run
 from atoll.commands.neighbours import search
 from atoll.commands.report import check_page
+from atoll.commands.run_files import find_one_encoder
 from atoll.core import run_folder
 from atoll.core.errors import UserError
 from atoll.core.extras import require

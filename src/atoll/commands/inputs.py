@@ -10,7 +10,8 @@ from typing import Any
 
 import torch
 
-from atoll.commands.evaluate import check_held_out, partition_of
+from atoll.commands.evaluate import check_held_out
+from atoll.commands.run_files import partition_of
 from atoll.core.errors import UserError
 from atoll.core.run_folder import HELD_OUT, START, WEIGHTS, Run
 from atoll.data.partition.partition import Partition

@@ -13,7 +13,8 @@ from torch import Tensor
 
 from atoll import functional
 from atoll.commands.embed import decoding_of, image_batches, use_device
-from atoll.commands.evaluate import find_encoder, keep_if_possible, partition_of, with_data_settings
+from atoll.commands.evaluate import with_data_settings
+from atoll.commands.run_files import find_encoder, keep_if_possible, partition_of
 from atoll.core import tree
 from atoll.core.errors import UserError
 from atoll.core.process_state import standard_settings

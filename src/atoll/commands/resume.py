@@ -12,8 +12,8 @@ from dataclasses import dataclass, replace
 import tomli_w
 import torch
 
-from atoll.commands.evaluate import model_path
 from atoll.commands.inputs import has_other_images, may_move, other_weights
+from atoll.commands.run_files import model_path
 from atoll.core.config import describe, flatten
 from atoll.core.environment import (
     difference,

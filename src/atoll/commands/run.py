@@ -13,7 +13,6 @@ from typing import Any
 from rich.console import Console
 from torch import nn
 
-from atoll.commands.evaluate import model_path
 from atoll.commands.evaluator import Evaluator
 from atoll.commands.handle import Run
 from atoll.commands.inputs import check_inputs
@@ -31,6 +30,7 @@ from atoll.commands.resume import (
     rename_finished,
     settled,
 )
+from atoll.commands.run_files import model_path
 from atoll.components.base import Trained
 from atoll.core import run_folder
 from atoll.core.errors import UserError
