@@ -25,7 +25,7 @@ from atoll.data.partition.partition import Partition
 from atoll.data.partition.small_clients import too_small_words
 from atoll.data.source_warnings import warn_of_classes
 from atoll.data.sources import Splits, load_data, settled
-from atoll.data.views.views import Views, is_local, make_views
+from atoll.data.views.views import Views, is_local, make_views, try_transform
 from atoll.engines.client import Client
 from atoll.engines.observer import refuse_measures
 from atoll.engines.partitioning import (
@@ -34,14 +34,13 @@ from atoll.engines.partitioning import (
     evaluation_splits,
     initial_encoder,
     partition_clients,
-    refuse_crops,
-    try_transform,
 )
 from atoll.engines.update_checks import SizeLimit, max_update_size
 from atoll.engines.weight_names import buffer_names, travelling_names, update_names
 from atoll.evaluation.embed import feature_maps
 from atoll.models import Encoder, build_encoder, build_projector, load_pretrained, load_weights
 from atoll.models.adapters import add_adapters, freeze, has_adapters, without_adapters
+from atoll.models.encoder import refuse_crops
 from atoll.models.files import encoder_file
 from atoll.models.layout import memory_layout
 from atoll.models.norms import named_weights

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-import warnings
 from dataclasses import replace
 from importlib import metadata
 from pathlib import Path
@@ -16,7 +15,6 @@ from torch import Tensor
 from atoll.components.base import init_seed, seeded
 from atoll.core.errors import UserError
 from atoll.core.files import cache_folder, hash_bytes
-from atoll.core.text import first_line
 from atoll.core.threads import threads
 from atoll.core.tree import load, save
 from atoll.data.images import ImageSet
@@ -28,7 +26,6 @@ from atoll.data.sources import Splits
 from atoll.data.views.views import Views, make_views
 from atoll.evaluation.embed import embed, input_views
 from atoll.models import Encoder, build_encoder, load_encoder
-from atoll.models.encoder import represent_black
 from atoll.models.files import encoder_file
 from atoll.recipe.recipe import Recipe
 
@@ -111,39 +108,6 @@ def initial_encoder(recipe: Recipe, draw: int = 0) -> Encoder:
     channels, size, _ = recipe.image_shape
     return seeded(
         init_seed(recipe.seed, "encoder", draw), lambda: build_encoder(recipe.model, channels, size)
-    )
-
-
-def refuse_crops(encoder: Encoder, channels: int, size: int) -> None:
-    """Refuse local crops of a size that an encoder cannot process.
-
-    Raises:
-        UserError: The encoder cannot process them.
-    """
-    try:
-        represent_black(encoder, (channels, size, size))
-    except Exception as error:  # a foreign network may raise any exception
-        raise UserError(
-            f"the encoder cannot process local crops of side {size} ({first_line(error)}); set views.local_size to "
-            "the size of the views, or choose an encoder for images of any size"
-        ) from error
-
-
-def try_transform(views: Views) -> None:
-    """Make a view of a noise image with the recipe's own transform, if it has one, and warn that it is slow.
-
-    Raises:
-        UserError: The transform is missing, fails, or does not return a view.
-    """
-    if views.transform is None:
-        return
-    draws, size = torch.Generator().manual_seed(0), views.image_size
-    noise = torch.randint(256, (1, views.channels, size, size), dtype=torch.uint8, generator=draws)
-    views(noise, draws)
-    warnings.warn(
-        f"views.transform = {views.transform.name!r} makes views one image at a time on the CPU, which is slower "
-        "than Atoll's own",
-        stacklevel=3,
     )
 
 

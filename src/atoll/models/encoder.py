@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from atoll.core.errors import UserError
-from atoll.core.text import few
+from atoll.core.text import few, first_line
 from atoll.models.norms import evaluating
 
 
@@ -76,6 +76,21 @@ def represent_black(encoder: nn.Module, shape: tuple[int, int, int]) -> Tensor:
     with evaluating(encoder), torch.random.fork_rng(devices=[]):
         output: Tensor = encoder(torch.zeros(1, *shape))
     return output
+
+
+def refuse_crops(encoder: Encoder, channels: int, size: int) -> None:
+    """Refuse local crops of a size that an encoder cannot process.
+
+    Raises:
+        UserError: The encoder cannot process them.
+    """
+    try:
+        represent_black(encoder, (channels, size, size))
+    except Exception as error:  # a foreign network may raise any exception
+        raise UserError(
+            f"the encoder cannot process local crops of side {size} ({first_line(error)}); set views.local_size to "
+            "the size of the views, or choose an encoder for images of any size"
+        ) from error
 
 
 def graft(module: nn.Module, state: dict[str, Tensor], source: str) -> str:

@@ -8,6 +8,7 @@ draw.
 from __future__ import annotations
 
 import math
+import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
@@ -261,6 +262,24 @@ def make_views(options: ViewOptions, image_size: int, channels: int) -> Views:
                 f"for views of size {each.size} it must be at most {2 * each.size - 1}"
             )
     return views
+
+
+def try_transform(views: Views) -> None:
+    """Make a view of a noise image with the recipe's own transform, if it has one, and warn that it is slow.
+
+    Raises:
+        UserError: The transform is missing, fails, or does not return a view.
+    """
+    if views.transform is None:
+        return
+    draws, size = torch.Generator().manual_seed(0), views.image_size
+    noise = torch.randint(256, (1, views.channels, size, size), dtype=torch.uint8, generator=draws)
+    views(noise, draws)
+    warnings.warn(
+        f"views.transform = {views.transform.name!r} makes views one image at a time on the CPU, which is slower "
+        "than Atoll's own",
+        stacklevel=3,
+    )
 
 
 def is_local(name: str) -> bool:
