@@ -62,7 +62,8 @@ def write_site(folder: Path) -> Path:
         raise UserError(f"{folder} exists and is not an empty folder; choose another name")
     if not re.fullmatch(r"\w[\w.-]{0,99}", folder.name):
         raise UserError(
-            f"{folder.name!r} cannot be a site's name: use up to 100 letters, digits, '-', '_' and '.'"
+            f"{folder.name!r} cannot be a site's name: use up to 100 letters, digits, '-', '_' and '.', "
+            "and begin with a letter or a digit"
         )
     environment = str(Path(sys.executable).parent)
     if found := set('"$`\\\n') & set(f"{folder}{environment}"):

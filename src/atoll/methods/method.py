@@ -86,12 +86,12 @@ class Method:
     @property
     def components(self) -> tuple[Component, ...]:
         """All components, in the order in which their hooks run; without terms of weight 0."""
-        terms = [term for term in self.terms if term.weight != 0]
-        return (self.objective, *terms, self.merge, self.aggregation, self.server)
+        losses = (component for _, component in self.losses)
+        return (*losses, self.merge, self.aggregation, self.server)
 
     @property
     def losses(self) -> list[tuple[float, Objective | Term]]:
-        """The local loss as (weight, component) pairs."""
+        """The local loss as (weight, component) pairs; without terms of weight 0."""
         return [(1.0, self.objective), *((term.weight, term) for term in self.terms if term.weight != 0)]
 
     @property

@@ -16,7 +16,7 @@ from atoll.engines.flower.agreed import digest_of
 from atoll.engines.flower.enrolment import Site, is_count, is_number
 from atoll.engines.flower.exchange import EVALUATE, SMALL_ANSWER, TRAIN, Exchange, Lost
 from atoll.engines.flower.ledger import ASKED, LOST, RECEIVED, received, round_of
-from atoll.engines.flower.secure_round import SecureRound, train_requests
+from atoll.engines.flower.secure_round import SecureRound
 from atoll.engines.flower.site_registry import SiteRegistry
 from atoll.engines.jobs import Job, Result, Total
 from atoll.engines.state_packs import Key
@@ -106,7 +106,7 @@ class FlowerExecutor:
     ) -> Generator[Result, None, None]:
         """Yield results in the order of the jobs."""
         shutil.rmtree(self._scratch, ignore_errors=True)
-        requests = train_requests([(job.client, job.message) for job in jobs], self._states.needed)
+        requests = self._train_requests(jobs)
         waiting: dict[int, Result | Path] = {}
         turn = iter([job.client for job in jobs])
         current = next(turn, None)
@@ -121,9 +121,13 @@ class FlowerExecutor:
 
     def total(self, jobs: Sequence[Job], aggregation: SecureSum, size: int, least: float) -> Total:
         """Return the sum of the clients' terms, by secure aggregation."""
-        requests = train_requests([(job.client, job.message) for job in jobs], self._states.needed)
+        requests = self._train_requests(jobs)
         round = jobs[0].round if jobs else 0
         return SecureRound(self.ask, round, requests, aggregation, size, least).total()
+
+    def _train_requests(self, jobs: Sequence[Job]) -> dict[int, dict[str, Tree]]:
+        needed = self._states.needed
+        return {job.client: {"message": job.message, "needed": needed.get(job.client, 0)} for job in jobs}
 
     def ask(
         self, kind: str, requests: Mapping[int, dict[str, Tree]]
@@ -230,9 +234,8 @@ def measure_sites(
 
     Sites without an answer, or without results, are left out.
     """
-    names = "|".join(
-        map(re.escape, {*protocols, "geometry"})
-    )  # geometry replaces protocols that the images do not support
+    # Geometry replaces protocols that the images do not support.
+    names = "|".join(map(re.escape, {*protocols, "geometry"}))
     allowed = re.compile(rf"(?:{names})/\w{{1,{LONGEST_NAME}}}", re.ASCII)
     found = {}
     for client, answer in executor.ask(EVALUATE, requests):

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import logging
 import re
-from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Mapping
 
 import torch
 from torch import Tensor
@@ -194,10 +194,3 @@ def _words(value: Tree, names: set[str]) -> Tree:
         return None
     right = all(isinstance(word, str) and re.fullmatch("(?:[0-9a-f]{2})+", word) for word in value.values())
     return value if right else None
-
-
-def train_requests(
-    messages: Sequence[tuple[int, Tree]], needed: Mapping[int, int]
-) -> dict[int, dict[str, Tree]]:
-    """Requests to train, by client."""
-    return {client: {"message": message, "needed": needed.get(client, 0)} for client, message in messages}

@@ -72,7 +72,8 @@ class SiteOptions:
             raise SiteError('the node\'s configuration lacks a name: add site="NAME" to --node-config')
         if not is_site_name(options.name):
             raise SiteError(
-                f"{options.site!r} cannot be a site's name: use up to 100 letters, digits, '-', '_' and '.'"
+                f"{options.site!r} cannot be a site's name: use up to 100 letters, digits, blanks, '-', '_' and "
+                "'.', and begin with a letter or a digit"
             )
         if options.site and not options.data:
             raise SiteError(f'site {options.site!r} has no images: add data="FOLDER" to --node-config')
