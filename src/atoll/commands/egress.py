@@ -248,9 +248,8 @@ def _item(
     if isinstance(large, Tensor) and large.dim() == small.dim():
         slopes = [(b - a) / (PROBES[1] - PROBES[0]) for a, b in zip(small.shape, large.shape, strict=True)]
         shape = tuple(round(a + slope * (images - PROBES[0])) for a, slope in zip(shape, slopes, strict=True))
-    if isinstance(
-        spec, TensorSpec
-    ):  # extrapolation has no upper bound, such as the size of FedCA's dictionary
+    if isinstance(spec, TensorSpec):
+        # Extrapolation has no upper bound, such as the size of FedCA's dictionary.
         shape = tuple(map(min, shape, spec.largest))
     return _tensor_item(name, shape, small.dtype, why, rounds)
 

@@ -25,9 +25,8 @@ from atoll.core.tensor_file import can_store, serialise
 Tree = Any  # dict[str, Tree] | list[Tree] | Tensor | int | float | str | bool | None
 Weights = dict[str, Tensor]
 
-_KEY = (
-    "atoll"  # the only metadata key: the header's map has no stable order, so two would break byte identity
-)
+# The only metadata key: the header's map has no stable order, so two would break byte identity.
+_KEY = "atoll"
 FILE_KEY = "atoll-file"  # the only metadata key of a file
 _MARKER = f'"{FILE_KEY}":"'.encode()  # precedes the digest in a file's header
 _END = "|"  # follows the label

@@ -22,10 +22,8 @@ from atoll.data.options import DataOptions
 from atoll.data.records import UNLABELLED, ItemRecords, Listing, encode, refuse_twins
 
 _DIGITS = 12  # of a fingerprint
-_IMAGE, _LABEL = (
-    ("image", "img", "pixel_values"),
-    ("label", "labels", "fine_label"),
-)  # names in items that are dicts, as those of Hugging Face
+# Names in items that are dicts, as those of Hugging Face.
+_IMAGE, _LABEL = ("image", "img", "pixel_values"), ("label", "labels", "fine_label")
 Sample = tuple[Encoded, Any]
 
 
@@ -150,9 +148,8 @@ class _Source:
 
     def __init__(self, role: str, given: Any) -> None:
         self.role = role
-        self.by_client = isinstance(given, Mapping) and not hasattr(
-            given, "column_names"
-        )  # as a dict of splits has
+        # A dict of splits has the names of columns.
+        self.by_client = isinstance(given, Mapping) and not hasattr(given, "column_names")
         self.name = "dict" if self.by_client else type(given).__name__
         sources = given if self.by_client else {"": given}
         if not sources:
@@ -235,10 +232,11 @@ def _part(whose: str, source: Any) -> _Part:
         if len(images) != len(labels):
             raise UserError(f"{whose} has {len(images)} images and {len(labels)} labels; give one for each")
         return _Part(len(images), _Arrays(images, labels), whose)
+    # Not two samples, which have an image, a label and perhaps more.
     if isinstance(source, tuple) and len(source) == 2 and isinstance(source[0], list) and len(source[0]) > 3:
         raise UserError(
             f"the images of {whose} are a list; give one array, or pairs: list(zip(images, labels))"
-        )  # and not two samples, which have an image, a label and perhaps more
+        )
     if _is_array(source):
         return _Part(len(source), _Arrays(source, None), whose)
     if isinstance(source, str | PathLike):

@@ -203,9 +203,8 @@ class _Rounds:
 
         def complete() -> None:
             save()
-            self._observer.keep(
-                record.round, state
-            )  # after the checkpoint, because a repeated private round has another result
+            # After the checkpoint, because a repeated private round has another result.
+            self._observer.keep(record.round, state)
             self._conclude(record.round, line)
 
         if overlap and not self._spends and not self._evaluator(record.round):

@@ -234,9 +234,8 @@ def finetune(
     )
     accuracy, best, best_epoch = 0.0, -1.0, 0
     with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
-        torch.manual_seed(
-            generator.initial_seed()
-        )  # dropout and stochastic depth draw from the default generator
+        # Dropout and stochastic depth draw from the default generator.
+        torch.manual_seed(generator.initial_seed())
         for epoch, _ in enumerate(passes, start=1):
             last = epoch == protocol.epochs
             if last or (protocol.select == "best" and epoch % protocol.every == 0):

@@ -149,9 +149,8 @@ def shortest_in_hull(gram: Tensor) -> Tensor:
     h = gram + share[:, None] * share[None, :]
     y = torch.zeros_like(share)
     active = torch.zeros(k, dtype=torch.bool)
-    for _ in range(
-        10 * k
-    ):  # far more than needed; a bound in case rounding adds and removes an index for ever
+    # Far more steps than needed: a bound in case rounding adds and removes an index for ever.
+    for _ in range(10 * k):
         gain = (share - h @ y).masked_fill(active, -torch.inf)
         if float(gain.max()) <= rounding:
             break

@@ -110,9 +110,8 @@ def graft(module: nn.Module, state: dict[str, Tensor], source: str) -> str:
     """
     target = module.state_dict()
     matching = {name for name in target.keys() & state.keys() if target[name].shape == state[name].shape}
-    if matching.isdisjoint(
-        name for name, _ in module.named_parameters()
-    ):  # BatchNorm's counters match any module
+    # Of trained tensors only: BatchNorm's counters match any module.
+    if matching.isdisjoint(name for name, _ in module.named_parameters()):
         raise UserError(
             f"{source} holds no trained tensor that matches this encoder by name and shape "
             f"(it has {few(sorted(state), 4)}; the encoder has {few(sorted(target), 4)}); "

@@ -194,9 +194,8 @@ def _read_safetensors(path: Path) -> tuple[dict[str, Tensor], dict[str, Any] | N
     try:
         with safetensors.safe_open(path, framework="pt") as file:
             metadata = file.metadata() or {}
-            about = metadata.get(
-                "atoll", "{}" if FILE_KEY in metadata else None
-            )  # a tree describes no encoder
+            # A tree describes no encoder.
+            about = metadata.get("atoll", "{}" if FILE_KEY in metadata else None)
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (not a dict)
         described = None if about is None else dict(json.loads(about))
         if described is not None and described.get("format") == FORMAT:

@@ -43,9 +43,8 @@ class Encoder:
         self._arrays = {
             key: self._arrays.get(key) or (tensors, _array(tensors)) for key, tensors in groups.items()
         }
-        record = (
-            ArrayRecord()
-        )  # filled by key, because the constructor copies arrays, which would then be hashed again
+        # Filled by key, because the constructor copies arrays, which would then be hashed again.
+        record = ArrayRecord()
         record[REST] = _array(rest)
         for number, (_, array) in enumerate(self._arrays.values()):
             record[str(number)] = array

@@ -111,9 +111,8 @@ class FlowerEngine:
             with ledger.failures():
                 return run_rounds(context, self._states, lambda: closing(executor))
         finally:
-            self._write_sites(
-                checkpoints.parent
-            )  # with the nodes that were refused and the sites that withdrew in the meantime
+            # With the nodes that were refused and the sites that withdrew in the meantime.
+            self._write_sites(checkpoints.parent)
 
     def measure(self, server: Server, final: bool) -> SiteResults:
         """Collect each real site's results on its local held-out images, and their mean weighted by images."""

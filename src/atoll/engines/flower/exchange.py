@@ -87,9 +87,8 @@ class Exchange:
     def _pull(self, message_id: str, late: bool) -> dict[str, Tree] | Lost | None:
         try:
             with limited(self._grid, self._limit and self._limit.total):
-                reply = next(
-                    iter(self._grid.pull_messages([message_id])), None
-                )  # further replies are ignored
+                # Further replies are ignored.
+                reply = next(iter(self._grid.pull_messages([message_id])), None)
         except TooLargeError as error:
             return Lost(f"its answer cannot be read: {error}")
         except UNREADABLE as error:

@@ -60,9 +60,8 @@ class LocalPrivacy(Options, section="policy.privacy"):
         names = [name for name, weight in weights.items() if weight.is_floating_point()]
         step = [weights[name].cpu() - received[name].cpu() for name in names]
         norm = joint_norm(step) if step else 0.0
-        if not math.isfinite(
-            norm
-        ):  # whether training diverged must not be seen either: no step, and the noise
+        if not math.isfinite(norm):
+            # Whether training diverged must not be seen either: no step, and the noise.
             step = [torch.zeros_like(part) for part in step]
         elif norm > self.clip:
             torch._foreach_mul_(step, self.clip / norm)

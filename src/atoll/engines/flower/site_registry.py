@@ -69,9 +69,8 @@ class SiteRegistry:
         self._pauses: dict[int, float] = {}
         self._sessions: dict[int, str] = {}  # when each node that is online connected
         self._waited: set[tuple[int, str]] = set()  # nodes that a round has waited for in this session
-        self._hellos: dict[
-            int, tuple[Exchange, str]
-        ] = {}  # of nodes that have not answered yet, with their keys
+        # Of nodes that have not answered yet, with their keys.
+        self._hellos: dict[int, tuple[Exchange, str]] = {}
         self._known = KnownSites.read(self.keys) if self.keys is not None else None
         self._told: set[str] = set()  # sites that know that they are excluded
         self._remind_at = 0.0
