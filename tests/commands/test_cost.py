@@ -9,9 +9,9 @@ import torch
 from atoll.aggregation.private import PrivateFedAvg
 from atoll.cli.main import main
 from atoll.commands import cost as cost_of
-from atoll.commands.bench import Enough, Stopwatch
 from atoll.commands.cost import Cost, at_sites, estimate, estimate_at_sites
 from atoll.commands.run import run_recipe
+from atoll.commands.stopwatch import Enough, Stopwatch
 from atoll.core.tree import load, num_bytes
 from tests.harness import tiny
 

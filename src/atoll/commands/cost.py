@@ -18,8 +18,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from atoll.commands.bench import Enough, Stopwatch, largest_cohort
 from atoll.commands.egress import stand_ins
+from atoll.commands.stopwatch import Enough, Stopwatch, largest_cohort
 from atoll.components.messages import ClientState, Message, Update
 from atoll.core.errors import UserError
 from atoll.core.run_folder import RETAINED_ROUNDS
