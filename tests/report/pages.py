@@ -7,6 +7,8 @@ from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
 
+from atoll.report import write_report
+
 VOID = {"meta", "br", "img", "link", "hr", "input", "wbr"}
 
 
@@ -79,3 +81,17 @@ class Page(HTMLParser):
             self._caption += data
         elif self._rows and self._rows[-1] and {"td", "th"} & set(self._open):
             self._rows[-1][-1] += data
+
+
+RESULTS = "Results by method"
+
+
+def report(tmp_path, *folders):
+    """The page of these runs."""
+    return Page(write_report(folders, tmp_path / "report.html"))
+
+
+def row(page, label, caption=RESULTS):
+    """The only row of a table that begins so."""
+    (found,) = [cells for cells in page.tables[caption] if cells[0].startswith(label)]
+    return found

@@ -14,19 +14,8 @@ from atoll.core.run_folder import fingerprint_of_sites
 from atoll.report import write_report
 from atoll.report.reproduction import section
 from tests.harness import run_tiny
-from tests.report.pages import Page
+from tests.report.pages import RESULTS, Page, report, row
 from tests.report.run_folders import CLASSES, evaluation, make_run
-
-RESULTS = "Results by method"
-
-
-def report(tmp_path, *folders):
-    return Page(write_report(folders, tmp_path / "report.html"))
-
-
-def row(page, label, caption=RESULTS):
-    (found,) = [cells for cells in page.tables[caption] if cells[0].startswith(label)]
-    return found
 
 
 def test_the_page_of_a_real_run_is_whole_and_loads_nothing(tmp_path):
@@ -76,134 +65,6 @@ def test_the_time_of_several_runs_is_a_range(tmp_path):
     assert "Time of all rounds13 to 1,800 s a run" in report(tmp_path, *folders).text
     (tmp_path / "report.html").unlink()
     assert "Time of all rounds13 s" in report(tmp_path, folders[0]).text
-
-
-def test_the_highest_accuracy_is_marked_and_a_shape_never_is(tmp_path):
-    a = make_run(tmp_path / "a", "moon", results=evaluation(0.7, 0.6, uniformity=-3.0))
-    b = make_run(tmp_path / "b", "ssd", results=evaluation(0.8, 0.5))
-    page = report(tmp_path, a, b)
-    assert [cell.endswith("highest") for cell in row(page, "moon")[1:]] == [False, True, False, False]
-    assert [cell.endswith("highest") for cell in row(page, "ssd")[1:]] == [True, False, False, False]
-    assert "One seed cannot distinguish" in page.text
-    error = 100 * math.sqrt(0.8 * 0.2 / 400)
-    assert (
-        f"With 400 test images, the standard error of an accuracy of 80 % is {error:.1f} points." in page.text
-    )
-
-
-OTHERS = {
-    "data": ({"recipe": {"data": {"source": "digits", "limit": 9}}}, "differ in their images (data.limit)"),
-    "split": ({"results": {**evaluation(0.8), "split": "train"}}, "were not evaluated on the same images"),
-    "count": (
-        {"results": {**evaluation(0.8), "knn/test_images": 50}},
-        "were not evaluated on the same images",
-    ),
-}
-
-
-@pytest.mark.parametrize("name", OTHERS)
-def test_between_runs_with_other_images_nothing_is_the_highest(tmp_path, name):
-    other, sentence = OTHERS[name]
-    page = report(tmp_path, make_run(tmp_path / "a", "moon"), make_run(tmp_path / "b", "ssd", **other))
-    assert not any(cell.endswith("highest") for method in ("moon", "ssd") for cell in row(page, method))
-    assert f"No value is bold, because the runs {sentence}." in page.text
-    assert "Bold:" not in page.text
-
-
-def test_a_test_set_of_other_images_and_equal_size_is_another(tmp_path):
-    def page(name, *fingerprints):
-        runs = [
-            make_run(tmp_path / name / method, method, results=evaluation(0.8)) for method in ("moon", "ssd")
-        ]
-        for run, fingerprint in zip(runs, fingerprints, strict=False):
-            (run / "held_out.json").write_text(json.dumps({"fingerprint": fingerprint}))
-        return report(tmp_path / name, *runs).text
-
-    sentence = "No value is bold, because the runs were not evaluated on the same images."
-    assert sentence in page("other", "a", "b")
-    assert sentence not in page("same", "a", "a")
-    assert sentence not in page("unknown", "a")
-
-
-def test_under_another_protocol_nothing_is_the_highest_of_its_column(tmp_path):
-    other = {**evaluation(0.7, 0.6), "probe/name": "l-dawa", "probe/lr": 0.01, "knn/train_images": 7}
-    page = report(tmp_path, make_run(tmp_path / "a", "moon", results=other), make_run(tmp_path / "b", "ssd"))
-    assert [cell.endswith("highest") for cell in row(page, "moon")[1:3]] == [False, False]
-    assert [cell.endswith("highest") for cell in row(page, "ssd")[1:3]] == [True, False]
-    sentence = "No value of probe % is bold, because the runs were evaluated under different protocols."
-    assert sentence in page.text
-    assert "Bold:" in page.text  # kNN's
-
-
-def test_images_of_another_seed_or_memory_are_no_other_images(tmp_path):
-    runs = [
-        make_run(tmp_path / f"a{seed}", "moon", seed, {**evaluation(0.7), "knn/test_images": 400 + seed})
-        for seed in (0, 1)
-    ]
-    settings = {"recipe": {"data": {"source": "digits", "memory_gib": 2.0}}}
-    page = report(tmp_path, *runs, make_run(tmp_path / "b", "ssd", results=evaluation(0.8), **settings))
-    assert row(page, "ssd")[1].endswith("highest")
-
-
-def test_what_cannot_be_told_from_the_highest_is_marked_too(tmp_path):
-    runs = [("moon", (0.70, 0.80)), ("ssd", (0.79, 0.81)), ("byol", (0.50, 0.51))]
-    folders = [
-        make_run(tmp_path / f"{method}{seed}", method, seed, evaluation(value))
-        for method, values in runs
-        for seed, value in enumerate(values)
-    ]
-    page = report(tmp_path, *folders)
-    assert [row(page, method)[1].endswith("highest") for method, _ in runs] == [True, True, False]
-
-
-def test_every_number_names_recipe_seed_protocol_and_version(tmp_path):
-    page = report(tmp_path, make_run(tmp_path / "run-a", seed=7))
-    (runs,) = [rows for caption, rows in page.tables.items() if "digest" in caption]
-    assert runs[1][:4] == ["ssd", "run-a", "7", "3 of 3"]
-    assert runs[1][5] == "9.8.7"
-    assert "k 20 · temperature 0.1" in page.text
-    assert "name ssd · lr 0.003" in page.text
-    assert "Measured on the test images." in page.text
-    assert "[train]\nrounds = 3" in page.text
-
-
-def test_what_else_differs_than_the_method_is_said(tmp_path):
-    a = make_run(tmp_path / "a", "moon")
-    b = make_run(tmp_path / "b", "ssd", recipe={"train": {"rounds": 3, "lr": 0.1}})
-    (rows,) = [
-        rows for caption, rows in report(tmp_path, a, b).tables.items() if "Differences between" in caption
-    ]
-    assert rows == [["recipe key", "moon", "ssd"], ["train.lr", "0.05", "0.1"]]
-
-
-def test_seeds_with_other_numbers_of_images_have_one_protocol(tmp_path):
-    a = make_run(tmp_path / "a", "moon", results={**evaluation(0.9), "geometry/client_images": 1438})
-    b = make_run(tmp_path / "b", "ssd", results={**evaluation(0.9), "geometry/client_images": 1430})
-    text = report(tmp_path, a, b).text
-    assert "different protocols" not in text
-    assert "test images 400" in text
-    assert "client images 1438 or 1430" in text
-
-
-def test_a_run_that_measured_nothing_is_under_no_protocol(tmp_path):
-    """With no protocol in evaluation.at_end, the page said that the run was measured on the test images."""
-    nothing = {"round": 2, "split": "test", "method": "MOON"}
-    a = make_run(tmp_path / "a", "moon", results=nothing)
-    assert "Measured on" not in report(tmp_path, a).text
-    assert "Nothing has been measured yet." in report(tmp_path, a).text
-    b = make_run(tmp_path / "b", "ssd")
-    text = report(tmp_path, a, b).text
-    assert "Measured on the test images" in text
-    assert "The runs were evaluated under different protocols" not in text
-
-
-def test_different_protocols_are_not_passed_off_as_one(tmp_path):
-    a = make_run(tmp_path / "a", "moon")
-    b = make_run(tmp_path / "b", "ssd", results={**evaluation(0.9), "knn/k": 200})
-    text = report(tmp_path, a, b).text
-    assert "The runs were evaluated under different protocols" in text
-    assert "k 20 ·" in text
-    assert "k 200 ·" in text
 
 
 def test_text_from_data_stays_text(tmp_path):

@@ -37,9 +37,7 @@ def results_table(results: Mapping[str, Any]) -> Table:
         metric = metrics.get(key)
         if metric and (printed := metric.values([results])):
             table.add_row(metric.title, mean_std(printed, metric.digits))
-        elif (
-            not isinstance(value, list) and value != ""
-        ):  # a constant that does not apply, such as hidden layers
+        elif not isinstance(value, list) and value != "":  # of constants, those that apply
             table.add_row(key, f"{value:.4g}" if isinstance(value, float) else str(value))
     return table
 

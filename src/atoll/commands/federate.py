@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Sequence
 from pathlib import Path
 
-from atoll.core.audit_log import FILE, AuditLog
+from atoll.core.audit_log import FILE, AuditLog, is_hash
 from atoll.core.errors import UserError
 
 
@@ -24,7 +23,7 @@ def verify_log(path: Path, hashes: Sequence[str] = ()) -> str:
         UserError: There is no log, a line was changed, or a hash is not in the log or no hash.
     """
     for one in hashes:
-        if not re.fullmatch("[0-9a-f]{64}", one):
+        if not is_hash(one):
             raise UserError(
                 f"{one!r} is not the hash of a line, which has 64 hexadecimal digits; copy all of it"
             )

@@ -25,8 +25,14 @@ from atoll.core.locks import lock
 
 FILE = "audit.jsonl"
 START = "0" * 64  # the hash before the first line
-_LINE = re.compile(rb'\{"hash": "([0-9a-f]{64})", (.*\})')
+_HASH = "[0-9a-f]{64}"
+_LINE = re.compile(rb'\{"hash": "(%b)", (.*\})' % _HASH.encode())
 _BLOCK = 2**16
+
+
+def is_hash(text: str) -> bool:
+    """Whether a text has the form of a line's hash."""
+    return re.fullmatch(_HASH, text) is not None
 
 
 @dataclass(frozen=True)

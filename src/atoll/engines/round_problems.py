@@ -17,13 +17,12 @@ def too_few(record: Record, accepted: int, cohort: int, share: float, aggregatio
     """Say why a round failed, and what can be done about it."""
     reasons = [f"client {client}: {reason}" for client, reason in {**record.refused, **record.lost}.items()]
     by_share = accepted < share * cohort or not accepted
-    required = (
-        f"train.min_accepted requires {share:.0%}"
-        if by_share
-        else f"{aggregation.name!r} requires {aggregation.least_updates}"
-    )
     if isinstance(aggregation, SecureSum) and (least := aggregation.least(cohort)) > share * cohort:
         required = f"options.secure_sum.threshold requires {least}"
+    elif by_share:
+        required = f"train.min_accepted requires {share:.0%}"
+    else:
+        required = f"{aggregation.name!r} requires {aggregation.least_updates}"
     remedies = {
         "lower train.lr if training diverges, or raise a bound that is too tight, or correct a component that "
         "does not send what it declares": record.refused,

@@ -163,9 +163,8 @@ PROBES = (
         for count in _COUNTS
     }
 )
-PAPERS_PROBES = {
-    f"probe-{name}": probe for name, probe in PROBES.items()
-}  # by the names of evaluation.at_end
+# By the names of evaluation.at_end.
+PAPERS_PROBES = {f"probe-{name}": probe for name, probe in PROBES.items()}
 
 
 @dataclass(frozen=True)

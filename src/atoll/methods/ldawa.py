@@ -52,7 +52,7 @@ class DAWA(Aggregation):
     @property
     def statistics(self) -> tuple[str, ...]:
         """Name the numbers from which p_k is computed."""
-        warmup = counted("samples") if self.warmup_rounds else ()
+        warmup = ("samples",) if self.warmup_rounds else ()
         return tuple(dict.fromkeys((*counted(self.weights), *warmup)))
 
     def open(self, models: Models, setting: Setting, round: int, scratch: Path | None) -> Fold:

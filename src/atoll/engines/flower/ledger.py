@@ -7,12 +7,11 @@ its log unnoticed.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Protocol
 
-from atoll.core.audit_log import AuditLog
+from atoll.core.audit_log import AuditLog, is_hash
 from atoll.core.errors import RunError
 from atoll.core.tree import Tree, named_bytes, num_bytes, placed_bytes
 from atoll.engines.callbacks import Callback
@@ -85,7 +84,7 @@ def received(answer: Mapping[str, Tree]) -> dict[str, object]:
     """Describe a site's answer for the coordinator's audit log: its size, its tensors, and the site's own line."""
     body = answer.get(UPDATE, {key: value for key, value in answer.items() if key != "log"})
     line = answer.get("log")
-    known = isinstance(line, str) and re.fullmatch("[0-9a-f]{64}", line)
+    known = isinstance(line, str) and is_hash(line)
     return {"bytes": num_bytes(body), "tensors": _tensors(body), **({"site_log": line} if known else {})}
 
 
