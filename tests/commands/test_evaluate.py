@@ -172,7 +172,7 @@ def test_a_record_of_other_images_says_which_they_were(tmp_path):
 
 def test_images_of_other_channels_are_refused(run):
     images = replace(recipe_of(run).data, source="synthetic", channels=3)
-    with pytest.raises(UserError, match=r"the encoder takes 1 channel\(s\); set data.channels=1"):
+    with pytest.raises(UserError, match=r"the encoder takes 1 channel; set data.channels=1"):
         measure_run(run, ["geometry"], images)
 
 

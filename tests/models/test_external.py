@@ -324,7 +324,7 @@ def test_an_encoder_whose_code_cannot_be_read_is_known_by_its_text(monkeypatch):
         ("nothing_here:Net", "model.encoder 'nothing_here:Net': no module 'nothing_here'"),
         (f"{HERE}Nett", "has no 'Nett'"),
         (f"{HERE}Maps", r"returns a float32 tensor of shape \(1, 8, 31, 31\) for 1 image in eval"),
-        (f"{HERE}Doubles", r"returns 1 row\(s\) of float64 for one image.*with \.float\(\)"),
+        (f"{HERE}Doubles", r"returns 1 row of float64 for one image.*with \.float\(\)"),
         (f"{HERE}Random", r"draws random numbers in eval mode.*only while self\.training"),
         (
             f"{HERE}Beside",

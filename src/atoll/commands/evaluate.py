@@ -17,6 +17,7 @@ from atoll.core.errors import UserError
 from atoll.core.given import value_of
 from atoll.core.process_state import standard_settings
 from atoll.core.run_folder import HELD_OUT, Run
+from atoll.core.text import plural
 from atoll.data.images import ImageSet
 from atoll.data.options import DataOptions
 from atoll.data.source_warnings import warn_of_classes
@@ -166,7 +167,7 @@ def measure_run(
     def load(path: Path) -> Encoder:
         encoder = load_encoder(path, value_of(recipe.model.encoder)).to(device)
         if (made_for := encoder.metadata["channels"]) != data.channels:
-            raise UserError(f"the encoder takes {made_for} channel(s); set data.channels={made_for}")
+            raise UserError(f"the encoder takes {plural(made_for, 'channel')}; set data.channels={made_for}")
         layout = memory_layout(encoder, recipe.engine.uses_channels_last())
         return encoder.to(memory_format=layout)
 

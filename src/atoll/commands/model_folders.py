@@ -8,6 +8,7 @@ from typing import Any
 
 from atoll.core.errors import UserError
 from atoll.core.tensor_file import serialise
+from atoll.core.text import plural
 from atoll.models import Encoder
 from atoll.models.encoder import input_metadata
 from atoll.models.exported import CONFIG, KEY, WEIGHTS
@@ -124,8 +125,8 @@ def model_card(encoder: Encoder, library: str, use: str) -> str:
         "",
         f"# {encoder.spec['encoder']}, trained in a federation",
         "",
-        f"Images of {size} × {size} pixels, {about['channels']} channel(s), in 0..1, minus mean {about['mean']}, "
-        f"divided by std {about['std']}; output: {encoder.dim} numbers for each image.",
+        f"Images of {size} × {size} pixels, {plural(about['channels'], 'channel')}, in 0..1, "
+        f"minus mean {about['mean']}, divided by std {about['std']}; output: {encoder.dim} numbers for each image.",
         "",
     ]
     if origin:

@@ -22,7 +22,7 @@ from atoll.core.fingerprint import fingerprint
 from atoll.core.given import PREFIX, Given, not_given
 from atoll.core.imports import import_attribute
 from atoll.core.process_state import seeded_streams, streams_kept
-from atoll.core.text import first_line
+from atoll.core.text import first_line, plural
 from atoll.models.encoder import Encoder, represent_black
 from atoll.models.libraries import (
     HUGGING_FACE,
@@ -99,7 +99,7 @@ class ExternalEncoder(Encoder):
             ) from error
         # The heads' dtype. Autocast is off here; in training it may be on.
         if len(h) != 1 or h.dtype != torch.get_default_dtype():
-            found = f"{len(h)} row(s) of {str(h.dtype).removeprefix('torch.')}"
+            found = f"{plural(len(h), 'row')} of {str(h.dtype).removeprefix('torch.')}"
             raise UserError(
                 f"model.encoder = {self._name!r} returns {found} for one image, and must return one row of "
                 "float32; convert its weights and its output with .float()"

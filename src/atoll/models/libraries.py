@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from atoll.core.errors import UserError, did_you_mean
 from atoll.core.extras import require
-from atoll.core.text import first_line
+from atoll.core.text import first_line, plural
 
 TIMM, HUGGING_FACE, TORCHVISION = "timm:", "hf:", "torchvision:"
 # Where timm's models, and others, describe their input:
@@ -115,8 +115,9 @@ def timm_model(name: str, channels: int, size: int) -> nn.Module:
             model = create(**sized)
     except Exception as error:  # timm's models assert, or raise what their layers raise
         raise UserError(
-            f"model.encoder = {name!r} cannot be built for images of side {size} with {channels} channel(s) "
-            f"({first_line(error)}); its own size is {read_config(config.to_dict()).size}: set data.image_size"
+            f"model.encoder = {name!r} cannot be built for images of side {size} with "
+            f"{plural(channels, 'channel')} ({first_line(error)}); its own size is "
+            f"{read_config(config.to_dict()).size}: set data.image_size"
         ) from error
     return model
 
@@ -172,8 +173,8 @@ def hugging_face_model(
         model: nn.Module = transformers.AutoModel.from_config(made)
     except Exception as error:  # transformers' models raise what their layers raise
         raise UserError(
-            f"model.encoder = {name!r} cannot be built for images of side {size} with {channels} channel(s): "
-            f"{first_line(error)}"
+            f"model.encoder = {name!r} cannot be built for images of side {size} with "
+            f"{plural(channels, 'channel')}: {first_line(error)}"
         ) from error
     return model, {"config": made.to_diff_dict()}
 

@@ -10,6 +10,7 @@ from atoll.core.errors import UserError
 from atoll.engines.flower.codec import tree
 from atoll.engines.flower.site import SiteSide
 from atoll.engines.flower.site_options import SiteOptions
+from atoll.recipe.recipe import load_recipe
 from tests.engines.flower.site_runs import play, site, sites
 
 
@@ -142,3 +143,10 @@ def test_a_request_that_a_site_cannot_use_names_the_field_and_what_to_do(tmp_pat
 def test_the_old_word_for_a_reset_still_works():
     options = SiteOptions.read({"site": "east", "data": "images", "afresh": "59b8"})
     assert options.reset == "59b8"
+
+
+@pytest.mark.parametrize("device", ["gpu", "cuda:99"])
+def test_a_device_that_is_not_there_is_named_with_the_place_where_the_site_sets_it(device):
+    options = SiteOptions.read({"site": "east", "data": "images", "device": device})
+    with pytest.raises(UserError, match=r"^device in the --node-config "):
+        options.recipe(load_recipe("digits-ssd"))

@@ -303,4 +303,5 @@ def test_a_site_that_says_nonsense_of_itself_is_turned_away(changes, sentence):
     grid = FakeGrid({7: lambda message: Message(records(answer), reply_to=message)})
     with pytest.raises(UserError, match="0 of 1 sites connected") as error:
         SiteRegistry(grid, "", 1).gather(1, 0.1)
-    assert f"refused: {sentence}); start" in str(error.value)
+    named = "west: " if answer["name"] == "west" else ""
+    assert f"refused: {named}{sentence}); start" in str(error.value)

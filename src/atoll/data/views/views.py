@@ -17,6 +17,7 @@ from torch import Tensor
 
 from atoll.core.devices import upload
 from atoll.core.errors import UserError
+from atoll.core.text import plural
 from atoll.data.views import ops as ops
 from atoll.data.views.crop import plan_crops
 from atoll.data.views.draws import Draw, draw_views
@@ -243,7 +244,7 @@ def make_views(options: ViewOptions, image_size: int, channels: int) -> Views:
         values = getattr(settings, name)
         if len(values) not in (1, channels):
             raise UserError(
-                f"views.{name} has {len(values)} values for images of {channels} channel(s) "
+                f"views.{name} has {len(values)} values for images of {plural(channels, 'channel')} "
                 f"(preset {options.preset!r}); set one value, or one for each channel"
             )
     smallest = min(size, options.local_size or size)

@@ -17,7 +17,7 @@ from atoll.components.base import Deployment
 from atoll.core.environment import environment
 from atoll.core.errors import UserError
 from atoll.core.provenance import version
-from atoll.core.text import clean
+from atoll.core.text import clean, plural
 from atoll.core.threads import threads
 from atoll.core.tree import Tree, map_tensors, save
 from atoll.core.version import VERSION
@@ -68,7 +68,8 @@ class SiteSide:
             return {"lost": f"the run is for {wanted}, and this node is configured for the other"}
         splits = load_data(self.options.recipe(recipe).data, recipe.seed) if self.options.site else None
         if splits is not None and len(splits.train) < 2:
-            return {"lost": f"site {self.options.site!r} has {len(splits.train)} training image(s), needs 2"}
+            images = plural(len(splits.train), "training image")
+            return {"lost": f"site {self.options.site!r} has {images}, needs 2"}
         if policy is not None and splits is not None:
             site = self.options.recipe(recipe)
             partition = site_partition(site, splits.train, 0, request["sites"])

@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from atoll.core.audit_log import AuditLog
+from atoll.core.devices import find_device
 from atoll.core.errors import UserError, did_you_mean
 from atoll.data.options import DataOptions
 from atoll.engines.flower.enrolment import is_site_name
@@ -110,7 +111,13 @@ class SiteOptions:
             ) from error
 
     def recipe(self, recipe: Recipe) -> Recipe:
-        """Replace the images and the device of a recipe by the site's."""
+        """Replace the images and the device of a recipe by the site's.
+
+        Raises:
+            UserError: The site names a device that is not there.
+        """
+        if self.device:
+            find_device(self.device, "device in the --node-config")
         engine = recipe.engine.on(self.device) if self.device else recipe.engine.of_a_node()
         if not self.site:
             return replace(recipe, engine=engine)

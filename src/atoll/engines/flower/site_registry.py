@@ -89,7 +89,11 @@ class SiteRegistry:
         found = self._enrol(count, ends)
         if len(found) < count:
             connected = {str(site.node) for site in found.values()}
-            refused = [one["reason"] for one in self.turned_away if one["node"] not in connected]
+            refused = [
+                f"{one['name']}: {one['reason']}" if one["name"] else one["reason"]
+                for one in self.turned_away
+                if one["node"] not in connected
+            ]
             reasons = "; ".join(dict.fromkeys(refused))
             remedy = "or lower 'sites'" if self.sites else f"in a simulation with num-supernodes={count}"
             raise UserError(
