@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from rich.markup import escape
 from rich.table import Table
 
-from atoll.commands.egress import stand_ins
+from atoll.commands.noise import stand_ins
 from atoll.commands.stopwatch import Enough, Stopwatch, largest_cohort
 from atoll.core.errors import UserError
 from atoll.core.processes import num_cores

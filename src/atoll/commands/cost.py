@@ -18,7 +18,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from atoll.commands.egress import stand_ins
+from atoll.commands.noise import stand_ins
 from atoll.commands.stopwatch import Enough, Stopwatch, largest_cohort
 from atoll.components.messages import ClientState, Message, Update
 from atoll.core.errors import UserError

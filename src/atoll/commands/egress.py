@@ -18,10 +18,10 @@ import torch
 from torch import Tensor
 
 from atoll.aggregation.secure_sum import SecureSum
-from atoll.components.base import ChoiceSpec, TensorSpec, Trained
+from atoll.commands.noise import noise_pixels, stand_ins
+from atoll.components.base import ChoiceSpec, TensorSpec
 from atoll.components.declaration import Leaf, declared_leaves
 from atoll.core.errors import UserError
-from atoll.core.rng import stream
 from atoll.core.threads import threads
 from atoll.core.tree import Tree, clone
 from atoll.data.images import ImageSet, StoredPixels
@@ -187,28 +187,13 @@ class _Recorder:
             self._found["up"].append(_flat(clone(update)))
 
 
-def stand_ins(federation: Federation, images: int) -> dict[str, Trained]:
-    """Stand-ins for the results of prerequisite runs: the initial model, as if trained on noise."""
-    recipe = federation.recipe
-    return {
-        name: Trained(federation.initial_weights(), StoredPixels(_pixels(recipe, images)))
-        for name in recipe.composed.prerequisites()
-    }
-
-
 def _noise(recipe: Recipe, count: int) -> tuple[Splits, Partition]:
     sizes = [OTHERS, count, *([OTHERS] * (CLIENTS - 2))]
     labels = torch.arange(sum(sizes)) % CLASSES if recipe.composed.needs_labels else None
     classes = [str(k) for k in range(CLASSES)] if recipe.composed.needs_labels else []
-    images = ImageSet(StoredPixels(_pixels(recipe, sum(sizes))), labels, classes)
+    images = ImageSet(StoredPixels(noise_pixels(recipe, sum(sizes))), labels, classes)
     names = [str(k) for k in range(CLIENTS)]
     return Splits(images), Partition.consecutive(sizes, names, recipe.partition, recipe.seed, classes=classes)
-
-
-def _pixels(recipe: Recipe, count: int) -> Tensor:
-    size = recipe.data.image_size
-    shape = (count, recipe.data.channels, size, size)
-    return torch.randint(256, shape, generator=stream(0, "egress"), dtype=torch.uint8)
 
 
 def _flat(tree: Tree, prefix: str = "") -> _Flat:
