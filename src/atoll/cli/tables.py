@@ -22,6 +22,7 @@ from atoll.methods.method import Method
 from atoll.papers.inventory import inventory
 from atoll.papers.reproduction import Reproduction, image_names
 from atoll.report.client_pictures import chosen_clients
+from atoll.report.numbers import number
 from atoll.report.reproduction import remarks
 from atoll.report.terminal import terminal_table
 from atoll.report.wording import source_words
@@ -213,8 +214,8 @@ def theory_table(summary: Mapping[str, Any]) -> Group:
     ]
     if slopes["loss_local"] is not None:
         below.append(
-            f"powers of d: 1 − r locally {slopes['loss_local']:.2f}, globally {slopes['loss_global']:.2f}; "
-            f"correlation {slopes['cross_correlation']:.2f}"
+            f"powers of d: 1 − r locally {number(slopes['loss_local'], 2)}, globally "
+            f"{number(slopes['loss_global'], 2)}; correlation {number(slopes['cross_correlation'], 2)}"
         )
     head = ["d", "seeds", "K", "1 − r local", "global", "c local", "c global", "holds"]
     head += ["own corr.", "other corr.", "c", "holds"]
