@@ -96,6 +96,20 @@ def test_nothing_sticks_out_sideways(page, tmp_path, width):
     assert seen.data["fits"] == "true"
 
 
+def test_whatever_scrolls_can_be_reached_and_scrolled_by_keys(page, tmp_path):
+    then = """
+        for (const one of document.querySelectorAll("details")) one.open = true;
+        const all = [...document.querySelectorAll("body *")];
+        const wide = all.filter((one) => one.scrollWidth > one.clientWidth);
+        const found = wide.filter((one) => /auto|scroll/.test(getComputedStyle(one).overflowX));
+        document.documentElement.dataset.scrolls = found.length;
+        document.documentElement.dataset.stuck = found.filter((one) => one.tabIndex < 0).map((one) => one.tagName);
+    """
+    seen = look(page, tmp_path, 390, then)
+    assert int(seen.data["scrolls"]) > 3
+    assert seen.data["stuck"] == ""
+
+
 def test_pointing_at_a_mark_shows_its_image(page, tmp_path):
     then = """
       const picture = document.querySelector('[data-figure="map"] .map svg');

@@ -51,7 +51,9 @@ def provenance(groups: Sequence[Group]) -> Html:
     ]
     head = ["method", "folder", "seed", "rounds", "recipe", "Atoll"]
     recipes = (
-        folded(f"Recipe of {group.label}", tag("pre", without_folders(group.runs[0].recipe_text)))
+        folded(
+            f"Recipe of {group.label}", tag("pre", without_folders(group.runs[0].recipe_text), tabindex="0")
+        )
         for group in groups
     )
     runs = table("Runs, each with the digest of its recipe.toml (SHA-256)", head, body)
