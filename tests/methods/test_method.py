@@ -102,6 +102,13 @@ def test_terms_that_are_no_tuple_of_components_are_refused(terms):
         Method(objective=SimCLR(), terms=terms)
 
 
+@pytest.mark.parametrize("terms", [(Honest(), Silent(weight=0.5)), (Honest(), Honest())])
+def test_two_terms_of_one_name_are_refused(terms):
+    """A run had only the last of them."""
+    with pytest.raises(UserError, match="two terms of a method have the name 'silent'"):
+        Method(objective=SimCLR(), terms=terms)
+
+
 @pytest.mark.parametrize("declared", [Forward("view1"), ("view1",), "view1"])
 def test_forward_passes_that_are_no_tuple_are_refused(monkeypatch, declared):
     monkeypatch.setattr(Honest, "forwards", lambda self: declared)

@@ -77,11 +77,14 @@ class Method:
         """Check the terms; in Python, a tuple of one term without its comma is just the term.
 
         Raises:
-            UserError: The terms are not a sequence of components.
+            UserError: The terms are not a sequence of components, or two have the same name.
         """
         terms: object = self.terms
         if not isinstance(terms, Sequence) or not all(hasattr(one, "name") for one in terms):
             raise UserError(f"the terms of a method are {terms!r}; give a tuple, as in terms=(Mine(),)")
+        names = [term.name for term in self.terms]
+        if twice := next((name for name in names if names.count(name) > 1), None):
+            raise UserError(f"two terms of a method have the name {twice!r}; give each a name of its own")
 
     @property
     def components(self) -> tuple[Component, ...]:
