@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 import torch
 
+from atoll.aggregation.fedavg import FedAvg
 from atoll.components.base import Aggregation, ServerStep, Term
 from atoll.core.errors import UserError
 from tests.harness import run_tiny
@@ -175,3 +176,41 @@ def test_an_aggregation_that_opens_no_fold_is_named(tmp_path):
         UserError, match=r"^'closes'\.open returns nothing; return an object with add\(client"
     ):
         run_tiny(tmp_path / "run", "method.name=fed_simclr", *settings)
+
+
+@dataclass(frozen=True)
+class Chosen(FedAvg):
+    """Chooses its cohorts."""
+
+    name: ClassVar[str] = "chosen"
+    how: str = ""
+
+    def cohort(self, setting, round):
+        return {
+            "twice": [0, 0],
+            "beyond": [0, setting.num_clients],
+            "negative": [-1],
+            "a text": "01",
+            "no numbers": [0.0],
+            "numpy": np.array([1, 0]),
+        }[self.how]
+
+
+def run_chosen(folder, how):
+    settings = (f"method.aggregation={__name__}:Chosen", f"options.chosen.how={how}")
+    return run_tiny(folder, "method.name=fed_simclr", *settings)
+
+
+@pytest.mark.parametrize("how", ["twice", "beyond", "negative", "a text", "no numbers"])
+def test_a_cohort_of_other_than_different_clients_is_refused(how, tmp_path):
+    """A client that was drawn twice trained twice, and its update counted twice."""
+    with pytest.raises(
+        UserError, match=r"^'chosen'\.cohort returns .*; return different clients from 0 to 3"
+    ):
+        run_chosen(tmp_path / "run", how)
+
+
+def test_a_cohort_may_be_an_array_of_numpy(tmp_path):
+    """The metrics could not be written."""
+    metrics = run_chosen(tmp_path / "run", "numpy").metrics
+    assert {line["clients"] for line in metrics if line["round"]} == {2}

@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field
+from operator import index
 from pathlib import Path
 from statistics import fmean
 from typing import cast
@@ -121,10 +122,14 @@ class Server:
         return derive_seed(self.recipe.seed, "server", round)
 
     def cohort(self, round: int) -> list[int]:
-        """Return the clients of a round, in the order in which they were drawn."""
-        prescribed = self.recipe.composed.aggregation.cohort(self.setting, round)
-        if prescribed is not None:
-            return prescribed
+        """Return the clients of a round, in the order in which they were drawn.
+
+        Raises:
+            UserError: The aggregation's cohort is not a list of different clients.
+        """
+        aggregation = self.recipe.composed.aggregation
+        if (prescribed := aggregation.cohort(self.setting, round)) is not None:
+            return _clients(prescribed, self.setting.num_clients, f"{aggregation.name!r}.cohort")
         drawn = torch.randperm(self.setting.num_clients, generator=stream(self.recipe.seed, "cohort", round))
         return [int(client) for client in drawn[: self.setting.cohort_size]]
 
@@ -306,6 +311,17 @@ class Server:
         self.checks.history = History({name: list(values) for name, values in accepted.items()})
         self._constants_sent = set(checkpoint["constants_sent"])
         self._missed = checkpoint.get("missed", 0)
+
+
+def _clients(prescribed: Sequence[int], known: int, source: str) -> list[int]:
+    """Check a cohort of the user's code; it may hold numpy's integers, which no message holds."""
+    try:
+        clients = [index(client) for client in prescribed]
+    except TypeError:
+        clients = [known]
+    if len(set(clients)) < len(clients) or not set(clients) <= set(range(known)):
+        raise UserError(f"{source} returns {prescribed!r}; return different clients from 0 to {known - 1}")
+    return clients
 
 
 def _form(model: Weights) -> dict[str, tuple[torch.Size, torch.dtype]]:
