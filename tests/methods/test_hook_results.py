@@ -114,6 +114,8 @@ class Closes(Aggregation):
                     "bare weights": models["global"],
                     "no weight": {"global": rest},
                     "doubles": {"global": {**rest, name: models["global"][name].double()}},
+                    "another model": {**models, "velocity": rest},
+                    "another weight": {"global": {**models["global"], "velocity": torch.ones(2)}},
                     "no number": {"global": {**rest, name: models["global"][name] / 0}},
                 }[self_how]
 
@@ -127,6 +129,8 @@ class Closes(Aggregation):
         ("a list", r"a list for the weight '.*' of model 'global', which is a tensor \("),
         ("no model", "a dict without 'global'; return the models by name"),
         ("bare weights", "a dict without 'global'; return the models by name"),
+        ("another model", r"a dict with 'velocity', which models\(\) lacks; return the models by name"),
+        ("another weight", "the weight 'velocity', which model 'global' does not have"),
         (
             "no weight",
             r"nothing for the weight 'encoder\.conv1\.weight' of model 'global', which is a tensor \(",

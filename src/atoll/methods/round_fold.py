@@ -107,15 +107,17 @@ class RoundFold:
 
     def _folded(self) -> Models:
         """The aggregation's next models."""
-        models = self._models.close()
-        missing = None if isinstance(models, Mapping) else ""
-        if missing is None:
-            missing = next(
-                (f" without {name!r}" for name in self._state["models"] if name not in models), None
+        models, known = self._models.close(), self._state["models"]
+        wrong = None if isinstance(models, Mapping) else ""
+        if wrong is None:
+            wrong = next((f" without {name!r}" for name in known if name not in models), None)
+        if wrong is None:
+            wrong = next(
+                (f" with {name!r}, which models() lacks" for name in models if name not in known), None
             )
-        if missing is not None:
+        if wrong is not None:
             raise UserError(
-                f"the fold of {self._aggregation!r} closes with {_a(models)}{missing}; return the models by name, "
+                f"the fold of {self._aggregation!r} closes with {_a(models)}{wrong}; return the models by name, "
                 'such as {"global": weights}'
             )
         self._check(models, f"the fold of {self._aggregation!r} closes with")
@@ -134,6 +136,8 @@ class RoundFold:
                 if found.is_floating_point() and not _finite(found):
                     reason = "values that are not finite, or that overflow,"
                     raise UserError(f"{source} {reason} {place}; the clients' updates were finite")
+            if extra := after.keys() - before.keys():
+                raise UserError(f"{source} the weight {min(extra)!r}, which model {name!r} does not have")
 
 
 def _finite(tensor: Tensor) -> bool:
