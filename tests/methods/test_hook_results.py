@@ -218,3 +218,24 @@ def test_a_cohort_may_be_an_array_of_numpy(tmp_path):
     """The metrics could not be written."""
     metrics = run_chosen(tmp_path / "run", "numpy").metrics
     assert {line["clients"] for line in metrics if line["round"]} == {2}
+
+
+@dataclass(frozen=True)
+class Headed(Term):
+    """Names its head like a network that each method has."""
+
+    name: ClassVar[str] = "headed"
+
+    def heads(self, setting):
+        return {"projector": torch.nn.Linear(3, 3)}
+
+    def loss(self, context, batch, passes):
+        return torch.zeros(())
+
+
+def test_a_head_that_is_named_like_another_network_is_refused(tmp_path):
+    """There was no second component to leave out."""
+    with pytest.raises(
+        UserError, match=r"^the head 'projector' of 'headed' has other sizes than the network of"
+    ):
+        run_tiny(tmp_path / "run", "method.name=fed_simclr", f"method.terms=['{__name__}:Headed']")

@@ -310,6 +310,7 @@ def _assemble(recipe: Recipe, setting: Setting, encoder: nn.Module, projector: n
                     ) from None
             elif _shapes(networks[name]) != _shapes(head):
                 raise UserError(
-                    f"two components of the method have a head {name!r}, of different sizes; leave one of them out"
+                    f"the head {name!r} of {component.name!r} has other sizes than the network of this name that "
+                    "the method already has; give it another name"
                 )
     return networks
