@@ -97,6 +97,10 @@ def test_a_good_update_passes_and_is_measured():
         (update(losses={**LOSSES, "simclr": -math.inf}), f"its loss 'simclr' is -inf: {DIVERGED}"),
         (update(losses={**LOSSES, "simclr": -99.0}), "its loss 'simclr' is -99, and it cannot be below 0"),
         (update(losses={**LOSSES, "loss": "low"}), f"its loss 'loss' is 'low', {A_LOSS}"),
+        (
+            update(losses=dict.fromkeys(LOSSES, math.nan)),
+            f"its loss 'simclr' is nan: {DIVERGED}",
+        ),  # the cause
         (update(losses=[1.0]), "its losses are not a table of numbers"),
         (
             update(parts={"dictionary": 1}),
