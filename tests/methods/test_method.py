@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 
 from atoll.aggregation.private import PrivateFedAvg
-from atoll.components.base import Aggregation, Component, Forward, NumberSpec, Objective, Term
+from atoll.components.base import Aggregation, Component, Forward, NumberSpec, Objective, Optional, Term
 from atoll.core.errors import UserError
 from atoll.engines.federation import Federation
 from atoll.methods.method import Method
@@ -172,6 +172,14 @@ def test_what_a_part_declares_to_send_must_be_described_in_egress():
     assert "its egress does not describe" in refused(UndescribedInWords())
     assert refused(Described()) is None
     assert refused(Undescribed(weight=0.0)) is None
+
+
+@pytest.mark.parametrize("declared", [(3,), {"mean": (3,)}, {"mean": Optional(3)}, {1: NumberSpec()}, 3])
+def test_a_declaration_that_is_no_spec_is_refused(declared, monkeypatch):
+    """The first update that was checked ended in a traceback."""
+    monkeypatch.setattr(Described, "declares", lambda self, setting: declared)
+    reason = Method(objective=SimCLR(), terms=(Described(),)).refuse(setting())
+    assert reason.startswith(f"'silent'.declares returns {declared!r}; return a spec of atoll.components")
 
 
 @pytest.mark.parametrize("kind", [Objective, Term, Aggregation])

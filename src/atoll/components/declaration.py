@@ -185,6 +185,17 @@ Leaf = TensorSpec | NumberSpec | ChoiceSpec
 Spec = Leaf | PerWeight | Optional | Mapping[str, "Spec"] | tuple["Spec", ...]
 
 
+def is_spec(declared: object) -> bool:
+    """Whether what a component declares is a spec, and so is all in it."""
+    if isinstance(declared, Optional):
+        return is_spec(declared.spec)
+    if isinstance(declared, PerWeight):
+        return declared.each is None or is_spec(declared.each)
+    if isinstance(declared, Mapping):
+        return all(isinstance(name, str) and is_spec(one) for name, one in declared.items())
+    return isinstance(declared, Leaf) or (isinstance(declared, tuple) and all(map(is_spec, declared)))
+
+
 def mismatch(spec: Spec, value: Tree, weights: Weights, place: str) -> str | None:
     """Describe how a value differs from its declaration, in a sentence; None if it matches.
 

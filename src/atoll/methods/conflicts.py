@@ -10,6 +10,7 @@ from atoll.aggregation.server_steps import Direct
 from atoll.components.axes import STATISTICS
 from atoll.components.base import Aggregation, Component, Forward, Setting
 from atoll.components.component import declares_slice
+from atoll.components.declaration import is_spec
 
 if TYPE_CHECKING:
     from atoll.methods.method import Method
@@ -167,9 +168,17 @@ def _kept(component: Component) -> Iterator[str]:
 
 
 def _sent(component: Component, setting: Setting) -> Iterator[str]:
-    if component.egress or not declares_slice(type(component)):  # one written for 0.1 declares nothing
+    declared: object = None
+    if declares_slice(type(component)):  # one written for 0.1 declares nothing
+        declared = component.declares(setting)
+    if declared is None:
         return
-    if component.declares(setting) is not None:
+    if not is_spec(declared):
+        yield (
+            f"{component.name!r}.declares returns {declared!r}; return a spec of atoll.components.declaration, "
+            "such as TensorSpec((setting.embedding_dim,)), a tuple of specs, or a dict of them by name"
+        )
+    elif not component.egress:
         yield (
             f"{component.name!r} declares data that it sends, and its egress does not describe them; add egress, "
             "as in egress: ClassVar[tuple[str, ...]] = ('the mean embedding',)"
