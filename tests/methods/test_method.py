@@ -9,6 +9,7 @@ from atoll.components.base import Aggregation, Component, Forward, NumberSpec, O
 from atoll.core.errors import UserError
 from atoll.engines.federation import Federation
 from atoll.methods.method import Method
+from atoll.objectives import simclr
 from atoll.objectives.simclr import SimCLR
 from tests.folds import model, setting
 from tests.harness import tiny
@@ -180,6 +181,15 @@ def test_a_declaration_that_is_no_spec_is_refused(declared, monkeypatch):
     monkeypatch.setattr(Described, "declares", lambda self, setting: declared)
     reason = Method(objective=SimCLR(), terms=(Described(),)).refuse(setting())
     assert reason.startswith(f"'silent'.declares returns {declared!r}; return a spec of atoll.components")
+
+
+def test_an_objective_is_a_method_as_a_class_and_as_an_object(monkeypatch):
+    """An object was refused as "a SimCLR, not an atoll Method or Objective"."""
+    monkeypatch.setattr(simclr, "MINE", SimCLR(temperature=0.2), raising=False)
+    for name, temperature in (("SimCLR", SimCLR().temperature), ("MINE", 0.2)):
+        assert (
+            tiny(f"method.name=atoll.objectives.simclr:{name}").composed.objective.temperature == temperature
+        )
 
 
 @pytest.mark.parametrize("kind", [Objective, Term, Aggregation])

@@ -260,11 +260,12 @@ def make_method(chosen: MethodOptions, options: Mapping[str, Mapping[str, Any]])
     """
     method = find(chosen.name, METHODS, "method")
     if isinstance(method, type) and issubclass(method, Objective):
-        method = Method(objective=_made(method, chosen.name, "method"), title=chosen.name)
+        method = _made(method, chosen.name, "method")
+    if isinstance(method, Objective):
+        method = Method(objective=method, title=chosen.name)
     if not isinstance(method, Method):
-        raise UserError(
-            f"method {chosen.name!r} is a {type(method).__name__}, not an atoll Method or Objective"
-        )
+        kind = type(method).__name__
+        raise UserError(f"method {chosen.name!r} is a {kind}, not an atoll Method or Objective")
     used: set[str] = set()
 
     def component(name: str | None, default: Any, known: Mapping[str, Any], kind: type[Component]) -> Any:
@@ -293,9 +294,8 @@ def make_method(chosen: MethodOptions, options: Mapping[str, Mapping[str, Any]])
         server=component(chosen.server, method.server, SERVER_STEPS, ServerStep),
         share=method.share if chosen.share is None else chosen.share,
     )
-    composed = dataclasses.replace(composed, title=_title(method, composed, chosen.name))
     check_tables(options, used)
-    return composed
+    return dataclasses.replace(composed, title=_title(method, composed, chosen.name))
 
 
 def _title(method: Method, composed: Method, name: str) -> str:
