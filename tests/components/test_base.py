@@ -1,8 +1,10 @@
 import sys
 from dataclasses import dataclass
-from typing import ClassVar
+from pathlib import Path
+from typing import Any, ClassVar
 
 import pytest
+import torch
 
 from atoll.components.base import Aggregation, Component, Merge, Objective, Term
 from atoll.core.errors import UserError
@@ -112,6 +114,22 @@ def test_a_part_needs_a_name_of_its_own(axis, base, name, tmp_path, monkeypatch,
     assert "own" in {
         component.name for component in tiny(f"method.{axis}={named('Own')}").composed.components
     }
+
+
+@pytest.mark.parametrize("value", [Path("weights"), torch.ones(2), [Path("weights")], {1: 0.5}, len])
+def test_an_option_that_no_recipe_can_hold_is_refused(value):
+    """A run of it ended in a traceback."""
+
+    @dataclass(frozen=True)
+    class Mine(Term):
+        name: ClassVar[str] = "mine"
+        own: Any = None
+
+    assert Mine(own=[{"a": (1, 0.5, True, "b", None)}]).own
+    with pytest.raises(
+        UserError, match=r"^options\.mine\.own = .* cannot be written in a recipe; an option is"
+    ):
+        Mine(own=value)
 
 
 def test_two_parts_of_one_name_would_share_their_state(tmp_path, monkeypatch):

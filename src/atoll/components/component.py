@@ -79,10 +79,17 @@ class Component(Options):
         """Check all options.
 
         Raises:
-            UserError: A value has the wrong type or is out of range, or the class is not a dataclass, so that its
-                options would be ignored.
+            UserError: A value has the wrong type, is out of range or cannot be written in a recipe, or the class is
+                not a dataclass, so that its options would be ignored.
         """
         super().__post_init__()
+        for option in fields(self):
+            value = getattr(self, option.name)
+            if not _writable(value):
+                raise UserError(
+                    f"{self._place()}.{option.name} = {value!r} cannot be written in a recipe; an option is a "
+                    "text, a number, true or false, or a list or table of these"
+                )
         known = {option.name for option in fields(self)}
         for kind in type(self).__mro__:
             if lost := next((name for name in _annotated(kind) if name not in known), None):
@@ -210,6 +217,15 @@ class Component(Options):
     def keep(self, context: ClientContext) -> Tree:
         """Return the client state that is retained for this component until the client's next round."""
         return None
+
+
+def _writable(value: object) -> bool:
+    """Whether a recipe, a TOML file, can hold the value of an option; None is an option that is not set."""
+    if isinstance(value, Mapping):
+        return all(isinstance(key, str) and _writable(one) for key, one in value.items())
+    if isinstance(value, list | tuple):
+        return all(map(_writable, value))
+    return value is None or is_dataclass(value) or isinstance(value, str | int | float)
 
 
 def _annotated(kind: type) -> list[str]:
