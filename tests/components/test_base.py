@@ -116,6 +116,16 @@ def test_a_part_needs_a_name_of_its_own(axis, base, name, tmp_path, monkeypatch,
     }
 
 
+@pytest.mark.parametrize("name", ["my.term", "my=term"])
+def test_a_name_under_which_no_option_can_be_set_is_refused(name):
+    """--set options.my.term.weight=0.2 is a key of options.my."""
+    kind = dataclass(frozen=True)(type("Mine", (Term,), {"name": name}))
+    with pytest.raises(
+        UserError, match=rf"^the name of the component Mine is '{name}'; write it without . and ="
+    ):
+        kind()
+
+
 @pytest.mark.parametrize("value", [Path("weights"), torch.ones(2), [Path("weights")], {1: 0.5}, len])
 def test_an_option_that_no_recipe_can_hold_is_refused(value):
     """A run of it ended in a traceback."""

@@ -79,10 +79,15 @@ class Component(Options):
         """Check all options.
 
         Raises:
-            UserError: A value has the wrong type, is out of range or cannot be written in a recipe, or the class is
-                not a dataclass, so that its options would be ignored.
+            UserError: A value has the wrong type, is out of range or cannot be written in a recipe, the name holds
+                a dot, or the class is not a dataclass, so that its options would be ignored.
         """
         super().__post_init__()
+        if {".", "="}.intersection(self.name):
+            raise UserError(
+                f"the name of the component {type(self).__qualname__} is {self.name!r}; write it without . and =, "
+                "which --set reads as more than a name"
+            )
         for option in fields(self):
             value = getattr(self, option.name)
             if not _writable(value):
