@@ -179,7 +179,13 @@ def test_the_record_reads_back_whole():
     assert Partition.from_json(unlabelled.to_json()).counts is None
 
 
-@pytest.mark.parametrize("text", ["", "{", "[]", "{}", '{"clients": [{}]}', "null"])
+COUNTS = '{"clients": [{"indices": [0], "label_counts": [Infinity]}], "classes": []}'
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["", "{", "[]", "{}", '{"clients": [{}]}', "null", COUNTS, COUNTS.replace("[0]", f"[{10**30}]")],
+)
 def test_a_damaged_record_gets_a_sentence(text):
     with pytest.raises(UserError, match="does not describe a partition: "):
         Partition.from_json(text)

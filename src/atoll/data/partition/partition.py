@@ -191,7 +191,7 @@ class Partition:
                 cluster_counts=None if None in clusters else torch.tensor(clusters, dtype=torch.int64),
                 shifts=tuple(client["shift"] for client in clients if "shift" in client),
             )
-        except (KeyError, TypeError, ValueError) as error:
+        except (KeyError, OverflowError, RuntimeError, TypeError, ValueError) as error:
             raise UserError(f"it does not describe a partition: {error!r}") from error
 
 
