@@ -3,18 +3,36 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
+from unicodedata import category
 
-from rich.console import Console
+from rich.console import Console, ConsoleOptions, RenderableType
+from rich.segment import Segment
 from rich.table import Table
+
+from atoll.core.text import REPLACED
 
 
 class _Console(Console):
-    """A console that raises the error of a closed output; rich's own would end the program with code 1."""
+    """A console that cleans texts, and that raises the error of a closed output.
+
+    Rich's own passes on control characters, and would end the program with code 1.
+    """
+
+    def render(self, renderable: RenderableType, options: ConsoleOptions | None = None) -> Iterator[Segment]:
+        """Render without the control characters of texts; they have no width in rich's tables."""
+        for segment in super().render(renderable, options):
+            yield segment if segment.control else Segment(_printable(segment.text), segment.style)
 
     def on_broken_pipe(self) -> None:
         raise BrokenPipeError
+
+
+def _printable(text: str) -> str:
+    if text.isascii() and text.isprintable():
+        return text
+    return "".join(letter for letter in text if letter == "\n" or category(letter) not in REPLACED)
 
 
 def make_console(width: int = 120) -> Console:
