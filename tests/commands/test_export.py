@@ -249,6 +249,27 @@ def test_an_encoder_whose_images_are_unknown_gets_a_sentence(tmp_path, capsys, f
         assert not (tmp_path / out).exists()
 
 
+@pytest.mark.parametrize(
+    ("key", "value", "sentence"),
+    [
+        ("channels", ["x"], r"says \['x'\] for the channels of its images"),
+        ("channels", 10**30, "for the channels of its images"),
+        ("image_size", True, "says True for the image_size of its images"),
+        ("mean", None, "says None for the mean of its images"),
+        ("std", ["\x1b[2J"], "for the std of its images"),
+        ("decoding", 5, "decoding in the encoder's file = 5 is not a table"),
+        ("decoding", {"image_size": 2**40}, "decoding in the encoder's file.image_size is 1099511627776"),
+    ],
+)
+def test_an_encoder_whose_images_cannot_be_gets_a_sentence(tmp_path, key, value, sentence):
+    encoder = build_encoder(ModelOptions(encoder="resnet-narrow"), channels=1, image_size=8)
+    about = {"image_size": 8, "channels": 1, "mean": [0.5], "std": [0.5], "decoding": {"image_size": 8}}
+    save_encoder(tmp_path / "encoder.safetensors", encoder, {**about, key: value})
+    Image.new("L", (8, 8)).save(tmp_path / "image.png")
+    with pytest.raises(UserError, match=sentence):
+        embed_images(load_encoder(tmp_path / "encoder.safetensors"), tmp_path / "image.png")
+
+
 def test_the_images_of_a_folder_are_those_that_training_would_read(one, tmp_path):
     for place in ("deep/a.png", ".trash/b.png", "elsewhere/c.png"):
         (tmp_path / "images" / place).parent.mkdir(parents=True, exist_ok=True)

@@ -6,6 +6,7 @@ import csv
 import io
 import warnings
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Literal
 
@@ -15,6 +16,7 @@ import pyarrow.parquet as pq
 import torch
 from torch import Tensor
 
+from atoll.core.config import build
 from atoll.core.devices import check_device, find_device, repeat_results
 from atoll.core.errors import UserError
 from atoll.core.files import read_bytes, write_whole
@@ -38,7 +40,7 @@ def decoding_of(encoder: Encoder) -> Decoding:
     about = input_metadata(encoder)
     # The files of older versions contain only the size.
     how = about.get("decoding", {"image_size": about["image_size"]})
-    return Decoding(channels=about["channels"], **how)
+    return replace(build(Decoding, how, "decoding in the encoder's file"), channels=about["channels"])
 
 
 def use_device(encoder: Encoder, name: str) -> None:

@@ -8,8 +8,10 @@ import torch
 from torch import Tensor, nn
 
 from atoll.core.errors import UserError
-from atoll.core.text import few, first_line
+from atoll.core.text import few, first_line, short
 from atoll.models.norms import evaluating
+
+MOST = 65_536  # channels of an image, or pixels of a side
 
 
 class Encoder(nn.Module):
@@ -52,7 +54,7 @@ def input_metadata(encoder: Encoder) -> dict[str, Any]:
     """Metadata of an encoder that describe its input images.
 
     Raises:
-        UserError: The metadata lack ``image_size``, ``channels``, ``mean`` or ``std``.
+        UserError: The metadata lack ``image_size``, ``channels``, ``mean`` or ``std``, or one has another type.
 
     Example:
         >>> from atoll.models import ModelOptions, build_encoder
@@ -62,12 +64,30 @@ def input_metadata(encoder: Encoder) -> dict[str, Any]:
         >>> input_metadata(encoder)["mean"]
         [0.5]
     """
-    if missing := [key for key in ("image_size", "channels", "mean", "std") if key not in encoder.metadata]:
-        raise UserError(
-            f"the encoder's file does not say the {', '.join(missing)} of its images; save it with them: "
-            "save_encoder(path, encoder, {'image_size': …, 'channels': …, 'mean': […], 'std': […]})"
-        )
-    return encoder.metadata
+    about = encoder.metadata
+    again = (
+        "save it with them: "
+        "save_encoder(path, encoder, {'image_size': …, 'channels': …, 'mean': […], 'std': […]})"
+    )
+    if missing := [key for key in _DESCRIBED if key not in about]:
+        raise UserError(f"the encoder's file does not say the {', '.join(missing)} of its images; {again}")
+    for key, possible in _DESCRIBED.items():
+        if not possible(about[key]):
+            raise UserError(
+                f"the encoder's file says {short(about[key])} for the {key} of its images; {again}"
+            )
+    return about
+
+
+def _is_size(value: object) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and 0 < value <= MOST
+
+
+def _are_numbers(values: object) -> bool:
+    return isinstance(values, list | tuple) and all(isinstance(value, int | float) for value in values)
+
+
+_DESCRIBED = {"image_size": _is_size, "channels": _is_size, "mean": _are_numbers, "std": _are_numbers}
 
 
 @torch.no_grad()
