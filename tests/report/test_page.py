@@ -10,7 +10,8 @@ import pytest
 
 from atoll.commands.report import report_runs
 from atoll.core.errors import UserError
-from atoll.core.run_folder import fingerprint_of_sites
+from atoll.core.metrics_lines import format_line
+from atoll.core.run_folder import Run, fingerprint_of_sites
 from atoll.report import write_report
 from atoll.report.reproduction import section
 from tests.harness import run_tiny
@@ -65,6 +66,43 @@ def test_the_time_of_several_runs_is_a_range(tmp_path):
     assert "Time of all rounds13 to 1,800 s a run" in report(tmp_path, *folders).text
     (tmp_path / "report.html").unlink()
     assert "Time of all rounds13 s" in report(tmp_path, folders[0]).text
+
+
+@pytest.mark.parametrize(
+    ("file", "change"),
+    [
+        ("evaluation.json", {"environments": 5}),
+        ("evaluation.json", {"knn/accuracy": 10**400}),
+        ("evaluation.json", {"geometry/singular_values": [["x"]]}),
+        ("evaluation.json", {"seconds": "<b>"}),
+        ("partition.json", {"clients": [{"name": "0", "size": math.inf, "label_counts": None}]}),
+        ("partition.json", {"options": None}),
+    ],
+)
+def test_an_edited_file_that_atoll_would_not_write_is_named(tmp_path, file, change):
+    """A file without a digest is read as it is; the commands ended with a traceback."""
+    run = make_run(tmp_path / "run")
+    (run / file).write_text(json.dumps({**json.loads((run / file).read_text()), **change}))
+    for command in (lambda: report_runs([run]), lambda: write_report([run], tmp_path / "report.html")):
+        with pytest.raises(UserError, match=rf"does not write \(.*may have been edited: .*{file}"):
+            command()
+    assert not (run / "report.html").exists()
+
+
+def test_only_files_without_a_digest_are_blamed(tmp_path, monkeypatch):
+    run = make_run(tmp_path / "run")
+    for name in ("recipe.toml", "partition.json", "evaluation.json"):
+        Run(run).write(name, (run / name).read_text())
+    lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    sealed = [format_line(line) for line in lines]
+    edited = json.dumps({**lines[-1], "bytes_up": ["x"]}).encode()
+    (run / "metrics.jsonl").write_bytes(b"".join([*sealed[:-1], edited, b"\n"]))
+    with pytest.raises(UserError, match=r"edited: [^,]*metrics\.jsonl; restore"):
+        write_report([run], tmp_path / "report.html")
+    (run / "metrics.jsonl").write_bytes(b"".join(sealed))
+    monkeypatch.setattr("atoll.report.page.page", lambda *_: {}["defect"])
+    with pytest.raises(KeyError, match="defect"):
+        write_report([run], tmp_path / "report.html")
 
 
 def test_text_from_data_stays_text(tmp_path):

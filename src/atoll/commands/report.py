@@ -10,7 +10,7 @@ from atoll.core.errors import UserError
 from atoll.core.files import write_whole
 from atoll.core.outputs import check_output
 from atoll.core.run_folder import Run
-from atoll.report.page import page, read_folders
+from atoll.report.page import read_and_page
 
 
 def report_runs(runs: Sequence[Path], output: Path | None = None) -> Path:
@@ -34,10 +34,10 @@ def report_runs(runs: Sequence[Path], output: Path | None = None) -> Path:
     out = output or (folders[0] if len(folders) == 1 else Path()) / "report.html"
     if len(folders) > 1 and not output and out.exists():
         raise UserError(f"{out} already exists and may belong to another run; choose a file with -o FILE")
-    read = read_folders(folders)
+    read, text = read_and_page(folders)
     for lack in (sentence for folder in read for sentence in folder.missing):
         warnings.warn(lack, stacklevel=2)
-    write_whole(out, page(read).encode(errors="replace"))
+    write_whole(out, text.encode(errors="replace"))
     return out
 
 

@@ -8,7 +8,7 @@ from rich.console import Group
 
 from atoll.core.run_folder import Run
 from atoll.evaluation.metrics import constants
-from atoll.report.folders import Folder, read_folder
+from atoll.report.folders import Folder, edited_files_named, read_folder
 from atoll.report.formats import markdown_table
 from atoll.report.groups import Row, group_runs, result_columns, result_rows
 from atoll.report.numbers import UNMEASURED
@@ -22,8 +22,15 @@ def comparison_cells(runs: Sequence[Run]) -> Cells:
     """Compare the results of runs, the untrained encoder first; mean ± std over seeds.
 
     The label of a method contains its number of runs if another method has more.
+
+    Raises:
+        UserError: See `read_folder` and `edited_files_named`.
     """
-    folders = [read_folder(run.folder) for run in runs]
+    with edited_files_named([run.folder for run in runs]):
+        return _compared([read_folder(run.folder) for run in runs])
+
+
+def _compared(folders: Sequence[Folder]) -> Cells:
     groups = group_runs(folders)
     header, cells = result_cells(result_rows(groups))
     seeds = sorted({folder.seed for folder in folders})

@@ -5,16 +5,18 @@ from __future__ import annotations
 import hashlib
 import math
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import torch
 
+from atoll.core.digests import JSON, TOML
 from atoll.core.errors import UserError
 from atoll.core.files import hash_bytes
 from atoll.core.run_folder import DETECTION, HELD_OUT, NEIGHBOURS, SITES_OWN, Run, is_of_sites
-from atoll.core.text import plural
+from atoll.core.text import error_words, few, plural
 from atoll.core.tree import Tree, load
 from atoll.report.artifacts import FILE as MAP_FILE
 from atoll.report.client_pictures import FILE as SAMPLES_FILE
@@ -150,6 +152,39 @@ def read_folder(path: Path) -> Folder:
             "this page shows the completed ones.",
         )
     return folder
+
+
+@contextmanager
+def edited_files_named(folders: Sequence[Path]) -> Iterator[None]:
+    """In the block, blame an error on the files without a digest, if there are any: nothing has verified them.
+
+    Raises:
+        UserError: A file holds something that Atoll does not write.
+    """
+    try:
+        yield
+    except UserError:
+        raise
+    except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
+        unverified = [str(path) for folder in folders for path in _without_digest(folder)]
+        if not unverified:
+            raise
+        raise UserError(
+            f"a file of the run holds something that Atoll does not write ({error_words(error)}); those without a "
+            f"digest may have been edited: {few(unverified, 5)}; restore them from a copy"
+        ) from error
+
+
+def _without_digest(folder: Path) -> list[Path]:
+    """Files of text that the report reads and that have no digest."""
+    names = ("recipe.toml", "metrics.jsonl", "*.json", f"{DETECTION}/*/*.json")
+    return [path for name in names for path in sorted(folder.glob(name)) if not _has_digest(path)]
+
+
+def _has_digest(path: Path) -> bool:
+    data = path.read_bytes()
+    pieces = data.splitlines() if path.suffix == ".jsonl" else [data]  # each line of the metrics has its own
+    return all(piece.startswith((JSON.before, TOML.before)) for piece in pieces)
 
 
 class _Files:

@@ -16,7 +16,7 @@ from atoll.core.text import plural
 from atoll.report import results_tables, run_tables
 from atoll.report.detection import detection_table
 from atoll.report.figures import figures
-from atoll.report.folders import Folder, read_folder
+from atoll.report.folders import Folder, edited_files_named, read_folder
 from atoll.report.groups import Group, group_runs, result_rows
 from atoll.report.html import Html, bullets, join, json_for_script, tag
 from atoll.report.neighbours import neighbours_tables
@@ -48,8 +48,21 @@ def write_report(
     Raises:
         UserError: There are no folders, a folder holds no run, or the page cannot be written.
     """
-    write_whole(out, page(read_folders(folders), failures, comparison, title).encode(errors="replace"))
+    write_whole(out, read_and_page(folders, failures, comparison, title)[1].encode(errors="replace"))
     return out
+
+
+def read_and_page(
+    folders: Sequence[Path], failures: Iterable[str] = (), comparison: Html = NOTHING, title: str = ""
+) -> tuple[list[Folder], str]:
+    """Read the folders of runs, and make the page's text.
+
+    Raises:
+        UserError: See `read_folders` and `edited_files_named`.
+    """
+    with edited_files_named(folders):
+        runs = read_folders(folders)
+        return runs, page(runs, failures, comparison, title)
 
 
 def read_folders(folders: Sequence[Path]) -> list[Folder]:
