@@ -9,6 +9,7 @@ from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from pathlib import Path
 
 from atoll.aggregation.secure_sum import SecureSum
+from atoll.components.declaration import LARGEST
 from atoll.core.errors import RunError, UserError
 from atoll.core.text import one_line, short
 from atoll.core.tree import Tree, load, num_bytes, save
@@ -23,6 +24,7 @@ from atoll.engines.state_packs import Key
 from atoll.engines.update_checks import SizeLimit
 
 LONGEST_NAME = 100  # limit of a number's name in the results of a protocol
+ROUNDING = 0.01  # tolerance for a result at its bound
 log = logging.getLogger("flwr")
 
 
@@ -260,4 +262,22 @@ def _measured(answer: dict[str, Tree] | Lost, held: int, allowed: re.Pattern[str
     }
     if numbers and not (is_count(images) and images == held):
         return f"it reports results on {short(images)} images, and it enrolled with {held}"
-    return numbers
+    wrong = next((name for name, value in numbers.items() if not _is_possible(name, value, held)), None)
+    return numbers if wrong is None else f"it reports {numbers[wrong]:.6g} as {wrong}, which cannot be"
+
+
+def _is_possible(name: str, value: float, held: int) -> bool:
+    """Whether a number can be a site's result, or a constant of one, on its held-out images."""
+    kind = name.rpartition("/")[2]
+    if kind.endswith("test_images"):
+        return value == held
+    if kind.endswith(("images", "labels")):
+        return is_count(value, 0)
+    if kind.endswith("accuracy"):
+        return 0 <= value <= 1
+    least, most = {
+        "uniformity": (-8.0, 0.0),  # −t ‖ĥ − ĥ'‖² for t = 2
+        "alignment": (0.0, 4.0),
+        "effective_rank": (0.0, held),
+    }.get(kind, (-LARGEST, LARGEST))
+    return least - ROUNDING <= value <= most + ROUNDING
