@@ -209,6 +209,15 @@ def test_a_key_that_is_no_text_gets_a_sentence(table: dict[str, object]) -> None
         make_recipe(table)
 
 
+def test_a_recipe_that_nests_too_deeply_gets_a_sentence(tmp_path: Path) -> None:
+    """tomllib reads dotted names of any length; each function that follows them is recursive."""
+    keys = ".".join("a" * 3000)
+    (tmp_path / "deep.toml").write_text(f"[{keys}]\nb = 1\n")
+    for read in (lambda: read_table(tmp_path / "deep.toml"), lambda: complete_table({}, [f"{keys}=1"])):
+        with pytest.raises(UserError, match="a recipe nests at most 50 levels deep"):
+            read()
+
+
 def test_a_key_that_does_not_exist_cannot_be_reset() -> None:
     with pytest.raises(UserError, match=r"unknown key 'data.limitt'; did you mean 'data.limit'"):
         load_recipe("board-short", ["data.limitt="])

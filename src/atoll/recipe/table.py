@@ -21,6 +21,7 @@ from atoll.core.schema import Schema
 from atoll.core.schema_check import check, places_of
 from atoll.methods.names import check_known, check_tables, check_terms
 
+MOST_LEVELS = 50  # of tables and lists in a recipe, so that recursive functions do not exhaust the stack
 WORDS = {
     "objective": "objective",
     "terms": "term",
@@ -106,7 +107,7 @@ def complete_table(table: Mapping[str, Any], settings: Sequence[str] = ()) -> di
     table = _plain(table)
     if "base" in table:
         table = over(read(str(table["base"]), presets()), {k: v for k, v in table.items() if k != "base"})
-    changes = read_settings(settings)
+    changes = _plain(read_settings(settings))
     if "base" in changes:
         raise UserError(
             "base stands in a recipe's file alone; give the recipe that --set base names in its place"
@@ -119,15 +120,19 @@ def complete_table(table: Mapping[str, Any], settings: Sequence[str] = ()) -> di
     return table
 
 
-def _plain(value: Any) -> Any:
+def _plain(value: Any, depth: int = 0) -> Any:
     """A value that Python code gives, in the types that a recipe's file has."""
+    if depth > MOST_LEVELS:
+        raise UserError(
+            f"a recipe nests at most {MOST_LEVELS} levels deep, and this one is deeper; flatten it"
+        )
     if isinstance(value, Mapping):
         for key in value:
             if not isinstance(key, str):
                 raise UserError(f"a recipe has the key {key!r}; its keys are texts, such as 'train'")
-        return {key: _plain(one) for key, one in value.items()}
+        return {key: _plain(one, depth + 1) for key, one in value.items()}
     if isinstance(value, list | tuple):
-        return [_plain(one) for one in value]
+        return [_plain(one, depth + 1) for one in value]
     if isinstance(value, PathLike):
         return fspath(value)
     return value.item() if getattr(value, "shape", None) == () and hasattr(value, "item") else value
