@@ -86,7 +86,24 @@ def test_a_checkpoint_of_other_networks_is_named(folder, tmp_path):
     for round in (1, 2):
         name = f"round-{round:06d}.safetensors"
         shutil.copy(other / name, folder / "checkpoints" / name)
-    with pytest.raises(UserError, match=r"\(round 2\) belongs to another run, with other networks"):
+    with pytest.raises(UserError, match=r"\(round 2\) belongs to another run, with .*other networks"):
+        resume(folder)
+
+
+def test_a_file_of_a_run_of_another_seed_is_named(folder, tmp_path):
+    """As of a comparison's next seed, whose folder lies beside it."""
+    other = run_tiny(tmp_path / "other", *SETTINGS, "seed=1").folder
+    name = "checkpoints/round-000002.safetensors"
+    shutil.copy(other / name, folder / name)
+    assert any(
+        f"{name} belongs to a run of seed 1, and not 0" in one for one in check_run(Run(folder)).damaged
+    )
+    with pytest.raises(UserError, match=r"\(round 2\) belongs to another run, with another seed"):
+        resume(folder)
+    shutil.copy(other / "partition.json", folder / "partition.json")
+    sentence = r"partition\.json is damaged \(it is of seed 1, and the run of seed 0\); delete it and resume"
+    assert any("it is of seed 1" in one for one in check_run(Run(folder)).damaged)
+    with pytest.raises(UserError, match=sentence):
         resume(folder)
 
 

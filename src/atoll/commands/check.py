@@ -128,7 +128,7 @@ def _readers(run: Run) -> Iterator[tuple[Path, Callable[[], object]]]:
         elif re.fullmatch(r"encoder(-.*)?\.safetensors", path.name):
             yield path, partial(_encoder, path)
     for path in sorted(run.checkpoints.glob("round-*.safetensors")):
-        yield path, partial(_checkpoint, path)
+        yield path, partial(_checkpoint, run, path)
     for path in sorted(run.checkpoints.glob("clients/*/*.safetensors")):
         yield path, partial(_client_state, path)
     for path in sorted(run.checkpoints.glob("clients/pack-*.states")):
@@ -166,8 +166,12 @@ def _metrics(run: Run, path: Path) -> None:
         raise damaged(path, "its last line is incomplete, as a kill leaves it")
 
 
-def _checkpoint(path: Path) -> None:
-    load_checkpoint(path, round_of(path))
+def _checkpoint(run: Run, path: Path) -> None:
+    seed = load_checkpoint(path, round_of(path)).get("seed")
+    if seed not in (None, here := recipe_of(run).seed):
+        raise UserError(
+            f"{path} belongs to a run of seed {seed}, and not {here}; restore this run's from a copy"
+        )
 
 
 def _client_state(path: Path) -> None:

@@ -17,13 +17,16 @@ def partition_of(run: Run) -> Partition | None:
     """Load the partition of a run; None if its file does not exist.
 
     Raises:
-        UserError: The file is damaged.
+        UserError: The file is damaged, or belongs to a run of another seed.
     """
     text = run.read("partition.json")
     try:
-        return None if text is None else Partition.from_json(text)
+        found = None if text is None else Partition.from_json(text)
     except UserError as error:
         raise damaged(run.partition_path, error) from None
+    if found is not None and found.seed != (seed := run.recipe_table().get("seed", 0)):
+        raise damaged(run.partition_path, f"it is of seed {found.seed}, and the run of seed {seed}")
+    return found
 
 
 def model_path(run: Run, name: str) -> Path:

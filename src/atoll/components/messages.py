@@ -96,6 +96,8 @@ class Checkpoint(TypedDict):
         norms: Accepted distances of earlier rounds (see `UpdateChecks`).
         accepted: Other accepted magnitudes of earlier rounds, by name; missing in checkpoints of 0.1.
         constants_sent: Clients that have received the constants.
+        seed: The recipe's seed, by which the checkpoints of runs that differ only in it can be told apart; missing
+            in earlier checkpoints.
         missed: Number of consecutive turns so far that left the model unchanged (see `Server.run_round`); absent if
             0.
         line: The round's line of metrics; a resumed run completes it if the process was killed before the round's
@@ -107,6 +109,7 @@ class Checkpoint(TypedDict):
     valid: dict[str, int]
     norms: list[float]
     constants_sent: list[int]
+    seed: NotRequired[int]
     accepted: NotRequired[dict[str, list[float]]]
     missed: NotRequired[int]
     line: NotRequired[dict[str, object]]

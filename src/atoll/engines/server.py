@@ -280,6 +280,7 @@ class Server:
             "norms": distances,
             "accepted": accepted,
             "constants_sent": sorted(self._constants_sent),
+            "seed": self.recipe.seed,
         }
         if self._missed:
             checkpoint["missed"] = self._missed
@@ -289,18 +290,19 @@ class Server:
         """Restore the state from a checkpoint.
 
         Raises:
-            UserError: The checkpoint belongs to a run with other networks or clients.
+            UserError: The checkpoint belongs to a run with another seed, other networks or clients.
         """
         try:
             models, here = checkpoint["state"]["models"], self.state["models"]
-            fits = all(_form(models[name]) == _form(here[name]) for name in models.keys() & here.keys())
+            fits = checkpoint.get("seed", self.recipe.seed) == self.recipe.seed
+            fits &= all(_form(models[name]) == _form(here[name]) for name in models.keys() & here.keys())
             self._restore(checkpoint)
         except (AttributeError, KeyError, TypeError, ValueError):
             fits = False
         if not fits or any(client >= self.setting.num_clients for client in self.valid):
             raise UserError(
-                f"the newest checkpoint (round {checkpoint['round']}) belongs to another run, with other networks "
-                f"or clients; restore this run's from a copy, {RESTART}"
+                f"the newest checkpoint (round {checkpoint['round']}) belongs to another run, with another seed, "
+                f"other networks or clients; restore this run's from a copy, {RESTART}"
             )
 
     def _restore(self, checkpoint: Checkpoint) -> None:
