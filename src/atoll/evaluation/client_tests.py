@@ -43,7 +43,7 @@ def split_test(
         client holds a training image of a stratum, its test images are in no share.
 
     Reference:
-        Wang et al., "Does Decentralized Learning with Non-IID Unlabeled Data Benefit from Self Supervision?", ICLR
+        Wang et al., "Does Learning from Decentralized Non-IID Unlabeled Data Benefit from Self Supervision?", ICLR
         2023, C.1: "we test on each local dataset using the corresponding cluster model".
 
     Example:

@@ -110,7 +110,8 @@ def fedquad(
         ValueError: If the shapes differ or the power is neither 1 nor 2.
 
     Reference:
-        Göksu, FedQuad: Federated Stochastic Quadruplet Learning to Mitigate Data Heterogeneity, 2025, Eq. 5.
+        Göksu and Pugeault, FedQuad: Federated Stochastic Quadruplet Learning to Mitigate Data Heterogeneity, 2025,
+        Eq. 5.
 
     Example:
         >>> import torch

@@ -60,7 +60,7 @@ def prototype_contrast(
 ) -> Tensor:
     """NT-Xent between the prototypes of two views: means of a cluster's embeddings in each view.
 
-    Clusters without a row in either view have no part in it.
+    Only clusters with rows in both views count.
 
     Args:
         z1: Embeddings of the first view.
@@ -120,7 +120,8 @@ def prototype_classification(
         ValueError: If the shapes differ, `clusters` is not positive, or a label on the CPU is no cluster.
 
     Reference:
-        Snell et al., Prototypical Networks for Few-shot Learning, 2017; Calibre (released code).
+        Snell et al., Prototypical Networks for Few-shot Learning, 2017; Chen et al., Calibre: Towards Fair and
+        Accurate Personalized Federated Learning, ICDCS 2024 (released code).
 
     Example:
         >>> import torch
@@ -154,7 +155,7 @@ def prototype_divergence(h: Tensor, labels: Tensor, clusters: int, normalise: bo
         ValueError: If `h` is not (N, d), `clusters` is not positive, or a label on the CPU is no cluster.
 
     Reference:
-        Calibre (released code).
+        Chen et al., Calibre: Towards Fair and Accurate Personalized Federated Learning, ICDCS 2024 (released code).
 
     Example:
         >>> import torch

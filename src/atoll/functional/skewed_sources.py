@@ -5,7 +5,7 @@ self-supervised objective, and the maximum-margin solution of the supervised one
 `atoll.functional.representability`.
 
 Reference:
-    Wang et al., "Does Decentralized Learning with Non-IID Unlabeled Data Benefit from Self Supervision?",
+    Wang et al., "Does Learning from Decentralized Non-IID Unlabeled Data Benefit from Self Supervision?",
     ICLR 2023.
 """
 
@@ -49,7 +49,7 @@ def skewed_source(
         ValueError: The dimension is less than the number of sources, or there is no such source.
 
     Reference:
-        Wang et al., Does Decentralized Learning with Non-IID Unlabeled Data Benefit from Self Supervision?, ICLR
+        Wang et al., Does Learning from Decentralized Non-IID Unlabeled Data Benefit from Self Supervision?, ICLR
         2023, Appendix E.1.
 
     Example:
@@ -93,7 +93,7 @@ def self_supervised_map(second_moment: Tensor, rows: int) -> Tensor:
         ValueError: If `second_moment` is not a float matrix.
 
     Reference:
-        Wang et al., Does Decentralized Learning with Non-IID Unlabeled Data Benefit from Self Supervision?, ICLR
+        Wang et al., Does Learning from Decentralized Non-IID Unlabeled Data Benefit from Self Supervision?, ICLR
         2023, Equations 3.1 and E.5.
 
     Example:
@@ -130,7 +130,7 @@ def max_margin(x: Tensor, y: Tensor, classes: int) -> Tensor:
         ValueError: There are fewer than three classes, or no linear classifier that separates them was found.
 
     Reference:
-        Wang et al., Does Decentralized Learning with Non-IID Unlabeled Data Benefit from Self Supervision?, ICLR
+        Wang et al., Does Learning from Decentralized Non-IID Unlabeled Data Benefit from Self Supervision?, ICLR
         2023, Equation E.19.
 
     Example:
@@ -191,7 +191,7 @@ def feature_correlations(w: Tensor) -> Tensor:
         ValueError: If `w` is not a float matrix.
 
     Reference:
-        Wang et al., Does Decentralized Learning with Non-IID Unlabeled Data Benefit from Self Supervision?, ICLR
+        Wang et al., Does Learning from Decentralized Non-IID Unlabeled Data Benefit from Self Supervision?, ICLR
         2023, Proposition 4.1, which bounds these numbers.
 
     Example:

@@ -241,7 +241,7 @@ METHOD = Method(
     aggregation=FeatARC(),
     title="FeatARC",
     paper=(
-        "Wang et al., Does Decentralized Learning with Non-IID Unlabeled Data Benefit from Self Supervision?, 2023"
+        "Wang et al., Does Learning from Decentralized Non-IID Unlabeled Data Benefit from Self Supervision?, 2023"
     ),
     family="Personalised and clustered methods",
 )

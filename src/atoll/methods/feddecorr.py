@@ -63,6 +63,6 @@ METHOD = Method(
     objective=AlignUniform(),
     terms=(FedDecorr(),),
     title="FedDecorr",
-    paper="Shi et al., Understanding and Mitigating Dimensional Collapse in Federated Learning, ICLR 2023",
+    paper="Shi et al., Towards Understanding and Mitigating Dimensional Collapse, ICLR 2023",
     family="Federated self-supervised methods",
 )

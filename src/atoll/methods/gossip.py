@@ -223,7 +223,7 @@ GRAPHS: dict[str, Callable[[int], Tensor]] = {
     "complete": lambda clients: ~torch.eye(clients, dtype=torch.bool),
 }
 
-_PAPER = "Wang et al., Does Decentralized Learning with Non-IID Unlabeled Data Benefit from Self Supervision?, 2023"
+_PAPER = "Wang et al., Does Learning from Decentralized Non-IID Unlabeled Data Benefit from Self Supervision?, 2023"
 
 METHOD = Method(
     objective=SimCLR(),

@@ -3,7 +3,7 @@
 References:
     Dosovitskiy et al., "An Image is Worth 16x16 Words", ICLR 2021, https://arxiv.org/abs/2010.11929.
     He et al., "Masked Autoencoders Are Scalable Vision Learners", CVPR 2022, https://arxiv.org/abs/2111.06377.
-    Wang et al., "Does Decentralized Learning with Non-IID Unlabeled Data Benefit from Self Supervision?"
+    Wang et al., "Does Learning from Decentralized Non-IID Unlabeled Data Benefit from Self Supervision?"
     (Dec-SSL), ICLR 2023, https://arxiv.org/abs/2210.10947: the sizes used here.
 """
 

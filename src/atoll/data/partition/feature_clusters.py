@@ -31,7 +31,7 @@ def feature_clusters(features: Tensor, clusters: int, dims: int, seed: int) -> T
         UserError: There are fewer images than clusters, or a feature is not finite.
 
     Reference:
-        Wang et al., "Does Decentralized Learning with Non-IID Unlabeled Data Benefit from Self Supervision?", ICLR
+        Wang et al., "Does Learning from Decentralized Non-IID Unlabeled Data Benefit from Self Supervision?", ICLR
         2023, Appendix C.2; its code reduces 2,048 dimensions to 30, whitened.
 
     Example:

@@ -48,7 +48,7 @@ def split_skewed(
         The sorted indices of each client.
 
     Reference:
-        Wang et al., "Does Decentralized Learning with Non-IID Unlabeled Data Benefit from Self Supervision?",
+        Wang et al., "Does Learning from Decentralized Non-IID Unlabeled Data Benefit from Self Supervision?",
         ICLR 2023.
     """
     shuffled = [rng.permutation(indices) for indices in by_class]
