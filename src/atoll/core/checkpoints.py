@@ -32,9 +32,19 @@ def round_of(path: Path) -> int:
     return int(number)
 
 
+def checkpoint_file(folder: Path, round: int) -> Path:
+    """File of the checkpoint of a round."""
+    return folder / f"{round_name(round)}.safetensors"
+
+
+def round_name(round: int) -> str:
+    """Name of a round's checkpoint and of its kept models; `round_of` reads the round from it."""
+    return f"round-{round:06d}"
+
+
 def save_checkpoint(folder: Path, round: int, tree: Tree) -> None:
     """Write the state after a round atomically."""
-    save(folder / f"round-{round:06d}.safetensors", tree, _label(round))
+    save(checkpoint_file(folder, round), tree, _label(round))
 
 
 def load_checkpoint(path: Path, round: int) -> Tree:

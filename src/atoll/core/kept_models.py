@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from atoll.core.checkpoints import round_of
+from atoll.core.checkpoints import round_name, round_of
 from atoll.core.tree import Weights, save
 
 FOLDER = "models"
@@ -19,12 +19,12 @@ def keep_model(run: Path, round: int, name: str, weights: Weights) -> None:
         name: ``global`` or ``global-NAME`` for a resulting model, ``client-K`` for a local one.
         weights: The model, or the part of it that a client sent.
     """
-    save(run / FOLDER / f"round-{round:06d}" / f"{name}.safetensors", weights)
+    save(run / FOLDER / round_name(round) / f"{name}.safetensors", weights)
 
 
 def kept_models(run: Path, round: int) -> dict[str, Path]:
     """Files of the models that a run kept of a round, by name."""
-    files = (run / FOLDER / f"round-{round:06d}").glob("*.safetensors")
+    files = (run / FOLDER / round_name(round)).glob("*.safetensors")
     return {path.stem: path for path in sorted(files)}
 
 

@@ -21,6 +21,7 @@ from atoll.core.tree import Weights, clone
 from atoll.data.images import ImageSet
 from atoll.data.sources import Splits
 from atoll.evaluation.embed import embed, sample
+from atoll.evaluation.metrics import PERCENTILES
 from atoll.functional import representation_angle, weight_distance
 from atoll.recipe.recipe import Recipe
 
@@ -29,7 +30,6 @@ if TYPE_CHECKING:
 
 OF_UPDATES = ("layers", "distances", "angles")  # measures of single clients' updates
 OF_IMAGES = ("norms", "angles")  # measures that need images here
-PERCENTILES = (5, 25, 50, 75, 95)  # of the angles: whiskers, box and median of a box plot
 
 
 def refuse_measures(recipe: Recipe, splits: Splits) -> str | None:

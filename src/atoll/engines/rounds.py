@@ -13,6 +13,7 @@ from typing import Protocol, TypedDict
 
 from atoll.components.base import Trained
 from atoll.components.messages import Checkpoint
+from atoll.core.checkpoints import checkpoint_file
 from atoll.core.errors import UserError
 from atoll.core.kept_models import keep_model
 from atoll.core.process_state import seeded_streams
@@ -259,8 +260,8 @@ class _Rounds:
             return None
         if round < newest:
             warnings.warn(
-                f"{store.checkpoints / f'round-{newest:06d}.safetensors'} is damaged; the run continues from round "
-                f"{round} instead of round {newest}",
+                f"{checkpoint_file(store.checkpoints, newest)} is damaged; the run continues from round {round} "
+                f"instead of round {newest}",
                 stacklevel=4,
             )
         self.server.restore(latest)

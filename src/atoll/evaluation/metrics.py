@@ -15,6 +15,7 @@ from atoll.evaluation.options import CLASSIFIERS
 from atoll.evaluation.protocols import FINE_TUNES, PAPERS_PROBES
 
 ACCURACY = "/accuracy"  # ends the key of every protocol's accuracy
+PERCENTILES = (5, 25, 50, 75, 95)  # of the angles: whiskers, box and median of a box plot
 
 
 @dataclass(frozen=True)
@@ -194,7 +195,7 @@ MEASURES: tuple[Metric, ...] = (  # keys in the "measures" of a round's line of 
             unit="°",
             digits=1,
         )
-        for p in (5, 25, 50, 75, 95)
+        for p in PERCENTILES
     ),
     _measure(
         "consensus/distance",
