@@ -38,7 +38,7 @@ class Reference:
 
     @torch.no_grad()
     def measure(self, weights: Weights) -> UpdateGeometry:
-        """Compute an update's geometry, without missing names. Non-finite values make ``moved`` non-finite."""
+        """Compute the geometry of an update's tensors. Non-finite values make ``moved`` non-finite."""
         names = [name for name in self._flat if name in weights]
         geometry = UpdateGeometry({}, {}, {}, {name: self._squares[name] for name in names})
         for name in names:

@@ -24,9 +24,10 @@ MARGIN = 1.05  # how much faster compiled steps have to be
 
 
 def recommend(recipe: Recipe, warm: int = WARM, timed: int = TIMED) -> Table:
-    """Time a client's training step for each number of threads and each memory layout; the fastest further ways.
+    """Time a client's training step for each number of threads and each memory layout.
 
-    The fastest is also recorded, on a GPU, and compiled. A GPU's steps are started by one thread.
+    The fastest of them is also timed with compilation and, on a GPU, with recorded steps. A GPU's steps are started
+    by one thread.
 
     Args:
         recipe: The recipe whose training steps are timed.

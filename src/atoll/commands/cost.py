@@ -87,7 +87,7 @@ class Cost:
         return training / len(self.workers)
 
     def lines(self) -> Iterator[str]:
-        """Describe the costs, a line each."""
+        """Describe the costs, one per line."""
         yield (
             f"{self.name}: {plural(self.rounds, 'round')}, {self.cohort} of {plural(self.clients, 'client')} each, "
             f"{plural(self.steps, 'step')}"
@@ -107,7 +107,7 @@ class Cost:
         yield self._traffic()
 
     def site_lines(self, images: int) -> Iterator[str]:
-        """Describe the costs of a federation of real sites of so many images each, a line each."""
+        """Describe the costs of a federation of real sites with ``images`` images each, one per line."""
         yield (
             f"{self.name}: {plural(self.rounds, 'round')}, {self.cohort} of {plural(self.clients, 'site')} each, "
             f"{plural(images, 'image')} at each"

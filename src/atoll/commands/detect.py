@@ -50,7 +50,7 @@ class Progress(Protocol):
     """Shows the progress of a training and its measurement."""
 
     def begin(self, title: str, done: int, total: int, unit: str) -> None:
-        """Start a part of so many steps or images, of which some are done."""
+        """Start a part of ``total`` steps or images (``unit``), of which ``done`` are done."""
         ...
 
     def advance(self, amount: int, facts: str = "") -> None:
@@ -257,7 +257,7 @@ def _train(
 
     def after_step(training: DetectorTraining) -> None:
         if progress:
-            # Of the steps before: to read this one's would have the host wait for a GPU.
+            # The loss of the step before: reading this step's would make the host wait for the GPU.
             progress.advance(1, f"loss {training.losses[-1]['loss']:.3f}" if training.losses else "")
         if training.step % training.options.save_every == 0 or training.step == training.steps:
             seconds = earlier + time.process_time() - started

@@ -55,7 +55,7 @@ class Log(Callback):
         self._written = -1
 
     def open(self, rounds: int) -> None:
-        """Open or continue the tool's run, which holds so many rounds, the untrained encoder's included."""
+        """Open or continue the tool's run, which contains ``rounds`` lines of metrics, that of round 0 included."""
         raise NotImplementedError
 
     def write(self, values: Mapping[str, float], round: int) -> None:

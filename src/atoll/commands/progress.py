@@ -91,7 +91,7 @@ class PartBar:
         self._progress: Progress | None = None
 
     def begin(self, title: str, done: int, total: int, unit: str) -> None:
-        """Start a part of so many steps or images, of which some are done."""
+        """Start a part of ``total`` steps or images (``unit``), of which ``done`` are done."""
         self.stop()
         if not self.console.is_terminal:
             self.console.print(f"{title}: {total - done} of {total} {unit} to do", highlight=False)

@@ -50,7 +50,10 @@ class Stopwatch:
         self._last = time.perf_counter()
 
     def over(self, data: FederatedClient, epochs: int) -> ClientData:
-        """Return the data with timed batches, made as in rounds of so many epochs: short ones have small passes."""
+        """Return the data with timed batches, made as in a round of ``epochs`` epochs.
+
+        In a short round, fewer batches are made in one pass.
+        """
         return cast(ClientData, _TimedData(data, self, max(1, epochs)))
 
     def step_seconds(self, warm: int, choose: Callable[[list[float]], float]) -> float:

@@ -33,10 +33,10 @@ class Component(Options):
         between_neighbours: If there is no server, neighbours may exchange the component's slices. Each client then
             has its own slice of the state, folded from the slices of its neighbourhood.
         replays: On a GPU, a step may be recorded once a round and replayed (``train.cuda_graphs``). A class that
-            overrides ``loss``, ``after_heads`` or ``after_step`` must state this itself: the hook depends on the
-            passes, images and labels of the batch, and otherwise only on tensors and numbers that stay the same
-            objects after `start`; it changes tensors in place, and what else it draws, uploads or takes from the
-            batch's indices, it makes by `ClientContext.from_host`.
+            overrides ``loss``, ``after_heads`` or ``after_step`` must state this itself. These hooks then read only
+            the passes, images and labels of the batch, and tensors and numbers that are the same objects in all
+            steps after `start`. They change tensors in place. Random draws, uploads and values that depend on the
+            batch's indices are made by `ClientContext.from_host`.
     """
 
     name: ClassVar[str] = ""

@@ -52,7 +52,7 @@ class ClientContext:
         steps: Number of optimiser steps taken.
         last_epoch_loss: Mean loss of the last completed local epoch.
         data: The client's samples.
-        host: What takes the place of the upload in `from_host` while a step is recorded.
+        host: Function that replaces the upload in `from_host` while a step is recorded; None otherwise.
     """
 
     def __init__(
@@ -104,9 +104,15 @@ class ClientContext:
         return stream(self.setting.seed, purpose, self.round, self.client)
 
     def from_host(self, make: Callable[[], Tensor]) -> Tensor:
-        """Return what ``make`` returns, on the device: random draws, or what depends on the batch's indices.
+        """Upload what each step makes on the CPU: random draws, or what depends on the batch's indices.
 
-        `loss` makes in this way what each step makes anew; a step that is replayed calls ``make`` again.
+        A step that is recorded and replayed (``train.cuda_graphs``) calls ``make`` again at each replay.
+
+        Args:
+            make: Function that makes the tensor.
+
+        Returns:
+            The tensor, on the device of the networks.
         """
         return upload(make(), self.device) if self.host is None else self.host(make, self.device)
 

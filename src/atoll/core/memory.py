@@ -1,4 +1,4 @@
-"""What is said when memory runs out, which is nobody's fault in the code."""
+"""Errors that mean that memory ran out, and the sentence that a command prints for them."""
 
 from __future__ import annotations
 

@@ -14,7 +14,7 @@ class _Remedy(NamedTuple):
     """What to do about a file.
 
     Attributes:
-        then: What to do once the damaged file is gone; empty if nothing else gives it back than a copy.
+        then: What to do once the damaged file is deleted; empty if only a copy restores it.
         copy: Whether a copy is better.
     """
 
@@ -22,7 +22,7 @@ class _Remedy(NamedTuple):
     copy: bool = False
 
     def sentence(self, first: str) -> str:
-        """Say it, with what comes first: the deletion of a damaged file."""
+        """Describe the remedy; ``first`` precedes what to do, such as the deletion of a damaged file."""
         ways = (
             *(["restore it from a copy"] if self.copy else []),
             *([first + self.then] if self.then else []),

@@ -51,7 +51,7 @@ def num_batches(samples: int, batch_size: int, drop_last: bool) -> int:
 
 
 def batches_in_a_pass(values: int) -> int:
-    """Number of batches of so many values whose images are made in one pass.
+    """Number of batches, each of ``values`` values, whose images are made in one pass.
 
     Example:
         >>> from atoll.data.client_data import batches_in_a_pass

@@ -88,7 +88,7 @@ class StepGraph:
         self.start(0)
 
     def start(self, steps: int) -> None:
-        """Begin another client or round, with so many steps."""
+        """Begin another client or round; ``steps`` is the number of its steps."""
         # What was recorded before stays until the next recording, which uses its memory again.
         self.recorded = False
         self._worth = steps >= LEAST

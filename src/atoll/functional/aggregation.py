@@ -19,13 +19,12 @@ def angular_divergence(
 ) -> dict[str, Tensor]:
     """Cosine similarity between the global model and a client's model, for each tensor (1: no divergence).
 
-    Runs read each update once and compute the same δ as `atoll.components.messages.UpdateGeometry.cosine`.
-
     δ^(l) = ⟨w_g, w_k⟩ / (‖w_g‖‖w_k‖), with each tensor flattened to a vector; 1 if either is all zero, because
     the angle is then undefined (BatchNorm's β and running mean start as zeros). Equal tensors give exactly 1. A
     floating tensor without dimensions is a vector of length one, so its cosine is the product of the signs.
     Integer tensors are counters without a direction and are left out. For a single δ over the whole model, pass
-    the model as one concatenated vector.
+    the model as one concatenated vector. A run computes the same δ by
+    `atoll.components.messages.UpdateGeometry.cosine`, which reads each update once for all purposes.
 
     Args:
         global_weights: The global model's tensors by name.
@@ -73,11 +72,11 @@ def _cosine(w: Tensor, other: Tensor) -> Tensor:
 def min_norm_weights(directions: Tensor) -> Tensor:
     """Weights of the shortest vector in the convex hull: argmin over the simplex of ‖Σ_k α_k u_k‖².
 
-    An active-set method on the Gram matrix solves the problem exactly, in float64 and always in the same order.
-    The minimiser is scaled from min_{x ≥ 0} ‖Σ x_k u_k‖² + (1 − Σ x_k)²: for x = sα the best s leaves v/(1 + v),
-    v = ‖Σ α_k u_k‖², which grows with v. If uniform weights are already optimal (equal or orthogonal clients, all
-    zero), they are returned; other ties are broken in favour of few clients. The directions are not normalised
-    here: FedU² normalises them before the call.
+    An active-set method on the Gram matrix solves the problem exactly, in float64 and always in the same order. It
+    solves min_{x ≥ 0} ‖Σ x_k u_k‖² + (1 − Σ x_k)² and returns α = x / Σ x_k. For x = sα, the minimum over s is
+    v/(1 + v) with v = ‖Σ α_k u_k‖², which increases with v, so both problems have the same minimiser. If uniform
+    weights are already optimal (equal or orthogonal clients, all zero), they are returned; other ties are broken in
+    favour of few clients. The directions are not normalised here: FedU² normalises them before the call.
 
     Args:
         directions: One flattened update per row.
@@ -149,7 +148,7 @@ def shortest_in_hull(gram: Tensor) -> Tensor:
     h = gram + share[:, None] * share[None, :]
     y = torch.zeros_like(share)
     active = torch.zeros(k, dtype=torch.bool)
-    # Far more steps than needed: a bound in case rounding adds and removes an index for ever.
+    # Far more steps than needed: a bound in case rounding adds and removes an index without end.
     for _ in range(10 * k):
         gain = (share - h @ y).masked_fill(active, -torch.inf)
         if float(gain.max()) <= rounding:

@@ -141,7 +141,9 @@ def vicreg(
 
 
 class EncodingStatistics(NamedTuple):
-    """Means over a batch from which two views' correlations follow; of a union, they are weighted means, too.
+    """Means over a batch, which determine the correlations between two views.
+
+    The statistics of several batches together are the means of the batches' statistics, weighted by batch size.
 
     Attributes:
         mean1: Mean of each dimension of the first view.

@@ -33,7 +33,7 @@ def dimension_scaling(
         basis: Q, orthonormal, whose columns are the dimensions; the coordinate axes if None.
         reduction: "fro_over_n" or "mean_sq".
         renormalise: False, with "mean_sq", implements Eq. 7 literally, with t = sg(Pz) and z not normalised. That
-            loss has no fixed point: its gradient makes the client's dimensions grow for ever.
+            loss has no fixed point: its gradient makes the client's dimensions grow without bound.
 
     Shape:
         z: (N, d). scales: (d,). basis: (d, d). Output: scalar.
@@ -81,7 +81,7 @@ def projector_distillation(
     direction: Literal["zh", "hz"] = "zh",
     temperature: float = 0.5,
 ) -> Tensor:
-    """Projector distillation: transfer what the projector has learnt into the representation.
+    """Projector distillation: transfer what the projector has learned into the representation.
 
     "kl" with "zh" is KL(σ(z/τ)‖σ(h/τ)), as in the released code; "hz" is KL(σ(h/τ)‖σ(z/τ)), as in the paper. Both
     average over the rows, do not normalise, and pass gradient to both arguments. Both are 0 iff h − z is constant

@@ -72,7 +72,8 @@ class Prototypes(Term):
 
     def loss(self, context: ClientContext, batch: Batch, passes: Passes) -> Tensor:
         """Cluster the representations of both views, and compare views with prototypes."""
-        (h1, h2), (z1, z2) = ([getattr(passes[view], head) for view in VIEWS] for head in ("h", "z"))
+        h1, h2 = (passes[view].h for view in VIEWS)
+        z1, z2 = (passes[view].z for view in VIEWS)
         seeds = context.of(self).seeds
         draws = context.from_host(lambda: torch.rand(self.clusters, generator=seeds))
         labels = k_means(torch.cat([h1, h2]).detach(), draws, self.iterations)

@@ -32,7 +32,7 @@ from atoll.objectives.mae import MAE, meta_encoder
 
 
 class RowMeans:
-    """The mean of matrices, row by row; a matrix of fewer rows has no part in the others."""
+    """The mean of matrices, row by row; a matrix with fewer rows than others counts in its own rows only."""
 
     def __init__(self) -> None:
         self._sum: Tensor | None = None

@@ -161,7 +161,7 @@ class EUAFold:
         lengths = gram.diagonal().sqrt()
         moved = lengths > 0
         step = torch.zeros_like(lengths)
-        if bool(moved.any()):  # in a round without training nobody moves
+        if bool(moved.any()):  # in a round without training, no client moves
             if not bool(moved.all()):
                 warnings.warn("'eua' leaves out clients whose trained weights did not change", stacklevel=2)
             unit = lengths[moved]

@@ -146,6 +146,7 @@ def _finite(tensor: Tensor) -> bool:
 
 
 def _a(value: object) -> str:
+    """Describe a value in an error message, with its article."""
     if isinstance(value, Tensor):
         return f"a tensor {tuple(value.shape)} of {value.dtype}"
     return "nothing" if value is None else f"a {type(value).__name__}"

@@ -95,7 +95,7 @@ class Scaffold(Term):
     def loss(self, context: ClientContext, batch: Batch, passes: Passes) -> Tensor:
         """The linear term; its gradient is the correction."""
         scope = context.of(self)
-        once = {y: name for name, y in scope.y.items()}
+        once = {y: name for name, y in scope.y.items()}  # a weight of two layers has two names
         products = [(scope.correction[name] * y).sum() for y, name in once.items()]
         return torch.stack(products).sum() if products else torch.zeros((), device=context.device)
 

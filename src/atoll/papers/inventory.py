@@ -75,5 +75,5 @@ def _state(rows: Iterable[Row], missing: Callable[[DataOptions], str]) -> str:
 
 
 def _source(data: DataOptions) -> DataOptions:
-    """The same images whatever their size."""
+    """The options that name the images, without those of their size and decoding."""
     return DataOptions(source=data.source, path=data.path, test_split=data.test_split)

@@ -40,7 +40,7 @@ def check_scale(table: PaperTable, name: str) -> None:
 
 
 def about(table: PaperTable, name: str) -> str:
-    """What a scale is for, in words; empty if nobody says."""
+    """What a scale is for, in words; empty if no file says it."""
     own = table.scale.get(name, Scale()).about
     return own or shared_scales().get(name, Scale()).about
 

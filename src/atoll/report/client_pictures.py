@@ -20,7 +20,7 @@ from atoll.report.pictures import data_uri, thumbnails
 from atoll.report.svg import MUTED, picture, text
 
 FILE = "clients.safetensors"  # in a run's folder
-MAX_CLIENTS = 40  # that are drawn; of more clients, so many are drawn at equal distances
+MAX_CLIENTS = 40  # in a picture; of more clients, this number is chosen at equal distances
 IMAGES = 8  # of each client
 THUMBNAIL = 48  # largest side of a sample image in pixels
 ROW = 44  # height of a client's row

@@ -111,13 +111,12 @@ class Partition:
     def without_small(self, least: int) -> Partition:
         """Return the partition without the clients that hold fewer than `least` images, which then sit out.
 
+        With a small Dirichlet α and many clients, some clients get only one image, which has no negatives and which
+        BatchNorm cannot normalise. With loaders that drop the last batch (SSD's, FedU²'s), such clients take no
+        step.
+
         Raises:
             UserError: No client is left.
-
-        Reference:
-            With a small Dirichlet α and many clients, some clients get only one image, which has no negatives and
-            which BatchNorm cannot normalise. With loaders that drop the last batch (SSD's, FedU²'s), such clients
-            take no step.
         """
         kept = [k for k, size in enumerate(self.sizes) if size >= least]
         if len(kept) == len(self):
