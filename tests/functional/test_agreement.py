@@ -111,3 +111,7 @@ def test_masked_reconstruction_with_nothing_masked():
 def test_bad_shapes_are_named(call):
     with pytest.raises(ValueError, match=r"expected .* got .*\("):
         call()
+
+
+def test_a_reconstruction_may_be_a_scalar():
+    assert masked_reconstruction(torch.tensor(3.0), torch.tensor(1.0), torch.tensor(True)).item() == 4.0

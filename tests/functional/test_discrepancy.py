@@ -81,5 +81,7 @@ def test_bad_arguments_are_named():
         mmd(torch.ones(1, 3), torch.ones(2, 3), 1.0)
     with pytest.raises(ValueError, match=r"shape \(M, 3\) with M >= 2, got y \(2, 4\)"):
         mmd(torch.ones(2, 3), torch.ones(2, 4), 1.0)
+    with pytest.raises(ValueError, match=r"one bandwidth, got bandwidth \(2, 1\)"):
+        mmd(torch.ones(2, 3), torch.ones(2, 3), torch.ones(2, 1))
     with pytest.raises(ValueError, match=r"with N >= 2, got z \(1, 3\)"):
         mean_distance(torch.ones(1, 3))

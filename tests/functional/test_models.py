@@ -59,6 +59,8 @@ def test_extreme_gaps():
     assert float(spectral_gap(torch.ones(1, 1))) == 1.0
     with pytest.raises(ValueError, match=r"symmetric weights \(K, K\), got weights \(2, 3\)"):
         spectral_gap(torch.ones(2, 3))
+    with pytest.raises(ValueError, match=r"got weights \(0, 0\)"):
+        spectral_gap(torch.ones(0, 0))
     with pytest.raises(ValueError, match="symmetric"):
         spectral_gap(torch.tensor([[1.0, 0.0], [0.5, 0.5]]))
 

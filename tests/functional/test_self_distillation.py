@@ -80,6 +80,7 @@ def test_the_centre_moves_towards_the_mean_of_all_rows():
         ((2, 3, 4), (3, 3, 4), 4),
         ((2, 3, 4), (2, 2, 4), 4),
         ((2, 3, 4), (2, 3, 4), 5),
+        ((), (), ()),
     ],
 )
 def test_bad_shapes_are_named(student, teacher, centre):
@@ -91,3 +92,9 @@ def test_bad_shapes_are_named(student, teacher, centre):
 def test_a_centre_of_another_width_is_refused(centre, teacher):
     with pytest.raises(ValueError, match="expected centre"):
         moving_centre(torch.zeros(centre), torch.zeros(teacher))
+
+
+@pytest.mark.parametrize(("centre", "teacher"), [(torch.float32, torch.int64), (torch.int64, torch.float32)])
+def test_a_centre_of_whole_numbers_is_refused(centre, teacher):
+    with pytest.raises(ValueError, match=r"of floats, got .*int64"):
+        moving_centre(torch.zeros(3, dtype=centre), torch.zeros(4, 3, dtype=teacher))

@@ -161,3 +161,14 @@ def test_the_bounds_hold_with_the_constants_of_the_page(seed):
         assert min(c[k] for k, c in enumerate(found)) > 0.8
         assert max(c[j] for k, c in enumerate(found) for j in range(3) if j != k) <= 0.237 * d**-0.1
     assert math.log(correlations[300] / correlations[100]) / math.log(3) < -0.1
+
+
+@pytest.mark.parametrize("y", [[0, 1], [0, 1, 3], [0, 1, -1], [0.0, 1.0, 2.0]])
+def test_labels_that_are_no_classes_are_refused(y):
+    with pytest.raises(ValueError, match=r"expected a class from 0 to 2 for each row, got x \(3, 2\)"):
+        max_margin(torch.randn(3, 2), torch.tensor(y), classes=3)
+
+
+def test_a_second_moment_is_square():
+    with pytest.raises(ValueError, match=r"got second_moment \(3, 4\)"):
+        self_supervised_map(torch.ones(3, 4), rows=2)

@@ -135,5 +135,5 @@ def masked_reconstruction(prediction: Tensor, target: Tensor, mask: Tensor) -> T
             f"expected a prediction of its target's shape and a mask of the leading dimensions, got {got}"
         )
     trailing = (1,) * (prediction.ndim - mask.ndim)
-    masked = mask.reshape(*mask.shape, *trailing).to(prediction.dtype).expand_as(prediction)
+    masked = mask.reshape(mask.shape + trailing).to(prediction.dtype).expand_as(prediction)
     return ((prediction - target).square() * masked).sum() / masked.sum().clamp_min(1.0)

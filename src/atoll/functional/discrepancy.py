@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from atoll.functional._tensors import MIN_NORM, check_rows, check_width, full_precision
+from atoll.functional._tensors import MIN_NORM, check_rows, check_width, full_precision, shapes
 
 
 @full_precision
@@ -50,10 +50,10 @@ def mmd(x: Tensor, y: Tensor, bandwidth: Tensor | float) -> Tensor:
         bandwidth: σ; 0 counts as a very small number.
 
     Shape:
-        x: (N, d), N >= 2. y: (M, d), M >= 2. Output: scalar, from −2 to 2.
+        x: (N, d), N >= 2. y: (M, d), M >= 2. bandwidth: scalar. Output: scalar, from −2 to 2.
 
     Raises:
-        ValueError: If the shapes do not match.
+        ValueError: If the shapes do not match, or there is more than one bandwidth.
 
     Reference:
         Gretton et al., A Kernel Two-Sample Test, JMLR 2012, Eq. 3.
@@ -68,6 +68,8 @@ def mmd(x: Tensor, y: Tensor, bandwidth: Tensor | float) -> Tensor:
     check_rows(2, x=x)
     check_width(x, 2, y=y)
     sigma = torch.as_tensor(bandwidth, dtype=x.dtype, device=x.device).clamp_min(MIN_NORM)
+    if sigma.numel() != 1:
+        raise ValueError(f"expected one bandwidth, got {shapes(bandwidth=sigma)}")
 
     def kernel(a: Tensor, b: Tensor) -> Tensor:
         return (-_squared_distances(a, b) / (2.0 * sigma.square())).exp()

@@ -62,7 +62,8 @@ def spectral_gap(weights: Tensor) -> Tensor:
         >>> spectral_gap(torch.eye(4)).item()  # no model changes
         0.0
     """
-    if weights.ndim != 2 or weights.shape[0] != weights.shape[1] or not torch.allclose(weights, weights.T):
+    square = weights.ndim == 2 and weights.shape[0] == weights.shape[1] > 0
+    if not square or not torch.allclose(weights, weights.T):
         raise ValueError(f"expected symmetric weights (K, K), got {shapes(weights=weights)}")
     if len(weights) == 1:
         return torch.ones((), dtype=weights.dtype)

@@ -44,9 +44,9 @@ def dino(
         >>> round(dino(flat, flat, centre=torch.zeros(8)).item(), 4)
         2.0794
     """
-    views, globals_ = len(student), len(teacher)
     fits = student.ndim == teacher.ndim == 3 and student.shape[1:] == teacher.shape[1:]
-    if not fits or views < 2 or not 1 <= globals_ <= views or centre.shape != student.shape[2:]:
+    views, globals_ = (len(student), len(teacher)) if fits else (0, 0)
+    if views < 2 or not 1 <= globals_ <= views or centre.shape != student.shape[2:]:
         raise ValueError(
             "expected student (V, N, K), teacher (G, N, K) and centre (K,) with V >= 2 and 1 <= G <= V, got "
             + shapes(student=student, teacher=teacher, centre=centre)
@@ -73,7 +73,7 @@ def moving_centre(centre: Tensor, teacher: Tensor, momentum: float = 0.9) -> Ten
         centre: (K,). teacher: (..., K). Output: (K,).
 
     Raises:
-        ValueError: If the shapes do not match.
+        ValueError: If the shapes do not match or a tensor is not floating.
 
     Reference:
         Caron et al., Emerging Properties in Self-Supervised Vision Transformers, 2021, Eq. 4.
@@ -84,7 +84,8 @@ def moving_centre(centre: Tensor, teacher: Tensor, momentum: float = 0.9) -> Ten
         >>> moving_centre(torch.zeros(2), torch.tensor([[1.0, 2.0], [3.0, 4.0]]), momentum=0.5)
         tensor([1.0000, 1.5000])
     """
-    if centre.ndim != 1 or teacher.ndim < 2 or teacher.shape[-1:] != centre.shape:
+    fits = centre.ndim == 1 and teacher.ndim >= 2 and teacher.shape[-1:] == centre.shape
+    if not fits or not (centre.is_floating_point() and teacher.is_floating_point()):
         got = shapes(centre=centre, teacher=teacher)
-        raise ValueError(f"expected centre (K,) and teacher (..., K), got {got}")
+        raise ValueError(f"expected centre (K,) and teacher (..., K) of floats, got {got}")
     return torch.lerp(teacher.flatten(0, -2).mean(dim=0), centre, momentum)

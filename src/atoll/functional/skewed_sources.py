@@ -16,7 +16,7 @@ import warnings
 import torch
 from torch import Tensor
 
-from atoll.functional._tensors import check_rows
+from atoll.functional._tensors import check_rows, check_width, shapes
 
 TOLERANCE = 1e-5  # of the solver's stopping rule
 ITERATIONS = 100_000
@@ -90,7 +90,7 @@ def self_supervised_map(second_moment: Tensor, rows: int) -> Tensor:
         second_moment: (d, d), symmetric and positive semi-definite. Output: (m, d).
 
     Raises:
-        ValueError: If `second_moment` is not a float matrix.
+        ValueError: If `second_moment` is not a square float matrix.
 
     Reference:
         Wang et al., Does Learning from Decentralized Non-IID Unlabeled Data Benefit from Self Supervision?, ICLR
@@ -104,6 +104,7 @@ def self_supervised_map(second_moment: Tensor, rows: int) -> Tensor:
                 [0., 0., 2.]])
     """
     check_rows(second_moment=second_moment)
+    check_width(second_moment.T, second_moment=second_moment)
     values, vectors = torch.linalg.eigh(second_moment)
     top = values.argsort(descending=True)[:rows]
     w: Tensor = vectors[:, top].T * values[top].clamp(min=0).sqrt()[:, None]
@@ -127,7 +128,8 @@ def max_margin(x: Tensor, y: Tensor, classes: int) -> Tensor:
         x: (N, d); y: (N,) int64. Output: (classes, d) float64.
 
     Raises:
-        ValueError: There are fewer than three classes, or no linear classifier that separates them was found.
+        ValueError: The shapes do not match, a label is no class, there are fewer than three classes, or no linear
+            classifier that separates them was found.
 
     Reference:
         Wang et al., Does Learning from Decentralized Non-IID Unlabeled Data Benefit from Self Supervision?, ICLR
@@ -149,6 +151,9 @@ def max_margin(x: Tensor, y: Tensor, classes: int) -> Tensor:
 
     if classes < 3:
         raise ValueError(f"the maximum-margin solution is of three classes or more, not {classes}")
+    check_rows(x=x)
+    if y.shape != x.shape[:1] or y.is_floating_point() or not 0 <= y.min() <= y.max() < classes:
+        raise ValueError(f"expected a class from 0 to {classes - 1} for each row, got {shapes(x=x, y=y)}")
     absent = torch.tensor([c for c in range(classes) if not (y == c).any()], dtype=torch.int64)
     padded = torch.cat([x.double(), torch.zeros(len(absent), x.shape[1], dtype=torch.float64)])
     machine = LinearSVC(
