@@ -76,7 +76,14 @@ def recommend(recipe: Recipe, warm: int = WARM, timed: int = TIMED) -> Table:
 
 @dataclass(frozen=True, order=True)
 class Way:
-    """A way to compute a step, by the recipe's options of these names."""
+    """Options of the recipe that determine how a step is computed, but for rounding not its result.
+
+    Attributes:
+        threads: ``engine.threads``.
+        channels_last: ``engine.channels_last``.
+        compile: ``train.compile``.
+        cuda_graphs: ``train.cuda_graphs``.
+    """
 
     threads: int
     channels_last: bool

@@ -32,7 +32,11 @@ NAME_BYTES = 12  # size of one character of a name, which occurs at most twice i
 
 @dataclass(frozen=True)
 class UpTo:
-    """A size from 1 to ``most``."""
+    """A size from 1 to ``most``.
+
+    Attributes:
+        most: Maximum size.
+    """
 
     most: int
 
@@ -132,7 +136,11 @@ class NumberSpec:
 
 @dataclass(frozen=True)
 class ChoiceSpec:
-    """One of the given words."""
+    """One of the given words.
+
+    Attributes:
+        words: The words.
+    """
 
     words: tuple[str, ...]
     num_bytes: ClassVar[int] = NUMBER_BYTES
@@ -176,7 +184,11 @@ class PerWeight:
 
 @dataclass(frozen=True)
 class Optional:
-    """A value that matches the spec, or nothing."""
+    """A value that matches the spec, or nothing.
+
+    Attributes:
+        spec: Spec of the value.
+    """
 
     spec: Spec
 

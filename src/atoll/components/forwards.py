@@ -139,9 +139,18 @@ def run_forwards(
     after: After,
     encode: Callable[[nn.Module, Tensor], Tensor] = nn.Module.__call__,
 ) -> Passes:
-    """Run each declared pass once, in order; with ``joint``, a network processes both views in one batch.
+    """Run each declared pass once, in order.
 
-    ``encode`` computes an encoder's output for images.
+    Args:
+        forwards: The passes.
+        networks: Networks by the names that the passes give them.
+        images: Images of a batch by name.
+        joint: Whether a network processes both views in one batch.
+        after: Functions that are applied to the outputs of heads, by the head's name.
+        encode: Computes an encoder's output for images.
+
+    Shape:
+        images: (N, C, H, W) each.
     """
     passes = Passes()
     for call in encoder_calls(forwards, joint):

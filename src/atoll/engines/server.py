@@ -42,9 +42,21 @@ class TooFewUpdatesError(RunError):
 class Record:
     """Record of a round, as stored in `metrics.jsonl`.
 
-    ``angular_divergence`` is μ_δ, the mean cosine between the updates and the model that was sent (L-DAWA,
-    Fig. 4: 1 is no divergence). ``measures`` and ``layers`` are the results of `Observer.close`. In an ``idle``
-    round, no client trained, or no update was used.
+    Attributes:
+        round: The round, from 1.
+        clients: Number of clients whose updates were used.
+        bytes_down: Bytes of all messages that were sent to clients.
+        bytes_up: Bytes of all updates that arrived, refused ones included.
+        seconds: Duration of the round, without its evaluation.
+        angular_divergence: μ_δ, the mean cosine between the updates and the model that was sent (L-DAWA, Fig. 4: 1
+            is no divergence); None if it is unknown or must not be revealed.
+        losses: Means over clients of each component's loss, and of their sum (``"loss"``).
+        idle: Whether no client trained, or no update was used.
+        refused: Reason for each refused update, by client id.
+        lost: Reason for each missing update, by client id.
+        privacy: Privacy budget that was spent until this round (`Aggregation.spent`).
+        measures: Measures of the models, by name (`Observer.close`).
+        layers: Mean cosine of each layer, by name (`Observer.close`).
     """
 
     round: int

@@ -64,7 +64,7 @@ def check_rows(least: int = 1, **tensors: Tensor) -> None:
 
 
 def check_width(z: Tensor, least: int = 0, **tensors: Tensor) -> None:
-    """Check that each tensor is floating and has shape (M, d), with M >= `least` and the width d of `z`.
+    """Check that each tensor is floating and has shape (M, d), with M >= `least` and the width d of `z`, (N, d).
 
     Raises:
         ValueError: If one does not; the message names every shape.
@@ -90,6 +90,9 @@ def unit(z: Tensor) -> Tensor:
     """Scale rows to length one; a row of zeros stays zero, and its gradient is zero.
 
     Dividing by a small constant instead would give a zero row a gradient of 1e12. What is not a number stays so.
+
+    Shape:
+        z: (..., d). Output: as z.
     """
     norm = torch.linalg.vector_norm(z, dim=-1, keepdim=True)
     return torch.where(norm <= MIN_NORM, torch.zeros_like(z), z / norm.clamp_min(MIN_NORM))
@@ -121,6 +124,14 @@ def standardise(z: Tensor, unbiased: bool, eps: float = 0.0) -> Tensor:
     """Standardise each column to mean zero and variance one over the rows.
 
     A column that is constant up to rounding becomes zero, with gradient zero.
+
+    Args:
+        z: The rows.
+        unbiased: Divide by N − 1 instead of N in the variance.
+        eps: Number that is added to the variance.
+
+    Shape:
+        z: (N, d), N >= 2. Output: as z.
     """
     centred = z - z.mean(dim=0)
     variance = centred.square().sum(dim=0) / (len(z) - int(unbiased))

@@ -211,7 +211,19 @@ def sphere_sliced_uniformity(
 
 @full_precision
 def sliced_uniformity(z: Tensor, normal: Callable[..., Tensor], projections: int) -> Tensor:
-    """`sphere_sliced_uniformity` with ``normal(*shape)``, which draws normal numbers on the device."""
+    """`sphere_sliced_uniformity` with draws from a function instead of a generator.
+
+    Args:
+        z: Projector embeddings of one view.
+        normal: ``normal(*shape)`` draws normal numbers on the device of `z`.
+        projections: Number of directions at each tangent point.
+
+    Shape:
+        z: (N, d). Output: scalar, >= 0.
+
+    Raises:
+        ValueError: If `z` is not (N, d) or `projections` is not positive.
+    """
     check_rows(z=z)
     check_positive(projections=projections)
     n, d = z.shape

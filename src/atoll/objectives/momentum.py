@@ -37,5 +37,9 @@ def encoding_weights(context: ClientContext, networks: nn.ModuleDict, *heads: st
 
 
 def enqueue(queue: torch.Tensor, *rows: torch.Tensor) -> torch.Tensor:
-    """Append rows to a queue and drop as many of the oldest (first in, first out)."""
+    """Append rows to a queue and drop as many of the oldest (first in, first out).
+
+    Shape:
+        queue: (M, d). rows: (N, d) each. Output: (M, d).
+    """
     return torch.cat([queue, *(new.detach() for new in rows)])[-len(queue) :]
