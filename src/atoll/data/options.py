@@ -30,6 +30,16 @@ def held_out_names(test_split: str | None) -> tuple[str, ...]:
     return ("test", "val") if test_split is None else (test_split,)
 
 
+def refuse_test_split(file: Path, test_split: str | None) -> None:
+    """Refuse ``data.test_split`` for a source that is one file, with training images only.
+
+    Raises:
+        UserError: It is set.
+    """
+    if test_split is not None:
+        raise UserError(f"{file} is one file and holds no split {test_split!r}; give the folder in data.path")
+
+
 @dataclass(frozen=True)
 class DataOptions(Options, section="data"):
     """The recipe's ``[data]`` section: the source of the images, and how they are read.

@@ -21,7 +21,7 @@ from atoll.core.errors import UserError, did_you_mean
 from atoll.core.files import content_digest
 from atoll.core.text import few, first_line, plural
 from atoll.data.decode import Encoded
-from atoll.data.options import DataOptions, held_out_names
+from atoll.data.options import DataOptions, held_out_names, refuse_test_split
 from atoll.data.records import Listing, Records, Rows, encode
 
 _TEXT = (pa.types.is_string, pa.types.is_large_string, pa.types.is_string_view)
@@ -144,10 +144,7 @@ def open_parquet(path: Path) -> pq.ParquetFile:
 def read_parquet(options: DataOptions, root: Path) -> tuple[Listing, Listing | None]:
     """Read the training and test splits at `root`: a file, or a folder of files named by split."""
     if root.is_file():
-        if options.test_split is not None:
-            raise UserError(
-                f"{root} is one file and holds no split {options.test_split!r}; give the folder in data.path"
-            )
+        refuse_test_split(root, options.test_split)
         return _listing([root], options), None
     train = split_files(root, options.train_split)
     if not train:

@@ -24,7 +24,7 @@ from atoll.core.files import content_digest
 from atoll.core.text import few, first_line
 from atoll.data.decode import Encoded
 from atoll.data.folders import IMAGE_SUFFIXES, SPLITS
-from atoll.data.options import DataOptions, held_out_names
+from atoll.data.options import DataOptions, held_out_names, refuse_test_split
 from atoll.data.records import Listing, Rows, encode
 
 _LABELS = (".cls", ".json")
@@ -86,10 +86,7 @@ def read_tar(options: DataOptions, root: Path) -> tuple[Listing, Listing | None]
         UserError: There are no shards, a shard is damaged or belongs to both splits, or labels are missing.
     """
     if root.is_file():
-        if options.test_split is not None:
-            raise UserError(
-                f"{root} is one file and holds no split {options.test_split!r}; give the folder in data.path"
-            )
+        refuse_test_split(root, options.test_split)
         return _listing([root], options), None
     found = sorted([*root.glob("*.tar"), *root.glob("*/*.tar")])
     if not found:
