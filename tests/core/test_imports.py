@@ -66,6 +66,11 @@ def test_a_file_in_the_place_of_a_module_is_told_the_modules_name(folder, module
         ({"method": {"terms": ["gone_away:Mine", "dsr"]}}, "\"method.terms=['gone_away:Mine', 'dsr']\""),
         ({"model": {"encoder": "gone_away:Mine"}}, "model.encoder=gone_away:Mine"),
         ({"views": {"transform": "gone_away:Mine"}}, "views.transform=gone_away:Mine"),
+        ({"data": {"source": "gone_away:Mine"}}, "data.source=gone_away:Mine"),
+        (
+            {"options": {"em_inspector": {"data": {"source": "gone_away:Mine"}}, "fedca": 1}},
+            "options.em_inspector.data.source=gone_away:Mine",
+        ),
     ],
 )
 def test_missing_code_is_told_the_setting_that_names_it(folder, table, setting):

@@ -1,7 +1,11 @@
-"""Whole runs on images that Python code gives, against the same images read from a file."""
+"""Whole runs on images that Python code gives or a recipe names, against the same images read from a file."""
 
 from __future__ import annotations
 
+import importlib
+import sys
+from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -11,8 +15,12 @@ from PIL import Image
 from torchvision.datasets import ImageFolder
 
 import atoll
+from atoll.cli.main import main
 from atoll.core.errors import UserError
 from atoll.core.tree import same
+from atoll.data.options import DataOptions
+from atoll.data.sources import load_data
+from atoll.recipe.recipe import make_recipe
 from tests.data.given import LABELS, Pairs, clients, pixels, small
 from tests.harness import final_models
 from tests.kills import ends_alike_after_kills
@@ -111,3 +119,116 @@ if __name__ == "__main__":
 @pytest.mark.slow
 def test_two_workers_and_a_kill_end_with_the_same_bytes(tmp_path: Path) -> None:
     ends_alike_after_kills(KILLED, tmp_path)
+
+
+CODE = """
+from tests.data.given import LABELS, Pairs, clients, pixels
+
+DATA = Pairs(pixels(), LABELS)
+ARRAYS = (pixels(), LABELS)
+CLIENTS = clients(pixels())
+FOUR = 4
+
+
+def make():
+    return DATA
+
+
+def broken():
+    raise ValueError("no disk")
+
+
+class Own(Pairs):
+    def __init__(self):
+        super().__init__(pixels(), LABELS)
+"""
+
+
+@pytest.fixture
+def mine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], Path]:
+    """Writes the user's module anew."""
+    file = tmp_path / "own_images.py"
+    monkeypatch.chdir(tmp_path)
+
+    def write(code: str) -> Path:
+        file.write_text(code)
+        sys.modules.pop("own_images", None)
+        importlib.invalidate_caches()
+        return file
+
+    monkeypatch.setattr(sys, "dont_write_bytecode", True)
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    write(CODE)
+    yield write
+    sys.modules.pop("own_images", None)
+
+
+@pytest.mark.parametrize("attribute", ["DATA", "ARRAYS", "make", "Own"])
+def test_each_form_trains_the_weights_of_given_images(mine: object, tmp_path: Path, attribute: str) -> None:
+    data = {"image_size": 8, "source": f"own_images:{attribute}"}
+    one = {"rounds": 1, "epochs": 1, "batch_size": 16, "lr": 0.01}
+    named = atoll.simulate(small(data=data, train=one, engine={"workers": 2}), tmp_path / "named")
+    given = atoll.simulate(small(train=one), tmp_path / "given", data=Pairs(pixels(), LABELS))
+    assert given.encoder_path.read_bytes() == named.encoder_path.read_bytes()
+
+
+def test_a_dict_has_the_clients_of_a_natural_partition(mine: object, tmp_path: Path) -> None:
+    data = {"image_size": 8, "source": "own_images:CLIENTS"}
+    run = atoll.simulate(small(data=data, partition={"kind": "natural"}), tmp_path / "run")
+    given = atoll.simulate(small(), tmp_path / "given", data=clients(pixels()))
+    assert [one["name"] for one in run.read_json("partition.json")["clients"]] == ["north", "south"]
+    assert given.encoder_path.read_bytes() == run.encoder_path.read_bytes()
+
+
+def test_a_resumed_run_compares_the_code(mine: Callable[[str], Path], tmp_path: Path) -> None:
+    data = {"image_size": 8, "source": "own_images:make"}
+    atoll.simulate(small(data=data), tmp_path / "run")
+    longer = small(data=data, train={"rounds": 4, "epochs": 1, "batch_size": 16, "lr": 0.01})
+    mine(CODE.replace("return DATA", "return DATA, 3"))
+    with pytest.raises(UserError, match="computed with another version of own_images:make"):
+        atoll.simulate(longer, tmp_path / "run", resume=True)
+
+
+@pytest.mark.parametrize(
+    ("attribute", "sentence"),
+    [
+        ("FOUR", r"data.source = 'own_images:FOUR' is a int; give a dataset with a length"),
+        (
+            "broken",
+            r"'own_images:broken' is called without arguments and fails: ValueError: no disk \(.*py, line",
+        ),
+        ("LABELS", r"data.source = 'own_images:LABELS'\[0\]: "),
+        ("NONE", r"data.source 'own_images:NONE': module 'own_images' has no 'NONE'"),
+    ],
+)
+def test_what_is_no_data_is_refused_with_the_name(mine: object, attribute: str, sentence: str) -> None:
+    with pytest.raises(UserError, match=sentence):
+        load_data(DataOptions(source=f"own_images:{attribute}"), seed=0)
+
+
+def test_a_path_beside_own_data_is_warned_of(mine: object) -> None:
+    with pytest.warns(UserWarning, match="data.path = 'cifar10' is not read, because data.source is 'own_"):
+        splits = load_data(DataOptions(source="own_images:make", path="cifar10", image_size=8), seed=0)
+    assert len(splits.train) == 48
+    assert splits.test is not None
+    np.testing.assert_array_equal(np.bincount(splits.train.labels), [16, 16, 16])
+
+
+def test_commands_import_the_code_only_when_told(
+    mine: object, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    settings = ["--set", "data.source=own_images:make", "partition.kind=iid", "partition.clients=2"]
+    command = ["data", "digits", *settings, "-o", str(tmp_path / "clients.svg")]
+    assert main(command) == 2
+    assert "own_images:make" in capsys.readouterr().err
+    assert "own_images" not in sys.modules
+    assert main([*command, "--run-code"]) == 0
+    assert "own_images" in sys.modules
+    assert (tmp_path / "clients.svg").is_file()
+
+
+def test_a_recipe_that_names_data_names_code() -> None:
+    recipe = make_recipe({"data": {"source": "mine:DATA"}})
+    assert recipe.own_code == ("mine:DATA",)
+    assert recipe.runs_own_code
+    assert replace(recipe, data=DataOptions()).own_code == ()

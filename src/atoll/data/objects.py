@@ -15,7 +15,7 @@ from torch import Tensor
 
 from atoll.core.errors import UserError
 from atoll.core.given import Given
-from atoll.core.imports import describe_error
+from atoll.core.imports import describe_error, import_attribute
 from atoll.data.decode import Encoded
 from atoll.data.items import image_bytes, to_image, to_label
 from atoll.data.options import DataOptions
@@ -111,6 +111,23 @@ def read_given(options: DataOptions) -> tuple[Listing, Listing | None]:
         )
     train, test = options.path.value
     return train, test
+
+
+def read_own(name: str) -> Listing:
+    """Import and read the images of ``data.source``, ``module:attribute``, in the forms that `give_data` takes.
+
+    Raises:
+        UserError: They cannot be imported, or are not images.
+    """
+    found, role = import_attribute(name, "data.source"), f"data.source = {name!r}"
+    if isinstance(found, type) or (callable(found) and not hasattr(found, "__getitem__")):
+        try:
+            found = found()
+        except Exception as error:  # the user's code may raise any exception
+            raise UserError(
+                f"{role} is called without arguments and fails: {describe_error(error)}"
+            ) from error
+    return _read(_Source(role, found))[1]
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,7 @@ from typing import Annotated, Literal
 from atoll.core.config import Options
 from atoll.core.errors import UserError
 from atoll.core.given import PREFIX
-from atoll.core.schema import Above, AtLeast, AtMost, Below, Count, OneOf, Positive
+from atoll.core.schema import Above, AtLeast, AtMost, Below, Count, OneOf, OneOfOr, Positive
 from atoll.data.decode import Decoding, Window
 from atoll.data.partition.dirichlet import VARIANTS
 
@@ -20,9 +20,15 @@ SOURCES = (
 )
 WITHOUT_PATH = ("digits", "synthetic")
 KINDS = ("iid", "quantity", "dirichlet", "skew", "shards", "single-class", "natural", "centralised")
+OWN = '"module:attribute", a dataset of your code, or a function that returns one'
 BY_CLASS = ("dirichlet", "skew", "shards", "single-class")  # kinds that split classes, or clusters
 
 Held = Annotated[float, AtLeast(0), Below(1)]
+
+
+def is_own_data(source: str) -> bool:
+    """Whether a source's name is ``module:attribute``, so that reading it imports a user's module."""
+    return ":" in source
 
 
 def held_out_names(test_split: str | None) -> tuple[str, ...]:
@@ -49,12 +55,13 @@ class DataOptions(Options, section="data"):
             convention), ``"csv"`` (image files that a CSV file lists), ``"folder"`` (a folder for each class),
             ``"clients"`` (a folder for each client, with images or class folders inside), ``"images"`` (any folder
             of images, no labels), ``"hub"`` (a Hugging Face dataset), ``"torchvision"`` (a dataset of torchvision),
-            ``"tar"`` (WebDataset's shards), ``"object"`` (images given in Python as ``data=``) or ``"synthetic"``
-            (``limit`` synthetic images of ten classes, to measure speed, not to learn from).
-        path: File, folder, name of a hub dataset, torchvision class, or name of an object; not read by ``"digits"``
-            and ``"synthetic"``. A folder may hold the splits (``train.parquet``, ``train-00000-of-00002.parquet``,
-            ``train/``). A relative path that does not exist is searched for under the environment variable
-            ``ATOLL_DATA``.
+            ``"tar"`` (WebDataset's shards), ``"object"`` (images given in Python as ``data=``), ``"synthetic"``
+            (``limit`` synthetic images of ten classes, to measure speed, not to learn from), or
+            ``"module:attribute"``, a dataset of your code, or a function that returns one.
+        path: File, folder, name of a hub dataset, torchvision class, or name of an object; not read by
+            ``"digits"``, ``"synthetic"`` and a dataset of your code. A folder may hold the splits
+            (``train.parquet``, ``train-00000-of-00002.parquet``, ``train/``). A relative path that does not exist
+            is searched for under the environment variable ``ATOLL_DATA``.
         hub_config: Configuration of a hub dataset that has several.
         train_split: Name of the training split.
         test_split: Name of the test split; by default ``test``, or ``val`` if there is no ``test``.
@@ -84,7 +91,7 @@ class DataOptions(Options, section="data"):
             source.
     """
 
-    source: Annotated[str, OneOf(SOURCES)] = "digits"
+    source: Annotated[str, OneOfOr(SOURCES, ":", OWN)] = "digits"
     path: str | None = None
     hub_config: str | None = None
     train_split: str = "train"
@@ -111,7 +118,7 @@ class DataOptions(Options, section="data"):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.source not in WITHOUT_PATH and not self.path:
+        if not (self.path or self.source in WITHOUT_PATH or is_own_data(self.source)):
             raise UserError(f"data.source = {self.source!r} needs data.path; set it")
         for name in ("train_split", "test_split"):
             split = getattr(self, name)

@@ -19,8 +19,8 @@ from atoll.data.csv_files import read_csv
 from atoll.data.folders import read_class_folders, read_client_folders, read_plain_folder
 from atoll.data.images import ImageSet
 from atoll.data.named import read_digits, read_hub, read_torchvision
-from atoll.data.objects import read_given
-from atoll.data.options import DataOptions
+from atoll.data.objects import read_given, read_own
+from atoll.data.options import DataOptions, is_own_data
 from atoll.data.parquet import read_parquet
 from atoll.data.records import Listing, Rows
 from atoll.data.source_warnings import (
@@ -84,6 +84,8 @@ def read_listings(options: DataOptions, download: bool = True) -> tuple[Listing,
     """
     if options.source == "synthetic":
         raise UserError("the images of data.source = 'synthetic' are made up; choose a source that has files")
+    if is_own_data(options.source):
+        return read_own(options.source), None
     reader = _DOWNLOADS.get(options.source)
     return _READERS[options.source](options) if reader is None else reader(options, download)
 
@@ -127,10 +129,11 @@ def load_data(options: DataOptions, seed: int) -> Splits:
     """
     if options.source == "synthetic":
         return _with_validation(_synthetic(options), options, seed)
-    if options.source == "digits" and options.path:  # the default source, which the user may not have chosen
+    # A base may set the path, and "digits" is the default source.
+    if options.path and (options.source == "digits" or is_own_data(options.source)):
         warnings.warn(
-            f"data.path = {options.path!r} is not read, because data.source is 'digits'; set data.source to what "
-            "the path holds, such as 'folder'",
+            f"data.path = {options.path!r} is not read, because data.source is {options.source!r}; set data.source "
+            "to what the path holds, such as 'folder'",
             stacklevel=2,
         )
     train, test = read_listings(options)

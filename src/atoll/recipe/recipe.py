@@ -19,7 +19,7 @@ from atoll.core.imports import search
 from atoll.core.run_folder import Run
 from atoll.core.run_names import check_name
 from atoll.core.text import clean
-from atoll.data.options import DataOptions, PartitionOptions
+from atoll.data.options import DataOptions, PartitionOptions, is_own_data
 from atoll.data.shifts.options import ShiftOptions
 from atoll.data.views.options import ViewOptions
 from atoll.evaluation import EvaluationOptions
@@ -276,17 +276,24 @@ def names_of_code(table: Mapping[str, Any]) -> dict[str, str]:
 
     The table may have any form.
     """
-    method, model, views = (
-        part if isinstance(part := table.get(name), Mapping) else {} for name in ("method", "model", "views")
-    )
     found: dict[str, str] = {}
-    for key, value in method.items():
+    for key, value in _part(table, "method").items():
         for name in value if isinstance(value, list) else [value]:
             if isinstance(name, str) and ":" in name:
                 found.setdefault(name, f"method.{key}={value}")
-    encoder, transform = str(model.get("encoder", "")), str(views.get("transform", ""))
-    if is_own_code(encoder):
-        found.setdefault(encoder, f"model.encoder={encoder}")
-    if names_code(transform):
-        found.setdefault(transform, f"views.transform={transform}")
+    options = _part(table, "options")
+    for section, part, key, is_code in (
+        ("model", _part(table, "model"), "encoder", is_own_code),
+        ("views", _part(table, "views"), "transform", names_code),
+        ("data", _part(table, "data"), "source", is_own_data),
+        *((f"options.{n}.data", _part(_part(options, n), "data"), "source", is_own_data) for n in options),
+    ):
+        name = str(part.get(key, ""))
+        if is_code(name):
+            found.setdefault(name, f"{section}.{key}={name}")
     return found
+
+
+def _part(table: Mapping[str, Any], name: str) -> Mapping[str, Any]:
+    part = table.get(name)
+    return part if isinstance(part, Mapping) else {}

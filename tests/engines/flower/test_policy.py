@@ -278,6 +278,14 @@ def test_a_transform_of_a_module_is_a_module_too(marked):
     Policy().check_text('[views]\npreset = "simclr"\n')
 
 
+@pytest.mark.parametrize("section", ["data", "options.em_inspector.data"])
+def test_a_dataset_of_a_module_is_a_module_too(marked, section):
+    with pytest.raises(PolicyError, match="names the module 'marking'"):
+        Policy().check_text(f'[{section}]\nsource = "marking:IMAGES"\n')
+    Policy().check_text(f'[{section}]\nsource = "digits"\n')
+    assert not (marked / "mark").exists()
+
+
 def recipe_with(module):
     return f'[method]\nname = "{module}:Mine"\nterms = ["dsr"]\n'
 
