@@ -239,3 +239,36 @@ def test_a_head_that_is_named_like_another_network_is_refused(tmp_path):
         UserError, match=r"^the head 'projector' of 'headed' has other sizes than the network of"
     ):
         run_tiny(tmp_path / "run", "method.name=fed_simclr", f"method.terms=['{__name__}:Headed']")
+
+
+@dataclass(frozen=True)
+class Reads(Aggregation):
+    """Reads from an update what its statistics do not name."""
+
+    name: ClassVar[str] = "reads"
+    key: str = ""
+
+    def open(self, models, setting, round, scratch):
+        key = self.key
+
+        class Keyed:
+            def add(self, client, update, geometry):
+                return update[key]
+
+            def close(self):
+                return models
+
+        return Keyed()
+
+
+@pytest.mark.parametrize("key", ["samples", "loss"])
+def test_a_number_that_statistics_do_not_name_is_said_to_lack_there(key, tmp_path):
+    settings = (f"method.aggregation={__name__}:Reads", f"options.reads.key={key}")
+    with pytest.raises(UserError, match=rf"^the fold of 'reads' reads update\['{key}'\], which .*statistics"):
+        run_tiny(tmp_path / "run", "method.name=fed_simclr", *settings)
+
+
+def test_another_missing_key_of_a_fold_stays_as_it_is(tmp_path):
+    settings = (f"method.aggregation={__name__}:Reads", "options.reads.key=mine")
+    with pytest.raises(KeyError, match="mine"):
+        run_tiny(tmp_path / "run", "method.name=fed_simclr", *settings)

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from atoll.aggregation.secure_sum import SumFold
+from atoll.components.axes import STATISTICS
 from atoll.components.base import (
     Component,
     Fold,
@@ -70,8 +71,22 @@ class RoundFold:
                 self._slices[component.name] = fold
 
     def add(self, client: int, update: Update, geometry: UpdateGeometry) -> None:
-        """Fold in one client's update, in the order of client ids."""
-        self._models.add(client, update, geometry)
+        """Fold in one client's update, in the order of client ids.
+
+        Raises:
+            UserError: The aggregation reads a number that its `statistics` do not name.
+        """
+        try:
+            self._models.add(client, update, geometry)
+        except KeyError as error:
+            name = error.args[0] if error.args else None
+            if name in update or name not in STATISTICS:
+                raise
+            raise UserError(
+                f"the fold of {self._aggregation!r} reads update[{name!r}], which an update contains if the "
+                f"aggregation's statistics name it; add {name!r}, as in statistics: ClassVar[tuple[str, ...]] = "
+                f"({name!r},)"
+            ) from error
         for name, fold in self._slices.items():
             fold.add(client, update["parts"].get(name))
 
