@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from atoll.components.base import Batch, ClientContext, ClientData, Forward, Passes, Setting, run_forwards
 from atoll.components.messages import ClientState, Message, Slices, Update
+from atoll.components.results import returned
 from atoll.components.training import learning_rate, make_optimizer
 from atoll.core.errors import UserError, did_you_mean
 from atoll.core.process_state import seeded_streams
@@ -116,7 +117,10 @@ class Client:
         if train.keep_optimizer and retained:
             self._load_optimizer(retained["optimizer"])
         for component in method.components:
-            context.after.update(component.after_heads(context))
+            changed = component.after_heads(context)
+            context.after.update(
+                returned(component, "after_heads", changed, Mapping, "a dict of functions by head")
+            )
         for component in method.components:
             component.start(context)
         self._losses: dict[str, list[Tensor]] = {"loss": []}
@@ -162,7 +166,8 @@ class Client:
         """
         context = self.context
         for component in self.method.components:
-            batch.images.update(component.inputs(context, batch))
+            made = component.inputs(context, batch)
+            batch.images.update(returned(component, "inputs", made, Mapping, "a dict of images by name"))
         for forward in self.method.forwards:
             if forward.images not in batch.images:
                 known = {*VIEW_NAMES, "image", "other", *batch.images}

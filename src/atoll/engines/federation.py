@@ -5,16 +5,18 @@ from __future__ import annotations
 import math
 import warnings
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import cached_property, partial
 from pathlib import Path
 
 import torch
 from torch import Tensor, nn
+from torch.nn.parameter import is_lazy
 
 from atoll.components.base import Setting, init_seed, seeded
 from atoll.components.messages import Slices
+from atoll.components.results import returned
 from atoll.core.allocator import keep_freed_memory
 from atoll.core.errors import UserError
 from atoll.core.tree import Weights
@@ -299,6 +301,7 @@ def _assemble(recipe: Recipe, setting: Setting, encoder: nn.Module, projector: n
             init_seed(recipe.seed, component.name, setting.draw),
             partial(component.heads, setting),
         )
+        heads = returned(component, "heads", heads, Mapping, "a dict of modules by name")
         for name, head in heads.items():
             if name not in networks:
                 try:
@@ -308,6 +311,11 @@ def _assemble(recipe: Recipe, setting: Setting, encoder: nn.Module, projector: n
                         f"the head {name!r} of {component.name!r} cannot be added ({error.args[0]}); heads() "
                         "returns modules by name, without dots"
                     ) from None
+                if any(map(is_lazy, head.parameters())):
+                    raise UserError(
+                        f"the head {name!r} of {component.name!r} has weights without a size, as of LazyLinear; "
+                        "give its layers their sizes, such as setting.embedding_dim"
+                    )
             elif _shapes(networks[name]) != _shapes(head):
                 raise UserError(
                     f"the head {name!r} of {component.name!r} has other sizes than the network of this name that "

@@ -154,7 +154,7 @@ class _Rounds:
         self.server = Server(
             recipe, federation.setting, start, context.prerequisites, scratch, self._observer
         )
-        self._spends = bool(recipe.composed.aggregation.spent(federation.setting, 1))
+        self._spends = bool(recipe.composed.spent(federation.setting, 1))
         self._stateful = recipe.stateful
         self._reset = context.reset_clients  # clients that start the next round without a state
         self._needed: dict[int, int] = {}  # the client states of the newest checkpoint

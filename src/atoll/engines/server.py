@@ -198,7 +198,7 @@ class Server:
         self.valid.update(dict.fromkeys(accepted, record.round))
         self.round = record.round
         record.clients = len(accepted)
-        record.privacy = method.aggregation.spent(self.setting, self.round)
+        record.privacy = method.spent(self.setting, self.round)
         record.seconds = time.perf_counter() - started
         return record
 

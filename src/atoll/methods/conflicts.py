@@ -11,6 +11,7 @@ from atoll.components.axes import STATISTICS
 from atoll.components.base import Aggregation, Component, Forward, Setting
 from atoll.components.component import declares_slice
 from atoll.components.declaration import is_spec
+from atoll.components.results import in_words, sentence
 
 if TYPE_CHECKING:
     from atoll.methods.method import Method
@@ -38,7 +39,7 @@ def conflicts(method: Method, setting: Setting) -> Iterator[str]:
         yield from _more_than_weights(method)
     for component in method.components:
         yield from _kept(component)
-    yield from (reason for part in method.components if (reason := part.refuse(setting)))
+    yield from filter(None, (sentence(part, "refuse", part.refuse(setting)) for part in method.components))
     for component in method.components:  # last: a declaration may assume a setting that the component accepts
         yield from _sent(component, setting)
 
@@ -77,6 +78,12 @@ def _statistics(aggregation: Aggregation) -> Iterator[str]:
         yield (
             f"{aggregation.name!r}.statistics is {declared!r}; it must be a tuple of "
             f"{', '.join(map(repr, STATISTICS))}, such as ('samples',)"
+        )
+    least: object = aggregation.least_updates
+    if not isinstance(least, int):
+        yield (
+            f"{aggregation.name!r}.least_updates is {in_words(least)} and must be a whole number; write @property "
+            "above the method, or set it as a ClassVar"
         )
 
 

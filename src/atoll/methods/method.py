@@ -32,6 +32,7 @@ from atoll.components.base import (
 from atoll.components.component import declares_slice
 from atoll.components.declaration import mismatch
 from atoll.components.messages import ClientState, Message, ServerState, Slices, Update
+from atoll.components.results import returned, returned_models, sentence
 from atoll.components.training import TrainOptions
 from atoll.core.errors import UserError
 from atoll.core.tree import Tree, Weights, as_sent, checked
@@ -166,9 +167,9 @@ class Method:
 
     def refuse_networks(self, networks: nn.ModuleDict) -> str | None:
         """Return a sentence that says why this composition cannot work with these networks, or None."""
-        return next(
-            (reason for component in self.components if (reason := component.refuse_networks(networks))), None
-        )
+        hook = "refuse_networks"
+        reasons = (sentence(part, hook, part.refuse_networks(networks)) for part in self.components)
+        return next(filter(None, reasons), None)
 
     # The server's side.
 
@@ -187,7 +188,9 @@ class Method:
         for component in filter(self.aggregation.splits, self.components):
             slices[component.name] = {str(k): slices[component.name] for k in range(setting.num_clients)}
         return {
-            "models": as_sent(self.aggregation.models(start, setting)),
+            "models": as_sent(
+                returned_models(self.aggregation, "models", self.aggregation.models(start, setting))
+            ),
             "parts": {name: value for name, value in slices.items() if value is not None},
         }
 
@@ -214,12 +217,14 @@ class Method:
             component.name: component.send(self._slice(state, component, client), client, cohort, round)
             for component in self.components
         }
+        aggregation = self.aggregation
+        sent = {} if self.merge.alone and kept else aggregation.sent(state["models"], client)
         return {
             "round": round,
             "client": client,
             "epochs": self.epochs(setting, client, cohort, round),
             "kept": kept,
-            "models": {} if self.merge.alone and kept else self.aggregation.sent(state["models"], client),
+            "models": returned_models(aggregation, "sent", sent),
             "parts": {name: value for name, value in checked(slices, "send").items() if value is not None},
         }
 
@@ -257,7 +262,19 @@ class Method:
 
     def deploy(self, state: ServerState) -> Deployment:
         """Return the resulting models by name, and the model that each client uses."""
-        return self.aggregation.deploy(state["models"], state)
+        deployed = self.aggregation.deploy(state["models"], state)
+        expected = 'a Deployment, such as Deployment({"global": models["global"]})'
+        return returned(self.aggregation, "deploy", deployed, Deployment, expected)
+
+    def spent(self, setting: Setting, round: int) -> dict[str, float]:
+        """Return the privacy budget spent by all rounds up to this one; empty for an aggregation without one."""
+        spent = self.aggregation.spent(setting, round)
+        if spent and not {"epsilon", "delta"} <= spent.keys():
+            raise UserError(
+                f"{self.aggregation.name!r}.spent returns {spent!r}; return "
+                '{"epsilon": …, "delta": …}, which the report shows, or {}'
+            )
+        return spent
 
     def personal(self, deployment: Deployment, client: int, retained: ClientState | None) -> Weights:
         """Return the model that a client uses: the model chosen for it, combined with its retained state."""

@@ -7,7 +7,7 @@ import math
 import warnings
 from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 import torch
 from torch import Tensor
@@ -25,11 +25,14 @@ from atoll.components.base import (
     Update,
     UpdateGeometry,
 )
+from atoll.components.results import in_words
 from atoll.core.errors import OldCodeWarning, UserError
 from atoll.core.tree import Tree, as_sent, checked, clone
 
 if TYPE_CHECKING:
     from atoll.methods.method import Method
+
+T = TypeVar("T")
 
 
 class RoundFold:
@@ -53,12 +56,7 @@ class RoundFold:
         self._state = state
         self._setting = setting
         opened = aggregation.open(state["models"], setting, round, scratch)
-        if not hasattr(opened, "add") or not hasattr(opened, "close"):
-            raise UserError(
-                f"{aggregation.name!r}.open returns {_a(opened)}; return an object with add(client, update, "
-                "geometry) and close()"
-            )
-        self._models = _with_geometry(opened)
+        self._models = _with_geometry(_fold(aggregation, "open", opened, "add(client, update, geometry)"))
         self._slices: dict[str, SliceFold] = {}
         for component in method.components:
             fold: SliceFold | None
@@ -68,7 +66,7 @@ class RoundFold:
             else:
                 fold = component.fold(clone(state["parts"].get(component.name)), setting, round)
             if fold is not None:
-                self._slices[component.name] = fold
+                self._slices[component.name] = _fold(component, "fold", fold, "add(client, piece)")
 
     def add(self, client: int, update: Update, geometry: UpdateGeometry) -> None:
         """Fold in one client's update, in the order of client ids.
@@ -132,8 +130,8 @@ class RoundFold:
             )
         if wrong is not None:
             raise UserError(
-                f"the fold of {self._aggregation!r} closes with {_a(models)}{wrong}; return the models by name, "
-                'such as {"global": weights}'
+                f"the fold of {self._aggregation!r} closes with {in_words(models)}{wrong}; return the models by "
+                'name, such as {"global": weights}'
             )
         self._check(models, f"the fold of {self._aggregation!r} closes with")
         return models
@@ -147,7 +145,7 @@ class RoundFold:
                 place = f"for the weight {weight!r} of model {name!r}"
                 form = (tensor.shape, tensor.dtype)
                 if not isinstance(found, Tensor) or (found.shape, found.dtype) != form:
-                    raise UserError(f"{source} {_a(found)} {place}, which is {_a(tensor)}")
+                    raise UserError(f"{source} {in_words(found)} {place}, which is {in_words(tensor)}")
                 if found.is_floating_point() and not _finite(found):
                     reason = "values that are not finite, or that overflow,"
                     raise UserError(f"{source} {reason} {place}; the clients' updates were finite")
@@ -160,11 +158,13 @@ def _finite(tensor: Tensor) -> bool:
     return math.isfinite(float(torch.linalg.vector_norm(tensor, dtype=precise)))
 
 
-def _a(value: object) -> str:
-    """Describe a value in an error message, with its article."""
-    if isinstance(value, Tensor):
-        return f"a tensor {tuple(value.shape)} of {value.dtype}"
-    return "nothing" if value is None else f"a {type(value).__name__}"
+def _fold(component: Component, hook: str, opened: T, add: str) -> T:
+    """Return the fold that a hook opened, if it is one."""
+    if hasattr(opened, "add") and hasattr(opened, "close"):
+        return opened
+    raise UserError(
+        f"{component.name!r}.{hook} returns {in_words(opened)}; return an object with {add} and close()"
+    )
 
 
 class _NeighbourFolds:
