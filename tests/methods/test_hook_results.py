@@ -374,3 +374,20 @@ def test_models_of_another_form_are_named_with_their_hook(hook, sentence, tmp_pa
 def test_a_method_in_place_of_the_least_number_of_updates_is_refused(tmp_path):
     with pytest.raises(UserError, match=r"^'least'\.least_updates is a method and must be a whole number"):
         run_tiny(tmp_path / "run", "method.name=fed_simclr", f"method.aggregation={__name__}:Least")
+
+
+class Forgets(FedAvg):
+    """Adds nothing."""
+
+    name: ClassVar[str] = "forgets"
+
+    def open(self, models, setting, round, scratch):
+        fold = super().open(models, setting, round, scratch)
+        fold.add = lambda client, update, geometry: None
+        return fold
+
+
+def test_a_fold_that_adds_nothing_is_warned_of(tmp_path):
+    """The run ended with its initial model, and nothing said so."""
+    with pytest.warns(UserWarning, match=r"the fold of 'forgets' closes with the models of before; check"):
+        run_tiny(tmp_path / "run", "method.name=fed_simclr", f"method.aggregation={__name__}:Forgets")

@@ -27,7 +27,7 @@ from atoll.components.base import (
 )
 from atoll.components.results import in_words
 from atoll.core.errors import OldCodeWarning, UserError
-from atoll.core.tree import Tree, as_sent, checked, clone
+from atoll.core.tree import Tree, as_sent, checked, clone, same
 
 if TYPE_CHECKING:
     from atoll.methods.method import Method
@@ -40,6 +40,9 @@ class RoundFold:
 
     Components and the server step get copies of the state, which they may change: clients still train with what
     they were sent of the state itself, and the last round's checkpoint may not be written yet.
+
+    Attributes:
+        moved: Whether the weights of a client that was added changed; set it before `close`.
     """
 
     def __init__(
@@ -57,6 +60,7 @@ class RoundFold:
         self._setting = setting
         opened = aggregation.open(state["models"], setting, round, scratch)
         self._models = _with_geometry(_fold(aggregation, "open", opened, "add(client, update, geometry)"))
+        self.moved = False
         self._slices: dict[str, SliceFold] = {}
         for component in method.components:
             fold: SliceFold | None
@@ -134,6 +138,12 @@ class RoundFold:
                 'name, such as {"global": weights}'
             )
         self._check(models, f"the fold of {self._aggregation!r} closes with")
+        if self.moved and same(models, known):
+            warnings.warn(
+                f"clients changed their weights, and the fold of {self._aggregation!r} closes with the models of "
+                "before; check that its add uses the update, and that its close returns the result",
+                stacklevel=3,
+            )
         return models
 
     def _check(self, models: Models, source: str) -> None:
