@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from atoll.aggregation.fedavg import FedAvg
-from atoll.components.base import Aggregation, ServerStep, Term
+from atoll.components.base import Aggregation, Deployment, ServerStep, Term
 from atoll.core.errors import UserError
 from tests.harness import run_tiny
 
@@ -391,3 +391,30 @@ def test_a_fold_that_adds_nothing_is_warned_of(tmp_path):
     """The run ended with its initial model, and nothing said so."""
     with pytest.warns(UserWarning, match=r"the fold of 'forgets' closes with the models of before; check"):
         run_tiny(tmp_path / "run", "method.name=fed_simclr", f"method.aggregation={__name__}:Forgets")
+
+
+@dataclass(frozen=True)
+class Remembers(FedAvg):
+    """Keeps a model that is no result."""
+
+    name: ClassVar[str] = "remembers"
+
+    def models(self, start, setting):
+        return {"global": start, "velocity": start}
+
+    def open(self, models, setting, round, scratch):
+        fold = super().open(models, setting, round, scratch)
+        close = fold.close
+        fold.close = lambda: {**models, **close()}
+        return fold
+
+    def deploy(self, models, state):
+        return Deployment({"global": models["global"]})
+
+
+@pytest.mark.parametrize("server", ["direct", "fedavgm"])
+def test_a_server_step_that_moves_a_model_that_is_no_result_is_warned_of(server, tmp_path, recwarn):
+    settings = (f"method.aggregation={__name__}:Remembers", f"method.server={server}", "train.rounds=1")
+    run_tiny(tmp_path / "run", "method.name=fed_simclr", *settings)
+    found = [str(one.message) for one in recwarn if "also moves the model 'velocity'" in str(one.message)]
+    assert len(found) == (server == "fedavgm")

@@ -5,6 +5,7 @@ Its server-side methods are pure functions of trees. A method does not depend on
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from operator import index
@@ -187,12 +188,24 @@ class Method:
         slices = checked({component.name: component.init(setting) for component in self.components}, "init")
         for component in filter(self.aggregation.splits, self.components):
             slices[component.name] = {str(k): slices[component.name] for k in range(setting.num_clients)}
-        return {
-            "models": as_sent(
-                returned_models(self.aggregation, "models", self.aggregation.models(start, setting))
-            ),
+        models = returned_models(self.aggregation, "models", self.aggregation.models(start, setting))
+        state: ServerState = {
+            "models": as_sent(models),
             "parts": {name: value for name, value in slices.items() if value is not None},
         }
+        self._warn_of_steps(state)
+        return state
+
+    def _warn_of_steps(self, state: ServerState) -> None:
+        """Warn if the server step moves a model that is no result, such as an aggregation's velocity."""
+        if len(state["models"]) == 1 or type(self.server).step is ServerStep.step:
+            return
+        if others := state["models"].keys() - self.deploy(state).models.keys():
+            warnings.warn(
+                f"{self.server.name!r} also moves the model {min(others)!r} of {self.aggregation.name!r}, which is "
+                "not among the models that deploy returns; if it is not to be moved, set method.server = 'direct'",
+                stacklevel=3,
+            )
 
     def send(
         self,
