@@ -54,6 +54,21 @@ def test_an_encoder_of_another_kind_has_a_row_of_its_own(tmp_path):
     assert [[found["knn/accuracy"] for found in row.results] for row in rows] == [[0.5, 0.501], [0.502]]
 
 
+def test_an_encoder_of_ones_own_is_not_told_apart_by_options_that_it_ignores(tmp_path):
+    """A complete recipe holds their defaults."""
+    own = {"model": {"encoder": "mine:Net", "stem": "cifar", "width": 64}}
+    narrow = {"model": {"encoder": "resnet-narrow", "stem": "strided", "width": 4}}
+    groups = grouped(make_run(tmp_path / "a", recipe=own), make_run(tmp_path / "b", recipe=narrow))
+    labels = [
+        "model.encoder = mine:Net",
+        "model.encoder = resnet-narrow, model.stem = strided, model.width = 4",
+    ]
+    assert [row.label for row in untrained_rows(groups)] == [
+        f"Untrained encoder · {label}" for label in labels
+    ]
+    assert [group.label for group in groups] == [f"ssd · {label}" for label in labels]
+
+
 def test_an_encoder_of_pretrained_weights_is_not_called_untrained(tmp_path):
     """Its first numbers are those of the weights that it was given."""
     recipes = [

@@ -9,6 +9,7 @@ from typing import Any
 from atoll.core.config import flatten
 from atoll.core.given import PREFIX
 from atoll.evaluation.metrics import Metric, measured
+from atoll.models import ENCODER_OPTIONS, is_external
 from atoll.report.folders import Folder
 from atoll.report.numbers import Spread, spread
 from atoll.report.wording import show, without_folder
@@ -114,6 +115,8 @@ def _labels(names: Sequence[str], recipes: Sequence[Mapping[str, Any]]) -> list[
             continue
         different = list(differences(equals)) or list(differences(equals, except_=("seed",)))
         values = flatten(recipe)
+        if is_external(str(values.get("model.encoder"))):  # it ignores the options of Atoll's encoders
+            different = [key for key in different if key.removeprefix("model.") not in ENCODER_OPTIONS]
         facts = [
             f"{key.removeprefix('options.')} = {show(values.get(key))}" for key in different[:MAX_DIFFERENCES]
         ]
